@@ -9,7 +9,9 @@ Portkey: one process of its open gateway in front of the same server; it has no 
 measured in turn with 1, 16 and 64 connections. The results are medians over the rounds, and `max` is the longest
 latency of all rounds. The CPU time per request is printed for Millrace's processes and for each other gateway.
 
-With --upstream, Millrace's worker is a relay to the same server instead. All systems then do the same work.
+With --upstream, Millrace's worker is a relay to the same server instead, with a credential that the platform seals to
+it, and the rate limits that the server reports. All systems then do the same work. The latency at one connection is
+divided into the CPU time of each process and the rest, in which no process of Millrace computes.
 
 Then many streams of 50 tokens per second each run through one gateway. Every token must arrive in time, and clients
 that stop reading must not affect the others. The load, the databases and all systems share the machine's cores. The
@@ -55,6 +57,7 @@ from inference_worker.contract.deployments import (  # noqa: E402
     WantedDeployments,
     encode_wanted,
 )
+from inference_worker.contract.managed_commands import sign_managed  # noqa: E402
 from inference_worker.contract.settings import ModelSpec  # noqa: E402
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec  # noqa: E402
 from millrace.devserver.program import Program, free_port  # noqa: E402
@@ -100,8 +103,11 @@ def main() -> int:
         if not options.portkey:
             print("Without Portkey: --portkey is the command that starts its gateway.\n")
         mock = running.enter_context(upstream())
-        base_url = mock.url.removesuffix("/chat/completions") if options.upstream else ""
-        millrace, processes = running.enter_context(platform(options.pace if options.quick else 0, base_url))
+        spec = None
+        if options.upstream:
+            base_url = mock.url.removesuffix("/chat/completions")
+            spec = UpstreamSpec(UpstreamEngine.OPENAI, base_url, MODEL, allow_internal=True, concurrency=1024)
+        millrace, processes = running.enter_context(platform(options.pace if options.quick else 0, spec))
         report |= compare(options, millrace, processes, mock, running)
         if options.quick and not options.upstream:  # one platform is enough to see that everything works
             report |= stream(options, millrace, processes)
@@ -147,7 +153,8 @@ def compare(
         server.name: {connections: [] for connections in CONNECTIONS} for server in servers
     }
     others = {server.name: server.pid for server in servers if server.pid}
-    costs: dict[str, list[float]] = {name: [] for name in (*processes, *others)}  # CPU microseconds per request
+    # CPU microseconds per request, at 16 connections and at one
+    costs, single = ({name: [] for name in (*processes, *others)} for _ in range(2))
     for server in servers:  # warm up
         measured = asyncio.run(closed_loop(server.url, server.request(), 16, min(3.0, options.seconds)))
         assert not measured.errors, (server.name, measured.errors[:3])
@@ -158,14 +165,21 @@ def compare(
                 result = asyncio.run(closed_loop(server.url, server.request(), connections, options.seconds))
                 figures[server.name][connections].append(result)
                 after = cpu_times(processes) if server is millrace else {server.name: session_cpu_seconds(server.pid)}
-                if connections == 16:
-                    for name in after.keys() & costs.keys():
-                        costs[name].append(1e6 * (after[name] - before[name]) / max(1, len(result.latencies)))
+                kept = {1: single, 16: costs}.get(connections, {})
+                for name in after.keys() & kept.keys():
+                    kept[name].append(1e6 * (after[name] - before[name]) / max(1, len(result.latencies)))
     rows = table(figures, [server.name for server in servers])
     medians = {name: statistics.median(values) for name, values in costs.items()}
     print("CPU per request at 16 connections: " + ", ".join(f"{name} {cost:.0f} us" for name, cost in medians.items()))
+    parts = {name: statistics.median(single[name]) / 1e3 for name in processes}
+    rest = rows["millrace"]["p50_ms"] - sum(parts.values())
+    print(
+        f"Millrace's {rows['millrace']['p50_ms']:.2f} ms at one connection: "
+        + ", ".join(f"{name} {ms:.2f} ms of CPU" for name, ms in parts.items())
+        + f", the server alone {rows['mock']['p50_ms']:.2f} ms, waiting {rest - rows['mock']['p50_ms']:.2f} ms"
+    )
     print("resident memory: " + ", ".join(f"{name} {mib:.0f} MiB" for name, mib in memory(processes).items()) + "\n")
-    return {"compared": rows, "cpu_us_per_request": medians}
+    return {"compared": rows, "cpu_us_per_request": medians, "cpu_ms_at_one_connection": parts}
 
 
 def table(figures: dict[str, dict[int, list[ClosedLoopResult]]], names: list[str]) -> dict[str, Any]:
@@ -289,9 +303,9 @@ def memory(processes: Processes) -> dict[str, float]:
 
 @contextmanager
 def platform(
-    pace: float, base_url: str = "", answer_cache_seconds: int = 0
+    pace: float, upstream: UpstreamSpec | None = None, answer_cache_seconds: int = 0, **settings: str
 ) -> Iterator[tuple[ChatEndpoint, Processes]]:
-    """Run the platform with an engine that computes nothing, or with a relay to the upstream at `base_url`."""
+    """Run the platform with an engine that computes nothing, or with the upstream. `settings`: of the worker."""
     with ExitStack() as running:
         state = Path(tempfile.mkdtemp(prefix="millrace-gateway-"))
         running.callback(shutil.rmtree, state, ignore_errors=True)
@@ -318,9 +332,14 @@ def platform(
         worker = programs[f"worker-{MODEL}"]
         environ = {**worker.environ, "MILLRACE_INSTANT_PACE": str(pace)}
         instant = with_changes(worker, argv=(sys.executable, "-m", "benchmarks.instant_worker"), environ=environ)
-        if base_url:
-            deploy(environ["MILLRACE_VALKEY_URL"], base_url)
-            environ = {**worker.environ, "MILLRACE_WORKER_MODEL": "none", "MILLRACE_WORKER_POOLS": "default"}
+        if upstream is not None:
+            deploy(environ, upstream)
+            environ = {
+                **worker.environ,
+                **settings,
+                "MILLRACE_WORKER_MODEL": "none",
+                "MILLRACE_WORKER_POOLS": "default",
+            }
             instant = with_changes(worker, environ=environ, ready=lambda: True)
         processes = {
             "settler": start(programs["settler"], state, running),
@@ -329,17 +348,29 @@ def platform(
             "valkey": services["valkey"],
         }
         url = f"http://127.0.0.1:{environ_base['MILLRACE_PORT']}/v1/chat/completions"
-        while base_url and not answers(url, key):  # until the relay is ready
-            pass
+        while upstream is not None and not answers(url, key):  # until the relay is ready
+            if upstream.engine != UpstreamEngine.MANAGED:
+                run_django(stack, state, "from tenants.tasks import deliver_credentials; deliver_credentials()")
         yield ChatEndpoint("millrace", url, key), processes
 
 
-def deploy(valkey_url: str, base_url: str) -> None:
-    """Make the upstream the only deployment."""
-    spec = UpstreamSpec(UpstreamEngine.OPENAI, base_url, MODEL, allow_internal=True, concurrency=1024)
-    wanted = WantedDeployment(ModelSpec(MODEL, base_url, "auto", upstream=spec), {"default": 1})
-    with redis.Redis.from_url(valkey_url) as broker:
-        broker.set(WANTED_KEY, encode_wanted(WantedDeployments((wanted,))))
+def deploy(environ: Mapping[str, str], upstream: UpstreamSpec) -> None:
+    """Make the upstream the only deployment, with the credential of `set_up`."""
+    if upstream.engine == UpstreamEngine.MANAGED:
+        signature = sign_managed(MODEL, upstream, environ["MILLRACE_WORKER_SECRET"])
+        upstream = with_changes(upstream, signature=signature)
+    else:
+        upstream = with_changes(upstream, credential=1)
+    spec = ModelSpec(MODEL, upstream.base_url or upstream.model, "auto", upstream=upstream)
+    with redis.Redis.from_url(environ["MILLRACE_VALKEY_URL"]) as broker:
+        broker.set(WANTED_KEY, encode_wanted(WantedDeployments((WantedDeployment(spec, {"default": 1}),))))
+
+
+def run_django(stack: Stack, state: Path, code: str) -> None:
+    """Run code in a process of the platform."""
+    command = stack.command("django", "shell", "-c", code)
+    with (state / "django.log").open("ab") as log:
+        subprocess.run(command.argv, env=dict(command.environ), stdout=log, stderr=log, check=True)  # noqa: S603
 
 
 def set_up(stack: Stack, state: Path, answer_cache_seconds: int) -> str:
@@ -360,6 +391,7 @@ from django.core.management import call_command
 call_command("bootstrap")
 call_command("price_book", "backfill")
 from tenants import actions
+from tenants.actions.credentials import do_create_credential
 from tenants.models import ApiKey, Project, Tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -371,6 +403,7 @@ limits = {LIMITS!r}
 actions.do_set_limits(tenant, limits)
 actions.do_set_limits(tenant, limits, project=project)
 actions.do_set_limits(tenant, limits, key=key)
+do_create_credential(None, "bench", "sk-bench")
 """
 _CACHE = "actions.do_set_answer_cache(tenant, seconds=%d, sampled=False)\n"
 

@@ -45,7 +45,7 @@ def _head(answer: bytes) -> dict[str, Any]:
     return {
         "type": "http.response.start",
         "status": 200,
-        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(answer)).encode())],
+        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(answer)).encode()), *_LIMITS],
     }
 
 
@@ -56,10 +56,16 @@ _STREAM = b"".join(
         {"choices": [], "usage": _USAGE},
     ]
 )
+# The rate limits that providers report with each response.
+_LIMITS = [
+    (f"x-ratelimit-{part}-{dimension}".encode(), value)
+    for dimension in ("requests", "tokens")
+    for part, value in (("limit", b"100000000"), ("remaining", b"99999999"), ("reset", b"6ms"))
+]
 _STREAM_HEAD = {
     "type": "http.response.start",
     "status": 200,
-    "headers": [(b"content-type", b"text/event-stream")],
+    "headers": [(b"content-type", b"text/event-stream"), *_LIMITS],
 }
 
 

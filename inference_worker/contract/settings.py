@@ -216,6 +216,12 @@ class WorkerSettings(SharedSettings):
         "worker pools of this worker, comma-separated; it serves their deployments, and those of the pool that is named"
         " after its model",
     )
+    managed_programs: tuple[str, ...] = env.env(
+        env.words,
+        "",
+        "programs that this worker may start for managed deployments, names in PATH or absolute paths, comma-separated;"
+        " empty: none",
+    )
     device: DeviceName = env.env(env.choice("auto", "cpu", "cuda"), "auto", "where the model runs")
     engine_profile: ProfileName = env.env(
         env.choice("latency", "balanced", "throughput"),

@@ -38,6 +38,8 @@ class UpstreamPreset:
     cache_key: str = ""  # the field that separates the provider's prompt caches; empty: it has none
     image_tokens: int = 4096  # the maximum tokens of an image
     prompt_overhead: int = 64  # tokens that its template adds to a request, at most
+    base_path: str = "/v1"  # of the API of a managed server
+    health_path: str = "/v1/models"  # which responds with 200 when a managed server accepts requests
 
 
 _OPENAI_PRESET = UpstreamPreset(
@@ -95,18 +97,29 @@ PRESETS: Mapping[str, UpstreamPreset] = {
         parameters=_OPENAI | _LOCAL | {"min_tokens", "regex", "grammar", "priority"},
         cache_key="cache_salt",
         image_tokens=16_384,
+        health_path="/health",
     ),
-    "sglang": UpstreamPreset("SGLang", parameters=_OPENAI | _LOCAL, image_tokens=16_384),
-    "tgi": UpstreamPreset("Text Generation Inference", parameters=_OPENAI - {"n", "parallel_tool_calls"}),
+    "sglang": UpstreamPreset("SGLang", parameters=_OPENAI | _LOCAL, image_tokens=16_384, health_path="/health"),
+    "tgi": UpstreamPreset(
+        "Text Generation Inference", parameters=_OPENAI - {"n", "parallel_tool_calls"}, health_path="/health"
+    ),
     "llamacpp": UpstreamPreset(
         "llama.cpp server",
         parameters=(_OPENAI | {"top_k", "min_p", "repetition_penalty", "ignore_eos"}) - {"reasoning_effort"},
         repetition_penalty="repeat_penalty",
+        health_path="/health",
+    ),
+    "openvino": UpstreamPreset(
+        "OpenVINO Model Server",
+        parameters=(_OPENAI | {"top_k", "repetition_penalty", "ignore_eos"}) - {"n", "logit_bias", "reasoning_effort"},
+        base_path="/v3",
+        health_path="/v2/health/ready",
     ),
     "ollama": UpstreamPreset(
         "Ollama",
         base_url="http://localhost:11434/v1",
         parameters=_OPENAI - {"n", "logit_bias"} - _TOOLS,
+        health_path="/api/version",
     ),
     "litellm": UpstreamPreset("LiteLLM proxy", parameters=_OPENAI | {"top_k"}),
     "millrace": UpstreamPreset(

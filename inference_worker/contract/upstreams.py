@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
@@ -39,11 +39,18 @@ class UpstreamSpec:
     reasoning: bool = False
     task: Literal["generate", "embed"] = "generate"
     dimensions: int | None = None  # numbers of a vector, if the task is "embed"
+    # Of a managed engine's command (managed_commands.py). It is no part of the identity of what a replica loads.
+    signature: str = field(default="", repr=False, compare=False)
 
     @property
     def protocol(self) -> UpstreamEngine:
         """Return the protocol of the requests; that of a managed engine is OpenAI's."""
         return UpstreamEngine.ANTHROPIC if self.engine == UpstreamEngine.ANTHROPIC else UpstreamEngine.OPENAI
+
+    @property
+    def is_internal(self) -> bool:
+        """Return whether the server may be in the operator's network, so that it must not fetch URLs of tenants."""
+        return self.allow_internal or self.engine == UpstreamEngine.MANAGED
 
 
 class UpstreamRequest(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from inference_worker.contract.credentials import (
     worker_key_name,
 )
 from inference_worker.contract.settings import ModelSpec
+from inference_worker.contract.upstreams import UpstreamEngine
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +43,11 @@ class CredentialNeeds(NamedTuple):
 
 def needs_of(specs: Collection[ModelSpec]) -> CredentialNeeds:
     """Return the credentials that the deployments of a process need."""
-    upstreams = [(spec.name, spec.upstream) for spec in specs if spec.upstream is not None]
+    upstreams = [
+        (spec.name, spec.upstream)
+        for spec in specs
+        if spec.upstream is not None and spec.upstream.engine != UpstreamEngine.MANAGED
+    ]
     ids = {upstream.credential for _, upstream in upstreams if upstream.credential is not None}
     return CredentialNeeds(tuple(sorted(ids)), tuple(sorted({name for name, _ in upstreams})))
 

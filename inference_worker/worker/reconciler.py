@@ -50,7 +50,6 @@ HANDOVER_SECONDS = 10.0
 DRAINED_SECONDS = 2.0  # from draining to the unload, so that gateways have seen it
 FIRST_RETRY_SECONDS = 15.0  # after a failed load; doubles with each failure
 MAX_RETRY_SECONDS = 600.0
-MAX_DOUBLINGS = 10
 SLOT_DELAY_SECONDS = 1.0  # a free slot is taken after this time for each replica of the worker
 CLOSING_SECONDS = 5.0
 
@@ -108,7 +107,7 @@ class Reconciler:
         self._take_slots = broker.register_script(TAKE_SLOTS)
         self._free_slots = broker.register_script(FREE_SLOTS)
         self._closing = threading.Event()
-        self._loader: threading.Thread | None = None
+        self._loaders: dict[str, threading.Thread] = {}  # by replica
         self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
 
     @property
@@ -150,7 +149,7 @@ class Reconciler:
                 self._keep_loaded(each, each.spec.name in demanded)
         for replica in self._replicas:
             self._adjust(replica, wanted.find(replica.spec.name), assigned)
-        self._start_next_load()
+        self._start_loads()
 
     def _read_wanted(self) -> WantedDeployments | None:
         payload: bytes | None = self._broker.get(WANTED_KEY)  # type: ignore[assignment]
@@ -247,6 +246,8 @@ class Reconciler:
     def _keep_loaded(self, each: WantedDeployment, is_demanded: bool) -> None:
         """Add the deployment's replica if it is missing. Load it again after a failure, or on demand."""
         replica = next((found for found in self._replicas if found.spec.key == each.spec.key), None)
+        if replica is not None:
+            replica.spec = each.spec  # which may have a new signature
         if replica is None:
             self._replicas = (*self._replicas, self._new_replica(each))
         elif replica.phase == ReplicaPhase.DRAINING:
@@ -335,6 +336,7 @@ class Reconciler:
     def _retire(self, replica: LocalReplica) -> None:
         """Drain a replica, and remove it after its last execution."""
         if self._is_loading(replica):
+            replica.is_abandoned = True
             return
         self._drain(replica)
         if replica.phase == ReplicaPhase.DRAINING:
@@ -359,35 +361,36 @@ class Reconciler:
     # Loads.
 
     def _is_loading(self, replica: LocalReplica) -> bool:
-        return self._loader is not None and self._loader.is_alive() and self._loader.name == f"load {replica.id}"
+        loader = self._loaders.get(replica.id)
+        return loader is not None and loader.is_alive()
 
-    def _start_next_load(self) -> None:
-        """Start the next load. One runs at a time, since two would need the memory of both."""
-        if self._loader is not None and self._loader.is_alive():
-            return
-        waiting = next(self._to_load(), None)
-        if waiting is not None:
-            self._loader = threading.Thread(
-                target=self._run_load, args=(waiting,), name=f"load {waiting.id}", daemon=True
-            )
-            self._loader.start()
-
-    def _to_load(self) -> Iterator[LocalReplica]:
-        return (replica for replica in self._replicas if replica.phase == ReplicaPhase.LOADING)
+    def _start_loads(self) -> None:
+        """Start loads: of one own engine at a time, since two would need the memory of both, and of all upstreams."""
+        self._loaders = {name: loader for name, loader in self._loaders.items() if loader.is_alive()}
+        loading = {replica.id: replica for replica in self._replicas if replica.id in self._loaders}
+        has_own = any(replica.spec.upstream is None for replica in loading.values())
+        for replica in self._replicas:
+            is_own = replica.spec.upstream is None
+            if replica.phase != ReplicaPhase.LOADING or replica.id in loading or (is_own and has_own):
+                continue
+            has_own = has_own or is_own
+            loader = threading.Thread(target=self._run_load, args=(replica,), name=f"load {replica.id}", daemon=True)
+            self._loaders[replica.id] = loader
+            loader.start()
 
     def _run_load(self, replica: LocalReplica) -> None:
         try:
             self._load(replica)
         except BaseException as exc:
-            seconds = min(MAX_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(replica.failures, MAX_DOUBLINGS))
-            log.exception("model_load_failed", model=replica.spec.name, retry_seconds=seconds)
+            log.exception("model_load_failed", model=replica.spec.name)
             # Until the end of this block the traceback refers to the weights that were loaded.
             reason = str(exc) or type(exc).__name__
         else:
             gc.freeze()  # so that full collections do not scan the model and delay a step
             return
         free_memory()
-        replica.fail_load(reason[:500], seconds)
+        seconds = replica.fail_load(reason[:500], FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS)
+        log.info("model_load_repeats", model=replica.spec.name, seconds=seconds)
         try:
             self._release_slots(replica.spec.name)
         except redis.RedisError as exc:

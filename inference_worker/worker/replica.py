@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from dataclasses import dataclass
@@ -13,6 +14,10 @@ from inference_worker.contract.request import RequestError, ServiceClass
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.worker.engine_client import ActiveJob, EngineClient
 from inference_worker.worker.shared_pins import SharedPins
+
+STABLE_SECONDS = 60.0  # of service, after which earlier failures do not delay the next load
+LOST_SECONDS = 5.0  # for the executions of an engine whose server has failed
+MAX_DOUBLINGS = 10
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,9 @@ class LocalReplica:
         self.reason = ""
         self.loaded_bytes = self.total_bytes = 0
         self.load_seconds = 0.0
-        self.failures = 0  # consecutive failed loads
+        self.failures = 0  # consecutive failed loads, and ends of a managed server soon after its load
+        self.loaded_at: float | None = None
+        self.is_abandoned = False  # it is not wanted any more, so a load that takes long may end
         self.retry_at = 0.0  # of a failed load, on the monotonic clock
         self.used_at = time.monotonic()  # when it last had an execution
         self.drained_at: float | None = None
@@ -72,18 +79,46 @@ class LocalReplica:
         return is_used
 
     def start_load(self) -> None:
-        self.phase, self.reason = ReplicaPhase.LOADING, ""
+        self.phase, self.reason, self.is_abandoned = ReplicaPhase.LOADING, "", False
         self.loaded_bytes = self.total_bytes = 0
 
     def finish_load(self, loaded: LoadedEngine, seconds: float) -> None:
-        self.loaded, self.load_seconds, self.failures = loaded, seconds, 0
-        self.used_at = time.monotonic()
+        self.loaded, self.load_seconds = loaded, seconds
+        self.used_at = self.loaded_at = time.monotonic()
         self.phase = ReplicaPhase.READY
 
-    def fail_load(self, reason: str, retry_seconds: float) -> None:
+    def fail_load(self, reason: str, first_retry_seconds: float, max_retry_seconds: float) -> float:
+        """Set the reason, and the time of the next load. Returns the seconds until then, which double each time."""
+        now = time.monotonic()
+        if self.loaded_at is not None and now - self.loaded_at >= STABLE_SECONDS:
+            self.failures = 0
+        self.loaded_at = None
+        seconds = min(max_retry_seconds, first_retry_seconds * 2.0 ** min(self.failures, MAX_DOUBLINGS))
         self.failures += 1
-        self.retry_at = time.monotonic() + retry_seconds
+        self.retry_at = now + seconds
         self.reason, self.phase = reason, ReplicaPhase.FAILED
+        return seconds
+
+    def lose_engine(self, reason: str, first_retry_seconds: float, max_retry_seconds: float) -> None:
+        """Replace an engine whose server has failed. Executions that were not sent return to the queue."""
+        with self.lock:
+            loaded = self.loaded
+            if loaded is None:  # it was unloaded meanwhile
+                return
+            self.phase, self.reason, self.retry_at = ReplicaPhase.FAILED, reason, math.inf
+        for live in loaded.client.live():
+            loaded.client.requeue(live)
+        give_up_at = time.monotonic() + LOST_SECONDS
+        while loaded.client.live() and time.monotonic() < give_up_at:
+            time.sleep(0.02)
+        for live in loaded.client.live():
+            loaded.client.cancel(live, RequestError("upstream_error", "The model's server failed. Send it again."))
+        while loaded.client.live() and time.monotonic() < give_up_at + LOST_SECONDS:
+            time.sleep(0.02)
+        loaded.client.close()
+        with self.lock:
+            self.loaded = None
+            self.fail_load(reason, first_retry_seconds, max_retry_seconds)
 
     def take_engine(self) -> EngineClient | None:
         """Remove the engine and return it, if no execution needs it."""

@@ -41,6 +41,7 @@ from inference_worker.contract.messages import (
 )
 from inference_worker.contract.request import RequestError
 from inference_worker.contract.settings import ModelSpec, WorkerSettings
+from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from inference_worker.engine.device import pick_device, pick_dtype
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
 from inference_worker.engine.engine import LLMEngine
@@ -49,6 +50,7 @@ from inference_worker.models.model_source import ensure_model
 from inference_worker.worker.control import Control
 from inference_worker.worker.credentials import CredentialStore, needs_of
 from inference_worker.worker.engine_client import ActiveJob, Engine, ResidentEngine
+from inference_worker.worker.managed.engine import ManagedEngine, start_server
 from inference_worker.worker.publisher import Publisher
 from inference_worker.worker.reconciler import Reconciler
 from inference_worker.worker.relay.relay import Relay, describe_upstream
@@ -60,6 +62,8 @@ log = structlog.get_logger(__name__)
 CLAIM_AGAIN_SECONDS = 0.2
 NO_MODEL = "none"  # as MILLRACE_WORKER_MODEL
 MAX_REJECTIONS = 3  # after which a command with an error reply is not repeated
+FIRST_RESTART_SECONDS = 1.0  # of a managed server; doubles with each failure within a minute of its start
+MAX_RESTART_SECONDS = 120.0
 MAX_WAKEUPS = 256  # taken from the list in one round trip
 
 
@@ -391,6 +395,8 @@ class Worker:
             write_log(done, total)
 
         started = time.monotonic()
+        if replica.spec.upstream is not None and replica.spec.upstream.engine == UpstreamEngine.MANAGED:
+            return self._load_managed(replica, replica.spec.upstream, started)
         if replica.spec.upstream is not None:
             broker = valkey.connect_async(self.settings.valkey_url, valkey.WORKER)
             client = Relay(replica.spec, self.credentials, self._publisher.deliver, self._on_broken, broker)
@@ -404,6 +410,25 @@ class Worker:
         log.info("model_loaded", model=replica.spec.name, version=replica.spec.version, seconds=round(seconds, 2))
         pins = SharedPins(self._broker, config.block_size)
         replica.finish_load(LoadedEngine(engine, machine, config.max_num_seqs, pins), seconds)
+
+    def _load_managed(self, replica: LocalReplica, upstream: UpstreamSpec, started: float) -> None:
+        """Start the deployment's server, and a relay to it."""
+        server = start_server(
+            replica.spec,
+            programs=self.settings.managed_programs,
+            worker_secret=self.settings.worker_secret,
+            logs=self.settings.data_dir / "logs",
+            is_abandoned=lambda: replica.is_abandoned,
+        )
+        try:
+            client = ManagedEngine(replica.spec, server, self.credentials, self._publisher.deliver, self._on_broken)
+        except BaseException:
+            server.stop()
+            raise
+        seconds = time.monotonic() - started
+        log.info("managed_server_healthy", model=replica.spec.name, seconds=round(seconds, 2))
+        replica.finish_load(LoadedEngine(client, describe_upstream(upstream), upstream.concurrency, None), seconds)
+        client.watch(lambda reason: replica.lose_engine(reason, FIRST_RESTART_SECONDS, MAX_RESTART_SECONDS))
 
     def _engine_config(self, spec: ModelSpec, progress: Callable[[int, int], None]) -> EngineConfig:
         settings = self.settings

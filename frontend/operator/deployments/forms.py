@@ -11,7 +11,7 @@ from inference_worker.contract.config import DTypeName, QuantizationName, Specul
 from inference_worker.contract.output_formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
 from inference_worker.contract.upstream_presets import PRESETS
 from inference_worker.contract.upstreams import UpstreamEngine
-from millrace.apps.operations.deployments import MAX_CONCURRENCY, MAX_IDLE_SECONDS
+from millrace.apps.operations.deployments import MAX_COMMAND_LENGTH, MAX_CONCURRENCY, MAX_IDLE_SECONDS
 from millrace.apps.operations.models import DEFAULT_CONTEXT_LENGTH, Deployment
 from millrace.client.testing import PROMPT
 from tenants.models import MAX_SECRET_LENGTH
@@ -136,6 +136,7 @@ class UpstreamForm(DeploymentForm):
         choices=[
             (UpstreamEngine.OPENAI.value, "An OpenAI-compatible server"),
             (UpstreamEngine.ANTHROPIC.value, "An Anthropic-compatible server"),
+            (UpstreamEngine.MANAGED.value, "A server that the worker starts"),
         ],
     )
     preset = forms.ChoiceField(
@@ -153,6 +154,13 @@ class UpstreamForm(DeploymentForm):
     )
     upstream_model = forms.CharField(
         label="Upstream model", max_length=256, widget=_MONO, help_text="The model's name at the upstream"
+    )
+    command = forms.CharField(
+        label="Command",
+        max_length=MAX_COMMAND_LENGTH,
+        required=False,
+        widget=_MONO,
+        help_text="Of a server that the worker starts, e.g. vllm serve {model} --host {host} --port {port}",
     )
     credential_id = forms.TypedChoiceField(
         label="Credential", required=False, coerce=int, empty_value=None, help_text="Stored API key of the upstream"
@@ -177,7 +185,7 @@ class UpstreamForm(DeploymentForm):
     dimensions = forms.IntegerField(label="Dimensions", required=False, help_text="Vector size, if the task is embed")
 
     field_order = (
-        *("name", "engine", "preset", "base_url", "upstream_model", "credential_id", "secret"),
+        *("name", "engine", "preset", "base_url", "command", "upstream_model", "credential_id", "secret"),
         *("allow_internal", "max_model_len", "concurrency", "pools"),
     )
 
@@ -193,8 +201,6 @@ class UpstreamForm(DeploymentForm):
         choice.choices = [("", "None"), *credentials]  # type: ignore[attr-defined]
         if row is not None:
             del self.fields["secret"]
-            if row.engine == UpstreamEngine.MANAGED:  # not offered: workers do not start servers yet
-                del self.fields["engine"]
 
     def clean(self) -> dict[str, Any]:
         """Return the fields as options of the action."""

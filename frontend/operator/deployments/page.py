@@ -17,6 +17,8 @@ from frontend.core.lists import Choice, changed_url, text_param
 from frontend.core.numbers import Margin, Money
 from frontend.core.page_context import PageContext
 from frontend.core.shared_values import SharedValue
+from inference_worker.contract.upstream_presets import preset_of
+from inference_worker.contract.upstreams import UpstreamEngine
 from millrace.apps.operations.costs import ModelCost, costs
 from millrace.apps.operations.deployment_status import DeploymentState, DeploymentStatus, deployment_status
 from millrace.apps.operations.deployments import unpriced_names
@@ -210,8 +212,9 @@ def _upstream_row(status: DeploymentStatus, counts: Sequence[Any] | None) -> dic
     row = status.deployment
     return {
         "name": row.name,
-        "host": urlsplit(row.source).hostname or row.source,
+        "host": "Managed" if row.engine == UpstreamEngine.MANAGED else urlsplit(row.source).hostname or row.source,
         "model": row.upstream_model,
+        "shares_cache": row.upstream is not None and not preset_of(row.upstream).cache_key,
         "label": label,
         "badge": badge,
         "running": status.running,

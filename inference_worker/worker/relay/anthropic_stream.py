@@ -8,7 +8,7 @@ import msgspec
 
 from inference_worker.contract.request import FinishReason, RequestOutput, TokenCounts, ToolCallDelta
 from inference_worker.contract.upstreams import UpstreamRequest
-from inference_worker.worker.relay.decoders import StreamDecoder
+from inference_worker.worker.relay.decoders import MAX_CALLS, StreamDecoder
 from inference_worker.worker.relay.failures import broken, error_event
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
@@ -71,8 +71,8 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 class AnthropicDecoder(StreamDecoder):
     """A decoder of a streamed message."""
 
-    def __init__(self, engine_id: str, request: UpstreamRequest, answers: int) -> None:
-        super().__init__(engine_id, request, answers)
+    def __init__(self, engine_id: str, request: UpstreamRequest, answers: int, max_tokens: int) -> None:
+        super().__init__(engine_id, request, answers, max_tokens)
         self._calls: dict[int, int] = {}  # index of a content block -> number of its call
         self._prompt: TokenCounts | None = None
         self._reported = _Usage()  # the newest of each count
@@ -128,7 +128,7 @@ class AnthropicDecoder(StreamDecoder):
 
     def _start_block(self, index: int, block: _Block) -> list[RequestOutput]:
         if block.type == "tool_use":
-            if not block.name:
+            if not block.name or len(self._calls) == MAX_CALLS:
                 raise broken("The model's provider sent a malformed tool call.")
             number = self._calls[index] = len(self._calls)
             arguments = msgspec.json.encode(block.input).decode() if block.input else ""
@@ -143,6 +143,7 @@ class AnthropicDecoder(StreamDecoder):
                 return []  # of a tool that the provider runs
             return [self._emit(calls=[ToolCallDelta(self._calls[index], "", delta.partial_json)])]
         if delta.signature:
+            self._note_extra(len(delta.signature))
             return [RequestOutput(self._engine_id, signature=delta.signature)]
         return [self._emit(delta.text, delta.thinking)] if delta.text or delta.thinking else []
 

@@ -9,6 +9,12 @@ from inference_worker.contract.upstreams import UpstreamRequest, UsageSource
 from inference_worker.worker.relay.failures import broken
 
 BYTES_PER_TOKEN = 4  # of the own count, where the upstream sends no usage
+# Limits of a response. No token of a common vocabulary is longer, and signatures of reasoning are short.
+MAX_BYTES_PER_TOKEN = 512
+MAX_EXTRA_BYTES = 2**20
+CALL_BYTES = 16  # that a tool call counts in addition to its text
+MAX_CALLS = 256  # tool calls of a sequence
+MAX_STOP_CHARACTERS = 4096  # of the stop sequence that the upstream reports
 
 
 class StreamDecoder(ABC):
@@ -16,13 +22,16 @@ class StreamDecoder(ABC):
 
     Args:
         answers: the number of sequences.
+        max_tokens: of each sequence, as the request limits them.
     """
 
-    def __init__(self, engine_id: str, request: UpstreamRequest, answers: int) -> None:
+    def __init__(self, engine_id: str, request: UpstreamRequest, answers: int, max_tokens: int) -> None:
         self._engine_id = engine_id
         self._estimated_prompt = request.estimated_tokens
         self._answers = answers
         self._bytes = 0  # of the text, the reasoning and the calls so far
+        self._extra_bytes = 0  # of signatures, and for each call
+        self._max_bytes = answers * max_tokens * MAX_BYTES_PER_TOKEN + MAX_EXTRA_BYTES
         self._reasons: dict[int, tuple[FinishReason, str | None]] = {}  # sequence -> finish and stop reason
         self._usage: TokenCounts | None = None  # the upstream's, once it is known
         self._reasoning_tokens = 0
@@ -47,7 +56,9 @@ class StreamDecoder(ABC):
             raise broken("The model's provider closed the stream before the answer was complete.")
         reasons = [self._reasons.get(index, ("stop", None)) for index in range(self._answers)]
         outputs = [
-            RequestOutput(self._engine_id, finish_reason=reason, stop_reason=stop, index=index)
+            RequestOutput(
+                self._engine_id, finish_reason=reason, stop_reason=stop and stop[:MAX_STOP_CHARACTERS], index=index
+            )
             for index, (reason, stop) in enumerate(reasons)
         ]
         usage, source = self.usage()
@@ -64,12 +75,23 @@ class StreamDecoder(ABC):
     def _estimated_output(self) -> int:
         return -(-self._bytes // BYTES_PER_TOKEN)
 
+    def _note_extra(self, size: int) -> None:
+        """Count bytes of the response that are no text, and check its size.
+
+        Raises:
+            UpstreamFailed: the response is larger than the request's tokens can be.
+        """
+        self._extra_bytes += size
+        if self._bytes + self._extra_bytes > self._max_bytes:
+            raise broken("The model's provider sent more than the request allows.")
+
     def _content(
         self, index: int, text: str = "", reasoning: str = "", calls: list[ToolCallDelta] | None = None
     ) -> RequestOutput:
         calls = calls or []
         self._bytes += len((text + reasoning).encode(errors="replace"))
         self._bytes += sum(len(call.name) + len(call.arguments.encode(errors="replace")) for call in calls)
+        self._note_extra(CALL_BYTES * len(calls))
         prompt, self._new_prompt = self._new_prompt, None
         return RequestOutput(
             self._engine_id, text=text, reasoning=reasoning, index=index, calls=calls, prompt_usage=prompt

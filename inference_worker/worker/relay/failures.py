@@ -26,6 +26,7 @@ class UpstreamFailed(Exception):
         code: the public error code.
         is_capacity: whether the upstream only lacks capacity now.
         is_outage: whether the upstream itself has failed, which the circuit breaker counts.
+        is_quoted: whether the message has text of the upstream.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class UpstreamFailed(Exception):
         retry_after: float | None = None,
         is_capacity: bool = False,
         is_outage: bool = False,
+        is_quoted: bool = False,
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -45,6 +47,7 @@ class UpstreamFailed(Exception):
         self.retry_after = retry_after
         self.is_capacity = is_capacity
         self.is_outage = is_outage
+        self.is_quoted = is_quoted
 
 
 def broken(reason: str) -> UpstreamFailed:
@@ -73,10 +76,10 @@ def response_failure(
         return UpstreamFailed(UPSTREAM_ERROR, text)
     if status in (400, 413, 422) and _is_too_long(code, message):
         text = message or "The prompt is longer than the model allows."
-        return UpstreamFailed("context_length_exceeded", text, param)
+        return UpstreamFailed("context_length_exceeded", text, param, is_quoted=True)
     if status in (400, 413, 422):
         text = f"The model's provider rejected the request: {message or f'HTTP status {status}'}"
-        return UpstreamFailed(REJECTED, text[:MAX_MESSAGE_CHARACTERS], param)
+        return UpstreamFailed(REJECTED, text[:MAX_MESSAGE_CHARACTERS], param, is_quoted=True)
     if status == 429 and code == "insufficient_quota":
         return UpstreamFailed(UPSTREAM_ERROR, "The provider's account has no quota left. Contact the operator.")
     if status in _CAPACITY:

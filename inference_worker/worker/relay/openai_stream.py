@@ -9,11 +9,10 @@ import msgspec
 
 from inference_worker.contract.request import FinishReason, RequestOutput, TokenCounts, ToolCallDelta
 from inference_worker.contract.upstreams import UpstreamRequest
-from inference_worker.worker.relay.decoders import StreamDecoder
+from inference_worker.worker.relay.decoders import MAX_CALLS, StreamDecoder
 from inference_worker.worker.relay.failures import broken, error_event
 
 DONE = b"[DONE]"
-MAX_CALLS = 256
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 _REASONS: dict[str, FinishReason] = {"length": "length", "max_tokens": "length", "content_filter": "content_filter"}
 
@@ -86,8 +85,8 @@ _decode_vectors = msgspec.json.Decoder(_Vectors).decode
 class OpenAIDecoder(StreamDecoder):
     """A decoder of a streamed chat completion or completion."""
 
-    def __init__(self, engine_id: str, request: UpstreamRequest, answers: int) -> None:
-        super().__init__(engine_id, request, answers)
+    def __init__(self, engine_id: str, request: UpstreamRequest, answers: int, max_tokens: int) -> None:
+        super().__init__(engine_id, request, answers, max_tokens)
         self._calls: dict[int, list[str]] = {}  # sequence -> the key of each call
         self._call_ids: dict[tuple[int, str], str] = {}  # of the calls that have one
 
@@ -172,7 +171,7 @@ def decode_vectors(engine_id: str, body: bytes, request: UpstreamRequest, count:
 def _content(content: str | list[Any] | None) -> tuple[str, str]:
     """Return the text and the reasoning of a content, which Mistral sends as parts."""
     if not isinstance(content, list):
-        return content or "", ""
+        return content if isinstance(content, str) else "", ""
     text, reasoning = "", ""
     for part in content:
         fields = part if isinstance(part, dict) else {}

@@ -47,6 +47,9 @@ log = structlog.get_logger(__name__)
 
 MAX_ERROR_BYTES = 64 * 2**10
 MAX_RESPONSE_BYTES = 256 * 2**20
+NUMBER_BYTES = 48  # of a vector's number in JSON, with white space
+MAX_DIMENSIONS = 2**16
+MIN_WAIT_SECONDS = 0.05  # for capacity, also if the upstream names less; doubles with each attempt, up to a second
 FIRST_WAIT_SECONDS = 0.5  # for capacity, if the upstream names no time; doubles with each attempt
 MAX_WAIT_SECONDS = 20.0
 END_SECONDS = 1.0  # from the last event to the end of the response
@@ -73,6 +76,7 @@ class Relay:
         deliver: is called with outputs, at most once in an iteration of the loop.
         on_broken: is called if the loop has failed.
         broker: a client for this relay only, by which it shares the limits of credentials; None: it does not.
+        api_key: of a managed server, which has no credential.
     """
 
     def __init__(
@@ -82,13 +86,14 @@ class Relay:
         deliver: Deliver,
         on_broken: Callable[[], None],
         broker: redis.asyncio.Redis | None = None,
+        api_key: str = "",
     ) -> None:
         if spec.upstream is None:
             raise AssertionError("the deployment has an upstream")
         upstream = self._upstream = spec.upstream
         origin = Origin(upstream.base_url, allow_internal=upstream.allow_internal)
         self._pool = ConnectionPool(origin)
-        self._encoder = RequestEncoder(upstream, origin, secrets)
+        self._encoder = RequestEncoder(upstream, origin, secrets, api_key)
         self._secrets = secrets
         self._limits = None if broker is None else SharedLimits(broker, upstream.base_url, upstream.model)
         self._deliver = deliver
@@ -210,7 +215,9 @@ class Relay:
         error = RequestError(failure.code, failure.message, failure.param, failure.retry_after, usage, source)  # type: ignore[arg-type]
         fields = run.live.job.billing_context.log_fields()
         cause = str(failure.__cause__ or "")  # such as an invalid certificate
-        log.warning("upstream_failed", **fields, code=failure.code, message=failure.message, cause=cause)
+        # NOTE: an upstream's own message may quote the prompt, so it is not logged.
+        message = "" if failure.is_quoted else failure.message
+        log.warning("upstream_failed", **fields, code=failure.code, message=message, cause=cause)
         return error
 
     async def _try_until_accepted(self, run: _Run) -> None:
@@ -233,7 +240,8 @@ class Relay:
             except UpstreamFailed as exc:
                 if run.decoder is not None or not exc.is_capacity or not run.request.waits_for_capacity:
                     raise
-                seconds = _pause(attempt) if exc.retry_after is None else exc.retry_after
+                least = min(MIN_WAIT_SECONDS * 2 ** min(attempt, 10), 1.0)
+                seconds = _pause(attempt) if exc.retry_after is None else max(exc.retry_after, least)
                 attempt += 1
                 if time.time() + seconds >= live.job.deadline:
                     raise
@@ -307,17 +315,20 @@ class Relay:
             if connection.status != 200:
                 body = await _read(connection, MAX_ERROR_BYTES)
                 is_own = live.job.is_tenant_credential
+                body = self._encoder.redact(body, live)
                 failure = response_failure(connection.status, connection.headers, body, is_tenant_credential=is_own)
                 self._learn(entry, connection, failure.retry_after if failure.is_capacity else None)
                 raise failure
             self._learn(entry, connection)
             if request.operation == "embeddings":
-                body = await _read(connection, MAX_RESPONSE_BYTES)
+                numbers = (self._upstream.dimensions or MAX_DIMENSIONS) * len(live.job.input_lengths)
+                body = await _read(connection, min(MAX_RESPONSE_BYTES, numbers * NUMBER_BYTES + MAX_ERROR_BYTES))
                 self._send(run, decode_vectors(live.engine_id, body, request, len(live.job.input_lengths)))
                 return
             is_anthropic = self._upstream.protocol == UpstreamEngine.ANTHROPIC
             make = AnthropicDecoder if is_anthropic else OpenAIDecoder
-            run.decoder = make(live.engine_id, request, live.job.params.n)
+            params = live.job.params
+            run.decoder = make(live.engine_id, request, params.n, params.max_tokens)
             await self._relay_stream(run, run.decoder, connection.chunks())
         finally:
             self._pool.give_back(connection)

@@ -37,10 +37,12 @@ class UpstreamSecrets(Protocol):
 class RequestEncoder:
     """The encoder of the requests to one upstream."""
 
-    def __init__(self, upstream: UpstreamSpec, origin: Origin, secrets: UpstreamSecrets) -> None:
+    def __init__(self, upstream: UpstreamSpec, origin: Origin, secrets: UpstreamSecrets, api_key: str = "") -> None:
+        """Create an encoder. `api_key`: of a managed server, which has no credential."""
         self._upstream = upstream
         self._origin = origin
         self._secrets = secrets
+        self._api_key = api_key
         self._preset = preset_of(upstream)
 
     def credential(self, live: ActiveJob) -> int | None:
@@ -58,6 +60,15 @@ class RequestEncoder:
         content = self._body(request, live)
         return self._head(live, _PATHS[request.operation], len(content)) + content
 
+    def redact(self, body: bytes, live: ActiveJob) -> bytes:
+        """Return an error's body without the secret of the request, which some servers quote."""
+        credential = self.credential(live)
+        try:
+            secret = self._api_key if credential is None else self._secrets.secret(credential)
+        except LookupError:  # it was removed meanwhile
+            return b""
+        return body.replace(secret.encode(), b"***") if secret else body
+
     def _head(self, live: ActiveJob, path: str, length: int) -> bytes:
         """Return the head of a request.
 
@@ -73,6 +84,8 @@ class RequestEncoder:
             "user-agent": f"millrace/{VERSION}",
             **preset.headers,
         }
+        if self._api_key:
+            fields["authorization"] = f"Bearer {self._api_key}"
         if (credential := self.credential(live)) is not None:
             try:
                 fields[preset.auth_header] = preset.auth_prefix + self._secrets.secret(credential)

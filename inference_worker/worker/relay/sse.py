@@ -15,9 +15,9 @@ class EventParser:
     """A parser of one stream. It returns the data of each event; names are repeated in the data of all upstreams."""
 
     def __init__(self) -> None:
-        self._pending = b""  # the start of a line
+        self._pending: list[bytes] = []  # the start of a line, in the parts that arrived
         self._data: list[bytes] = []  # of the current event
-        self._size = 0
+        self._size = 0  # of both
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the data of the events that `data` completes.
@@ -25,10 +25,15 @@ class EventParser:
         Raises:
             UpstreamFailed: an event is too large.
         """
-        lines = (self._pending + data).split(b"\n")
-        self._pending = lines.pop()
-        if len(self._pending) > MAX_EVENT_BYTES - self._size:
-            raise _too_large()
+        if b"\n" not in data:  # NOTE: not joined yet, so that a line in many small parts takes linear time
+            self._pending.append(data)
+            self._size += len(data)
+            if self._size > MAX_EVENT_BYTES:
+                raise _too_large()
+            return []
+        self._size -= sum(map(len, self._pending))
+        lines = b"".join((*self._pending, data)).split(b"\n")
+        self._pending = [lines.pop()]
         events: list[bytes] = []
         for line in lines:
             if line.endswith(b"\r"):
@@ -42,6 +47,9 @@ class EventParser:
                 self._data, self._size = [], 0
             if self._size > MAX_EVENT_BYTES:
                 raise _too_large()
+        self._size += len(self._pending[0])
+        if self._size > MAX_EVENT_BYTES:
+            raise _too_large()
         return events
 
     def close(self) -> list[bytes]:

@@ -17,7 +17,7 @@ from django.test import Client
 
 from billing.models import DailyCost
 from inference_worker.contract.upstream_limits import leases_key, limits_key
-from millrace.apps.operations.deployments import do_add_deployment
+from millrace.apps.operations.deployments import do_add_deployment, do_update_deployment
 from millrace.apps.operations.models import Deployment
 from millrace.apps.request_log.models import RequestRecord
 from tenants import actions
@@ -84,7 +84,6 @@ def test_an_upstream_is_added_and_edited_with_the_form(operator: Client) -> None
     wrong = operator.post(f"{URL}new-upstream", FIELDS | {"base_url": "http://10.0.0.1/v1"})
     assert "Use an https:// URL with a public address" in wrong.content.decode()
     assert "sk-entered-in-the-form" not in wrong.content.decode()
-    assert operator.post(f"{URL}new-upstream", FIELDS | {"engine": "managed"}).status_code == 422  # cannot be used yet
     added = operator.post(f"{URL}new-upstream", FIELDS)
     assert added.status_code == 303, added.content.decode()
     (row,) = unscoped(Deployment).filter(name="remote")
@@ -98,6 +97,21 @@ def test_an_upstream_is_added_and_edited_with_the_form(operator: Client) -> None
     assert operator.post(f"{URL}remote/edit", changes).status_code == 303
     (row,) = unscoped(Deployment).filter(name="remote")
     assert (row.concurrency, row.credential_id) == (16, credential.pk)
+
+
+def test_a_managed_engine_is_added_and_edited_with_the_form(operator: Client) -> None:
+    fields = {name: value for name, value in FIELDS.items() if name != "secret"}
+    fields |= {"engine": "managed", "preset": "vllm", "command": "vllm serve {model}"}
+    refused = operator.post(f"{URL}new-upstream", fields)
+    assert (refused.status_code, "needs {port}" in refused.content.decode()) == (422, True)
+    fields["command"] = "VLLM_API_KEY={api_key} vllm serve {model} --host {host} --port {port}"
+    added = operator.post(f"{URL}new-upstream", fields)
+    assert added.status_code == 303, added.content.decode()
+    shown = operator.get(f"{URL}remote/edit").content.decode()
+    assert "vllm serve {model} --host {host}" in shown
+    assert operator.post(f"{URL}remote/edit", fields | {"upstream_model": "other"}).status_code == 303
+    (row,) = unscoped(Deployment).filter(name="remote")
+    assert (row.engine, row.source, row.upstream_model, row.command) == ("managed", "other", "other", fields["command"])
 
 
 @pytest.mark.usefixtures("gateway")
@@ -137,6 +151,10 @@ def test_errors_and_spend_of_upstreams_are_shown(operator: Client) -> None:
     cells = dict(re.findall(r'data-label="([^"]*)">(.*?)</td>', panel))
     shown = {name: re.sub(r"<[^>]*>", "", cell) for name, cell in cells.items()}
     assert "api.openai.com" in panel, panel
+    assert "share its prompt cache" not in panel  # OpenAI's cache has a key for each tenant
+    do_update_deployment("remote", engine="anthropic", preset="anthropic", source="https://api.anthropic.com/v1")
+    panel = operator.get(f"{URL}panels/upstreams", headers={"hx-request": "true"}).content.decode()
+    assert "Tenants of a credential share its prompt cache" in panel
     assert [shown[name] for name in ("Requests", "Failed", "Rate limited")] == ["4", "2", "1"]
     assert (shown["Most frequent error"], shown["Credential"]) == ("upstream_error", "remote")
     assert shown["Spent today"] == "$2.34credential’s limit $5.00"

@@ -23,6 +23,7 @@ from inference_worker.contract.deployments import (
     WantedState,
     decode_wanted,
 )
+from inference_worker.contract.managed_commands import is_signed
 from inference_worker.contract.messages import ReplicaPhase
 from inference_worker.contract.settings import ModelSpec
 from millrace.apps.operations import deployments, tasks
@@ -345,6 +346,7 @@ def test_an_upstream_is_a_deployment(operator: APIClient, broker: redis.Redis) -
     assert "sk-upstream-secret" not in repr(list(unscoped(AuditEntry).values_list("before", "after")))
 
 
+MANAGED = {"engine": "managed", "preset": "vllm", "command": "vllm serve {model} --port {port}"}
 WRONG_UPSTREAMS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"engine": "other"}, "engine"),
     ({"upstream_model": ""}, "upstream_model"),
@@ -363,6 +365,17 @@ WRONG_UPSTREAMS: tuple[tuple[dict[str, Any], str], ...] = (
     ({"concurrency": 0}, "concurrency"),
     ({"command": "vllm serve"}, "command"),
     ({"engine": "managed", "preset": "vllm"}, "command"),
+    ({"engine": "managed", "preset": "vllm", "command": "vllm serve {model}"}, "command"),  # without a port
+    ({**MANAGED, "command": "vllm serve {model} --port {port} --api-key {api_key}"}, "command"),
+    ({**MANAGED, "command": "LD_PRELOAD=/tmp/x.so vllm serve --port {port}"}, "command"),
+    ({**MANAGED, "command": "vllm serve {model} --port {port} --x {secret}"}, "command"),
+    ({**MANAGED, "command": "vllm serve 'unclosed --port {port}"}, "command"),
+    ({**MANAGED, "command": "vllm serve --port {port}\nrm"}, "command"),
+    ({**MANAGED, "command": "{model} --port {port}"}, "command"),
+    ({**MANAGED, "upstream_model": "--trust-remote-code"}, "upstream_model"),
+    ({**MANAGED, "base_url": "https://api.example.com/v1"}, "base_url"),
+    ({**MANAGED, "allow_internal": True}, "allow_internal"),
+    ({**MANAGED, "credential_id": 1}, "credential_id"),
     ({"engine": "millrace", "source": "embedded"}, "upstream_model"),
 )
 
@@ -380,15 +393,21 @@ def test_internal_and_managed_upstreams_and_foreign_credentials(operator: APICli
     internal = UPSTREAM | {"name": "local", "preset": "vllm", "base_url": "http://127.0.0.1:8001/v1/"}
     assert operator.post(URL, internal | {"allow_internal": True}, format="json").json()["source"].endswith(":8001/v1")
     managed = {"name": "own", "engine": "managed", "upstream_model": "org/model", "preset": "vllm"}
-    assert operator.post(URL, managed | {"command": "vllm serve {model}"}, format="json").status_code == 201
+    assert (
+        operator.post(URL, managed | {"command": "vllm serve {model} --port {port}"}, format="json").status_code == 201
+    )
     spec = published(broker).find("own")
     assert spec is not None
     assert spec.spec.upstream is not None
     assert (spec.spec.source, spec.spec.upstream.base_url, spec.spec.upstream.command) == (
         "org/model",
         "",
-        "vllm serve {model}",
+        "vllm serve {model} --port {port}",
     )
+    secret = settings.MILLRACE.worker_secret
+    assert is_signed("own", spec.spec.upstream, spec.spec.upstream.signature, secret)
+    assert not is_signed("own", replace(spec.spec.upstream, command="x"), spec.spec.upstream.signature, secret)
+    assert spec.spec.version == unscoped(Deployment).get(name="own").spec.version  # without the signature
     tenant = do_create_tenant("acme", "Acme")
     own = do_create_credential(tenant, "own", "sk-own", model_names=["remote"])
     foreign = operator.post(URL, UPSTREAM | {"credential_id": own.pk}, format="json")

@@ -312,25 +312,44 @@ def check_faults(platform: UpstreamPlatform, server: ProtocolServer, system_url:
         body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50, **fields}
         return client.post(PATHS["chat"], json=body)
 
+    def check(response: httpx.Response, status: int, outcome: str) -> dict[str, Any]:
+        """Check the status and the settled usage event, then the invariants of billing."""
+        assert response.status_code == status, response.text
+        event = usage_event(system_url, response.headers["x-request-id"])
+        assert event["outcome"] == outcome, response.text
+        assert_ledger_invariants(system_url)
+        return event
+
     for model in ("gpt", "claude"):
         # After tokens: an error event, and a failed execution.
         for fault in (Answer(cut_after=5), Answer(malformed_after=5), Answer(error_after=5, error={"type": "x"})):
             server.answers.append(fault)
             response = ask(model, stream=True)
             assert events(response)[-1]["error"]["code"] == "upstream_error", response.text
-            event = usage_event(system_url, response.headers["x-request-id"])
-            assert (event["outcome"], event["cost_femto"]) == ("failed", 0)
+            assert check(response, 200, "failed")["cost_femto"] == 0
         # Without usage, and with more than was reserved.
         server.answers.append(Answer("x" * 40, usage=None))
-        event = usage_event(system_url, ask(model).headers["x-request-id"])
-        assert (event["outcome"], event["output"]) == ("completed", 10)
+        event = check(ask(model), 200, "completed")
+        assert (event["output"], event["usage_source"]) == (10, "estimated")
+        server.answers.append(Answer(usage={**USAGE, "output": 100_000}))
+        event = check(ask(model), 200, "completed")
+        assert event["unbilled_tokens"] > 90_000
+        assert event["cost_femto"] <= event["reserved_nano"] * 10**6
+        # A slow first byte.
+        slow = threading.Event()
+        threading.Timer(0.7, slow.set).start()
+        server.answers.append(Answer(waits=slow))
+        assert check(ask(model), 200, "completed")["usage_source"] == "upstream"
         # A rejection, a busy upstream, and one that fails.
         server.answers.append(Answer(status=400, error={"message": "bad field", "param": "tools"}))
         response = ask(model)
         assert (response.status_code, response.json()["error"]["code"]) == (400, "upstream_rejected")
         assert "bad field" in response.text
-        server.answers.append(Answer(status=529, headers={"retry-after-ms": "50"}))
-        assert ask(model).status_code == 200
+        limits = {"limit": "10", "remaining": "0", "reset": "80ms"}
+        headers = {f"x-ratelimit-{name}-requests": value for name, value in limits.items()}
+        for status, more in ((429, headers), (529, {})):
+            server.answers.append(Answer(status=status, headers={"retry-after-ms": "50", **more}))
+            check(ask(model), 200, "completed")
         server.answers.append(Answer(status=500))
         response = ask(model)
         assert (response.status_code, response.json()["error"]["code"]) == (502, "upstream_error")
@@ -344,6 +363,7 @@ def check_faults(platform: UpstreamPlatform, server: ProtocolServer, system_url:
         assert server.disconnected.wait(30)
         event = usage_event(system_url, request_id)
         assert (event["outcome"], event["output"] > 0) == ("cancelled", True)
+        assert_ledger_invariants(system_url)
     server.answers.append(Answer(status=529, headers={"retry-after": "900"}))
     response = ask("gpt")
     assert (response.status_code, response.headers["retry-after"]) == (503, "900")

@@ -79,8 +79,8 @@ class FakeWorker:
         """Reconcile, and wait for the load that a round has started."""
         for _ in range(count):
             self.reconciler.reconcile()
-            if self.reconciler._loader is not None:
-                self.reconciler._loader.join(60)
+            for loader in list(self.reconciler._loaders.values()):
+                loader.join(60)
 
     def phases(self) -> dict[str, ReplicaPhase]:
         return {each.spec.key: each.phase for each in self.reconciler.replicas}

@@ -10,13 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
 import redis
 
 from inference_worker.contract.deployments import WANTED_KEY, WantedDeployment, WantedDeployments, encode_wanted
+from inference_worker.contract.managed_commands import sign_managed
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.upstreams import UpstreamSpec
 from millrace.devserver.program import die_with_parent, free_port
@@ -24,6 +25,7 @@ from millrace.devserver.stack import HTTP_PROTOCOL
 
 ROOT = Path(__file__).resolve().parents[3]
 START_SECONDS = 120
+CHILD_SERVER = Path(__file__).with_name("child_server.py")
 
 
 @dataclass
@@ -38,7 +40,9 @@ class UpstreamPlatform:
     def deploy(self, upstreams: dict[str, UpstreamSpec]) -> None:
         """Make these the platform's deployments, and wait until they are served."""
         wanted = tuple(
-            WantedDeployment(ModelSpec(name, spec.base_url, "auto", upstream=spec), {"default": 1})
+            WantedDeployment(
+                ModelSpec(name, spec.base_url or spec.model, "auto", upstream=_signed(name, spec)), {"default": 1}
+            )
             for name, spec in upstreams.items()
         )
         self.broker.set(WANTED_KEY, encode_wanted(WantedDeployments(wanted)))
@@ -46,6 +50,12 @@ class UpstreamPlatform:
 
     def models(self) -> set[str]:
         return {each["id"] for each in self.client.get("/v1/models").json().get("data", [])}
+
+
+def _signed(name: str, spec: UpstreamSpec) -> UpstreamSpec:
+    """Return the upstream with a signature, as the platform publishes it."""
+    secret = os.environ["MILLRACE_WORKER_SECRET"]
+    return replace(spec, signature=sign_managed(name, spec, secret)) if spec.command else spec
 
 
 def eventually(true: Callable[[], object], seconds: float = 60) -> None:
@@ -62,9 +72,17 @@ def eventually(true: Callable[[], object], seconds: float = 60) -> None:
 
 @contextmanager
 def upstream_platform(
-    broker: redis.Redis, database: str, key: str, secrets: dict[int, str] | None = None, port: int | None = None
+    broker: redis.Redis,
+    database: str,
+    key: str,
+    secrets: dict[int, str] | None = None,
+    port: int | None = None,
+    **settings: str,
 ) -> Iterator[UpstreamPlatform]:
-    """Run the processes until the block ends. With `secrets`, the worker has these instead of those it receives."""
+    """Run the processes until the block ends. With `secrets`, the worker has these instead of those it receives.
+
+    `settings` are further environment variables.
+    """
     port = port or free_port()
     broker.set(WANTED_KEY, encode_wanted(WantedDeployments(())))
     environ = os.environ | {
@@ -75,6 +93,7 @@ def upstream_platform(
         "MILLRACE_REQUEST_TIMEOUT_SECONDS": "60",
         "UPSTREAM_SECRETS": json.dumps(secrets),
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
+        **settings,
     }
     arguments = ("--port", str(port), "--log-level", "warning", "--loop", "uvloop", "--http", HTTP_PROTOCOL)
     started = [

@@ -55,15 +55,23 @@ class Harness:
             self._delivered.put(delivery)
 
     def submit(
-        self, name: str = "r", *, n: int = 1, seconds: float = 60, waits: bool = True, credential: int | None = None
+        self,
+        name: str = "r",
+        *,
+        n: int = 1,
+        seconds: float = 60,
+        waits: bool = True,
+        credential: int | None = None,
+        operation: str = "",
     ) -> ActiveJob:
-        operation = "messages" if self.engine == ANTHROPIC else "chat"
+        operation = operation or ("messages" if self.engine == ANTHROPIC else "chat")
         request = UpstreamRequest(operation, BODY, 100, 25, waits)  # type: ignore[arg-type]
         context = BillingContext(1, name, 0, 1, 1, 1, "m")
         params = SamplingParams(max_tokens=50, n=n)
         deadline = time.time() + seconds
         chosen = {"credential": credential, "is_tenant_credential": credential == 8}
-        job = InferenceJob(context, "gw", [], params, b"", deadline, upstream=request, **chosen)  # type: ignore[arg-type]
+        lengths = (1,) if operation == "embeddings" else ()
+        job = InferenceJob(context, "gw", [], params, b"", deadline, upstream=request, input_lengths=lengths, **chosen)  # type: ignore[arg-type]
         live = ActiveJob(job, 1)
         self.relay.submit(live)
         return live

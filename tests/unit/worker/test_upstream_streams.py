@@ -22,7 +22,7 @@ TOTALS = {"input_tokens": 5, "cache_read_input_tokens": 7, "cache_creation_input
 
 @pytest.mark.parametrize("final", [{}, {"input_tokens": 5}, TOTALS])
 def test_repeated_prompt_totals_keep_the_classes_that_they_do_not_name(final: dict[str, int]) -> None:
-    decoder = AnthropicDecoder("e", REQUEST, 1)
+    decoder = AnthropicDecoder("e", REQUEST, 1, 50)
     events: list[dict[str, Any]] = [
         {"type": "message_start", "message": {"usage": {**FIRST, "output_tokens": 1}}},
         {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {**final, "output_tokens": 9}},
@@ -34,14 +34,14 @@ def test_repeated_prompt_totals_keep_the_classes_that_they_do_not_name(final: di
 
 
 def test_a_stream_whose_finish_reason_is_empty_is_not_complete() -> None:
-    decoder = OpenAIDecoder("e", REQUEST, 1)
+    decoder = OpenAIDecoder("e", REQUEST, 1, 50)
     decoder.decode(b'{"choices": [{"index": 0, "delta": {"content": "half"}, "finish_reason": ""}]}')
     with pytest.raises(UpstreamFailed, match="before the answer was complete"):
         decoder.finish()
 
 
 def test_parallel_calls_with_one_index_are_separate() -> None:
-    decoder = OpenAIDecoder("e", REQUEST, 1)
+    decoder = OpenAIDecoder("e", REQUEST, 1, 50)
     calls = []
     for number in range(2):
         call = {"index": 0, "id": f"c{number}", "function": {"name": f"f{number}", "arguments": "{"}}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
@@ -36,6 +36,7 @@ from inference_worker.contract.deployments import (
     encode_wanted,
 )
 from inference_worker.contract.encoder_config import model_task, read_model_config
+from inference_worker.contract.managed_commands import parse_command, sign_managed
 from inference_worker.contract.output_formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
 from inference_worker.contract.settings import EMBEDDED, MODEL_NAME, ModelSpec, read_kv_cache_memory
 from inference_worker.contract.upstream_presets import preset_of
@@ -57,6 +58,7 @@ DEFAULT_POOLS = {"default": 1}
 MAX_POOLS = 32
 MAX_CONCURRENCY = 10_000
 MAX_COMMAND_LENGTH = 4000
+COMMAND_EXAMPLE = "such as `vllm serve {model} --host {host} --port {port}`"
 ENGINES = (MILLRACE, *(engine.value for engine in UpstreamEngine))
 MAX_IDLE_SECONDS = 30 * 86_400
 POOL_NAME = MODEL_NAME
@@ -235,10 +237,19 @@ def copy_deployments() -> int:
     """
     with all_tenants_scope(BypassReason.OPERATOR), valkey.connect(settings.MILLRACE.valkey_url, valkey.PAGES) as broker:
         _lock()  # NOTE: locked while the copy is written, so that an older copy cannot replace a newer one
-        wanted = WantedDeployments(tuple(row.wanted for row in Deployment.objects.all()))
+        wanted = WantedDeployments(tuple(_signed(row.wanted) for row in Deployment.objects.all()))
         if wanted.deployments or broker.exists(WANTED_KEY):  # otherwise workers use their settings
             broker.set(WANTED_KEY, encode_wanted(wanted))
     return len(wanted.deployments)
+
+
+def _signed(wanted: WantedDeployment) -> WantedDeployment:
+    """Return the deployment with the signature of its command, if it is managed and the platform has the secret."""
+    spec, secret = wanted.spec, settings.MILLRACE.worker_secret
+    if spec.upstream is None or spec.upstream.engine != UpstreamEngine.MANAGED or not secret:
+        return wanted
+    upstream = replace(spec.upstream, signature=sign_managed(spec.name, spec.upstream, secret))
+    return msgspec.structs.replace(wanted, spec=replace(spec, upstream=upstream))
 
 
 def check_deployment(name: str, source: str = "", *, secret: str | None = None, **options: Any) -> str:
@@ -430,9 +441,7 @@ def _check_upstream(row: Deployment) -> None:
         message = "Enter the vector size. Anthropic's protocol has no embeddings."
         raise FieldRefused("dimensions", "invalid", message)
     if row.engine == UpstreamEngine.MANAGED:
-        row.source = row.source or row.upstream_model
-        if not 1 <= len(row.command) <= MAX_COMMAND_LENGTH:
-            raise FieldRefused("command", "invalid", "Enter the command that starts the engine.")
+        _check_managed(row)
     elif row.command:
         raise FieldRefused("command", "invalid", "Only the engine managed has a command. Remove it.")
     try:
@@ -451,6 +460,29 @@ def _check_upstream(row: Deployment) -> None:
         parse(row.source, (parts.hostname or "",) if row.allow_internal else ())
     except (TargetRefused, ValueError) as exc:
         raise _base_url_refused(exc) from exc
+
+
+def _check_managed(row: Deployment) -> None:
+    """Check the fields of a managed engine, and set its source.
+
+    Raises:
+        FieldRefused: names the field.
+    """
+    if not 1 <= len(row.command) <= MAX_COMMAND_LENGTH:
+        raise FieldRefused("command", "invalid", f"Enter the command that starts the engine, {COMMAND_EXAMPLE}.")
+    try:
+        parse_command(row.command)
+    except ValueError as exc:
+        raise FieldRefused("command", "invalid", f"{exc}.") from exc
+    if row.upstream_model.startswith("-"):
+        raise FieldRefused("upstream_model", "invalid", "Enter a name that does not start with a hyphen.")
+    if row.credential_id is not None:
+        raise FieldRefused("credential_id", "invalid", "A managed engine has no credential. Remove it.")
+    if row.allow_internal:
+        raise FieldRefused("allow_internal", "invalid", "A managed engine is always internal. Remove it.")
+    if row._state.adding and row.source not in ("", row.upstream_model):
+        raise FieldRefused("base_url", "invalid", "A managed engine has no base URL. Remove it.")
+    row.source = row.upstream_model
 
 
 def _base_url_refused(exc: ValueError) -> FieldRefused:

@@ -9,7 +9,7 @@ import msgspec
 
 from inference_worker.contract.messages import InferenceJob
 from inference_worker.contract.upstream_presets import preset_of
-from inference_worker.contract.upstreams import UpstreamRequest
+from inference_worker.contract.upstreams import UpstreamEngine, UpstreamRequest
 from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.protocols import tools
@@ -53,7 +53,7 @@ class InferenceJobBuilder:
             prediction=prompt.prediction,
             upstream=_upstream_request(demand, cache_salt, waits_for_capacity),
             credential=_credential(demand),
-            is_tenant_credential=demand.model.upstream is not None and demand.model.name in demand.key.credentials,
+            is_tenant_credential=_has_credential(demand) and demand.model.name in demand.key.credentials,
         )
 
     def _cache_salt(self, tenant_id: int, model: ServedModel, cache_key: str | None) -> bytes:
@@ -68,7 +68,15 @@ class InferenceJobBuilder:
 def _credential(demand: AdmissionRequest) -> int | None:
     """Return the ID of the upstream credential: the tenant's own for the model, or else the deployment's."""
     upstream = demand.model.upstream
-    return None if upstream is None else demand.key.credentials.get(demand.model.name, upstream.credential)
+    if upstream is None or not _has_credential(demand):
+        return None
+    return demand.key.credentials.get(demand.model.name, upstream.credential)
+
+
+def _has_credential(demand: AdmissionRequest) -> bool:
+    """Return whether requests to the model may have a credential. A managed server has its worker's own key."""
+    upstream = demand.model.upstream
+    return upstream is not None and upstream.engine != UpstreamEngine.MANAGED
 
 
 def _upstream_request(demand: AdmissionRequest, cache_salt: bytes, waits: bool) -> UpstreamRequest | None:

@@ -177,7 +177,7 @@ def _check(upstream: UpstreamSpec, request: InferenceRequest) -> None:
             raise _unsupported(name, f"This model's provider has no {name}. Omit it.")
     if request.tools and not upstream.tools:
         raise _unsupported("tools", "This model calls no tools. Omit tools, or use another model.")
-    require_images(request, is_supported=upstream.images, allow_urls=not upstream.allow_internal)
+    require_images(request, is_supported=upstream.images, allow_urls=not upstream.is_internal)
 
 
 def _parameters(preset: UpstreamPreset, request: InferenceRequest, source: Mapping[str, Any]) -> dict[str, Any]:

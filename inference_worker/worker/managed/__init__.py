@@ -1,0 +1,1 @@
+"""Managed engines: servers that a worker starts and supervises."""
