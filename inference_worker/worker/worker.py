@@ -194,7 +194,7 @@ class Worker:
             self._load(home)  # an error ends the process
         pools = (*settings.worker_pools, *self._home_pool())
         self.replicas = Reconciler(self._broker, worker_name(settings), replica_id, pools, self._load, home)
-        self._control = Control(self._broker, replica_id, self, self._heartbeats)
+        self._control = Control(self._broker, replica_id, self, self._heartbeats, self._prefix_digests)
         self.credentials.start()
         self.replicas.start()
 
@@ -419,6 +419,7 @@ class Worker:
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             long_prefill_token_threshold=limits.long_prefill_token_threshold,
+            locality_tokens=settings.locality_tokens,
             block_size=spec.block_size or settings.block_size,
             kv_cache_memory=settings.kv_cache_memory if memory is None else memory,
             kv_offload_bytes=settings.kv_offload_bytes,
@@ -436,6 +437,10 @@ class Worker:
             replica.id: replica.heartbeat(beat, accepts=accepts, draining=draining, disk_low=disk_low)
             for replica in self.replicas.replicas
         }
+
+    def _prefix_digests(self) -> Mapping[str, bytes]:
+        digests = ((replica.id, replica.new_digest()) for replica in self.replicas.replicas)
+        return {replica_id: digest for replica_id, digest in digests if digest is not None}
 
     def _on_broken(self) -> None:
         self.broken.set()
