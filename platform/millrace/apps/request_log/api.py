@@ -22,6 +22,7 @@ from inference_worker.contract.request import TOKEN_CLASSES
 from millrace.apps.request_log import selectors
 from millrace.apps.request_log.cache_layers import CacheLayers, LayerUsage, cache_layers
 from millrace.apps.request_log.models import CacheLayer, RequestOutcome, RequestRecord
+from millrace.apps.request_log.outcomes import LabeledOutcome, labeled_outcomes
 from millrace.apps.request_log.selectors import BadCursor, Filters, ListedRequest, RequestExecution, RequestStory, Usage
 from millrace.apps.request_log.success_costs import SUCCESS_GROUPS, SuccessCosts, success_costs, total_success_costs
 from tenants.api.serializers import MAX_BIGINT, Query
@@ -84,6 +85,12 @@ class SuccessQuery(_Times):
     project = serializers.IntegerField(
         required=False, min_value=1, max_value=MAX_BIGINT, help_text="ID of the project."
     )
+
+
+class OutcomesQuery(_Times):
+    model = serializers.CharField(max_length=128, help_text="The requested model name.")
+    weak = serializers.CharField(max_length=128, help_text="The model of simple requests.")
+    strong = serializers.CharField(max_length=128, help_text="The model of complex requests.")
 
 
 class RequestUsageOut(serializers.Serializer[Usage]):
@@ -374,6 +381,18 @@ class SuccessOut(serializers.Serializer[Any]):
     total = SuccessCostsOut()
 
 
+class LabeledOutcomeOut(serializers.Serializer[LabeledOutcome]):
+    """A prompt with the feedback on the model that answered it. The success of the other model is null."""
+
+    prompt = serializers.CharField()
+    weak_ok = serializers.BooleanField(allow_null=True)
+    strong_ok = serializers.BooleanField(allow_null=True)
+
+
+class LabeledOutcomesOut(serializers.Serializer[Any]):
+    outcomes = LabeledOutcomeOut(many=True)
+
+
 @extend_schema(tags=["requests"])
 class Requests(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
@@ -470,6 +489,22 @@ class RequestSuccess(TenantView):
             message = "There are too many groups. Use a shorter period, or filter by model, key or project."
             raise ValidationError({"group_by": [message]}) from exc
         return Response(SuccessOut({"groups": rows, "total": total_success_costs(rows)}).data)
+
+
+@extend_schema(tags=["requests"])
+class RequestOutcomes(TenantView):
+    permissions: ClassVar = {"GET": Permission.USAGE_READ}
+    pagination_class = None
+
+    @extend_schema(operation_id="requests_outcomes", parameters=[OutcomesQuery], responses=LabeledOutcomesOut)
+    def get(self, request: Request) -> Response:
+        """Return the newest 1,000 stored prompts with feedback on either of two models. Default: 1 day."""
+        values = check_query(OutcomesQuery, request).validated_data
+        start, end = _period(values)
+        names = values["model"], values["weak"], values["strong"]
+        with self.scope():
+            found = labeled_outcomes(self.access.tenant.pk, *names, start, end)
+        return Response(LabeledOutcomesOut({"outcomes": found}).data)
 
 
 def _period(values: Mapping[str, Any]) -> tuple[datetime, datetime]:
