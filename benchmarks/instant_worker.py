@@ -60,6 +60,9 @@ class InstantEngine:
         with self._lock:
             return [live for live, _ in self._live.values()]
 
+    def prefix_digest(self) -> None:
+        """Return None: there is no prefix cache."""
+
     def stats(self) -> EngineStats:
         counts: Any = dict.fromkeys((field.name for field in fields(EngineStats)), 0)
         return EngineStats(**counts | {"num_running": len(self._live)})

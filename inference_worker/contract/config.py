@@ -171,6 +171,7 @@ class EngineConfig:
     max_model_len: int | None = None  # tokens; lowers the model's limit
     long_prefill_token_threshold: int = 0  # maximum tokens of one prompt in a step; 0: no limit
     max_long_partial_prefills: int = 0  # maximum concurrent prefills of longer prompts; 0: no limit
+    locality_tokens: int = 0  # by which a tenant may be ahead if its next prompt is cached (scheduling/waiting.py)
     num_blocks: int | None = None  # usable KV blocks; None: as many as fit into kv_cache_memory
     prefix_cache: bool = True
     kv_offload_bytes: int = 0  # host memory for blocks evicted from the device; 0: no offload

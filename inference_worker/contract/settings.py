@@ -241,6 +241,11 @@ class WorkerSettings(SharedSettings):
         "0",
         "maximum tokens of one prompt in a step, which bounds the delay of others; 0: the profile's value",
     )
+    locality_tokens: int = env.env(
+        env.integer(0, 1_000_000),
+        "2048",
+        "tokens by which a tenant may be ahead of others if its next prompt is cached; 0: no advantage",
+    )
     block_size: int = env.env(env.integer(1, 256), "32", "tokens per KV cache block")
     kv_cache_memory: int | float | None = env.env(
         read_kv_cache_memory,

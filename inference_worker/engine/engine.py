@@ -9,6 +9,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 from inference_worker.contract.config import EngineConfig, ModelConfig
+from inference_worker.contract.prefix_digest import PrefixDigest
 from inference_worker.contract.request import Request, RequestOutput, RequestRejected, TokenLogprobs
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.contract.validation import check_sampling
@@ -122,6 +123,7 @@ class LLMEngine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             max_long_partial_prefills=config.max_long_partial_prefills,
+            locality_tokens=config.locality_tokens,
             speculator=self.speculator,
         )
         self._kv_tokens = cache.demand.max_tokens(cache.pool.num_blocks, self.max_model_len)
@@ -216,6 +218,10 @@ class LLMEngine:
     @property
     def num_waiting(self) -> int:
         return len(self.scheduler.waiting)
+
+    def prefix_digest(self) -> PrefixDigest | None:
+        """Return the digest of the prefix cache. Any thread may call it."""
+        return self.scheduler.cache.prefix_digest()
 
     def stats(self) -> EngineStats:
         pool, metrics = self.scheduler.cache.pool, self.metrics

@@ -24,6 +24,7 @@ from inference_worker.contract.messages import (
     encode,
     worker_of,
 )
+from inference_worker.contract.prefix_digest import DIGEST_TTL_SECONDS, digest_key
 from inference_worker.contract.request import RequestError
 from inference_worker.worker.engine_client import ActiveJob
 
@@ -52,12 +53,19 @@ class Control:
         process_id: str,
         engine: Executions,
         heartbeats: Callable[[int], Mapping[str, Heartbeat]],
+        prefix_digests: Callable[[], Mapping[str, bytes]] = dict,
     ) -> None:
-        """Start the threads. `heartbeats` returns the heartbeat of each replica by its ID."""
+        """Start the threads.
+
+        Args:
+            heartbeats: returns the heartbeat of each replica by its ID.
+            prefix_digests: returns the digests of prefix caches that are to be sent now, by replica ID.
+        """
         self._broker = broker
         self._process_id = process_id
         self._engine = engine
         self._heartbeats = heartbeats
+        self._prefix_digests = prefix_digests
         self._sent: frozenset[str] = frozenset()  # replicas of the last heartbeats
         self._closing = threading.Event()
         self._cancelled: OrderedDict[tuple[str, int, int], None] = OrderedDict()  # the last cancellations received
@@ -104,6 +112,8 @@ class Control:
             for replica_id, beat in beats.items():
                 pipe.hset(REPLICAS_KEY, replica_id, encode(beat))
                 pipe.set(beat_key(replica_id), "", px=HEARTBEAT_TTL_MS)
+            for replica_id, digest in self._prefix_digests().items():
+                pipe.set(digest_key(replica_id), digest, ex=DIGEST_TTL_SECONDS)
             for replica_id in removed:
                 pipe.hdel(REPLICAS_KEY, replica_id)
                 pipe.delete(beat_key(replica_id))

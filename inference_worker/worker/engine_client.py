@@ -19,6 +19,7 @@ import structlog
 
 from inference_worker.contract.messages import InferenceJob
 from inference_worker.contract.metric_families import MetricsSnapshot
+from inference_worker.contract.prefix_digest import PrefixDigest
 from inference_worker.contract.request import Request, RequestError, RequestOutput, RequestRejected, TokenCounts
 from inference_worker.engine.engine import EngineStats
 from inference_worker.engine.structured_output.grammars import GrammarCompiler
@@ -87,6 +88,8 @@ class EngineClient(Protocol):
 
     def stats(self) -> EngineStats: ...
 
+    def prefix_digest(self) -> PrefixDigest | None: ...
+
     def metrics(self) -> MetricsSnapshot: ...
 
     def close(self) -> None: ...
@@ -104,6 +107,9 @@ class Engine(Protocol):
     def has_unfinished(self) -> bool: ...
 
     def stats(self) -> EngineStats: ...
+
+    def prefix_digest(self) -> PrefixDigest | None:
+        """Return the digest of the prefix cache, if there is one. Any thread may call it."""
 
     @property
     def metrics(self) -> WorkerMetrics: ...
@@ -179,6 +185,9 @@ class ResidentEngine:
 
     def stats(self) -> EngineStats:
         return self._stats
+
+    def prefix_digest(self) -> PrefixDigest | None:
+        return self._engine.prefix_digest()
 
     def metrics(self) -> MetricsSnapshot:
         return self._engine.metrics.snapshot()

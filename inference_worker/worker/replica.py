@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from inference_worker.contract.messages import Heartbeat, Machine, ReplicaPhase
+from inference_worker.contract.prefix_digest import DIGEST_SECONDS, DIGEST_TTL_SECONDS
 from inference_worker.contract.request import RequestError, ServiceClass
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.worker.engine_client import ActiveJob, EngineClient
@@ -51,6 +52,8 @@ class LocalReplica:
         self.used_at = time.monotonic()  # when it last had an execution
         self.drained_at: float | None = None
         self.loaded: LoadedEngine | None = None
+        self._digest = b""  # of the prefix cache, as sent last
+        self._digest_at = -DIGEST_SECONDS
         # Held while executions are claimed and submitted, so that the engine is not closed between the two.
         self.lock = threading.Lock()
 
@@ -132,6 +135,18 @@ class LocalReplica:
             return loaded.client
         finally:
             self.lock.release()
+
+    def new_digest(self) -> bytes | None:
+        """Return the digest of the prefix cache to send now; None if the last one is still valid."""
+        now, loaded = time.monotonic(), self.loaded
+        if loaded is None or now < self._digest_at + DIGEST_SECONDS:
+            return None
+        digest = loaded.client.prefix_digest()
+        payload = None if digest is None else msgspec.msgpack.encode(digest)
+        if payload is None or (payload == self._digest and now < self._digest_at + DIGEST_TTL_SECONDS / 3):
+            return None
+        self._digest, self._digest_at = payload, now
+        return payload
 
     def heartbeat(self, beat: int, *, accepts: bool, draining: bool, disk_low: bool) -> Heartbeat:
         """Return the heartbeat.

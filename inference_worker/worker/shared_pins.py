@@ -17,7 +17,7 @@ import redis
 import structlog
 
 from inference_worker.contract.messages import InferenceJob, claim_key, pins_key
-from inference_worker.engine.kv_cache.kv_cache import hash_block
+from inference_worker.contract.prefix_digest import hash_block
 from inference_worker.worker.engine_client import ActiveJob, PinnedPrefixes
 
 log = structlog.get_logger(__name__)

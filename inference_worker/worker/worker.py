@@ -198,7 +198,7 @@ class Worker:
             self._load(home)  # an error ends the process
         pools = (*settings.worker_pools, *self._home_pool())
         self.replicas = Reconciler(self._broker, worker_name(settings), replica_id, pools, self._load, home)
-        self._control = Control(self._broker, replica_id, self, self._heartbeats)
+        self._control = Control(self._broker, replica_id, self, self._heartbeats, self._prefix_digests)
         self.credentials.start()
         self.replicas.start()
 
@@ -444,6 +444,7 @@ class Worker:
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             long_prefill_token_threshold=limits.long_prefill_token_threshold,
+            locality_tokens=settings.locality_tokens,
             block_size=spec.block_size or settings.block_size,
             kv_cache_memory=settings.kv_cache_memory if memory is None else memory,
             kv_cache_dtype=spec.kv_cache_dtype,
@@ -462,6 +463,10 @@ class Worker:
             replica.id: replica.heartbeat(beat, accepts=accepts, draining=draining, disk_low=disk_low)
             for replica in self.replicas.replicas
         }
+
+    def _prefix_digests(self) -> Mapping[str, bytes]:
+        digests = ((replica.id, replica.new_digest()) for replica in self.replicas.replicas)
+        return {replica_id: digest for replica_id, digest in digests if digest is not None}
 
     def _on_broken(self) -> None:
         self.broken.set()

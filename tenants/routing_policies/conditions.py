@@ -11,6 +11,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
+from tenants.routing_policies.complexity import MAX_SCORE
+
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 MAX_IDS = 100  # API keys or projects of a condition
@@ -52,6 +54,7 @@ class When(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     projects: tuple[int, ...] | None = None  # IDs of projects
     hours: Hours | None = None
     budget_left: Between | None = None  # percent of the budget that has the smallest share left
+    complexity: Between | None = None  # the score of the policy's classifier
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class RoutingFacts:
     metadata: Mapping[str, str] = field(default_factory=dict)
     project_id: int = 0
     budget_left: float | None = None  # percent; None: no budget applies
+    complexity: int | None = None  # by the policy's classifier; None: there is no text to score
 
 
 def is_met(when: When, facts: RoutingFacts) -> bool:
@@ -85,6 +89,10 @@ def is_met(when: When, facts: RoutingFacts) -> bool:
         and all(facts.metadata.get(name) in values for name, values in (when.metadata or {}).items())
         and (when.hours is None or _in_hours(when.hours, facts.at))
         and (when.budget_left is None or when.budget_left.contains(budget_left))
+        and (
+            when.complexity is None
+            or when.complexity.contains(MAX_SCORE if facts.complexity is None else facts.complexity)
+        )
     )
 
 
@@ -98,6 +106,8 @@ def check_conditions(place: str, when: When) -> None:
         _check_range(f"{place}.prompt_tokens", when.prompt_tokens, 2**31)
     if when.budget_left is not None:
         _check_range(f"{place}.budget_left", when.budget_left, 100)
+    if when.complexity is not None:
+        _check_range(f"{place}.complexity", when.complexity, MAX_SCORE)
     for name in ("keys", "projects"):
         if (ids := getattr(when, name)) is not None:
             within(f"{place}.{name}", len(ids), 1, MAX_IDS, "IDs")

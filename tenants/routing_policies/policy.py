@@ -19,6 +19,7 @@ from typing import Any, Literal
 import msgspec
 
 from tenants.routing_policies.answer_pattern import AnswerPattern, PatternError
+from tenants.routing_policies.complexity import ComplexityModel, check_model
 from tenants.routing_policies.conditions import Between, Hours, RoutingFacts, When, check_conditions, is_met, within
 from tenants.routing_policies.strategies import Measure, Strategy, order_targets, unknown_measures
 
@@ -41,7 +42,7 @@ __all__ = [
 
 Fallback = Literal["error", "overload", "rate_limit", "context", "timeout"]
 AnswerCheck = Literal["schema", "tool_arguments", "pattern", "empty"]
-Overflow = Literal["refuse", "drop_middle"]
+Overflow = Literal["refuse", "drop_middle", "summarize"]
 MAX_RULES = 32
 MAX_TARGETS = 16
 MAX_WEIGHT = 1_000_000
@@ -95,6 +96,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     first_token_ms: int | None = None  # a target without a token by then is replaced, if `timeout` is in `fallback_on`
     retries: RetryBudget = RetryBudget()
     context_overflow: Overflow = "refuse"  # what happens to a conversation that no target's context can take
+    summarizer: str = ""  # the deployment that summarizes dropped messages, if `context_overflow` is `summarize`
+    complexity: ComplexityModel | None = None  # the classifier of the condition `complexity`
     version: int = 0  # assigned on publication
 
     @property
@@ -106,6 +109,11 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     def metadata_fields(self) -> tuple[str, ...]:
         """Return the metadata fields that rules depend on, without duplicates."""
         return tuple(dict.fromkeys(name for rule in self.rules for name in rule.when.metadata or ()))
+
+    @property
+    def uses_complexity(self) -> bool:
+        """Return whether a rule depends on the complexity score."""
+        return any(rule.when.complexity is not None for rule in self.rules)
 
     @property
     def uses_budget(self) -> bool:
@@ -145,6 +153,7 @@ def parse(body: Mapping[str, Any], *, version: int = 0) -> Policy:
         if rule.when == When() and number < len(policy.rules) - 1:
             raise ValueError(f"always matches, so later rules never apply - at `{place}`")
     _check_fallbacks(policy)
+    _check_complexity(policy)
     return msgspec.structs.replace(policy, version=version)
 
 
@@ -205,9 +214,20 @@ def _check_escalation(place: str, rule: Rule) -> None:
             raise ValueError(f"{exc} - at `{place}.pattern`") from exc
 
 
+def _check_complexity(policy: Policy) -> None:
+    if policy.complexity is not None:
+        check_model("$.complexity", policy.complexity)
+        return
+    for number, rule in enumerate(policy.rules):
+        if rule.when.complexity is not None:
+            raise ValueError(f"the policy has no classifier `complexity` - at `$.rules[{number}].when.complexity`")
+
+
 def _check_fallbacks(policy: Policy) -> None:
     if ("timeout" in policy.fallback_on) != (policy.first_token_ms is not None):
         raise ValueError("give first_token_ms together with the fallback 'timeout' - at `$.first_token_ms`")
+    if (policy.context_overflow == "summarize") != bool(policy.summarizer):
+        raise ValueError("give a summarizer together with the overflow 'summarize' - at `$.summarizer`")
     if policy.first_token_ms is not None:
         within("$.first_token_ms", policy.first_token_ms, 1, MAX_FIRST_TOKEN_MS)
     within("$.retries.max_per_request", policy.retries.max_per_request, 0, MAX_TARGETS - 1)

@@ -33,6 +33,7 @@ _SCREENS: dict[IssueType, tuple[str, str]] = {
     IssueType.OBJECTIVE: ("Fleet", "operator-fleet"),
     IssueType.OVERAGE: ("Margin", "operator-margin"),
     IssueType.PAYMENT: ("Billing runs", "operator-billing"),
+    IssueType.PREFIX_ROUTING: ("Workers", "operator-models"),
     IssueType.PRICE: ("Price book", "operator-prices"),
     IssueType.QUEUE: ("Fleet", "operator-fleet"),
     IssueType.REPLICA: ("Workers", "operator-models"),

@@ -31,6 +31,14 @@ class CheckResult:
     diff: list[DiffLine]
     unserved: tuple[str, ...]  # named models that the platform does not serve
 
+    @property
+    def success_rates(self) -> tuple[str, str] | None:
+        """Return the expected success rates before and after."""
+        trial = self.trial
+        if trial is None or trial.success_rate is None or trial.new_success_rate is None:
+            return None
+        return f"{trial.success_rate:.1%}", f"{trial.new_success_rate:.1%}"
+
 
 def served() -> tuple[str, ...]:
     """Return the names of the platform's models."""
@@ -51,7 +59,7 @@ def check(ctx: PageContext, name: str, text: str, served_models: Collection[str]
         of_all=of_all,
         active=active,
         diff=[] if active is None else diff(pretty(active.body), pretty(body)),
-        unserved=tuple(sorted(set(policy.models) - set(served_models))),
+        unserved=tuple(sorted({*policy.models, policy.summarizer} - {"", *served_models})),
     )
 
 

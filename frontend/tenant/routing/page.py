@@ -127,8 +127,12 @@ def _policy_facts(policy: Policy) -> Iterator[str]:
         yield f"A request falls back at most {policy.retries.max_per_request} times."
     if policy.retries.max_percent is not None:
         yield f"At most {policy.retries.max_percent} fallbacks per 100 requests."
+    if policy.complexity is not None:
+        yield f"Complexity classifier: {policy.complexity.trained or 'trained'}."
     if policy.context_overflow == "drop_middle":
         yield "Messages in the middle of too long conversations are dropped."
+    if policy.context_overflow == "summarize":
+        yield f"{policy.summarizer} summarizes messages in the middle of too long conversations."
 
 
 def _rule(number: int, rule: Rule, keys: Mapping[int, str], projects: Mapping[int, str]) -> dict[str, Any]:
@@ -173,6 +177,10 @@ def _conditions(when: When, keys: Mapping[int, str], projects: Mapping[int, str]
         most = "" if left.at_most is None else f"at most {left.at_most}%"
         least = f"at least {left.at_least}%" if left.at_least or not most else ""
         yield f"{' and '.join(filter(None, (least, most)))} of the budget left"
+    if (score := when.complexity) is not None:
+        most = "" if score.at_most is None else f"at most {score.at_most}"
+        least = f"at least {score.at_least}" if score.at_least or not most else ""
+        yield f"complexity {' and '.join(filter(None, (least, most)))}"
     if (hours := when.hours) is not None:
         days = "" if len(hours.days) == len(DAYS) else f" on {_listed(day.capitalize() for day in hours.days)}"
         yield f"{hours.start} to {hours.end} {hours.zone}{days}"

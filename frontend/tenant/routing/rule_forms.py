@@ -76,6 +76,8 @@ class RuleForm(forms.Form):
     days = _boxes("On", {day: day.capitalize() for day in DAYS})
     budget_at_least = _number("Budget left, at least (%)")
     budget_at_most = _number("Budget left, at most (%)")
+    complexity_at_least = _number("Complexity, at least")
+    complexity_at_most = _number("Complexity, at most")
     strategy = forms.ChoiceField(label="Strategy", choices=list(STRATEGY_NAMES.items()))
     targets = _text("Targets", "One model per line, with its weight. Weight 0: only a fallback.", rows=3)
     checks = _boxes("Use the next target if the answer fails", CHECKS)
@@ -93,7 +95,8 @@ class RuleForm(forms.Form):
     def conditions(self) -> list[forms.BoundField]:
         """Return the fields of the conditions."""
         names = ("tokens_at_least", "tokens_at_most", "tools", "schema", "images", "task", "metadata", "start", "end")
-        return [self[name] for name in (*names, "zone", "budget_at_least", "budget_at_most")]
+        ranges = [f"{name}_at_{end}" for name in ("budget", "complexity") for end in ("least", "most")]
+        return [self[name] for name in (*names, "zone", *ranges)]
 
     def condition_boxes(self) -> list[forms.BoundField]:
         """Return the conditions with several choices, without those that have none."""
@@ -111,7 +114,7 @@ class RuleForm(forms.Form):
         """Return the JSON of a valid form. The policy may still be invalid."""
         given = self.cleaned_data
         when: dict[str, Any] = {}
-        for name, start in (("prompt_tokens", "tokens"), ("budget_left", "budget")):
+        for name, start in (("prompt_tokens", "tokens"), ("budget_left", "budget"), ("complexity", "complexity")):
             if between := _without_empty(at_least=given[f"{start}_at_least"], at_most=given[f"{start}_at_most"]):
                 when[name] = between
         when |= {name: given[name] == "true" for name in ("tools", "schema", "images") if given[name]}
@@ -145,8 +148,14 @@ class PolicyForm(forms.Form):
     max_percent = _number("Fallbacks per 100 requests")
     context_overflow = forms.ChoiceField(
         label="Conversations that outgrow the context",
-        choices=(("refuse", "Reject"), ("drop_middle", "Drop messages in the middle")),
+        choices=(
+            ("refuse", "Reject"),
+            ("drop_middle", "Drop messages in the middle"),
+            ("summarize", "Summarize messages in the middle"),
+        ),
     )
+    summarizer = _text("Model that summarizes", max_length=128)
+    complexity = forms.JSONField(required=False, widget=forms.HiddenInput)  # the classifier
 
     def policy(self) -> dict[str, Any]:
         """Return the JSON of a valid form."""
@@ -156,8 +165,11 @@ class PolicyForm(forms.Form):
         retries = {name: given[name] for name in ("max_per_request", "max_percent") if given[name] is not None}
         if retries:
             found["retries"] = retries
+        if given["complexity"]:
+            found["complexity"] = given["complexity"]
         if given["context_overflow"] != "refuse":
             found["context_overflow"] = given["context_overflow"]
+        found |= _without_empty(summarizer=given["summarizer"])
         return found
 
 
@@ -165,7 +177,7 @@ def rule_initial(rule: Rule) -> dict[str, Any]:
     """Return the fields of a rule."""
     when, escalate, either = rule.when, rule.escalate, {None: "", True: "true", False: "false"}
     hours = when.hours or Hours("", "", "")
-    tokens, budget = when.prompt_tokens, when.budget_left
+    tokens, budget, complexity = when.prompt_tokens, when.budget_left, when.complexity
     return {
         "name": rule.name,
         "tokens_at_least": tokens and (tokens.at_least or None),
@@ -179,6 +191,8 @@ def rule_initial(rule: Rule) -> dict[str, Any]:
         "days": list(when.hours.days) if when.hours else [],
         "budget_at_least": budget and (budget.at_least or None),
         "budget_at_most": budget and budget.at_most,
+        "complexity_at_least": complexity and (complexity.at_least or None),
+        "complexity_at_most": complexity and complexity.at_most,
         "strategy": rule.strategy,
         "targets": "\n".join(_target_line(target) for target in rule.targets),
         "checks": list(escalate.on) if escalate else [],
@@ -196,6 +210,8 @@ def policy_initial(policy: Policy) -> dict[str, Any]:
         "max_per_request": given.get("max_per_request"),
         "max_percent": given.get("max_percent"),
         "context_overflow": policy.context_overflow,
+        "summarizer": policy.summarizer,
+        "complexity": None if policy.complexity is None else msgspec.to_builtins(policy.complexity),
     }
 
 

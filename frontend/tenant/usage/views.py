@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from django.http import HttpResponse
 from django.urls import path
 
 from billing.metering.usage import TooManyRows
 from frontend.core.metering import metering
+from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from frontend.tenant.usage import page
 from frontend.tenant.usage.groups import all_rows, groups
 from frontend.tenant.usage.query import GROUPS, filters, query_of
+from frontend.tenant.usage.success import COLUMNS as SUCCESS_COLUMNS
+from frontend.tenant.usage.success import LABELS, group_of, named_rows, success
 from tenants import csv_tables
 from tenants.permissions import Permission
 
@@ -26,6 +31,7 @@ PANELS = Panels(
         Panel("groups", "Usage by group", "usage/groups.html", groups),
         Panel("caches", "Cache performance", "usage/caches.html", page.caches, every=60),
         Panel("layers", "Cache layers", "usage/layers.html", page.layers, every=60, lazy=True),
+        Panel("success", "Cost per success", "usage/success.html", success, every=60, lazy=True),
         Panel("rejections", "Rate limited (429)", "usage/rejections.html", page.rejections, every=60),
     ),
 )
@@ -57,9 +63,7 @@ def usage_csv(ctx: PageContext) -> HttpResponse:
         with ctx.scope():
             rows = all_rows(ctx, now)
     except TooManyRows:
-        return HttpResponse(
-            "The export would have too many rows. Choose a shorter period.", status=422, content_type="text/plain"
-        )
+        return _too_many_rows()
     heading = (GROUPS[now.group].lower().replace(" ", "_"), "detail", *_HEADING, "cost_usd", "saved_usd")
     table = (
         (
@@ -71,15 +75,46 @@ def usage_csv(ctx: PageContext) -> HttpResponse:
         )
         for row in rows
     )
-    last = now.date_range.last
+    return _as_csv(ctx, f"usage-{ctx.tenant.slug}-by-{now.group}", heading, table)
+
+
+@tenant_page(NEEDS)
+def success_csv(ctx: PageContext) -> HttpResponse:
+    """Return all rows of the cost per success with all digits, for the page's range, grouping and filters."""
+    try:
+        with ctx.scope():
+            rows = named_rows(ctx)
+    except TooManyRows:
+        return _too_many_rows()
+    group = group_of(ctx)
+    heading = (LABELS[group].lower().replace(" ", "_"), *SUCCESS_COLUMNS, "cost_usd", "cost_per_success_usd")
+    table = (
+        (
+            name,
+            *(getattr(row, column) for column in SUCCESS_COLUMNS),
+            Money(row.cost_femto).exact,
+            "" if row.cost_per_success_femto is None else Money(row.cost_per_success_femto).exact,
+        )
+        for name, row in rows
+    )
+    return _as_csv(ctx, f"success-{ctx.tenant.slug}-by-{group}", heading, table)
+
+
+def _too_many_rows() -> HttpResponse:
+    message = "The export would have too many rows. Choose a shorter period."
+    return HttpResponse(message, status=422, content_type="text/plain")
+
+
+def _as_csv(ctx: PageContext, name: str, heading: tuple[str, ...], table: Iterable[Sequence[object]]) -> HttpResponse:
+    dates = query_of(ctx).date_range
     answer = HttpResponse(csv_tables.as_csv(heading, table), content_type="text/csv; charset=utf-8")
-    name = f"usage-{ctx.tenant.slug}-by-{now.group}-{now.date_range.first}-{last}.csv"
-    answer.headers["Content-Disposition"] = f'attachment; filename="{name}"'
+    answer.headers["Content-Disposition"] = f'attachment; filename="{name}-{dates.first}-{dates.last}.csv"'
     return answer
 
 
 urlpatterns = [
     path("t/<slug:slug>/usage/", usage, name="usage"),
     path("t/<slug:slug>/usage/csv", usage_csv, name="usage-csv"),
+    path("t/<slug:slug>/usage/success.csv", success_csv, name="usage-success-csv"),
     PANELS.tenant_url("t/<slug:slug>/usage/", NEEDS),
 ]

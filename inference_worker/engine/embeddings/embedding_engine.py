@@ -110,6 +110,9 @@ class EmbeddingEngine:
     def has_unfinished(self) -> bool:
         return bool(self._tasks)
 
+    def prefix_digest(self) -> None:
+        """Return None: there is no prefix cache."""
+
     def stats(self) -> EngineStats:
         metrics = self.metrics
         return EngineStats(

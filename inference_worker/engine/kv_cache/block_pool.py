@@ -123,6 +123,10 @@ class BlockPool:
         """Return whether no request uses the block."""
         return self._blocks[block_id].references == 0
 
+    def cached_keys(self) -> list[bytes]:
+        """Return the hashes of all cached blocks. Any thread may call it, because a dictionary is copied atomically."""
+        return list(self._by_hash)
+
     def cached(self) -> Iterator[tuple[bytes, bool]]:
         """Return the hashes of all cached blocks, and whether they are pinned."""
         return ((block_hash, block.pinned) for block_hash, block in self._by_hash.items())

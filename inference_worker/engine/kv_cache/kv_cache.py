@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from collections.abc import Iterable
-from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from inference_worker.contract.prefix_digest import HASH_BYTES, PrefixDigest, hash_block, make_digest
 from inference_worker.engine.kv_cache.block_pool import BlockPool
 from inference_worker.engine.kv_cache.cpu_offload import KVOffloadCache
 from inference_worker.engine.kv_cache.layer_groups import BlockDemand
@@ -17,18 +15,8 @@ from inference_worker.engine.kv_cache.prefix_history import PrefixHistory
 from inference_worker.engine.kv_cache.prompt_accounting import PromptAccounting
 from inference_worker.engine.scheduling.sequence import Sequence
 
-HASH_BYTES = 32
 HISTORY_PER_BLOCK = 4  # remembered hashes per block
 IN_CPU_MEMORY = -1  # in place of a block's id
-
-
-def hash_block(parent: bytes | None, tokens: Items[int], salt: bytes) -> bytes:
-    """Return the hash of a full block that follows the block `parent`. The salt enters only the hash of a first block.
-
-    Without the salt, a tenant can neither find another tenant's blocks nor create blocks that the other would find.
-    """
-    key = hashlib.blake2b(salt, digest_size=HASH_BYTES).digest() if parent is None else parent
-    return hashlib.blake2b(array("I", tokens).tobytes(), key=key, digest_size=HASH_BYTES).digest()
 
 
 class BlockOperation(NamedTuple):
@@ -124,6 +112,12 @@ class KVCacheManager:
     def num_available(self) -> int:
         """Return the number of blocks that can be allocated: free blocks, and pinned blocks that no request uses."""
         return self.pool.num_free + self.pool.num_idle_pinned
+
+    def prefix_digest(self) -> PrefixDigest | None:
+        """Return the digest of the cached blocks on the device; None without a prefix cache. Any thread may call it."""
+        if not self.prefix_cache:
+            return None
+        return make_digest(self.block_size, [key for key in self.pool.cached_keys() if len(key) == HASH_BYTES])
 
     def lookup(self, seq: Sequence) -> PrefixHit:
         """Return the cached part of `seq`'s tokens. Changes only the sequence's hashes."""

@@ -81,6 +81,7 @@ class Scheduler:
         max_num_batched_tokens: maximum tokens in a step.
         long_prefill_token_threshold: maximum tokens of one prompt in a step; 0: no limit.
         max_long_partial_prefills: maximum concurrent prefills of longer prompts; 0: no limit.
+        locality_tokens: the advantage in a tenant's counter that cached tokens can outweigh.
         speculator: chooses drafts; None: steps verify no drafts.
     """
 
@@ -92,6 +93,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         long_prefill_token_threshold: int = 0,
         max_long_partial_prefills: int = 0,
+        locality_tokens: int = 0,
         speculator: Speculator | None = None,
     ) -> None:
         self.cache = cache
@@ -102,7 +104,9 @@ class Scheduler:
         self.max_long_partial_prefills = max_long_partial_prefills
         self.tenants = FairShareTable()
         self.running: list[Sequence] = []  # by arrival
-        self.waiting = WaitingQueue(self.tenants, lambda seq: cache.lookup(seq).num_cached_tokens, self._is_long)
+        self.waiting = WaitingQueue(
+            self.tenants, lambda seq: cache.lookup(seq).num_cached_tokens, self._is_long, locality_tokens
+        )
         self.preemptions = 0
         self._number = 0
 

@@ -6,6 +6,11 @@ short requests is bounded: a request is ordered after requests that arrived up t
 seconds
 later, so every request is served eventually.
 
+Locality: of the lines whose tenants' counters are at most `locality_tokens` above the lowest one, the line whose next
+request has the most cached tokens goes first. So requests of a tenant with a common prefix run while the prefix is
+cached, as in deficit longest prefix match (Cao et al., 2025). A tenant is never served while its counter is more than
+`locality_tokens` above that of a waiting tenant of the same class, so the difference of service grows by at most that.
+
 The requests of one tenant and class form a line. Lines are sorted, so the cost of a step does not depend on their
 number.
 A line is moved only if its first request changes, its tenant's counter increases, or its age passes a multiple of
@@ -17,7 +22,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from inference_worker.contract.request import ServiceClass
 from inference_worker.engine.scheduling.fairness import OUTPUT_WEIGHT, FairShareTable, TenantShare
@@ -27,6 +32,7 @@ from inference_worker.engine.scheduling.sequence import Sequence
 AGING_TOKENS = 2000.0  # expected tokens that weigh as much as a second of waiting
 CLASS_SECONDS = 20.0  # waiting time after which an interactive request moves up by one class
 GROUPING_WINDOW = 8  # first requests of a tenant, of which the one with most cached tokens is served first
+LOCALITY_LINES = 8  # lines that are compared by their cached tokens
 MAX_SKIPPED_REQUESTS = 64  # requests of a line that may be skipped in a step because they cannot start yet
 
 _Key = tuple[int, int, float, int]
@@ -81,6 +87,7 @@ class WaitingQueue:
         tenants: the tenants' accounts.
         num_cached: returns the number of a request's tokens that are cached.
         is_long: returns whether a request's prompt counts toward the limit of long prefills.
+        locality_tokens: the advantage in the counter that cached tokens can outweigh; 0: cached tokens do not count.
     """
 
     def __init__(
@@ -88,10 +95,12 @@ class WaitingQueue:
         tenants: FairShareTable,
         num_cached: Callable[[Sequence], int],
         is_long: Callable[[Sequence], bool] = lambda _: False,
+        locality_tokens: int = 0,
     ) -> None:
         self._tenants = tenants
         self._num_cached = num_cached
         self._is_long = is_long
+        self._locality_tokens = locality_tokens
         self._lines: dict[tuple[str, ServiceClass], _Line] = {}
         self._numbers = itertools.count()
         self._orders = {int(rank): _Orders() for rank in ServiceClass}
@@ -209,6 +218,21 @@ class WaitingQueue:
         if len(placed) != len(set(placed)) or set(placed) | self._changed != set(self._lines.values()):
             raise RuntimeError("queue integrity: a line has no place, or two")
 
+    def by_locality(self, lines: Iterable[_Line], rank: int, passed: Mapping[_Line, set[Sequence]]) -> _Line:
+        """Return the line whose next request has the most cached tokens, among lines in the order of their counters."""
+        best, most = None, -1
+        for line in lines:
+            cached = self._num_cached(self.first_of(line, rank, passed.get(line, set())))
+            if cached > most:
+                best, most = line, cached
+        if best is None:
+            raise ValueError("there is no line")
+        return best
+
+    @property
+    def locality_tokens(self) -> int:
+        return self._locality_tokens
+
     def first_of(self, line: _Line, rank: int, passed: set[Sequence]) -> Sequence:
         """Return the line's next request: among its first requests of equal priority, the one with most cached
         tokens."""
@@ -268,14 +292,37 @@ class Candidates:
         mixed = self._first_open(orders.mixed)
         long = None if skip_long else self._first_open(orders.long)
         found = [line for line in (mixed, long) if line is not None]
-        return min(found, key=lambda line: (line.tenant.served, line.number), default=None)
+        least = min(found, key=_by_counter, default=None)
+        if least is None or not self._queue.locality_tokens:
+            return least
+        most = least.tenant.served + self._queue.locality_tokens
+        near = [
+            line for order in (orders.mixed, *(() if skip_long else (orders.long,))) for line in self._open(order, most)
+        ]
+        return self._queue.by_locality(sorted(near, key=_by_counter)[:LOCALITY_LINES], rank, self._passed)
+
+    def _open(self, order: GrowingOrder[_Line], most: float) -> Iterator[_Line]:
+        """Return the first lines that have requests to return, and whose tenants' counters are at most `most`."""
+        index, count = self._indexes.get(order, 0), 0
+        while count < LOCALITY_LINES and (line := order.at(index)) is not None and line.tenant.served <= most:
+            if self._has_more(line):
+                count += 1
+                yield line
+            index += 1
+
+    def _has_more(self, line: _Line) -> bool:
+        return len(self._passed.get(line, ())) < min(len(line.requests), MAX_SKIPPED_REQUESTS)
 
     def _first_open(self, order: GrowingOrder[_Line]) -> _Line | None:
         """Return the first line that has requests which were neither returned nor skipped."""
         index = self._indexes.get(order, 0)
         while (line := order.at(index)) is not None:
-            if len(self._passed.get(line, ())) < min(len(line.requests), MAX_SKIPPED_REQUESTS):
+            if self._has_more(line):
                 break
             index += 1
         self._indexes[order] = index
         return line
+
+
+def _by_counter(line: _Line) -> tuple[float, int]:
+    return line.tenant.served, line.number

@@ -129,6 +129,9 @@ class Relay:
     def live(self) -> list[ActiveJob]:
         return [run.live for run in list(self._live.values())]
 
+    def prefix_digest(self) -> None:
+        """Return None: the prefix cache of the upstream is not known."""
+
     def stats(self) -> EngineStats:
         runs = list(self._live.values())
         running = sum(run.is_sent for run in runs)

@@ -36,6 +36,7 @@ _SECTIONS: dict[str, dict[str, _Entry]] = {
         "members": _Entry("keys", "members", "Manage members and invitations."),
         "projects": _Entry("projects", "projects", "Manage projects, which group API keys."),
         "policies": _Entry("policies", "policies", "Manage routing policies."),
+        "router": _Entry("router", "router", "Train the complexity classifier of routing policies."),
         "organization": _Entry("projects", "organization", "Show and change the tenant's settings."),
         "credentials": _Entry("credentials", "credentials", "Manage API keys for upstreams."),
         "audit": _Entry("projects", "audit", "Show the audit log."),

@@ -25,6 +25,12 @@ _DRAFT = [
     Column("saved", "updated_at", moment),
 ]
 _POLICY_FIELDS = [*_POLICY, Column("body", "body", lambda body: json.dumps(body, ensure_ascii=False))]
+
+
+def _percent(rate: float | None) -> str:
+    return "" if rate is None else f"{rate:.1%}"
+
+
 _DRY_RUN = [
     Column("requests", "requests", number),
     Column("undecided", "undecided", number),
@@ -36,6 +42,8 @@ _DRY_RUN = [
     Column("TTFT p50 after, ms", "ttft_p50_ms_after", number),
     Column("TTFT p95 before, ms", "ttft_p95_ms_before", number),
     Column("TTFT p95 after, ms", "ttft_p95_ms_after", number),
+    Column("success rate before", "success_rate_before", _percent),
+    Column("success rate after", "success_rate_after", _percent),
     Column("moves", "moves", lambda moves: "; ".join(map(_move, moves))),
 ]
 

@@ -34,6 +34,20 @@ _EVENT = [
     Column("cost", lambda row: row["cost"]["usd"], usd, right=True),
     Column("counted by", "usage_source"),
 ]
+SUCCESS_GROUPS = click.Choice(["model", "policy", "cache_layer", "key", "end_user"])
+_SUCCESS = [
+    Column("group", "name", lambda name: name or "none"),
+    Column("requests", "requests", number, right=True),
+    Column("successful", "succeeded", number, right=True),
+    Column("bad feedback", "bad_feedback", number, right=True),
+    Column("schema", "schema_failures", number, right=True),
+    Column("tool call", "tool_failures", number, right=True),
+    Column("sent again", "retried", number, right=True),
+    Column("aborted", "cancelled", number, right=True),
+    Column("error", "errors", number, right=True),
+    Column("cost", "usd", usd, right=True),
+    Column("per success", "usd_per_success", lambda cost: usd(cost) if cost else "none", right=True),
+]
 _REQUEST = [
     Column("request", "request_id"),
     Column("started", "started_at", moment),
@@ -81,7 +95,7 @@ def usage() -> None:
 @click.option("--project", type=int, metavar="ID", help="Only this project.")
 def summary(session: Session, groups: tuple[str, ...], **filters: Any) -> None:
     """Show sums of requests, tokens and cost."""
-    filters |= {name: _instant(filters[name]) for name in ("from_", "to")}
+    filters |= {name: instant(filters[name]) for name in ("from_", "to")}
     groups = groups or ("model",)
     found = session.client.usage.get(group_by=",".join(groups), **given_options(filters))
     if session.as_json:
@@ -97,7 +111,7 @@ def summary(session: Session, groups: tuple[str, ...], **filters: Any) -> None:
         click.echo("The last row is the total.", err=True)
 
 
-def _instant(value: str | None) -> str | None:
+def instant(value: str | None) -> str | None:
     """Return a time for the API, which requires a time of day."""
     return f"{value}T00:00:00" if value and "T" not in value and " " not in value else value
 
@@ -124,7 +138,7 @@ def requests() -> None:
 @click.option("--to", metavar="TIME", help="First instant that does not count.")
 def list_requests(session: Session, limit: int, **filters: Any) -> None:
     """List the requests, accepted or rejected, newest first."""
-    filters |= {name: _instant(filters[name]) for name in ("from_", "to")}
+    filters |= {name: instant(filters[name]) for name in ("from_", "to")}
     session.rows(session.client.requests.list(**given_options(filters)), _REQUEST, limit=limit, empty="No requests.")
 
 
@@ -157,12 +171,28 @@ def show_request(session: Session, id: str) -> None:
 @click.option("--to", metavar="TIME", help="First instant that does not count; default: now.")
 def rates(session: Session, **filters: Any) -> None:
     """Show the number of requests by outcome."""
-    filters |= {name: _instant(filters[name]) for name in ("from_", "to")}
+    filters |= {name: instant(filters[name]) for name in ("from_", "to")}
     found = session.client.requests.rates(**given_options(filters))
     if session.as_json:
         output.print_json(found)
     else:
         output.print_table(found["buckets"], _RATES, "No requests in this time.")
+
+
+@command(requests, "success", example="millrace requests success --by policy --from 2026-11-01")
+@click.option("--by", "group_by", type=SUCCESS_GROUPS, help="A row for each; default: model.")
+@click.option("--model", metavar="MODEL", help="Only requests that this model served.")
+@click.option("--key", type=int, metavar="ID", help="Only this API key.")
+@click.option("--from", "from_", metavar="TIME", help="First instant; default: a day ago.")
+@click.option("--to", metavar="TIME", help="First instant that does not count; default: now.")
+def success(session: Session, **filters: Any) -> None:
+    """Show successful requests and the cost of one, which includes failed attempts."""
+    filters |= {name: instant(filters[name]) for name in ("from_", "to")}
+    found = session.client.requests.success(**given_options(filters))
+    if session.as_json:
+        output.print_json(found)
+    else:
+        output.print_table(found["groups"], _SUCCESS, "No requests in this time.")
 
 
 @click.group(cls=ResourceGroup)

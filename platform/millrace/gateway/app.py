@@ -117,6 +117,7 @@ class Gateway:
             cached_token_limit_percent=settings.cached_token_limit_percent,
         )
         self.metrics = GatewayMetrics(self.dispatcher.replicas)
+        self.metrics.registry.register(self.dispatcher.placement.hit_rates)
         self.disk = DiskWatch(settings.data_dir, settings.min_free_disk)
         self.service = InferenceService(
             self.router,

@@ -146,3 +146,34 @@ def test_the_page_loads_without_request_records(client, acme):
     rows = read(client, "group=route")
     assert {row["route"] for row in rows} == {"smollm2-135m", "other"}
     assert all("record" in row["detail"] for row in rows)
+
+
+def test_the_cost_per_success_is_shown_and_exported(client, acme, use):
+    from millrace.apps.request_log.models import RequestRecord
+
+    now = datetime.now(UTC)
+    made = {"project_id": 1, "gateway_id": "g", "endpoint": "chat.completions", "requested_model": "m", "code": ""}
+    made |= {"served_model": "=cmd", "stream": False, "status": "200", "total_ms": 1, "started_at": now, "key_id": 1}
+    with tenant_scope(acme):
+        RequestRecord.objects.for_tenant(acme).bulk_create(
+            RequestRecord(tenant_id=acme.pk, request_id=f"req_{number}", outcome=outcome, end_user="ann", **made)
+            for number, outcome in enumerate(("completed", "completed", "cancelled", "limited"))
+        )
+    version = books.rate_card("priced")
+    for number in range(3):
+        use(acme, request_id=f"req_{number}", admitted_at=now, uncached=1000, model="priced", price_version=version)
+    panel = client.get("/t/acme/usage/panels/success?success_by=end_user").content.decode()
+    assert "67% of 3 requests succeeded" in panel
+    assert re.search(r"ann</th>.*?1 aborted", panel, re.S)
+    rows = list(
+        csv.DictReader(io.StringIO(client.get("/t/acme/usage/success.csv?success_by=end_user").content.decode()))
+    )
+    assert [(row["end_user"], row["requests"], row["succeeded"], row["cancelled"]) for row in rows] == [
+        ("ann", "3", "2", "1")
+    ]
+    cost, per_success = (Decimal(rows[0][name]) for name in ("cost_usd", "cost_per_success_usd"))
+    assert cost == per_success * 2 > 0
+    models = client.get("/t/acme/usage/success.csv?success_by=;drop").content.decode()
+    assert models.startswith("model,") and "'=cmd" in models  # an invalid group is ignored; no formulas
+    for group in ("policy", "cache_layer", "key"):
+        assert client.get(f"/t/acme/usage/panels/success?success_by={group}").status_code == 200

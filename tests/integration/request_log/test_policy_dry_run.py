@@ -93,6 +93,35 @@ def test_latency_of_a_request_that_moves_is_the_other_targets_median(acme):
     assert run(acme, fastest).moves[("large", "small")] >= 1
 
 
+def test_the_success_rate_is_expected_by_those_of_the_models(acme):
+    assert run(acme, SHORT_TO_SMALL).success_rate is None
+    for number in range(4):
+        record(
+            acme, number, 1, requested_model="small", served_model="small", outcome="completed" if number else "failed"
+        )
+    record(acme, 5, 50)
+    record(acme, 6, 500)
+    found = run(acme, SHORT_TO_SMALL)
+    assert (found.success_rate, found.new_success_rate) == (1.0, (0.75 + 1.0) / 2)
+
+
+def test_a_score_of_another_classifier_is_undecided(acme):
+    classifier = {"weights": "AAAA", "scale": 1.0, "lengths": [0.0] * 5, "bias": 0.0}
+    body = {
+        "complexity": classifier,
+        "rules": [
+            {"when": {"complexity": {"at_most": 400}}, "targets": [{"model": "small"}]},
+            {"targets": [{"model": "large"}]},
+        ],
+    }
+    fingerprint = parse(body).complexity.fingerprint
+    for number, (name, score) in enumerate(((fingerprint, 300), (fingerprint, 500), ("other", 300))):
+        route = {"targets": ["large"], "facts": {"complexity": score}, "classifier": name}
+        record(acme, number, 50, route=route)
+    found = run(acme, body)
+    assert (found.undecided, dict(found.moves)) == (1, {("large", "small"): 1})
+
+
 def test_the_cheapest_target_is_known_from_the_rate_cards(acme):
     record(acme, 1, 50)
     body = {"rules": [{"strategy": "cheapest", "targets": [{"model": "large"}, {"model": "small"}]}]}

@@ -267,3 +267,34 @@ def test_short_prompts_overtake_long_ones_whose_number_is_limited() -> None:
     engine.step()
     assert runner.steps[0] == {"long0": 16, "short": 10}
     run(engine)
+
+
+@pytest.mark.parametrize("locality_tokens", [0, 150])
+def test_cached_prompts_go_first_within_a_bound_of_service(locality_tokens: int) -> None:
+    """At each start, the tenant is ahead of the least served waiting tenant by at most `locality_tokens`."""
+    engine, _ = fake_engine(60, max_num_seqs=1, max_num_batched_tokens=128, locality_tokens=locality_tokens)
+    shared, started, number = list(range(48)), list[str](), 0
+    ahead = 0.0
+    for _ in range(400):
+        waiting = Counter(seq.request.tenant for seq in engine.scheduler.waiting)
+        for tenant in ("cached", "other"):
+            while waiting[tenant] < 3:
+                number += 1
+                waiting[tenant] += 1
+                prompt = [*shared, 500 + number % 400] if tenant == "cached" else distinct(49, number)
+                engine.add_request(request(f"{tenant}{number}", prompt, tenant=tenant, max_tokens=2))
+        served = {tenant.name: tenant.served for tenant in engine.scheduler.tenants.active() if tenant.num_waiting}
+        before = {seq.request_id for seq in engine.scheduler.waiting}
+        engine.step()
+        new = [seq.request.tenant for seq in engine.scheduler.running if seq.request_id in before]
+        if len(new) == 1:  # of several starts in one step, the later ones see new counters
+            started += new
+            ahead = max(ahead, served[new[0]] - min(served.values()))
+    engine.check_integrity()
+    assert ahead <= locality_tokens
+    if locality_tokens:
+        assert ahead > 0
+        assert {"cached", "other"} == set(started)
+    else:
+        assert ahead == 0
+    assert len(started) > 100

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from inference_worker.contract.prefix_digest import hash_block
 from inference_worker.engine.kv_cache.block_pool import BlockPool
-from inference_worker.engine.kv_cache.kv_cache import KVCacheManager, hash_block
+from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
 from inference_worker.engine.scheduling.sequence import Sequence
 from tests.support.engine.fakes import request
 

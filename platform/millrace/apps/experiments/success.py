@@ -11,9 +11,9 @@ from datetime import datetime, timedelta
 
 from millrace.apps.feedback.models import SubmittedFeedback
 from millrace.apps.request_log.models import RequestOutcome, RequestRecord
+from millrace.apps.request_log.success_costs import GOOD_SCORE, RETRY_SECONDS
 
-RETRY_WINDOW = timedelta(seconds=120)  # after the end of a request
-GOOD_SCORE = 0.5
+RETRY_WINDOW = timedelta(seconds=RETRY_SECONDS)  # after the end of a request
 MAX_DURATION = timedelta(hours=1)  # of a request that a retry refers to
 
 

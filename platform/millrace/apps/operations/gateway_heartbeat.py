@@ -25,11 +25,21 @@ class QueueDepth(msgspec.Struct, frozen=True):
     oldest_ms: int
 
 
+class HitRate(msgspec.Struct, frozen=True):
+    """The predicted minus the real cache hit rate of a replica's last requests."""
+
+    replica: str
+    model: str
+    requests: int
+    difference: float
+
+
 class GatewayHeartbeat(msgspec.Struct, frozen=True):
     """The heartbeat that a gateway sends twice a second."""
 
     in_flight: int
     waiting: tuple[QueueDepth, ...] = ()
+    hit_rates: tuple[HitRate, ...] = ()
 
 
 decode_gateway_heartbeat = msgspec.msgpack.Decoder(GatewayHeartbeat).decode

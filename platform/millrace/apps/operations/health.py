@@ -34,6 +34,7 @@ from inference_worker.contract.messages import ReplicaPhase
 from millrace.apps.operations.budget_usage import tenants_near_limits
 from millrace.apps.operations.deployments import served_specs
 from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState
+from millrace.apps.operations.gateway_heartbeat import HitRate
 from millrace.apps.operations.models import Cordon, HealthEvent
 from millrace.devserver.disk_reserve import watched_directories
 from millrace.devserver.processes import read_processes
@@ -49,6 +50,7 @@ INVOICE_LATE = timedelta(hours=1)  # since its period was closed
 QUEUE_SHARE = 3  # a request waits too long after a third of the maximum wait
 LOOKBACK = timedelta(hours=1)  # for requests
 MIN_REQUESTS = 20  # fewer are not evaluated
+MAX_HIT_RATE_DIFFERENCE = 0.1  # predicted minus real cache hit rate of a replica that is acceptable
 MAX_FAILED_PER_THOUSAND = 100  # failed requests per thousand that are acceptable
 RETENTION = timedelta(days=90)
 MANY_RESTARTS = 3  # recent restarts of a running process
@@ -70,6 +72,7 @@ class IssueType(StrEnum):
     OBJECTIVE = "objective"
     OVERAGE = "overage"
     PAYMENT = "payment"
+    PREFIX_ROUTING = "prefix_routing"
     PRICE = "price"
     PROCESS = "process"
     QUARANTINE = "quarantine"
@@ -253,6 +256,23 @@ def _queues(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
                 title=f"{depth:,} requests waiting for {model}, oldest {oldest / 1000:.0f} s",
                 todo=f"After {longest // 1000} s they receive 503. Add a replica or lower the limits of top senders.",
             )
+
+
+def _prefix_routing(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
+    """Yield replicas that have cached much less of the prompts than their digests predict, as any gateway sees it."""
+    rates: dict[str, HitRate] = {}
+    for rate in (rate for gateway in board.gateways for rate in gateway.presence.hit_rates):
+        if rate.requests >= MIN_REQUESTS and rate.difference >= MAX_HIT_RATE_DIFFERENCE:
+            rates[rate.replica] = max(rates.get(rate.replica, rate), rate, key=lambda each: each.difference)
+    for replica, rate in sorted(rates.items()):
+        yield HealthIssue(
+            IssueType.PREFIX_ROUTING,
+            replica,
+            urgent=False,
+            title=f"Cache hit rate of {replica} is {rate.difference:.0%} of the prompt tokens below the prediction",
+            todo="Requests are sent to this replica for prompts that it has not cached. Check its KV cache size and"
+            " evictions, and whether workers and gateways run the same release. Drain and restart the replica.",
+        )
 
 
 def _settler(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
@@ -515,6 +535,7 @@ def _mails(now: datetime) -> Iterator[HealthIssue]:
 _OF_BOARD: tuple[Callable[[FleetStatus, datetime], Iterable[HealthIssue]], ...] = (
     _models,
     _queues,
+    _prefix_routing,
     _settler,
     _replicas,
     _disks,

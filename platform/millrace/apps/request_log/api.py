@@ -15,14 +15,16 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from billing.amounts import FEMTO_DIGITS, NANO_DIGITS, decimal
-from billing.metering.usage import BUCKETS
+from billing.metering.usage import BUCKETS, TooManyRows
 from billing.models import Adjustment, UsageSource
 from billing.serializers import InstantField
 from inference_worker.contract.request import TOKEN_CLASSES
 from millrace.apps.request_log import selectors
 from millrace.apps.request_log.cache_layers import CacheLayers, LayerUsage, cache_layers
 from millrace.apps.request_log.models import CacheLayer, RequestOutcome, RequestRecord
+from millrace.apps.request_log.outcomes import LabeledOutcome, labeled_outcomes
 from millrace.apps.request_log.selectors import BadCursor, Filters, ListedRequest, RequestExecution, RequestStory, Usage
+from millrace.apps.request_log.success_costs import SUCCESS_GROUPS, SuccessCosts, success_costs, total_success_costs
 from tenants.api.serializers import MAX_BIGINT, Query
 from tenants.permissions import Permission
 from tenants.views import TenantView, check_query
@@ -74,6 +76,21 @@ class CacheLayersQuery(_Times):
 
 class RatesQuery(_Times):
     bucket = serializers.ChoiceField(BUCKETS, default="hour", help_text="An hour or a day, UTC.")
+
+
+class SuccessQuery(_Times):
+    group_by = serializers.ChoiceField(SUCCESS_GROUPS, default="model", help_text="The groups.")
+    model = serializers.CharField(required=False, max_length=128, help_text="The model that served the requests.")
+    key = serializers.IntegerField(required=False, min_value=1, max_value=MAX_BIGINT, help_text="ID of the API key.")
+    project = serializers.IntegerField(
+        required=False, min_value=1, max_value=MAX_BIGINT, help_text="ID of the project."
+    )
+
+
+class OutcomesQuery(_Times):
+    model = serializers.CharField(max_length=128, help_text="The requested model name.")
+    weak = serializers.CharField(max_length=128, help_text="The model of simple requests.")
+    strong = serializers.CharField(max_length=128, help_text="The model of complex requests.")
 
 
 class RequestUsageOut(serializers.Serializer[Usage]):
@@ -335,6 +352,47 @@ class CacheLayersOut(serializers.Serializer[CacheLayers]):
         return _usd(found.saved_femto)
 
 
+class SuccessCostsOut(serializers.Serializer[SuccessCosts]):
+    """The requests of a group, their success and their cost. A request can have several signs of failure."""
+
+    name = serializers.CharField(help_text="The group: a model, policy version, cache layer, key ID or end user.")
+    requests = serializers.IntegerField(help_text="Without those that a limit or budget rejected.")
+    succeeded = serializers.IntegerField()
+    feedback = serializers.IntegerField(help_text="Requests with feedback that reports success or a score.")
+    bad_feedback = serializers.IntegerField(help_text="Requests that feedback reports as failed.")
+    schema_failures = serializers.IntegerField(help_text="Answers that do not match the requested schema.")
+    tool_failures = serializers.IntegerField(help_text="Answers with invalid arguments of a tool call.")
+    retried = serializers.IntegerField(help_text="Requests whose prompt the same end user sent again soon.")
+    cancelled = serializers.IntegerField()
+    errors = serializers.IntegerField(help_text="Failed requests, and those rejected with another 4xx.")
+    success_rate = serializers.FloatField(allow_null=True)
+    usd = serializers.SerializerMethodField(help_text="Cost of all requests; exact amount.")
+    usd_per_success = serializers.SerializerMethodField(help_text="Null without a successful request.")
+
+    def get_usd(self, row: SuccessCosts) -> str:
+        return _usd(row.cost_femto)
+
+    def get_usd_per_success(self, row: SuccessCosts) -> str | None:
+        return None if row.cost_per_success_femto is None else _usd(row.cost_per_success_femto)
+
+
+class SuccessOut(serializers.Serializer[Any]):
+    groups = SuccessCostsOut(many=True)
+    total = SuccessCostsOut()
+
+
+class LabeledOutcomeOut(serializers.Serializer[LabeledOutcome]):
+    """A prompt with the feedback on the model that answered it. The success of the other model is null."""
+
+    prompt = serializers.CharField()
+    weak_ok = serializers.BooleanField(allow_null=True)
+    strong_ok = serializers.BooleanField(allow_null=True)
+
+
+class LabeledOutcomesOut(serializers.Serializer[Any]):
+    outcomes = LabeledOutcomeOut(many=True)
+
+
 @extend_schema(tags=["requests"])
 class Requests(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
@@ -411,6 +469,42 @@ class RequestCacheLayers(TenantView):
         with self.scope():
             found = cache_layers(self.access.tenant.pk, start, end)
         return Response(CacheLayersOut(found).data)
+
+
+@extend_schema(tags=["requests"])
+class RequestSuccess(TenantView):
+    permissions: ClassVar = {"GET": Permission.USAGE_READ}
+    pagination_class = None
+
+    @extend_schema(operation_id="requests_success", parameters=[SuccessQuery], responses=SuccessOut)
+    def get(self, request: Request) -> Response:
+        """Return successful requests and the cost of a successful request, by group. Default: 1 day."""
+        values = check_query(SuccessQuery, request).validated_data
+        start, end = _period(values)
+        filters = {"model": values.get("model"), "key_id": values.get("key"), "project_id": values.get("project")}
+        try:
+            with self.scope():
+                rows = success_costs(self.access.tenant.pk, start, end, values["group_by"], **filters)
+        except TooManyRows as exc:
+            message = "There are too many groups. Use a shorter period, or filter by model, key or project."
+            raise ValidationError({"group_by": [message]}) from exc
+        return Response(SuccessOut({"groups": rows, "total": total_success_costs(rows)}).data)
+
+
+@extend_schema(tags=["requests"])
+class RequestOutcomes(TenantView):
+    permissions: ClassVar = {"GET": Permission.USAGE_READ}
+    pagination_class = None
+
+    @extend_schema(operation_id="requests_outcomes", parameters=[OutcomesQuery], responses=LabeledOutcomesOut)
+    def get(self, request: Request) -> Response:
+        """Return the newest 1,000 stored prompts with feedback on either of two models. Default: 1 day."""
+        values = check_query(OutcomesQuery, request).validated_data
+        start, end = _period(values)
+        names = values["model"], values["weak"], values["strong"]
+        with self.scope():
+            found = labeled_outcomes(self.access.tenant.pk, *names, start, end)
+        return Response(LabeledOutcomesOut({"outcomes": found}).data)
 
 
 def _period(values: Mapping[str, Any]) -> tuple[datetime, datetime]:

@@ -70,6 +70,8 @@ class PolicyDryRunOut(serializers.Serializer[dict[str, Any]]):
     ttft_p95_ms_before = serializers.IntegerField(allow_null=True)
     ttft_p50_ms_after = serializers.IntegerField(allow_null=True, help_text="Estimated by the last day's latencies.")
     ttft_p95_ms_after = serializers.IntegerField(allow_null=True)
+    success_rate_before = serializers.FloatField(allow_null=True, help_text="Expected by the models' success rates.")
+    success_rate_after = serializers.FloatField(allow_null=True)
     decisions = PolicyDryRunDecisionOut(many=True, help_text=f"The first {MAX_DECISIONS} requests that would move.")
 
 
@@ -108,6 +110,8 @@ def _fields(run: PolicyDryRun) -> dict[str, Any]:
         "ttft_p95_ms_before": before[1],
         "ttft_p50_ms_after": after[0],
         "ttft_p95_ms_after": after[1],
+        "success_rate_before": run.success_rate,
+        "success_rate_after": run.new_success_rate,
         "decisions": [
             {"request_id": each.record.request_id, "before": each.was, "after": each.would, "rule": each.rule}
             for each in run.moved[:MAX_DECISIONS]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import product
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 
 from django.db.models import Q
 from django.utils import timezone
@@ -24,6 +24,7 @@ from inference_worker.contract.request import TOKEN_CLASSES, TokenCounts
 from millrace.apps.request_log import selectors
 from millrace.apps.request_log.models import RequestRecord
 from millrace.apps.request_log.selectors import Usage
+from millrace.apps.request_log.success_costs import SuccessCosts, success_costs
 from tenants.routing_policies.policy import Decision, Policy, RoutingFacts, decide
 from tenants.routing_policies.strategies import TargetMeasures
 
@@ -60,6 +61,8 @@ class PolicyDryRun:
     new_cost_femto: int = 0
     ttft_ms: tuple[int, int] | None = None  # median and 95th percentile of the requests
     new_ttft_ms: tuple[int, int] | None = None  # estimated: the median of the new target for requests that move
+    success_rate: float | None = None  # expected by the rates of the models, before and after
+    new_success_rate: float | None = None
 
     @property
     def requests(self) -> int:
@@ -112,6 +115,7 @@ def dry_run(tenant_id: int, policy: Policy, name: str | None, max_requests: int 
             run.moves[_first_target(record), would] += 1
     _add_costs(run, index, selectors.usages(records))
     _add_latencies(run, latencies)
+    _add_success_rates(run, success_costs(tenant_id, now - timedelta(days=DAYS), now, "model"))
     return run
 
 
@@ -141,6 +145,10 @@ def _decide(
         flags = list(product((False, True), repeat=len(_FLAGS)))
     if set(policy.metadata_fields) - set(metadata) or (policy.uses_budget and "budget_left" not in facts):
         return set()
+    if policy.uses_complexity and record.route.get("classifier") != (
+        policy.complexity and policy.complexity.fingerprint
+    ):
+        return set()  # scored by no classifier or by another one; prompts are not stored with the record
     return {
         decide(
             policy,
@@ -156,6 +164,7 @@ def _decide(
                 {name: value for name, value in metadata.items() if value is not None},
                 record.project_id,
                 facts.get("budget_left"),
+                facts.get("complexity"),
             ),
             measure,
         )
@@ -224,6 +233,18 @@ def _add_latencies(run: PolicyDryRun, latencies: Mapping[str, Sequence[int]]) ->
             continue
         old.append(ttft_ms)
     run.ttft_ms, run.new_ttft_ms = _summary(old), _summary(new)
+
+
+def _add_success_rates(run: PolicyDryRun, models: Sequence[SuccessCosts]) -> None:
+    """Add the expected success rates of the requests whose targets have a success rate, before and after."""
+    rates = {row.name: row.success_rate for row in models if row.success_rate is not None}
+    pairs = [
+        (rates[decision.was], rates[decision.would])
+        for decision in run.decisions
+        if decision.was in rates and decision.would in rates
+    ]
+    if pairs:
+        run.success_rate, run.new_success_rate = (fmean(values) for values in zip(*pairs, strict=True))
 
 
 def _summary(values: Sequence[float]) -> tuple[int, int] | None:

@@ -145,8 +145,12 @@ def usages(records: Sequence[RequestRecord]) -> dict[str, Usage]:
 
 
 def parts_of(record: RequestRecord) -> list[str]:
-    """Return the request IDs of its prompts in usage events."""
-    return [record.request_id, *(f"{record.request_id}.{number}" for number in range(1, record.prompts))]
+    """Return the request IDs of its prompts in usage events, and that of the summary of a long conversation."""
+    return [
+        record.request_id,
+        f"{record.request_id}.0",
+        *(f"{record.request_id}.{number}" for number in range(1, record.prompts)),
+    ]
 
 
 # Details of a request.

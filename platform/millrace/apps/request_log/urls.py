@@ -11,5 +11,7 @@ urlpatterns = [
     path("requests", api.Requests.as_view(), name="api-requests"),
     path("requests/rates", api.RequestRates.as_view(), name="api-requests-rates"),
     path("requests/cache-layers", api.RequestCacheLayers.as_view(), name="api-requests-cache-layers"),
+    path("requests/outcomes", api.RequestOutcomes.as_view(), name="api-requests-outcomes"),
+    path("requests/success", api.RequestSuccess.as_view(), name="api-requests-success"),
     path("requests/<str:name>", api.RequestDetail.as_view(), name="api-request"),
 ]

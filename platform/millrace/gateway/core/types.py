@@ -110,11 +110,21 @@ class TokenizedPrompts(Protocol):
             ApiError: 400, the prompt is invalid for this model; 503, it cannot be tokenized now.
         """
 
-    async def shortened(self, model: ServedModel, number: int, max_tokens: int) -> Prompt:
+    async def shortened(self, model: ServedModel, number: int, max_tokens: int, summary: str = "") -> Prompt:
         """Return the prompt without messages in its middle, so that it has at most `max_tokens` tokens.
+
+        Args:
+            summary: of the dropped messages.
 
         Raises:
             ApiError: 400, it cannot be shortened enough; 503, it cannot be tokenized now.
+        """
+
+    async def summary_prompt(self, model: ServedModel, number: int, dropped: int) -> Prompt:
+        """Return the prompt that requests the summary of dropped messages.
+
+        Raises:
+            ApiError: 400, the model cannot summarize; 503, it cannot be tokenized now.
         """
 
 
@@ -148,6 +158,7 @@ class InferenceRequest:
         ""  # label of the header x-millrace-task, or of the metadata; rules of routing policies may depend on it
     )
     images: int = 0  # of all messages, if a prompt process has read the request
+    question: str = ""  # the start of the last user message, if a prompt process has read the request
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False

@@ -194,7 +194,7 @@ class Dispatcher:
             execution.queued, execution.target = False, choice.replica_id
             execution.sent_at = execution.notified_at = time.monotonic()
             execution.is_renotified = False
-            execution.prefix_hash = choice.prefix_hash
+            execution.prefix_hash, execution.predicted_cached = choice.prefix_hash, choice.predicted
             if choice.replicas_with_prefix and not execution.written:
                 execution.job = msgspec.structs.replace(execution.job, replicas_with_prefix=choice.replicas_with_prefix)
             self.placement.sent(choice.replica_id, batch=execution.batch)
@@ -209,6 +209,7 @@ class Dispatcher:
                     "load": choice.load,
                     "credits": choice.credits,
                     "queued_ms": round(waited * 1000),
+                    **({} if choice.predicted is None else {"predicted_cached_tokens": choice.predicted}),
                 }
             )
             self._outbox.append(execution)
@@ -508,10 +509,18 @@ class Dispatcher:
             execution.buffer.put(event)
             if isinstance(event, End):
                 execution.end_received = True
+                self._record_hit_rate(execution, event.usage)
                 self.finish(execution, event.usage.total)
             elif isinstance(event, Failed):
                 execution.end_received = True
                 self.finish(execution)
+
+    def _record_hit_rate(self, execution: Execution, usage: TokenCounts) -> None:
+        if execution.predicted_cached is None or execution.target is None:
+            return
+        prompt = execution.job.num_prompt_tokens
+        real = min(usage.cache_read, prompt)
+        self.placement.hit_rates.record(execution.target, execution.model, prompt, execution.predicted_cached, real)
 
     def _on_gap(self) -> None:
         self.replicas.extend_liveness()

@@ -29,6 +29,7 @@ from inference_worker.contract.messages import (
     encode,
     replica_keys,
 )
+from inference_worker.contract.prefix_digest import digest_key
 from inference_worker.contract.settings import deployment_name
 from millrace.apps.operations.gateway_heartbeat import GatewayHeartbeat, QueueDepth, send_gateway_heartbeat
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
@@ -38,6 +39,7 @@ from millrace.gateway.dispatch.execution import Execution
 
 log = structlog.get_logger(__name__)
 
+DIGEST_ROUNDS = 2  # between readings of the digests of prefix caches
 FIRST_RENOTIFY_SECONDS = 1.5  # a lost task is sent again after TASK_LOST_MS
 RENOTIFY_SECONDS = 5.0
 OVERDUE_SECONDS = 5.0  # how long after its deadline an execution without an end is failed
@@ -69,6 +71,8 @@ class DispatchMonitor:
                 lost = await self._exchange_heartbeats()
                 await self._dispatcher.flush_pending_events()
                 self._dispatcher.placement.observe()
+                if rounds % DIGEST_ROUNDS == 0:
+                    await self._read_digests()
                 for key in {key for key, _ in self._dispatcher.queues}:
                     self._dispatcher.dispatch_ready(key)
                 await self._demand_loads()
@@ -93,6 +97,14 @@ class DispatchMonitor:
             heartbeats, cordoned, exited, *_ = await pipe.execute()
         return self._replicas.update(heartbeats, cordoned, exited)
 
+    async def _read_digests(self) -> None:
+        """Read the digests of the replicas' prefix caches."""
+        replica_ids = list(self._replicas.live())
+        payloads = (
+            await self._broker.mget([digest_key(replica_id) for replica_id in replica_ids]) if replica_ids else []
+        )
+        self._dispatcher.placement.prefixes.update(dict(zip(replica_ids, payloads, strict=True)))
+
     def _heartbeat(self) -> GatewayHeartbeat:
         now = time.monotonic()
         waiting: dict[tuple[str, bool], list[float]] = {}
@@ -102,7 +114,8 @@ class DispatchMonitor:
         depths = (
             QueueDepth(*queue_key, len(waits), round(max(waits) * 1000)) for queue_key, waits in sorted(waiting.items())
         )
-        return GatewayHeartbeat(self._dispatcher.in_flight, tuple(depths))
+        hit_rates = self._dispatcher.placement.hit_rates.recent(self._replicas.live())
+        return GatewayHeartbeat(self._dispatcher.in_flight, tuple(depths), hit_rates)
 
     async def _demand_loads(self) -> None:
         """Request the load of unloaded deployments that requests wait for. Workers read it twice a second."""

@@ -1,9 +1,14 @@
 """Placement: choose the replica that most likely has the prompt's prefix cached, unless it is too busy.
 
-The choice is bounded-load rendezvous hashing. A hash of the first `AFFINITY_TOKENS` tokens, the tenant's salt and a
-replica's name ranks the replicas. Prompts with the same prefix prefer the same replica. If that replica leaves, another
-takes over, and other prefixes do not move. A replica with `LOAD_FACTOR` times the mean load is skipped, since a cache
-hit saves one prefill but a queue costs more. Shorter prompts go to the least loaded replica.
+Workers publish digests of their prefix caches. A replica's expected delay is the number of tokens to compute: those of
+the prompt that it has not cached, and for each of its requests the mean of such tokens per request. The replica with
+the least delay is chosen.
+
+If no digest has a block of the prompt, the choice is bounded-load rendezvous hashing. A hash of the first
+`AFFINITY_TOKENS` tokens, the tenant's salt and a replica's name ranks the replicas, so new prompts with the same prefix
+prefer the same replica. If that replica leaves, another takes over, and other prefixes do not move. A replica with
+`LOAD_FACTOR` times the mean load is skipped, since a cache hit saves one prefill but a queue costs more. Shorter
+prompts go to the least loaded replica.
 
 No replica is sent more than its credits: its maximum batch and an eighth more, minus its current requests. These are
 known from its heartbeat and from what this gateway has sent. Requests of the batch class take no credits from other
@@ -22,7 +27,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from inference_worker.contract.messages import Heartbeat, InferenceJob
+from inference_worker.contract.prefix_digest import PrefixIndex
 from inference_worker.contract.request import ServiceClass
+from millrace.gateway.dispatch.hit_rates import HitRates
 from millrace.gateway.dispatch.replicas import ReplicaRegistry
 
 AFFINITY_TOKENS = 64
@@ -30,6 +37,7 @@ LOAD_FACTOR = 1.25  # a replica with more than this multiple of the mean load is
 MIN_REQUESTS_TO_BALANCE = 4  # loads up to this number of requests are not balanced
 MAX_HELD_BACK = 3  # requests that wait for an upstream's capacity, for each slot of their replica
 WARM_SECONDS = 300.0  # how long a computed prefix is assumed to be cached
+MEAN_WEIGHT = 0.02  # of the newest request in the mean of computed tokens
 MAX_REMEMBERED_PREFIXES = 20_000  # (prefix, replica) pairs; the oldest are removed first
 
 
@@ -38,11 +46,14 @@ class PlacementChoice:
     """The replica for an execution, and the reason."""
 
     replica_id: str
-    by: str  # "prefix": it most likely has the prefix; "spill": a preferred replica is too busy; "load": least loaded
+    # "cached": its digest has a part of the prompt; "prefix": it most likely gets the prefix's prompts; "spill": a
+    # preferred replica is too busy; "load": least loaded
+    by: str
     load: int  # the replica's requests before this one
     credits: int  # the further requests it would have taken
     prefix_hash: bytes = b""  # identifies the prompt's prefix; empty for short prompts
     replicas_with_prefix: tuple[str, ...] = ()  # live replicas that computed this prefix recently
+    predicted: int | None = None  # tokens of the prompt that are cached by its digest; None: it has no digest
 
 
 class Placement:
@@ -57,6 +68,9 @@ class Placement:
         self._seen_beats: dict[str, int] = {}
         # (prefix, replica) -> monotonic time.
         self._last_computed: OrderedDict[tuple[bytes, str], float] = OrderedDict()
+        self.prefixes = PrefixIndex()
+        self.hit_rates = HitRates()
+        self._mean_computed: dict[str, float] = {}  # deployment key -> mean of the tokens to compute of a request
 
     def sent(self, replica_id: str, *, batch: bool = False) -> None:
         self._local[replica_id, batch] += 1
@@ -133,21 +147,44 @@ class Placement:
             if self._last_computed.get((prefix_hash, replica_id), -WARM_SECONDS) > warm_since
         )
         loads = {replica_id: self.load(replica_id, batch=batch) for replica_id in ready}
-        max_load = max(MIN_REQUESTS_TO_BALANCE, LOAD_FACTOR * (sum(loads.values()) + 1) / len(ready))
-        for rank, replica_id in enumerate(_by_affinity(prefix_hash, ready)):
-            if replica_id in credits and loads[replica_id] <= max_load:
-                return PlacementChoice(
-                    replica_id,
-                    "spill" if rank else "prefix",
-                    loads[replica_id],
-                    credits[replica_id],
-                    prefix_hash,
-                    replicas_with_prefix,
-                )
-        replica_id = self._idlest(credits, ready, batch)
+        cached = self.prefixes.cached_tokens(job.prompt_token_ids, job.cache_salt, list(ready))
+        replica_id, by = self._preferred(job, prefix_hash, credits, loads, cached)
+        computed = len(job.prompt_token_ids) - cached.get(replica_id, 0)
+        mean = self._mean_computed.setdefault(job.deployment_key, computed)
+        self._mean_computed[job.deployment_key] = mean + MEAN_WEIGHT * (computed - mean)
         return PlacementChoice(
-            replica_id, "load", loads[replica_id], credits[replica_id], prefix_hash, replicas_with_prefix
+            replica_id,
+            by,
+            loads[replica_id],
+            credits[replica_id],
+            prefix_hash,
+            replicas_with_prefix,
+            cached.get(replica_id),
         )
+
+    def _preferred(
+        self,
+        job: InferenceJob,
+        prefix_hash: bytes,
+        credits: Mapping[str, int],
+        loads: Mapping[str, int],
+        cached: Mapping[str, int],
+    ) -> tuple[str, str]:
+        """Return a replica with a credit for a prompt with a prefix, and the reason."""
+        ranked = _by_affinity(prefix_hash, loads)
+        if most := max(cached.values(), default=0):
+            mean = self._mean_computed.get(job.deployment_key, len(job.prompt_token_ids))
+            delays = {name: mean * loads[name] - cached.get(name, 0) for name in ranked if name in credits}
+            chosen = min(delays, key=lambda name: delays[name])  # the first of equal ones
+            found = cached.get(chosen, 0)
+            return chosen, "cached" if found and found >= most / 2 else "spill"
+        max_load = max(MIN_REQUESTS_TO_BALANCE, LOAD_FACTOR * (sum(loads.values()) + 1) / len(loads))
+        for rank, name in enumerate(ranked):
+            if name in credits and loads[name] <= max_load:
+                return name, "spill" if rank else "prefix"
+        return self._idlest(
+            credits, self._registry.ready(job.deployment_key), job.service_class == ServiceClass.BATCH
+        ), "load"
 
     def _idlest(self, names: Iterable[str], ready: Mapping[str, Heartbeat], batch: bool) -> str:
         return min(

@@ -45,7 +45,7 @@ LIMITED = frozenset({"rate_limit_exceeded", "budget_exceeded", "quota_exceeded",
 _LAYERS = ("", "computed", "prefix", "single_flight", "exact")  # empty: no usage is known
 _ROUTE = (
     *("policy", "targets", "prompt_tokens", "facts", "skipped", "escalations", "not_escalating", "retry_budget"),
-    *("dropped_messages", "answer_cache", "decided_at", "experiment"),
+    *("dropped_messages", "summary", "not_summarizing", "answer_cache", "decided_at", "experiment", "classifier"),
 )
 
 

@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 from millrace.gateway.admission.budget_admission import TIERS
 from millrace.gateway.admission.budget_shares import BudgetShares
 from millrace.gateway.core.types import InferenceRequest, Prompt
+from millrace.gateway.protocols.question import question_of
 from millrace.gateway.protocols.upstreams.images import image_parts
 from millrace.gateway.routing.signals import RequestSize
 from tenants.keys.snapshot import ApiKeySnapshot
+from tenants.routing_policies.complexity import score
 from tenants.routing_policies.policy import RoutingFacts
 
 TASK = "task"  # the metadata field with the task label, if the header is not set
@@ -34,6 +36,9 @@ async def routing_facts(
     budget_left = None
     if policy is not None and policy.uses_budget and shares is not None:
         budget_left = await shares.percent_left(key)
+    complexity = None
+    if policy is not None and policy.complexity is not None and (text := question_of(request)):
+        complexity = score(policy.complexity, text)
     return RoutingFacts(
         request_id,
         key.key_id,
@@ -46,6 +51,7 @@ async def routing_facts(
         request.metadata,
         key.project_id,
         budget_left,
+        complexity,
     )
 
 

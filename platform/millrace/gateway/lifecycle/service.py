@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
+import msgspec
 import redis.asyncio as redis
 import structlog
 
@@ -39,6 +40,7 @@ from millrace.gateway.lifecycle.answer_checks import failed_check
 from millrace.gateway.lifecycle.escalation import EscalationReserves
 from millrace.gateway.lifecycle.request_log import RequestTrace
 from millrace.gateway.lifecycle.routing_facts import has_images, request_size, routing_facts
+from millrace.gateway.lifecycle.summaries import Summaries, with_prompt
 from millrace.gateway.protocols import context_overflow, tools
 from millrace.gateway.protocols.prompts import is_short, tokenize, tokenize_here
 from millrace.gateway.protocols.writers import make_writer
@@ -102,6 +104,8 @@ class ActiveRequest:
         self.reserved: list[AdmittedRequest] = []  # for escalations, in their order
         self.escalates = False  # complete answers are checked
         self.escalations = 0
+        self.summary = ""  # of the messages that were dropped
+        self.summaries: list[Execution] = []
         self._retry_budgets = retry_budgets
 
     @property
@@ -197,6 +201,7 @@ class InferenceService:
         self._budget_shares = budget_shares
         self._retry_budgets = RetryBudgets()
         self._reserves = EscalationReserves(admission, dispatcher, self._tokenize)
+        self._summaries = Summaries(router, admission, dispatcher, jobs, self._reserves, self._end)
         self._background: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._tokenizing = asyncio.Lock()
@@ -262,7 +267,7 @@ class InferenceService:
     async def mark_failed(self, active: ActiveRequest, code: str = "internal_error") -> None:
         """Mark the request as failed before an internal error is reported, so that it is never billed."""
         for part in (active, *active.further_prompts):
-            for execution in part.executions:
+            for execution in (*part.summaries, *part.executions):
                 if execution is part.execution or execution.usage is not None:
                     await self._abandon(execution, code)
 
@@ -479,7 +484,7 @@ class InferenceService:
         await self._reserves.release(active)
         if model.tokenizer is not active.tokenizer:
             active.prompt, active.tokenizer = await self._tokenize(model, request), model.tokenizer
-        await self._shorten(active, model)
+        summarizes = await self._shorten(active, model)
         batch = request.service_class == ServiceClass.BATCH
         rejection: ApiError | None = None
         try:
@@ -498,26 +503,75 @@ class InferenceService:
             len(active.executions),
         )
         echo = await self._echo(model, active) if request.echo else None
-        admitted = await self._admission.admit(demand)
+        admitted = await self._admit_with_summary(active, demand) if summarizes else None
+        if admitted is None:
+            admitted = await self._admission.admit(demand)
         await self._start(active, admitted, echo, rejection, reserves=True)
 
-    async def _shorten(self, active: ActiveRequest, model: ServedModel) -> None:
+    async def _admit_with_summary(self, active: ActiveRequest, demand: AdmissionRequest) -> AdmittedRequest | None:
+        """Admit a prompt with a summary of its dropped messages. Return None if even its room does not fit a limit."""
+        prompt = _with_room(active.prompt, context_overflow.SUMMARY_ROOM)
+        try:
+            admitted = await self._admission.admit(msgspec.structs.replace(demand, prompt=prompt))
+        except ApiError as exc:
+            active.decision_record["not_summarizing"] = exc.code
+            return None
+        return await self._summarize(active, demand.model, admitted)
+
+    async def _shorten(self, active: ActiveRequest, model: ServedModel) -> bool:
         """Drop messages of a conversation that outgrows the context of the last candidate, if the policy says so.
+
+        Returns:
+            Whether a summary of these messages is to be created.
 
         Raises:
             ApiError: 400, it cannot be shortened enough.
         """
         policy, request = active.route.policy, active.request
-        if policy is None or policy.context_overflow != "drop_middle" or active.falls_back("context"):
-            return
+        if policy is None or policy.context_overflow == "refuse" or active.falls_back("context"):
+            return False
         room = model.context_length - context_overflow.output_room(model, request)
         if active.prompt.num_tokens <= room or room < 1 or not context_overflow.can_shorten(model, request):
-            return
+            return False
+        if active.summary or self._summaries.model_of(active) is None:
+            active.prompt = await self._shortened(active, model, room)
+            return False
+        try:
+            active.prompt = await self._shortened(active, model, room - context_overflow.SUMMARY_ROOM)
+        except ApiError as exc:  # the last message leaves no room for a summary
+            active.decision_record["not_summarizing"] = exc.code
+            active.prompt = await self._shortened(active, model, room)
+            return False
+        return True
+
+    async def _shortened(self, active: ActiveRequest, model: ServedModel, room: int) -> Prompt:
+        request = active.request
         if request.tokenized is not None:
-            active.prompt = await request.tokenized.shortened(model, request.number, room)
+            prompt = await request.tokenized.shortened(model, request.number, room, active.summary)
         else:
-            active.prompt = context_overflow.shortened(model, request, room)
-        active.decision_record["dropped_messages"] = active.prompt.dropped_messages
+            prompt = context_overflow.shortened(model, request, room, active.summary)
+        active.decision_record["dropped_messages"] = prompt.dropped_messages
+        return prompt
+
+    async def _summarize(self, active: ActiveRequest, model: ServedModel, admitted: AdmittedRequest) -> AdmittedRequest:
+        """Return the admission of the prompt with a summary of its dropped messages, or without one if that fails.
+
+        Raises:
+            BaseException: the client has disconnected, and nothing is reserved.
+        """
+        summarizer = self._summaries.model_of(active)
+        try:
+            if summarizer is not None:
+                dropped = active.prompt.dropped_messages
+                active.summary = await self._summaries.summarize(active, summarizer, dropped)
+            if active.summary:
+                with contextlib.suppress(ApiError):  # the summary is longer than its room
+                    active.prompt = await self._shortened(active, model, admitted.demand.prompt_tokens)
+        except BaseException:
+            await self._dispatcher.record_not_started(admitted.billing_context)
+            await self._admission.close(admitted, None)
+            raise
+        return with_prompt(admitted, active.prompt)
 
     async def _begin_reserved(self, active: ActiveRequest, reserved: AdmittedRequest) -> None:
         """Start an execution whose cost is reserved.
@@ -638,7 +692,7 @@ class InferenceService:
             await self._answers.end_flight(execution)
             await self._reserves.release(active)
             self._metrics.in_flight.set(self._dispatcher.in_flight)
-            for each in active.executions:
+            for each in (*active.summaries, *active.executions):
                 if each.usage is not None:
                     self._count(each.model, each.usage)
                     self._metrics.answers.labels(each.model, each.cache_layer).inc()
@@ -701,6 +755,11 @@ class InferenceService:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _with_room(prompt: Prompt, tokens: int) -> Prompt:
+    """Return a prompt with placeholders for a summary, for the reservation."""
+    return dataclasses.replace(prompt, ids=prompt.ids + prompt.ids[-1:] * tokens)
 
 
 def _call_fields(request: InferenceRequest, model: ServedModel) -> dict[str, Any]:

@@ -51,6 +51,8 @@ class PromptTask(msgspec.Struct, frozen=True):
     names: dict[str, Target]  # the model names that the key may use
     deployment: str | None = None  # deployment key, used instead of the name's deployment
     fits_tokens: int | None = None  # conversations are shortened to this number of tokens
+    summary: str = ""  # of the messages that are dropped
+    summarizes: int = 0  # instead: the prompt requests the summary of this number of messages
 
 
 class PackedPrompt(msgspec.Struct, frozen=True, array_like=True):

@@ -24,7 +24,7 @@ from inference_worker.contract.malloc import return_freed_memory
 from inference_worker.contract.tokenizer import Tokenizer
 from millrace.gateway.core.catalog import ServedModel, upstream_model
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import InferenceRequest, RequestSource
+from millrace.gateway.core.types import InferenceRequest, Prompt, RequestSource
 from millrace.gateway.prompt_processes.prompt_frames import (
     LENGTH,
     ModelFiles,
@@ -33,10 +33,11 @@ from millrace.gateway.prompt_processes.prompt_frames import (
     PromptTask,
     Result,
 )
-from millrace.gateway.protocols.context_overflow import shortened
+from millrace.gateway.protocols.context_overflow import shortened, summary_prompt
 from millrace.gateway.protocols.dialect_readers import READERS, WITHOUT_LIMIT
 from millrace.gateway.protocols.prompt_bounds import check_bounds, max_characters
 from millrace.gateway.protocols.prompts import tokenize_here
+from millrace.gateway.protocols.question import question_of
 from millrace.gateway.protocols.upstreams.images import image_parts
 
 NICENESS = 10
@@ -83,12 +84,7 @@ def do_work(models: Mapping[str, ServedModel], work: PromptTask, body: bytes) ->
         check_bounds(request, target.max_tokens, max_characters(model, target.max_tokens))
         max_tokens = None if work.reader in WITHOUT_LIMIT else target.max_tokens
         prompts = [
-            PackedPrompt.pack(
-                tokenize_here(model, single, max_tokens)
-                if work.fits_tokens is None
-                else shortened(model, single, work.fits_tokens)
-            )
-            for single in _single_prompts(request)
+            PackedPrompt.pack(_tokenized(work, model, single, max_tokens)) for single in _single_prompts(request)
         ]
     except ApiError as exc:
         return Result(_resident_bytes(), Problem(exc.code, exc.message, exc.param))
@@ -99,6 +95,14 @@ def do_work(models: Mapping[str, ServedModel], work: PromptTask, body: bytes) ->
             Problem("internal_error", "The server had an internal error. Send the request again.", None),
         )
     return Result(_resident_bytes(), None, _without_prompts(request), model.key, tuple(prompts))
+
+
+def _tokenized(work: PromptTask, model: ServedModel, request: InferenceRequest, max_tokens: int | None) -> Prompt:
+    if work.summarizes:
+        return summary_prompt(model, request, work.summarizes)
+    if work.fits_tokens is not None:
+        return shortened(model, request, work.fits_tokens, work.summary)
+    return tokenize_here(model, request, max_tokens)
 
 
 def _image_count(request: InferenceRequest) -> int:
@@ -123,6 +127,7 @@ def _without_prompts(request: InferenceRequest) -> InferenceRequest:
         prediction="",
         source=None,
         images=_image_count(request),
+        question=question_of(request),
     )
 
 

@@ -118,7 +118,7 @@ def _target(key: ApiKeySnapshot, name: str, models: list[ServedModel]) -> Target
 
 def _drops_messages(key: ApiKeySnapshot, name: str) -> bool:
     policy = key.policies.get(name)
-    return policy is not None and policy.context_overflow == "drop_middle"
+    return policy is not None and policy.context_overflow != "refuse"
 
 
 class _ProcessedPrompts:
@@ -148,9 +148,16 @@ class _ProcessedPrompts:
             self._tokenizer = model.tokenizer
         return self._prompts[number]
 
-    async def shortened(self, model: ServedModel, number: int, max_tokens: int) -> Prompt:
+    async def summary_prompt(self, model: ServedModel, number: int, dropped: int) -> Prompt:
+        if self._body is None:
+            raise ApiError(OVERLOADED, "The routing policy has changed. Send the request again.")
+        work = msgspec.structs.replace(self._work, deployment=model.key, summarizes=dropped)
+        result = await self._reader.run(self._key, work, self._body)
+        return result.prompts[number].unpack()
+
+    async def shortened(self, model: ServedModel, number: int, max_tokens: int, summary: str = "") -> Prompt:
         if self._body is None:  # the policy has changed meanwhile
             return self._prompts[number]
-        work = msgspec.structs.replace(self._work, deployment=model.key, fits_tokens=max_tokens)
+        work = msgspec.structs.replace(self._work, deployment=model.key, fits_tokens=max_tokens, summary=summary)
         result = await self._reader.run(self._key, work, self._body)
         return result.prompts[number].unpack()

@@ -1,5 +1,7 @@
 """Shortening of a conversation that has outgrown the context of its model: messages in the middle are dropped.
 
+A summary of them can precede the first message that stays after the gap.
+
 The system messages at the start stay, and the last messages, which begin with one of the user. So no result of a tool
 is left without its call.
 """
@@ -10,11 +12,19 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from inference_worker.contract.request import SamplingParams
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.types import InferenceRequest, Prompt
 from millrace.gateway.protocols.prompt_bounds import message_count, too_long
 from millrace.gateway.protocols.prompts import tokenize_here
 
+SUMMARY_TOKENS = 256  # maximum output of the model that summarizes
+SUMMARY_ROOM = SUMMARY_TOKENS + 64  # tokens of the context that are left to the summary and its label
+_CHARACTERS_PER_TOKEN = 4  # of a transcript, at first
+_INSTRUCTION = (
+    "Summarize the following part of a conversation in at most 150 words. Keep names, numbers, decisions and open"
+    " questions. Write only the summary."
+)
 MAX_OVERFLOW = 8  # a longer conversation than this multiple of the context is rejected before it is tokenized
 
 
@@ -30,8 +40,11 @@ def can_shorten(model: ServedModel, request: InferenceRequest) -> bool:
     return is_conversation and model.upstream is None and not request.echo
 
 
-def shortened(model: ServedModel, request: InferenceRequest, max_tokens: int) -> Prompt:
+def shortened(model: ServedModel, request: InferenceRequest, max_tokens: int, summary: str = "") -> Prompt:
     """Return the prompt without as few messages as necessary in the middle of its conversation.
+
+    Args:
+        summary: of the dropped messages; it precedes the first message after the gap.
 
     Raises:
         ApiError: 400, it is too long even without all messages that can be dropped.
@@ -45,7 +58,7 @@ def shortened(model: ServedModel, request: InferenceRequest, max_tokens: int) ->
     cuts = [index for index in range(start + 1, len(messages)) if messages[index]["role"] == "user"]
 
     def prompt_from(cut: int) -> Prompt:
-        kept = [*messages[:start], *messages[cut:]]
+        kept = [*messages[:start], *_with_summary(messages[cut:], summary)]
         # Positions of cache breakpoints after the gap are those of other messages.
         breakpoints = tuple(point for point in request.breakpoints if point.messages <= start)
         prompt = tokenize_here(model, dataclasses.replace(request, prompt=kept, breakpoints=breakpoints))
@@ -55,6 +68,49 @@ def shortened(model: ServedModel, request: InferenceRequest, max_tokens: int) ->
     if found is None:
         raise too_long(max_tokens, "even the last message of your conversation does not fit", request.prompt_param)
     return found
+
+
+def summary_request(request: InferenceRequest, text: str = "") -> InferenceRequest:
+    """Return the request for the summary of a transcript."""
+    return InferenceRequest(
+        request.model,
+        [{"role": "user", "content": f"{_INSTRUCTION}\n\n{text}"}],
+        SamplingParams(temperature=0.0),
+        SUMMARY_TOKENS,
+        service_class=request.service_class,
+        priority=request.priority,
+        metadata=request.metadata,
+        user=request.user,
+    )
+
+
+def summary_prompt(model: ServedModel, request: InferenceRequest, dropped: int) -> Prompt:
+    """Return the prompt that requests the summary of the first `dropped` messages after the system messages.
+
+    If they do not fit the context of the model that summarizes, the end of their text is used.
+
+    Raises:
+        ApiError: 400, the model cannot summarize.
+    """
+    messages: list[dict[str, Any]] = [message for message in request.prompt if isinstance(message, dict)]
+    start = _system_messages(messages)
+    text = "\n\n".join(f"{message['role']}: {message.get('content') or ''}" for message in messages[start:][:dropped])
+    room = model.context_length - SUMMARY_TOKENS
+    characters = room * _CHARACTERS_PER_TOKEN
+    while True:
+        prompt = tokenize_here(model, summary_request(request, text[-characters:]))
+        if prompt.num_tokens <= room or characters < room // _CHARACTERS_PER_TOKEN:
+            return prompt
+        characters //= 2
+
+
+def _with_summary(messages: list[dict[str, Any]], summary: str) -> list[dict[str, Any]]:
+    """Return messages whose first one, which is of the user, begins with the summary of earlier messages."""
+    if not summary:
+        return messages
+    first = messages[0]
+    content = f"[Summary of earlier messages: {summary}]\n\n{first['content'] or ''}"
+    return [{**first, "content": content}, *messages[1:]]
 
 
 def _system_messages(messages: Sequence[dict[str, Any]]) -> int:

@@ -146,6 +146,8 @@ class Router:
             "targets": list(picked.models),
             "prompt_tokens": facts.prompt_tokens,
         }
+        if policy.complexity is not None:
+            decision_record["classifier"] = policy.complexity.fingerprint
         skipped = [{"model": model, "reason": "not served here"} for model in picked.models if model not in known]
         if skipped:
             decision_record["skipped"] = skipped
@@ -184,6 +186,8 @@ def described_facts(facts: RoutingFacts, policy: Policy | None) -> dict[str, Any
         found["metadata"] = {name: facts.metadata.get(name) for name in policy.metadata_fields}
     if policy is not None and policy.uses_budget:
         found["budget_left"] = None if facts.budget_left is None else round(facts.budget_left, 1)
+    if facts.complexity is not None:
+        found["complexity"] = facts.complexity
     return found
 
 

@@ -252,7 +252,7 @@ def _cost(active: ActiveRequest) -> Headers:
     for part in (active, *active.further_prompts):
         if part.execution.usage is None:
             return []
-        for execution in part.executions:
+        for execution in (*part.summaries, *part.executions):
             rate_card, usage = execution.admitted.rate_card, execution.usage
             if rate_card is None:
                 return []

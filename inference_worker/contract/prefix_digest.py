@@ -1,0 +1,121 @@
+"""Hashes of prompt blocks, and digests of replicas' prefix caches, by which gateways predict cache hits.
+
+A block's hash depends on its tokens, all blocks before it and the tenant's salt. A digest contains 4 bytes of the hash
+of each cached block; of a large cache only every `rate`-th hash, selected by its value. Workers store digests in Valkey
+in `millrace:prefixes:<replica>`, which expires.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+HASH_BYTES = 32
+MAX_DIGEST_HASHES = 8192
+MAX_PREDICTED_BLOCKS = 1024  # of a prompt; further blocks are not compared
+DIGEST_SECONDS = 1.0  # between digests of a replica whose cache changes
+DIGEST_TTL_SECONDS = 60
+_SAMPLE, _STORED = slice(0, 4), slice(4, 8)  # bytes of a hash
+
+
+class PrefixDigest(msgspec.Struct, frozen=True):
+    """The cached blocks of a replica."""
+
+    block_size: int
+    rate: int  # a power of two
+    hashes: bytes
+
+
+def digest_key(replica_id: str) -> str:
+    return f"millrace:prefixes:{replica_id}"
+
+
+def hash_block(parent: bytes | None, tokens: Sequence[int], salt: bytes) -> bytes:
+    """Return the hash of a full block that follows the block `parent`. The salt enters only the hash of a first block.
+
+    Without the salt, a tenant can neither find another tenant's blocks nor create blocks that the other would find.
+    """
+    key = hashlib.blake2b(salt, digest_size=HASH_BYTES).digest() if parent is None else parent
+    return hashlib.blake2b(array("I", tokens).tobytes(), key=key, digest_size=HASH_BYTES).digest()
+
+
+def make_digest(block_size: int, hashes: Sequence[bytes]) -> PrefixDigest:
+    """Return the digest of the blocks with these hashes."""
+    rate = 1
+    while len(hashes) > MAX_DIGEST_HASHES:
+        rate *= 2
+        hashes = [each for each in hashes if _is_sampled(each, rate)]
+    return PrefixDigest(block_size, rate, b"".join(each[_STORED] for each in hashes))
+
+
+class PrefixIndex:
+    """The last digests of replicas."""
+
+    def __init__(self) -> None:
+        self._payloads: dict[str, bytes] = {}
+        self._known: dict[str, tuple[int, int, frozenset[bytes]]] = {}  # replica ID -> block size, rate, hashes
+
+    def update(self, payloads: Mapping[str, bytes | None]) -> None:
+        """Replace the digests of all replicas; None: it has none."""
+        for replica_id in self._known.keys() - payloads.keys():
+            self._forget(replica_id)
+        for replica_id, payload in payloads.items():
+            if payload is None:
+                self._forget(replica_id)
+            elif self._payloads.get(replica_id) != payload:
+                self._payloads[replica_id] = payload
+                self._read(replica_id, payload)
+
+    def cached_tokens(self, tokens: Sequence[int], salt: bytes, replicas: Sequence[str]) -> dict[str, int]:
+        """Return the predicted number of cached tokens of a prompt at each replica that has a digest.
+
+        Only blocks that a replica may have are hashed, and the block of the last token is always computed.
+        """
+        found = {replica_id: 0 for replica_id in replicas if replica_id in self._known}
+        for block_size in {self._known[replica_id][0] for replica_id in found}:
+            matching = [replica_id for replica_id in found if self._known[replica_id][0] == block_size]
+            for number, block_hash in enumerate(_chain(tokens, block_size, salt), 1):
+                left = []
+                for replica_id in matching:
+                    _, rate, hashes = self._known[replica_id]
+                    if rate > 1 and not _is_sampled(block_hash, rate):
+                        left.append(replica_id)
+                    elif block_hash[_STORED] in hashes:
+                        found[replica_id] = number * block_size
+                        left.append(replica_id)
+                matching = left
+                if not matching:
+                    break
+        return found
+
+    def _read(self, replica_id: str, payload: bytes) -> None:
+        try:
+            digest = decode_digest(payload)
+        except msgspec.MsgspecError:  # of another version
+            self._known.pop(replica_id, None)
+            return
+        hashes = digest.hashes
+        found = frozenset(hashes[start : start + 4] for start in range(0, len(hashes), 4))
+        if digest.block_size > 0 and digest.rate > 0:
+            self._known[replica_id] = digest.block_size, digest.rate, found
+
+    def _forget(self, replica_id: str) -> None:
+        self._payloads.pop(replica_id, None)
+        self._known.pop(replica_id, None)
+
+
+def _chain(tokens: Sequence[int], block_size: int, salt: bytes) -> Iterator[bytes]:
+    parent: bytes | None = None
+    for number in range(min((len(tokens) - 1) // block_size, MAX_PREDICTED_BLOCKS)):
+        parent = hash_block(parent, tokens[number * block_size : (number + 1) * block_size], salt)
+        yield parent
+
+
+def _is_sampled(block_hash: bytes, rate: int) -> bool:
+    return int.from_bytes(block_hash[_SAMPLE], "little") % rate == 0
+
+
+decode_digest = msgspec.msgpack.Decoder(PrefixDigest).decode

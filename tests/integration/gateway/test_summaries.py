@@ -1,0 +1,165 @@
+"""Summaries of long conversations under a hard budget: the sum is reserved first, and each execution is billed once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import redis.asyncio as redis
+from asgiref.sync import sync_to_async
+
+from inference_worker.contract.messages import End, ExecutionUsage, Failed, Tokens
+from inference_worker.contract.request import SamplingParams, TokenCounts
+from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.types import InferenceRequest, Prompt
+from millrace.gateway.dispatch.execution import Execution
+from millrace.gateway.lifecycle import service as lifecycle
+from millrace.gateway.lifecycle.service import ActiveRequest, InferenceService
+from millrace.gateway.protocols import context_overflow
+from millrace.gateway.protocols.openai import completions
+from tenants.keys.snapshot import ApiKeySnapshot
+from tenants.routing_policies.policy import parse
+from tests.integration.gateway import test_escalation
+from tests.integration.gateway.test_escalation import Workers, make_service, not_started
+from tests.support.billing.books import rate_card
+from tests.support.gateway.budgets import budget_period, check_invariants, settle_events
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table", "one_token_per_letter")]
+MODELS = {
+    name: ServedModel(name, None, context, 1000, 0)  # type: ignore[arg-type]
+    for name, context in (("cheap", 4000), ("large", 2000))
+}
+OUTPUT = 100
+POLICY = {"rules": [{"targets": [{"model": "large"}]}], "context_overflow": "summarize", "summarizer": "cheap"}
+CONVERSATION = [("system", 100), ("user", 900), ("assistant", 700), ("user", 300)]
+
+
+class SummaryWorkers(Workers):
+    """A dispatcher that answers immediately. Summaries can fail or be empty."""
+
+    def __init__(self, broker: redis.Redis, summary: str | None = "they met") -> None:
+        super().__init__(broker)
+        self.summary = summary
+        self.prompts: dict[str, list[int]] = {}
+
+    def submit(self, execution: Execution) -> None:
+        context, attempt = execution.job.billing_context, execution.attempt
+        self.prompts[context.request_id] = execution.job.prompt_token_ids
+        text = self.summary if context.model == "cheap" else "answer"
+        execution.is_finished = True
+        counts = TokenCounts(len(execution.job.prompt_token_ids), output=10)
+        state = "completed" if text is not None else "failed"
+        self.usage.append(ExecutionUsage(context, attempt, state, "stop", counts, "r", 0))
+        if text is None:
+            execution.buffer.put(Failed(context.request_id, attempt, 0, "internal_error", ""))
+            return
+        execution.buffer.put(Tokens(context.request_id, attempt, 0, [1], text))
+        execution.buffer.put(End(context.request_id, attempt, 1, "stop", None, counts))
+
+
+@pytest.fixture
+def one_token_per_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tokenize(model: ServedModel, request: InferenceRequest, max_tokens: int | None = None) -> Prompt:
+        return Prompt([ord(letter) for message in request.prompt for letter in message["content"]])
+
+    monkeypatch.setattr(test_escalation, "MODELS", MODELS)
+    monkeypatch.setattr(context_overflow, "tokenize_here", tokenize)
+    monkeypatch.setattr(lifecycle, "tokenize_here", tokenize)
+    monkeypatch.setattr(lifecycle, "is_short", lambda _: True)
+
+
+def with_policy(key: ApiKeySnapshot, policy: dict[str, Any]) -> ApiKeySnapshot:
+    fields = {name: getattr(key, name) for name in key.__struct_fields__}
+    return ApiKeySnapshot(**fields | {"policies": {"mine": parse(policy)}})
+
+
+async def run(service: InferenceService, key: ApiKeySnapshot, number: int) -> ActiveRequest | str:
+    messages = [{"role": role, "content": role[0] * length} for role, length in CONVERSATION]
+    try:
+        request = InferenceRequest("mine", messages, SamplingParams(), OUTPUT)
+        active = await service.begin(key, request, completions.DIALECT, f"req_{number}")
+    except ApiError as exc:
+        return exc.code
+    events = [event async for event in service.events(active)]
+    service.release(active)
+    assert isinstance(events[-1], End)
+    return active
+
+
+async def prices() -> None:
+    for model, price in (("cheap", "1"), ("large", "10")):
+        await sync_to_async(rate_card)(model, uncached=price, cache_read=price, output=price)
+
+
+@pytest.mark.parametrize(("requests", "limit"), [(1, 10**9), (50, 120_000_000), (1, 9_000_000)])
+async def test_the_sum_is_reserved_first_and_never_overruns_a_budget(
+    broker: redis.Redis, gateway: Any, budget: Any, key: ApiKeySnapshot, requests: int, limit: int
+) -> None:
+    await prices()
+    made = await sync_to_async(budget)(amount=limit)
+    workers = SummaryWorkers(broker)
+    service = make_service(broker, workers, await gateway())
+    key = with_policy(key, POLICY)
+
+    results = await asyncio.gather(*(run(service, key, number) for number in range(requests)))
+    await service.drain()
+
+    answered = [active for active in results if isinstance(active, ActiveRequest)]
+    assert answered
+    assert set(results) - set(answered) <= {"budget_exceeded"}
+    events = [*workers.usage, *await not_started(broker)]
+    names = [(event.billing_context.request_id, event.billing_context.execution) for event in events]
+    assert len(names) == len(set(names))  # each execution is billed once
+    await sync_to_async(settle_events)(*events)
+    used = (await sync_to_async(budget_period)(made)).used
+    assert 0 < used <= limit * 10**6
+    summarized = [active for active in answered if active.summary]
+    spent = sum(
+        (1 if event.billing_context.model == "cheap" else 10) * (event.usage.uncached + event.usage.output) * 10**9
+        for event in workers.usage
+    )
+    assert used == spent
+    assert len(workers.usage) == len(answered) + len(summarized)
+    for active in answered:
+        text = "".join(map(chr, workers.prompts[active.request_id]))
+        assert text.startswith("s" * 100)
+        assert text.endswith("u" * 300)
+        assert ("[Summary of earlier messages: they met]" in text) == bool(active.summary)
+        assert active.decision_record["dropped_messages"] == 2
+        assert len(text) + OUTPUT <= 2000
+        if active.summary:
+            assert active.decision_record["summary"]["model"] == "cheap"
+            asked = "".join(map(chr, workers.prompts[f"{active.request_id}.0"]))
+            assert "user: uuu" in asked
+            assert "assistant: aaa" in asked
+        else:
+            assert active.decision_record["not_summarizing"] == "budget_exceeded"
+    assert bool(summarized) == (limit != 9_000_000)
+    await sync_to_async(check_invariants)()
+
+
+@pytest.mark.parametrize(
+    ("summary", "policy", "reason"),
+    [
+        (None, POLICY, "internal_error"),
+        ("", POLICY, "empty"),
+        ("x", {**POLICY, "summarizer": "gone"}, "model_not_found"),
+        ("x" * 2000, POLICY, None),
+    ],
+)
+async def test_without_a_summary_the_messages_are_dropped(
+    broker: redis.Redis, gateway: Any, budget: Any, key: ApiKeySnapshot, summary: str, policy: Any, reason: str | None
+) -> None:
+    await prices()
+    await sync_to_async(budget)(amount=10**9)
+    workers = SummaryWorkers(broker, summary)
+    service = make_service(broker, workers, await gateway())
+    active = await run(service, with_policy(key, policy), 1)
+    await service.drain()
+    assert isinstance(active, ActiveRequest)
+    assert active.decision_record.get("not_summarizing") == reason
+    assert "".join(map(chr, workers.prompts["req_1"])) == "s" * 100 + "u" * 300
+    await sync_to_async(settle_events)(*workers.usage, *await not_started(broker))
+    await sync_to_async(check_invariants)()
