@@ -7,7 +7,7 @@ from allauth.socialaccount import views as social
 from django.urls import include, path, re_path
 
 from frontend.accounts import second_factor, views
-from frontend.core import command_palette, preferences
+from frontend.core import command_palette, preferences, shortcuts
 from frontend.operator.alerts import views as operator_alerts
 from frontend.operator.audit import views as operator_audit
 from frontend.operator.billing import views as operator_billing
@@ -71,6 +71,8 @@ urlpatterns = [
     path("preferences", preferences.preferences, name="preferences"),
     path("t/<slug:slug>/search", command_palette.tenant_search, name="search"),
     path("operator/search", command_palette.operator_search, name="operator-search"),
+    path("t/<slug:slug>/shortcuts", shortcuts.tenant_shortcuts, name="shortcuts"),
+    path("operator/shortcuts", shortcuts.operator_shortcuts, name="operator-shortcuts"),
     # One line per screen.
     *overview.urlpatterns,
     *alerts.urlpatterns,

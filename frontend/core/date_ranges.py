@@ -33,7 +33,7 @@ class DateRange:
     `choices` are the ranges that the user can select.
     """
 
-    name: str  # today, 24h, 7d, 30d, month, last-month, or custom
+    name: str  # today, 24h, 7d, 30d, month, last-month, custom, or times
     start: datetime
     end: datetime
     label: str
@@ -83,20 +83,23 @@ def date_range_of(ctx: PageContext) -> DateRange:
         zone = billing_time_zone_of(ctx)
         end = month_of(ctx)[0]
         start = this_month(end - _DAY, zone)[0]
-    elif name == "custom":
+    elif name in ("custom", "times"):
         try:
-            start, end = _dates(ctx)
+            start, end = _dates(ctx) if name == "custom" else _times(ctx)
         except ValueError as exc:
             error = str(exc)
     else:
         name = "month"
     if start is None:
+        name = "month" if name == "times" else name
         (start, end), zone = month_of(ctx), billing_time_zone_of(ctx)
     first, last = start.astimezone(zone).date(), (end - timedelta(microseconds=1)).astimezone(zone).date()
     label = f"{first:%-d %B %Y}" if first == last else f"{first:{_first_form(first, last)}} – {last:%-d %B %Y}"
-    if name == "24h":
+    if name in ("24h", "times"):
         label = f"{start.astimezone(zone):%-d %B, %H:%M} – {end.astimezone(zone):%-d %B %Y, %H:%M}"
     choices = tuple(Choice(text, _url(ctx, option, first, last), option == name) for option, text in _LABELS.items())
+    if name == "times":
+        choices = (*choices, Choice("Selected time", f"?{urlencode(ctx.query)}", current=True))
     return DateRange(name, start, end, label, choices, first.isoformat(), last.isoformat(), zone, error, _others(ctx))
 
 
@@ -133,6 +136,17 @@ def _dates(ctx: PageContext) -> tuple[datetime, datetime]:
     if end - start > _MAX_RANGE:
         raise ValueError("Choose a range of one year or less.")
     return start, min(end, max(ctx.now, start + _DAY))
+
+
+def _times(ctx: PageContext) -> tuple[datetime, datetime]:
+    """Return the times that were selected in a histogram."""
+    try:
+        start, end = instant(ctx.query.get("from", "")), instant(ctx.query.get("to", ""))
+    except ValueError as exc:
+        raise ValueError("Select the times again.") from exc
+    if not timedelta() < end - start <= _MAX_RANGE:
+        raise ValueError("Choose a range of one year or less.")
+    return start, end
 
 
 def _url(ctx: PageContext, name: str, first: object, last: object) -> str:

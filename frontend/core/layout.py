@@ -36,6 +36,7 @@ class Layout:
     more: tuple[Link, ...]
     breadcrumbs: tuple[Breadcrumb, ...]
     palette: str | None  # the URL of the command palette's search
+    shortcuts: str | None  # the URL of the list of keyboard shortcuts
     user_name: str
     user_email: str
     user_initials: str
@@ -72,6 +73,7 @@ def layout_for(ctx: PageContext, title: str, breadcrumbs: tuple[Breadcrumb, ...]
             sections=sections(ctx),
             breadcrumbs=(Breadcrumb("Operator", reverse("home")), *breadcrumbs, Breadcrumb(title)),
             palette=reverse("operator-search"),
+            shortcuts=reverse("operator-shortcuts"),
         )
     tenant, role = ctx.access.tenant, ctx.access.role
     others = (
@@ -89,6 +91,7 @@ def layout_for(ctx: PageContext, title: str, breadcrumbs: tuple[Breadcrumb, ...]
         # The list of a user's only tenant redirects to that tenant.
         more=(_all_tenants(ctx.user),) if ctx.others or ctx.user.is_staff else (),
         palette=ctx.url("search"),
+        shortcuts=ctx.url("shortcuts"),
     )
 
 
@@ -127,6 +130,7 @@ def _layout(
     tenants: tuple[Link, ...] = (),
     more: tuple[Link, ...] = (),
     palette: str | None = None,
+    shortcuts: str | None = None,
 ) -> Layout:
     theme = request.COOKIES.get("theme", "")
     return Layout(
@@ -139,6 +143,7 @@ def _layout(
         more=(*more, Link("API reference", reverse("docs"), "reference")),
         breadcrumbs=breadcrumbs,
         palette=palette,
+        shortcuts=shortcuts,
         user_name=user.name or user.email,
         user_email=user.email,
         user_initials=initials(user.name or user.email),

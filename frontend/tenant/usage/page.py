@@ -14,7 +14,7 @@ from frontend.core.date_ranges import days_of
 from frontend.core.lists import with_query
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
-from frontend.tenant.requests.detail import LAYERS
+from frontend.tenant.requests.log import CACHE_LABELS
 from frontend.tenant.requests.log import bound_label
 from frontend.tenant.usage.query import UsageReportQuery, query_of
 from inference_worker.contract.request import PROMPT_CLASSES
@@ -131,7 +131,7 @@ def layers(ctx: PageContext) -> dict[str, Any]:
         "saved_seconds": found.saved_ms // 1000,
         "rows": [
             {
-                "label": LAYERS[layer.layer],
+                "label": CACHE_LABELS[layer.layer],
                 "usage": layer,
                 "part": share(layer.requests, found.requests),
                 "saved": Money(layer.saved_femto),

@@ -37,6 +37,7 @@ INSTALLED_APPS = [
     "allauth.mfa",
     "allauth.socialaccount",
     "allauth.socialaccount.providers.openid_connect",
+    "allauth.usersessions",
     "channels",
     "rest_framework",
     "drf_spectacular",
