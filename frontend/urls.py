@@ -32,6 +32,7 @@ from frontend.tenant.models import views as models
 from frontend.tenant.overview import views as overview
 from frontend.tenant.playground import views as playground
 from frontend.tenant.prices import views as prices
+from frontend.tenant.projects import views as projects
 from frontend.tenant.requests import views as requests
 from frontend.tenant.routing import views as routing
 from frontend.tenant.settings import views as settings
@@ -44,6 +45,8 @@ urlpatterns = [
     path("logout", views.LogOut.as_view(), name="account_logout"),
     path("invitations/<str:token>", views.invitation, name="invitation"),
     path("account/", views.account, name="account"),
+    path("account/sessions/end", views.end_sessions, name="account_end_sessions"),
+    path("account/alerts", views.alert_emails, name="account_alert_emails"),
     path("account/inactive", account.account_inactive, name="account_inactive"),
     path("account/signup", account.signup, name="account_signup"),  # shows that sign-up is closed
     path("account/confirm", account.reauthenticate, name="account_reauthenticate"),
@@ -81,6 +84,7 @@ urlpatterns = [
     *keys.urlpatterns,
     *playground.urlpatterns,
     *prices.urlpatterns,
+    *projects.urlpatterns,
     *requests.urlpatterns,
     *operator_billing.urlpatterns,
     *invoices.urlpatterns,

@@ -18,12 +18,13 @@ from frontend.core.page_context import PageContext, operator_page, tenant_page
 from frontend.core.rendering import render_page
 from millrace.apps.operations.deployments import served_specs
 from millrace.apps.request_log.selectors import Filters, requests_page
-from tenants.models import ApiKey, Tenant, User
+from tenants.models import ApiKey, Project, Tenant, User
 from tenants.permissions import Permission
 
 MAX_RESULTS_PER_KIND = 8
 _ACTIONS = (
     ("Create API key", "keys-new", "plus", Permission.KEYS_WRITE),
+    ("Create project", "keys-project-new", "plus", Permission.PROJECTS_WRITE),
     ("Create budget", "budgets-new", "plus", Permission.LIMITS_WRITE),
     ("Set rate limits", "budgets-limits-new", "gauge", Permission.LIMITS_WRITE),
     ("Create batch", "batches-new", "plus", Permission.KEYS_WRITE),
@@ -63,6 +64,15 @@ def find_keys(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
     rows = ApiKey.objects.for_tenant(ctx.tenant).filter(Q(name__icontains=typed) | Q(prefix__istartswith=typed))
     for key in rows.order_by("name")[:MAX_RESULTS_PER_KIND]:
         yield SearchResult(key.name, ctx.url("keys-detail", key.pk), "keys", f"{key.prefix}…")
+
+
+def find_projects(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
+    """Yield projects by name or slug."""
+    if not ctx.may(Permission.PROJECTS_READ):
+        return
+    rows = Project.objects.for_tenant(ctx.tenant).filter(Q(name__icontains=typed) | Q(slug__istartswith=typed))
+    for row in rows.order_by("name")[:MAX_RESULTS_PER_KIND]:
+        yield SearchResult(row.name, ctx.url("projects-detail", row.pk), "layers", row.slug)
 
 
 def find_requests(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
@@ -131,6 +141,7 @@ def find_prices(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
 TENANT: dict[str, Finder] = {
     "Actions": find_actions,
     "API keys": find_keys,
+    "Projects": find_projects,
     "Requests": find_requests,
     "Invoices": find_invoices,
 }

@@ -44,11 +44,12 @@ TENANT = (
         "Build",
         (
             NavigationEntry("API keys", "keys", "keys", "k", Permission.KEYS_READ),
+            NavigationEntry("Projects", "projects", "layers", "t", Permission.PROJECTS_READ),
             NavigationEntry("Models", "models", "models", "d"),
             NavigationEntry("Routing policy", "routing", "routing", "r", Permission.POLICIES_READ),
             NavigationEntry("Experiments", "experiments", "percent", "e", Permission.POLICIES_READ),
             NavigationEntry("Requests", "requests", "requests", "q", Permission.USAGE_READ),
-            NavigationEntry("Batches", "batches", "layers", "j", Permission.USAGE_READ),
+            NavigationEntry("Batches", "batches", "runs", "j", Permission.USAGE_READ),
         ),
     ),
     NavigationGroup(

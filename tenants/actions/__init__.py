@@ -64,6 +64,7 @@ from tenants.actions.users import (
     do_grant_operator,
     do_reactivate_user,
     do_remove_second_factor,
+    do_rename_user,
     do_revoke_operator,
 )
 
@@ -98,6 +99,7 @@ __all__ = [
     "do_remove_limits",
     "do_remove_member",
     "do_remove_second_factor",
+    "do_rename_user",
     "do_restore_tenant",
     "do_resume_tenant",
     "do_revert_policy",

@@ -14,8 +14,7 @@ from frontend.core.date_ranges import days_of
 from frontend.core.lists import with_query
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
-from frontend.tenant.requests.log import CACHE_LABELS
-from frontend.tenant.requests.log import bound_label
+from frontend.tenant.requests.log import CACHE_LABELS, bound_label
 from frontend.tenant.usage.query import UsageReportQuery, query_of
 from inference_worker.contract.request import PROMPT_CLASSES
 from millrace.apps.request_log.cache_layers import cache_layers

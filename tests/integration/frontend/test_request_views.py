@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -64,7 +65,7 @@ def test_each_request_is_in_the_bar_of_its_time(acme):
     counts = [(bar.requests, bar.failed, bar.limited) for bar in bins]
     assert counts == [(2, 1, 0), (1, 0, 1), *[(0, 0, 0)] * 45, (1, 0, 1)]
     assert bins[0].start == START and bins[-1].end == END
-    assert all(bar.end == after.start for bar, after in zip(bins, bins[1:], strict=False))
+    assert all(bar.end == after.start for bar, after in pairwise(bins))
 
 
 def test_a_histogram_needs_a_period(acme):
