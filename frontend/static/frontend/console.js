@@ -102,6 +102,9 @@ for (const tabs of document.querySelectorAll("[data-tabs]")) {
   }, list);
 }
 
+// Filter forms apply when a choice changes. Their button is hidden by CSS if scripts run.
+on("change", ({ target }) => target.closest("form[data-auto]")?.requestSubmit());
+
 // Copying.
 on("click", async (event) => {
   const button = event.target.closest("[data-copy]");

@@ -15,6 +15,7 @@ from billing.models import CompiledRateCard
 from billing.pricing.price_book import NewPrice
 from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
 from billing.pricing.rate_cards import current_prices
+from frontend.core.lists import text_param
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
 
@@ -60,10 +61,20 @@ def prices(ctx: PageContext) -> dict[str, Any]:
     tenant = ctx.tenant.pk
     now = current_prices(tenant, ctx.now)
     ahead = [(at, only, current_prices(tenant, at)) for at, only in _announced(tenant, ctx.now)]
+    typed = text_param(ctx, "q")
+    if typed:
+        now = [price for price in now if typed.lower() in price.model.lower()]
+        ahead = [(at, {name for name in only if typed.lower() in name.lower()}, found) for at, only, found in ahead]
+        ahead = [change for change in ahead if change[1]]
     there = {price.component for found in (now, *(found for _, _, found in ahead)) for price in found}
     columns = [column for column in COLUMNS if column[0] in there]
     changes = [(at, models_of([price for price in found if price.model in only], columns)) for at, only, found in ahead]
-    return {"columns": [label for _, label in columns], "models": models_of(now, columns), "changes": changes}
+    return {
+        "columns": [label for _, label in columns],
+        "models": models_of(now, columns),
+        "changes": changes,
+        "typed": typed,
+    }
 
 
 def _announced(tenant: int, now: datetime) -> list[tuple[datetime, set[str]]]:
