@@ -20,12 +20,14 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
+from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from billing.budgets.alerts import ROLES as ALERT_ROLES
 from frontend.accounts import sessions
 from frontend.core import impersonation
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import signed_in_user, user_layout
 from frontend.core.timezones import zone_of
 from tenants import actions, audit, invitations
@@ -56,9 +58,11 @@ class LogOut(LogoutView):
 class JoinForm(forms.Form):
     """The name and the password of a new user."""
 
-    name = forms.CharField(label="Your name", max_length=200, widget=forms.TextInput(attrs={"autocomplete": "name"}))
+    name = forms.CharField(
+        label=_lazy("Your name"), max_length=200, widget=forms.TextInput(attrs={"autocomplete": "name"})
+    )
     password = forms.CharField(
-        label="Password", max_length=128, widget=forms.PasswordInput(attrs={"autocomplete": "new-password"})
+        label=_lazy("Password"), max_length=128, widget=forms.PasswordInput(attrs={"autocomplete": "new-password"})
     )
 
     def __init__(self, email: str, data: Any = None) -> None:
@@ -112,7 +116,7 @@ def _newcomer(found: Invitation, form: JoinForm | None) -> User:
 class ProfileForm(forms.Form):
     """The name of a user."""
 
-    name = forms.CharField(label="Name", max_length=200, widget=forms.TextInput(attrs={"autocomplete": "name"}))
+    name = forms.CharField(label=_lazy("Name"), max_length=200, widget=forms.TextInput(attrs={"autocomplete": "name"}))
 
 
 @never_cache
@@ -126,7 +130,7 @@ def account(request: HttpRequest) -> HttpResponse:
         actions.do_rename_user(user, form.cleaned_data["name"])
         return _account_changed(request, "Name saved.")
     context = {
-        "layout": user_layout(request, "Account", _tenants(user)),
+        "layout": user_layout(request, _("Account"), _tenants(user)),
         "form": form,
         "has_totp": has_totp(user),
         "has_password": user.has_usable_password(),
@@ -192,7 +196,7 @@ def home(request: HttpRequest) -> HttpResponse:
     tenants = _tenants(user)
     if len(tenants) == 1:
         return redirect("overview", tenants[0].slug)
-    context = {"layout": user_layout(request, "Your organizations", tenants), "tenants": tenants}
+    context = {"layout": user_layout(request, _("Your organizations"), tenants), "tenants": tenants}
     return render(request, "frontend/select_tenant.html", context)
 
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db.models import QuerySet
+from django.utils.translation import gettext as _
 
 from billing.metering.usage import instant
 from frontend.core.audit_words import NONE, OBJECTS, Names, action_label, field_label, names_of, units_of, value_text
@@ -59,14 +60,14 @@ def filters(ctx: PageContext) -> FilterBar:
     url, action = _url(ctx), text_param(ctx, "action", 200)
     kinds = ((f"{kind}.", label) for kind, label in sorted(OBJECTS.items(), key=lambda item: item[1]))
     chips = [
-        choice_chip(ctx, url, "action", "Resource type", kinds, action or None),
-        text_chip(ctx, url, "actor", "Actor", most=200),
-        text_chip(ctx, url, "object", "Resource", most=200),
-        text_chip(ctx, url, "from", "From", "2026-01-31"),
-        text_chip(ctx, url, "to", "To", "2026-01-31"),
+        choice_chip(ctx, url, "action", _("Resource type"), kinds, action or None),
+        text_chip(ctx, url, "actor", _("Actor"), most=200),
+        text_chip(ctx, url, "object", _("Resource"), most=200),
+        text_chip(ctx, url, "from", _("From"), "2026-01-31"),
+        text_chip(ctx, url, "to", _("To"), "2026-01-31"),
     ]
     if ctx.access is None:
-        chips.insert(0, text_chip(ctx, url, "tenant", "Tenant", "slug", most=200))
+        chips.insert(0, text_chip(ctx, url, "tenant", _("Tenant"), "slug", most=200))
     return filter_bar(ctx, url, chips)
 
 

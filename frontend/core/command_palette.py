@@ -10,6 +10,7 @@ from django.db.models import Q
 from django.http import HttpResponse
 from django.urls import reverse
 from django.utils.http import urlencode
+from django.utils.translation import gettext as _
 
 from billing.models import Budget, Invoice, Price
 from frontend.core.labels import outcome_label
@@ -174,7 +175,7 @@ def _results(ctx: PageContext) -> tuple[SearchResultGroup, ...]:
 
 def _search(ctx: PageContext) -> HttpResponse:
     template = "frontend/parts/search_results.html" if ctx.is_fragment else "frontend/search.html"
-    return render_page(ctx, template, "Search", found=_results(ctx), typed=ctx.query.get("q", ""))
+    return render_page(ctx, template, _("Search"), found=_results(ctx), typed=ctx.query.get("q", ""))
 
 
 tenant_search = tenant_page()(_search)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from django.http import HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from frontend.core import audit_log
 from frontend.core.exports import export_response
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from tenants.permissions import Permission
 
-PANELS = Panels("audit-panel", (Panel("entries", "Changes", "audit_log/entries.html", audit_log.entries, every=0),))
+PANELS = Panels(
+    "audit-panel", (Panel("entries", _lazy("Changes"), "audit_log/entries.html", audit_log.entries, every=0),)
+)
 
 
 @tenant_page(Permission.AUDIT_READ)
 def audit(ctx: PageContext) -> HttpResponse:
     return render_page(
-        ctx, "audit/page.html", "Audit log", panels=PANELS, **audit_log.page_context(ctx, ctx.url("audit-export"))
+        ctx, "audit/page.html", _("Audit log"), panels=PANELS, **audit_log.page_context(ctx, ctx.url("audit-export"))
     )
 
 
@@ -27,7 +31,7 @@ def audit(ctx: PageContext) -> HttpResponse:
 def entry(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         detail = audit_log.detail(ctx, ctx.arguments["entry"])
-    breadcrumbs = (Breadcrumb("Audit log", ctx.url("audit")),)
+    breadcrumbs = (Breadcrumb(_("Audit log"), ctx.url("audit")),)
     return render_page(ctx, "audit_log/detail.html", detail["entry"].label, breadcrumbs=breadcrumbs, **detail)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from billing.models import Budget, BudgetAlert, BudgetPeriod
 from billing.models.budgets import current_periods
 from frontend.core.gauges import Gauge, Mark, percent
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.amounts import BudgetAmount
 from frontend.tenant.budgets.scopes import ACCOUNT, BudgetOwnerScope, owner_of
@@ -21,7 +22,7 @@ FULL_AT = 99  # percent; the rest is too small for most requests
 NEAR_AT = 80
 _MIN_LABEL_DISTANCE = 12  # minimum distance of two labels, in percent of the gauge
 PERIODS = {"day": "daily", "month": "monthly", "lifetime": "in total"}
-MODES = {"hard": "Blocks", "soft": "Alerts only", "dry_run": "Dry run"}
+MODES = {"hard": _lazy("Blocks"), "soft": _lazy("Alerts only"), "dry_run": _lazy("Dry run")}
 
 
 @dataclass(frozen=True)

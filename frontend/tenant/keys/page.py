@@ -10,6 +10,7 @@ from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery
 from billing.metering.usage import UsageReport, accepted, sums
 from billing.models import Budget
 from frontend.core.date_ranges import month_of
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import Choice, changed_url, keyset_page, named_rows, number_param, options, text_param
 from frontend.core.numbers import Money, common_places
 from frontend.core.page_context import PageContext
@@ -23,17 +24,17 @@ MAX_PROJECTS = 100
 IDLE_AFTER = timedelta(days=90)
 EXPIRES_SOON = timedelta(days=7)
 SCOPES = {
-    "inference": "Run inference",
-    "models": "List models",
-    "endpoints": "Manage endpoints",
-    "manage": "Manage this organization: keys, limits, budgets, members",
+    "inference": _lazy("Run inference"),
+    "models": _lazy("List models"),
+    "endpoints": _lazy("Manage endpoints"),
+    "manage": _lazy("Manage this organization: keys, limits, budgets, members"),
 }
 VIEWS = {
-    "": "Active",
-    "unlimited": "No key-level limit",
-    "forever": "No expiration date",
-    "idle": "Unused for 90 days",
-    "ended": "Revoked or expired",
+    "": _lazy("Active"),
+    "unlimited": _lazy("No key-level limit"),
+    "forever": _lazy("No expiration date"),
+    "idle": _lazy("Unused for 90 days"),
+    "ended": _lazy("Revoked or expired"),
 }
 
 

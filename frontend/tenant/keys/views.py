@@ -9,10 +9,12 @@ from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.http import HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from billing.metering.usage import accepted
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.one_time_secrets import secret_form_view, take_secret
@@ -36,26 +38,28 @@ from tenants.permissions import Permission
 PANELS = Panels(
     "keys-panel",
     (
-        Panel("safety", "Safety", "keys/safety.html", page.safety),
-        Panel("keys", "API keys", "keys/keys.html", page.keys),
-        Panel("projects", "Projects", "keys/projects.html", page.projects, every=60, needs=Permission.PROJECTS_READ),
+        Panel("safety", _lazy("Safety"), "keys/safety.html", page.safety),
+        Panel("keys", _lazy("API keys"), "keys/keys.html", page.keys),
+        Panel(
+            "projects", _lazy("Projects"), "keys/projects.html", page.projects, every=60, needs=Permission.PROJECTS_READ
+        ),
     ),
 )
 DETAIL_PANELS = Panels(
     "keys-detail-panel",
     (
-        Panel("stats", "Key figures", "keys/stats.html", detail.stats),
-        Panel("limits", "Limits and budgets", "keys/limits.html", detail.limits, every=10),
-        Panel("details", "Permissions", "keys/details.html", detail.permissions, every=60),
+        Panel("stats", _lazy("Key figures"), "keys/stats.html", detail.stats),
+        Panel("limits", _lazy("Limits and budgets"), "keys/limits.html", detail.limits, every=10),
+        Panel("details", _lazy("Permissions"), "keys/details.html", detail.permissions, every=60),
         Panel(
             "requests",
-            "Latest requests",
+            _lazy("Latest requests"),
             "keys/latest_requests.html",
             detail.latest_requests,
             every=10,
             needs=Permission.USAGE_READ,
         ),
-        Panel("history", "Changes", "keys/history.html", detail.history, every=60, needs=Permission.AUDIT_READ),
+        Panel("history", _lazy("Changes"), "keys/history.html", detail.history, every=60, needs=Permission.AUDIT_READ),
     ),
 )
 
@@ -64,7 +68,7 @@ DETAIL_PANELS = Panels(
 def keys(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         filters = page.filters(ctx)
-    return render_page(ctx, "keys/page.html", "API keys", panels=PANELS, filters=filters, metering=metering(ctx.now))
+    return render_page(ctx, "keys/page.html", _("API keys"), panels=PANELS, filters=filters, metering=metering(ctx.now))
 
 
 @tenant_page(Permission.KEYS_READ)
@@ -86,7 +90,7 @@ def new_key(ctx: PageContext) -> HttpResponse:
         row, secret = actions.do_create_api_key(project, **form.chosen(), created_by=ctx.user)
         return ctx.url("keys-secret", row.pk), secret
 
-    return secret_form_view(ctx, "New API key", form, make, **_list_form(ctx, "Create key"))
+    return secret_form_view(ctx, _("New API key"), form, make, **_list_form(ctx, "Create key"))
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
@@ -145,7 +149,7 @@ def key_secret(ctx: PageContext) -> HttpResponse:
         "url": url,
         "keys_url": ctx.url("keys"),
     }
-    return render_page(ctx, "keys/secret.html", "Save your key", breadcrumbs=_crumbs(ctx), **context)
+    return render_page(ctx, "keys/secret.html", _("Save your key"), breadcrumbs=_crumbs(ctx), **context)
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
@@ -169,7 +173,7 @@ def revoke_key(ctx: PageContext) -> HttpResponse:
 def new_project(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
-        "New project",
+        _("New project"),
         NewProjectForm(bound_data(ctx)),
         lambda data: actions.do_create_project(ctx.tenant, data["slug"], data["name"]),
         message=lambda made: f"{made.name} was created.",
@@ -218,7 +222,7 @@ def _project(ctx: PageContext) -> Project:
 
 
 def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
-    return (Breadcrumb("API keys", ctx.url("keys")),)
+    return (Breadcrumb(_("API keys"), ctx.url("keys")),)
 
 
 def _list_form(ctx: PageContext, submit: str) -> dict[str, Any]:

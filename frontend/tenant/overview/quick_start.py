@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from django.utils.translation import gettext as _
+
 from billing.metering.usage import UsageReport
 from billing.models import Budget
 from frontend.core.page_context import PageContext
@@ -97,38 +99,38 @@ def _steps(ctx: PageContext) -> tuple[ChecklistStep, ...]:
     has_colleague = Membership.objects.for_tenant(tenant)[1:2].exists() or _invitations(ctx)
     steps = [
         ChecklistStep(
-            "Create an API key",
-            "It authenticates requests to the API.",
+            _("Create an API key"),
+            _("It authenticates requests to the API."),
             has_key,
-            "Create key",
+            _("Create key"),
             ctx.url("keys-new"),
             "dialog",
         ),
         ChecklistStep(
-            "Send a request",
-            "From your code or in the playground. It appears here within seconds.",
+            _("Send a request"),
+            _("From your code or in the playground. It appears here within seconds."),
             UsageReport(tenant.pk).events().exists(),
-            "Open playground",
+            _("Open playground"),
             ctx.url("playground"),
         ),
     ]
     if ctx.may(Permission.LIMITS_WRITE):
         steps.append(
             ChecklistStep(
-                "Set a budget",
-                "Requests over a hard limit are rejected.",
+                _("Set a budget"),
+                _("Requests over a hard limit are rejected."),
                 has_budget,
-                "Create budget",
+                _("Create budget"),
                 ctx.url("budgets-new"),
             )
         )
     if ctx.may(Permission.MEMBERS_WRITE):
         steps.append(
             ChecklistStep(
-                "Invite a colleague",
-                "Roles decide what members can view and change.",
+                _("Invite a colleague"),
+                _("Roles decide what members can view and change."),
                 has_colleague,
-                "Invite",
+                _("Invite"),
                 ctx.url("members-invite"),
                 "dialog",
             )

@@ -15,6 +15,7 @@ from billing.models import CompiledRateCard
 from billing.pricing.price_book import NewPrice
 from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
 from billing.pricing.rate_cards import current_prices
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import text_param
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
@@ -32,7 +33,12 @@ COLUMNS = (
     (Component.MACHINE_HOURS, "Machine-hours"),
     (Component.SEARCHES, "Searches"),
 )
-TIERS = {Tier.STANDARD: "Standard", Tier.BATCH: "Batch", Tier.FLEX: "Flex", Tier.PRIORITY: "Priority"}
+TIERS = {
+    Tier.STANDARD: _lazy("Standard"),
+    Tier.BATCH: _lazy("Batch"),
+    Tier.FLEX: _lazy("Flex"),
+    Tier.PRIORITY: _lazy("Priority"),
+}
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from frontend.core.date_ranges import date_range_of
 from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar, text_chip
 from frontend.core.labels import outcome_label
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import Choice, ListPage, changed_url, named_rows, number_param, text_param
 from frontend.core.numbers import Money, common_places, exact, share
 from frontend.core.page_context import PageContext
@@ -23,26 +26,26 @@ PAGE_SIZE = 50
 MAX_EXPORTED = 5000
 ID_PREFIX = "req_"
 _FILTERS = ("model", "key", "project", "outcome", "code", "slow", "cache", "q")
-SLOW = {"1": "Over 1 s", "10": "Over 10 s", "60": "Over 60 s"}
+SLOW = {"1": _lazy("Over 1 s"), "10": _lazy("Over 10 s"), "60": _lazy("Over 60 s")}
 BINS = 48
 COLUMNS = {  # after the time, which is always shown
-    "status": "Status",
-    "model": "Model",
-    "key": "API key",
-    "input": "Input",
-    "output": "Output",
-    "ttft": "First token",
-    "duration": "Duration",
-    "cost": "Cost",
-    "endpoint": "Endpoint",
-    "user": "End user",
-    "id": "Request ID",
+    "status": _lazy("Status"),
+    "model": _lazy("Model"),
+    "key": _lazy("API key"),
+    "input": _lazy("Input"),
+    "output": _lazy("Output"),
+    "ttft": _lazy("First token"),
+    "duration": _lazy("Duration"),
+    "cost": _lazy("Cost"),
+    "endpoint": _lazy("Endpoint"),
+    "user": _lazy("End user"),
+    "id": _lazy("Request ID"),
 }
 CACHE_LABELS = {
-    "computed": "Computed",
-    "prefix": "Prompt cache",
-    "exact": "Cached response",
-    "single_flight": "Concurrent equal request",
+    "computed": _lazy("Computed"),
+    "prefix": _lazy("Prompt cache"),
+    "exact": _lazy("Cached response"),
+    "single_flight": _lazy("Concurrent equal request"),
 }
 DEFAULT_COLUMNS = ("status", "model", "key", "input", "output", "ttft", "duration", "cost")
 NUMERIC = ("input", "output", "ttft", "duration", "cost")
@@ -135,15 +138,15 @@ def filters(ctx: PageContext) -> FilterBar:
     outcomes = ((value, outcome_label(value)) for value in RequestOutcome.values)
     keys, projects = (named_rows(model.objects.for_tenant(ctx.tenant)) for model in (ApiKey, Project))
     chips = (
-        choice_chip(ctx, url, "outcome", "Status", outcomes, outcome if outcome in RequestOutcome.values else None),
-        choice_chip(ctx, url, "key", "API key", keys, number_param(ctx, "key")),
-        choice_chip(ctx, url, "project", "Project", projects, number_param(ctx, "project")),
-        choice_chip(ctx, url, "slow", "Duration", SLOW.items(), text_param(ctx, "slow") or None),
-        choice_chip(ctx, url, "cache", "Answer", CACHE_LABELS.items(), text_param(ctx, "cache") or None),
-        text_chip(ctx, url, "model", "Model", most=128),
-        text_chip(ctx, url, "code", "Error code", "rate_limit_exceeded", most=128),
+        choice_chip(ctx, url, "outcome", _("Status"), outcomes, outcome if outcome in RequestOutcome.values else None),
+        choice_chip(ctx, url, "key", _("API key"), keys, number_param(ctx, "key")),
+        choice_chip(ctx, url, "project", _("Project"), projects, number_param(ctx, "project")),
+        choice_chip(ctx, url, "slow", _("Duration"), SLOW.items(), text_param(ctx, "slow") or None),
+        choice_chip(ctx, url, "cache", _("Answer"), CACHE_LABELS.items(), text_param(ctx, "cache") or None),
+        text_chip(ctx, url, "model", _("Model"), most=128),
+        text_chip(ctx, url, "code", _("Error code"), "rate_limit_exceeded", most=128),
     )
-    return filter_bar(ctx, url, chips, text_chip(ctx, url, "q", "Request ID or stored text"))
+    return filter_bar(ctx, url, chips, text_chip(ctx, url, "q", _("Request ID or stored text")))
 
 
 def columns(ctx: PageContext) -> tuple[str, ...]:
@@ -238,7 +241,7 @@ def export_row(row: RequestLogRow) -> tuple[str | int | None, ...]:
 def exported_rows(ctx: PageContext) -> Iterator[RequestLogRow]:
     """Yield the newest requests with the page's filters, at most MAX_EXPORTED. Call inside `ctx.scope()`."""
     wanted, cursor = _filters(ctx), None
-    for _ in range(MAX_EXPORTED // selectors.MAX_PAGE):
+    for _number in range(MAX_EXPORTED // selectors.MAX_PAGE):
         page = selectors.requests_page(wanted, cursor, selectors.MAX_PAGE)
         yield from listed_rows(ctx, page.rows)
         cursor = page.older

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from django.http import Http404, HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from frontend.core.date_ranges import date_range_of
 from frontend.core.exports import export_response, export_urls
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.lists import changed_url
 from frontend.core.page_context import PageContext, tenant_page
@@ -21,9 +23,11 @@ from tenants.permissions import Permission
 
 NEEDS = Permission.USAGE_READ
 LIVE_SECONDS = 2
-STATS = Panel("stats", "Key figures", "requests/stats.html", log.stats, lazy=True)
-HISTOGRAM = Panel("histogram", "Requests over time", "requests/histogram.html", log.histogram, every=60, lazy=True)
-LOG = Panel("log", "Requests", "requests/log.html", log.log)
+STATS = Panel("stats", _lazy("Key figures"), "requests/stats.html", log.stats, lazy=True)
+HISTOGRAM = Panel(
+    "histogram", _lazy("Requests over time"), "requests/histogram.html", log.histogram, every=60, lazy=True
+)
+LOG = Panel("log", _lazy("Requests"), "requests/log.html", log.log)
 PANELS = Panels("requests-panel", (STATS, HISTOGRAM, LOG))
 LIVE_PANELS = Panels(PANELS.route, (STATS, HISTOGRAM, replace(LOG, every=LIVE_SECONDS)))
 
@@ -37,7 +41,7 @@ def requests(ctx: PageContext) -> HttpResponse:
     return render_page(
         ctx,
         "requests/page.html",
-        "Requests",
+        _("Requests"),
         panels=LIVE_PANELS if is_live else PANELS,
         views=views,
         column_choices=log.column_choices(ctx),
@@ -78,8 +82,8 @@ def request(ctx: PageContext) -> HttpResponse:
         details = detail.request_detail(ctx, ctx.arguments["name"])
     if details is None:
         raise Http404
-    breadcrumbs = (Breadcrumb("Requests", ctx.url("requests")),)
-    return render_page(ctx, "requests/detail.html", "Request", breadcrumbs=breadcrumbs, **details)
+    breadcrumbs = (Breadcrumb(_("Requests"), ctx.url("requests")),)
+    return render_page(ctx, "requests/detail.html", _("Request"), breadcrumbs=breadcrumbs, **details)
 
 
 urlpatterns = [

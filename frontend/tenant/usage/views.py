@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from django.http import HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from billing.metering.usage import TooManyRows
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.metering import metering
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
@@ -20,13 +22,13 @@ NEEDS = Permission.USAGE_READ
 PANELS = Panels(
     "usage-panel",
     (
-        Panel("stats", "Key figures", "usage/stats.html", page.stats),
-        Panel("tokens", "Tokens by type", "usage/tokens.html", page.tokens, every=60),
-        Panel("cost", "Cost", "usage/cost.html", page.cost, every=60),
-        Panel("groups", "Usage by group", "usage/groups.html", groups),
-        Panel("caches", "Cache performance", "usage/caches.html", page.caches, every=60),
-        Panel("layers", "Cache layers", "usage/layers.html", page.layers, every=60, lazy=True),
-        Panel("rejections", "Rate limited (429)", "usage/rejections.html", page.rejections, every=60),
+        Panel("stats", _lazy("Key figures"), "usage/stats.html", page.stats),
+        Panel("tokens", _lazy("Tokens by type"), "usage/tokens.html", page.tokens, every=60),
+        Panel("cost", _lazy("Cost"), "usage/cost.html", page.cost, every=60),
+        Panel("groups", _lazy("Usage by group"), "usage/groups.html", groups),
+        Panel("caches", _lazy("Cache performance"), "usage/caches.html", page.caches, every=60),
+        Panel("layers", _lazy("Cache layers"), "usage/layers.html", page.layers, every=60, lazy=True),
+        Panel("rejections", _lazy("Rate limited (429)"), "usage/rejections.html", page.rejections, every=60),
     ),
 )
 _COLUMNS = ("requests", "failed", "uncached", "cached", "written", "output")
@@ -41,7 +43,7 @@ def usage(ctx: PageContext) -> HttpResponse:
     return render_page(
         ctx,
         "usage/page.html",
-        "Usage",
+        _("Usage"),
         panels=PANELS,
         filters=found,
         date_range=query_of(ctx).date_range,

@@ -122,9 +122,10 @@ def test_alerts_by_email_are_turned_off_and_on(client, user, acme):
     colleague = User.objects.create_user("cfo@example.com")
     actions.do_add_member(acme, colleague, "billing")
     client.force_login(user)
-    assert "Turn off alerts of Acme" in page(client)
+    assert "alerts of Acme" in page(client)
+    assert "Turn off" in page(client)
     client.post("/account/alerts", {"tenant": "acme", "wanted": "off"})
-    assert "Turn on alerts of Acme" in page(client)
+    assert "Turn on" in page(client)
     with tenant_scope(acme):
         row = enqueue_email(acme.pk, ["owner", "billing"], "Alert", "Text")
     with all_tenants_scope(BypassReason.WEBHOOKS):
