@@ -27,7 +27,7 @@ endif
 .DEFAULT_GOAL := help
 .PHONY: help up setup test test-unit test-browser test-faults test-browser-quick test-faults-quick \
 	test-clients test-clients-quick test-peers bench-quick bench-cpu \
-	lint types lint-imports check client docs docs-clients docs-reference docs-settings docs-openapi screenshots release lock clean
+	lint types lint-imports check client docs docs-clients docs-reference docs-settings docs-openapi messages screenshots release lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -107,6 +107,9 @@ docs-reference: $(VENV)/installed-dev ## update the pages of docs/reference that
 
 docs-clients: $(VENV)/installed-dev ## update docs/reference/clients.md from the matrix and the locks
 	@PYTHONPATH=.:platform $(BIN)/python -m tests.support.clients.make_page
+
+messages: $(VENV)/installed-dev ## update the translations of the console in frontend/locale, and compile them
+	@exec $(BIN)/python -m tools.messages
 
 docs-settings: setup ## update the table of settings in docs/reference/configuration.md
 	$(BIN)/millrace config --write docs/reference/configuration.md

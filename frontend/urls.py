@@ -7,7 +7,7 @@ from allauth.socialaccount import views as social
 from django.urls import include, path, re_path
 
 from frontend.accounts import second_factor, views
-from frontend.core import command_palette, preferences
+from frontend.core import command_palette, preferences, shortcuts
 from frontend.operator.alerts import views as operator_alerts
 from frontend.operator.audit import views as operator_audit
 from frontend.operator.billing import views as operator_billing
@@ -32,6 +32,7 @@ from frontend.tenant.models import views as models
 from frontend.tenant.overview import views as overview
 from frontend.tenant.playground import views as playground
 from frontend.tenant.prices import views as prices
+from frontend.tenant.projects import views as projects
 from frontend.tenant.requests import views as requests
 from frontend.tenant.routing import views as routing
 from frontend.tenant.settings import views as settings
@@ -44,6 +45,8 @@ urlpatterns = [
     path("logout", views.LogOut.as_view(), name="account_logout"),
     path("invitations/<str:token>", views.invitation, name="invitation"),
     path("account/", views.account, name="account"),
+    path("account/sessions/end", views.end_sessions, name="account_end_sessions"),
+    path("account/alerts", views.alert_emails, name="account_alert_emails"),
     path("account/inactive", account.account_inactive, name="account_inactive"),
     path("account/signup", account.signup, name="account_signup"),  # shows that sign-up is closed
     path("account/confirm", account.reauthenticate, name="account_reauthenticate"),
@@ -71,6 +74,8 @@ urlpatterns = [
     path("preferences", preferences.preferences, name="preferences"),
     path("t/<slug:slug>/search", command_palette.tenant_search, name="search"),
     path("operator/search", command_palette.operator_search, name="operator-search"),
+    path("t/<slug:slug>/shortcuts", shortcuts.tenant_shortcuts, name="shortcuts"),
+    path("operator/shortcuts", shortcuts.operator_shortcuts, name="operator-shortcuts"),
     # One line per screen.
     *overview.urlpatterns,
     *alerts.urlpatterns,
@@ -79,6 +84,7 @@ urlpatterns = [
     *keys.urlpatterns,
     *playground.urlpatterns,
     *prices.urlpatterns,
+    *projects.urlpatterns,
     *requests.urlpatterns,
     *operator_billing.urlpatterns,
     *invoices.urlpatterns,

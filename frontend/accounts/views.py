@@ -10,6 +10,7 @@ from allauth.account.models import Login
 from allauth.account.views import LoginView
 from django import forms
 from django.conf import settings
+from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.password_validation import validate_password
 from django.contrib.auth.views import LogoutView
@@ -17,15 +18,23 @@ from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.http import urlencode
+from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_http_methods, require_safe
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
+from billing.budgets.alerts import ROLES as ALERT_ROLES
+from frontend.accounts import sessions
 from frontend.core import impersonation
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import signed_in_user, user_layout
+from frontend.core.timezones import zone_of
 from tenants import actions, audit, invitations
 from tenants.authentication import accesses
-from tenants.models import Invitation, Tenant, User
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import Invitation, Membership, Tenant, User
 from tenants.reauthentication import has_totp
 
 
@@ -49,9 +58,11 @@ class LogOut(LogoutView):
 class JoinForm(forms.Form):
     """The name and the password of a new user."""
 
-    name = forms.CharField(label="Your name", max_length=200, widget=forms.TextInput(attrs={"autocomplete": "name"}))
+    name = forms.CharField(
+        label=_lazy("Your name"), max_length=200, widget=forms.TextInput(attrs={"autocomplete": "name"})
+    )
     password = forms.CharField(
-        label="Password", max_length=128, widget=forms.PasswordInput(attrs={"autocomplete": "new-password"})
+        label=_lazy("Password"), max_length=128, widget=forms.PasswordInput(attrs={"autocomplete": "new-password"})
     )
 
     def __init__(self, email: str, data: Any = None) -> None:
@@ -102,14 +113,76 @@ def _newcomer(found: Invitation, form: JoinForm | None) -> User:
     return user
 
 
-@require_safe
+class ProfileForm(forms.Form):
+    """The name of a user."""
+
+    name = forms.CharField(label=_lazy("Name"), max_length=200, widget=forms.TextInput(attrs={"autocomplete": "name"}))
+
+
 @never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
 @login_required
 def account(request: HttpRequest) -> HttpResponse:
-    """Show the user's account: password and second factor."""
+    """Show the user's account. A submitted form changes the name."""
     user = signed_in_user(request)
-    context = {"layout": user_layout(request, "Account", _tenants(user)), "totp": has_totp(user)}
-    return render(request, "frontend/account.html", context)
+    form = ProfileForm(request.POST if request.method == "POST" else None, initial={"name": user.name})
+    if request.method == "POST" and form.is_valid():
+        actions.do_rename_user(user, form.cleaned_data["name"])
+        return _account_changed(request, "Name saved.")
+    context = {
+        "layout": user_layout(request, _("Account"), _tenants(user)),
+        "form": form,
+        "has_totp": has_totp(user),
+        "has_password": user.has_usable_password(),
+        "sessions": sessions.sessions_of(request, user),
+        "memberships": _memberships(user),
+    }
+    with timezone.override(zone_of(request)):
+        return render(request, "frontend/account.html", context, status=422 if form.errors else 200)
+
+
+@require_POST
+@login_required
+def end_sessions(request: HttpRequest) -> HttpResponse:
+    """Sign out another session, or all others."""
+    text = request.POST.get("session", "")
+    is_one = text.isascii() and text.isdigit() and len(text) < 19
+    ended = sessions.end_sessions(request, signed_in_user(request), int(text) if is_one else None)
+    return _account_changed(request, f"{ended} other session{'' if ended == 1 else 's'} signed out.")
+
+
+@require_POST
+@login_required
+def alert_emails(request: HttpRequest) -> HttpResponse:
+    """Turn the alert emails of an organization on or off."""
+    user = signed_in_user(request)
+    found = [access for access in accesses(user) if access.tenant.slug == request.POST.get("tenant")]
+    if not found or user.is_staff:
+        raise Http404
+    is_on = request.POST.get("wanted") == "on"
+    try:
+        actions.do_set_alert_emails(found[0].tenant, user, wanted=is_on)
+    except actions.Conflict as exc:
+        raise Http404 from exc
+    return _account_changed(
+        request, f"Alerts of {found[0].tenant.name} are {'sent to you' if is_on else 'no longer sent to you'} by email."
+    )
+
+
+def _account_changed(request: HttpRequest, message: str) -> HttpResponse:
+    messages.success(request, message)
+    response = redirect("account")
+    response.status_code = 303
+    return response
+
+
+def _memberships(user: User) -> list[Membership]:
+    """Return the memberships whose role receives alerts by email. Operators have none."""
+    if user.is_staff:
+        return []
+    with all_tenants_scope(BypassReason.PERSON):
+        rows = Membership.objects.all_tenants().filter(user=user, role__in=ALERT_ROLES, tenant__purge_after=None)
+        return list(rows.select_related("tenant").order_by("tenant__name", "pk"))
 
 
 @require_safe
@@ -123,7 +196,7 @@ def home(request: HttpRequest) -> HttpResponse:
     tenants = _tenants(user)
     if len(tenants) == 1:
         return redirect("overview", tenants[0].slug)
-    context = {"layout": user_layout(request, "Your organizations", tenants), "tenants": tenants}
+    context = {"layout": user_layout(request, _("Your organizations"), tenants), "tenants": tenants}
     return render(request, "frontend/select_tenant.html", context)
 
 

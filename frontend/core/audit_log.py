@@ -5,29 +5,38 @@ The open scope decides which entries are visible: those of one tenant or, for op
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db.models import QuerySet
+from django.utils.translation import gettext as _
 
 from billing.metering.usage import instant
+from frontend.core.audit_words import NONE, OBJECTS, Names, action_label, field_label, names_of, units_of, value_text
+from frontend.core.exports import export_urls
+from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar, text_chip
 from frontend.core.lists import ListPage, keyset_page, text_param
 from frontend.core.page_context import PageContext, first_or_404
 from tenants.models import AuditEntry, Tenant
 
 PAGE_SIZE = 50
 MAX_LISTED_CHANGES = 3  # changed fields per row of the list; the drawer shows all
-NONE = "none"
+MAX_EXPORTED = 5000
 MAX_VALUE_CHARACTERS = 80  # characters of a value in the list
 _TEXTS = {"action": "action__istartswith", "actor": "actor__icontains", "object": "object_name__icontains"}
 
 
+EXPORTED_COLUMNS = (
+    *("time", "actor", "ip_address", "action", "resource", "resource_type", "resource_id", "tenant_id"),
+    *("changes", "request_id"),
+)
+
+
 @dataclass(frozen=True)
 class AuditChange:
-    """The value of a field before and after. None: the field did not exist."""
+    """The value of a field before and after, in words. None: the field did not exist."""
 
     field: str
     before: str | None
@@ -39,38 +48,85 @@ class ListedEntry:
     """An entry with its tenant on operator pages. `changes` are shortened for the list."""
 
     row: AuditEntry
+    label: str  # the action in words
     tenant: Tenant | None
     tenant_name: str
     changes: tuple[AuditChange, ...]
     more: int
 
 
-def filters(ctx: PageContext) -> dict[str, str]:
-    """Return the values of the filter form. `tenant` is a slug and exists only on operator pages."""
-    names = ("action", "actor", "object", "tenant", "from", "to")
-    values = {name: ctx.query.get(name, "") for name in names}
-    clear_url = ctx.request.path if any(values.values()) else ""
-    return values | {"first": values["from"], "error": _time_lookups(ctx)[1], "clear_url": clear_url}
+def filters(ctx: PageContext) -> FilterBar:
+    """Return the filter chips. `tenant` is a slug and exists only on operator pages."""
+    url, action = _url(ctx), text_param(ctx, "action", 200)
+    kinds = ((f"{kind}.", label) for kind, label in sorted(OBJECTS.items(), key=lambda item: item[1]))
+    chips = [
+        choice_chip(ctx, url, "action", _("Resource type"), kinds, action or None),
+        text_chip(ctx, url, "actor", _("Actor"), most=200),
+        text_chip(ctx, url, "object", _("Resource"), most=200),
+        text_chip(ctx, url, "from", _("From"), "2026-01-31"),
+        text_chip(ctx, url, "to", _("To"), "2026-01-31"),
+    ]
+    if ctx.access is None:
+        chips.insert(0, text_chip(ctx, url, "tenant", _("Tenant"), "slug", most=200))
+    return filter_bar(ctx, url, chips)
+
+
+def page_context(ctx: PageContext, export_url: str) -> dict[str, Any]:
+    """Return the context of the page around the panel."""
+    return {
+        "filters": filters(ctx),
+        "error": _time_lookups(ctx)[1],
+        "export_urls": export_urls(ctx, export_url),
+    }
 
 
 def entries(ctx: PageContext) -> ListPage:
     """Return a page of entries, newest first. Call inside `ctx.scope()`."""
+    page = keyset_page(ctx, _filtered(ctx), _url(ctx), PAGE_SIZE, filtered=filters(ctx).is_filtered)
+    return replace(page, rows=listed(ctx, page.rows))
+
+
+def exported_rows(ctx: PageContext) -> list[tuple[Any, ...]]:
+    """Return the newest entries with the page's filters, as EXPORTED_COLUMNS. Call inside `ctx.scope()`."""
+    rows = list(_filtered(ctx).order_by("-pk")[:MAX_EXPORTED])
+    names, units = names_of(ctx, rows), units_of(ctx, rows)
+    return [_exported(row, _changes(row, names, units)) for row in rows]
+
+
+def _exported(row: AuditEntry, changes: Sequence[AuditChange]) -> tuple[Any, ...]:
+    texts = (f"{change.field}: {change.before or '–'} → {change.after or '–'}" for change in changes)
+    return (
+        *(row.created_at.isoformat(), row.actor, row.ip_address, row.action, row.object_name, row.object_type),
+        *(row.object_id, row.tenant_id, "; ".join(texts), row.request_id),
+    )
+
+
+def _url(ctx: PageContext) -> str:
+    return ctx.request.path.partition("panels/")[0]
+
+
+def _filtered(ctx: PageContext) -> QuerySet[AuditEntry]:
     rows = _entries(ctx).filter(
         **{_TEXTS[n]: v for n in _TEXTS if (v := text_param(ctx, n, 200))}, **_time_lookups(ctx)[0]
     )
     slug = text_param(ctx, "tenant", 200)
     if ctx.access is None and slug:
         rows = rows.filter(tenant_id__in=Tenant.objects.all_tenants().filter(slug=slug).values("pk"))
-    url = ctx.request.path.partition("panels/")[0]
-    page = keyset_page(ctx, rows, url, PAGE_SIZE, filtered=bool(filters(ctx)["clear_url"]))
-    names = _tenants(ctx, page.rows)
-    return replace(page, rows=[_entry(ctx, row, names) for row in page.rows])
+    return rows
+
+
+def listed(ctx: PageContext, rows: Sequence[AuditEntry]) -> list[ListedEntry]:
+    """Return entries in words."""
+    tenants, names, units = _tenants(ctx, rows), names_of(ctx, rows), units_of(ctx, rows)
+    return [_entry(ctx, row, tenants, _changes(row, names, units)) for row in rows]
 
 
 def detail(ctx: PageContext, pk: int) -> dict[str, Any]:
     """Return one entry with all changes. Call inside `ctx.scope()`."""
     row = first_or_404(_entries(ctx).filter(pk=pk))
-    return {"entry": _entry(ctx, row, _tenants(ctx, [row])), "row": row, "changes": _changes(row)}
+    (entry,) = listed(ctx, [row])
+    changes = _changes(row, names_of(ctx, [row]), units_of(ctx, [row]))
+    return {"entry": entry, "row": row, "changes": changes}
 
 
 def _entries(ctx: PageContext) -> QuerySet[AuditEntry]:
@@ -86,30 +142,27 @@ def _tenants(ctx: PageContext, rows: Sequence[AuditEntry]) -> Mapping[int, Tenan
     return Tenant.objects.all_tenants().in_bulk({row.tenant_id for row in rows if row.tenant_id is not None})
 
 
-def _entry(ctx: PageContext, row: AuditEntry, tenants: Mapping[int, Tenant]) -> ListedEntry:
-    changes = _changes(row)
+def _entry(
+    ctx: PageContext, row: AuditEntry, tenants: Mapping[int, Tenant], changes: Sequence[AuditChange]
+) -> ListedEntry:
     if row.before is None:  # omit unset fields of a new object
         changes = tuple(change for change in changes if change.after != NONE)
     tenant = tenants.get(row.tenant_id or 0)
     gone = f"tenant {row.tenant_id}" if row.tenant_id is not None and ctx.access is None else ""
-    listed = tuple(AuditChange(c.field, _short(c.before), _short(c.after)) for c in changes[:MAX_LISTED_CHANGES])
+    shown = tuple(AuditChange(c.field, _short(c.before), _short(c.after)) for c in changes[:MAX_LISTED_CHANGES])
     name = gone if tenant is None else tenant.name
-    return ListedEntry(row, tenant, name, listed, max(0, len(changes) - MAX_LISTED_CHANGES))
+    return ListedEntry(row, action_label(row.action), tenant, name, shown, max(0, len(changes) - MAX_LISTED_CHANGES))
 
 
-def _changes(row: AuditEntry) -> tuple[AuditChange, ...]:
+def _changes(row: AuditEntry, names: Names, units: Mapping[int, str]) -> tuple[AuditChange, ...]:
     before, after = row.before or {}, row.after or {}
-    names = sorted({*before, *after})
-    return tuple(AuditChange(name, _value_text(before, name), _value_text(after, name)) for name in names)
+    unit = str(after.get("unit") or before.get("unit") or units.get(row.object_id or 0, ""))
 
+    def text(values: Mapping[str, Any], name: str) -> str | None:
+        return value_text(name, values[name], names, unit) if name in values else None
 
-def _value_text(values: Mapping[str, Any], name: str) -> str | None:
-    if name not in values:
-        return None
-    value = values[name]
-    if value is None:
-        return NONE
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    fields = sorted({*before, *after})
+    return tuple(AuditChange(field_label(name), text(before, name), text(after, name)) for name in fields)
 
 
 def _short(text: str | None) -> str | None:

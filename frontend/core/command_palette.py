@@ -10,27 +10,30 @@ from django.db.models import Q
 from django.http import HttpResponse
 from django.urls import reverse
 from django.utils.http import urlencode
+from django.utils.translation import gettext as _
 
 from billing.models import Budget, Invoice, Price
 from frontend.core.labels import outcome_label
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.navigation import sections
 from frontend.core.page_context import PageContext, operator_page, tenant_page
 from frontend.core.rendering import render_page
 from millrace.apps.operations.deployments import served_specs
 from millrace.apps.request_log.selectors import Filters, requests_page
-from tenants.models import ApiKey, Tenant, User
+from tenants.models import ApiKey, Project, Tenant, User
 from tenants.permissions import Permission
 
 MAX_RESULTS_PER_KIND = 8
 _ACTIONS = (
-    ("Create API key", "keys-new", "plus", Permission.KEYS_WRITE),
-    ("Create budget", "budgets-new", "plus", Permission.LIMITS_WRITE),
-    ("Set rate limits", "budgets-limits-new", "gauge", Permission.LIMITS_WRITE),
-    ("Create batch", "batches-new", "plus", Permission.KEYS_WRITE),
-    ("Invite member", "members-invite", "members", Permission.MEMBERS_WRITE),
-    ("Add webhook endpoint", "webhooks-new", "webhooks", Permission.WEBHOOKS_WRITE),
-    ("Add Slack channel", "alerts-slack", "alerts", Permission.WEBHOOKS_WRITE),
-    ("Add PagerDuty service", "alerts-pagerduty", "alerts", Permission.WEBHOOKS_WRITE),
+    (_lazy("Create API key"), "keys-new", "plus", Permission.KEYS_WRITE),
+    (_lazy("Create project"), "keys-project-new", "plus", Permission.PROJECTS_WRITE),
+    (_lazy("Create budget"), "budgets-new", "plus", Permission.LIMITS_WRITE),
+    (_lazy("Set rate limits"), "budgets-limits-new", "gauge", Permission.LIMITS_WRITE),
+    (_lazy("Create batch"), "batches-new", "plus", Permission.KEYS_WRITE),
+    (_lazy("Invite member"), "members-invite", "members", Permission.MEMBERS_WRITE),
+    (_lazy("Add webhook endpoint"), "webhooks-new", "webhooks", Permission.WEBHOOKS_WRITE),
+    (_lazy("Add Slack channel"), "alerts-slack", "alerts", Permission.WEBHOOKS_WRITE),
+    (_lazy("Add PagerDuty service"), "alerts-pagerduty", "alerts", Permission.WEBHOOKS_WRITE),
 )
 
 
@@ -63,6 +66,15 @@ def find_keys(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
     rows = ApiKey.objects.for_tenant(ctx.tenant).filter(Q(name__icontains=typed) | Q(prefix__istartswith=typed))
     for key in rows.order_by("name")[:MAX_RESULTS_PER_KIND]:
         yield SearchResult(key.name, ctx.url("keys-detail", key.pk), "keys", f"{key.prefix}…")
+
+
+def find_projects(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
+    """Yield projects by name or slug."""
+    if not ctx.may(Permission.PROJECTS_READ):
+        return
+    rows = Project.objects.for_tenant(ctx.tenant).filter(Q(name__icontains=typed) | Q(slug__istartswith=typed))
+    for row in rows.order_by("name")[:MAX_RESULTS_PER_KIND]:
+        yield SearchResult(row.name, ctx.url("projects-detail", row.pk), "layers", row.slug)
 
 
 def find_requests(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
@@ -131,6 +143,7 @@ def find_prices(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
 TENANT: dict[str, Finder] = {
     "Actions": find_actions,
     "API keys": find_keys,
+    "Projects": find_projects,
     "Requests": find_requests,
     "Invoices": find_invoices,
 }
@@ -148,7 +161,7 @@ def _results(ctx: PageContext) -> tuple[SearchResultGroup, ...]:
     links = [link for section in sections(ctx) for link in section.links if typed.lower() in link.label.lower()]
     found = [
         SearchResultGroup(
-            "Pages", tuple(SearchResult(link.label, link.url, link.icon, letter=link.letter) for link in links)
+            _("Pages"), tuple(SearchResult(link.label, link.url, link.icon, letter=link.letter) for link in links)
         )
     ]
     if typed:
@@ -163,7 +176,7 @@ def _results(ctx: PageContext) -> tuple[SearchResultGroup, ...]:
 
 def _search(ctx: PageContext) -> HttpResponse:
     template = "frontend/parts/search_results.html" if ctx.is_fragment else "frontend/search.html"
-    return render_page(ctx, template, "Search", found=_results(ctx), typed=ctx.query.get("q", ""))
+    return render_page(ctx, template, _("Search"), found=_results(ctx), typed=ctx.query.get("q", ""))
 
 
 tenant_search = tenant_page()(_search)

@@ -9,19 +9,21 @@ from zoneinfo import ZoneInfo
 
 from billing.metering.usage import instant, this_month
 from billing.periods import billing_zone
+from frontend.core.languages import day_text
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import CURSORS, Choice
 from frontend.core.page_context import PageContext
 
 _DAY = timedelta(days=1)
 _MAX_RANGE = timedelta(days=366)
 _LABELS = {
-    "today": "Today",
-    "24h": "Last 24 hours",
-    "7d": "Last 7 days",
-    "30d": "Last 30 days",
-    "month": "Month to date",
-    "last-month": "Last month",
-    "custom": "Custom",
+    "today": _lazy("Today"),
+    "24h": _lazy("Last 24 hours"),
+    "7d": _lazy("Last 7 days"),
+    "30d": _lazy("Last 30 days"),
+    "month": _lazy("Month to date"),
+    "last-month": _lazy("Last month"),
+    "custom": _lazy("Custom"),
 }
 
 
@@ -33,7 +35,7 @@ class DateRange:
     `choices` are the ranges that the user can select.
     """
 
-    name: str  # today, 24h, 7d, 30d, month, last-month, or custom
+    name: str  # today, 24h, 7d, 30d, month, last-month, custom, or times
     start: datetime
     end: datetime
     label: str
@@ -83,20 +85,26 @@ def date_range_of(ctx: PageContext) -> DateRange:
         zone = billing_time_zone_of(ctx)
         end = month_of(ctx)[0]
         start = this_month(end - _DAY, zone)[0]
-    elif name == "custom":
+    elif name in ("custom", "times"):
         try:
-            start, end = _dates(ctx)
+            start, end = _dates(ctx) if name == "custom" else _times(ctx)
         except ValueError as exc:
             error = str(exc)
     else:
         name = "month"
     if start is None:
+        name = "month" if name == "times" else name
         (start, end), zone = month_of(ctx), billing_time_zone_of(ctx)
     first, last = start.astimezone(zone).date(), (end - timedelta(microseconds=1)).astimezone(zone).date()
-    label = f"{first:%-d %B %Y}" if first == last else f"{first:{_first_form(first, last)}} – {last:%-d %B %Y}"
-    if name == "24h":
-        label = f"{start.astimezone(zone):%-d %B, %H:%M} – {end.astimezone(zone):%-d %B %Y, %H:%M}"
+    label = day_text(last, "j F Y")
+    if first != last:
+        label = f"{day_text(first, _first_form(first, last))} – {label}"
+    if name in ("24h", "times"):
+        opens, closes = start.astimezone(zone), end.astimezone(zone)
+        label = f"{day_text(opens, 'j F')}, {opens:%H:%M} – {day_text(closes, 'j F Y')}, {closes:%H:%M}"
     choices = tuple(Choice(text, _url(ctx, option, first, last), option == name) for option, text in _LABELS.items())
+    if name == "times":
+        choices = (*choices, Choice("Selected time", f"?{urlencode(ctx.query)}", current=True))
     return DateRange(name, start, end, label, choices, first.isoformat(), last.isoformat(), zone, error, _others(ctx))
 
 
@@ -119,7 +127,7 @@ def days_of(start: datetime, end: datetime) -> list[datetime]:
 def _first_form(first: object, last: object) -> str:
     same_year = getattr(first, "year", None) == getattr(last, "year", None)
     same_month = same_year and getattr(first, "month", None) == getattr(last, "month", None)
-    return "%-d" if same_month else "%-d %B" if same_year else "%-d %B %Y"
+    return "j" if same_month else "j F" if same_year else "j F Y"
 
 
 def _dates(ctx: PageContext) -> tuple[datetime, datetime]:
@@ -133,6 +141,17 @@ def _dates(ctx: PageContext) -> tuple[datetime, datetime]:
     if end - start > _MAX_RANGE:
         raise ValueError("Choose a range of one year or less.")
     return start, min(end, max(ctx.now, start + _DAY))
+
+
+def _times(ctx: PageContext) -> tuple[datetime, datetime]:
+    """Return the times that were selected in a histogram."""
+    try:
+        start, end = instant(ctx.query.get("from", "")), instant(ctx.query.get("to", ""))
+    except ValueError as exc:
+        raise ValueError("Select the times again.") from exc
+    if not timedelta() < end - start <= _MAX_RANGE:
+        raise ValueError("Choose a range of one year or less.")
+    return start, end
 
 
 def _url(ctx: PageContext, name: str, first: object, last: object) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from django.http import HttpRequest
 from django.urls import reverse
+from django.utils.translation import gettext as _
 
 from frontend.core import timezones
 from frontend.core.impersonation import ImpersonationSession, impersonation_of
@@ -36,6 +37,7 @@ class Layout:
     more: tuple[Link, ...]
     breadcrumbs: tuple[Breadcrumb, ...]
     palette: str | None  # the URL of the command palette's search
+    shortcuts: str | None  # the URL of the list of keyboard shortcuts
     user_name: str
     user_email: str
     user_initials: str
@@ -68,10 +70,11 @@ def layout_for(ctx: PageContext, title: str, breadcrumbs: tuple[Breadcrumb, ...]
             ctx.user,
             title=f"{title} · Operator",
             heading="Millrace",
-            detail="Operator",
+            detail=_("Operator"),
             sections=sections(ctx),
-            breadcrumbs=(Breadcrumb("Operator", reverse("home")), *breadcrumbs, Breadcrumb(title)),
+            breadcrumbs=(Breadcrumb(_("Operator"), reverse("home")), *breadcrumbs, Breadcrumb(title)),
             palette=reverse("operator-search"),
+            shortcuts=reverse("operator-shortcuts"),
         )
     tenant, role = ctx.access.tenant, ctx.access.role
     others = (
@@ -82,13 +85,14 @@ def layout_for(ctx: PageContext, title: str, breadcrumbs: tuple[Breadcrumb, ...]
         ctx.user,
         title=f"{title} · {tenant.name}",
         heading=tenant.name,
-        detail=Membership.Role(role).label if role else "Read-only view",
+        detail=Membership.Role(role).label if role else _("Read-only view"),
         sections=sections(ctx),
         breadcrumbs=(Breadcrumb(tenant.name, ctx.url("overview")), *breadcrumbs, Breadcrumb(title)),
         tenants=tuple(others),
         # The list of a user's only tenant redirects to that tenant.
         more=(_all_tenants(ctx.user),) if ctx.others or ctx.user.is_staff else (),
         palette=ctx.url("search"),
+        shortcuts=ctx.url("shortcuts"),
     )
 
 
@@ -111,8 +115,8 @@ def user_layout(request: HttpRequest, title: str, tenants: Sequence[Tenant]) -> 
 
 def _all_tenants(user: User) -> Link:
     if user.is_staff:
-        return Link("All tenants", reverse("operator-tenants"), "tenants")
-    return Link("All organizations", reverse("home"), "tenants")
+        return Link(_("All tenants"), reverse("operator-tenants"), "tenants")
+    return Link(_("All organizations"), reverse("home"), "tenants")
 
 
 def _layout(
@@ -127,6 +131,7 @@ def _layout(
     tenants: tuple[Link, ...] = (),
     more: tuple[Link, ...] = (),
     palette: str | None = None,
+    shortcuts: str | None = None,
 ) -> Layout:
     theme = request.COOKIES.get("theme", "")
     return Layout(
@@ -139,6 +144,7 @@ def _layout(
         more=(*more, Link("API reference", reverse("docs"), "reference")),
         breadcrumbs=breadcrumbs,
         palette=palette,
+        shortcuts=shortcuts,
         user_name=user.name or user.email,
         user_email=user.email,
         user_initials=initials(user.name or user.email),

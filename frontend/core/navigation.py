@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from django.urls import NoReverseMatch
 
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext
 from tenants.permissions import Permission
 
@@ -35,38 +36,39 @@ TENANT = (
     NavigationGroup(
         "",
         (
-            NavigationEntry("Overview", "overview", "overview", "o"),
-            NavigationEntry("Usage", "usage", "usage", "u", Permission.USAGE_READ),
-            NavigationEntry("Playground", "playground", "playground", "p", Permission.KEYS_WRITE),
+            NavigationEntry(_lazy("Overview"), "overview", "overview", "o"),
+            NavigationEntry(_lazy("Usage"), "usage", "usage", "u", Permission.USAGE_READ),
+            NavigationEntry(_lazy("Playground"), "playground", "playground", "p", Permission.KEYS_WRITE),
         ),
     ),
     NavigationGroup(
-        "Build",
+        _lazy("Build"),
         (
-            NavigationEntry("API keys", "keys", "keys", "k", Permission.KEYS_READ),
-            NavigationEntry("Models", "models", "models", "d"),
-            NavigationEntry("Routing policy", "routing", "routing", "r", Permission.POLICIES_READ),
-            NavigationEntry("Experiments", "experiments", "percent", "e", Permission.POLICIES_READ),
-            NavigationEntry("Requests", "requests", "requests", "q", Permission.USAGE_READ),
-            NavigationEntry("Batches", "batches", "layers", "j", Permission.USAGE_READ),
+            NavigationEntry(_lazy("API keys"), "keys", "keys", "k", Permission.KEYS_READ),
+            NavigationEntry(_lazy("Projects"), "projects", "layers", "t", Permission.PROJECTS_READ),
+            NavigationEntry(_lazy("Models"), "models", "models", "d"),
+            NavigationEntry(_lazy("Routing policy"), "routing", "routing", "r", Permission.POLICIES_READ),
+            NavigationEntry(_lazy("Experiments"), "experiments", "percent", "e", Permission.POLICIES_READ),
+            NavigationEntry(_lazy("Requests"), "requests", "requests", "q", Permission.USAGE_READ),
+            NavigationEntry(_lazy("Batches"), "batches", "runs", "j", Permission.USAGE_READ),
         ),
     ),
     NavigationGroup(
-        "Billing",
+        _lazy("Billing"),
         (
-            NavigationEntry("Budgets and quotas", "budgets", "budgets", "b", Permission.LIMITS_READ),
-            NavigationEntry("Alerts", "alerts", "alerts", "l", Permission.LIMITS_READ),
-            NavigationEntry("Invoices", "invoices", "invoices", "i", Permission.BILLING_READ),
-            NavigationEntry("Prices", "prices", "prices", "c"),
+            NavigationEntry(_lazy("Budgets and quotas"), "budgets", "budgets", "b", Permission.LIMITS_READ),
+            NavigationEntry(_lazy("Alerts"), "alerts", "alerts", "l", Permission.LIMITS_READ),
+            NavigationEntry(_lazy("Invoices"), "invoices", "invoices", "i", Permission.BILLING_READ),
+            NavigationEntry(_lazy("Prices"), "prices", "prices", "c"),
         ),
     ),
     NavigationGroup(
-        "Organization",
+        _lazy("Organization"),
         (
-            NavigationEntry("Members", "members", "members", "m", Permission.MEMBERS_READ),
-            NavigationEntry("Webhooks", "webhooks", "webhooks", "w", Permission.WEBHOOKS_READ),
-            NavigationEntry("Audit log", "audit", "audit", "a", Permission.AUDIT_READ),
-            NavigationEntry("Settings", "settings", "settings", "s"),
+            NavigationEntry(_lazy("Members"), "members", "members", "m", Permission.MEMBERS_READ),
+            NavigationEntry(_lazy("Webhooks"), "webhooks", "webhooks", "w", Permission.WEBHOOKS_READ),
+            NavigationEntry(_lazy("Audit log"), "audit", "audit", "a", Permission.AUDIT_READ),
+            NavigationEntry(_lazy("Settings"), "settings", "settings", "s"),
         ),
     ),
 )
@@ -74,33 +76,33 @@ OPERATOR = (
     NavigationGroup(
         "",
         (
-            NavigationEntry("Health", "operator-health", "health", "h"),
-            NavigationEntry("Tenants", "operator-tenants", "tenants", "t"),
-            NavigationEntry("Users", "operator-users", "members", "u"),
+            NavigationEntry(_lazy("Health"), "operator-health", "health", "h"),
+            NavigationEntry(_lazy("Tenants"), "operator-tenants", "tenants", "t"),
+            NavigationEntry(_lazy("Users"), "operator-users", "members", "u"),
         ),
     ),
     NavigationGroup(
-        "Billing",
+        _lazy("Billing"),
         (
-            NavigationEntry("Billing runs", "operator-billing", "runs", "b"),
-            NavigationEntry("Price book", "operator-prices", "prices", "p"),
-            NavigationEntry("Margin", "operator-margin", "usage", "g"),
+            NavigationEntry(_lazy("Billing runs"), "operator-billing", "runs", "b"),
+            NavigationEntry(_lazy("Price book"), "operator-prices", "prices", "p"),
+            NavigationEntry(_lazy("Margin"), "operator-margin", "usage", "g"),
         ),
     ),
     NavigationGroup(
-        "Infrastructure",
+        _lazy("Infrastructure"),
         (
-            NavigationEntry("Deployments", "operator-deployments", "layers", "d"),
-            NavigationEntry("Models and workers", "operator-models", "models", "m"),
-            NavigationEntry("Fleet", "operator-fleet", "fleet", "f"),
+            NavigationEntry(_lazy("Deployments"), "operator-deployments", "layers", "d"),
+            NavigationEntry(_lazy("Models and workers"), "operator-models", "models", "m"),
+            NavigationEntry(_lazy("Fleet"), "operator-fleet", "fleet", "f"),
         ),
     ),
     NavigationGroup(
-        "Governance",
+        _lazy("Governance"),
         (
-            NavigationEntry("Alerts", "operator-alerts", "alerts", "l"),
-            NavigationEntry("Audit log", "operator-audit", "audit", "a"),
-            NavigationEntry("Django admin", "admin:index", "admin", "x"),
+            NavigationEntry(_lazy("Alerts"), "operator-alerts", "alerts", "l"),
+            NavigationEntry(_lazy("Audit log"), "operator-audit", "audit", "a"),
+            NavigationEntry(_lazy("Django admin"), "admin:index", "admin", "x"),
         ),
     ),
 )

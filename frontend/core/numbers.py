@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from billing.amounts import FEMTO_A_CENT, FEMTO_A_NANO, FEMTO_DIGITS, decimal, half_up
+from frontend.core.languages import is_german, localized
 
 _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 _SMALLEST = 1000 * FEMTO_A_NANO  # amounts below a cent are shown to the millionth of a dollar
@@ -51,9 +52,9 @@ class Money:
         if 0 < amount < FEMTO_A_CENT:
             shown = decimal(half_up(amount, _SMALLEST), 6, 2)
             whole, _, rest = (shown if shown != "0.00" else "0.000001").partition(".")
-            return f"{sign}{'' if shown != '0.00' else '<'}${whole}", f".{rest}"
+            return _dollars(sign if shown != "0.00" else f"{sign}<", whole, rest)
         dollars, cents = divmod(half_up(amount, FEMTO_A_CENT), 100)
-        return f"{sign}${dollars:,}", f".{cents:02}"
+        return _dollars(sign, f"{dollars:,}", f"{cents:02}")
 
     def parts_at(self, places: int) -> tuple[str, str]:
         """Return the dollars and exactly `places` decimals: ("$0", ".0042"). A smaller amount: ("<$0", ".0001")."""
@@ -62,7 +63,14 @@ class Money:
         if amount and not shown:
             sign, shown = f"{sign}<", 1
         whole, rest = divmod(shown, 10**places)
-        return f"{sign}${whole:,}", f".{rest:0{places}}"
+        return _dollars(sign, f"{whole:,}", f"{rest:0{places}}")
+
+
+def _dollars(sign: str, whole: str, rest: str) -> tuple[str, str]:
+    """Return the parts of an amount in the language: ("$1,234", ".56"), or ("1.234", ",56 $") in German."""
+    if is_german():
+        return f"{sign}{localized(whole)}", f",{rest}\N{NO-BREAK SPACE}$"
+    return f"{sign}${whole}", f".{rest}"
 
 
 def common_places(amounts: Iterable[Money | None]) -> int:
@@ -106,12 +114,12 @@ class Margin:
         tenths = self.amount.femto * 1000 // self.price
         whole, tenth = divmod(abs(tenths), 10)
         sign = "−" if tenths < 0 else ""
-        return f"{sign}{whole:,}%" if whole >= 1000 else f"{sign}{whole}.{tenth}%"
+        return localized(f"{sign}{whole:,}%" if whole >= 1000 else f"{sign}{whole}.{tenth}%")
 
 
 def exact(value: int) -> str:
     """Return all digits in groups of three: 12,510,000."""
-    return f"{value:,}"
+    return localized(f"{value:,}")
 
 
 def compact(value: int) -> str:
@@ -120,7 +128,7 @@ def compact(value: int) -> str:
         if value >= unit:
             places = 2 if value < 10 * unit else 1 if value < 100 * unit else 0
             whole, rest = divmod(value * 10**places // unit, 10**places)
-            return f"{whole}.{rest:0{places}}{name}" if places else f"{whole}{name}"
+            return localized(f"{whole}.{rest:0{places}}{name}" if places else f"{whole}{name}")
     return str(value)
 
 
@@ -129,7 +137,7 @@ def share(part: int, whole: int) -> str:
     if whole <= 0:
         return "–"
     tenths = part * 1000 // whole
-    return f"{tenths // 10}.{tenths % 10}%"
+    return localized(f"{tenths // 10}.{tenths % 10}%")
 
 
 def duration(microseconds: int) -> str:
@@ -138,4 +146,4 @@ def duration(microseconds: int) -> str:
     if milliseconds < 1000:
         return f"{milliseconds} ms"
     hundredths = milliseconds // 10
-    return f"{hundredths // 100}.{hundredths % 100:02} s"
+    return localized(f"{hundredths // 100}.{hundredths % 100:02} s")

@@ -1,9 +1,10 @@
-"""Preferences of a user in this browser: theme, time zone and keyboard shortcuts, stored in cookies."""
+"""Preferences of a user in this browser: theme, time zone, language, shortcuts and the checklist, stored in cookies."""
 
 from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_POST
@@ -19,7 +20,9 @@ def _is_valid(name: str, value: str) -> bool:
             return value in ("light", "dark", "system")
         case "zone":
             return zone_named(value) is not None
-        case "letters":
+        case "language":
+            return value in dict(settings.LANGUAGES)
+        case "letters" | "checklist":
             return value in ("on", "off")
     return False
 
@@ -31,7 +34,7 @@ def preferences(request: HttpRequest) -> HttpResponse:
     is_own = url_has_allowed_host_and_scheme(came_from, {request.get_host()}, require_https=request.is_secure())
     parts = urlsplit(came_from if is_own else "/")
     response = HttpResponseRedirect(f"{parts.path}?{parts.query}" if parts.query else parts.path)
-    for name in ("theme", "zone", "letters"):
+    for name in ("theme", "zone", "language", "letters", "checklist"):
         value = request.POST.get(name, "")
         if _is_valid(name, value):
             # Not HttpOnly, because console.js changes the theme immediately.

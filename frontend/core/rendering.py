@@ -72,9 +72,9 @@ def render_form_errors(ctx: PageContext, template: str, title: str, form: forms.
     return render_page(ctx, template, title, status=422, form=form, **context)
 
 
-def redirect_with_message(ctx: PageContext, url: str, message: str) -> HttpResponse:
-    """Redirect to `url`, where `message` is shown once."""
-    messages.success(ctx.request, message)
+def redirect_with_message(ctx: PageContext, url: str, message: str, *, failed: bool = False) -> HttpResponse:
+    """Redirect to `url`, where `message` is shown once. `failed`: it is an error."""
+    (messages.error if failed else messages.success)(ctx.request, message)
     if ctx.is_fragment:
         return HttpResponse(headers={"HX-Redirect": url})
     response = HttpResponseRedirect(url)

@@ -16,7 +16,8 @@ from django.utils.safestring import SafeString, mark_safe
 from billing.amounts import FEMTO_A_CENT, FEMTO_DIGITS
 from frontend.core import gauges, layout, numbers
 from frontend.core.charts import Chart, Unit, format_value
-from frontend.core.labels import OUTCOME_KINDS, REQUEST_COUNTS, outcome_label
+from frontend.core.labels import OUTCOME_KINDS, REQUEST_COUNTS, REQUEST_LABELS, outcome_label
+from frontend.core.languages import day_text
 from frontend.core.numbers import Money
 from frontend.core.panels import RenderedPanel
 from frontend.tenant.budgets.amounts import BudgetAmount
@@ -134,8 +135,7 @@ def when(at: datetime | None, form: str = "minute") -> str:
     if at is None:
         return "–"
     here = timezone.localtime(at)
-    year = "" if here.year == timezone.localtime().year else f" {here.year}"
-    day = f"{here.day} {here:%b}{year}"
+    day = day_text(here, "j M" if here.year == timezone.localtime().year else "j M Y")
     text = {"day": day, "minute": f"{day}, {here:%H:%M}", "second": f"{day}, {here:%H:%M:%S}"}[form]
     utc = at.astimezone(UTC)
     return format_html(
@@ -152,7 +152,7 @@ def clock(at: datetime) -> str:
 @register.filter
 def day(of: date) -> str:
     """Return a calendar day without a time zone."""
-    return format_html('<time datetime="{}">{}</time>', of.isoformat(), f"{of.day} {of:%b %Y}")
+    return format_html('<time datetime="{}">{}</time>', of.isoformat(), day_text(of))
 
 
 @register.simple_tag
@@ -165,7 +165,7 @@ def icon(name: str, kind: str = "") -> SafeString:
 @register.simple_tag
 def request_count(kind: str, label: str = "") -> SafeString:
     """Return the label of a number of received, accepted or completed requests, with the definition as title."""
-    return format_html('<span title="{}">{}</span>', REQUEST_COUNTS[kind], label or f"{kind.capitalize()} requests")
+    return format_html('<span title="{}">{}</span>', REQUEST_COUNTS[kind], label or REQUEST_LABELS[kind])
 
 
 @register.simple_tag

@@ -29,6 +29,7 @@ from tenants.actions.members import (
     do_invite,
     do_remove_member,
     do_revoke_invitation,
+    do_set_alert_emails,
 )
 from tenants.actions.policy_drafts import do_discard_policy_draft, do_publish_policy_draft, do_save_policy_draft
 from tenants.actions.rules import (
@@ -38,6 +39,7 @@ from tenants.actions.rules import (
     do_set_limits,
     do_withdraw_policy,
 )
+from tenants.actions.saved_views import do_delete_view, do_save_view
 from tenants.actions.tenancy import (
     do_create_project,
     do_create_tenant,
@@ -62,6 +64,7 @@ from tenants.actions.users import (
     do_grant_operator,
     do_reactivate_user,
     do_remove_second_factor,
+    do_rename_user,
     do_revoke_operator,
 )
 
@@ -81,6 +84,7 @@ __all__ = [
     "do_delete_experiment",
     "do_delete_project",
     "do_delete_tenant",
+    "do_delete_view",
     "do_discard_policy_draft",
     "do_end_viewing",
     "do_grant_operator",
@@ -95,6 +99,7 @@ __all__ = [
     "do_remove_limits",
     "do_remove_member",
     "do_remove_second_factor",
+    "do_rename_user",
     "do_restore_tenant",
     "do_resume_tenant",
     "do_revert_policy",
@@ -103,6 +108,8 @@ __all__ = [
     "do_revoke_operator",
     "do_rotate_api_key",
     "do_save_policy_draft",
+    "do_save_view",
+    "do_set_alert_emails",
     "do_set_allowed_origins",
     "do_set_answer_cache",
     "do_set_content_retention",

@@ -165,3 +165,28 @@ def _require_another_owner(tenant: Tenant, leaving: Membership) -> None:
 def _check_role(role: str) -> None:
     if role not in Membership.Role.values:
         raise ActionRefused(f"Unknown role {role!r}; known are {', '.join(Membership.Role.values)}.")
+
+
+def do_set_alert_emails(tenant: Tenant, user: User, *, wanted: bool) -> bool:
+    """Choose whether a member receives the alerts of a tenant by email. Returns False if nothing changed.
+
+    Raises:
+        Conflict: the user is no longer a member.
+    """
+    with locked_tenant(tenant) as locked:
+        row = Membership.objects.for_tenant(locked).filter(user=user).first()
+        if row is None:
+            raise Conflict("You are no longer a member of this organization.")
+        if row.alert_emails == wanted:
+            return False
+        before = audit.serialize_for_audit(row)
+        row.alert_emails = wanted
+        audit.record(
+            "member.alert_emails_changed",
+            row,
+            tenant_id=locked.pk,
+            before=before,
+            after=audit.serialize_for_audit(row),
+        )
+        row.save(update_fields=["alert_emails"])
+    return True

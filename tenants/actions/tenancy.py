@@ -34,6 +34,7 @@ from tenants.models import (
     OutboxEmail,
     Project,
     RoutingPolicy,
+    SavedView,
     Tenant,
     UpstreamCredential,
     User,
@@ -170,7 +171,7 @@ def do_purge_tenant(tenant: Tenant, *, now: datetime | None = None) -> bool:
             model.objects.for_tenant(locked).delete()
         for message_model in (
             *(WebhookEndpoint, WebhookEvent, OutboxEmail, IdempotentResponse),
-            *(UpstreamCredential, Experiment),
+            *(UpstreamCredential, Experiment, SavedView),
         ):
             message_model.objects.for_tenant(locked).delete()
         locked.status, locked.purge_after = Tenant.Status.PURGED, None

@@ -1,6 +1,6 @@
-"""Actions of operators on users: access to the platform, operator rights, a lost second factor.
+"""Actions on users: access to the platform, operator rights, a lost second factor, and a user's own name.
 
-Every action locks the user and all active operators, so actions that run concurrently see each other's results. Users
+Every action of operators locks the user and all active operators, so actions that run concurrently see each other's results. Users
 cannot act on themselves: a mistake could lock them out.
 """
 
@@ -76,6 +76,16 @@ def do_revoke_operator(user: User) -> bool:
         _require_another_operator(row, operators)
         generation = row.session_generation + 1
         _update(row, "user.operator_revoked", is_staff=False, is_superuser=False, session_generation=generation)
+    return True
+
+
+def do_rename_user(user: User, name: str) -> bool:
+    """Change the name of a user, who does it themselves. Returns False if it is the same."""
+    with transaction.atomic():
+        row = User.objects.select_for_update(no_key=True).get(pk=user.pk)
+        if row.name == name:
+            return False
+        _update(row, "user.renamed", name=name)
     return True
 
 

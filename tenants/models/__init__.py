@@ -16,6 +16,7 @@ from tenants.models.tenancy import (
     Project,
     Tenant,
 )
+from tenants.models.views import SavedView
 from tenants.models.webhooks import OutboxEmail, WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Project",
     "RoutingPolicy",
     "RoutingPolicyDraft",
+    "SavedView",
     "Tenant",
     "UpstreamCredential",
     "User",

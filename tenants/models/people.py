@@ -72,7 +72,7 @@ class User(AbstractBaseUser, PermissionsMixin):
 class Membership(models.Model):
     """The role of a user in a tenant."""
 
-    AUDITED: ClassVar = ("user_id", "role")
+    AUDITED: ClassVar = ("user_id", "role", "alert_emails")
 
     class Role(models.TextChoices):
         OWNER = "owner"
@@ -84,6 +84,8 @@ class Membership(models.Model):
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="memberships")
     role = models.CharField(max_length=20, choices=Role)
+    # Of the roles that receive alerts: whether this member does.
+    alert_emails = models.BooleanField(default=True, db_default=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
     objects = TenantManager()

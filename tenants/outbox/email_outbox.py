@@ -89,7 +89,7 @@ class MemberEmailOutbox(EmailOutbox[OutboxEmail]):
     def compose(self, row: OutboxEmail) -> EmailMessage:
         if row.invitation is not None:
             return invitations.compose(row.invitation)
-        members = Membership.objects.for_tenant(row.tenant_id).filter(role__in=row.roles)
+        members = Membership.objects.for_tenant(row.tenant_id).filter(role__in=row.roles, alert_emails=True)
         return render_email(row.subject, row.body, sorted(members.values_list("user__email", flat=True)))
 
     def is_final(self, row: OutboxEmail, result: EmailResult) -> bool:

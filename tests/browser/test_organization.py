@@ -64,7 +64,7 @@ def test_an_invited_user_joins_and_sees_the_screens_of_their_role(
     owner.get_by_role("button", name="Change role").click()
     owner.get_by_text("Role of new@x.example changed to Admin.").wait_for()
     assert guest.goto("/t/acme/audit/").status == 200
-    assert guest.get_by_text("member.updated").count() == 1
+    assert guest.get_by_role("link", name="Member updated").count() == 1
 
     owner.get_by_label("Remove new@x.example").click()
     owner.get_by_label("Type new@x.example to confirm").fill("another-user")

@@ -123,12 +123,19 @@ def test_a_rejection_names_the_budget_and_a_raised_budget_admits_again(page, sta
         assert httpx.delete(one, headers=stack.headers).status_code == 204
 
 
-def test_the_request_is_shown_as_curl_and_python(page):
-    page.get_by_label("Instructions").fill("Be brief.")
+def test_the_request_is_shown_in_four_languages(page):
+    page.get_by_label("System prompt").fill("Be brief.")
     page.get_by_label("Message").fill("It's me")
-    curl = page.get_by_role("region", name="Request with curl").inner_text()
+    page.get_by_role("tab", name="curl").click()
+    curl = page.get_by_role("region", name="curl").inner_text()
     assert "$MILLRACE_API_KEY" in curl and "It'\\''s me" in curl and "Be brief." in curl
-    assert 'content": "It\'s me"' in page.get_by_role("region", name="Request in Python").inner_text()
+    page.get_by_role("tab", name="curl").press("ArrowRight")
+    anthropic = page.get_by_role("region", name="Anthropic SDK").inner_text()
+    assert 'content": "It\'s me"' in anthropic and 'system="Be brief."' in anthropic and "max_tokens=1024" in anthropic
+    page.get_by_role("tab", name="Node").click()
+    assert "new OpenAI({ baseURL:" in page.get_by_role("region", name="Node").inner_text()
+    page.get_by_role("tab", name="Python").click()
+    assert 'content": "It\'s me"' in page.get_by_role("region", name="Python").inner_text()
 
 
 def test_a_playground_token_opens_only_one_websocket(page, stack):

@@ -203,3 +203,81 @@ def test_tool_calls_are_shown_with_their_arguments(page):
     expect(calls.locator("h3")).to_have_text(["Tool call: weather", "Tool call: time"])
     expect(calls.first.locator("pre")).to_have_text('{\n  "city": "Paris"\n}', use_inner_text=True)
     expect(page.get_by_label("Message")).to_have_value("")
+
+
+def test_a_failed_request_can_be_sent_again(page):
+    answer_with(page, STARTED, chunk("Par"), None)
+    send(page)
+    expect(state(page)).to_have_text("Connection lost")
+    answers: list[dict[str, Any]] = []
+
+    def serve(socket: WebSocketRoute) -> None:
+        def receive(text: str | bytes) -> None:
+            sent = json.loads(text)
+            if sent.get("type") == "auth":
+                socket.send(json.dumps({"type": "ready"}))
+                return
+            answers.append(sent)
+            for message in (STARTED, chunk("Paris", "stop"), DONE):
+                socket.send(json.dumps({"id": sent["id"], **message}))
+
+        socket.on_message(receive)
+
+    page.route_web_socket("**/v1/realtime/chat", serve)
+    page.get_by_role("button", name="Try again").click()
+    expect(state(page)).to_have_text("Complete")
+    assert [message["content"] for message in answers[0]["messages"]] == ["Hello!"]
+    expect(page.get_by_role("button", name="Try again")).to_have_count(0)
+
+
+def test_tools_schema_and_presets_are_part_of_the_request(page):
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    answer_with(page, STARTED, chunk("{}", "stop"), DONE)
+    page.get_by_text("Tools and JSON schema").click()
+    page.get_by_label("Tools", exact=True).fill('{"name": "weather"}')
+    send(page)
+    expect(page.get_by_role("alert")).to_contain_text("Enter a list of tools")
+    expect(page.get_by_label("Tools", exact=True)).to_be_focused()
+    page.get_by_label("Tools", exact=True).fill("[{")
+    expect(page.locator("#tools-error")).to_contain_text("This is not JSON")
+    page.get_by_label("Tools", exact=True).fill(json.dumps(tools))
+    page.get_by_label("JSON schema of the answer").fill('{"type": "object"}')
+    page.get_by_label("Preset").select_option("Creative")
+    page.get_by_role("tab", name="curl").click()
+    body = page.get_by_role("region", name="curl").inner_text().partition("-d '")[2].rstrip("'\n")
+    request = json.loads(body)
+    assert request["tools"] == tools
+    assert request["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    assert (request["temperature"], request["top_p"]) == (1, 0.95)
+    page.get_by_role("button", name="Send").click()
+    expect(state(page)).to_have_text("Complete")
+
+
+def test_a_link_and_the_history_fill_the_form(page):
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    answer_with(page, STARTED, chunk("Hi", "stop"), DONE)
+    page.get_by_label("System prompt").fill("Répondez en français. 😀")
+    page.get_by_label("Top P").fill("0.5")
+    page.get_by_label("Message").fill("Hello!")
+    page.get_by_role("button", name="Copy link").click()
+    expect(page.get_by_role("button", name="Link copied")).to_be_visible()
+    link = str(page.evaluate("navigator.clipboard.readText()"))
+    assert "fran" not in link and "#" in link
+    page.get_by_role("button", name="Send").click()
+    expect(state(page)).to_have_text("Complete")
+    page.goto("about:blank")
+    page.goto(link)
+    expect(page.get_by_label("System prompt")).to_have_value("Répondez en français. 😀")
+    expect(page.get_by_label("Top P")).to_have_value("0.5")
+    page.goto(link.partition("#")[0])
+    expect(page.get_by_label("System prompt")).to_have_value("")
+    page.get_by_text("History", exact=True).click()
+    page.get_by_role("button", name="Hello!").click()
+    expect(page.get_by_label("System prompt")).to_have_value("Répondez en français. 😀")
+    page.get_by_text("History", exact=True).click()
+    page.get_by_role("button", name="Clear history").click()
+    page.reload()
+    expect(page.get_by_text("History", exact=True)).to_be_hidden()
+    page.goto(f"{link[:-8]}!!")
+    page.reload()
+    expect(page.get_by_role("alert")).to_have_text("This link is not complete. Copy it again.")

@@ -6,6 +6,7 @@ from django.http import HttpResponse
 from django.urls import path
 
 from frontend.core import audit_log
+from frontend.core.exports import export_response
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import PageContext, operator_page
 from frontend.core.panels import Panel, Panels
@@ -18,7 +19,13 @@ PANELS = Panels(
 
 @operator_page()
 def audit(ctx: PageContext) -> HttpResponse:
-    return render_page(ctx, "operator/audit/page.html", "Audit log", panels=PANELS, filters=audit_log.filters(ctx))
+    return render_page(
+        ctx,
+        "operator/audit/page.html",
+        "Audit log",
+        panels=PANELS,
+        **audit_log.page_context(ctx, ctx.url("operator-audit-export")),
+    )
 
 
 @operator_page()
@@ -26,11 +33,20 @@ def entry(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         detail = audit_log.detail(ctx, ctx.arguments["pk"])
     breadcrumbs = (Breadcrumb("Audit log", ctx.url("operator-audit")),)
-    return render_page(ctx, "audit_log/detail.html", detail["row"].action, breadcrumbs=breadcrumbs, **detail)
+    return render_page(ctx, "audit_log/detail.html", detail["entry"].label, breadcrumbs=breadcrumbs, **detail)
+
+
+@operator_page()
+def export(ctx: PageContext) -> HttpResponse:
+    """Return the newest entries with the page's filters."""
+    with ctx.scope():
+        rows = audit_log.exported_rows(ctx)
+    return export_response(ctx, "audit", audit_log.EXPORTED_COLUMNS, rows)
 
 
 urlpatterns = [
     path("operator/audit/", audit, name="operator-audit"),
+    path("operator/audit/export", export, name="operator-audit-export"),
     path("operator/audit/<int:pk>", entry, name="operator-audit-detail"),
     PANELS.operator_url("operator/audit/"),
 ]

@@ -44,12 +44,12 @@ on("click", (event) => {
 });
 for (const dialog of document.querySelectorAll("dialog")) on("close", () => dialog.id !== "palette" && dialog.replaceChildren(), dialog);
 
-// Panels do not refresh while the page is hidden or they have focus. An unchanged response is not swapped in.
+// Panels do not refresh while the page is hidden, they have focus, or rows are selected. An unchanged response is not swapped in.
 const last = new WeakMap();
 on("htmx:beforeRequest", (event) => {
   const { elt, requestConfig } = event.detail;
   if (!elt.matches(".panel") || requestConfig.triggeringEvent?.type === "load") return;
-  if (document.hidden || elt.contains(document.activeElement) || $("details[open]", elt)) event.preventDefault();
+  if (document.hidden || elt.contains(document.activeElement) || $("details[open], input:checked", elt)) event.preventDefault();
 });
 on("htmx:beforeSwap", (event) => {
   const { target, xhr } = event.detail;
@@ -69,7 +69,41 @@ on("htmx:responseError", ({ detail: { xhr } }) => {
 });
 on("htmx:sendError", ({ detail: { elt } }) => elt.matches(".panel") || showError("Cannot reach the server. Nothing was changed. Try again."));
 on("click", (event) => event.target.closest(".toast")?.remove());
-setTimeout(() => document.querySelectorAll(".toast.success").forEach((toast) => toast.remove()), 8000);
+setTimeout(() => document.querySelectorAll(".toast.success").forEach((toast) => toast.remove()), 5000);
+
+// Tabs of code examples. Without scripts all examples are shown below each other.
+for (const tabs of document.querySelectorAll("[data-tabs]")) {
+  const list = $("[role=tablist]", tabs);
+  const buttons = [...list.children];
+  const choose = (chosen) => {
+    for (const button of buttons) {
+      const isChosen = button === chosen;
+      button.setAttribute("aria-selected", String(isChosen));
+      button.tabIndex = isChosen ? 0 : -1;
+      const panel = document.getElementById(button.getAttribute("aria-controls"));
+      panel.hidden = !isChosen;
+    }
+  };
+  list.hidden = false;
+  for (const button of buttons) {
+    const panel = document.getElementById(button.getAttribute("aria-controls"));
+    panel.setAttribute("role", "tabpanel");
+    panel.setAttribute("aria-labelledby", button.id);
+    $("h3", panel)?.remove();
+  }
+  choose(buttons[0]);
+  on("click", (event) => event.target.closest("[role=tab]") && choose(event.target.closest("[role=tab]")), list);
+  on("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!step) return;
+    const next = buttons[(buttons.indexOf(event.target) + step + buttons.length) % buttons.length];
+    choose(next);
+    next.focus();
+  }, list);
+}
+
+// Filter forms apply when a choice changes. Their button is hidden by CSS if scripts run.
+on("change", ({ target }) => target.closest("form[data-auto]")?.requestSubmit());
 
 // Copying.
 on("click", async (event) => {
@@ -129,7 +163,7 @@ const openPalette = () => {
 };
 if (link) on("click", (event) => { event.preventDefault(); openPalette(); }, link);
 
-// Shortcuts: Ctrl K always; `/` and `g` + letter unless switched off, and not while typing.
+// Shortcuts: Ctrl K always; `/`, `?` and `g` + letter unless switched off, and not while typing.
 let after = 0;
 on("keydown", (event) => {
   if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k" && link) {
@@ -143,6 +177,8 @@ on("keydown", (event) => {
     event.preventDefault();
     const field = $("[data-search]");
     field ? field.focus() : link && openPalette();
+  } else if (event.key === "?") {
+    $("[data-shortcuts]")?.click();
   } else if (event.timeStamp - after < 1500 && /^[a-z]$/.test(event.key)) {
     after = 0;
     $(`[data-letter="${event.key}"]`)?.click();

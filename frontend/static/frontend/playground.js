@@ -11,7 +11,35 @@ if (form) {
 
   const chosen = () => [...form.elements.model instanceof RadioNodeList ? form.elements.model : [form.elements.model]].filter((input) => input.checked && !input.disabled).map((input) => input.value);
   const number = (name) => (form.elements[name].value === "" ? undefined : Number(form.elements[name].value));
-  const settings = () => ({ max_tokens: number("max_tokens"), temperature: number("temperature") });
+  // The value of a field with JSON; undefined if it is empty. An invalid one is an error below its field.
+  const parsed = (name, isValid, hint) => {
+    const field = form.elements[name];
+    const text = field.value.trim();
+    let value;
+    let error = "";
+    try {
+      if (text) value = JSON.parse(text);
+      if (text && !isValid(value)) error = hint;
+    } catch (problem) {
+      error = `This is not JSON: ${problem.message}`;
+    }
+    field.setAttribute("aria-invalid", String(Boolean(error)));
+    setTextOf(`[data-error-of=${name}]`, error);
+    if (error) throw new Error(error);
+    return value;
+  };
+  const setTextOf = (selector, text) => ($(selector, form).textContent = text);
+  const options = () => ({ max_tokens: number("max_tokens"), temperature: number("temperature"), top_p: number("top_p") });
+  const tools = () => parsed("tools", (value) => Array.isArray(value) && value.every((tool) => tool?.type === "function" && tool.function?.name), "Enter a list of tools, each with type “function” and a function with a name.");
+  const schema = () => parsed("schema", (value) => value && typeof value === "object" && !Array.isArray(value), "Enter a JSON schema, which is an object.");
+  const settings = () => {
+    const [called, format] = [tools(), schema()];
+    return {
+      ...options(),
+      ...(called?.length ? { tools: called } : {}),
+      ...(format ? { response_format: { type: "json_schema", json_schema: { name: "answer", schema: format } } } : {}),
+    };
+  };
   const messagesWith = (turns) => {
     const system = form.elements.system.value.trim();
     return [...(system ? [{ role: "system", content: system }] : []), ...turns];
@@ -248,6 +276,14 @@ if (form) {
         note.append(" ", go);
       }
     }
+    if (kind === "bad") {
+      const again = document.createElement("button");
+      again.type = "button";
+      again.className = "button";
+      again.textContent = "Try again";
+      again.addEventListener("click", () => retry(run, again));
+      $(".chat-messages", run.column.card).append(again);
+    }
     if (run.id) {
       const go = document.createElement("a");
       go.className = "mono text-muted";
@@ -262,6 +298,34 @@ if (form) {
     updateButtons();
   };
 
+  const start = (opened, model, prompt, given) => {
+    const column = columnOf(model);
+    column.turns.push({ role: "user", content: prompt });
+    addMessage(column, "user", prompt);
+    for (const name of ["ttft", "speed", "input", "cached", "output", "cost"]) setText(column, name, "–");
+    state(column, "", "Waiting");
+    const name = `${++count}`;
+    running.set(name, { name, model, prompt, column, limit: number("max_tokens"), socket: opened, answer: addAnswer(column), began: performance.now() });
+    const stream = { include_usage: true, continuous_usage_stats: true };
+    opened.send(JSON.stringify({ id: name, model, messages: messagesWith(column.turns), stream_options: stream, ...given }));
+  };
+  // Sends the prompt of a failed request again, to its model only.
+  const retry = async (run, button) => {
+    if (running.size) return;
+    button.disabled = true;
+    try {
+      const given = settings();
+      const opened = await connect(form.elements.key.value);
+      button.remove();
+      if (form.elements.prompt.value.trim() === run.prompt) form.elements.prompt.value = "";
+      if (run.column.turns.at(-1)?.role === "assistant") run.column.turns.splice(-2); // an answer that broke off
+      start(opened, run.model, run.prompt, given);
+      updateButtons();
+    } catch (problem) {
+      button.disabled = false;
+      showError(problem.message);
+    }
+  };
   const send = async () => {
     const models = chosen();
     const prompt = form.elements.prompt.value.trim();
@@ -269,23 +333,17 @@ if (form) {
     if (!models.length) return showError("Choose a model.");
     showError("");
     let opened;
+    let given;
     try {
+      given = settings();
       opened = await connect(form.elements.key.value);
     } catch (problem) {
+      $("[aria-invalid=true]", form)?.focus();
       return showError(problem.message);
     }
     for (const [model, column] of shown) column.card.hidden = !models.includes(model);
-    for (const model of models) {
-      const column = columnOf(model);
-      column.turns.push({ role: "user", content: prompt });
-      addMessage(column, "user", prompt);
-      for (const name of ["ttft", "speed", "input", "cached", "output", "cost"]) setText(column, name, "–");
-      state(column, "", "Waiting");
-      const name = `${++count}`;
-      running.set(name, { name, model, prompt, column, limit: number("max_tokens"), socket: opened, answer: addAnswer(column), began: performance.now() });
-      const options = { include_usage: true, continuous_usage_stats: true };
-      opened.send(JSON.stringify({ id: name, model, messages: messagesWith(column.turns), stream_options: options, ...settings() }));
-    }
+    for (const model of models) start(opened, model, prompt, given);
+    remember();
     form.elements.prompt.value = "";
     updateButtons();
     code();
@@ -294,19 +352,106 @@ if (form) {
     for (const run of running.values()) run.socket.send(JSON.stringify({ type: "cancel", id: run.name }));
   };
 
-  // The same request as curl and Python.
+  // The same request in four languages. Invalid JSON keeps the last code.
+  const pythonOf = (value, indent) => {
+    const inner = `${indent}    `;
+    if (value === null) return "None";
+    if (typeof value === "boolean") return value ? "True" : "False";
+    if (Array.isArray(value)) return value.length ? `[\n${value.map((one) => `${inner}${pythonOf(one, inner)},\n`).join("")}${indent}]` : "[]";
+    if (typeof value === "object") return `{\n${Object.entries(value).map(([name, one]) => `${inner}${JSON.stringify(name)}: ${pythonOf(one, inner)},\n`).join("")}${indent}}`;
+    return JSON.stringify(value);
+  };
+  const argumentsOf = (body) => Object.entries(body).filter(([, value]) => value !== undefined).map(([name, value]) => `    ${name}=${pythonOf(value, "    ")},\n`).join("");
   const code = () => {
+    let given;
+    try {
+      given = settings();
+    } catch {
+      return;
+    }
     const model = chosen()[0] || "";
     const turns = (shown.get(model)?.turns || []).slice();
     const prompt = form.elements.prompt.value.trim();
     if (prompt || !turns.length) turns.push({ role: "user", content: prompt || "Hello!" });
     else while (turns.length > 1 && turns.at(-1).role === "assistant") turns.pop();
-    const body = { model, messages: messagesWith(turns), ...settings() };
+    const body = { model, messages: messagesWith(turns), ...given };
     const json = JSON.stringify(body, null, 2);
-    const quoted = json.replaceAll("'", "'\\''");
-    $("[data-curl] code", form).textContent = `curl ${data.base_url}/chat/completions \\\n  -H "Authorization: Bearer $MILLRACE_API_KEY" \\\n  -H "Content-Type: application/json" \\\n  -d '${quoted}'`;
-    const more = Object.entries(settings()).filter(([, value]) => value !== undefined).map(([name, value]) => `    ${name}=${value},\n`).join("");
-    $("[data-python] code", form).textContent = `import os\n\nfrom openai import OpenAI\n\nclient = OpenAI(base_url="${data.base_url}", api_key=os.environ["MILLRACE_API_KEY"])\nresponse = client.chat.completions.create(\n    model=${JSON.stringify(model)},\n    messages=${JSON.stringify(body.messages, null, 4).replaceAll("\n", "\n    ")},\n${more})\nprint(response.choices[0].message.content)`;
+    const key = form.elements.key.selectedOptions[0].dataset;
+    const comment = `MILLRACE_API_KEY: ${key.prefix}… (${key.name})`;
+    const write = (name, text) => setTextOf(`#code-${name} code`, text);
+    write("curl", `# ${comment}\ncurl ${data.base_url}/v1/chat/completions \\\n  -H "Authorization: Bearer $MILLRACE_API_KEY" \\\n  -H "Content-Type: application/json" \\\n  -d '${json.replaceAll("'", "'\\''")}'`);
+    write("python", `import os\n\nfrom openai import OpenAI\n\n# ${comment}\nclient = OpenAI(base_url="${data.base_url}/v1", api_key=os.environ["MILLRACE_API_KEY"])\nresponse = client.chat.completions.create(\n${argumentsOf(body)})\nprint(response.choices[0].message.content)`);
+    write("node", `import OpenAI from "openai";\n\n// ${comment}\nconst client = new OpenAI({ baseURL: "${data.base_url}/v1", apiKey: process.env.MILLRACE_API_KEY });\nconst response = await client.chat.completions.create(${json});\nconsole.log(response.choices[0].message.content);`);
+    const { response_format: format, tools: called, max_tokens: most, ...rest } = given;
+    const system = form.elements.system.value.trim();
+    const messages = {
+      model,
+      max_tokens: most ?? 1024,
+      ...(system ? { system } : {}),
+      messages: turns,
+      ...rest,
+      ...(called ? { tools: called.map(({ function: tool }) => ({ name: tool.name, ...(tool.description ? { description: tool.description } : {}), input_schema: tool.parameters || { type: "object" } })) } : {}),
+    };
+    write("anthropic", `import os\n\nfrom anthropic import Anthropic\n\n# ${comment}\n${format ? "# The JSON schema of this request is not part of Anthropic’s API.\n" : ""}client = Anthropic(base_url="${data.base_url}", api_key=os.environ["MILLRACE_API_KEY"])\nmessage = client.messages.create(\n${argumentsOf(messages)})\nprint(message.content[0].text)`);
+  };
+
+  // Links and history have the same fields. A link has them behind #, which browsers do not send to servers.
+  const FIELDS = ["system", "prompt", "max_tokens", "temperature", "top_p", "tools", "schema"];
+  const MAX_HISTORY = 20;
+  const store = `playground ${location.pathname}`;
+  const fields = () => Object.fromEntries(FIELDS.map((name) => [name, form.elements[name].value]).filter(([, value]) => value));
+  const fill = (values) => {
+    for (const name of FIELDS) form.elements[name].value = typeof values[name] === "string" ? values[name] : "";
+    if (values.tools || values.schema) $("[data-advanced]", form).open = true;
+    code();
+  };
+  const history = () => {
+    try {
+      const found = JSON.parse(localStorage.getItem(store) || "[]");
+      return Array.isArray(found) ? found : [];
+    } catch {
+      return [];
+    }
+  };
+  const showHistory = () => {
+    const list = $("[data-history]", form);
+    const found = history();
+    list.replaceChildren(...found.map((values) => {
+      const item = document.createElement("li");
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "history-entry";
+      button.textContent = values.prompt;
+      button.addEventListener("click", () => { fill(values); list.closest("details").open = false; form.elements.prompt.focus(); });
+      item.append(button);
+      return item;
+    }));
+    $("[data-history-menu]", form).hidden = !found.length;
+  };
+  const remember = () => {
+    const values = fields();
+    const others = history().filter((one) => JSON.stringify(one) !== JSON.stringify(values));
+    try {
+      localStorage.setItem(store, JSON.stringify([values, ...others].slice(0, MAX_HISTORY)));
+    } catch {
+      return; // the browser stores nothing
+    }
+    showHistory();
+  };
+  const linkOf = () => {
+    const url = new URL(location);
+    url.searchParams.delete("request");
+    url.hash = btoa(String.fromCharCode(...new TextEncoder().encode(JSON.stringify(fields())))).replaceAll("+", "-").replaceAll("/", "_");
+    return url.href;
+  };
+  const readLink = () => {
+    if (location.hash.length < 2) return;
+    try {
+      const text = atob(location.hash.slice(1).replaceAll("-", "+").replaceAll("_", "/"));
+      fill(JSON.parse(new TextDecoder().decode(Uint8Array.from(text, (letter) => letter.charCodeAt(0)))));
+    } catch {
+      showError("This link is not complete. Copy it again.");
+    }
   };
   const updateChoices = () => {
     const allowed = form.elements.key.selectedOptions[0].dataset.models.split(" ").filter(Boolean);
@@ -316,13 +461,28 @@ if (form) {
     const address = new URL(location);
     address.searchParams.set("key", form.elements.key.value);
     address.searchParams.set("model", chosen().join(","));
-    history.replaceState(null, "", address);
+    window.history.replaceState(null, "", address);
   };
 
   on("submit", (event) => { event.preventDefault(); send(); }, form);
   on("input", code, form);
   on("change", () => { updateChoices(); code(); }, form);
   on("click", stop, $("[data-stop]", form));
+  on("change", ({ target }) => {
+    const preset = target.selectedOptions[0].dataset;
+    if (preset.temperature === undefined) return;
+    form.elements.temperature.value = preset.temperature;
+    form.elements.top_p.value = preset.topP;
+  }, form.elements.preset);
+  on("click", async () => {
+    await navigator.clipboard.writeText(linkOf());
+    setTextOf("[data-status]", "Link copied");
+    const label = $("[data-share] span", form);
+    const before = label.textContent;
+    label.textContent = "Link copied";
+    setTimeout(() => { label.textContent = before; }, 2000);
+  }, $("[data-share]", form));
+  on("click", () => { localStorage.removeItem(store); showHistory(); }, $("[data-forget]", form));
   on("click", () => { stop(); shown.clear(); columns.replaceChildren(); showError(""); code(); form.elements.prompt.focus(); }, $("[data-new]", form));
   on("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && form.contains(event.target)) { event.preventDefault(); form.requestSubmit(); }
@@ -331,4 +491,6 @@ if (form) {
   on("pagehide", () => socket?.close(), window);
   updateChoices();
   code();
+  showHistory();
+  readLink();
 }

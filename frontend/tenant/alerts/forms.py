@@ -6,23 +6,32 @@ from datetime import datetime, timedelta
 
 from django import forms
 
+from frontend.core.languages import lazy_text as _lazy
 from tenants.webhooks.event_types import EVENT_TYPES
 
 _SECRET = {"autocomplete": "off", "spellcheck": "false"}
-MUTES = (("1", "1 hour"), ("8", "8 hours"), ("24", "24 hours"), ("168", "7 days"), ("0", "Not muted"))
+MUTES = (
+    ("1", _lazy("1 hour")),
+    ("8", _lazy("8 hours")),
+    ("24", "24 hours"),
+    ("168", _lazy("7 days")),
+    ("0", _lazy("Not muted")),
+)
 
 
 class ChannelForm(forms.Form):
     """The events and the name of a channel."""
 
-    description = forms.CharField(label="Name", max_length=200, required=False, help_text="For example #billing")
+    description = forms.CharField(
+        label=_lazy("Name"), max_length=200, required=False, help_text=_lazy("For example #billing")
+    )
     event_types = forms.MultipleChoiceField(
-        label="Events",
+        label=_lazy("Events"),
         required=False,
         choices=[(name, event_type.description.capitalize()) for name, event_type in EVENT_TYPES.items()],
         initial=["budget.threshold_reached"],
         widget=forms.CheckboxSelectMultiple,
-        help_text="Leave blank for all events, including future event types",
+        help_text=_lazy("Leave blank for all events, including future event types"),
     )
 
 
@@ -30,10 +39,12 @@ class SlackForm(ChannelForm):
     """A new Slack-compatible channel."""
 
     url = forms.URLField(
-        label="Incoming webhook URL",
+        label=_lazy("Incoming webhook URL"),
         max_length=500,
         assume_scheme="https",
-        help_text="From Slack, Mattermost or another server with Slack-compatible webhooks. It is stored encrypted.",
+        help_text=_lazy(
+            "From Slack, Mattermost or another server with Slack-compatible webhooks. It is stored encrypted."
+        ),
         widget=forms.URLInput(attrs=_SECRET | {"placeholder": "https://hooks.slack.com/services/…"}),
     )
     field_order = ("url", "description", "event_types")
@@ -43,19 +54,19 @@ class PagerDutyForm(ChannelForm):
     """A new PagerDuty channel."""
 
     routing_key = forms.CharField(
-        label="Integration key",
+        label=_lazy("Integration key"),
         max_length=64,
-        help_text="Of an Events API v2 integration. It is stored encrypted.",
+        help_text=_lazy("Of an Events API v2 integration. It is stored encrypted."),
         widget=forms.TextInput(attrs=_SECRET),
     )
-    region = forms.ChoiceField(label="Region", choices=(("us", "US"), ("eu", "EU")))
+    region = forms.ChoiceField(label=_lazy("Region"), choices=(("us", "US"), ("eu", "EU")))
     field_order = ("routing_key", "region", "description", "event_types")
 
 
 class MuteForm(forms.Form):
     """How long the alerts of a budget are not sent."""
 
-    hours = forms.ChoiceField(label="Mute for", choices=MUTES, initial="8")
+    hours = forms.ChoiceField(label=_lazy("Mute for"), choices=MUTES, initial="8")
 
     def until(self, now: datetime) -> datetime | None:
         """Return the end of the mute; None for no mute."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from billing.budgets.alerts import alerts_of
 from billing.models import Budget
 from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import ListPage, keyset_page, named_rows, number_param
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.alerts import alert_rows
@@ -15,7 +18,7 @@ from tenants.models import WebhookEndpoint
 from tenants.webhooks.queries import endpoints_with_last
 
 PAGE_SIZE = 30
-STATES = {"open": "Open", "acknowledged": "Acknowledged"}
+STATES = {"open": _lazy("Open"), "acknowledged": _lazy("Acknowledged")}
 ALERT_EVENT = "budget.threshold_reached"
 
 
@@ -27,8 +30,8 @@ def filters(ctx: PageContext) -> FilterBar:
         ctx,
         url,
         (
-            choice_chip(ctx, url, "state", "State", STATES.items(), state if state in STATES else None),
-            choice_chip(ctx, url, "budget", "Budget", budgets, number_param(ctx, "budget")),
+            choice_chip(ctx, url, "state", _("State"), STATES.items(), state if state in STATES else None),
+            choice_chip(ctx, url, "budget", _("Budget"), budgets, number_param(ctx, "budget")),
         ),
     )
 
@@ -50,7 +53,7 @@ def channels(ctx: PageContext) -> list[dict[str, Any]]:
 
 
 def _channel(row: WebhookEndpoint) -> dict[str, Any]:
-    state, kind = ("Active", "good") if row.active else ("Disabled", "bad")
+    state, kind = (_("Active"), "good") if row.active else (_("Disabled"), "bad")
     if row.active and row.failing_since:
-        state, kind = "Failing", "warn"
+        state, kind = _("Failing"), "warn"
     return {"endpoint": row, "state": state, "kind": kind, "last_at": getattr(row, "last_at", None)}

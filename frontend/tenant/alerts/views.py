@@ -7,11 +7,13 @@ from typing import Any
 
 from django.http import HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from billing.actions.alerts import do_acknowledge_alert
 from billing.actions.budgets import do_change_budget
 from billing.models import Budget, BudgetAlert
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
@@ -26,8 +28,8 @@ READS, WRITES = Permission.LIMITS_READ, Permission.LIMITS_WRITE
 PANELS = Panels(
     "alerts-panel",
     (
-        Panel("history", "Alert history", "alerts/history.html", page.history, every=10),
-        Panel("channels", "Channels", "alerts/channels.html", page.channels, needs=Permission.WEBHOOKS_READ),
+        Panel("history", _lazy("Alert history"), "alerts/history.html", page.history, every=10),
+        Panel("channels", _lazy("Channels"), "alerts/channels.html", page.channels, needs=Permission.WEBHOOKS_READ),
     ),
 )
 
@@ -36,14 +38,14 @@ PANELS = Panels(
 def alerts(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         filters = page.filters(ctx)
-    return render_page(ctx, "alerts/page.html", "Alerts", panels=PANELS, filters=filters)
+    return render_page(ctx, "alerts/page.html", _("Alerts"), panels=PANELS, filters=filters)
 
 
 @tenant_page(WRITES, methods=("POST",), step_up=False)  # it changes no limit
 def acknowledge(ctx: PageContext) -> HttpResponse:
     row = ctx.get(lambda: BudgetAlert.objects.for_tenant(ctx.tenant).filter(pk=ctx.arguments["alert"]))
     do_acknowledge_alert(row)
-    return redirect_with_message(ctx, ctx.url("alerts"), "Alert acknowledged")
+    return redirect_with_message(ctx, ctx.url("alerts"), _("Alert acknowledged"))
 
 
 @tenant_page(WRITES, methods=FORM, step_up=False)
@@ -63,18 +65,23 @@ def mute(ctx: PageContext) -> HttpResponse:
         f"Mute alerts of {row.name}",
         form,
         lambda _: do_change_budget(row, alerts_muted_until=form.until(ctx.now)),
-        submit="Save",
+        submit=_("Save"),
         back=ctx.url("budgets-detail", row.pk),
         message=message,
-        effect="Muted alerts are in the history. They are not sent by email, webhook or channel, also not afterwards.",
-        breadcrumbs=(Breadcrumb("Budgets and quotas", ctx.url("budgets")),),
+        effect=_(
+            "Muted alerts are in the history. They are not sent by email, webhook or channel, also not afterwards."
+        ),
+        breadcrumbs=(Breadcrumb(_("Budgets and quotas"), ctx.url("budgets")),),
     )
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
 def new_slack(ctx: PageContext) -> HttpResponse:
     return _new_channel(
-        ctx, "Add Slack channel", SlackForm(bound_data(ctx)), lambda data: do_create_slack_channel(ctx.tenant, **data)
+        ctx,
+        _("Add Slack channel"),
+        SlackForm(bound_data(ctx)),
+        lambda data: do_create_slack_channel(ctx.tenant, **data),
     )
 
 
@@ -82,7 +89,7 @@ def new_slack(ctx: PageContext) -> HttpResponse:
 def new_pagerduty(ctx: PageContext) -> HttpResponse:
     form = PagerDutyForm(bound_data(ctx))
     return _new_channel(
-        ctx, "Add PagerDuty service", form, lambda data: do_create_pagerduty_channel(ctx.tenant, **data)
+        ctx, _("Add PagerDuty service"), form, lambda data: do_create_pagerduty_channel(ctx.tenant, **data)
     )
 
 
@@ -94,10 +101,10 @@ def _new_channel(
         title,
         form,
         create,
-        submit="Add channel",
+        submit=_("Add channel"),
         back=ctx.url("alerts"),
         message=lambda made: f"{made.get_kind_display()} channel added. Send a test event to check it.",
-        breadcrumbs=(Breadcrumb("Alerts", ctx.url("alerts")),),
+        breadcrumbs=(Breadcrumb(_("Alerts"), ctx.url("alerts")),),
     )
 
 

@@ -4,32 +4,48 @@ from __future__ import annotations
 
 from django.http import HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from frontend.core import audit_log
+from frontend.core.exports import export_response
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from tenants.permissions import Permission
 
-PANELS = Panels("audit-panel", (Panel("entries", "Changes", "audit_log/entries.html", audit_log.entries, every=0),))
+PANELS = Panels(
+    "audit-panel", (Panel("entries", _lazy("Changes"), "audit_log/entries.html", audit_log.entries, every=0),)
+)
 
 
 @tenant_page(Permission.AUDIT_READ)
 def audit(ctx: PageContext) -> HttpResponse:
-    return render_page(ctx, "audit/page.html", "Audit log", panels=PANELS, filters=audit_log.filters(ctx))
+    return render_page(
+        ctx, "audit/page.html", _("Audit log"), panels=PANELS, **audit_log.page_context(ctx, ctx.url("audit-export"))
+    )
 
 
 @tenant_page(Permission.AUDIT_READ)
 def entry(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         detail = audit_log.detail(ctx, ctx.arguments["entry"])
-    breadcrumbs = (Breadcrumb("Audit log", ctx.url("audit")),)
-    return render_page(ctx, "audit_log/detail.html", detail["row"].action, breadcrumbs=breadcrumbs, **detail)
+    breadcrumbs = (Breadcrumb(_("Audit log"), ctx.url("audit")),)
+    return render_page(ctx, "audit_log/detail.html", detail["entry"].label, breadcrumbs=breadcrumbs, **detail)
+
+
+@tenant_page(Permission.AUDIT_READ)
+def export(ctx: PageContext) -> HttpResponse:
+    """Return the newest entries with the page's filters."""
+    with ctx.scope():
+        rows = audit_log.exported_rows(ctx)
+    return export_response(ctx, f"audit-{ctx.tenant.slug}", audit_log.EXPORTED_COLUMNS, rows)
 
 
 urlpatterns = [
     path("t/<slug:slug>/audit/", audit, name="audit"),
+    path("t/<slug:slug>/audit/export", export, name="audit-export"),
     path("t/<slug:slug>/audit/<int:entry>", entry, name="audit-detail"),
     PANELS.tenant_url("t/<slug:slug>/audit/", Permission.AUDIT_READ),
 ]

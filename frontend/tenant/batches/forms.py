@@ -7,7 +7,9 @@ from typing import Any
 
 from django import forms
 from django.db.models import Q
+from django.utils.translation import gettext as _
 
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext
 from millrace.apps.batches.models import File
 from millrace.apps.batches.tenant_actions import ENDPOINTS
@@ -27,15 +29,17 @@ class BatchForm(forms.Form):
     """A file, uploaded now or before, with the endpoint and the key of its requests."""
 
     upload = forms.FileField(
-        label="Upload a file",
+        label=_lazy("Upload a file"),
         required=False,
         max_length=255,
-        help_text="JSON Lines, up to 8 MB. Upload larger files to /v1/files.",
+        help_text=_lazy("JSON Lines, up to 8 MB. Upload larger files to /v1/files."),
         widget=forms.ClearableFileInput({"accept": ".jsonl,application/jsonl"}),
     )
-    file = forms.ChoiceField(label="Or use an uploaded file", required=False)
-    endpoint = forms.ChoiceField(label="Endpoint", choices=[(name, name) for name in ENDPOINTS])
-    key = forms.ChoiceField(label="API key", help_text="Its limits and budgets apply and the usage is billed to it.")
+    file = forms.ChoiceField(label=_lazy("Or use an uploaded file"), required=False)
+    endpoint = forms.ChoiceField(label=_lazy("Endpoint"), choices=[(name, name) for name in ENDPOINTS])
+    key = forms.ChoiceField(
+        label=_lazy("API key"), help_text=_lazy("Its limits and budgets apply and the usage is billed to it.")
+    )
 
     def __init__(
         self,
@@ -47,7 +51,7 @@ class BatchForm(forms.Form):
     ) -> None:
         super().__init__(data, uploads, initial=initial)
         named = [(row.name, f"{row.filename or row.name} ({row.created_at:%-d %b})") for row in files]
-        self.fields["file"].choices = [("", "None"), *named]  # type: ignore[attr-defined]
+        self.fields["file"].choices = [("", _("None")), *named]  # type: ignore[attr-defined]
         self.fields["key"].choices = [  # type: ignore[attr-defined]
             (value, f"{row.name} ({row.project.name})") for value, row in keys.items()
         ]
@@ -55,5 +59,5 @@ class BatchForm(forms.Form):
     def clean(self) -> dict[str, Any]:
         data = super().clean() or {}
         if not self.errors and not data.get("upload") and not data.get("file"):
-            self.add_error("upload", "Upload a file, or choose one that was uploaded before.")
+            self.add_error("upload", _("Upload a file, or choose one that was uploaded before."))
         return data

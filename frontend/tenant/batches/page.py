@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from django.db.models import Count, Q
+from django.utils.translation import gettext as _
 
 from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar
 from frontend.core.lists import ListPage, keyset_page, named_rows, number_param
@@ -76,8 +77,8 @@ def filters(ctx: PageContext) -> FilterBar:
         ctx,
         url,
         (
-            choice_chip(ctx, url, "status", "Status", Batch.Status.choices, chosen),
-            choice_chip(ctx, url, "project", "Project", projects, number_param(ctx, "project")),
+            choice_chip(ctx, url, "status", _("Status"), Batch.Status.choices, chosen),
+            choice_chip(ctx, url, "project", _("Project"), projects, number_param(ctx, "project")),
         ),
     )
 

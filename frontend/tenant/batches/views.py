@@ -11,8 +11,10 @@ from django import forms
 from django.core.files.uploadedfile import UploadedFile
 from django.http import Http404, HttpResponse, StreamingHttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
@@ -30,15 +32,15 @@ _PART_BYTES = 2**18
 PANELS = Panels(
     "batches-panel",
     (
-        Panel("batches", "Batches", "batches/list.html", page.batches, every=10),
-        Panel("files", "Files", "batches/files.html", page.files),
+        Panel("batches", _lazy("Batches"), "batches/list.html", page.batches, every=10),
+        Panel("files", _lazy("Files"), "batches/files.html", page.files),
     ),
 )
 DETAIL_PANELS = Panels(
     "batches-detail-panel",
     (
-        Panel("status", "Progress", "batches/status.html", page.status, every=5),
-        Panel("errors", "Errors by line", "batches/errors.html", page.errors, every=10),
+        Panel("status", _lazy("Progress"), "batches/status.html", page.status, every=5),
+        Panel("errors", _lazy("Errors by line"), "batches/errors.html", page.errors, every=10),
     ),
 )
 
@@ -47,7 +49,7 @@ DETAIL_PANELS = Panels(
 def batches(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         filters = page.filters(ctx)
-    return render_page(ctx, "batches/page.html", "Batches", panels=PANELS, filters=filters)
+    return render_page(ctx, "batches/page.html", _("Batches"), panels=PANELS, filters=filters)
 
 
 @tenant_page(READS)
@@ -83,13 +85,13 @@ def new_batch(ctx: PageContext) -> HttpResponse:
 
     return form_view(
         ctx,
-        "New batch",
+        _("New batch"),
         form,
         create,
-        submit="Create batch",
+        submit=_("Create batch"),
         back=ctx.url("batches"),
         then=lambda made: ctx.url("batches-detail", made.name),
-        message=lambda _: "Batch created",
+        message=lambda _result: _("Batch created"),
         breadcrumbs=_breadcrumbs(ctx),
         template="batches/form.html",
         has_keys=bool(keys),
@@ -102,13 +104,13 @@ def cancel(ctx: PageContext) -> HttpResponse:
         row = page.batch_of(ctx)
     return form_view(
         ctx,
-        "Cancel batch",
+        _("Cancel batch"),
         forms.Form(bound_data(ctx)),
         lambda _: do_cancel_batch(row),
-        submit="Cancel batch",
+        submit=_("Cancel batch"),
         back=ctx.url("batches-detail", row.name),
-        message=lambda _: "Batch cancelled",
-        effect="Requests that have not started are not run. Responses so far are kept and billed.",
+        message=lambda _result: _("Batch cancelled"),
+        effect=_("Requests that have not started are not run. Responses so far are kept and billed."),
         danger=True,
         breadcrumbs=_breadcrumbs(ctx),
     )
@@ -120,10 +122,10 @@ def delete_file(ctx: PageContext) -> HttpResponse:
         row = page.file_of(ctx)
     return form_view(
         ctx,
-        "Delete file",
+        _("Delete file"),
         forms.Form(bound_data(ctx)),
         lambda _: do_delete_file(row),
-        submit="Delete file",
+        submit=_("Delete file"),
         back=ctx.url("batches"),
         message=lambda _: f"{row.filename or row.name} was deleted.",
         effect=f"{row.filename or row.name} is deleted permanently.",
@@ -158,7 +160,7 @@ async def _parts(stored: Path) -> AsyncIterator[bytes]:
 
 
 def _breadcrumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
-    return (Breadcrumb("Batches", ctx.url("batches")),)
+    return (Breadcrumb(_("Batches"), ctx.url("batches")),)
 
 
 urlpatterns = [

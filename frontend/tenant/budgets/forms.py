@@ -7,8 +7,10 @@ from datetime import date, datetime, time, timedelta, tzinfo
 from typing import Any
 
 from django import forms
+from django.utils.translation import gettext as _
 
 from billing.models import Budget
+from frontend.core.languages import lazy_text as _lazy
 from frontend.tenant.budgets.amounts import input_text, parse
 from frontend.tenant.budgets.scopes import BudgetOwnerScope
 from frontend.tenant.keys.key_limits import NAMES
@@ -26,14 +28,17 @@ MODES = (
     (Budget.Mode.DRY_RUN, "only count (dry run)"),
 )
 _ADVERBS = {"month": "monthly", "day": "daily", "lifetime": "in total"}
-LIMIT_MODES = (("hard", "Hard limit: reject requests over budget"), ("dry_run", "Dry run: count requests over budget"))
+LIMIT_MODES = (
+    ("hard", _lazy("Hard limit: reject requests over budget")),
+    ("dry_run", _lazy("Dry run: count requests over budget")),
+)
 BASIC = ("requests_per_minute", "tokens_per_minute", "concurrency")
 GROUPS = (  # the advanced limits
-    ("Per day", ("requests_per_day", "tokens_per_day")),
-    ("Input tokens", ("input_tokens_per_minute", "input_tokens_per_day")),
-    ("Output tokens", ("output_tokens_per_minute", "output_tokens_per_day")),
-    ("Per request", ("max_prompt_tokens", "max_output_tokens")),
-    ("Long prompts", ("long_prompt_threshold", "long_prompt_concurrency")),
+    (_lazy("Per day"), ("requests_per_day", "tokens_per_day")),
+    (_lazy("Input tokens"), ("input_tokens_per_minute", "input_tokens_per_day")),
+    (_lazy("Output tokens"), ("output_tokens_per_minute", "output_tokens_per_day")),
+    (_lazy("Per request"), ("max_prompt_tokens", "max_output_tokens")),
+    (_lazy("Long prompts"), ("long_prompt_threshold", "long_prompt_concurrency")),
 )
 
 
@@ -57,27 +62,27 @@ class BudgetForm(forms.Form):
     """The settings of a budget that can be changed. `unit` is the unit of its amounts."""
 
     name = forms.CharField(max_length=100, widget=forms.TextInput(_PLAIN))
-    amount = AmountField(label="Limit")
-    mode = forms.ChoiceField(label="When the limit is reached", choices=MODES, initial=Budget.Mode.HARD)
+    amount = AmountField(label=_lazy("Limit"))
+    mode = forms.ChoiceField(label=_lazy("When the limit is reached"), choices=MODES, initial=Budget.Mode.HARD)
     reduce_max_tokens = forms.BooleanField(
         required=False,
-        label="Reduce max_tokens to fit instead of rejecting",
-        help_text="Shortens responses to the remaining budget",
+        label=_lazy("Reduce max_tokens to fit instead of rejecting"),
+        help_text=_lazy("Shortens responses to the remaining budget"),
     )
     rollover_limit = AmountField(
         required=False,
-        label="Rollover cap",
-        help_text="Unused budget carried into the next period. Leave blank for none.",
+        label=_lazy("Rollover cap"),
+        help_text=_lazy("Unused budget carried into the next period. Leave blank for none."),
     )
     thresholds = forms.CharField(
         required=False,
         max_length=100,
         initial="50, 80, 100",
         widget=forms.TextInput(_PLAIN),
-        label="Alert thresholds (% of limit)",
+        label=_lazy("Alert thresholds (% of limit)"),
     )
     alert_forecast = forms.BooleanField(
-        required=False, initial=True, label="Alert when the monthly forecast exceeds the limit"
+        required=False, initial=True, label=_lazy("Alert when the monthly forecast exceeds the limit")
     )
 
     def __init__(self, data: Any = None, budget: Budget | None = None, initial: Any = None) -> None:
@@ -100,7 +105,7 @@ class BudgetForm(forms.Form):
     def clean_thresholds(self) -> list[int]:
         found = percentages(self.cleaned_data["thresholds"])
         if len(found) != len(_words(self.cleaned_data["thresholds"])):
-            raise forms.ValidationError("Enter whole percentages, e.g. 50, 80, 100")
+            raise forms.ValidationError(_("Enter whole percentages, e.g. 50, 80, 100"))
         return found
 
     def chosen(self) -> dict[str, Any]:
@@ -116,11 +121,11 @@ class NewBudget(BudgetForm):
         required=False,
         max_length=100,
         widget=forms.TextInput(_PLAIN),
-        help_text="Leave blank for a name from the sentence.",
+        help_text=_lazy("Leave blank for a name from the sentence."),
     )
-    owner = forms.ChoiceField(label="Applies to")
-    counts = forms.ChoiceField(label="Measure", choices=UNITS)
-    period = forms.ChoiceField(label="Resets", choices=PERIODS)
+    owner = forms.ChoiceField(label=_lazy("Applies to"))
+    counts = forms.ChoiceField(label=_lazy("Measure"), choices=UNITS)
+    period = forms.ChoiceField(label=_lazy("Resets"), choices=PERIODS)
 
     def __init__(self, owners: dict[str, BudgetOwnerScope], data: Any = None, initial: Any = None) -> None:
         super().__init__(data, initial=initial)
@@ -143,18 +148,18 @@ class NewBudget(BudgetForm):
 class RaiseForm(forms.Form):
     """A temporary raise of a budget."""
 
-    more = AmountField(label="Raise by")
+    more = AmountField(label=_lazy("Raise by"))
     until = forms.DateField(
-        label="Until",
+        label=_lazy("Until"),
         widget=forms.DateInput({"type": "date"}, format="%Y-%m-%d"),
-        help_text="The limit then reverts.",
+        help_text=_lazy("The limit then reverts."),
     )
 
     def __init__(self, unit: str, zone: tzinfo, data: Any = None, initial: Any = None) -> None:
         super().__init__(data, initial=initial)
         self._unit, self._zone = unit, zone
         if unit == "money":
-            self.fields["more"].help_text = "In USD."
+            self.fields["more"].help_text = _("In USD.")
 
     def clean_more(self) -> int:
         try:
@@ -162,14 +167,14 @@ class RaiseForm(forms.Form):
         except ValueError as exc:
             raise forms.ValidationError(str(exc)) from exc
         if not value:
-            raise forms.ValidationError("Enter an amount greater than zero.")
+            raise forms.ValidationError(_("Enter an amount greater than zero."))
         return value
 
     def clean_until(self) -> datetime:
         day: date = self.cleaned_data["until"]
         end = datetime.combine(day + timedelta(days=1), time(), self._zone)
         if end <= datetime.now(self._zone):
-            raise forms.ValidationError("Choose today or a later date.")
+            raise forms.ValidationError(_("Choose today or a later date."))
         return end
 
 
@@ -177,7 +182,7 @@ class LimitsForm(forms.Form):
     """A set of rate limits, each of them optional."""
 
     mode = forms.ChoiceField(
-        label="When a limit is reached", choices=LIMIT_MODES, initial="hard", widget=forms.RadioSelect
+        label=_lazy("When a limit is reached"), choices=LIMIT_MODES, initial="hard", widget=forms.RadioSelect
     )
 
     def __init__(self, data: Any = None, row: LimitSet | None = None, initial: Any = None) -> None:
@@ -218,14 +223,14 @@ class LimitsForm(forms.Form):
 class NewLimits(LimitsForm):
     """New rate limits, with the owner and the model, which cannot be changed later."""
 
-    owner = forms.ChoiceField(label="Applies to")
-    model = forms.ChoiceField(label="Models", required=False)
+    owner = forms.ChoiceField(label=_lazy("Applies to"))
+    model = forms.ChoiceField(label=_lazy("Models"), required=False)
 
     def __init__(self, owners: dict[str, BudgetOwnerScope], data: Any = None, initial: Any = None) -> None:
         super().__init__(data, initial=initial)
         self.fields["owner"].choices = [(value, owner.label) for value, owner in owners.items()]  # type: ignore[attr-defined]
         models = [(model.name, f"{model.name} only") for model in served_specs()]
-        self.fields["model"].choices = [("", "All models"), *models]  # type: ignore[attr-defined]
+        self.fields["model"].choices = [("", _("All models")), *models]  # type: ignore[attr-defined]
 
 
 def _of_budget(budget: Budget) -> dict[str, Any]:

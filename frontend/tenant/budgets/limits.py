@@ -7,6 +7,7 @@ from typing import Any
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
@@ -36,13 +37,13 @@ def new_limits(ctx: PageContext) -> HttpResponse:
 
     return form_view(
         ctx,
-        "Set rate limits",
+        _("Set rate limits"),
         form,
         make,
         message=lambda owner: f"{owner.label}: rate limits set.",
         template="budgets/limits_form.html",
         try_url=ctx.url("budgets-limits-try"),
-        **_sheet(ctx, "Set limits"),
+        **_sheet(ctx, _("Set limits")),
     )
 
 
@@ -80,7 +81,7 @@ def edit_limits(ctx: PageContext) -> HttpResponse:
         template="budgets/limits_form.html",
         try_url=f"{ctx.url('budgets-limits-try')}?set={row.pk}",
         owner=owner.label + (f", {row.model} only" if row.model else ""),
-        **_sheet(ctx, "Save"),
+        **_sheet(ctx, _("Save")),
     )
 
 
@@ -90,14 +91,14 @@ def remove_limits(ctx: PageContext) -> HttpResponse:
     owner = owner_of(row)
     return form_view(
         ctx,
-        "Remove limits",
+        _("Remove limits"),
         Confirm(owner.row.name if owner.row else ctx.tenant.name, bound_data(ctx)),
         lambda _: do_remove_limits(row),
         message=lambda _: f"{owner.label}: rate limits removed.",
         effect=f"{owner.label} loses these limits within a second. Other limits that apply to its requests stay"
         " active.",
         danger=True,
-        **_sheet(ctx, "Remove limits"),
+        **_sheet(ctx, _("Remove limits")),
     )
 
 
@@ -125,7 +126,7 @@ def _editable_limits(ctx: PageContext) -> LimitSet:
 
 def _sheet(ctx: PageContext, submit: str) -> dict[str, Any]:
     back = ctx.url("budgets")
-    breadcrumbs = (Breadcrumb("Budgets and quotas", back),)
+    breadcrumbs = (Breadcrumb(_("Budgets and quotas"), back),)
     return {"submit": submit, "back": back, "breadcrumbs": breadcrumbs, "action_url": ctx.request.get_full_path()}
 
 

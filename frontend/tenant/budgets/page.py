@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from billing.models import Budget, BudgetAlert, BudgetPeriod
 from billing.models.budgets import current_periods
 from frontend.core.gauges import Gauge, Mark, percent
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.amounts import BudgetAmount
 from frontend.tenant.budgets.scopes import ACCOUNT, BudgetOwnerScope, owner_of
@@ -21,7 +24,7 @@ FULL_AT = 99  # percent; the rest is too small for most requests
 NEAR_AT = 80
 _MIN_LABEL_DISTANCE = 12  # minimum distance of two labels, in percent of the gauge
 PERIODS = {"day": "daily", "month": "monthly", "lifetime": "in total"}
-MODES = {"hard": "Blocks", "soft": "Alerts only", "dry_run": "Dry run"}
+MODES = {"hard": _lazy("Blocks"), "soft": _lazy("Alerts only"), "dry_run": _lazy("Dry run")}
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class BudgetUsage:
 
     @property
     def mode(self) -> str:
-        return MODES[self.budget.mode] if self.budget.active else "Removed"
+        return MODES[self.budget.mode] if self.budget.active else _("Removed")
 
     @property
     def mode_kind(self) -> str:
@@ -156,7 +159,7 @@ def _row(ctx: PageContext, status: BudgetUsage, sent: set[str]) -> dict[str, Any
     if status.rolled_over:
         notes.append(f"{status.rolled_over.text} rolled over")
     if budget.reduce_max_tokens:
-        notes.append("Reduces max_tokens to fit")
+        notes.append(_("Reduces max_tokens to fit"))
     return {
         "status": status,
         "used_width": percent(status.used.millionths, whole),

@@ -9,11 +9,13 @@ from django import forms as django_forms
 from django.http import Http404, HttpResponse
 from django.shortcuts import render
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from billing.actions.budgets import do_change_budget, do_make_budget, do_remove_budget
 from billing.models import Budget
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, tenant_page
@@ -30,26 +32,26 @@ READS, WRITES = Permission.LIMITS_READ, Permission.LIMITS_WRITE
 PANELS = Panels(
     "budgets-panel",
     (
-        Panel("notices", "Notices", "budgets/notices.html", page.notices, every=10),
-        Panel("tree", "Budgets and quotas", "budgets/tree.html", page.tree, every=10),
-        Panel("limits", "Rate limits", "budgets/limits.html", sets.limits),
-        Panel("alerts", "Alert history", "budgets/alerts.html", alerts.alerts),
+        Panel("notices", _lazy("Notices"), "budgets/notices.html", page.notices, every=10),
+        Panel("tree", _lazy("Budgets and quotas"), "budgets/tree.html", page.tree, every=10),
+        Panel("limits", _lazy("Rate limits"), "budgets/limits.html", sets.limits),
+        Panel("alerts", _lazy("Alert history"), "budgets/alerts.html", alerts.alerts),
     ),
 )
 DETAIL_PANELS = Panels(
     "budgets-detail-panel",
     (
-        Panel("current", "Current period", "budgets/current.html", detail.current, every=10),
-        Panel("history", "Periods", "budgets/history.html", detail.history, every=60),
-        Panel("alerts", "Alert history", "budgets/alerts.html", detail.budget_alerts, every=60),
-        Panel("simulation", "Last week", "budgets/simulation.html", detail.simulation, every=0, lazy=True),
+        Panel("current", _lazy("Current period"), "budgets/current.html", detail.current, every=10),
+        Panel("history", _lazy("Periods"), "budgets/history.html", detail.history, every=60),
+        Panel("alerts", _lazy("Alert history"), "budgets/alerts.html", detail.budget_alerts, every=60),
+        Panel("simulation", _lazy("Last week"), "budgets/simulation.html", detail.simulation, every=0, lazy=True),
     ),
 )
 
 
 @tenant_page(READS)
 def budgets(ctx: PageContext) -> HttpResponse:
-    return render_page(ctx, "budgets/page.html", "Budgets and quotas", panels=PANELS, metering=metering(ctx.now))
+    return render_page(ctx, "budgets/page.html", _("Budgets and quotas"), panels=PANELS, metering=metering(ctx.now))
 
 
 @tenant_page(READS)
@@ -75,13 +77,13 @@ def new_budget(ctx: PageContext) -> HttpResponse:
     form = NewBudget(owners, bound_data(ctx), _typed(ctx, {"counts": "money", "period": "month"}))
     return form_view(
         ctx,
-        "New budget",
+        _("New budget"),
         form,
         lambda data: do_make_budget(ctx.tenant, **owners[data["owner"]].named, **form.chosen()),
         message=lambda made: f"{made.name} was created. {effect_of(made)}",
         template="budgets/form.html",
         try_url=ctx.url("budgets-try"),
-        **_sheet(ctx, "Create budget"),
+        **_sheet(ctx, _("Create budget")),
     )
 
 
@@ -98,7 +100,7 @@ def edit_budget(ctx: PageContext) -> HttpResponse:
         template="budgets/form.html",
         try_url=f"{ctx.url('budgets-try')}?budget={row.pk}",
         fixed={"unit": dict(UNITS)[row.unit], "owner": owner_of(row).label, "period": dict(PERIODS)[row.period]},
-        **_sheet(ctx, "Save", row),
+        **_sheet(ctx, _("Save"), row),
     )
 
 
@@ -126,7 +128,7 @@ def raise_budget(ctx: PageContext) -> HttpResponse:
         then=ctx.url("budgets"),
         template="budgets/raise.html",
         standing=standing,
-        **_sheet(ctx, "Raise limit", row),
+        **_sheet(ctx, _("Raise limit"), row),
     )
 
 
@@ -136,12 +138,12 @@ def lower_budget(ctx: PageContext) -> HttpResponse:
     row = _active_budget(ctx)
     return form_view(
         ctx,
-        "End temporary raise",
+        _("End temporary raise"),
         django_forms.Form(bound_data(ctx)),
         lambda _: do_change_budget(row, temporary_increase=0, increase_expires_at=None),
         message=lambda changed: f"Temporary raise of {row.name} ended. {effect_of(changed)}",
         effect=f"The limit of {row.name} returns to {BudgetAmount.whole(row.unit, row.amount).text} within a second.",
-        **_sheet(ctx, "End temporary raise", row),
+        **_sheet(ctx, _("End temporary raise"), row),
     )
 
 
@@ -160,7 +162,7 @@ def remove_budget(ctx: PageContext) -> HttpResponse:
         then=ctx.url("budgets"),
         effect=f"{effect} Its history is kept.",
         danger=True,
-        **_sheet(ctx, "Remove budget", row),
+        **_sheet(ctx, _("Remove budget"), row),
     )
 
 
@@ -214,7 +216,7 @@ def _active_budget(ctx: PageContext) -> Budget:
 
 
 def breadcrumbs(ctx: PageContext, row: Budget | None = None) -> tuple[Breadcrumb, ...]:
-    found = (Breadcrumb("Budgets and quotas", ctx.url("budgets")),)
+    found = (Breadcrumb(_("Budgets and quotas"), ctx.url("budgets")),)
     return (*found, Breadcrumb(row.name, ctx.url("budgets-detail", row.pk))) if row else found
 
 

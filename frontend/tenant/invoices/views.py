@@ -6,12 +6,14 @@ from typing import Any
 
 from django.http import Http404, HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from billing.invoicing import document, facturx
 from billing.invoicing.exports import as_csv
 from billing.invoicing.lines import lines_of
 from billing.invoicing.preview import preview
 from billing.models import Invoice, InvoiceFile, InvoiceLine
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.page_context import PageContext, first_or_404, tenant_page
@@ -45,20 +47,20 @@ def _check(ctx: PageContext) -> dict[str, Any]:
 PANELS = Panels(
     "invoices-panel",
     (
-        Panel("upcoming", "Upcoming invoice", "invoices/upcoming.html", listing.upcoming),
-        Panel("balance", "Balance due", "invoices/balance.html", listing.balance_due),
-        Panel("list", "Invoices and credit notes", "invoices/list.html", listing.invoice_list),
+        Panel("upcoming", _lazy("Upcoming invoice"), "invoices/upcoming.html", listing.upcoming),
+        Panel("balance", _lazy("Balance due"), "invoices/balance.html", listing.balance_due),
+        Panel("list", _lazy("Invoices and credit notes"), "invoices/list.html", listing.invoice_list),
     ),
 )
 CHECKS = Panels(
     "invoices-detail-panel",
-    (Panel("check", "Usage check", "invoices/check.html", _check, every=0, lazy=True),),
+    (Panel("check", _lazy("Usage check"), "invoices/check.html", _check, every=0, lazy=True),),
 )
 
 
 @tenant_page(NEEDS)
 def invoices(ctx: PageContext) -> HttpResponse:
-    return render_page(ctx, "invoices/page.html", "Invoices", panels=PANELS, metering=metering(ctx.now))
+    return render_page(ctx, "invoices/page.html", _("Invoices"), panels=PANELS, metering=metering(ctx.now))
 
 
 @tenant_page(NEEDS)
@@ -73,7 +75,7 @@ def upcoming(ctx: PageContext) -> HttpResponse:
     return render_page(
         ctx,
         "invoices/upcoming_detail.html",
-        "Upcoming invoice",
+        _("Upcoming invoice"),
         breadcrumbs=_crumbs(ctx),
         document=document,
         metering=metered,
@@ -102,7 +104,7 @@ def line(ctx: PageContext) -> HttpResponse:
         row = first_or_404(rows.filter(invoice=found, position=ctx.arguments["line"], price_id__isnull=False))
         here = ctx.url("invoices-line", found.pk, row.position)
         trace = trace_line(ctx, found, row, here, "requests-detail")
-    name, up = found.number or "Draft", ctx.url("invoices-detail", found.pk)
+    name, up = found.number or _("Draft"), ctx.url("invoices-detail", found.pk)
     breadcrumbs = (*_crumbs(ctx), Breadcrumb(name, up))
     return render_page(
         ctx, "invoices/line.html", f"Line {row.position}", breadcrumbs=breadcrumbs, trace=trace, up=up, name=name
@@ -158,7 +160,7 @@ def _document(ctx: PageContext, found: Invoice) -> dict[str, Any]:
 
 
 def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
-    return (Breadcrumb("Invoices", ctx.url("invoices")),)
+    return (Breadcrumb(_("Invoices"), ctx.url("invoices")),)
 
 
 urlpatterns = [

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import date, datetime, time, timedelta, tzinfo
 from typing import Any
 
 from django import forms
 
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.one_time_secrets import OnceForm
 from frontend.core.page_context import PageContext
 from frontend.tenant.keys.page import SCOPES, owner
@@ -16,10 +18,10 @@ from tenants.models import ApiKey, Project, RoutingPolicy
 from tenants.permissions import Permission
 
 OVERLAPS = (
-    ("0", "None: revoke the old key now"),
-    ("1", "1 hour"),
-    ("24", "1 day"),
-    ("168", "7 days"),
+    ("0", _lazy("None: revoke the old key now")),
+    ("1", _lazy("1 hour")),
+    ("24", _lazy("1 day")),
+    ("168", _lazy("7 days")),
     ("720", "30 days"),
 )
 _PLAIN = {"autocomplete": "off", "spellcheck": "false"}
@@ -33,22 +35,25 @@ def expiry_of(day: date, zone: tzinfo) -> datetime:
 class KeyForm(forms.Form):
     """The settings of a key that can be changed."""
 
-    name = forms.CharField(max_length=200, widget=forms.TextInput(_PLAIN), help_text="For example: prod-support")
-    scopes = forms.MultipleChoiceField(label="Permissions", widget=forms.CheckboxSelectMultiple)
+    name = forms.CharField(max_length=200, widget=forms.TextInput(_PLAIN), help_text=_lazy("For example: prod-support"))
+    scopes = forms.MultipleChoiceField(label=_lazy("Permissions"), widget=forms.CheckboxSelectMultiple)
     models = forms.MultipleChoiceField(
-        label="Models", widget=forms.CheckboxSelectMultiple, required=False, help_text="Leave blank to allow all models"
+        label=_lazy("Models"),
+        widget=forms.CheckboxSelectMultiple,
+        required=False,
+        help_text=_lazy("Leave blank to allow all models"),
     )
     addresses = forms.CharField(
-        label="Allowed IPs",
+        label=_lazy("Allowed IPs"),
         required=False,
         widget=forms.TextInput({**_PLAIN, "placeholder": "203.0.113.0/24, 2001:db8::/32"}),
-        help_text="IP addresses or networks (CIDR). Leave blank to allow any",
+        help_text=_lazy("IP addresses or networks (CIDR). Leave blank to allow any"),
     )
     expires_on = forms.DateField(
-        label="Expires on",
+        label=_lazy("Expires on"),
         required=False,
         widget=forms.DateInput({"type": "date"}, format="%Y-%m-%d"),
-        help_text="The key works until the end of this day. Leave blank for no expiration date",
+        help_text=_lazy("The key works until the end of this day. Leave blank for no expiration date"),
     )
 
     def __init__(self, ctx: PageContext, data: Any = None, key: ApiKey | None = None) -> None:
@@ -76,7 +81,7 @@ class KeyForm(forms.Form):
 class NewKeyForm(OnceForm, KeyForm):
     """A new key, with its project, which cannot be changed later."""
 
-    project = forms.ChoiceField(help_text="Usage is billed to this project. You can’t change it later.")
+    project = forms.ChoiceField(help_text=_lazy("Usage is billed to this project. You can’t change it later."))
     field_order = ("name", "project")
 
     def __init__(self, ctx: PageContext, projects: list[Project], data: Any = None) -> None:
@@ -86,10 +91,10 @@ class NewKeyForm(OnceForm, KeyForm):
 
 class RotationForm(OnceForm):
     overlap = forms.ChoiceField(
-        label="Keep old key active for",
+        label=_lazy("Keep old key active for"),
         choices=OVERLAPS,
         initial="24",
-        help_text="Time to replace the old key with the new one",
+        help_text=_lazy("Time to replace the old key with the new one"),
     )
 
 
@@ -99,7 +104,9 @@ class NewProjectForm(forms.Form):
         max_length=50,
         required=False,
         widget=forms.TextInput(_PLAIN),
-        help_text="Used in the API. Can’t be changed. For example: support-bot. Leave blank to derive it from the name",
+        help_text=_lazy(
+            "Used in the API. Can’t be changed. For example: support-bot. Leave blank to derive it from the name"
+        ),
     )
 
 
@@ -133,3 +140,15 @@ def revocation_effect(key: ApiKey, requests: int) -> str:
         f"{key.name} ({key.prefix}…), created by {owner(key)}, stops working immediately. Its running streams "
         f"end.{used} This cannot be undone. Past usage is still billed."
     )
+
+
+class RevokeKeysForm(forms.Form):
+    """The revocation of several keys, which are listed and can be left out."""
+
+    key = forms.MultipleChoiceField(label=_lazy("API keys"), widget=forms.CheckboxSelectMultiple)
+
+    def __init__(self, rows: Sequence[ApiKey], data: Any = None) -> None:
+        super().__init__(data, initial={"key": [str(row.pk) for row in rows]})
+        self.fields["key"].choices = [  # type: ignore[attr-defined]
+            (str(row.pk), f"{row.name} ({row.prefix}…)") for row in rows
+        ]

@@ -9,10 +9,13 @@ from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.http import HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from billing.metering.usage import accepted
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.one_time_secrets import secret_form_view, take_secret
@@ -25,6 +28,7 @@ from frontend.tenant.keys.forms import (
     NewKeyForm,
     NewProjectForm,
     ProjectNameForm,
+    RevokeKeysForm,
     RotationForm,
     revocation_effect,
 )
@@ -36,26 +40,28 @@ from tenants.permissions import Permission
 PANELS = Panels(
     "keys-panel",
     (
-        Panel("safety", "Safety", "keys/safety.html", page.safety),
-        Panel("keys", "API keys", "keys/keys.html", page.keys),
-        Panel("projects", "Projects", "keys/projects.html", page.projects, every=60, needs=Permission.PROJECTS_READ),
+        Panel("safety", _lazy("Safety"), "keys/safety.html", page.safety),
+        Panel("keys", _lazy("API keys"), "keys/keys.html", page.keys),
+        Panel(
+            "projects", _lazy("Projects"), "keys/projects.html", page.projects, every=60, needs=Permission.PROJECTS_READ
+        ),
     ),
 )
 DETAIL_PANELS = Panels(
     "keys-detail-panel",
     (
-        Panel("stats", "Key figures", "keys/stats.html", detail.stats),
-        Panel("limits", "Limits and budgets", "keys/limits.html", detail.limits, every=10),
-        Panel("details", "Permissions", "keys/details.html", detail.permissions, every=60),
+        Panel("stats", _lazy("Key figures"), "keys/stats.html", detail.stats),
+        Panel("limits", _lazy("Limits and budgets"), "keys/limits.html", detail.limits, every=10),
+        Panel("details", _lazy("Permissions"), "keys/details.html", detail.permissions, every=60),
         Panel(
             "requests",
-            "Latest requests",
+            _lazy("Latest requests"),
             "keys/latest_requests.html",
             detail.latest_requests,
             every=10,
             needs=Permission.USAGE_READ,
         ),
-        Panel("history", "Changes", "keys/history.html", detail.history, every=60, needs=Permission.AUDIT_READ),
+        Panel("history", _lazy("Changes"), "keys/history.html", detail.history, every=60, needs=Permission.AUDIT_READ),
     ),
 )
 
@@ -64,7 +70,7 @@ DETAIL_PANELS = Panels(
 def keys(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         filters = page.filters(ctx)
-    return render_page(ctx, "keys/page.html", "API keys", panels=PANELS, filters=filters, metering=metering(ctx.now))
+    return render_page(ctx, "keys/page.html", _("API keys"), panels=PANELS, filters=filters, metering=metering(ctx.now))
 
 
 @tenant_page(Permission.KEYS_READ)
@@ -86,7 +92,7 @@ def new_key(ctx: PageContext) -> HttpResponse:
         row, secret = actions.do_create_api_key(project, **form.chosen(), created_by=ctx.user)
         return ctx.url("keys-secret", row.pk), secret
 
-    return secret_form_view(ctx, "New API key", form, make, **_list_form(ctx, "Create key"))
+    return secret_form_view(ctx, _("New API key"), form, make, **_list_form(ctx, _("Create key")))
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
@@ -100,7 +106,7 @@ def edit_key(ctx: PageContext) -> HttpResponse:
         form,
         lambda _: actions.do_update_api_key(row, **_changes(form)),
         message=lambda _: f"{form.cleaned_data['name']} was updated.",
-        **_key_form(ctx, row, "Save", "Changes apply within a second."),
+        **_key_form(ctx, row, _("Save"), _("Changes apply within a second.")),
     )
 
 
@@ -123,7 +129,7 @@ def rotate_key(ctx: PageContext) -> HttpResponse:
         return ctx.url("keys-secret", successor.pk), secret
 
     effect = f"Creates a new key with the same permissions and limits as {row.name}. The old key then expires."
-    context = _key_form(ctx, row, "Rotate", effect)
+    context = _key_form(ctx, row, _("Rotate"), effect)
     return secret_form_view(ctx, f"Rotate {row.name}", RotationForm(bound_data(ctx)), rotate, **context)
 
 
@@ -145,7 +151,7 @@ def key_secret(ctx: PageContext) -> HttpResponse:
         "url": url,
         "keys_url": ctx.url("keys"),
     }
-    return render_page(ctx, "keys/secret.html", "Save your key", breadcrumbs=_crumbs(ctx), **context)
+    return render_page(ctx, "keys/secret.html", _("Save your key"), breadcrumbs=_crumbs(ctx), **context)
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
@@ -161,7 +167,34 @@ def revoke_key(ctx: PageContext) -> HttpResponse:
         message=lambda _: f"{row.name} was revoked.",
         then=ctx.url("keys"),
         danger=True,
-        **_key_form(ctx, row, "Revoke key", revocation_effect(row, accepted(spent) if spent else 0)),
+        **_key_form(ctx, row, _("Revoke key"), revocation_effect(row, accepted(spent) if spent else 0)),
+    )
+
+
+@tenant_page(Permission.KEYS_WRITE, methods=FORM)
+def revoke_keys(ctx: PageContext) -> HttpResponse:
+    """Revoke the keys that were selected in the list."""
+    sent = ctx.request.POST if ctx.request.method == "POST" else ctx.request.GET
+    wanted = {int(text) for text in sent.getlist("key") if text.isascii() and text.isdigit() and len(text) < 19}
+    with ctx.scope():
+        rows = list(ApiKey.objects.for_tenant(ctx.tenant).filter(pk__in=wanted, revoked_at=None)[: page.PAGE_SIZE])
+    if not rows:
+        return redirect_with_message(ctx, ctx.url("keys"), _("Select active keys first."), failed=True)
+    if not all(detail.may_change(ctx, row) for row in rows):
+        raise PermissionDenied
+    number = len(rows)
+    return form_view(
+        ctx,
+        ngettext("Revoke %(number)s key", "Revoke %(number)s keys", number) % {"number": number},
+        RevokeKeysForm(rows, bound_data(ctx)),
+        lambda _data: [actions.do_revoke_api_key(row) for row in rows],
+        message=lambda _done: (
+            ngettext("%(number)s key revoked.", "%(number)s keys revoked.", number) % {"number": number}
+        ),
+        then=ctx.url("keys"),
+        danger=True,
+        effect=_("They stop working immediately. This cannot be undone. Past usage is still billed."),
+        **_list_form(ctx, _("Revoke keys")),
     )
 
 
@@ -169,11 +202,11 @@ def revoke_key(ctx: PageContext) -> HttpResponse:
 def new_project(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
-        "New project",
+        _("New project"),
         NewProjectForm(bound_data(ctx)),
         lambda data: actions.do_create_project(ctx.tenant, data["slug"], data["name"]),
         message=lambda made: f"{made.name} was created.",
-        **_list_form(ctx, "Create project"),
+        **_list_form(ctx, _("Create project")),
     )
 
 
@@ -186,7 +219,7 @@ def edit_project(ctx: PageContext) -> HttpResponse:
         ProjectNameForm(bound_data(ctx), initial={"name": row.name}),
         lambda data: actions.do_update_project(row, name=data["name"]),
         message=lambda changed: f"Project renamed to {changed.name}.",
-        **_list_form(ctx, "Rename"),
+        **_list_form(ctx, _("Rename")),
     )
 
 
@@ -201,7 +234,7 @@ def delete_project(ctx: PageContext) -> HttpResponse:
         message=lambda _: f"{row.name} was deleted.",
         effect=f"Deletes {row.name} with its limits and budgets. Only projects that never had a key can be deleted.",
         danger=True,
-        **_list_form(ctx, "Delete project"),
+        **_list_form(ctx, _("Delete project")),
     )
 
 
@@ -218,7 +251,7 @@ def _project(ctx: PageContext) -> Project:
 
 
 def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
-    return (Breadcrumb("API keys", ctx.url("keys")),)
+    return (Breadcrumb(_("API keys"), ctx.url("keys")),)
 
 
 def _list_form(ctx: PageContext, submit: str) -> dict[str, Any]:
@@ -243,6 +276,7 @@ urlpatterns = [
     path("t/<slug:slug>/keys/<int:key>/secret", key_secret, name="keys-secret"),
     path("t/<slug:slug>/keys/<int:key>/revoke", revoke_key, name="keys-revoke"),
     DETAIL_PANELS.tenant_url("t/<slug:slug>/keys/<int:key>/", Permission.KEYS_READ),
+    path("t/<slug:slug>/keys/revoke", revoke_keys, name="keys-revoke-many"),
     path("t/<slug:slug>/projects/new", new_project, name="keys-project-new"),
     path("t/<slug:slug>/projects/<int:project>/edit", edit_project, name="keys-project"),
     path("t/<slug:slug>/projects/<int:project>/delete", delete_project, name="keys-project-delete"),

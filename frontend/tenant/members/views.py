@@ -9,9 +9,11 @@ from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.http import HttpResponse
 from django.urls import path, reverse
+from django.utils.translation import gettext as _
 
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
@@ -24,23 +26,23 @@ from tenants.permissions import Permission
 PANELS = Panels(
     "members-panel",
     (
-        Panel("members", "Members", "members/members.html", page.members, every=0),
-        Panel("invitations", "Invitations", "members/invitations.html", page.invitations),
+        Panel("members", _lazy("Members"), "members/members.html", page.members, every=0),
+        Panel("invitations", _lazy("Invitations"), "members/invitations.html", page.invitations),
     ),
 )
 MESSAGES = {
-    "owner": "Owner: full access, including owners and deleting the organization",
-    "admin": "Admin: full access except owners, billing details and deletion",
-    "developer": "Developer: keys, routing and usage",
-    "billing": "Billing: invoices, billing details and usage",
-    "readonly": "Read only: view keys, routing, limits and usage",
+    "owner": _lazy("Owner: full access, including owners and deleting the organization"),
+    "admin": _lazy("Admin: full access except owners, billing details and deletion"),
+    "developer": _lazy("Developer: keys, routing and usage"),
+    "billing": _lazy("Billing: invoices, billing details and usage"),
+    "readonly": _lazy("Read only: view keys, routing, limits and usage"),
 }
 
 
 class RoleForm(forms.Form):
     """A role. Only owners can select the role owner."""
 
-    role = forms.ChoiceField(label="Role")
+    role = forms.ChoiceField(label=_lazy("Role"))
 
     def __init__(self, ctx: PageContext, data: Any = None, role: str = "developer") -> None:
         super().__init__(data, initial={"role": role})
@@ -54,9 +56,9 @@ class MemberInvite(RoleForm):
     """The email address and the role of an invitation."""
 
     email = forms.EmailField(
-        label="Email address",
+        label=_lazy("Email address"),
         max_length=254,
-        help_text="Receives an invitation link. It works once, for 7 days, and only for this address.",
+        help_text=_lazy("Receives an invitation link. It works once, for 7 days, and only for this address."),
         widget=forms.EmailInput(attrs={"autocomplete": "off"}),
     )
     field_order = ("email", "role")
@@ -65,18 +67,18 @@ class MemberInvite(RoleForm):
 @tenant_page(Permission.MEMBERS_READ)
 def members(ctx: PageContext) -> HttpResponse:
     context: dict[str, Any] = {"roles": page.roles(), "typed": ctx.query.get("q", "")[:100]}
-    return render_page(ctx, "members/page.html", "Members", panels=PANELS, **context)
+    return render_page(ctx, "members/page.html", _("Members"), panels=PANELS, **context)
 
 
 @tenant_page(Permission.MEMBERS_WRITE, methods=FORM)
 def invite(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
-        "Invite member",
+        _("Invite member"),
         MemberInvite(ctx, bound_data(ctx)),
         lambda data: actions.do_invite(ctx.tenant, data["email"], data["role"], by=ctx.user),
         message=lambda made: f"{made.email} was invited.{_unsent()}",
-        **_sheet(ctx, "Send invitation"),
+        **_sheet(ctx, _("Send invitation")),
     )
 
 
@@ -89,8 +91,8 @@ def resend(ctx: PageContext) -> HttpResponse:
         forms.Form(bound_data(ctx)),
         lambda _: actions.do_invite(ctx.tenant, row.email, row.role, by=ctx.user),
         message=lambda made: f"{made.email} was invited again.{_unsent()}",
-        effect="Sends a new invitation email. The previous link stops working.",
-        **_sheet(ctx, "Resend"),
+        effect=_("Sends a new invitation email. The previous link stops working."),
+        **_sheet(ctx, _("Resend")),
     )
 
 
@@ -103,10 +105,10 @@ def revoke_invitation(ctx: PageContext) -> HttpResponse:
         forms.Form(bound_data(ctx)),
         lambda _: actions.do_revoke_invitation(row),
         message=lambda was: (
-            f"Invitation of {row.email} revoked." if was else "The invitation was already used or revoked."
+            f"Invitation of {row.email} revoked." if was else _("The invitation was already used or revoked.")
         ),
-        effect="The invitation link stops working immediately.",
-        **_sheet(ctx, "Revoke"),
+        effect=_("The invitation link stops working immediately."),
+        **_sheet(ctx, _("Revoke")),
     )
 
 
@@ -119,7 +121,7 @@ def role(ctx: PageContext) -> HttpResponse:
         RoleForm(ctx, bound_data(ctx), row.role),
         lambda data: actions.do_change_role(row, data["role"]),
         message=lambda changed: f"Role of {row.user.email} changed to {changed.get_role_display()}.",
-        **_sheet(ctx, "Change role"),
+        **_sheet(ctx, _("Change role")),
     )
 
 
@@ -135,7 +137,7 @@ def remove(ctx: PageContext) -> HttpResponse:
         effect=f"{row.user.email} loses access to {ctx.tenant.name} immediately. Keys the member created keep"
         " working, because keys belong to projects. Revoke the keys the member has seen.",
         danger=True,
-        **_sheet(ctx, "Remove"),
+        **_sheet(ctx, _("Remove")),
     )
 
 
@@ -151,7 +153,7 @@ def leave(ctx: PageContext) -> HttpResponse:
         then=reverse("home"),
         effect=f"You lose access to {ctx.tenant.name} immediately, until you are invited again.",
         danger=True,
-        **_sheet(ctx, "Leave"),
+        **_sheet(ctx, _("Leave")),
     )
 
 
@@ -164,7 +166,7 @@ def _unsent() -> str:
 
 def _sheet(ctx: PageContext, submit: str) -> dict[str, Any]:
     back = ctx.url("members")
-    return {"submit": submit, "back": back, "breadcrumbs": (Breadcrumb("Members", back),)}
+    return {"submit": submit, "back": back, "breadcrumbs": (Breadcrumb(_("Members"), back),)}
 
 
 def _member(ctx: PageContext) -> Membership:

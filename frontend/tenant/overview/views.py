@@ -4,35 +4,41 @@ from __future__ import annotations
 
 from django.http import HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
-from frontend.tenant.overview import keys, page, spend, usage
+from frontend.tenant.overview import keys, page, quick_start, spend, usage
 from tenants.permissions import Permission
 
+CHECKLIST = Panel("checklist", _lazy("First steps"), "overview/checklist.html", quick_start.checklist, every=5)
 PANELS = Panels(
     "overview-panel",
     (
-        Panel("notices", "Notices", "overview/notices.html", spend.notices),
-        Panel("spend", "Spend this month", "overview/spend.html", spend.spend),
-        Panel("cache", "Prompt cache savings", "overview/cache.html", usage.cache, every=60),
-        Panel("stats", "Key figures", "overview/stats.html", usage.stats),
-        Panel("tokens", "Tokens by type", "overview/tokens.html", usage.tokens, every=60),
-        Panel("first-token", "Time to first token", "overview/first_token.html", usage.first_token),
-        Panel("keys", "Top API keys by spend", "overview/keys.html", keys.keys, needs=Permission.KEYS_READ),
-        Panel("batches", "Batch jobs", "overview/batches.html", keys.batches),
+        Panel("notices", _lazy("Notices"), "overview/notices.html", spend.notices),
+        CHECKLIST,
+        Panel("spend", _lazy("Spend this month"), "overview/spend.html", spend.spend),
+        Panel("cache", _lazy("Prompt cache savings"), "overview/cache.html", usage.cache, every=60),
+        Panel("stats", _lazy("Key figures"), "overview/stats.html", usage.stats),
+        Panel("tokens", _lazy("Tokens by type"), "overview/tokens.html", usage.tokens, every=60),
+        Panel("first-token", _lazy("Time to first token"), "overview/first_token.html", usage.first_token),
+        Panel("keys", _lazy("Top API keys by spend"), "overview/keys.html", keys.keys, needs=Permission.KEYS_READ),
+        Panel("batches", _lazy("Batch jobs"), "overview/batches.html", keys.batches),
     ),
 )
+# Without usage, the page has only this panel. Its URL is that of PANELS.
+FIRST_PANELS = Panels(PANELS.route, (CHECKLIST,))
 
 
 @tenant_page(Permission.USAGE_READ)
 def overview(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         header = page.header(ctx)
-    if header["first_request"]:
-        return render_page(ctx, "overview/first_request.html", "Overview", **header)
-    return render_page(ctx, "overview/page.html", "Overview", panels=PANELS, **header)
+    if header["code_examples"]:
+        return render_page(ctx, "overview/first_request.html", _("Overview"), panels=FIRST_PANELS, **header)
+    return render_page(ctx, "overview/page.html", _("Overview"), panels=PANELS, **header)
 
 
 urlpatterns = [

@@ -14,7 +14,9 @@ from django.db.models import Q
 from billing.pricing.price_book import NewPrice
 from billing.pricing.pricing import Tier
 from billing.pricing.rate_cards import current_prices
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext
+from frontend.tenant.overview.quick_start import CodeExample
 from inference_worker.contract.encoder_config import model_task
 from millrace.apps.operations.deployments import served_specs
 from millrace.apps.request_log.selectors import stored_content
@@ -23,6 +25,16 @@ from tenants.permissions import Permission
 from tenants.routing_policies import policy
 
 MAX_MODELS = 4
+PRESETS = (
+    (_lazy("Precise"), "0", "1"),
+    (_lazy("Balanced"), "0.7", "1"),
+    (_lazy("Creative"), "1", "0.95"),
+)  # label, temperature, top_p
+# The code is written by the script.
+EXAMPLES = tuple(
+    CodeExample(name, language, "")
+    for name, language in (("python", "Python"), ("node", "Node"), ("curl", "curl"), ("anthropic", "Anthropic SDK"))
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,9 @@ class ReplayedRequest:
     prompt: str = ""
     temperature: str = "0.7"  # small models are erratic at 1, the default of the API
     max_tokens: str = ""
+    top_p: str = ""
+    tools: str = ""
+    schema: str = ""
 
 
 def playground(ctx: PageContext) -> dict[str, Any]:
@@ -49,7 +64,7 @@ def playground(ctx: PageContext) -> dict[str, Any]:
         "models": [(name, detail, name in chosen[:MAX_MODELS]) for name, detail in names.items()],
         "again": _replayed_request(ctx),
         "data": {  # for the script
-            "base_url": f"{settings.MILLRACE.base_url}/v1",
+            "base_url": settings.MILLRACE.base_url,
             "token_url": ctx.url("playground-token"),
             "budgets": ctx.url("budgets"),
             "request": ctx.url("requests-detail", "-id-"),
@@ -57,6 +72,8 @@ def playground(ctx: PageContext) -> dict[str, Any]:
             "prices": _rates(price for price in prices if price.tier == Tier.STANDARD),
         },
         "most": MAX_MODELS,
+        "presets": PRESETS,
+        "examples": EXAMPLES,
     }
 
 
@@ -111,5 +128,19 @@ def _replayed_request(ctx: PageContext) -> ReplayedRequest:
         if isinstance(message, dict) and isinstance(message.get("content"), str):
             role = "system" if message.get("role") in ("system", "developer") else str(message.get("role"))
             texts[role] = message["content"]
-    options = [str(body.get(name) or "") for name in ("temperature", "max_tokens")]
-    return ReplayedRequest(request_id, bool(texts["user"]), texts["system"], texts["user"], *options)
+    options = [str(body.get(name, "")) for name in ("temperature", "max_tokens", "top_p")]
+    response_format = body.get("response_format")
+    schema = response_format.get("json_schema") if isinstance(response_format, dict) else None
+    return ReplayedRequest(
+        request_id,
+        bool(texts["user"]),
+        texts["system"],
+        texts["user"],
+        *("" if text == "None" else text for text in options),
+        tools=_json_text(body.get("tools")),
+        schema=_json_text(schema.get("schema") if isinstance(schema, dict) else None),
+    )
+
+
+def _json_text(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) if value else ""

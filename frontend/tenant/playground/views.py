@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.http import HttpResponse, JsonResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.rendering import render_page
@@ -16,7 +17,7 @@ from tenants.permissions import Permission
 def playground(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         found = page.playground(ctx)
-    return render_page(ctx, "playground/page.html", "Playground", page=found)
+    return render_page(ctx, "playground/page.html", _("Playground"), page=found)
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=("POST",), step_up=False)  # the WebSocket stays open for minutes
@@ -26,7 +27,7 @@ def token(ctx: PageContext) -> HttpResponse:
         key = page.usable_key(ctx, ctx.request.POST.get("key", ""))
     if key is None:
         return JsonResponse(
-            {"error": "This key was revoked or has no inference permission. Choose another key."}, status=409
+            {"error": _("This key was revoked or has no inference permission. Choose another key.")}, status=409
         )
     try:
         return JsonResponse({"playground_token": actions.do_create_playground_token(key, ctx.user)})

@@ -15,23 +15,30 @@ from billing.models import CompiledRateCard
 from billing.pricing.price_book import NewPrice
 from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
 from billing.pricing.rate_cards import current_prices
+from frontend.core.languages import lazy_text as _lazy
+from frontend.core.lists import text_param
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
 
 MAX_CHANGES = 12
 COLUMNS = (
-    (Component.UNCACHED, "Input"),
-    (Component.CACHE_READ, "Cache read"),
-    (Component.CACHE_WRITE_5M, "Cache write, 5 min"),
-    (Component.CACHE_WRITE_1H, "Cache write, 1 h"),
-    (Component.OUTPUT, "Output"),
-    (Component.ANSWER_HIT_INPUT, "Cached response, input"),
-    (Component.ANSWER_HIT_OUTPUT, "Cached response, output"),
-    (Component.CACHE_STORAGE, "Cache storage, token-hours"),
-    (Component.MACHINE_HOURS, "Machine-hours"),
-    (Component.SEARCHES, "Searches"),
+    (Component.UNCACHED, _lazy("Input")),
+    (Component.CACHE_READ, _lazy("Cache read")),
+    (Component.CACHE_WRITE_5M, _lazy("Cache write, 5 min")),
+    (Component.CACHE_WRITE_1H, _lazy("Cache write, 1 h")),
+    (Component.OUTPUT, _lazy("Output")),
+    (Component.ANSWER_HIT_INPUT, _lazy("Cached response, input")),
+    (Component.ANSWER_HIT_OUTPUT, _lazy("Cached response, output")),
+    (Component.CACHE_STORAGE, _lazy("Cache storage, token-hours")),
+    (Component.MACHINE_HOURS, _lazy("Machine-hours")),
+    (Component.SEARCHES, _lazy("Searches")),
 )
-TIERS = {Tier.STANDARD: "Standard", Tier.BATCH: "Batch", Tier.FLEX: "Flex", Tier.PRIORITY: "Priority"}
+TIERS = {
+    Tier.STANDARD: _lazy("Standard"),
+    Tier.BATCH: _lazy("Batch"),
+    Tier.FLEX: _lazy("Flex"),
+    Tier.PRIORITY: _lazy("Priority"),
+}
 
 
 @dataclass(frozen=True)
@@ -60,10 +67,20 @@ def prices(ctx: PageContext) -> dict[str, Any]:
     tenant = ctx.tenant.pk
     now = current_prices(tenant, ctx.now)
     ahead = [(at, only, current_prices(tenant, at)) for at, only in _announced(tenant, ctx.now)]
+    typed = text_param(ctx, "q")
+    if typed:
+        now = [price for price in now if typed.lower() in price.model.lower()]
+        ahead = [(at, {name for name in only if typed.lower() in name.lower()}, found) for at, only, found in ahead]
+        ahead = [change for change in ahead if change[1]]
     there = {price.component for found in (now, *(found for _, _, found in ahead)) for price in found}
     columns = [column for column in COLUMNS if column[0] in there]
     changes = [(at, models_of([price for price in found if price.model in only], columns)) for at, only, found in ahead]
-    return {"columns": [label for _, label in columns], "models": models_of(now, columns), "changes": changes}
+    return {
+        "columns": [label for _, label in columns],
+        "models": models_of(now, columns),
+        "changes": changes,
+        "typed": typed,
+    }
 
 
 def _announced(tenant: int, now: datetime) -> list[tuple[datetime, set[str]]]:

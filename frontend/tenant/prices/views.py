@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from django.http import HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.rendering import render_page
@@ -14,7 +15,7 @@ from frontend.tenant.prices import page
 def prices(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         found = page.prices(ctx)
-    return render_page(ctx, "prices/page.html", "Prices", prices=found)
+    return render_page(ctx, "prices/page.html", _("Prices"), prices=found)
 
 
 urlpatterns = [path("t/<slug:slug>/prices/", prices, name="prices")]

@@ -12,12 +12,12 @@ from django.utils.http import urlencode
 from billing.models import Adjustment, UsageEvent
 from frontend.core.numbers import Money, duration, exact, exact_places, share
 from frontend.core.page_context import PageContext
-from frontend.tenant.requests.log import bound_text, status_text
+from frontend.tenant.requests.log import CACHE_LABELS, bound_text, status_text
 from frontend.tenant.requests.messages import curl_of, messages_of
 from frontend.tenant.requests.timeline import events_of, timeline_of
 from inference_worker.contract.request import TOKEN_CLASSES
 from millrace.apps.request_log import selectors
-from millrace.apps.request_log.models import CacheLayer, RequestOutcome, RequestRecord
+from millrace.apps.request_log.models import RequestOutcome, RequestRecord
 from millrace.apps.request_log.request_budgets import HeldFrom
 from millrace.apps.request_log.selectors import RequestExecution, RequestStory
 from tenants.models import ApiKey, Project
@@ -52,12 +52,6 @@ COMPONENTS = {
     "output": "Output",
     "answer_hit_input": "Cached response, input",
     "answer_hit_output": "Cached response, output",
-}
-LAYERS: Mapping[str, str] = {
-    CacheLayer.EXACT: "Cached response",
-    CacheLayer.SINGLE_FLIGHT: "Concurrent equal request",
-    CacheLayer.PREFIX: "Prompt cache",
-    CacheLayer.COMPUTED: "Computed",
 }
 WRITE_DELAY = timedelta(minutes=1)  # records and usage are written in bulk, some seconds after a request's end
 
@@ -134,7 +128,7 @@ def _facts(ctx: PageContext, record: RequestRecord | None, first: UsageEvent | N
         if served := selectors.served_model(record):
             facts.append(("Served model", served, True))
         if record.cache_layer:
-            facts.append(("Cache layer", LAYERS.get(record.cache_layer, record.cache_layer), False))
+            facts.append(("Cache layer", CACHE_LABELS.get(record.cache_layer, record.cache_layer), False))
         if record.ttft_ms is not None:
             facts.append(("Time to first token", duration(record.ttft_ms * 1000), False))
         facts.append(("Total latency (client)", duration(record.total_ms * 1000), False))

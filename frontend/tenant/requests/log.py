@@ -4,24 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
+
+from django.utils.translation import gettext as _
 
 from frontend.core.date_ranges import date_range_of
 from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar, text_chip
 from frontend.core.labels import outcome_label
-from frontend.core.lists import ListPage, changed_url, named_rows, number_param, text_param
+from frontend.core.languages import lazy_text as _lazy
+from frontend.core.lists import Choice, ListPage, changed_url, named_rows, number_param, text_param
 from frontend.core.numbers import Money, common_places, exact, share
 from frontend.core.page_context import PageContext
 from frontend.tenant.overview.usage import delta_of
 from millrace.apps.request_log import selectors
-from millrace.apps.request_log.models import RequestOutcome, RequestRecord
+from millrace.apps.request_log.models import CacheLayer, RequestOutcome, RequestRecord
 from millrace.apps.request_log.selectors import BadCursor, ContentSearch, Filters, ListedRequest
 from tenants.models import ApiKey, Project
 
 PAGE_SIZE = 50
 MAX_EXPORTED = 5000
 ID_PREFIX = "req_"
-_FILTERS = ("model", "key", "project", "outcome", "code", "q")
+_FILTERS = ("model", "key", "project", "outcome", "code", "slow", "cache", "q")
+SLOW = {"1": _lazy("Over 1 s"), "10": _lazy("Over 10 s"), "60": _lazy("Over 60 s")}
+BINS = 48
+COLUMNS = {  # after the time, which is always shown
+    "status": _lazy("Status"),
+    "model": _lazy("Model"),
+    "key": _lazy("API key"),
+    "input": _lazy("Input"),
+    "output": _lazy("Output"),
+    "ttft": _lazy("First token"),
+    "duration": _lazy("Duration"),
+    "cost": _lazy("Cost"),
+    "endpoint": _lazy("Endpoint"),
+    "user": _lazy("End user"),
+    "id": _lazy("Request ID"),
+}
+CACHE_LABELS = {
+    "computed": _lazy("Computed"),
+    "prefix": _lazy("Prompt cache"),
+    "exact": _lazy("Cached response"),
+    "single_flight": _lazy("Concurrent equal request"),
+}
+DEFAULT_COLUMNS = ("status", "model", "key", "input", "output", "ttft", "duration", "cost")
+NUMERIC = ("input", "output", "ttft", "duration", "cost")
+VIEWS = (
+    (_lazy("All"), {}),
+    (_lazy("Failed"), {"outcome": "failed"}),
+    (_lazy("Rate limited"), {"outcome": "limited"}),
+    (_lazy("Slow (over 10 s)"), {"slow": "10"}),
+    (_lazy("Not cached"), {"cache": "computed"}),
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +87,12 @@ class RequestLogRow:
         return {**counts, "input": sum(count for name, count in counts.items() if name != "output")}
 
     @property
+    def cached(self) -> str:
+        """The part of the input that came from the cache; empty before the request is settled."""
+        read, whole = self.tokens["cache_read"], self.tokens["input"]
+        return "" if read is None or not whole else share(read, whole)
+
+    @property
     def cost(self) -> Money | None:
         return Money(self.listed.usage.cost_femto) if self.listed.usage else None
 
@@ -64,6 +104,7 @@ def _filters(ctx: PageContext) -> Filters:
     """
     date_range, outcome = date_range_of(ctx), text_param(ctx, "outcome")
     typed = text_param(ctx, "q")
+    slow, layer = text_param(ctx, "slow"), text_param(ctx, "cache")
     is_id = typed.startswith(ID_PREFIX)
     text = search_of(ctx) if typed and not is_id else None
     return Filters(
@@ -75,6 +116,8 @@ def _filters(ctx: PageContext) -> Filters:
         project_id=number_param(ctx, "project"),
         outcome=outcome if outcome in RequestOutcome.values else None,
         code=text_param(ctx, "code", 128) or None,
+        min_total_ms=int(slow) * 1000 if slow in SLOW else None,
+        cache_layer=layer if layer in CacheLayer.values else None,
         id_prefix=typed if is_id else None,
         request_ids=None if text is None else text.request_ids,
     )
@@ -95,13 +138,73 @@ def filters(ctx: PageContext) -> FilterBar:
     outcomes = ((value, outcome_label(value)) for value in RequestOutcome.values)
     keys, projects = (named_rows(model.objects.for_tenant(ctx.tenant)) for model in (ApiKey, Project))
     chips = (
-        choice_chip(ctx, url, "outcome", "Status", outcomes, outcome if outcome in RequestOutcome.values else None),
-        choice_chip(ctx, url, "key", "API key", keys, number_param(ctx, "key")),
-        choice_chip(ctx, url, "project", "Project", projects, number_param(ctx, "project")),
-        text_chip(ctx, url, "model", "Model", most=128),
-        text_chip(ctx, url, "code", "Error code", "rate_limit_exceeded", most=128),
+        choice_chip(ctx, url, "outcome", _("Status"), outcomes, outcome if outcome in RequestOutcome.values else None),
+        choice_chip(ctx, url, "key", _("API key"), keys, number_param(ctx, "key")),
+        choice_chip(ctx, url, "project", _("Project"), projects, number_param(ctx, "project")),
+        choice_chip(ctx, url, "slow", _("Duration"), SLOW.items(), text_param(ctx, "slow") or None),
+        choice_chip(ctx, url, "cache", _("Answer"), CACHE_LABELS.items(), text_param(ctx, "cache") or None),
+        text_chip(ctx, url, "model", _("Model"), most=128),
+        text_chip(ctx, url, "code", _("Error code"), "rate_limit_exceeded", most=128),
     )
-    return filter_bar(ctx, url, chips, text_chip(ctx, url, "q", "Request ID or stored text"))
+    return filter_bar(ctx, url, chips, text_chip(ctx, url, "q", _("Request ID or stored text")))
+
+
+def columns(ctx: PageContext) -> tuple[str, ...]:
+    """Return the shown columns, in the order of COLUMNS. The query string has them if they are not the default."""
+    wanted = text_param(ctx, "columns", 200).split(",")
+    return tuple(name for name in COLUMNS if name in wanted) or DEFAULT_COLUMNS
+
+
+def column_choices(ctx: PageContext) -> list[Choice]:
+    """Return a link for each column that shows or hides it. One column always stays."""
+    shown, url = columns(ctx), ctx.url("requests")
+    found = []
+    for name, label in COLUMNS.items():
+        changed = [other for other in COLUMNS if (other in shown) != (other == name)]
+        value = "" if tuple(changed) == DEFAULT_COLUMNS or not changed else ",".join(changed)
+        found.append(Choice(label, changed_url(ctx, url, columns=value), name in shown))
+    return found
+
+
+def histogram(ctx: PageContext) -> dict[str, Any]:
+    """Return the requests over time with the page's filters, as bars of a drawing of 100 by 100."""
+    wanted = _filters(ctx)
+    if wanted.start is None or wanted.end is None:  # a search by ID has no period
+        return {"bars": ()}
+    bins = selectors.histogram(wanted, BINS)
+    most = max(bar.requests for bar in bins) or 1
+    total, failed, limited = (sum(getattr(bar, name) for bar in bins) for name in ("requests", "failed", "limited"))
+    width = 100 / BINS
+    bars = []
+    for number, bar in enumerate(bins):
+        parts, top = [], 100.0
+        for kind, count in (
+            ("completed", bar.requests - bar.failed - bar.limited),
+            ("limited", bar.limited),
+            ("failed", bar.failed),
+        ):
+            height = 100 * count / most
+            top -= height
+            if count:
+                parts.append((kind, f"{top:.2f}", f"{height:.2f}"))
+        url = changed_url(
+            ctx, ctx.url("requests"), range="times", **{"from": bar.start.isoformat(), "to": bar.end.isoformat()}
+        )
+        bars.append({"x": f"{number * width:.3f}", "parts": parts, "bar": bar, "url": url})
+    return {
+        "bars": bars,
+        "width": f"{width * 0.84:.3f}",
+        "slot": f"{width:.3f}",
+        "most": most,
+        "total": total,
+        "start": wanted.start,
+        "middle": bins[BINS // 2].start,
+        "end": wanted.end,
+        "completed": share(total - failed - limited, total),
+        "limited": share(limited, total),
+        "failed": share(failed, total),
+        "form": "minute" if wanted.end - wanted.start <= timedelta(days=3) else "day",
+    }
 
 
 def _filtered(ctx: PageContext) -> bool:
@@ -138,7 +241,7 @@ def export_row(row: RequestLogRow) -> tuple[str | int | None, ...]:
 def exported_rows(ctx: PageContext) -> Iterator[RequestLogRow]:
     """Yield the newest requests with the page's filters, at most MAX_EXPORTED. Call inside `ctx.scope()`."""
     wanted, cursor = _filters(ctx), None
-    for _ in range(MAX_EXPORTED // selectors.MAX_PAGE):
+    for _number in range(MAX_EXPORTED // selectors.MAX_PAGE):
         page = selectors.requests_page(wanted, cursor, selectors.MAX_PAGE)
         yield from listed_rows(ctx, page.rows)
         cursor = page.older
@@ -152,12 +255,14 @@ def log(ctx: PageContext) -> dict[str, Any]:
     try:
         page = selectors.requests_page(_filters(ctx), cursor, PAGE_SIZE)
     except BadCursor:
-        error = "That page no longer exists. Showing the newest requests."
+        error = _("That page no longer exists. Showing the newest requests.")
         page = selectors.requests_page(_filters(ctx), None, PAGE_SIZE)
     rows = listed_rows(ctx, page.rows)
     newer, older = (changed_url(ctx, ctx.url("requests"), cursor=to) if to else "" for to in (page.newer, page.older))
     places = common_places(row.cost for row in rows)
     return {
+        "headings": [(name, COLUMNS[name], name in NUMERIC) for name in columns(ctx)],
+        "longest_ms": max((row.record.total_ms for row in rows), default=0),
         "page": ListPage(rows, newer, older, filtered=_filtered(ctx), places=places),
         "error": error,
         "note": _search_note(ctx),

@@ -2,45 +2,67 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from django.http import Http404, HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from frontend.core.date_ranges import date_range_of
 from frontend.core.exports import export_response, export_urls
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.lists import changed_url
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.saved_views import delete_view, save_view, saved_views
 from frontend.tenant.requests import detail, log
 from frontend.tenant.requests.log import EXPORTED_COLUMNS, export_row
 from tenants.permissions import Permission
 
 NEEDS = Permission.USAGE_READ
-PANELS = Panels(
-    "requests-panel",
-    (
-        Panel("stats", "Key figures", "requests/stats.html", log.stats),
-        Panel("log", "Requests", "requests/log.html", log.log),
-    ),
+LIVE_SECONDS = 2
+STATS = Panel("stats", _lazy("Key figures"), "requests/stats.html", log.stats, lazy=True)
+HISTOGRAM = Panel(
+    "histogram", _lazy("Requests over time"), "requests/histogram.html", log.histogram, every=60, lazy=True
 )
+LOG = Panel("log", _lazy("Requests"), "requests/log.html", log.log)
+PANELS = Panels("requests-panel", (STATS, HISTOGRAM, LOG))
+LIVE_PANELS = Panels(PANELS.route, (STATS, HISTOGRAM, replace(LOG, every=LIVE_SECONDS)))
 
 
 @tenant_page(NEEDS)
 def requests(ctx: PageContext) -> HttpResponse:
+    is_live = ctx.query.get("live") == "on"
     with ctx.scope():
         filters = log.filters(ctx)
+        views = saved_views(ctx, "requests", log.VIEWS, "requests-views-save", "requests-views-delete")
     return render_page(
         ctx,
         "requests/page.html",
-        "Requests",
-        panels=PANELS,
+        _("Requests"),
+        panels=LIVE_PANELS if is_live else PANELS,
+        views=views,
+        column_choices=log.column_choices(ctx),
+        is_live=is_live,
+        live_url=changed_url(ctx, ctx.url("requests"), live="" if is_live else "on"),
         date_range=date_range_of(ctx),
         filters=filters,
         compares=log.compares(ctx),
         compare_url=changed_url(ctx, ctx.url("requests"), compare="" if log.compares(ctx) else "previous"),
         export_urls=export_urls(ctx, ctx.url("requests-export")),
     )
+
+
+@tenant_page(NEEDS, methods=("POST",), step_up=False)
+def save(ctx: PageContext) -> HttpResponse:
+    return save_view(ctx, "requests")
+
+
+@tenant_page(NEEDS, methods=("POST",), step_up=False)
+def delete(ctx: PageContext) -> HttpResponse:
+    return delete_view(ctx, "requests")
 
 
 @tenant_page(NEEDS)
@@ -60,13 +82,15 @@ def request(ctx: PageContext) -> HttpResponse:
         details = detail.request_detail(ctx, ctx.arguments["name"])
     if details is None:
         raise Http404
-    breadcrumbs = (Breadcrumb("Requests", ctx.url("requests")),)
-    return render_page(ctx, "requests/detail.html", "Request", breadcrumbs=breadcrumbs, **details)
+    breadcrumbs = (Breadcrumb(_("Requests"), ctx.url("requests")),)
+    return render_page(ctx, "requests/detail.html", _("Request"), breadcrumbs=breadcrumbs, **details)
 
 
 urlpatterns = [
     path("t/<slug:slug>/requests/", requests, name="requests"),
     path("t/<slug:slug>/requests/export", export, name="requests-export"),
+    path("t/<slug:slug>/requests/views/save", save, name="requests-views-save"),
+    path("t/<slug:slug>/requests/views/delete", delete, name="requests-views-delete"),
     PANELS.tenant_url("t/<slug:slug>/requests/", NEEDS),
     path("t/<slug:slug>/requests/<str:name>", request, name="requests-detail"),
 ]

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from django.http import HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from billing.metering.usage import TooManyRows
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.metering import metering
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext, tenant_page
@@ -25,14 +27,14 @@ NEEDS = Permission.USAGE_READ
 PANELS = Panels(
     "usage-panel",
     (
-        Panel("stats", "Key figures", "usage/stats.html", page.stats),
-        Panel("tokens", "Tokens by type", "usage/tokens.html", page.tokens, every=60),
-        Panel("cost", "Cost", "usage/cost.html", page.cost, every=60),
-        Panel("groups", "Usage by group", "usage/groups.html", groups),
-        Panel("caches", "Cache performance", "usage/caches.html", page.caches, every=60),
-        Panel("layers", "Cache layers", "usage/layers.html", page.layers, every=60, lazy=True),
-        Panel("success", "Cost per success", "usage/success.html", success, every=60, lazy=True),
-        Panel("rejections", "Rate limited (429)", "usage/rejections.html", page.rejections, every=60),
+        Panel("stats", _lazy("Key figures"), "usage/stats.html", page.stats),
+        Panel("tokens", _lazy("Tokens by type"), "usage/tokens.html", page.tokens, every=60),
+        Panel("cost", _lazy("Cost"), "usage/cost.html", page.cost, every=60),
+        Panel("groups", _lazy("Usage by group"), "usage/groups.html", groups),
+        Panel("caches", _lazy("Cache performance"), "usage/caches.html", page.caches, every=60),
+        Panel("layers", _lazy("Cache layers"), "usage/layers.html", page.layers, every=60, lazy=True),
+        Panel("success", _lazy("Cost per success"), "usage/success.html", success, every=60, lazy=True),
+        Panel("rejections", _lazy("Rate limited (429)"), "usage/rejections.html", page.rejections, every=60),
     ),
 )
 _COLUMNS = ("requests", "failed", "uncached", "cached", "written", "output")
@@ -47,7 +49,7 @@ def usage(ctx: PageContext) -> HttpResponse:
     return render_page(
         ctx,
         "usage/page.html",
-        "Usage",
+        _("Usage"),
         panels=PANELS,
         filters=found,
         date_range=query_of(ctx).date_range,

@@ -7,9 +7,11 @@ from typing import Any
 from django import forms
 from django.http import HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.one_time_secrets import OnceForm, secret_form_view, take_secret
 from frontend.core.page_context import FORM, PageContext, tenant_page
@@ -25,8 +27,8 @@ from tenants.webhooks.queries import deliveries
 PANELS = Panels(
     "webhooks-panel",
     (
-        Panel("endpoints", "Endpoints", "webhooks/endpoints.html", page.endpoints),
-        Panel("deliveries", "Deliveries", "webhooks/deliveries.html", page.log, every=10),
+        Panel("endpoints", _lazy("Endpoints"), "webhooks/endpoints.html", page.endpoints),
+        Panel("deliveries", _lazy("Deliveries"), "webhooks/deliveries.html", page.log, every=10),
     ),
 )
 
@@ -35,19 +37,19 @@ class EndpointForm(forms.Form):
     """The URL of an endpoint, and the events it receives."""
 
     url = forms.URLField(
-        label="URL",
+        label=_lazy("URL"),
         max_length=500,
         assume_scheme="https",
-        help_text="Public https URL. Receives signed events by POST",
+        help_text=_lazy("Public https URL. Receives signed events by POST"),
         widget=forms.URLInput(attrs={"autocomplete": "off", "placeholder": "https://example.com/millrace"}),
     )
-    description = forms.CharField(label="Description", max_length=200, required=False)
+    description = forms.CharField(label=_lazy("Description"), max_length=200, required=False)
     event_types = forms.MultipleChoiceField(
-        label="Events",
+        label=_lazy("Events"),
         required=False,
         choices=[(name, f"{name}: {event_type.description}") for name, event_type in EVENT_TYPES.items()],
         widget=forms.CheckboxSelectMultiple,
-        help_text="Leave blank for all events, including future event types",
+        help_text=_lazy("Leave blank for all events, including future event types"),
     )
 
 
@@ -65,21 +67,21 @@ class NewEndpointForm(OnceForm, EndpointForm):
 def webhooks(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         filters = page.filters(ctx)
-    return render_page(ctx, "webhooks/page.html", "Webhooks", panels=PANELS, filters=filters)
+    return render_page(ctx, "webhooks/page.html", _("Webhooks"), panels=PANELS, filters=filters)
 
 
 @tenant_page(Permission.WEBHOOKS_READ)
 def endpoint(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         found = page.endpoint(ctx)
-    return render_page(ctx, "webhooks/detail.html", "Endpoint", breadcrumbs=_crumbs(ctx), **found)
+    return render_page(ctx, "webhooks/detail.html", _("Endpoint"), breadcrumbs=_crumbs(ctx), **found)
 
 
 @tenant_page(Permission.WEBHOOKS_READ)
 def delivery(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         found = page.delivery_detail(ctx)
-    return render_page(ctx, "webhooks/delivery.html", "Delivery", breadcrumbs=_crumbs(ctx), **found)
+    return render_page(ctx, "webhooks/delivery.html", _("Delivery"), breadcrumbs=_crumbs(ctx), **found)
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
@@ -89,7 +91,7 @@ def new(ctx: PageContext) -> HttpResponse:
         return ctx.url("webhooks-secret", row.pk), secret
 
     form = NewEndpointForm(bound_data(ctx))
-    return secret_form_view(ctx, "Add endpoint", form, create, submit="Add endpoint", **_sheet(ctx))
+    return secret_form_view(ctx, _("Add endpoint"), form, create, submit=_("Add endpoint"), **_sheet(ctx))
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
@@ -99,11 +101,11 @@ def edit(ctx: PageContext) -> HttpResponse:
     initial = {"url": row.url, "description": row.description, "event_types": row.event_types}
     return form_view(
         ctx,
-        "Edit endpoint",
+        _("Edit endpoint"),
         form(bound_data(ctx), initial=initial),
         lambda data: actions.do_update_endpoint(row, **data),
         message=lambda changed: f"{changed.url} was updated.",
-        submit="Save",
+        submit=_("Save"),
         **_sheet(ctx),
     )
 
@@ -115,9 +117,9 @@ def rotate(ctx: PageContext) -> HttpResponse:
     def change(_: dict[str, Any]) -> tuple[str, str]:
         return ctx.url("webhooks-secret", row.pk), actions.do_rotate_webhook_secret(row)
 
-    effect = "Creates a new secret, shown once. Events are signed with both secrets for 24 hours."
+    effect = _("Creates a new secret, shown once. Events are signed with both secrets for 24 hours.")
     form = OnceForm(bound_data(ctx))
-    return secret_form_view(ctx, "Rotate secret", form, change, submit="Rotate", effect=effect, **_sheet(ctx))
+    return secret_form_view(ctx, _("Rotate secret"), form, change, submit=_("Rotate"), effect=effect, **_sheet(ctx))
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE)
@@ -130,7 +132,7 @@ def secret(ctx: PageContext) -> HttpResponse:
         message = f"The signing secret of {row.url} was shown once. Rotate it to get a new one."
         return redirect_with_message(ctx, back, message)
     context: dict[str, Any] = {"endpoint": row, "secret": found, "back": back}
-    return render_page(ctx, "webhooks/secret.html", "Signing secret", breadcrumbs=_crumbs(ctx), **context)
+    return render_page(ctx, "webhooks/secret.html", _("Signing secret"), breadcrumbs=_crumbs(ctx), **context)
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
@@ -138,12 +140,12 @@ def test(ctx: PageContext) -> HttpResponse:
     row = _endpoint(ctx)
     return form_view(
         ctx,
-        "Send test event",
+        _("Send test event"),
         forms.Form(bound_data(ctx)),
         lambda _: actions.do_send_test_event(row),
         message=lambda _: f"Test event queued for {row.url}. See the delivery log.",
         effect=f"Sends one webhook.test event to {row.url}.",
-        submit="Send",
+        submit=_("Send"),
         **_sheet(ctx),
     )
 
@@ -152,11 +154,11 @@ def test(ctx: PageContext) -> HttpResponse:
 def toggle(ctx: PageContext) -> HttpResponse:
     """Disable or enable an endpoint."""
     row = _endpoint(ctx)
-    action = "Disable" if row.active else "Enable"
+    action = _("Disable") if row.active else _("Enable")
     effect = (
-        "Stops all events to this endpoint. Pending deliveries fail and can be replayed later."
+        _("Stops all events to this endpoint. Pending deliveries fail and can be replayed later.")
         if row.active
-        else "The endpoint receives events again. Failed deliveries can be replayed."
+        else _("The endpoint receives events again. Failed deliveries can be replayed.")
     )
     return form_view(
         ctx,
@@ -176,13 +178,13 @@ def delete(ctx: PageContext) -> HttpResponse:
     host = row.url.partition("://")[2].partition("/")[0]
     return form_view(
         ctx,
-        "Delete endpoint",
+        _("Delete endpoint"),
         Confirm(host, bound_data(ctx)),
         lambda _: actions.do_delete_endpoint(row),
         message=lambda _: f"{row.url} was deleted.",
         effect=f"{row.url} receives no more events. Its delivery log is deleted.",
         danger=True,
-        submit="Delete",
+        submit=_("Delete"),
         **_sheet(ctx),
     )
 
@@ -192,12 +194,12 @@ def replay(ctx: PageContext) -> HttpResponse:
     row = ctx.get(lambda: deliveries(ctx.tenant.pk).filter(pk=ctx.arguments["delivery"]))
     return form_view(
         ctx,
-        "Replay delivery",
+        _("Replay delivery"),
         forms.Form(bound_data(ctx)),
         lambda _: actions.do_replay(row),
-        message=lambda _: "Replay queued. It is sent within seconds.",
+        message=lambda _result: _("Replay queued. It is sent within seconds."),
         effect=f"Sends {row.event.event_type} to {row.endpoint.url} again with the same webhook-id.",
-        submit="Replay",
+        submit=_("Replay"),
         **_sheet(ctx),
     )
 
@@ -207,7 +209,7 @@ def _endpoint(ctx: PageContext) -> WebhookEndpoint:
 
 
 def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
-    return (Breadcrumb("Webhooks", ctx.url("webhooks")),)
+    return (Breadcrumb(_("Webhooks"), ctx.url("webhooks")),)
 
 
 def _sheet(ctx: PageContext) -> dict[str, Any]:

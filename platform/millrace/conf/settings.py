@@ -37,6 +37,7 @@ INSTALLED_APPS = [
     "allauth.mfa",
     "allauth.socialaccount",
     "allauth.socialaccount.providers.openid_connect",
+    "allauth.usersessions",
     "channels",
     "rest_framework",
     "drf_spectacular",
@@ -58,6 +59,7 @@ MIDDLEWARE = [
     "millrace.conf.middleware.WholeStaticFiles",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
+    "frontend.core.languages.ConsoleLanguage",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -74,6 +76,7 @@ TEMPLATES = [
         "BACKEND": "django.template.backends.django.DjangoTemplates",
         "APP_DIRS": True,
         "OPTIONS": {
+            "builtins": ["django.templatetags.i18n"],
             "context_processors": [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
@@ -185,10 +188,13 @@ DEFAULT_FROM_EMAIL = SERVER_EMAIL = _settings.email_from
 
 # Language and time zone
 
-LANGUAGE_CODE = "en-gb"
+LANGUAGE_CODE = "en"
+LANGUAGES = [("en", "English"), ("de", "Deutsch")]
+# Numbers in templates are drawn or formatted by filters, so they stay as they are in every language.
+FORMAT_MODULE_PATH = ["frontend.formats"]
 TIME_ZONE = "UTC"
 USE_TZ = True
-USE_I18N = False
+USE_I18N = True
 
 # Static files are served from the apps' directories. There is no collectstatic step.
 

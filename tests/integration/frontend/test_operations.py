@@ -13,6 +13,7 @@ import pytest
 import redis
 from django.test import Client
 
+from billing.actions.budgets import do_change_budget, do_make_budget
 from billing.models import UsageQuarantine
 from inference_worker.contract.messages import CORDONS_KEY, REPLICAS_KEY
 from millrace.apps.operations.models import Cordon, HealthEvent, MachineCost
@@ -212,6 +213,34 @@ def test_the_log_is_filtered_and_paged_by_key(client: Client, monkeypatch: pytes
     assert names(f"/operator/audit/?tenant=lab&action=key&{today}")[0] == [newest_of(lab)]
     for nonsense in ("from=yesterday", "before=%00", "before=99999999999999999999", "after=-1", "tenant=%00"):
         assert client.get(f"/operator/audit/?{nonsense}").status_code == 200, nonsense
+
+
+@pytest.mark.usefixtures("operator", "broker")
+def test_entries_are_in_words_with_units_and_names(client: Client) -> None:
+    tenant = actions.do_create_tenant("acme", "Acme")
+    key, _ = actions.do_create_api_key(only_project(tenant), "prod")
+    budget = do_make_budget(tenant, name="Cap", unit="money", period="month", amount=500 * 10**9, key=key)
+    do_change_budget(budget, amount=750 * 10**9 + 1)
+    client.post("/operator/fleet/costs/smollm2-135m", {"amount": "0.50"})
+    page = client.get("/operator/audit/").content.decode()
+    assert "Budget created" in page and "API key created" in page and "Organization created" in page
+    assert "<del>$500.00</del>" in page and "<ins>$750.000000001</ins>" in page
+    assert "Cost per hour</span>  <ins>$0.50/h</ins>" in page
+    entry = audited("budget.created")
+    page = client.get(f"/operator/audit/{entry.pk}").content.decode()
+    assert "<td" in page and "<ins>prod</ins>" in page and "<ins>50, 80, 100 %</ins>" in page
+
+
+@pytest.mark.usefixtures("operator", "broker")
+def test_entries_are_exported_with_the_filters(client: Client) -> None:
+    tenant = actions.do_create_tenant("acme", "Acme")
+    actions.do_create_api_key(only_project(tenant), "=cmd")
+    rows = client.get("/operator/audit/export?format=json&tenant=acme&action=key.").json()
+    assert [(row["action"], row["resource"][:4]) for row in rows] == [("key.created", "=cmd")]
+    assert "Name: – → =cmd" in rows[0]["changes"]
+    text = client.get("/operator/audit/export?tenant=acme").content.decode()
+    assert text.startswith("time,actor,") and "\n=cmd" not in text
+    assert "action=key." in client.get("/operator/audit/?action=key.").content.decode()
 
 
 def newest_of(tenant: Any) -> str:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 # Limits for busy machines, not expected durations.
 EXPECT_SECONDS, ACT_SECONDS = 30, 60
-# The rules that depend on the theme or, as names in hidden text do, on the window's width.
-PHONE_RULES = {"runOnly": ["color-contrast", "link-name", "button-name"]}
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js")
 SETTLED = """document.fonts.status === "loaded" && !document.querySelector(".panel-loading")
   && (!document.querySelector("[data-chart]") || "drawn" in document.documentElement.dataset)"""

@@ -15,8 +15,8 @@ from typing import Any
 
 from django.conf import settings
 from django.db import connection
-from django.db.models import Q, QuerySet
-from django.db.models.functions import Collate
+from django.db.models import Count, F, FloatField, Func, IntegerField, Q, QuerySet, Value
+from django.db.models.functions import Cast, Collate
 
 from billing.metering.usage import BUCKETS, Bucket, instant
 from billing.models import Adjustment, Price, UsageEvent
@@ -55,9 +55,11 @@ class Filters:
     endpoint: str | None = None
     id_prefix: str | None = None
     request_ids: tuple[str, ...] | None = None  # only these
+    min_total_ms: int | None = None
+    cache_layer: str | None = None
 
     def rows(self) -> QuerySet[RequestRecord]:
-        names = ("key_id", "project_id", "outcome", "status", "code", "endpoint")
+        names = ("key_id", "project_id", "outcome", "status", "code", "endpoint", "cache_layer")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         times = {"started_at__gte": self.start, "started_at__lt": self.end}
         given |= {name: value for name, value in times.items() if value is not None}
@@ -68,6 +70,8 @@ class Filters:
             # The collation of the index request_log_id_prefix, in which a prefix is a range.
             named = records.annotate(bare_id=Collate("request_id", "C"))
             records = named.filter(bare_id__gte=self.id_prefix, bare_id__lt=f"{self.id_prefix}\U0010ffff")
+        if self.min_total_ms is not None:
+            records = records.filter(total_ms__gte=self.min_total_ms)
         if self.request_ids is not None:
             records = records.filter(request_id__in=self.request_ids)
         if self.outcome is not None and self.outcome != RequestOutcome.COMPLETED:
@@ -408,6 +412,54 @@ def rates(tenant_id: int, start: datetime, end: datetime, bucket: Bucket = "hour
     (total,) = (Counts(first, *rest) for first, whole, *rest in rows if whole)
     buckets = [Counts(first, *rest) for first, whole, *rest in rows if not whole]
     return Rates(tuple(reversed(buckets)), total, bounds)
+
+
+@dataclass(frozen=True)
+class HistogramBin:
+    """Numbers of requests that started within a part of a period."""
+
+    start: datetime
+    end: datetime
+    requests: int
+    failed: int
+    limited: int  # by a limit, or refused
+
+
+def histogram(filters: Filters, bins: int) -> tuple[HistogramBin, ...]:
+    """Return the requests of the filters in equal parts of their period, oldest first, with the empty parts.
+
+    Raises:
+        ValueError: the filters have no period.
+    """
+    if filters.start is None or filters.end is None or filters.start >= filters.end:
+        raise ValueError("a histogram needs a period")
+    width = (filters.end - filters.start) / bins
+    seconds = Func(
+        F("started_at"),
+        Value(filters.start),
+        template="extract(epoch FROM %(expressions)s)",
+        arg_joiner=" - ",
+        output_field=FloatField(),
+    )
+    number = Cast(Func(seconds / Value(width.total_seconds()), function="floor"), IntegerField())
+    outcome = RequestOutcome
+    rows = (
+        filters.rows()
+        .order_by()
+        .annotate(bin=number)
+        .values("bin")
+        .annotate(
+            requests=Count("*"),
+            failed=Count("outcome", filter=Q(outcome=outcome.FAILED)),
+            limited=Count("outcome", filter=Q(outcome__in=(outcome.LIMITED, outcome.REFUSED))),
+        )
+    )
+    counts = {row["bin"]: (row["requests"], row["failed"], row["limited"]) for row in rows}
+    start = filters.start
+    return tuple(
+        HistogramBin(start + width * place, start + width * (place + 1), *counts.get(place, (0, 0, 0)))
+        for place in range(bins)
+    )
 
 
 def ttft_slo_ms() -> int:

@@ -12,8 +12,9 @@ def prepare(world: World) -> None:
 
 
 register(
-    Screen("overview", "/t/{slug}/", queries=56),
+    Screen("overview", "/t/{slug}/", queries=64),
     Screen("search", "/t/{slug}/search", queries=12, states=("populated",)),
+    Screen("shortcuts", "/t/{slug}/shortcuts", queries=10, states=("populated",)),
     prepare=prepare,
     theirs={"panel": lambda world: "none-such"},
 )

@@ -1,0 +1,233 @@
+"""The server time of each screen of the console on a large database: `python -m benchmarks.console`.
+
+It starts a separate PostgreSQL and Valkey in a temporary directory, and fills them with tenants, API keys and 31 days
+of settled requests, always the same. The measured tenant has a tenth of the keys and of the requests. Then it requests
+each screen through all middleware, and each part that a screen loads afterwards, and prints one table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
+
+from benchmarks.options import parse  # noqa: E402  (after the path it needs)
+from millrace.devserver.postgres import Postgres  # noqa: E402
+from millrace.devserver.valkey import Valkey  # noqa: E402
+
+TARGET_MS = 150
+DAYS = 31
+# Request n belongs to the measured tenant for every tenth n, otherwise to tenant n modulo their number.
+_RECORDS = """
+INSERT INTO request_log_requestrecord (tenant_id, started_at, request_id, project_id, key_id, gateway_id, endpoint,
+    requested_model, served_model, stream, status, code, outcome, limits, budget_periods, route, placements, prompts,
+    prompt_tokens, total_ms, ttft_ms, dry_run_rejections, replay_of, cache_layer)
+SELECT k.tenant_id, at, 'req_' || md5(n::text), k.project_id, k.id, 'gw-1', 'chat.completions', model, model, true,
+    CASE outcome WHEN 'limited' THEN '429' WHEN 'failed' THEN '500' ELSE '200' END,
+    CASE outcome WHEN 'limited' THEN 'rate_limit_exceeded' WHEN 'failed' THEN 'internal_error' ELSE '' END,
+    outcome, '[]', '[]', '{}', '[]', 1, 100 + n %% 4000, 200 + n %% 9000, 40 + n %% 400, 0, '',
+    CASE WHEN n %% 3 = 0 THEN 'prefix' ELSE 'computed' END
+FROM (
+    SELECT n, %(end)s::timestamptz - n * (%(span)s::interval / %(requests)s) AS at,
+        CASE WHEN n %% 10 = 0 THEN 0 ELSE 1 + n %% (%(tenants)s - 1) END AS tenant,
+        (%(models)s::text[])[1 + n %% 3] AS model,
+        CASE WHEN n %% 211 = 0 THEN 'limited' WHEN n %% 503 = 0 THEN 'failed' ELSE 'completed' END AS outcome
+    FROM generate_series(0, %(requests)s::bigint - 1) n
+) r JOIN LATERAL (
+    SELECT id, tenant_id, project_id FROM tenants_apikey k
+    WHERE k.tenant_id = (%(ids)s::bigint[])[1 + r.tenant] ORDER BY id
+    OFFSET (r.n / 10) %% (CASE WHEN r.tenant = 0 THEN %(big)s ELSE %(small)s END) LIMIT 1
+) k ON true
+"""
+_EVENTS = """
+INSERT INTO billing_usageevent (admitted_at, request_id, execution, tenant_id, project_id, key_id, model, attempt,
+    outcome, finish_reason, uncached, cache_read, cache_write_5m, cache_write_1h, output, replica_id, block_size,
+    queue_us, ttft_us, duration_us, cost_femto, settled_at)
+SELECT started_at, request_id, 0, tenant_id, project_id, key_id, served_model, 1, outcome, 'stop', prompt_tokens,
+    CASE cache_layer WHEN 'prefix' THEN 512 ELSE 0 END, 0, 0, 20 + total_ms % 300, 'r', 32, 10, ttft_ms * 1000,
+    total_ms * 1000, prompt_tokens * 3000000000::numeric, started_at + interval '1 second'
+FROM request_log_requestrecord WHERE outcome <> 'limited'
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=1_000_000, help="requests of 31 days (default 1,000,000)")
+    parser.add_argument("--keys", type=int, default=10_000, help="API keys (default 10,000)")
+    parser.add_argument("--tenants", type=int, default=1000, help="tenants (default 1,000)")
+    parser.add_argument("--times", type=int, default=20, help="measured requests of each screen (default 20)")
+    parser.add_argument("--only", default="", help="only screens with this text in their name")
+    options = parse(parser, {"requests": 1000, "keys": 60, "tenants": 6, "times": 1})
+    with ExitStack() as running:
+        _set_up(running)
+        began = time.perf_counter()
+        tenant = _fill(options)
+        print(
+            f"{options.requests:,} requests, {options.keys:,} keys, {options.tenants:,} tenants, filled in"
+            f" {time.perf_counter() - began:.0f} s"
+        )
+        slow = _measure(tenant, options)
+    print(f"{slow} above {TARGET_MS} ms" if slow else f"all within {TARGET_MS} ms")
+
+
+def _set_up(running: ExitStack) -> None:
+    state = Path(tempfile.mkdtemp(prefix="millrace-console-"))
+    running.callback(shutil.rmtree, state, ignore_errors=True)
+    state.chmod(0o711)
+    postgres, valkey = Postgres(state), Valkey(state)
+    for server in (postgres, valkey):
+        program = server.prepare()
+        process = program.start(running.enter_context((state / f"{program.name}.log").open("ab")))
+        running.callback(program.stop, process)
+    postgres.make_roles()
+    os.environ.update(
+        MILLRACE_DATA_DIR=str(state),
+        MILLRACE_DATABASE_URL=postgres.owner_url,
+        MILLRACE_VALKEY_URL=valkey.url,
+        **{f"MILLRACE_{name}": "b" * 50 for name in ("SECRET_KEY", "PREFIX_CACHE_SECRET", "KEY_PEPPERS")},
+        MILLRACE_LOG_LEVEL="error",
+        MILLRACE_ALLOWED_HOSTS="testserver",
+        DJANGO_SETTINGS_MODULE="millrace.conf.settings",
+    )
+    import django
+    from django.core.management import call_command
+    from django.db import connections
+
+    django.setup()
+    call_command("migrate", verbosity=0)
+    running.callback(connections.close_all)
+
+
+def _fill(options: argparse.Namespace) -> Any:
+    """Create the rows and return the measured tenant. The platform's own actions create what is few."""
+    from django.db import connection
+
+    from billing.actions.budgets import do_make_budget
+    from billing.metering import rollups
+    from tenants import actions
+    from tenants.isolation.db_roles import BypassReason
+    from tenants.isolation.scopes import all_tenants_scope
+    from tenants.models import ApiKey, Project, Tenant, User
+
+    now = datetime.now(UTC)
+    big, small = options.keys // 10, max(1, (options.keys - options.keys // 10) // (options.tenants - 1))
+    owner = User.objects.create_user("owner@example.com")
+    User.objects.create_superuser("operator@example.com")
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
+        rows = [Tenant(slug=f"tenant-{number}", name=f"Tenant {number}") for number in range(options.tenants)]
+        tenants = Tenant.objects.all_tenants().bulk_create(rows, batch_size=1000)
+        projects = Project.objects.all_tenants().bulk_create(
+            [Project(tenant=tenant, slug="default", name="Default") for tenant in tenants], batch_size=1000
+        )
+        keys = [
+            ApiKey(
+                tenant=project.tenant,
+                project=project,
+                name=f"Key {number}",
+                prefix=f"sk-mr-{number:06}",
+                key_hash=f"{project.pk}.{number}".encode().ljust(32, b"."),
+                scopes=["inference", "models"],
+            )
+            for project, many in zip(projects, [big, *[small] * (len(projects) - 1)], strict=True)
+            for number in range(many)
+        ]
+        ApiKey.objects.all_tenants().bulk_create(keys, batch_size=1000)
+        months = sorted({(now - timedelta(days=ago)).date().replace(day=1) for ago in range(DAYS + 1)})
+        cursor.execute("SELECT billing_create_partitions(%s)", [months])
+        values = {
+            "end": now,
+            "span": timedelta(days=DAYS),
+            "requests": options.requests,
+            "tenants": options.tenants,
+            "ids": [tenant.pk for tenant in tenants],
+            "models": ["llama-70b", "qwen-8b", "smollm2-135m"],
+            "big": big,
+            "small": small,
+        }
+        cursor.execute(_RECORDS, values)
+        cursor.execute(_EVENTS)
+    rollups.build()
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")
+    measured = tenants[0]
+    actions.do_add_member(measured, owner, "owner")
+    do_make_budget(measured, name="All of it", unit="money", period="month", amount=10**15)
+    return measured
+
+
+def _screens(tenant: Any, only: str) -> Iterator[tuple[str, str, str]]:
+    """Yield the name, the user and the path of each screen that exists in this database."""
+    from django.core.exceptions import ObjectDoesNotExist
+
+    from tenants.actions import ActionRefused
+    from tenants.isolation.db_roles import BypassReason
+    from tenants.isolation.scopes import all_tenants_scope, tenant_scope
+    from tests.support.frontend.console import DEMO, load_screens
+
+    for screen in load_screens():
+        if only not in screen.name:
+            continue
+        names = set(re.findall(r"{(\w+)}", screen.url)) - {"slug"}
+        is_operator = screen.who == "operator"
+        try:
+            with all_tenants_scope(BypassReason.OPERATOR) if is_operator else tenant_scope(tenant):
+                values = {name: DEMO[name](tenant) for name in names}
+        except (LookupError, AttributeError, TypeError, ObjectDoesNotExist, ActionRefused):
+            continue
+        who = "operator" if is_operator else "owner"
+        yield screen.name, f"{who}@example.com", screen.url.format(slug=tenant.slug, **values)
+
+
+def _measure(tenant: Any, options: argparse.Namespace) -> int:
+    """Print the times of each screen, and return how many have a 95th percentile above the target."""
+    from django.test import Client
+
+    from tenants.models import User
+    from tests.support.frontend.console import remembered
+
+    clients: dict[str, Client] = {}
+    slow = 0
+    print(f"{'screen':44} {'p50':>8} {'p95':>8}")
+    for name, email, path in _screens(tenant, options.only):
+        if email not in clients:
+            clients[email] = client = Client()
+            client.force_login(User.objects.get(email=email))
+            remembered(client.session)
+        client = clients[email]
+        page = client.get(path)
+        if page.status_code == 404:  # the screen of an object that this database lacks
+            continue
+        if page.status_code != 200 or b"panel-error" in page.content:
+            raise SystemExit(f"{name}: status {page.status_code} or a panel that failed: {path}")
+        lazy = re.findall(r'id="panel-([\w-]+)" hx-get="([^"]+)" hx-trigger="load', page.content.decode())
+        parts = [(name, path), *((f"{name}: {part}, afterwards", url.replace("&amp;", "&")) for part, url in lazy)]
+        for label, url in parts:
+            times = sorted(_time(client, url) for _ in range(options.times))
+            p50, p95 = times[len(times) // 2], times[max(0, math.ceil(0.95 * len(times)) - 1)]
+            slow += p95 > TARGET_MS
+            print(f"{label:44} {p50:5.0f} ms {p95:5.0f} ms{' *' if p95 > TARGET_MS else ''}", flush=True)
+    return slow
+
+
+def _time(client: Any, url: str) -> float:
+    began = time.perf_counter()
+    response = client.get(url)
+    assert response.status_code == 200, url
+    return 1000 * (time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    main()

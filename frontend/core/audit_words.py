@@ -1,0 +1,202 @@
+"""The words of audit entries: labels of actions and fields, and their values with units.
+
+Entries contain the values of the database: integers of nano-dollars, IDs and times in UTC.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from django.utils import timezone
+
+from billing.models import Budget, BudgetPeriod
+from frontend.core.numbers import Money, exact
+from frontend.core.page_context import PageContext
+from tenants.models import ApiKey, AuditEntry, Project, User
+
+NONE = "none"
+OBJECTS = {
+    "batch": "Batch",
+    "billing_entity": "Billing entity",
+    "billing_profile": "Billing details",
+    "budget": "Budget",
+    "budget_alert": "Budget alert",
+    "channel": "Alert channel",
+    "commitment": "Commitment",
+    "cost_card": "Cost card",
+    "credential": "Credential",
+    "credit": "Credit",
+    "deployment": "Deployment",
+    "exchange_rate": "Exchange rate",
+    "experiment": "Experiment",
+    "file": "File",
+    "invitation": "Invitation",
+    "invoice": "Invoice",
+    "key": "API key",
+    "limits": "Rate limits",
+    "machine_cost": "Machine cost",
+    "member": "Member",
+    "metered_usage": "Metered usage",
+    "one_off_line": "One-off line",
+    "payment": "Payment",
+    "payment_event": "Payment event",
+    "period": "Billing period",
+    "policy": "Routing policy",
+    "policy_draft": "Policy draft",
+    "price_book": "Price book",
+    "price_term": "Price term",
+    "price_version": "Price version",
+    "project": "Project",
+    "quarantine": "Quarantined usage",
+    "tax_rule": "Tax rule",
+    "tenant": "Organization",
+    "top_up": "Top-up",
+    "user": "User",
+    "webhook": "Webhook",
+    "worker": "Worker",
+}
+_FIELDS = {
+    "user_id": "User",
+    "member_id": "Member",
+    "key_id": "API key",
+    "project_id": "Project",
+    "tenant_id": "Tenant",
+    "replaces_id": "Replaces key",
+    "cents": "Amount",
+    "nano": "Amount",
+    "nano_per_hour": "Cost per hour",
+    "rate_ppm": "Rate",
+    "fee": "Monthly fee",
+    "included_nano": "Included per month",
+    "top_up_cents": "Top-up amount",
+    "top_up_below": "Top up below",
+    "daily_spend_limit_nano": "Daily spend limit",
+    "is_active": "Active",
+    "is_staff": "Operator",
+    "is_superuser": "Superuser",
+    "content_retention_days": "Prompts stored for",
+    "answer_cache_seconds": "Answers cached for",
+    "answer_cache_sampled": "Sampled answers cached",
+    "allowed_ip_ranges": "Allowed IPs",
+    "allowed_models": "Allowed models",
+    "event_types": "Events",
+    "scopes": "Permissions",
+    "thresholds": "Alert at",
+    "alert_forecast": "Alert on forecast",
+    "alert_emails": "Alerts by email",
+    "vat_id": "VAT ID",
+    "po_number": "PO number",
+    "iban": "IBAN",
+    "bic": "BIC",
+    "url": "URL",
+    "dry_run": "Dry run",
+    "why": "Reason",
+}
+_CENTS = {"cents", "total", "fee", "top_up_cents", "top_up_below"}
+_BUDGET_AMOUNTS = {"amount", "rollover_limit", "temporary_increase"}
+_REFERENCES: Mapping[str, type[Any]] = {
+    **{"key_id": ApiKey, "replaces_id": ApiKey, "project_id": Project},
+    **{"user_id": User, "member_id": User},
+}
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d")
+Names = Mapping[tuple[type[Any], int], str]
+
+
+def action_label(action: str) -> str:
+    """Return an action in words: `key.created` is "API key created"."""
+    kind, _, verb = action.partition(".")
+    return f"{OBJECTS.get(kind, kind.replace('_', ' ').capitalize())} {verb.replace('_', ' ')}".strip()
+
+
+def field_label(field: str) -> str:
+    """Return the label of a field."""
+    return _FIELDS.get(field) or field.removesuffix("_nano").removesuffix("_id").replace("_", " ").capitalize()
+
+
+def names_of(ctx: PageContext, rows: Iterable[AuditEntry]) -> Names:
+    """Return the names of the objects that the entries refer to by ID. At most one query for each type."""
+    wanted: dict[type[Any], set[int]] = {}
+    for row in rows:
+        for values in (row.before or {}, row.after or {}):
+            for field, model in _REFERENCES.items():
+                if isinstance(values.get(field), int):
+                    wanted.setdefault(model, set()).add(values[field])
+    found: dict[tuple[type[Any], int], str] = {}
+    for model, ids in wanted.items():
+        if model is User:
+            named = User.objects.filter(pk__in=ids).values_list("pk", "email")
+        else:
+            objects = model.objects.all_tenants() if ctx.access is None else model.objects.for_tenant(ctx.tenant)
+            named = objects.filter(pk__in=ids).values_list("pk", "name")
+        found |= {(model, pk): name for pk, name in named}
+    return found
+
+
+def units_of(ctx: PageContext, rows: Iterable[AuditEntry]) -> Mapping[int, str]:
+    """Return the unit of each budget whose entry does not contain it, by the budget's ID."""
+    ids = [
+        row.object_id
+        for row in rows
+        if row.object_type == "budget" and row.object_id is not None and "unit" not in (row.after or {})
+    ]
+    if not ids:
+        return {}
+    budgets = Budget.objects.all_tenants() if ctx.access is None else Budget.objects.for_tenant(ctx.tenant)
+    return {pk: unit for pk, unit in budgets.filter(pk__in=ids).values_list("pk", "unit")}
+
+
+def value_text(field: str, value: Any, names: Names, unit: str = "") -> str:
+    """Return the value of a field with its unit, and the name instead of an ID. `unit` is that of a budget."""
+    if value is None or value in ([], {}):
+        return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if field in _REFERENCES and isinstance(value, int):
+        return names.get((_REFERENCES[field], value), f"ID {value}")
+    if isinstance(value, int):
+        return _number(field, value, unit)
+    if isinstance(value, str):
+        return _time(value) if _TIME.match(value) else value.replace("_", " ") if field in _WORDS else value
+    if isinstance(value, list) and not any(isinstance(part, list | dict) for part in value):
+        shown = ", ".join(str(part) for part in value)
+        return f"{shown} %" if field == "thresholds" else shown
+    return json.dumps(value, ensure_ascii=False)
+
+
+_WORDS = {"mode", "unit", "period", "grant_type", "state", "status", "invoice_type", "role"}
+_UNITS: Mapping[str, Callable[[int], str]] = {
+    "nano_per_hour": lambda value: f"${Money.nano(value).exact}/h",
+    "rate_ppm": lambda value: f"{value / 10_000:.4f}".rstrip("0").rstrip(".") + " %",
+}
+
+
+def _number(field: str, value: int, unit: str) -> str:
+    if field in _UNITS:
+        return _UNITS[field](value)
+    if field in _CENTS:
+        return f"${Money.cents(value).exact}"
+    if field == "nano" or field.endswith("_nano"):
+        return f"${Money.nano(value).exact}"
+    if field in _BUDGET_AMOUNTS and unit:
+        return f"${Money.nano(value).exact}" if unit == BudgetPeriod.Unit.MONEY else f"{exact(value)} {unit}"
+    if field.endswith("_seconds"):
+        return f"{exact(value // 3600)} h" if value and value % 3600 == 0 else f"{exact(value)} s"
+    if field.endswith("_days"):
+        return f"{exact(value)} day{'' if value == 1 else 's'}"
+    return exact(value)
+
+
+def _time(value: str) -> str:
+    """Return a time in the user's time zone; the text if it is none."""
+    try:
+        at = datetime.fromisoformat(value)
+    except ValueError:
+        return value
+    if at.tzinfo is None:
+        return value
+    here = timezone.localtime(at)
+    return f"{here:%-d %b %Y, %H:%M}"

@@ -1,0 +1,1 @@
+"""Formats of dates and numbers that replace those of Django."""

@@ -1,0 +1,1 @@
+"""Projects: the list, and one project with its keys and budgets."""

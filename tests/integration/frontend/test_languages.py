@@ -1,0 +1,89 @@
+"""The language of the console: the choice, dates, numbers and money; the API stays in English."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Any
+
+import pytest
+from django.utils import translation
+
+from frontend.core import numbers
+from frontend.core.languages import day_text
+from frontend.core.numbers import Money
+from tenants import actions
+from tenants.models import Tenant, User
+
+pytestmark = pytest.mark.django_db
+GERMAN = {"accept-language": "de-AT,de;q=0.9,en;q=0.5"}
+
+
+@pytest.fixture
+def acme(client: Any) -> Tenant:
+    tenant = actions.do_create_tenant("acme", "Acme")
+    user = User.objects.create_user("owner@example.com")
+    actions.do_add_member(tenant, user, "owner")
+    client.force_login(user)
+    return tenant
+
+
+def page(client: Any, path: str = "/t/acme/", **headers: Any) -> str:
+    response = client.get(path, headers=headers)
+    assert response.status_code == 200
+    return str(response.content.decode())
+
+
+def test_the_browser_s_language_is_used_until_the_user_chooses_one(client, acme):
+    assert '<html lang="en"' in page(client)
+    german = page(client, **GERMAN)
+    assert '<html lang="de"' in german
+    assert "Senden Sie Ihre erste Anfrage" in german and "Übersicht" in german
+    assert '<html lang="en"' in page(client, **{"accept-language": "fr, x;q=nonsense"})
+
+    client.post("/preferences", {"language": "en"})
+    assert '<html lang="en"' in page(client, **GERMAN)
+    client.post("/preferences", {"language": "tlh"})
+    assert '<html lang="en"' in page(client, **GERMAN)
+    client.post("/preferences", {"language": "de"})
+    assert "Übersicht" in page(client)
+
+
+def test_errors_of_forms_are_translated_and_those_of_the_api_are_not(client, acme):
+    client.post("/preferences", {"language": "de"})
+    response = client.post("/account/", {"name": ""}, headers=GERMAN)
+    assert "Dieses Feld ist zwingend erforderlich." in response.content.decode()
+    response = client.post("/api/projects", {}, content_type="application/json", headers=GERMAN)
+    assert response.status_code in (400, 403, 404)
+    assert "erforderlich" not in response.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("language", "amount", "small", "count", "day", "part", "time"),
+    [
+        ("en", "$1,234.56", "$0.0042", "12,510,000", "24 Nov 2026", "60.4%", "2.31 s"),
+        (
+            "de",
+            "1.234,56\N{NO-BREAK SPACE}$",
+            "0,0042\N{NO-BREAK SPACE}$",
+            "12.510.000",
+            "24. Nov. 2026",
+            "60,4%",
+            "2,31 s",
+        ),
+    ],
+)
+def test_numbers_money_and_dates_have_the_format_of_the_language(language, amount, small, count, day, part, time):
+    with translation.override(language):
+        assert Money.cents(123_456).text == amount
+        assert Money(42 * 10**11).text == small
+        assert numbers.exact(12_510_000) == count
+        assert numbers.share(604, 1000) == part
+        assert numbers.duration(2_310_000) == time
+        assert day_text(date(2026, 11, 24)) == day
+
+
+def test_drawings_have_points_in_every_language(client, acme):
+    with translation.override("de"):
+        from django.template import Context, Template
+
+        assert Template('<rect width="{{ w }}%"/>').render(Context({"w": 12.5})) == '<rect width="12.5%"/>'

@@ -1,0 +1,10 @@
+"""Screens of projects. Those of keys create the rows."""
+
+from __future__ import annotations
+
+from tests.support.frontend.console import Screen, register
+
+register(
+    Screen("projects", "/t/{slug}/projects/", queries=18),
+    Screen("projects-detail", "/t/{slug}/projects/{project}/", queries=34, states=("populated", "over", "error")),
+)

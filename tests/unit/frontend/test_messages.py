@@ -1,0 +1,62 @@
+"""The translations of the console: every text has one, with the same placeholders and tags."""
+
+from __future__ import annotations
+
+import gettext
+import io
+from pathlib import Path
+
+import pytest
+
+from tools import messages
+
+LOCALES = sorted((messages.FRONTEND / "locale").glob("*/LC_MESSAGES/django.po"))
+
+
+def test_there_is_german():
+    assert [path.parents[1].name for path in LOCALES] == ["de"]
+
+
+@pytest.mark.parametrize("path", LOCALES, ids=lambda path: path.parents[1].name)
+def test_every_text_of_the_console_is_translated(path):
+    catalog = messages.read(path)
+    assert len(catalog) > 900
+    assert messages.problems(messages.extract(), catalog) == []
+    assert path.with_suffix(".mo").read_bytes() == messages.compiled(path.parents[1].name, catalog)
+
+
+def test_texts_of_templates_and_modules_are_found(tmp_path: Path) -> None:
+    template = """<p>{% translate "One" %}</p>{% blocktranslate with n=a.b %}Two {{ n }} 5%{% endblocktranslate %}
+        {% blocktranslate count n=n %}{{ n }} row{% plural %}{{ n }} rows{% endblocktranslate %}
+        {% table _("Three") %}"""
+    (tmp_path / "page.html").write_text(template)
+    (tmp_path / "page.py").write_text('LABELS = {"a": _lazy("Four")}\nsay(_("One"), other("No"), _(name))\n')
+    assert messages.extract(tmp_path) == [
+        *[("One", ""), ("Two %(n)s 5%%", ""), ("%(n)s row", "%(n)s rows"), ("Three", ""), ("Four", "")]
+    ]
+
+
+def test_a_catalog_is_written_read_and_compiled(tmp_path: Path) -> None:
+    catalog = {('A "b"\n', ""): ("Ä",), ("%(n)s row", "%(n)s rows"): ("%(n)s Zeile", "%(n)s Zeilen"), ("C", ""): ("",)}
+    path = tmp_path / "django.po"
+    messages.write(path, "de", catalog)
+    assert messages.read(path) == catalog
+    found = gettext.GNUTranslations(io.BytesIO(messages.compiled("de", catalog)))
+    assert (found.gettext('A "b"\n'), found.gettext("C")) == ("Ä", "C")
+    assert [found.ngettext("%(n)s row", "%(n)s rows", n) for n in (0, 1, 2)] == [
+        *("%(n)s Zeilen", "%(n)s Zeile", "%(n)s Zeilen")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "translated", "problem"),
+    [
+        ("<b>%(n)s</b> left", "<b>%(m)s</b> übrig", "other placeholders or tags"),
+        ("<b>%(n)s</b> left", "%(n)s übrig", "other placeholders or tags"),
+        ("Left", "", "not translated"),
+    ],
+)
+def test_problems_are_reported(text, translated, problem):
+    assert problem in messages.problems([(text, "")], {(text, ""): (translated,)})[0]
+    assert messages.problems([], {("Old", ""): ("Alt",)}) == ["no longer used: 'Old'"]
+    assert messages.problems([("New", "")], {}) == ["not extracted: 'New'"]

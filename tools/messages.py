@@ -1,0 +1,153 @@
+"""The translations of the console: extracts the texts of templates and modules, and compiles the catalogs.
+
+`python -m tools.messages` adds new texts to frontend/locale/*/LC_MESSAGES/django.po with empty translations, removes
+those that are no longer used, and writes django.mo. With `--check` it changes nothing and fails if something is
+missing. It needs no gettext on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from django.utils.translation.template import templatize
+
+ROOT = Path(__file__).resolve().parents[1]
+FRONTEND = ROOT / "frontend"
+_NAMES = {"_": False, "_lazy": False, "ngettext": True}  # functions, and whether they have a plural
+_STRING = r"(u?'(?:[^'\\]|\\.)*'|u?\"(?:[^\"\\]|\\.)*\")"
+_TEMPLATE = re.compile(rf"\b(?:_|gettext)\(\s*{_STRING}\s*\)|\bngettext\(\s*{_STRING}\s*,\s*{_STRING}\s*,")
+_ENTRY = re.compile(r'^(msgid|msgid_plural|msgstr(?:\[\d\])?) (".*")$')
+HEADER = "Content-Type: text/plain; charset=UTF-8\nLanguage: {}\nPlural-Forms: nplurals=2; plural=(n != 1);\n"
+Message = tuple[str, str]  # the text and its plural, which may be empty
+Catalog = dict[Message, tuple[str, ...]]
+
+
+def extract(directory: Path = FRONTEND) -> list[Message]:
+    """Return the texts of all templates and modules, in the order of their names, each once."""
+    found: dict[Message, None] = {}
+    for path in sorted(directory.rglob("*.html")):
+        found |= dict.fromkeys(_of_template(path.read_text(encoding="utf-8")))
+    for path in sorted(directory.rglob("*.py")):
+        found |= dict.fromkeys(_of_module(path.read_text(encoding="utf-8")))
+    return list(found)
+
+
+def _of_template(source: str) -> Iterator[Message]:
+    for match in _TEMPLATE.finditer(templatize(source)):
+        texts = [ast.literal_eval(group) for group in match.groups() if group is not None]
+        yield (texts[0], texts[1] if len(texts) > 1 else "")
+
+
+def _of_module(source: str) -> Iterator[Message]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _NAMES:
+            texts = [part.value for part in node.args[:2] if isinstance(part, ast.Constant)]
+            if texts:
+                yield (str(texts[0]), str(texts[1]) if _NAMES[node.func.id] else "")
+
+
+def read(path: Path) -> Catalog:
+    """Return the translations of a catalog in its order."""
+    found: Catalog = {}
+    entry: dict[str, str] = {}
+    field = ""
+    for line in [*path.read_text(encoding="utf-8").splitlines(), ""]:
+        match = _ENTRY.match(line)
+        if match:
+            field = match.group(1)
+            entry[field] = json.loads(match.group(2))
+        elif line.startswith('"'):
+            entry[field] += json.loads(line)
+        elif not line and entry:
+            texts = tuple(entry[name] for name in sorted(entry) if name.startswith("msgstr"))
+            if entry["msgid"]:
+                found[entry["msgid"], entry.get("msgid_plural", "")] = texts
+            entry = {}
+    return found
+
+
+def write(path: Path, language: str, catalog: Catalog) -> None:
+    """Write a catalog as a PO file."""
+    parts = [f'msgid ""\nmsgstr {_quoted(HEADER.format(language))}\n']
+    for (text, plural), translated in catalog.items():
+        lines = [f"msgid {_quoted(text)}"]
+        if plural:
+            lines.append(f"msgid_plural {_quoted(plural)}")
+            lines += [f"msgstr[{number}] {_quoted(one)}" for number, one in enumerate(translated)]
+        else:
+            lines.append(f"msgstr {_quoted(translated[0])}")
+        parts.append("\n".join(lines) + "\n")
+    path.write_text("\n".join(parts), encoding="utf-8")
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def merged(texts: list[Message], known: Catalog) -> Catalog:
+    """Return a catalog with exactly these texts, and the translations that are known."""
+    return {text: known.get(text, ("", "") if text[1] else ("",)) for text in texts}
+
+
+def compiled(language: str, catalog: Catalog) -> bytes:
+    """Return a catalog as an MO file. Texts without a translation are left out, so that English is shown."""
+    rows = [("", HEADER.format(language))]
+    for (text, plural), translated in catalog.items():
+        if all(translated):
+            rows.append((f"{text}\0{plural}" if plural else text, "\0".join(translated)))
+    encoded = sorted((key.encode(), value.encode()) for key, value in rows)
+    start = 28 + 16 * len(encoded)
+    data, places = b"", list[int]()  # the length and the offset of each text, then of each translation
+    for column in (0, 1):
+        for row in encoded:
+            places += [len(row[column]), start + len(data)]
+            data += row[column] + b"\0"
+    head = struct.pack("<7I", 0x950412DE, 0, len(encoded), 28, 28 + 8 * len(encoded), 0, start)
+    return head + struct.pack(f"<{len(places)}I", *places) + data
+
+
+def problems(texts: list[Message], catalog: Catalog) -> list[str]:
+    """Return what is wrong with the translations of a catalog."""
+    found = [f"not extracted: {text[0]!r}" for text in texts if text not in catalog]
+    found += [f"no longer used: {text[0]!r}" for text in catalog if text not in set(texts)]
+    for text, translated in catalog.items():
+        if not all(translated):
+            found.append(f"not translated: {text[0]!r}")
+        for one in filter(None, translated):
+            if _marks(one) != _marks(text[1] or text[0]) and _marks(one) != _marks(text[0]):
+                found.append(f"other placeholders or tags: {text[0]!r}")
+    return found
+
+
+def _marks(text: str) -> list[str]:
+    return sorted(re.findall(r"%\(\w+\)s|</?\w+[^>]*>|%%", text))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if a text has no translation")
+    check = parser.parse_args().check
+    texts, found = extract(), []
+    for path in sorted((FRONTEND / "locale").glob("*/LC_MESSAGES/django.po")):
+        language = path.parents[1].name
+        catalog = read(path) if check else merged(texts, read(path))
+        found += [f"{language}: {problem}" for problem in problems(texts, catalog)]
+        binary = path.with_suffix(".mo")
+        if not check:
+            write(path, language, catalog)
+            binary.write_bytes(compiled(language, catalog))
+        elif not binary.exists() or binary.read_bytes() != compiled(language, catalog):
+            found.append(f"{language}: {binary.name} is not up to date; run `make messages`")
+    sys.stdout.write("".join(f"{problem}\n" for problem in found))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
