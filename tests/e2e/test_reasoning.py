@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def stack() -> Iterator[Stack]:
         manage = [sys.executable, str(ROOT / "manage.py"), "shell", "--no-imports", "-c", PRICES]
         subprocess.run(manage, env=environ, check=True, timeout=120)
         for name in (NAME, THINKER):
-            eventually(lambda name=name: chat(stack, name, max_tokens=1))  # type: ignore[misc]
+            eventually(partial(chat, stack, name, max_tokens=1))
         yield stack
     shutil.rmtree(folder, ignore_errors=True)
 

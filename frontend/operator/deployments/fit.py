@@ -73,9 +73,10 @@ def _view_model(report: dict[str, Any]) -> dict[str, Any]:
 
 def _memory(fit: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any] | None:
     """Return the parts of the free memory: a label, a size, the kind of a color, and the place in percent."""
-    free, parts, used = machine.get("free_bytes"), [], 0
+    free, used = machine.get("free_bytes"), 0
     if not free or fit.get("weight_bytes") is None:
         return None
+    parts: list[tuple[str, str, str, str, str]] = []
     for label, name, kind in (("Weights", "weight_bytes", "fill"), ("KV cache", "kv_bytes", "reserved")):
         if (size := fit.get(name)) is not None:
             parts.append((label, _gib(size), kind, percent(used, free), percent(min(size, free - used), free)))

@@ -954,6 +954,7 @@ class AsyncOperatorDeploymentsResource:
         revision: str | Omit = OMIT,
         dtype: str | Omit = OMIT,
         quantization: str | Omit = OMIT,
+        kv_cache_dtype: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
         speculation: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
@@ -987,6 +988,7 @@ class AsyncOperatorDeploymentsResource:
             revision: Of the source.
             dtype: auto, bfloat16, float16 or float32.
             quantization: Of the weights; none by default.
+            kv_cache_dtype: Of the stored keys and values: auto, int8 or fp8.
             max_model_len: Tokens of prompt and completion together.
             speculation: Speculative decoding: auto or off; empty: the worker's.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
@@ -1019,6 +1021,7 @@ class AsyncOperatorDeploymentsResource:
                     "revision": revision,
                     "dtype": dtype,
                     "quantization": quantization,
+                    "kv_cache_dtype": kv_cache_dtype,
                     "max_model_len": max_model_len,
                     "speculation": speculation,
                     "kv_cache_memory": kv_cache_memory,
@@ -1060,6 +1063,7 @@ class AsyncOperatorDeploymentsResource:
         revision: str | Omit = OMIT,
         dtype: str | Omit = OMIT,
         quantization: str | Omit = OMIT,
+        kv_cache_dtype: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
         speculation: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
@@ -1090,6 +1094,7 @@ class AsyncOperatorDeploymentsResource:
             revision: Of the source.
             dtype: auto, bfloat16, float16 or float32.
             quantization: Of the weights; none by default.
+            kv_cache_dtype: Of the stored keys and values: auto, int8 or fp8.
             max_model_len: Tokens of prompt and completion together.
             speculation: Speculative decoding: auto or off; empty: the worker's.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
@@ -1121,6 +1126,7 @@ class AsyncOperatorDeploymentsResource:
                     "revision": revision,
                     "dtype": dtype,
                     "quantization": quantization,
+                    "kv_cache_dtype": kv_cache_dtype,
                     "max_model_len": max_model_len,
                     "speculation": speculation,
                     "kv_cache_memory": kv_cache_memory,
@@ -1195,6 +1201,7 @@ class AsyncOperatorDeploymentsResource:
         revision: str | Omit = OMIT,
         dtype: str | Omit = OMIT,
         quantization: str | Omit = OMIT,
+        kv_cache_dtype: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
         speculation: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
@@ -1228,6 +1235,7 @@ class AsyncOperatorDeploymentsResource:
             revision: Of the source.
             dtype: auto, bfloat16, float16 or float32.
             quantization: Of the weights; none by default.
+            kv_cache_dtype: Of the stored keys and values: auto, int8 or fp8.
             max_model_len: Tokens of prompt and completion together.
             speculation: Speculative decoding: auto or off; empty: the worker's.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
@@ -1260,6 +1268,7 @@ class AsyncOperatorDeploymentsResource:
                     "revision": revision,
                     "dtype": dtype,
                     "quantization": quantization,
+                    "kv_cache_dtype": kv_cache_dtype,
                     "max_model_len": max_model_len,
                     "speculation": speculation,
                     "kv_cache_memory": kv_cache_memory,

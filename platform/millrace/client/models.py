@@ -356,6 +356,7 @@ class Deployment(TypedDict):
     version: str  # Identifies what a replica loads.
     dtype: str
     quantization: str
+    kv_cache_dtype: str
     max_model_len: int | None
     kv_cache_memory: str
     block_size: int | None

@@ -944,6 +944,7 @@ class OperatorDeploymentsResource:
         revision: str | Omit = OMIT,
         dtype: str | Omit = OMIT,
         quantization: str | Omit = OMIT,
+        kv_cache_dtype: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
         speculation: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
@@ -977,6 +978,7 @@ class OperatorDeploymentsResource:
             revision: Of the source.
             dtype: auto, bfloat16, float16 or float32.
             quantization: Of the weights; none by default.
+            kv_cache_dtype: Of the stored keys and values: auto, int8 or fp8.
             max_model_len: Tokens of prompt and completion together.
             speculation: Speculative decoding: auto or off; empty: the worker's.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
@@ -1009,6 +1011,7 @@ class OperatorDeploymentsResource:
                     "revision": revision,
                     "dtype": dtype,
                     "quantization": quantization,
+                    "kv_cache_dtype": kv_cache_dtype,
                     "max_model_len": max_model_len,
                     "speculation": speculation,
                     "kv_cache_memory": kv_cache_memory,
@@ -1050,6 +1053,7 @@ class OperatorDeploymentsResource:
         revision: str | Omit = OMIT,
         dtype: str | Omit = OMIT,
         quantization: str | Omit = OMIT,
+        kv_cache_dtype: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
         speculation: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
@@ -1080,6 +1084,7 @@ class OperatorDeploymentsResource:
             revision: Of the source.
             dtype: auto, bfloat16, float16 or float32.
             quantization: Of the weights; none by default.
+            kv_cache_dtype: Of the stored keys and values: auto, int8 or fp8.
             max_model_len: Tokens of prompt and completion together.
             speculation: Speculative decoding: auto or off; empty: the worker's.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
@@ -1111,6 +1116,7 @@ class OperatorDeploymentsResource:
                     "revision": revision,
                     "dtype": dtype,
                     "quantization": quantization,
+                    "kv_cache_dtype": kv_cache_dtype,
                     "max_model_len": max_model_len,
                     "speculation": speculation,
                     "kv_cache_memory": kv_cache_memory,
@@ -1185,6 +1191,7 @@ class OperatorDeploymentsResource:
         revision: str | Omit = OMIT,
         dtype: str | Omit = OMIT,
         quantization: str | Omit = OMIT,
+        kv_cache_dtype: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
         speculation: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
@@ -1218,6 +1225,7 @@ class OperatorDeploymentsResource:
             revision: Of the source.
             dtype: auto, bfloat16, float16 or float32.
             quantization: Of the weights; none by default.
+            kv_cache_dtype: Of the stored keys and values: auto, int8 or fp8.
             max_model_len: Tokens of prompt and completion together.
             speculation: Speculative decoding: auto or off; empty: the worker's.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
@@ -1250,6 +1258,7 @@ class OperatorDeploymentsResource:
                     "revision": revision,
                     "dtype": dtype,
                     "quantization": quantization,
+                    "kv_cache_dtype": kv_cache_dtype,
                     "max_model_len": max_model_len,
                     "speculation": speculation,
                     "kv_cache_memory": kv_cache_memory,
