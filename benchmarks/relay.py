@@ -150,6 +150,7 @@ def server(pace: float) -> Iterator[str]:
 
 async def serve(port: int, pace: float) -> None:
     """Serve streams whose tokens are the times at which they were sent."""
+
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:

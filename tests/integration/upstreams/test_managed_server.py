@@ -97,7 +97,8 @@ def test_a_server_ends_with_a_killed_worker_or_guard(
             str(port),
             "fork",
         ]
-        program = f"import subprocess, sys, time; child = subprocess.Popen({[sys.executable, *arguments]!r}, stdin=subprocess.PIPE)"
+        command = repr([sys.executable, *arguments])
+        program = f"import subprocess, time; child = subprocess.Popen({command}, stdin=subprocess.PIPE)"
         worker = subprocess.Popen([sys.executable, "-c", program + "; time.sleep(600)"])
         found: list[str] = []
         eventually(lambda: (log.exists() and found.extend(re.findall(r"listening (\d+)", log.read_text()))) or found)
@@ -117,13 +118,9 @@ def test_a_failure_after_the_start_is_reported_once(
     server.watch(reasons.put)
     os.kill(logged(server, "listening"), signal.SIGKILL)
     assert "ended with status 137" in reasons.get(timeout=20)
-    for name, seconds in {
-        "STOP_SECONDS": 1.0,
-        "CHECK_SECONDS": 0.1,
-        "CHECK_TIMEOUT_SECONDS": 0.2,
-        "MAX_UNHEALTHY_SECONDS": 0.5,
-    }.items():
-        monkeypatch.setattr(module, name, seconds)
+    short = {"STOP": 1.0, "CHECK": 0.1, "CHECK_TIMEOUT": 0.2, "MAX_UNHEALTHY": 0.5}
+    for name, seconds in short.items():
+        monkeypatch.setattr(module, f"{name}_SECONDS", seconds)
     stuck = healthy(start())
     stuck.watch(reasons.put)
     pid = logged(stuck, "listening")

@@ -192,6 +192,42 @@ def test_later_requests_are_deducted_from_an_early_response(broker: redis.Redis,
     asyncio.run(run())
 
 
+def test_a_request_with_much_capacity_does_not_wait_for_its_check(broker: redis.Redis, valkey_url: str) -> None:
+    async def run() -> None:
+        shared, other = (
+            SharedLimits(valkey.connect_async(valkey_url, valkey.WORKER), "https://a.example/v1", "m") for _ in range(2)
+        )
+        shared.start()
+        other.start()
+        first = await shared.enter(7, None, 10, 0.0)
+        assert isinstance(first, Entry)
+        assert first.sent is not None
+        second = await asyncio.wait_for(shared.enter(7, None, 10, 0.0), 0.001)
+        assert isinstance(second, Entry)
+        assert second.sent is None  # its check runs
+        reported = shared_limits.ReportedLimit("requests", 1000, 990, 3600.0)
+        for _ in range(3):
+            shared.learn(second, [reported], None)  # the last one replaces those that were not sent
+        await asyncio.sleep(0.2)
+        (key,) = broker.scan_iter("millrace:upstream_limits:*")
+        assert read_state(broker.hgetall(key), 0.0).requests_left == 990  # type: ignore[arg-type]
+        third = await shared.enter(7, None, 10, 0.0)
+        assert isinstance(third, Entry)
+        await asyncio.sleep(0.2)
+        assert third.sent == 1
+        assert read_state(broker.hgetall(key), 0.0).requests_left == 989  # type: ignore[arg-type]
+        entered = await other.enter(7, None, 10, 0.0)
+        assert isinstance(entered, Entry)
+        other.learn(entered, [], 30.0)
+        await other.enter(7, None, 10, 0.0)  # after the call before it
+        assert isinstance(await shared.enter(7, None, 10, 0.0), Entry)  # its check finds the pause
+        await asyncio.sleep(0.2)
+        assert isinstance(await shared.enter(7, None, 10, 0.0), Wait)
+        await asyncio.gather(shared.close(), other.close())
+
+    asyncio.run(run())
+
+
 def test_without_valkey_only_a_concurrency_limit_stops_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         shared = SharedLimits(valkey.connect_async("redis://127.0.0.1:1/0", valkey.PAGES), "https://a.example/v1", "m")

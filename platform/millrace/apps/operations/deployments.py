@@ -31,6 +31,7 @@ from inference_worker.contract.deployments import (
     ALL_WORKERS,
     MAX_DEPLOYMENTS,
     WANTED_KEY,
+    WantedDeployment,
     WantedDeployments,
     WantedState,
     encode_wanted,
