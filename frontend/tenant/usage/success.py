@@ -85,7 +85,7 @@ def success(ctx: PageContext) -> dict[str, Any]:
 
 def _row(name: str, row: SuccessCosts) -> dict[str, Any]:
     per_success = row.cost_per_success_femto
-    signs = [f"{count:,} {label}" for column, label in _SIGNS.items() if (count := getattr(row, column))]
+    signs = [f"{label}: {count:,}" for column, label in _SIGNS.items() if (count := getattr(row, column))]
     return {
         "name": name,
         "usage": row,

@@ -164,7 +164,7 @@ def test_the_cost_per_success_is_shown_and_exported(client, acme, use):
         use(acme, request_id=f"req_{number}", admitted_at=now, uncached=1000, model="priced", price_version=version)
     panel = client.get("/t/acme/usage/panels/success?success_by=end_user").content.decode()
     assert "67% of 3 requests succeeded" in panel
-    assert re.search(r"ann</th>.*?1 aborted", panel, re.S)
+    assert re.search(r"ann</th>.*?aborted: 1", panel, re.S)
     rows = list(
         csv.DictReader(io.StringIO(client.get("/t/acme/usage/success.csv?success_by=end_user").content.decode()))
     )

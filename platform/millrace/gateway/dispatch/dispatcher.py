@@ -370,6 +370,14 @@ class Dispatcher:
             pipe.set(decision_record_key(execution.request_id), decisions, ex=self._retention_seconds)
             await pipe.execute()
 
+    async def record_decisions(self, execution: Execution) -> None:
+        """Store the decision record again, since it has changed after the dispatch of the last execution."""
+        decisions = msgspec.json.encode(execution.decision_record)
+        try:
+            await self.broker.set(decision_record_key(execution.request_id), decisions, ex=self._retention_seconds)
+        except (redis.RedisError, OSError) as exc:
+            log.warning("decisions_not_recorded", request_id=execution.request_id, error=str(exc))
+
     def _failed(self, job: InferenceJob, attempt: int, code: str) -> bytes:
         return encode(
             ExecutionUsage(job.billing_context, attempt, "failed", code, TokenCounts(), f"gateway.{self.gateway_id}", 0)

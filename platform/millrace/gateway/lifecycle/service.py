@@ -332,6 +332,8 @@ class InferenceService:
             if not await self._escalate(active, check):
                 break
         await self._reserves.release(active)
+        if "escalations" in active.decision_record:
+            await self._dispatcher.record_decisions(active.execution)
         execution, events = answered
         if execution is not active.execution:
             active.make_current(execution)
