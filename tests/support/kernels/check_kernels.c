@@ -118,10 +118,10 @@ static void check_linear(int64_t rows, int64_t inputs, int64_t outputs, int64_t 
     int64_t group = 32, groups = inputs / group, places = tiles * COLUMNS;
     bf16 *x = draw_bf16(rows * inputs), *plain = draw_bf16(outputs * inputs), *bias = draw_bf16(outputs);
     bf16 *residual = activation ? NULL : draw_bf16(rows * outputs), *out = allocate(rows * width, sizeof *out);
-    uint8_t *packed = allocate(places * inputs, 2), *codes = allocate(rows * inputs, 1);
-    float *scales = draw_floats(places * groups), *row_scales = allocate(rows * groups, sizeof *row_scales);
+    uint8_t *packed = allocate(places * inputs, 2);
+    int8_t *codes = allocate(rows * inputs, sizeof *codes);
+    float *scales = draw_floats(places * groups), *row_scales = allocate(2 * rows * groups, sizeof *row_scales);
     float *zeros = draw_floats(places * groups);
-    int32_t *offsets = allocate(places * groups, sizeof *offsets);
     double *weight = allocate(outputs * inputs, sizeof *weight);
     if (format == BFLOAT16) {
         struct packing packing = {plain, (bf16 *)packed, outputs, inputs, gated};
@@ -136,8 +136,7 @@ static void check_linear(int64_t rows, int64_t inputs, int64_t outputs, int64_t 
                 *to = value(plain[output * inputs + i]);
             } else if (format == INT8) {
                 int number = (int)(draw() % 255) - 127;
-                ((int8_t *)packed)[tile * inputs * COLUMNS + i / 4 * 4 * COLUMNS + column * 4 + i % 4] = (int8_t)number;
-                offsets[scale] -= 128 * number;
+                packed[tile * inputs * COLUMNS + i / 4 * 4 * COLUMNS + column * 4 + i % 4] = (uint8_t)(number + 128);
                 *to = number * scales[scale];
             } else {
                 unsigned number = draw() % 16;
@@ -150,7 +149,7 @@ static void check_linear(int64_t rows, int64_t inputs, int64_t outputs, int64_t 
     }
     struct linear l = {
         .x = x, .weight = packed, .bias = bias, .residual = residual, .out = out, .scales = scales,
-        .offsets = format == INT8 ? (const void *)offsets : zeros, .codes = codes, .row_scales = row_scales, .rows = rows,
+        .offsets = zeros, .codes = codes, .row_scales = row_scales, .rows = rows,
         .inputs = inputs, .outputs = outputs, .x_stride = inputs, .residual_stride = outputs, .out_stride = width,
         .activation = activation, .format = format, .group = group,
     };
@@ -169,7 +168,7 @@ static void check_linear(int64_t rows, int64_t inputs, int64_t outputs, int64_t 
             compare(&c, out[row * width + column], gated ? want * sums[1] : want);
         }
     report((const char *[]){"the product", "the product of 8-bit integers", "the product with 4-bit weights"}[format], c);
-    void *all[] = {x, plain, bias, residual, out, packed, codes, scales, row_scales, zeros, offsets, weight};
+    void *all[] = {x, plain, bias, residual, out, packed, codes, scales, row_scales, zeros, weight};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }
