@@ -9,8 +9,9 @@ tokens of which 512 are the same. `platform` measures the CPU time of each token
 computes nothing and without PostgreSQL, which takes no part in a token.
 
 All systems of a section are measured in turn in each round, on all cores, with SmolLM2-135M, greedy decoding and the
-end token ignored. The platform's speculation is off: without an end, outputs repeat themselves, and drafts from the
-prompt and the output would be right more often than in real answers. Figures are medians. Peers that are not installed are left out; `--install` installs them.
+end token ignored. The platform's speculation is off: without an end, outputs repeat themselves, so drafts from them
+would be right more often than in real answers. Figures are medians. Peers that are not installed are left out;
+`--install` installs them.
 
 With `--out`, a run adds its rows to the results of the same day and machine. Rows that it measures again are replaced
 together with those of the peers, so that all rows of a load come from one run. Therefore long sections can be split:
@@ -27,6 +28,7 @@ import os
 import platform as machine
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -63,8 +65,9 @@ Rows = list[dict[str, Any]]
 
 def main() -> int:
     options = parse_arguments()
-    started, sections = datetime.now(UTC), options.sections.split(",")
-    report: dict[str, Any] = {"date": started.isoformat(timespec="seconds"), "machine": describe_machine()}
+    sections = options.sections.split(",")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops the servers
+    report: dict[str, Any] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": describe_machine()}
     with ExitStack() as running:
         place = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="millrace-cpu-")))
         model = ensure_model(EMBEDDED, options.models or place)
@@ -74,6 +77,7 @@ def main() -> int:
         print(json.dumps(report["machine"]), flush=True)
         if "engine" in sections:
             report["engine"] = measure_engines(options, model)
+            save(report, options.out)
         if {"served", "prefill", "shared"} & {*sections}:
             servers = [
                 *running.enter_context(millrace(options)),
@@ -82,20 +86,24 @@ def main() -> int:
             for section, loads in served_loads(options).items():
                 if section in sections:
                     report[section] = [row for load in loads for row in measure_served(servers, load)]
+                    save(report, options.out)
             running.close()
         if "platform" in sections:
             report["platform"] = measure_platform(options)
-    failed = any(row.get("errors") for section in SECTIONS for row in report.get(section, []))
-    report["ratios"] = ratios(report)
-    print("\n".join(f"{name}: {value:.2f}" for name, value in report["ratios"].items()))
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        path = options.out / f"{started:%Y-%m-%d}-{report['machine']['slug']}.json"
-        if path.exists():
-            report = merge(json.loads(path.read_text(encoding="utf-8")), report)
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        print(path)
-    return int(failed)
+            save(report, options.out)
+    print("\n".join(f"{name}: {value:.2f}" for name, value in ratios(report).items()))
+    return int(any(row.get("errors") for section in SECTIONS for row in report.get(section, [])))
+
+
+def save(report: dict[str, Any], directory: Path | None) -> None:
+    """Add the report to the results of its day."""
+    if directory is None:
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{report['date'][:10]}-{report['machine']['slug']}.json"
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(merge(earlier, report), indent=1) + "\n", encoding="utf-8")
+    print(path)
 
 
 def merge(earlier: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
