@@ -13,7 +13,9 @@ import pytest
 from kernels.native import build
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = ROOT / "tests" / "support" / "kernels" / "check_kernels.c"
+SUPPORT = ROOT / "tests" / "support" / "kernels"
+PROGRAM = SUPPORT / "check_kernels.c"
+FLAGS = ("-O1", "-std=gnu11", "-Wall", "-Wextra", "-Werror", f"-I{build.SOURCES}")
 # The compiler of each architecture, its emulator, and the instruction sets that the emulator has. It has no AVX-512.
 ARCHITECTURES = {
     "aarch64": ("aarch64-linux-gnu-gcc", ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu"), ["generic"]),
@@ -29,8 +31,8 @@ def compile_program(machine: str, place: Path) -> Path:
     assert shutil.which(command), f"the test needs {command}"
     library = build.compile_library(build.Compiler((command,), ""), place, machine=machine, is_complete=True)
     program = place / "check"
-    flags = ("-O1", "-std=gnu11", "-Wall", "-Wextra", "-Werror", f"-I{build.SOURCES}", f"-Wl,-rpath,{place}")
-    subprocess.run([command, *flags, str(PROGRAM), str(library), "-lm", "-o", str(program)], check=True)
+    link = (f"-Wl,-rpath,{place}", str(library), "-lm", "-o", str(program))
+    subprocess.run([command, *FLAGS, str(PROGRAM), *link], check=True)
     return program
 
 
@@ -42,3 +44,14 @@ def test_operators_equal_plain_loops(machine: str, sets: list[str], tmp_path: Pa
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert result.stdout.splitlines() == [f"checked {name}" for name in sets], result.stdout + result.stderr
     assert result.returncode == 0
+
+
+def test_tiles_of_amx_equal_plain_loops(tmp_path: Path) -> None:
+    """No emulator has AMX. The generic code with AMX's tiles runs with its instructions in C, which check their use."""
+    program = tmp_path / "check"
+    tiles = ("-DVARIANT=generic", '-DNAME="generic"', "-DVARIANT_AMX", "-include", str(SUPPORT / "tiles.h"))
+    sources = [str(path) for path in sorted(build.SOURCES.glob("*.c"))]
+    command = ["gcc", *FLAGS, *tiles, *sources, str(PROGRAM), "-pthread", "-lm", "-o", str(program)]
+    subprocess.run([*command, "-Wno-unused-variable"], check=True)
+    result = subprocess.run([str(program)], capture_output=True, text=True, timeout=300, check=False)
+    assert (result.stdout, result.returncode) == ("checked generic\n", 0), result.stderr

@@ -232,12 +232,16 @@ INLINE int next_group(int64_t rows, int maximum)
 
 #if defined(VARIANT_AMX)
 
+#if !defined(TILE_ZERO) /* a test emulates the instructions */
+#define TILE_CONFIGURE(config) __asm__ volatile("ldtilecfg %0" ::"m"(config) : "memory")
+#define TILE_RELEASE() __asm__ volatile("tilerelease" ::: "memory")
 #define TILE_ZERO(tile) __asm__ volatile("tilezero %%tmm" #tile ::)
 #define TILE_LOAD(tile, from, stride) \
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"((int64_t)(stride)) : "memory")
 #define TILE_STORE(tile, to, stride) \
     __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(to), "r"((int64_t)(stride)) : "memory")
 #define TILE_PRODUCT(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
+#endif
 
 /* Tiles 0 and 1 are results of the first 16 rows and 2 and 3 of the others; 4 and 5 are rows, and 6 and 7 columns. */
 INLINE void begin_tiles(int64_t rows)
@@ -254,12 +258,12 @@ INLINE void begin_tiles(int64_t rows)
     }
     config.rows[0] = config.rows[1] = config.rows[4] = (uint8_t)first;
     config.rows[2] = config.rows[3] = config.rows[5] = (uint8_t)(second ? second : 16);
-    __asm__ volatile("ldtilecfg %0" ::"m"(config) : "memory");
+    TILE_CONFIGURE(config);
 }
 
 INLINE void end_tiles(void)
 {
-    __asm__ volatile("tilerelease" ::: "memory");
+    TILE_RELEASE();
 }
 
 enum { GROUP = ROWS }; /* rows of one iteration over the columns */
