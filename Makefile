@@ -26,7 +26,7 @@ endif
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help up setup test test-unit test-browser test-faults test-browser-quick test-faults-quick \
-	test-clients test-clients-quick test-peers bench-quick bench-cpu \
+	test-clients test-clients-quick test-peers test-emulation bench-quick bench-cpu \
 	lint types lint-imports check client docs docs-clients docs-reference docs-settings docs-openapi messages screenshots release lock clean
 
 help: ## list the targets
@@ -73,6 +73,9 @@ test-clients-quick: $(VENV)/installed-dev ## run the openai, anthropic, LangChai
 
 test-peers: $(VENV)/installed-dev ## run LiteLLM, llama.cpp and vLLM behind Millrace; tests/peers names their variables (ARGS="-k vllm")
 	@exec $(BIN)/python -m pytest $(call TESTS,tests/peers) $(ARGS)
+
+test-emulation: $(VENV)/installed-dev ## run the C kernels for AVX2 and NEON in an emulator; needs qemu-user and gcc-aarch64-linux-gnu
+	@exec $(BIN)/python -m pytest -p no:xdist $(call TESTS,tests/emulation) $(ARGS)
 
 bench-quick: setup ## run every benchmark for a few seconds, to see that it works (ARGS="serve gateway")
 	@PYTHONPATH=.:platform exec $(BIN)/python -m benchmarks.run_quick $(ARGS)

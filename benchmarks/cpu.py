@@ -9,7 +9,14 @@ tokens of which 512 are the same. `platform` measures the CPU time of each token
 computes nothing and without PostgreSQL, which takes no part in a token.
 
 All systems of a section are measured in turn in each round, on all cores, with SmolLM2-135M, greedy decoding and the
-end token ignored. Figures are medians. Peers that are not installed are left out; `--install` installs them.
+end token ignored. The platform's speculation is off: without an end, outputs repeat themselves, so drafts from them
+would be right more often than in real answers. Figures are medians. Peers that are not installed are left out;
+`--install` installs them.
+
+With `--out`, a run adds its rows to the results of the same day and machine. Rows that it measures again are replaced
+together with those of the peers, so that all rows of a load come from one run. Therefore long sections can be split:
+
+    python -m benchmarks.cpu --out benchmarks/results --sections served --streams 32
 """
 
 from __future__ import annotations
@@ -21,6 +28,7 @@ import os
 import platform as machine
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -57,8 +65,9 @@ Rows = list[dict[str, Any]]
 
 def main() -> int:
     options = parse_arguments()
-    started, sections = datetime.now(UTC), options.sections.split(",")
-    report: dict[str, Any] = {"date": started.isoformat(timespec="seconds"), "machine": describe_machine()}
+    sections = options.sections.split(",")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops the servers
+    report: dict[str, Any] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": describe_machine()}
     with ExitStack() as running:
         place = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="millrace-cpu-")))
         model = ensure_model(EMBEDDED, options.models or place)
@@ -68,6 +77,7 @@ def main() -> int:
         print(json.dumps(report["machine"]), flush=True)
         if "engine" in sections:
             report["engine"] = measure_engines(options, model)
+            save(report, options.out)
         if {"served", "prefill", "shared"} & {*sections}:
             servers = [
                 *running.enter_context(millrace(options)),
@@ -76,17 +86,40 @@ def main() -> int:
             for section, loads in served_loads(options).items():
                 if section in sections:
                     report[section] = [row for load in loads for row in measure_served(servers, load)]
+                    save(report, options.out)
             running.close()
         if "platform" in sections:
             report["platform"] = measure_platform(options)
-    report["ratios"] = ratios(report)
-    print("\n".join(f"{name}: {value:.2f}" for name, value in report["ratios"].items()))
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        path = options.out / f"{started:%Y-%m-%d}-{report['machine']['slug']}.json"
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        print(path)
-    return int(any(row.get("errors") for rows in report.values() if isinstance(rows, list) for row in rows))
+            save(report, options.out)
+    print("\n".join(f"{name}: {value:.2f}" for name, value in ratios(report).items()))
+    return int(any(row.get("errors") for section in SECTIONS for row in report.get(section, [])))
+
+
+def save(report: dict[str, Any], directory: Path | None) -> None:
+    """Add the report to the results of its day."""
+    if directory is None:
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{report['date'][:10]}-{report['machine']['slug']}.json"
+    earlier = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(merge(earlier, report), indent=1) + "\n", encoding="utf-8")
+    print(path)
+
+
+def merge(earlier: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
+    """Return the report with the rows of an earlier one for the loads that it did not measure."""
+
+    def load(row: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(row.get(name) for name in ("streams", "input", "shared_prefix"))
+
+    merged = dict(report)
+    for section in SECTIONS:
+        rows = report.get(section, [])
+        measured = {load(row) for row in rows}
+        kept = [row for row in earlier.get(section, []) if load(row) not in measured]
+        if kept or rows:
+            merged[section] = sorted(kept + rows, key=lambda row: row["streams"])
+    return merged | {"ratios": ratios(merged)}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -95,10 +128,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--install", action="store_true", help="install the peers first")
     parser.add_argument("--models", type=Path, help="a directory that keeps the converted model (default: none)")
     parser.add_argument("--sections", default=",".join(SECTIONS), help=f"default {','.join(SECTIONS)}")
-    parser.add_argument("--streams", type=serve.numbers, default=[1, 8, 32], help="default 1,8,32")
+    parser.add_argument("--streams", type=serve.numbers, default=[1, 8, 32], help="default 1,8,32; prefill: without 32")
     parser.add_argument("--rounds", type=int, default=3, help="default 3")
     parser.add_argument("--input", type=int, default=128, help="tokens of a prompt (default 128)")
     parser.add_argument("--output", type=int, default=128, help="tokens of a completion (default 128)")
+    parser.add_argument("--speculation", default="off", choices=("auto", "off"), help="of the platform (default off)")
     parser.add_argument("--out", type=Path, help="a directory for the results (default: none)")
     return parse(parser, {"sections": "engine", "streams": [1], "rounds": 1, "input": 8, "output": 4})
 
@@ -197,12 +231,13 @@ def served_loads(options: argparse.Namespace) -> dict[str, list[argparse.Namespa
     """Return the loads of each section, as the options of `benchmarks.serve`."""
 
     def load(**values: Any) -> argparse.Namespace:
-        defaults = {"requests": 2, "rounds": options.rounds, "seed": 1, "shared_prefix": 0, "output": options.output}
-        return argparse.Namespace(**(defaults | {"input": options.input, "streams": options.streams} | values))
+        defaults = {"requests": 2, "rounds": options.rounds, "shared_prefix": 0, "output": options.output}
+        defaults |= {"input": options.input, "streams": options.streams} | values
+        return argparse.Namespace(**defaults, seed=defaults["input"] + defaults["shared_prefix"])  # no common prompts
 
     return {
         "served": [load()],
-        "prefill": [load(input=1024, output=8, streams=[1, 8])],
+        "prefill": [load(input=1024, output=8, streams=[n for n in options.streams if n <= 8])],
         "shared": [load(input=640, streams=[8], shared_prefix=shared) for shared in (512, 0)],
     }
 
@@ -223,9 +258,8 @@ def millrace(options: argparse.Namespace) -> Iterator[list[serve.ServerUnderTest
         state.chmod(0o711)
         port = free_port()
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}
-        models = ",".join(
-            f"{name}=embedded?dtype=bfloat16&quantization={quantization}" for name, quantization in TYPES.items()
-        )
+        options_of_all = f"dtype=bfloat16&speculation={options.speculation}"
+        models = ",".join(f"{name}=embedded?{options_of_all}&quantization={TYPES[name]}" for name in TYPES)
         environ |= {
             "MILLRACE_DATA_DIR": str(state), "MILLRACE_PORT": str(port), "MILLRACE_MODELS": models,
             "MILLRACE_LOG_LEVEL": "warning", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
@@ -257,16 +291,7 @@ def vllm(options: argparse.Namespace, model: Path) -> Iterator[list[serve.Server
     with ExitStack() as running:
         state = Path(running.enter_context(tempfile.TemporaryDirectory()))
         port, cores = free_port(), sorted(os.sched_getaffinity(0))
-        words = (
-            "--served-model-name",
-            "vllm",
-            "--dtype",
-            "bfloat16",
-            "--max-model-len",
-            "2048",
-            "--max-num-seqs",
-            "64",
-        )
+        words = ("--served-model-name", "vllm", "--dtype", "bfloat16", "--max-model-len", "2048")
         environ = {
             **os.environ, "VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
             "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",

@@ -98,7 +98,7 @@ def build_for_wheel() -> Path:
     for compiler in find_compilers():
         with tempfile.TemporaryDirectory() as place:
             try:
-                library = _compile(compiler, Path(place), (), is_complete=True)
+                library = compile_library(compiler, Path(place), is_complete=True)
             except BuildError as exc:
                 message = str(exc)
                 continue
@@ -128,7 +128,7 @@ def build_library(compiler: Compiler, directory: Path, flags: Sequence[str] = ()
         if not _is_private(target):
             _remove_interrupted(directory)
             with tempfile.TemporaryDirectory(prefix="build-", dir=directory) as place:
-                library = _compile(compiler, Path(place), flags)
+                library = compile_library(compiler, Path(place), flags)
                 library.chmod(0o700)  # the linker uses the umask
                 library.rename(target)
     except OSError as exc:
@@ -183,11 +183,14 @@ def _remove_interrupted(directory: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _compile(compiler: Compiler, place: Path, flags: Sequence[str], *, is_complete: bool = False) -> Path:
+def compile_library(
+    compiler: Compiler, place: Path, flags: Sequence[str] = (), *, is_complete: bool = False, machine: str = ""
+) -> Path:
     """Compile in the empty directory `place` and return the library.
 
     Args:
         is_complete: whether each instruction set is required.
+        machine: the architecture for which the compiler compiles; that of this machine if not given.
 
     Raises:
         BuildError: the compiler fails.
@@ -196,7 +199,7 @@ def _compile(compiler: Compiler, place: Path, flags: Sequence[str], *, is_comple
     objects, defines = [place / "generic.o"], []
     kernels = str(SOURCES / "kernels.c")
     _run(*common, "-DVARIANT=generic", '-DNAME="generic"', "-c", kernels, "-o", str(objects[0]))
-    for name, options in _VARIANTS[platform.machine()].items():
+    for name, options in _VARIANTS[machine or platform.machine()].items():
         output = place / f"{name}.o"
         try:
             _run(*common, f"-DVARIANT={name}", f'-DNAME="{name}"', *options, "-c", kernels, "-o", str(output))

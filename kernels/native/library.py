@@ -25,8 +25,8 @@ class LinearArguments(ctypes.Structure):
     """`struct linear` in kernels.h."""
 
     _fields_ = _fields(
-        pointers="x weight bias residual out scales offsets codes row_scales",
-        sizes="rows inputs outputs x_stride residual_stride out_stride activation format group",
+        pointers="x weight bias residual out scales offsets codes row_scales following",
+        sizes="rows inputs outputs x_stride residual_stride out_stride activation format group threads",
     )
 
 
@@ -80,6 +80,14 @@ class LayerArguments(ctypes.Structure):
     )
 
 
+class LayersArguments(ctypes.Structure):
+    """`struct layers` in kernels.h."""
+
+    _fields_ = _fields(
+        pointers="layers rotations attentions x out narrow wide middle codes row_scales", sizes="count rows"
+    )
+
+
 class MaximaArguments(ctypes.Structure):
     """`struct maxima` in kernels.h."""
 
@@ -114,7 +122,7 @@ class Library:
         self.attention = function("attention", AttentionArguments)
         self.norm = function("norm", NormArguments)
         self.rotation = function("rotation", RotationArguments)
-        self.layer = function("layer", LayerArguments)
+        self.layers = function("layers", LayersArguments)
         self.self_attention = function("self_attention", SelfAttentionArguments)
         self.layer_norm = function("layer_norm", LayerNormArguments)
         self.argmax = function("argmax", MaximaArguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import addressof, byref
+from ctypes import addressof, byref, c_void_p
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
@@ -14,6 +14,7 @@ from kernels.native.library import (
     AttentionArguments,
     LayerArguments,
     LayerNormArguments,
+    LayersArguments,
     Library,
     LinearArguments,
     LookupArguments,
@@ -59,8 +60,9 @@ class Product:
         self._gated = activation in _GATES
         self._width = self._outputs // 2 if self._gated else self._outputs
         self._groups = self._inputs // group if group else 0
-        # Numbers for each row: the output, and if the weight is quantized, the codes and scales of the input.
-        self.row_sizes = self._width, self._inputs if weight_format == _INT8 else 0, self._groups
+        # Numbers for each row: the output, and if the weight is quantized, the codes, scales and sums of the input.
+        is_int8 = weight_format == _INT8
+        self.row_sizes = self._width, self._inputs if is_int8 else 0, self._groups * (2 if is_int8 else 1)
         self._bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
         self._kept: list[torch.Tensor] = []
         self._template = LinearArguments(
@@ -170,9 +172,8 @@ class PackedLinearInt8(Product):
             raise ValueError(f"a weight [{outputs}, {inputs}] of {weight.dtype} in {groups} groups cannot be packed")
         super().__init__(library, (outputs, inputs), bias, activation, _INT8, inputs // groups)
         tiles = self._in_tiles(weight)
-        self._store("weight", tiles.view(len(tiles), _COLUMNS, -1, 4).transpose(1, 2))
-        by_group = tiles.view(len(tiles), _COLUMNS, groups, -1)
-        self._store("offsets", by_group.sum(-1, dtype=torch.int32).mul_(-128).transpose(1, 2))
+        unsigned = tiles.view(torch.uint8) ^ 128  # 128 larger
+        self._store("weight", unsigned.view(len(tiles), _COLUMNS, -1, 4).transpose(1, 2))
         self._store("scales", self._in_tiles(scales).transpose(1, 2))
 
 
@@ -213,7 +214,7 @@ class PackedLinearInt4(Product):
 
 
 class LayerOperator:
-    """A layer of a decoder in one call: attention and a gated feed-forward block, each with a residual addition.
+    """A layer of a decoder: attention and a gated feed-forward block, each with a residual addition.
 
     Args:
         norms: the weights, float32, of the norms before and after attention, before and after the block, of queries and
@@ -229,55 +230,85 @@ class LayerOperator:
         products: tuple[Product, Product, Product, Product],
     ) -> None:
         qkv, projection, gated, down = products
-        self._library, self._kept = library, (norms, products)
-        width, self._norms = (
-            qkv.template.inputs,
-            [
-                None if weight is None else NormArguments(weight=weight.data_ptr(), width=len(weight), eps=eps)
-                for weight in norms
-            ],
-        )
-        self._template = LayerArguments(
+        self.library, self._kept = library, (norms, products)
+        self._norms = [
+            None if weight is None else NormArguments(weight=weight.data_ptr(), width=len(weight), eps=eps)
+            for weight in norms
+        ]
+        self.template = LayerArguments(
             qkv=addressof(qkv.template), projection=addressof(projection.template), gated=addressof(gated.template),
             down=addressof(down.template),
         )  # fmt: skip
         names = "before_attention", "after_attention", "before_mlp", "after_mlp", "query_norm", "key_norm"
         for name, norm in zip(names, self._norms, strict=True):
-            setattr(self._template, name, None if norm is None else addressof(norm))
-        # Bytes for each row in the memory of a call: narrow, wide, middle, codes and scales of rows.
+            setattr(self.template, name, None if norm is None else addressof(norm))
         outputs, codes, scales = zip(*(product.row_sizes for product in products), strict=True)
-        self._attended = projection.template.inputs
-        narrow, wide = max(width, self._attended), max(width, outputs[0], outputs[2])
-        sizes = (2 * narrow, 2 * wide, 2 * width, max(codes), 4 * max(scales))
-        self._offsets = [0, *accumulate(-(-size // 64) * 64 for size in sizes)]
-        self._qkv_width, self._width = outputs[0], width
-        _require((gated.template.inputs, down.template.inputs) == (width, outputs[2]))
-        _require(outputs[1] == outputs[3] == width)
-        _require(all(weight is None or len(weight) == width for weight in norms[:4]))
-        self._head_norms = [0 if weight is None else len(weight) for weight in norms[4:]]
+        self.width, self.attended, self.qkv_width = qkv.template.inputs, projection.template.inputs, outputs[0]
+        narrow, wide = max(self.width, self.attended), max(self.width, outputs[0], outputs[2])
+        # Bytes for each row in the memory of a call: narrow, wide, middle, codes and scales of rows.
+        self.row_bytes = (2 * narrow, 2 * wide, 2 * self.width, max(codes), 4 * max(scales))
+        _require((gated.template.inputs, down.template.inputs) == (self.width, outputs[2]))
+        _require(outputs[1] == outputs[3] == self.width)
+        _require(all(weight is None or len(weight) == self.width for weight in norms[:4]))
+        self.head_norms = [0 if weight is None else len(weight) for weight in norms[4:]]
 
-    def __call__(self, x: torch.Tensor, rotation: RotationStep, attention: LayerAttention) -> torch.Tensor:
-        """Return the layer's output for x [tokens, width]."""
-        rows, step = len(x), attention.step
+
+class LayerStack:
+    """Consecutive layers in one call. The output of each one is the input of the next.
+
+    Args:
+        first: the index in the model of the first one of `layers`.
+    """
+
+    def __init__(self, layers: Sequence[LayerOperator], first: int = 0) -> None:
+        self._library, self._layers = layers[0].library, list(layers)
+        self._span = slice(first, first + len(layers))
+        self._templates = (LayerArguments * len(layers))(*(layer.template for layer in layers))
+        sizes = (max(column) for column in zip(*(layer.row_bytes for layer in layers), strict=True))
+        self._offsets = [0, *accumulate(-(-size // 64) * 64 for size in sizes)]
+        self._width = layers[0].width
+        _require(all(layer.width == self._width for layer in layers))
+        self._caches: Sequence[LayerCache] = ()
+
+    def __call__(self, x: torch.Tensor, rotations: Sequence[RotationStep], attention: StackAttention) -> torch.Tensor:
+        """Return the last layer's output for x [tokens, width].
+
+        Args:
+            rotations: of each layer.
+        """
+        rows, count = len(x), len(self._layers)
+        steps = attention.steps[self._span]
         _require(x.dtype == torch.bfloat16 and x.is_contiguous() and x.shape[1] == self._width)
-        _require(rows == rotation.arguments.rows == step.arguments.tokens)
-        _require((step.query_width, step.total_width) == (self._attended, self._qkv_width))
-        key_width = (step.total_width - step.query_width) // 2
-        for size, total in zip(self._head_norms, (step.query_width, key_width), strict=True):
-            _require(size in (0, step.arguments.head_dim, total))
+        _require(len(rotations) == len(steps) == count)
+        _require(all(rows == rotation.arguments.rows for rotation in dict.fromkeys(rotations)))
+        _require(all(rows == step.arguments.tokens for step in dict.fromkeys(steps)))
+        if attention.caches is not self._caches:
+            self._bind(attention)
         out = torch.empty_like(x)
         memory = torch.empty(rows * self._offsets[-1] + 64, dtype=torch.uint8)
         start = memory.data_ptr()
         start += -start % 64
-        arguments = LayerArguments.from_buffer_copy(self._template)
-        arguments.x, arguments.out, arguments.cache = x.data_ptr(), out.data_ptr(), attention.cache.data_ptr()
         narrow, wide, middle, codes, scales, _ = (start + rows * offset for offset in self._offsets)
-        arguments.narrow, arguments.wide, arguments.middle = narrow, wide, middle
-        arguments.codes, arguments.row_scales, arguments.rows = codes, scales, rows
-        arguments.rotation, arguments.attention = addressof(rotation.arguments), addressof(step.arguments)
-        arguments.scale, arguments.window, arguments.soft_cap = attention.scale, attention.window, attention.soft_cap
-        self._library.layer(byref(arguments))
+        rotation_list = (c_void_p * count)(*[addressof(rotation.arguments) for rotation in rotations])
+        step_list = (c_void_p * count)(*[addressof(step.arguments) for step in steps])
+        arguments = LayersArguments(
+            addressof(self._templates), addressof(rotation_list), addressof(step_list), x.data_ptr(), out.data_ptr(),
+            narrow, wide, middle, codes, scales, count, rows,
+        )  # fmt: skip
+        self._library.layers(byref(arguments))
         return out
+
+    def _bind(self, attention: StackAttention) -> None:
+        """Use the caches of `attention` in this call and the next ones."""
+        caches, steps = attention.caches[self._span], attention.steps[self._span]
+        for layer, template, cache, step in zip(self._layers, self._templates, caches, steps, strict=True):
+            _require((step.query_width, step.total_width) == (layer.attended, layer.qkv_width))
+            key_width = (step.total_width - step.query_width) // 2
+            for size, total in zip(layer.head_norms, (step.query_width, key_width), strict=True):
+                _require(size in (0, step.arguments.head_dim, total))
+            template.cache, template.scale = cache.pages.data_ptr(), cache.scale
+            template.window, template.soft_cap = cache.window, cache.soft_cap
+        self._caches = attention.caches
 
 
 def rms_norm(
@@ -498,14 +529,26 @@ class AttentionStep:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerAttention:
-    """The attention of one layer in one step, as the arguments of `AttentionStep.attend`."""
+class LayerCache:
+    """The attention of one layer, as the arguments of `AttentionStep.attend`."""
 
-    step: AttentionStep
-    cache: torch.Tensor
+    pages: torch.Tensor
     scale: float
     window: int = 0
     soft_cap: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StackAttention:
+    """The attention of a model's layers in one step.
+
+    Args:
+        caches: of each layer; the same sequence in all steps. Its steps have the same heads.
+        steps: of each layer.
+    """
+
+    caches: Sequence[LayerCache]
+    steps: Sequence[AttentionStep]
 
 
 def _address(tensor: torch.Tensor | None) -> int | None:

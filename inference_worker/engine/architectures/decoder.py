@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 from typing import ClassVar, Literal
 
 import torch
@@ -22,7 +22,7 @@ from inference_worker.engine.architectures.rope import NativeRotation, NoRotatio
 from inference_worker.engine.attention.base import AttentionBackend, AttentionSpec, StepMetadata
 from inference_worker.engine.quantization.weights import select_outputs
 from inference_worker.models.loader import Weights
-from kernels.native.operators import LayerAttention, RotationStep
+from kernels.native.operators import LayerOperator, LayerStack
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,17 @@ class Decoder:
             len(ropes) if plain else len(ropes) - 1 if window else 0
             for window, plain in zip(windows, unrotated, strict=True)
         ]
+        operators = [
+            None if rope == len(ropes) else layer.fuse(layers)
+            for layer, rope in zip(self._layers, self._layer_ropes, strict=True)
+        ]
+        # The runs of consecutive layers: those that the C kernels compute in one call, and the others.
+        self._runs: list[tuple[LayerStack | None, slice]] = []
+        for _, run in groupby(range(len(operators)), lambda index: operators[index] is None):
+            indexes = list(run)
+            fused = [operator for index in indexes if (operator := operators[index]) is not None]
+            stack = LayerStack(fused, indexes[0]) if fused else None
+            self._runs.append((stack, slice(indexes[0], indexes[-1] + 1)))
         norm = weights.take(f"{prefix}.norm.weight", (config.hidden_size,))
         self._norm = layers.norm(norm, config.rms_norm_eps, self.norm_offset)
         is_tied = config.tie_word_embeddings
@@ -91,8 +102,15 @@ class Decoder:
             hidden = hidden * self._multiplier
         rotations: list[Rotation] = [rope.at(metadata.positions) for rope in self._ropes]
         rotations.append(NoRotation())
-        for layer, rope in zip(self._layers, self._layer_ropes, strict=True):
-            hidden = layer.forward(hidden, rotations[rope], attention, metadata)
+        native = attention.native(metadata)
+        for stack, span in self._runs:
+            of_layers = [rotations[rope] for rope in self._layer_ropes[span]]
+            steps = [rotation.step for rotation in of_layers if isinstance(rotation, NativeRotation)]
+            if stack is not None and native is not None and len(steps) == len(of_layers):
+                hidden = stack(hidden, steps, native)
+                continue
+            for layer, rotation in zip(self._layers[span], of_layers, strict=True):
+                hidden = layer.forward(hidden, rotation, attention, metadata)
         return hidden
 
     def normalize(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -149,7 +167,6 @@ class DecoderLayer:
                 weight = weights.take(f"{prefix}.self_attn.{name}.weight", (size,))
                 self._qk_norms.append(layers.norm(weight, config.rms_norm_eps, family.norm_offset))
         self._mlp = _load_mlp(family, config, weights, layers, prefix, index)
-        self._fused = self._fuse(layers)
 
     def _rows_by_halves(self, rotary: int) -> torch.Tensor:
         """Return the order of the rows of queries, keys and values in which rotation pairs halves, not neighbors.
@@ -164,9 +181,6 @@ class DecoderLayer:
     def forward(
         self, hidden: torch.Tensor, rotation: Rotation, attention: AttentionBackend, metadata: StepMetadata
     ) -> torch.Tensor:
-        native = self._fused and attention.native(self._index, metadata)
-        if self._fused and native and isinstance(rotation, NativeRotation):
-            return self._fused(hidden, rotation.step, native)
         x = self._before_attention(hidden) if self._before_attention else hidden
         qkv = self._qkv(x).view(len(x), -1, self._head_dim)
         if self._qk_norms:
@@ -177,8 +191,8 @@ class DecoderLayer:
         x = self._before_mlp(hidden) if self._before_mlp else hidden
         return self._add(self._mlp, x, self._after_mlp, hidden)
 
-    def _fuse(self, layers: Layers) -> Callable[[torch.Tensor, RotationStep, LayerAttention], torch.Tensor] | None:
-        """Return the whole layer as one call of the C kernels, or None if the layer has other parts."""
+    def fuse(self, layers: Layers) -> LayerOperator | None:
+        """Return the whole layer as an operator of the C kernels, or None if the layer has other parts."""
         if self._multiplier != 1 or not isinstance(self._mlp, GatedFeedForward):
             return None
         norms = (self._before_attention, self._after_attention, self._before_mlp, self._after_mlp)

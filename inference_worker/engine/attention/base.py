@@ -11,7 +11,7 @@ import torch
 
 from inference_worker.contract.config import KVCacheDTypeName
 from kernels import reference
-from kernels.native.operators import LayerAttention
+from kernels.native.operators import StackAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,8 @@ class AttentionBackend(ABC):
             [num_tokens, num_heads × head_dim].
         """
 
-    def native(self, _layer: int, _metadata: StepMetadata) -> LayerAttention | None:
-        """Return the attention of a layer for a call of the C kernels that includes it, or None to call `attend`."""
+    def native(self, _metadata: StepMetadata) -> StackAttention | None:
+        """Return the attention of all layers for a call of the C kernels that includes it, or None to call `attend`."""
         return None
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from inference_worker.engine.attention.base import AttentionBackend, StepMetadata
+from kernels.native.operators import StackAttention
 
 
 class GroupedBackend(AttentionBackend):
@@ -37,3 +38,7 @@ class GroupedBackend(AttentionBackend):
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, metadata: StepMetadata
     ) -> torch.Tensor:
         return self._backend.attend(layer, query, key, value, metadata.plan[layer])
+
+    def native(self, metadata: StepMetadata) -> StackAttention | None:
+        first = self._backend.native(metadata.plan[0])
+        return first and StackAttention(first.caches, [step.plan for step in metadata.plan])

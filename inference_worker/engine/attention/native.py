@@ -29,6 +29,10 @@ class NativeBackend(AttentionBackend):
         pages = library.memory.empty(shape.num_layers, shape.num_blocks, numbers, dtype=self._dtype)
         self._pages = list(pages.zero_().unbind(0))
         self._cache = shape.by_layer(self._pages)
+        self._caches = [
+            operators.LayerCache(pages, spec.scale, spec.window, spec.soft_cap)
+            for pages, spec in zip(self._cache, specs, strict=True)
+        ]
 
     def pages(self) -> list[torch.Tensor]:
         return self._pages
@@ -47,9 +51,8 @@ class NativeBackend(AttentionBackend):
         spec = self.specs[layer]
         return plan.attend(query, key, value, self._cache[layer], spec.scale, spec.window, spec.soft_cap)
 
-    def native(self, layer: int, metadata: StepMetadata) -> operators.LayerAttention:
-        spec = self.specs[layer]
-        return operators.LayerAttention(metadata.plan, self._cache[layer], spec.scale, spec.window, spec.soft_cap)
+    def native(self, metadata: StepMetadata) -> operators.StackAttention:
+        return operators.StackAttention(self._caches, [metadata.plan] * len(self._caches))
 
 
 def find_native_limit(shape: CacheShape) -> str:

@@ -126,6 +126,33 @@ INLINE floats exponential(floats x)
     return (floats)((words)p + (((words)shifted - 0x4b400000) << 23));
 }
 
+/* Return the larger number, or b if a is NaN, or b is. */
+INLINE floats larger(floats a, floats b)
+{
+#if defined(__AVX512F__)
+    return (floats)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (floats)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return choose(a > b, a, b);
+#endif
+}
+
+/* 2^x for x up to 0, relative error 3e-7. Smaller arguments than -126 become -126, and NaN stays NaN. */
+INLINE floats power_of_2(floats x)
+{
+    const float magic = 12582912.0f; /* 1.5 * 2^23: the addition rounds to an integer, which the lower bits contain */
+    x = larger(fill(-126.0f), x);
+    floats shifted = x + magic;
+    x = x - (shifted - magic);
+    floats p = 1.3400432653e-3f * x + 9.6760373563e-3f;
+    p = p * x + 5.5503271520e-2f;
+    p = p * x + 2.4022106826e-1f;
+    p = p * x + 6.9314718246e-1f;
+    p = p * x + 1.0f;
+    return (floats)((words)p + ((words)shifted << 23));
+}
+
 INLINE floats activate(floats x, int64_t activation)
 {
     if (activation == SILU)
@@ -148,6 +175,21 @@ INLINE floats apply_gelu(floats x)
     return x * 0.5f * choose(x < 0, rest, 2.0f - rest);
 }
 
+/* Memory that is needed later. It is loaded into the second-level cache while a product computes: `step` bytes in each
+iteration, which reads up to 128 bytes of the weight. */
+struct ahead {
+    const char *at;
+    int64_t step;
+};
+
+INLINE void load_ahead(struct ahead *ahead)
+{
+    __builtin_prefetch(ahead->at, 0, 2);
+    if (ahead->step > 64)
+        __builtin_prefetch(ahead->at + 64, 0, 2);
+    ahead->at += ahead->step;
+}
+
 /* Tiles: the product of up to ROWS rows with COLUMNS columns.
 
 `a` is [rows, 2 * pairs]. `b` has for each pair of its rows COLUMNS pairs of numbers, in two halves of 16 columns that are
@@ -157,6 +199,7 @@ struct tile {
     const bf16 *a, *b;
     float *c;
     int64_t a_stride, b_stride, b_half, c_stride, pairs;
+    struct ahead *ahead; /* or null */
 };
 
 /* Call `function` with a constant number of rows, which lets the compiler keep the sums in registers. */
@@ -170,6 +213,9 @@ struct tile {
     FOR_ROWS(6, maximum, function, __VA_ARGS__) \
     FOR_ROWS(7, maximum, function, __VA_ARGS__) \
     FOR_ROWS(8, maximum, function, __VA_ARGS__) \
+    FOR_ROWS(9, maximum, function, __VA_ARGS__) \
+    FOR_ROWS(10, maximum, function, __VA_ARGS__) \
+    FOR_ROWS(11, maximum, function, __VA_ARGS__) \
     }
 #define FOR_ROWS(n, maximum, function, ...) \
     case n: \
@@ -186,12 +232,16 @@ INLINE int next_group(int64_t rows, int maximum)
 
 #if defined(VARIANT_AMX)
 
+#if !defined(TILE_ZERO) /* a test emulates the instructions */
+#define TILE_CONFIGURE(config) __asm__ volatile("ldtilecfg %0" ::"m"(config) : "memory")
+#define TILE_RELEASE() __asm__ volatile("tilerelease" ::: "memory")
 #define TILE_ZERO(tile) __asm__ volatile("tilezero %%tmm" #tile ::)
 #define TILE_LOAD(tile, from, stride) \
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"((int64_t)(stride)) : "memory")
 #define TILE_STORE(tile, to, stride) \
     __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(to), "r"((int64_t)(stride)) : "memory")
 #define TILE_PRODUCT(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
+#endif
 
 /* Tiles 0 and 1 are results of the first 16 rows and 2 and 3 of the others; 4 and 5 are rows, and 6 and 7 columns. */
 INLINE void begin_tiles(int64_t rows)
@@ -208,13 +258,15 @@ INLINE void begin_tiles(int64_t rows)
     }
     config.rows[0] = config.rows[1] = config.rows[4] = (uint8_t)first;
     config.rows[2] = config.rows[3] = config.rows[5] = (uint8_t)(second ? second : 16);
-    __asm__ volatile("ldtilecfg %0" ::"m"(config) : "memory");
+    TILE_CONFIGURE(config);
 }
 
 INLINE void end_tiles(void)
 {
-    __asm__ volatile("tilerelease" ::: "memory");
+    TILE_RELEASE();
 }
+
+enum { GROUP = ROWS }; /* rows of one iteration over the columns */
 
 INLINE void multiply(struct tile t, int64_t rows, int accumulate)
 {
@@ -310,12 +362,15 @@ INLINE floats multiply_pair(floats c, uint32_t a, const bf16 *b)
 INLINE void multiply_rows(struct tile t, int accumulate, const int rows)
 {
     enum { VECTORS = COLUMNS / LANES };
+    struct ahead ahead = t.ahead ? *t.ahead : (struct ahead){0};
     floats sums[GROUP][VECTORS];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < VECTORS; v++)
             sums[r][v] = accumulate ? load(t.c + r * t.c_stride + v * LANES) : (floats){0};
     for (int64_t pair = 0; pair < t.pairs; pair++) {
         const bf16 *b = t.b + pair * t.b_stride;
+        if (t.ahead)
+            load_ahead(&ahead);
         for (int v = 0; v < VECTORS; v++)
             for (int r = 0; r < rows; r++) {
                 const bf16 *columns = b + v * LANES / 16 * t.b_half + v * LANES % 16 * 2;
@@ -325,6 +380,8 @@ INLINE void multiply_rows(struct tile t, int accumulate, const int rows)
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < VECTORS; v++)
             store(t.c + r * t.c_stride + v * LANES, sums[r][v]);
+    if (t.ahead)
+        *t.ahead = ahead;
 }
 
 INLINE void multiply(struct tile t, int64_t rows, int accumulate)
@@ -342,24 +399,27 @@ INLINE void multiply(struct tile t, int64_t rows, int accumulate)
 
 /* Quantized products. A group's sums are added to `c` with the scales of the rows and of the columns.
 
-INT8: 8-bit weights [inputs / 4, COLUMNS, 4], and rows of numbers that are 128 too large. The offsets subtract the excess.
+INT8: rows of numbers from -127 to 127, and weights that are 128 too large, [inputs / 4, COLUMNS, 4]. The sums of the rows'
+numbers correct the excess.
 INT4: weights from -8 to 7, stored as 0 to 15. [inputs / 8, 2, 32] words of 16 bits, in two halves of 16 columns. Lane l has
 column l / 2 and, at bit 4 * j, its input 2 * j + l % 2. */
 
 struct group {
-    const void *a; /* INT8: uint8_t [rows, group], INT4: bf16 [rows, group] */
+    const void *a; /* INT8: int8_t [rows, groups * inputs], INT4: bf16 [rows, inputs] */
     const uint8_t *b;
-    const float *scales, *row_scales;
-    const void *offsets;
+    const float *scales, *row_scales, *offsets;
+    const int32_t *row_sums;
     float *c; /* [rows, COLUMNS] */
     int64_t a_stride, row_scale_stride, inputs;
+    int64_t groups; /* INT8: all groups of the inputs; INT4: 1 */
+    struct ahead *ahead; /* or null */
 };
 
-/* Rows whose sums fit into the registers, with the tables of the 4-bit weights. */
+/* Rows whose sums fit into the registers: for INT8 integers and totals of one vector of columns, for INT4 with its table. */
 #if defined(__AVX512F__)
-enum { QUANTIZED_ROWS = 8, INT4_ROWS = 5 };
+enum { REGISTERS = 32, INT8_ROWS = 11, INT4_ROWS = 5 };
 #else
-enum { QUANTIZED_ROWS = LANES == 8 ? 2 : 1, INT4_ROWS = QUANTIZED_ROWS };
+enum { REGISTERS = 16, INT8_ROWS = 5, INT4_ROWS = LANES == 8 ? 2 : 1 };
 #endif
 
 INLINE ints load_ints(const void *from)
@@ -376,44 +436,81 @@ INLINE uint32_t load_word(const void *from)
     return x;
 }
 
-/* Add the products of 4 unsigned numbers with the 4 signed numbers of each lane. */
+/* Add the products of 4 signed numbers with the 4 unsigned numbers of each lane. */
 INLINE ints multiply_bytes(ints c, uint32_t a, ints b)
 {
 #if defined(__AVX512VNNI__)
-    return (ints)_mm512_dpbusd_epi32((__m512i)c, _mm512_set1_epi32((int)a), (__m512i)b);
+    return (ints)_mm512_dpbusd_epi32((__m512i)c, (__m512i)b, _mm512_set1_epi32((int)a));
 #elif defined(__AVX2__)
     __m256i x = _mm256_set1_epi32((int)a), mask = _mm256_set1_epi16(0xff), y = (__m256i)b;
-    __m256i even = _mm256_madd_epi16(_mm256_and_si256(x, mask), _mm256_srai_epi16(_mm256_slli_epi16(y, 8), 8));
-    __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(x, 8), _mm256_srai_epi16(y, 8));
+    __m256i even = _mm256_madd_epi16(_mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8), _mm256_and_si256(y, mask));
+    __m256i odd = _mm256_madd_epi16(_mm256_srai_epi16(x, 8), _mm256_srli_epi16(y, 8));
     return c + (ints)even + (ints)odd;
 #else
     for (int i = 0; i < 32; i += 8)
-        c += ((ints)((words)b << (24 - i)) >> 24) * (int32_t)(a >> i & 0xff);
+        c += (ints)((words)b >> i & 0xff) * (int8_t)(a >> i);
     return c;
 #endif
 }
 
-INLINE void multiply_int8_rows(struct group g, int rows)
+/* Compute `rows` rows of the first `vectors` vectors of a tile's columns. */
+INLINE void multiply_int8_vectors(struct group g, const int rows, const int vectors)
+{
+    struct ahead ahead = g.ahead ? *g.ahead : (struct ahead){0};
+    floats totals[INT8_ROWS][COLUMNS / LANES];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++)
+            totals[r][v] = (floats){0};
+    for (int64_t group = 0; group < g.groups; group++) {
+        const int8_t *a = (const int8_t *)g.a + group * g.inputs;
+        const uint8_t *b = g.b + group * g.inputs * COLUMNS;
+        ints sums[INT8_ROWS][COLUMNS / LANES];
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < vectors; v++)
+                sums[r][v] = (ints){0} - 128 * g.row_sums[r * g.row_scale_stride + group];
+        for (int64_t i = 0; i < g.inputs; i += 4) {
+            if (g.ahead)
+                load_ahead(&ahead);
+            for (int v = 0; v < vectors; v++) {
+                ints weights = load_ints(b + i * COLUMNS + v * LANES * 4);
+                for (int r = 0; r < rows; r++)
+                    sums[r][v] = multiply_bytes(sums[r][v], load_word(a + r * g.a_stride + i), weights);
+            }
+        }
+        for (int v = 0; v < vectors; v++) {
+            floats scale = load(g.scales + group * COLUMNS + v * LANES);
+            for (int r = 0; r < rows; r++) {
+                float row_scale = g.row_scales[r * g.row_scale_stride + group];
+                totals[r][v] += __builtin_convertvector(sums[r][v], floats) * (scale * row_scale);
+            }
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++)
+            store(g.c + r * COLUMNS + v * LANES, totals[r][v]);
+    if (g.ahead)
+        *g.ahead = ahead;
+}
+
+/* Return whether integers and totals of all columns of `rows` rows fit into the registers. */
+INLINE int fits(int rows)
+{
+    return 2 * rows * (COLUMNS / LANES) <= REGISTERS - 4;
+}
+
+INLINE void multiply_int8_rows(struct group g, const int rows)
 {
     enum { VECTORS = COLUMNS / LANES };
-    const uint8_t *a = g.a;
-    const int32_t *offsets = g.offsets;
-    ints sums[QUANTIZED_ROWS][VECTORS];
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < VECTORS; v++)
-            sums[r][v] = load_ints(offsets + v * LANES);
-    for (int64_t i = 0; i < g.inputs; i += 4)
-        for (int v = 0; v < VECTORS; v++) {
-            ints b = load_ints(g.b + i * COLUMNS + v * LANES * 4);
-            for (int r = 0; r < rows; r++)
-                sums[r][v] = multiply_bytes(sums[r][v], load_word(a + r * g.a_stride + i), b);
-        }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < VECTORS; v++) {
-            float *c = g.c + r * COLUMNS + v * LANES;
-            floats scale = load(g.scales + v * LANES) * g.row_scales[r * g.row_scale_stride];
-            store(c, load(c) + __builtin_convertvector(sums[r][v], floats) * scale);
-        }
+    if (fits(rows)) {
+        multiply_int8_vectors(g, rows, VECTORS);
+        return;
+    }
+    for (int v = 0; v < VECTORS; v++) {
+        multiply_int8_vectors(g, rows, 1);
+        g.b += LANES * 4;
+        g.scales += LANES;
+        g.c += LANES;
+    }
 }
 
 INLINE floats multiply_pair_of(floats c, const bf16 *a, words b, int shift)
@@ -438,8 +535,7 @@ INLINE void multiply_int4_rows(struct group g, int rows)
 {
     enum { VECTORS = COLUMNS / LANES };
     const bf16 *a = g.a;
-    const float *offsets = g.offsets;
-    floats sums[QUANTIZED_ROWS][VECTORS];
+    floats sums[INT4_ROWS][VECTORS];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < VECTORS; v++)
             sums[r][v] = (floats){0};
@@ -454,21 +550,31 @@ INLINE void multiply_int4_rows(struct group g, int rows)
         for (int v = 0; v < VECTORS; v++) {
             float *c = g.c + r * COLUMNS + v * LANES;
             floats x = sums[r][v];
-            if (offsets)
-                x -= load(offsets + v * LANES) * g.row_scales[r * g.row_scale_stride];
+            if (g.offsets)
+                x -= load(g.offsets + v * LANES) * g.row_scales[r * g.row_scale_stride];
             store(c, load(c) + x * load(g.scales + v * LANES));
         }
 }
 
-INLINE void multiply_group(struct group g, int64_t rows, int format)
+INLINE void multiply_int8(struct group g, int64_t rows)
 {
     while (rows) {
-        int count = next_group(rows, format == INT8 ? QUANTIZED_ROWS : INT4_ROWS);
-        if (format == INT8)
-            WITH_ROWS(count, QUANTIZED_ROWS, multiply_int8_rows, g)
-        else
-            WITH_ROWS(count, INT4_ROWS, multiply_int4_rows, g)
-        g.a = (const char *)g.a + count * g.a_stride * (format == INT8 ? 1 : 2);
+        int count = next_group(rows, INT8_ROWS);
+        WITH_ROWS(count, INT8_ROWS, multiply_int8_rows, g)
+        g.a = (const int8_t *)g.a + count * g.a_stride;
+        g.row_scales += count * g.row_scale_stride;
+        g.row_sums += count * g.row_scale_stride;
+        g.c += count * COLUMNS;
+        rows -= count;
+    }
+}
+
+INLINE void multiply_int4(struct group g, int64_t rows)
+{
+    while (rows) {
+        int count = next_group(rows, INT4_ROWS);
+        WITH_ROWS(count, INT4_ROWS, multiply_int4_rows, g)
+        g.a = (const bf16 *)g.a + count * g.a_stride;
         g.row_scales += count * g.row_scale_stride;
         g.c += count * COLUMNS;
         rows -= count;
@@ -523,23 +629,60 @@ static int64_t linear_tiles(const struct linear *l)
     return (width + columns - 1) / columns;
 }
 
-/* Compute up to ROWS rows of a tile's columns. */
-INLINE void multiply_quantized(const struct linear *l, int64_t index, int64_t row, int64_t rows, float *sums, int format)
+/* Return the sums of the quantized numbers, [rows, groups]. */
+INLINE int32_t *row_sums(const struct linear *l)
 {
-    int64_t groups = l->inputs / l->group, weight_bits = format == INT8 ? 8 : 4;
+    return (int32_t *)(l->row_scales + l->rows * (l->inputs / l->group));
+}
+
+/* Compute up to ROWS rows of a tile's columns. */
+INLINE void multiply_quantized(
+    const struct linear *l, int64_t index, int64_t row, int64_t rows, float *sums, int format, struct ahead *ahead
+)
+{
+    int64_t groups = l->inputs / l->group, place = index * groups * COLUMNS;
     struct group g = {
-        .a_stride = format == INT8 ? l->inputs : l->x_stride, .row_scale_stride = groups, .inputs = l->group, .c = sums,
+        .a = l->codes + row * l->inputs, .b = (const uint8_t *)l->weight + index * l->inputs * COLUMNS,
+        .scales = l->scales + place, .row_scales = l->row_scales + row * groups,
+        .row_sums = row_sums(l) + row * groups, .offsets = l->offsets ? l->offsets + place : NULL, .c = sums,
+        .a_stride = l->inputs, .row_scale_stride = groups, .inputs = l->group, .groups = groups, .ahead = ahead,
     };
-    memset(sums, 0, (size_t)(rows * COLUMNS) * 4);
-    for (int64_t i = 0; i < groups; i++) {
-        int64_t input = i * l->group, place = (index * groups + i) * COLUMNS;
-        g.a = format == INT8 ? (const void *)(l->codes + row * l->inputs + input) : l->x + row * l->x_stride + input;
-        g.b = (const uint8_t *)l->weight + (index * l->inputs + input) * COLUMNS * weight_bits / 8;
-        g.scales = l->scales + place;
-        g.offsets = l->offsets ? (const char *)l->offsets + place * 4 : NULL;
-        g.row_scales = l->row_scales + row * groups + i;
-        multiply_group(g, rows, format);
+    if (format == INT8) {
+        multiply_int8(g, rows);
+        return;
     }
+    memset(sums, 0, (size_t)(rows * COLUMNS) * 4);
+    g.a_stride = l->x_stride;
+    g.b = (const uint8_t *)l->weight + index * l->inputs * COLUMNS / 2;
+    for (int64_t i = 0; i < groups; i++) {
+        g.a = l->x + row * l->x_stride + i * l->group;
+        multiply_int4(g, rows);
+        g.b += l->group * COLUMNS / 2;
+        g.scales += COLUMNS;
+        g.row_scales++;
+        if (g.offsets)
+            g.offsets += COLUMNS;
+    }
+}
+
+/* Return the bytes of one tile of the weight. */
+INLINE int64_t tile_bytes(const struct linear *l)
+{
+    return l->inputs * COLUMNS * (l->format == BFLOAT16 ? 4 : l->format == INT8 ? 2 : 1) / 2;
+}
+
+/* Return what the thread that computes `part` probably reads next. */
+INLINE struct ahead find_ahead(const struct linear *l, int64_t part, int format)
+{
+    int64_t tiles = linear_tiles(l), next = part + l->threads, rows = smaller(ROW_BLOCK, l->rows);
+    int64_t groups = (rows + GROUP - 1) / GROUP; /* iterations over the weight */
+    if (format == INT8)
+        groups = (rows + INT8_ROWS - 1) / INT8_ROWS * (fits((int)smaller(rows, INT8_ROWS)) ? 1 : COLUMNS / LANES);
+    const char *at = (const char *)l->weight + next % tiles * tile_bytes(l);
+    int64_t parts = tiles * ((l->rows + ROW_BLOCK - 1) / ROW_BLOCK);
+    if (next >= parts && l->following)
+        at = (const char *)l->following->weight + (next - parts) * tile_bytes(l->following);
+    return (struct ahead){at, 128 / groups};
 }
 
 INLINE void linear_part(const void *data, int64_t part, int format)
@@ -569,6 +712,8 @@ INLINE void linear_part(const void *data, int64_t part, int format)
         .c = sums, .c_stride = COLUMNS, .a_stride = l->x_stride, .pairs = l->inputs / 2,
     };
     int64_t configured = 0;
+    struct ahead ahead = find_ahead(l, part, format);
+    tile.ahead = &ahead;
     for (int64_t row = first_row; row < last_row; row += ROWS) {
         int64_t rows = smaller(ROWS, last_row - row);
         if (format == BFLOAT16) {
@@ -577,7 +722,7 @@ INLINE void linear_part(const void *data, int64_t part, int format)
             tile.a = l->x + row * l->x_stride;
             multiply(tile, rows, 0);
         } else {
-            multiply_quantized(l, index, row, rows, sums, format);
+            multiply_quantized(l, index, row, rows, sums, format, &ahead);
         }
         for (int64_t r = 0; r < rows; r++) {
             bf16 *out = l->out + (row + r) * l->out_stride + column, *to = count < columns ? result : out;
@@ -619,8 +764,8 @@ enum { ROWS_PER_PART = 8 };
 
 typedef uint8_t bytes __attribute__((vector_size(LANES)));
 
-/* Quantize a group of numbers to 8 bits and return its scale. It is NaN if a number is not finite. */
-INLINE float quantize(const bf16 *x, int64_t count, uint8_t *codes)
+/* Quantize a group of numbers to 8 bits, add them up and return their scale. It is NaN if a number is not finite. */
+INLINE float quantize(const bf16 *x, int64_t count, int8_t *codes, int32_t *total)
 {
     const float magic = 12582912.0f; /* 1.5 * 2^23: the addition rounds to an integer */
     floats tops = {0}, broken = {0};
@@ -630,11 +775,17 @@ INLINE float quantize(const bf16 *x, int64_t count, uint8_t *codes)
         broken += v - v;
     }
     float top = maximum(tops), factor = top > 1e-30f ? 127.0f / top : 0;
+    words totals = {0};
     for (int64_t i = 0; i < count; i += LANES) {
-        words code = (words)(load_bf16(x + i) * factor + magic) - (0x4b400000 - 128);
+        words code = (words)(load_bf16(x + i) * factor + magic) - 0x4b400000;
         bytes y = __builtin_convertvector(code, bytes);
         memcpy(codes + i, &y, sizeof y);
+        totals += code;
     }
+    uint32_t all = 0;
+    for (int i = 0; i < LANES; i++)
+        all += totals[i];
+    *total = (int32_t)all;
     return top / 127.0f + sum(broken);
 }
 
@@ -647,7 +798,8 @@ static void quantize_part(const void *data, int64_t part)
             const bf16 *x = l->x + row * l->x_stride + i * l->group;
             float *scale = l->row_scales + row * groups + i;
             if (l->format == INT8) {
-                *scale = quantize(x, l->group, l->codes + row * l->inputs + i * l->group);
+                int8_t *codes = l->codes + row * l->inputs + i * l->group;
+                *scale = quantize(x, l->group, codes, row_sums(l) + row * groups + i);
             } else {
                 floats total = {0};
                 for (int64_t k = 0; k < l->group; k += LANES)
@@ -657,8 +809,10 @@ static void quantize_part(const void *data, int64_t part)
         }
 }
 
-static void compute_linear(const struct linear *l)
+static void compute_linear(const struct linear *given)
 {
+    struct linear copy = *given, *l = &copy;
+    copy.threads = count_threads();
     int64_t parts = linear_tiles(l) * ((l->rows + ROW_BLOCK - 1) / ROW_BLOCK);
     if (l->format == INT8 || (l->format == INT4 && l->offsets))
         run_parts(quantize_part, l, (l->rows + ROWS_PER_PART - 1) / ROWS_PER_PART);
@@ -880,55 +1034,58 @@ struct running { /* the softmax of one row so far */
 static const float HIDDEN = -1e30f;
 
 /* Replace `count` scores, a multiple of 32, by weights. Keys in [from, to) are visible. Return the factor for the sums of
-earlier keys. If a visible score is NaN or +inf, the total becomes NaN, and with it the row's result. */
+earlier keys. If a visible score is NaN or +inf, the total becomes NaN, and with it the row's result. Powers are of 2, and
+the maximum is a logarithm of base 2. */
 INLINE float update_softmax(
     struct running *state, float *scores, bf16 *weights, int64_t count, int64_t from, int64_t to, float scale,
     float soft_cap
 )
 {
+    const float log2_e = 1.44269504f;
+    int all_visible = from <= 0 && to >= count;
     int32_t steps[LANES];
     ints lane;
     for (int i = 0; i < LANES; i++)
         steps[i] = i;
     memcpy(&lane, steps, sizeof lane);
-    floats tops = fill(state->top);
-    ints broken = {0};
-    for (int64_t i = 0; i < count; i += LANES) {
-        floats x = load(scores + i) * scale;
-        ints is_nan = x != x;
-        if (soft_cap > 0)
-            x = soft_cap - 2 * soft_cap / (1.0f + exponential(x * (2 / soft_cap)));
-        ints place = lane + (int32_t)i;
-        ints visible = (place >= (int32_t)from) & (place < (int32_t)to);
-        broken |= is_nan & visible;
-        x = choose(visible, x, fill(HIDDEN));
-        tops = choose(x > tops, x, tops);
-        store(scores + i, x);
-    }
-    float top = maximum(tops);
-    floats totals = choose(broken, fill(NAN), fill(top - top)); /* 0, or NaN if the maximum is infinite */
+    floats tops = fill(HIDDEN);
     for (int64_t i = 0; i < count; i += LANES) {
         floats x = load(scores + i);
-        x = choose(x > HIDDEN, exponential(x - top), (floats){0});
-        totals += x;
-        store_bf16(weights + i, x);
+        if (soft_cap > 0) {
+            floats capped = soft_cap - 2 * soft_cap / (1.0f + exponential(x * (2 * scale / soft_cap)));
+            x = choose(x == x, capped, x);
+        }
+        if (!all_visible) {
+            ints place = lane + (int32_t)i;
+            x = choose((place >= (int32_t)from) & (place < (int32_t)to), x, fill(HIDDEN));
+        }
+        if (soft_cap > 0 || !all_visible)
+            store(scores + i, x);
+        tops = larger(x, tops);
     }
-    float shrink = exponential(fill(state->top - top))[0];
+    float factor = soft_cap > 0 ? log2_e : scale * log2_e, top = maximum(tops) * factor;
+    top = top > state->top ? top : state->top;
+    floats totals = {0};
+    for (int64_t i = 0; i < count; i += LANES) {
+        floats x = load(scores + i), weight = power_of_2(x * factor - top);
+        if (!all_visible)
+            weight = choose(x == HIDDEN, (floats){0}, weight);
+        totals += weight;
+        store_bf16(weights + i, weight);
+    }
+    float shrink = power_of_2(fill(state->top - top))[0];
     state->total = state->total * shrink + sum(totals);
     state->top = top;
     return shrink;
 }
 
-/* Start to load the keys of 32 tokens, or their values, into the second-level cache. The first level is too small: it
-also holds the scores and the sums. */
-INLINE void prefetch(const bf16 *from, int64_t rows, int64_t stride, int64_t width)
+INLINE const bf16 *keys_of(const struct attention *a, const int32_t *table, int64_t key, int64_t head)
 {
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t i = 0; i < width; i += 32)
-            __builtin_prefetch(from + row * stride + i, 0, 2);
+    int64_t width = round_up(a->head_dim, 32), block = table[key / a->block_size];
+    return a->cache + (block * 2 * a->kv_heads + head) * a->block_size * width + key % a->block_size * 2;
 }
 
-INLINE bf16 *values_of(const struct attention *a, const int32_t *table, int64_t key, int64_t head)
+INLINE const bf16 *values_of(const struct attention *a, const int32_t *table, int64_t key, int64_t head)
 {
     int64_t width = round_up(a->head_dim, 32), block = table[key / a->block_size];
     return a->cache + ((block * 2 + 1) * a->kv_heads + head) * a->block_size * width + key % a->block_size * width;
@@ -954,15 +1111,63 @@ INLINE const int8_t *int8_page_of(const struct attention *a, int64_t block, int6
     return (const int8_t *)a->cache + ((block * 2 + is_value) * a->kv_heads + head) * page;
 }
 
+/* The queries of a part: `rows` rows from `first` of a sequence and a KV head. A row is a token and a query head. */
+struct queries {
+    const int32_t *table; /* of the sequence */
+    int64_t head, start, first, rows;
+    int64_t before;              /* tokens of the sequence before the new ones */
+    int64_t begin, last_position; /* of the keys; `begin` is a multiple of KEYS */
+};
+
+INLINE struct queries find_queries(const struct attention *a, int64_t part)
+{
+    int64_t low = find_sequence(a->parts, a->sequences, part), share = a->heads / a->kv_heads;
+    int64_t start = a->starts[low], news = a->starts[low + 1] - start, before = a->lengths[low] - news;
+    int64_t first = (part - a->parts[low]) / a->kv_heads * ROWS, rows = smaller(ROWS, news * share - first);
+    int64_t position = before + first / share, key = a->window && position >= a->window ? position - a->window + 1 : 0;
+    return (struct queries){
+        .table = a->table + low * a->table_stride, .head = (part - a->parts[low]) % a->kv_heads, .start = start,
+        .first = first, .rows = rows, .before = before, .begin = key / KEYS * KEYS,
+        .last_position = before + (first + rows - 1) / share,
+    };
+}
+
+/* Start to load 32 keys, or their values, into the second-level cache. The first level is too small: it also holds the
+scores and the sums. While keys are multiplied, their values are loaded, and after them the next keys. */
+INLINE void load_keys(const struct attention *a, const struct queries *q, int64_t key, const int is_int8)
+{
+    if (key > q->last_position)
+        return;
+    if (is_int8) {
+        const int8_t *page = int8_page_of(a, q->table[key / a->block_size], 0, q->head);
+        prefetch_int8(page, round_up(a->head_dim, 32), key % a->block_size);
+        return;
+    }
+    const bf16 *from = keys_of(a, q->table, key, q->head);
+    for (int64_t row = 0; row < round_up(a->head_dim, 32) / 2; row++) {
+        __builtin_prefetch(from + row * a->block_size * 2, 0, 2);
+        __builtin_prefetch(from + row * a->block_size * 2 + 32, 0, 2);
+    }
+}
+
+INLINE void load_values(const struct attention *a, const struct queries *q, int64_t key, const int is_int8)
+{
+    if (is_int8) {
+        const int8_t *page = int8_page_of(a, q->table[key / a->block_size], 1, q->head);
+        prefetch_int8(page, round_up(a->head_dim, 32), key % a->block_size);
+        return;
+    }
+    const bf16 *from = values_of(a, q->table, key, q->head);
+    for (int64_t i = 0; i < 32 * round_up(a->head_dim, 32); i += 32)
+        __builtin_prefetch(from + i, 0, 2);
+}
+
 INLINE void compute_attention_part(const struct attention *a, int64_t part, const int is_int8)
 {
-    int64_t low = find_sequence(a->parts, a->sequences, part);
-    int64_t share = a->heads / a->kv_heads, width = round_up(a->head_dim, 32), page = a->block_size * width;
-    int64_t head = (part - a->parts[low]) % a->kv_heads;
-    int64_t first = (part - a->parts[low]) / a->kv_heads * ROWS;
-    int64_t start = a->starts[low], news = a->starts[low + 1] - start, before = a->lengths[low] - news;
-    int64_t rows = smaller(ROWS, news * share - first);
-    const int32_t *table = a->table + low * a->table_stride;
+    int64_t share = a->heads / a->kv_heads, width = round_up(a->head_dim, 32), following = part + count_threads();
+    struct queries q = find_queries(a, part), next = q;
+    if (following < a->parts[a->sequences])
+        next = find_queries(a, following);
 
     _Alignas(64) bf16 query[ROWS * MAX_HEAD_DIM];
     _Alignas(64) bf16 weights[ROWS * KEYS];
@@ -970,48 +1175,35 @@ INLINE void compute_attention_part(const struct attention *a, int64_t part, cons
     _Alignas(64) float sums[ROWS * MAX_HEAD_DIM];
     _Alignas(64) bf16 unpacked[32 * MAX_HEAD_DIM]; /* of an 8-bit cache */
     struct running states[ROWS];
-    for (int64_t r = 0; r < rows; r++) {
-        int64_t token = start + (first + r) / share, query_head = head * share + (first + r) % share;
+    for (int64_t r = 0; r < q.rows; r++) {
+        int64_t token = q.start + (q.first + r) / share, query_head = q.head * share + (q.first + r) % share;
         const bf16 *from = a->query + token * a->query_stride + query_head * a->head_dim;
         memcpy(query + r * width, from, (size_t)a->head_dim * 2);
         states[r] = (struct running){HIDDEN, 0};
     }
-    memset(sums, 0, (size_t)(rows * width) * 4);
-    begin_tiles(rows);
-    int64_t first_position = before + first / share, last_position = before + (first + rows - 1) / share;
-    int64_t first_key = a->window && first_position >= a->window ? first_position - a->window + 1 : 0;
-    for (int64_t begin = first_key / KEYS * KEYS; begin <= last_position; begin += KEYS) {
-        int64_t count = smaller(KEYS, round_up(last_position + 1 - begin, 32));
+    memset(sums, 0, (size_t)(q.rows * width) * 4);
+    begin_tiles(q.rows);
+    for (int64_t begin = q.begin; begin <= q.last_position; begin += KEYS) {
+        int64_t count = smaller(KEYS, round_up(q.last_position + 1 - begin, 32));
+        int is_last = begin + KEYS > q.last_position;
         for (int64_t i = 0; i < count; i += 32) {
             int64_t key = begin + i;
             struct tile tile = {.a = query, .a_stride = width, .c = scores + i, .c_stride = KEYS, .pairs = width / 2};
             tile.b_half = 32;
+            load_values(a, &q, key, is_int8);
             if (is_int8) {
-                const int8_t *codes_page = int8_page_of(a, table[key / a->block_size], 0, head);
-                if (!i)
-                    prefetch_int8(int8_page_of(a, table[key / a->block_size], 1, head), width, key % a->block_size);
-                int64_t next = key + 32;
-                if (next <= last_position)
-                    prefetch_int8(int8_page_of(a, table[next / a->block_size], 0, head), width, next % a->block_size);
-                unpack_int8_keys(codes_page, a->block_size, width, key % a->block_size, unpacked);
+                const int8_t *page = int8_page_of(a, q.table[key / a->block_size], 0, q.head);
+                unpack_int8_keys(page, a->block_size, width, key % a->block_size, unpacked);
                 tile.b = unpacked;
                 tile.b_stride = 64;
             } else {
-                const bf16 *keys = a->cache + (table[key / a->block_size] * 2 * a->kv_heads + head) * page;
-                if (!i)
-                    prefetch(values_of(a, table, key, head), 1, 0, 32 * width);
-                int64_t next = key + 32;
-                if (next <= last_position) {
-                    const bf16 *after = a->cache + (table[next / a->block_size] * 2 * a->kv_heads + head) * page;
-                    prefetch(after + next % a->block_size * 2, width / 2, a->block_size * 2, 64);
-                }
-                tile.b = keys + key % a->block_size * 2;
+                tile.b = keys_of(a, q.table, key, q.head);
                 tile.b_stride = a->block_size * 2;
             }
-            multiply(tile, rows, 0);
+            multiply(tile, q.rows, 0);
         }
-        for (int64_t r = 0; r < rows; r++) {
-            int64_t position = before + (first + r) / share;
+        for (int64_t r = 0; r < q.rows; r++) {
+            int64_t position = q.before + (q.first + r) / share;
             int64_t from = a->window && position >= a->window ? position - a->window + 1 : 0;
             float shrink = update_softmax(
                 states + r, scores + r * KEYS, weights + r * KEYS, count, from - begin, position + 1 - begin, a->scale,
@@ -1021,19 +1213,17 @@ INLINE void compute_attention_part(const struct attention *a, int64_t part, cons
                 for (int64_t i = 0; i < width; i += LANES)
                     store(sums + r * width + i, load(sums + r * width + i) * shrink);
         }
-        for (int64_t i = 0; i < count; i += 32) {
+        for (int64_t i = 0; i < KEYS; i += 32) {
             int64_t key = begin + i;
+            load_keys(a, is_last ? &next : &q, is_last ? next.begin + i : key + KEYS, is_int8);
+            if (i >= count)
+                continue;
             const bf16 *values = unpacked;
             if (is_int8) {
-                const int8_t *codes_page = int8_page_of(a, table[key / a->block_size], 1, head);
-                int64_t next = key + 32;
-                if (i + 32 < count)
-                    prefetch_int8(int8_page_of(a, table[next / a->block_size], 1, head), width, next % a->block_size);
-                unpack_int8_values(codes_page, a->block_size, width, key % a->block_size, unpacked);
+                const int8_t *page = int8_page_of(a, q.table[key / a->block_size], 1, q.head);
+                unpack_int8_values(page, a->block_size, width, key % a->block_size, unpacked);
             } else {
-                values = values_of(a, table, key, head);
-                if (i + 32 < count)
-                    prefetch(values_of(a, table, key + 32, head), 1, 0, 32 * width);
+                values = values_of(a, q.table, key, q.head);
             }
             for (int64_t column = 0; column < width; column += COLUMNS) {
                 struct tile tile = {
@@ -1041,13 +1231,13 @@ INLINE void compute_attention_part(const struct attention *a, int64_t part, cons
                     .b = values + column * 2,
                     .c = sums + column, .c_stride = width, .pairs = 16,
                 };
-                multiply(tile, rows, 1);
+                multiply(tile, q.rows, 1);
             }
         }
     }
     end_tiles();
-    for (int64_t r = 0; r < rows; r++) {
-        int64_t token = start + (first + r) / share, query_head = head * share + (first + r) % share;
+    for (int64_t r = 0; r < q.rows; r++) {
+        int64_t token = q.start + (q.first + r) / share, query_head = q.head * share + (q.first + r) % share;
         bf16 *out = a->out + (token * a->heads + query_head) * width;
         float factor = 1.0f / states[r].total;
         for (int64_t i = 0; i < width; i += LANES)
@@ -1170,10 +1360,12 @@ static void compute_self_attention(const struct self_attention *a)
 /* Layers. */
 
 static void multiply_in_layer(
-    const struct layer *layer, const struct linear *template, const bf16 *x, const bf16 *residual, bf16 *out
+    const struct layer *layer, const struct linear *template, const struct linear *following, const bf16 *x,
+    const bf16 *residual, bf16 *out
 )
 {
     struct linear l = *template;
+    l.following = following;
     l.x = x;
     l.x_stride = l.inputs;
     l.residual = residual;
@@ -1199,19 +1391,20 @@ static void normalize_in_layer(
 
 /* Compute the product, its norm if there is one, and add the residual. `memory` has the size of `out`. */
 static void add_in_layer(
-    const struct layer *layer, const struct linear *product, const struct norm *norm, const bf16 *x,
-    const bf16 *residual, bf16 *memory, bf16 *out
+    const struct layer *layer, const struct linear *product, const struct linear *following, const struct norm *norm,
+    const bf16 *x, const bf16 *residual, bf16 *memory, bf16 *out
 )
 {
     if (norm) {
-        multiply_in_layer(layer, product, x, NULL, memory);
+        multiply_in_layer(layer, product, following, x, NULL, memory);
         normalize_in_layer(layer, norm, memory, residual, out);
     } else {
-        multiply_in_layer(layer, product, x, residual, out);
+        multiply_in_layer(layer, product, following, x, residual, out);
     }
 }
 
-static void compute_layer(const struct layer *layer)
+/* Compute one layer. `following` is the product after it, or null. */
+static void compute_layer(const struct layer *layer, const struct linear *following)
 {
     struct attention a = *layer->attention;
     struct rotation r = *layer->rotation;
@@ -1220,7 +1413,7 @@ static void compute_layer(const struct layer *layer)
         normalize_in_layer(layer, layer->before_attention, x, NULL, layer->narrow);
         x = layer->narrow;
     }
-    multiply_in_layer(layer, layer->qkv, x, NULL, layer->wide);
+    multiply_in_layer(layer, layer->qkv, layer->projection, x, NULL, layer->wide);
     r.x = layer->wide;
     r.query_norm = layer->query_norm;
     r.key_norm = layer->key_norm;
@@ -1238,18 +1431,39 @@ static void compute_layer(const struct layer *layer)
     a.soft_cap = layer->soft_cap;
     compute_attention(&a);
     add_in_layer(
-        layer, layer->projection, layer->after_attention, layer->narrow, layer->x, layer->wide, layer->middle
+        layer, layer->projection, layer->gated, layer->after_attention, layer->narrow, layer->x, layer->wide,
+        layer->middle
     );
     x = layer->middle;
     if (layer->before_mlp) {
         normalize_in_layer(layer, layer->before_mlp, x, NULL, layer->narrow);
         x = layer->narrow;
     }
-    multiply_in_layer(layer, layer->gated, x, NULL, layer->wide);
-    add_in_layer(layer, layer->down, layer->after_mlp, layer->wide, layer->middle, layer->narrow, layer->out);
+    multiply_in_layer(layer, layer->gated, layer->down, x, NULL, layer->wide);
+    add_in_layer(
+        layer, layer->down, following, layer->after_mlp, layer->wide, layer->middle, layer->narrow, layer->out
+    );
+}
+
+static void compute_layers(const struct layers *all)
+{
+    for (int64_t i = 0; i < all->count; i++) {
+        struct layer layer = all->layers[i];
+        layer.x = i ? all->out : all->x;
+        layer.out = all->out;
+        layer.narrow = all->narrow;
+        layer.wide = all->wide;
+        layer.middle = all->middle;
+        layer.codes = all->codes;
+        layer.row_scales = all->row_scales;
+        layer.rotation = all->rotations[i];
+        layer.attention = all->attentions[i];
+        layer.rows = all->rows;
+        compute_layer(&layer, i + 1 < all->count ? all->layers[i + 1].qkv : NULL);
+    }
 }
 
 const struct variant VARIANT = {
-    NAME, compute_linear, compute_attention, compute_norm, compute_rotation, compute_layer,
+    NAME, compute_linear, compute_attention, compute_norm, compute_rotation, compute_layers,
     compute_argmax, compute_self_attention, compute_layer_norm,
 };

@@ -30,13 +30,16 @@ struct linear {
     bf16 *out;            /* [rows, outputs], or [rows, outputs / 2] with a gate */
     /* Of a quantized weight: the inputs are in groups, and `groups` is inputs / group. */
     const float *scales; /* [tiles, groups, COLUMNS] */
-    const void *offsets; /* [tiles, groups, COLUMNS]; INT8: int32_t, -128 * the sum of a group's weights;
-                            INT4: float, subtracted from the weights before the scale is applied; or null */
-    uint8_t *codes;      /* INT8: memory for the quantized x, [rows, inputs] */
-    float *row_scales;   /* memory for [rows, groups]; INT8: the scales of x; INT4 with offsets: the sums of x */
+    const float *offsets; /* INT4: [tiles, groups, COLUMNS], subtracted from the weights before the scale is applied; or
+                             null */
+    int8_t *codes;        /* INT8: memory for the quantized x, [rows, inputs] */
+    float *row_scales;    /* memory; INT8: the scales of x, and the sums of codes, int32_t, 2 * [rows, groups]; INT4 with
+                             offsets: the sums of x, [rows, groups] */
+    const struct linear *following; /* the product whose weight is read after this one's; or null */
     int64_t rows, inputs, outputs, x_stride, residual_stride, out_stride;
     int64_t activation; /* with a gate, the outputs are gate and up, and the result is activation(gate) * up */
     int64_t format, group;
+    int64_t threads; /* set by the operator */
 };
 
 struct attention {
@@ -110,10 +113,22 @@ struct layer {
     const struct linear *qkv, *projection, *gated, *down;
     const struct rotation *rotation;
     const struct attention *attention;
-    uint8_t *codes;    /* memory for the largest one of the products */
+    int8_t *codes;     /* memory for the largest one of the products */
     float *row_scales; /* the same */
     int64_t rows, window;
     float scale, soft_cap;
+};
+
+/* Consecutive layers. The output of each one is the input of the next. */
+struct layers {
+    const struct layer *layers; /* [count]; without the members that this structure also has */
+    const struct rotation *const *rotations;   /* [count] */
+    const struct attention *const *attentions; /* [count] */
+    const bf16 *x;
+    bf16 *out, *narrow, *wide, *middle; /* as in a layer, large enough for each of them */
+    int8_t *codes;
+    float *row_scales;
+    int64_t count, rows;
 };
 
 struct maxima {
@@ -142,7 +157,7 @@ struct variant {
     void (*attention)(const struct attention *);
     void (*norm)(const struct norm *);
     void (*rotation)(const struct rotation *);
-    void (*layer)(const struct layer *);
+    void (*layers)(const struct layers *);
     void (*argmax)(const struct maxima *);
     void (*self_attention)(const struct self_attention *);
     void (*layer_norm)(const struct layer_norm *);
@@ -154,5 +169,8 @@ typedef void part_function(const void *data, int64_t part);
 
 /* Compute all parts on the pool's threads and on the calling one. Returns when all parts are complete. */
 void run_parts(part_function *function, const void *data, int64_t parts);
+
+/* Return the number of threads that compute, including the calling one. */
+int64_t count_threads(void);
 
 #endif

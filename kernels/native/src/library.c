@@ -112,9 +112,9 @@ EXPORT void millrace_rotation(const struct rotation *arguments)
     chosen->rotation(arguments);
 }
 
-EXPORT void millrace_layer(const struct layer *arguments)
+EXPORT void millrace_layers(const struct layers *arguments)
 {
-    chosen->layer(arguments);
+    chosen->layers(arguments);
 }
 
 EXPORT void millrace_self_attention(const struct self_attention *arguments)

@@ -150,6 +150,11 @@ void run_parts(part_function *function, const void *data, int64_t parts)
     pthread_mutex_unlock(&owner);
 }
 
+int64_t count_threads(void)
+{
+    return atomic_load(&wanted);
+}
+
 EXPORT void millrace_set_threads(int64_t threads)
 {
     pthread_mutex_lock(&owner);

@@ -479,7 +479,7 @@ def test_layer_normalization_equals_the_reference(kernels: Library, rows: int, w
     st.booleans(),
     st.sampled_from(["before", "before, heads", "after, tokens", "before, after, heads"]),
 )
-def test_a_layer_in_one_call_equals_its_operators(
+def test_layers_in_one_call_equal_their_operators(
     kernels: Library,
     heads_of: tuple[int, int, int],
     units: int,
@@ -489,7 +489,7 @@ def test_a_layer_in_one_call_equals_its_operators(
     norms_of: str,
 ) -> None:
     kv_heads, share, head_dim = heads_of
-    heads, width, inner = kv_heads * share, units * operators.UNIT, 96
+    heads, width = kv_heads * share, units * operators.UNIT
     total = heads + 2 * kv_heads
 
     def make_product(outputs: int, inputs: int, activation: operators.Activation | None = None) -> operators.Product:
@@ -504,11 +504,12 @@ def test_a_layer_in_one_call_equals_its_operators(
         return torch.rand(size) + 0.5 if name in norms_of else None
 
     sizes = (head_dim, head_dim) if "heads" in norms_of else (heads * head_dim, kv_heads * head_dim)
-    norms = [make_norm(name) for name in ("before", "after", "before", "after")]
-    norms += [make_norm("heads" if size == head_dim else "tokens", size) for size in sizes]
-    if "tokens" not in norms_of and "heads" not in norms_of:
-        norms[4:] = None, None
-    before_attention, after_attention, before_mlp, after_mlp, *qk_norms = norms
+
+    def make_norms() -> list[torch.Tensor | None]:
+        norms = [make_norm(name) for name in ("before", "after", "before", "after")]
+        if "tokens" in norms_of or "heads" in norms_of:
+            return norms + [make_norm("heads" if size == head_dim else "tokens", size) for size in sizes]
+        return [*norms, None, None]
 
     def normalize(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         return x if weight is None else operators.rms_norm(kernels, x, weight, 1e-5)
@@ -516,28 +517,45 @@ def test_a_layer_in_one_call_equals_its_operators(
     def add(product: operators.Product, norm: torch.Tensor | None, x: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
         return product(x, rest) if norm is None else operators.rms_norm(kernels, product(x), norm, 1e-5, rest)
 
-    qkv, out = make_product(total * head_dim, width), make_product(width, heads * head_dim)
-    gated, down = make_product(2 * inner, width, "silu"), make_product(width, inner)
-    shape = CacheShape(1, 20, 32, kv_heads, head_dim, torch.bfloat16, torch.device("cpu"))
-    backends = [NativeBackend(shape, heads, [AttentionSpec(head_dim**-0.5, 40)]) for _ in range(2)]
+    parts = [
+        (
+            make_norms(),
+            (
+                make_product(total * head_dim, width), make_product(width, heads * head_dim),
+                make_product(2 * inner, width, "silu"), make_product(width, inner),
+            ),
+        )
+        for inner in (96, 32)
+    ]  # fmt: skip
+    shape = CacheShape(3, 20, 32, kv_heads, head_dim, torch.bfloat16, torch.device("cpu"))
+    specs = [AttentionSpec(head_dim**-0.5, window) for window in (40, 0, 5)]
+    backends = [NativeBackend(shape, heads, specs) for _ in range(2)]
     sequences = Sequences(shape, lengths)
-    layer = operators.LayerOperator(kernels, norms, 1e-5, (qkv, out, gated, down))
+    stack = operators.LayerStack(
+        [operators.LayerOperator(kernels, norms, 1e-5, products) for norms, products in parts], 1
+    )
     for spans in ({i: range(length) for i, length in enumerate(lengths)}, {0: range(lengths[0] - 1, lengths[0])}):
         metadata = sequences.metadata(spans)
         tokens = metadata.num_tokens
-        x, angles = randn(tokens, width), torch.rand(tokens, head_dim // 2)
-        rotation = operators.RotationStep(kernels, angles.cos(), angles.sin(), heads + kv_heads, head_dim)
+        x, all_angles = randn(tokens, width), torch.rand(2, tokens, head_dim // 2)
+        rotations = [
+            operators.RotationStep(kernels, angles.cos(), angles.sin(), heads + kv_heads, head_dim)
+            for angles in all_angles
+        ]
         for backend in backends:
             backend.prepare(metadata)
-        got = layer(x, rotation, backends[0].native(0, metadata))
-        mixed = qkv(normalize(x, before_attention)).view(tokens, total, head_dim)
-        for norm, part in zip(qk_norms, torch.split(mixed, [heads, kv_heads, kv_heads], dim=1), strict=False):
-            if norm is not None:
-                part.copy_(normalize(part.reshape(-1, len(norm)), norm).view(part.shape))
-        rotation.apply(mixed[:, : heads + kv_heads])
-        attended = backends[1].attend(0, *split_heads(mixed, kv_heads), metadata)
-        middle = add(out, after_attention, attended, x)
-        want = add(down, after_mlp, gated(normalize(middle, before_mlp)), middle)
+        got = stack(x, rotations, backends[0].native(metadata))
+        want = x
+        for index, (norms, (qkv, out, gated, down)) in enumerate(parts):
+            before_attention, after_attention, before_mlp, after_mlp, *qk_norms = norms
+            mixed = qkv(normalize(want, before_attention)).view(tokens, total, head_dim)
+            for norm, part in zip(qk_norms, torch.split(mixed, [heads, kv_heads, kv_heads], dim=1), strict=False):
+                if norm is not None:
+                    part.copy_(normalize(part.reshape(-1, len(norm)), norm).view(part.shape))
+            rotations[index].apply(mixed[:, : heads + kv_heads])
+            attended = backends[1].attend(1 + index, *split_heads(mixed, kv_heads), metadata)
+            middle = add(out, after_attention, attended, want)
+            want = add(down, after_mlp, gated(normalize(middle, before_mlp)), middle)
         assert torch.equal(got, want)
 
 

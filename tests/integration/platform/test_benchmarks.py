@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks import run_quick
+from benchmarks import cpu, run_quick
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -78,3 +79,23 @@ def test_a_hanging_benchmark_is_stopped_and_fails(tmp_path: Path, monkeypatch: p
 
 def test_ci_runs_them() -> None:
     assert "make bench-quick" in (ROOT / ".ci/run").read_text(encoding="utf-8").splitlines()
+
+
+def test_parts_of_a_cpu_measurement_are_merged_by_load() -> None:
+    def row(server: str, streams: int, rate: float) -> dict[str, Any]:
+        return {"server": server, "streams": streams, "input": 128, "shared_prefix": 0, "tokens_per_second": rate}
+
+    first = {"date": "a", "served": [row("vllm", 1, 10), row("millrace", 1, 20), row("vllm", 8, 40)], "platform": []}
+    second = {"date": "b", "served": [row("millrace", 8, 60), row("vllm", 8, 50)], "prefill": [row("vllm", 1, 5)]}
+    merged = cpu.merge(first, second)
+    assert merged["date"] == "b"
+    # The rows of a load come from one run, also those of a server that only the earlier run measured.
+    assert [(r["server"], r["streams"], r["tokens_per_second"]) for r in merged["served"]] == [
+        ("vllm", 1, 10), ("millrace", 1, 20), ("millrace", 8, 60), ("vllm", 8, 50),
+    ]  # fmt: skip
+    assert [r["tokens_per_second"] for r in merged["prefill"]] == [5]
+    ratios = {name: round(value, 2) for name, value in merged["ratios"].items()}
+    assert ratios == {
+        f"served, millrace, {streams} streams, 0 shared: tokens_per_second relative to vLLM": ratio
+        for streams, ratio in ((1, 2.0), (8, 1.2))
+    }

@@ -79,8 +79,7 @@ def run_linear(library: Library, memory: Memory, rows: int, inputs: int, outputs
     library.linear(byref(arguments))
     arguments.group = 32
     groups, tiles = inputs // 32, -(-width // columns)
-    arguments.scales, arguments.row_scales = memory.factors(tiles * groups * 32), memory.factors(rows * groups)
-    arguments.offsets = memory.sizes([random.randrange(-999, 999) for _ in range(tiles * groups * 32)])
+    arguments.scales, arguments.row_scales = memory.factors(tiles * groups * 32), memory.factors(2 * rows * groups)
     arguments.codes, arguments.weight = memory.bytes(rows * inputs), memory.bytes(tiles * inputs * 32)
     arguments.format = 1
     library.linear(byref(arguments))
