@@ -81,7 +81,7 @@ def test_a_model_has_a_quantization() -> None:
     assert (plain.kv_cache_dtype, kept.kv_cache_dtype) == ("auto", "int8")
     assert format_models([kept]) == "c=/m/c.gguf?quantization=gguf&kv_cache_dtype=int8"
     assert len({each.version for each in (plain, quantized, kept)}) == 3
-    with pytest.raises(ValueError, match="int5"):
+    with pytest.raises(ValueError, match="want one of auto, int8, fp8"):
         parse_models("a=embedded?kv_cache_dtype=int5")
     with pytest.raises(ValueError, match="want one of none, int8, int4, int4-g64, int4-g128, fp8"):
         parse_models("a=embedded?quantization=int3")
