@@ -358,7 +358,7 @@ def ratios(report: dict[str, Any]) -> dict[str, float]:
                 found[f"{section}, {server}, {streams} streams, {shared} shared: {key} relative to vLLM"] = (
                     row[key] / peer[key]
                 )
-            if shared:
+            if shared and (server, streams, 0) in rows:
                 found[f"{section}, {server}: {key} relative to no shared prefix"] = (
                     row[key] / rows[server, streams, 0][key]
                 )

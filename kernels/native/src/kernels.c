@@ -178,7 +178,7 @@ INLINE floats apply_gelu(floats x)
 /* Memory that is needed later. It is loaded into the second-level cache while a product computes: `step` bytes in each
 iteration, which reads up to 128 bytes of the weight. */
 struct ahead {
-    const char *at;
+    const char *at; /* or null */
     int64_t step;
 };
 
@@ -671,9 +671,12 @@ INLINE int64_t tile_bytes(const struct linear *l)
     return l->inputs * COLUMNS * (l->format == BFLOAT16 ? 4 : l->format == INT8 ? 2 : 1) / 2;
 }
 
-/* Return what the thread that computes `part` probably reads next. */
+/* Return what the thread that computes `part` probably reads next. With few rows the weights are read as fast as the
+memory allows, and loading them ahead would only make one thread slower. */
 INLINE struct ahead find_ahead(const struct linear *l, int64_t part, int format)
 {
+    if (format == BFLOAT16 && l->rows < 4)
+        return (struct ahead){0};
     int64_t tiles = linear_tiles(l), next = part + l->threads, rows = smaller(ROW_BLOCK, l->rows);
     int64_t groups = (rows + GROUP - 1) / GROUP; /* iterations over the weight */
     if (format == INT8)
@@ -713,7 +716,7 @@ INLINE void linear_part(const void *data, int64_t part, int format)
     };
     int64_t configured = 0;
     struct ahead ahead = find_ahead(l, part, format);
-    tile.ahead = &ahead;
+    tile.ahead = ahead.at ? &ahead : NULL;
     for (int64_t row = first_row; row < last_row; row += ROWS) {
         int64_t rows = smaller(ROWS, last_row - row);
         if (format == BFLOAT16) {
