@@ -161,7 +161,7 @@ def test_the_cost_per_success_is_shown_and_exported(client, acme, use):
         )
     version = books.rate_card("priced")
     for number in range(3):
-        use(acme, request_id=f"req_{number}", admitted_at=now, uncached=1000, model="priced", price_version=version)
+        use(acme, request_id=f"req_{number}", at=now, uncached=1000, model="priced", price_version=version)
     panel = client.get("/t/acme/usage/panels/success?success_by=end_user").content.decode()
     assert "67% of 3 requests succeeded" in panel
     assert re.search(r"ann</th>.*?aborted: 1", panel, re.S)

@@ -71,14 +71,11 @@ class Summaries:
     async def summarize(self, active: ActiveRequest, model: ServedModel, dropped: int) -> str:
         """Return the summary of the dropped messages; empty if there is none. The answer's cost is reserved already."""
         try:
-            text = await self._run(active, await self._reserve(active, model, dropped), dropped)
-            if not text:
-                raise SummaryError("empty")
+            return await self._run(active, await self._reserve(active, model, dropped), dropped)
         except (ApiError, SummaryError, TimeoutError) as exc:
             reason = exc.code if isinstance(exc, ApiError) else str(exc) or "timeout"
             active.decision_record["not_summarizing"] = reason
             return ""
-        return text
 
     async def _reserve(self, active: ActiveRequest, model: ServedModel, dropped: int) -> AdmittedRequest:
         """Reserve the maximum cost of the summary, and check its rate limits."""
@@ -130,6 +127,8 @@ class Summaries:
                 text = await self._text(execution)
         finally:
             await asyncio.shield(self._close(execution))
+        if not text:
+            raise SummaryError("empty")
         placed = execution.decision_record.get("executions") or [{}]
         summary = {"model": execution.model, "messages": dropped, "replica": placed[-1].get("replica", "")}
         active.decision_record["summary"] = summary
