@@ -13,8 +13,10 @@ from allauth.mfa.totp.forms import ActivateTOTPForm
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
 from django.core.mail import EmailMessage
 from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
 
 from frontend.accounts.throttling import attempt, remember_device
+from frontend.core.languages import lazy_text as _lazy
 from tenants import audit
 from tenants.outbox.email_rendering import render_email
 
@@ -24,7 +26,7 @@ class AccountAdapter(DefaultAccountAdapter):
 
     error_messages: ClassVar = {
         **DefaultAccountAdapter.error_messages,
-        "email_password_mismatch": "Email address and password do not match. Passwords are case-sensitive.",
+        "email_password_mismatch": _lazy("Email address and password do not match. Passwords are case-sensitive."),
     }
 
     def authenticate(self, request: HttpRequest, **credentials: Any) -> Any:
@@ -98,7 +100,7 @@ class LogInForm(LoginForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         address = self.fields["login"]
-        address.label = "Email address"
+        address.label = _("Email address")
         address.widget.attrs |= {"autocomplete": "username", "autofocus": True}
         for field in self.fields.values():
             field.widget.attrs.pop("placeholder", None)  # the label says it

@@ -14,6 +14,7 @@ from django.utils.translation import gettext as _
 
 from billing.models import Budget, Invoice, Price
 from frontend.core.labels import outcome_label
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.navigation import sections
 from frontend.core.page_context import PageContext, operator_page, tenant_page
 from frontend.core.rendering import render_page
@@ -24,15 +25,15 @@ from tenants.permissions import Permission
 
 MAX_RESULTS_PER_KIND = 8
 _ACTIONS = (
-    ("Create API key", "keys-new", "plus", Permission.KEYS_WRITE),
-    ("Create project", "keys-project-new", "plus", Permission.PROJECTS_WRITE),
-    ("Create budget", "budgets-new", "plus", Permission.LIMITS_WRITE),
-    ("Set rate limits", "budgets-limits-new", "gauge", Permission.LIMITS_WRITE),
-    ("Create batch", "batches-new", "plus", Permission.KEYS_WRITE),
-    ("Invite member", "members-invite", "members", Permission.MEMBERS_WRITE),
-    ("Add webhook endpoint", "webhooks-new", "webhooks", Permission.WEBHOOKS_WRITE),
-    ("Add Slack channel", "alerts-slack", "alerts", Permission.WEBHOOKS_WRITE),
-    ("Add PagerDuty service", "alerts-pagerduty", "alerts", Permission.WEBHOOKS_WRITE),
+    (_lazy("Create API key"), "keys-new", "plus", Permission.KEYS_WRITE),
+    (_lazy("Create project"), "keys-project-new", "plus", Permission.PROJECTS_WRITE),
+    (_lazy("Create budget"), "budgets-new", "plus", Permission.LIMITS_WRITE),
+    (_lazy("Set rate limits"), "budgets-limits-new", "gauge", Permission.LIMITS_WRITE),
+    (_lazy("Create batch"), "batches-new", "plus", Permission.KEYS_WRITE),
+    (_lazy("Invite member"), "members-invite", "members", Permission.MEMBERS_WRITE),
+    (_lazy("Add webhook endpoint"), "webhooks-new", "webhooks", Permission.WEBHOOKS_WRITE),
+    (_lazy("Add Slack channel"), "alerts-slack", "alerts", Permission.WEBHOOKS_WRITE),
+    (_lazy("Add PagerDuty service"), "alerts-pagerduty", "alerts", Permission.WEBHOOKS_WRITE),
 )
 
 
@@ -160,7 +161,7 @@ def _results(ctx: PageContext) -> tuple[SearchResultGroup, ...]:
     links = [link for section in sections(ctx) for link in section.links if typed.lower() in link.label.lower()]
     found = [
         SearchResultGroup(
-            "Pages", tuple(SearchResult(link.label, link.url, link.icon, letter=link.letter) for link in links)
+            _("Pages"), tuple(SearchResult(link.label, link.url, link.icon, letter=link.letter) for link in links)
         )
     ]
     if typed:

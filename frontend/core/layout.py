@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from django.http import HttpRequest
 from django.urls import reverse
+from django.utils.translation import gettext as _
 
 from frontend.core import timezones
 from frontend.core.impersonation import ImpersonationSession, impersonation_of
@@ -69,9 +70,9 @@ def layout_for(ctx: PageContext, title: str, breadcrumbs: tuple[Breadcrumb, ...]
             ctx.user,
             title=f"{title} · Operator",
             heading="Millrace",
-            detail="Operator",
+            detail=_("Operator"),
             sections=sections(ctx),
-            breadcrumbs=(Breadcrumb("Operator", reverse("home")), *breadcrumbs, Breadcrumb(title)),
+            breadcrumbs=(Breadcrumb(_("Operator"), reverse("home")), *breadcrumbs, Breadcrumb(title)),
             palette=reverse("operator-search"),
             shortcuts=reverse("operator-shortcuts"),
         )
@@ -84,7 +85,7 @@ def layout_for(ctx: PageContext, title: str, breadcrumbs: tuple[Breadcrumb, ...]
         ctx.user,
         title=f"{title} · {tenant.name}",
         heading=tenant.name,
-        detail=Membership.Role(role).label if role else "Read-only view",
+        detail=Membership.Role(role).label if role else _("Read-only view"),
         sections=sections(ctx),
         breadcrumbs=(Breadcrumb(tenant.name, ctx.url("overview")), *breadcrumbs, Breadcrumb(title)),
         tenants=tuple(others),
@@ -114,8 +115,8 @@ def user_layout(request: HttpRequest, title: str, tenants: Sequence[Tenant]) -> 
 
 def _all_tenants(user: User) -> Link:
     if user.is_staff:
-        return Link("All tenants", reverse("operator-tenants"), "tenants")
-    return Link("All organizations", reverse("home"), "tenants")
+        return Link(_("All tenants"), reverse("operator-tenants"), "tenants")
+    return Link(_("All organizations"), reverse("home"), "tenants")
 
 
 def _layout(

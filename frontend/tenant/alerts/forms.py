@@ -10,7 +10,13 @@ from frontend.core.languages import lazy_text as _lazy
 from tenants.webhooks.event_types import EVENT_TYPES
 
 _SECRET = {"autocomplete": "off", "spellcheck": "false"}
-MUTES = (("1", "1 hour"), ("8", "8 hours"), ("24", "24 hours"), ("168", "7 days"), ("0", "Not muted"))
+MUTES = (
+    ("1", _lazy("1 hour")),
+    ("8", _lazy("8 hours")),
+    ("24", "24 hours"),
+    ("168", _lazy("7 days")),
+    ("0", _lazy("Not muted")),
+)
 
 
 class ChannelForm(forms.Form):

@@ -53,7 +53,7 @@ def channels(ctx: PageContext) -> list[dict[str, Any]]:
 
 
 def _channel(row: WebhookEndpoint) -> dict[str, Any]:
-    state, kind = ("Active", "good") if row.active else ("Disabled", "bad")
+    state, kind = (_("Active"), "good") if row.active else (_("Disabled"), "bad")
     if row.active and row.failing_since:
-        state, kind = "Failing", "warn"
+        state, kind = _("Failing"), "warn"
     return {"endpoint": row, "state": state, "kind": kind, "last_at": getattr(row, "last_at", None)}

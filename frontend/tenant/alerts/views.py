@@ -78,7 +78,10 @@ def mute(ctx: PageContext) -> HttpResponse:
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
 def new_slack(ctx: PageContext) -> HttpResponse:
     return _new_channel(
-        ctx, "Add Slack channel", SlackForm(bound_data(ctx)), lambda data: do_create_slack_channel(ctx.tenant, **data)
+        ctx,
+        _("Add Slack channel"),
+        SlackForm(bound_data(ctx)),
+        lambda data: do_create_slack_channel(ctx.tenant, **data),
     )
 
 
@@ -86,7 +89,7 @@ def new_slack(ctx: PageContext) -> HttpResponse:
 def new_pagerduty(ctx: PageContext) -> HttpResponse:
     form = PagerDutyForm(bound_data(ctx))
     return _new_channel(
-        ctx, "Add PagerDuty service", form, lambda data: do_create_pagerduty_channel(ctx.tenant, **data)
+        ctx, _("Add PagerDuty service"), form, lambda data: do_create_pagerduty_channel(ctx.tenant, **data)
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from django import forms
 from django.db.models import Q
+from django.utils.translation import gettext as _
 
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext
@@ -50,7 +51,7 @@ class BatchForm(forms.Form):
     ) -> None:
         super().__init__(data, uploads, initial=initial)
         named = [(row.name, f"{row.filename or row.name} ({row.created_at:%-d %b})") for row in files]
-        self.fields["file"].choices = [("", "None"), *named]  # type: ignore[attr-defined]
+        self.fields["file"].choices = [("", _("None")), *named]  # type: ignore[attr-defined]
         self.fields["key"].choices = [  # type: ignore[attr-defined]
             (value, f"{row.name} ({row.project.name})") for value, row in keys.items()
         ]
@@ -58,5 +59,5 @@ class BatchForm(forms.Form):
     def clean(self) -> dict[str, Any]:
         data = super().clean() or {}
         if not self.errors and not data.get("upload") and not data.get("file"):
-            self.add_error("upload", "Upload a file, or choose one that was uploaded before.")
+            self.add_error("upload", _("Upload a file, or choose one that was uploaded before."))
         return data

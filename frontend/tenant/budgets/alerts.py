@@ -6,6 +6,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from billing.budgets.alerts import alerts_of
 from billing.models import BudgetAlert
 from frontend.core.numbers import exact
@@ -69,7 +71,7 @@ def deliveries_of(rows: list[BudgetAlert], tenant_id: int | None) -> dict[int, t
         for delivery in deliveries(tenant_id).filter(event_id__in=events):
             sent[delivery.event_id].append(delivery)
     return {
-        row.pk: (BudgetDelivery("Muted", "", ""),) if row.is_muted else _delivery_rows(row.email, sent[row.event_id])
+        row.pk: (BudgetDelivery(_("Muted"), "", ""),) if row.is_muted else _delivery_rows(row.email, sent[row.event_id])
         for row in rows
     }
 
@@ -84,7 +86,7 @@ def _delivery_rows(mail: OutboxEmail | None, sent: list[WebhookDelivery]) -> tup
             BudgetDelivery(f"{exact(count)} webhooks {fared}" if count > 1 else f"Webhook {fared}", kind, reason)
         )
     if mail is None:
-        return (BudgetDelivery("Email", "", "no longer stored"), *hooks)
+        return (BudgetDelivery(_("Email"), "", "no longer stored"), *hooks)
     return (BudgetDelivery(f"Email {mail.state}", _EMAIL_LEVELS[mail.state], mail.error), *hooks)
 
 

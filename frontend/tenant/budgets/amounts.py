@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
 from billing.amounts import MAX_BUDGET, MILLIONTHS, NANO_A_DOLLAR, NANO_DIGITS, decimal, whole_units
 from frontend.core.numbers import Money, exact
 
@@ -48,11 +50,11 @@ def parse(text: str, unit: str) -> int:
     bare = re.sub(r"[,_\s]", "", text)
     if unit == "money":
         if not (found := _DOLLARS.fullmatch(bare)):
-            raise ValueError("Enter a positive amount, e.g. 12.50")
+            raise ValueError(_("Enter a positive amount, e.g. 12.50"))
         value = int(found[1]) * NANO_A_DOLLAR + int((found[2] or "").ljust(NANO_DIGITS, "0"))
     else:
         if not _WHOLE.fullmatch(bare):
-            raise ValueError("Enter a whole number, e.g. 1,000,000")
+            raise ValueError(_("Enter a whole number, e.g. 1,000,000"))
         value = int(bare)
     if value > MAX_BUDGET:
         raise ValueError(f"Enter {BudgetAmount.whole(unit, MAX_BUDGET).text} or less.")

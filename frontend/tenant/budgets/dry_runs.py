@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import exact, share
 from frontend.tenant.budgets.amounts import BudgetAmount, parse
 from frontend.tenant.budgets.scopes import BudgetOwnerScope
@@ -20,8 +23,8 @@ _WHEN = {
     "tokens": "when a request’s tokens exceed the bucket; it refills continuously",
     "concurrency": "when this many requests are running",
     "max": "with 400 if the request is too long",
-    "long_prompt_threshold": "Blocks nothing: longer prompts use a separate queue",
-    "long_prompt_concurrency": "Blocks nothing: more long prompts wait",
+    "long_prompt_threshold": _lazy("Blocks nothing: longer prompts use a separate queue"),
+    "long_prompt_concurrency": _lazy("Blocks nothing: more long prompts wait"),
 }
 
 
@@ -49,9 +52,9 @@ def simulate_budget(
     code = "429 budget_exceeded" if unit == "money" else "429 quota_exceeded"
     until = _UNTIL.get(period, "the budget resets")
     blocks, kind, when = {
-        "hard": ("Blocks", "bad", f"A request that exceeds the remaining budget receives {code} until {until}."),
-        "soft": ("Does not block", "good", "No requests are rejected. Alerts are sent at the thresholds."),
-        "dry_run": ("Does not block", "good", "No requests are rejected. Requests over budget are counted."),
+        "hard": (_("Blocks"), "bad", f"A request that exceeds the remaining budget receives {code} until {until}."),
+        "soft": (_("Does not block"), "good", _("No requests are rejected. Alerts are sent at the thresholds.")),
+        "dry_run": (_("Does not block"), "good", _("No requests are rejected. Requests over budget are counted.")),
     }.get(mode, ("", "", ""))
     try:
         limit = parse(amount, unit)
@@ -89,7 +92,7 @@ def _when(name: str, *, dry_run: bool) -> str:
     kind = "max" if name.startswith("max_") else name if name in _WHEN else name.partition("_per_")[0]
     how = _WHEN.get(kind, _WHEN["tokens"])
     if dry_run:
-        return "Does not block: counts requests over the limit."
+        return _("Does not block: counts requests over the limit.")
     return f"Blocks {how}." if kind == "max" else f"Blocks with 429 {how}."
 
 

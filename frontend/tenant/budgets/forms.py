@@ -28,14 +28,17 @@ MODES = (
     (Budget.Mode.DRY_RUN, "only count (dry run)"),
 )
 _ADVERBS = {"month": "monthly", "day": "daily", "lifetime": "in total"}
-LIMIT_MODES = (("hard", "Hard limit: reject requests over budget"), ("dry_run", "Dry run: count requests over budget"))
+LIMIT_MODES = (
+    ("hard", _lazy("Hard limit: reject requests over budget")),
+    ("dry_run", _lazy("Dry run: count requests over budget")),
+)
 BASIC = ("requests_per_minute", "tokens_per_minute", "concurrency")
 GROUPS = (  # the advanced limits
-    ("Per day", ("requests_per_day", "tokens_per_day")),
-    ("Input tokens", ("input_tokens_per_minute", "input_tokens_per_day")),
-    ("Output tokens", ("output_tokens_per_minute", "output_tokens_per_day")),
-    ("Per request", ("max_prompt_tokens", "max_output_tokens")),
-    ("Long prompts", ("long_prompt_threshold", "long_prompt_concurrency")),
+    (_lazy("Per day"), ("requests_per_day", "tokens_per_day")),
+    (_lazy("Input tokens"), ("input_tokens_per_minute", "input_tokens_per_day")),
+    (_lazy("Output tokens"), ("output_tokens_per_minute", "output_tokens_per_day")),
+    (_lazy("Per request"), ("max_prompt_tokens", "max_output_tokens")),
+    (_lazy("Long prompts"), ("long_prompt_threshold", "long_prompt_concurrency")),
 )
 
 
@@ -156,7 +159,7 @@ class RaiseForm(forms.Form):
         super().__init__(data, initial=initial)
         self._unit, self._zone = unit, zone
         if unit == "money":
-            self.fields["more"].help_text = "In USD."
+            self.fields["more"].help_text = _("In USD.")
 
     def clean_more(self) -> int:
         try:
@@ -227,7 +230,7 @@ class NewLimits(LimitsForm):
         super().__init__(data, initial=initial)
         self.fields["owner"].choices = [(value, owner.label) for value, owner in owners.items()]  # type: ignore[attr-defined]
         models = [(model.name, f"{model.name} only") for model in served_specs()]
-        self.fields["model"].choices = [("", "All models"), *models]  # type: ignore[attr-defined]
+        self.fields["model"].choices = [("", _("All models")), *models]  # type: ignore[attr-defined]
 
 
 def _of_budget(budget: Budget) -> dict[str, Any]:

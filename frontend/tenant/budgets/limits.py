@@ -43,7 +43,7 @@ def new_limits(ctx: PageContext) -> HttpResponse:
         message=lambda owner: f"{owner.label}: rate limits set.",
         template="budgets/limits_form.html",
         try_url=ctx.url("budgets-limits-try"),
-        **_sheet(ctx, "Set limits"),
+        **_sheet(ctx, _("Set limits")),
     )
 
 
@@ -81,7 +81,7 @@ def edit_limits(ctx: PageContext) -> HttpResponse:
         template="budgets/limits_form.html",
         try_url=f"{ctx.url('budgets-limits-try')}?set={row.pk}",
         owner=owner.label + (f", {row.model} only" if row.model else ""),
-        **_sheet(ctx, "Save"),
+        **_sheet(ctx, _("Save")),
     )
 
 
@@ -98,7 +98,7 @@ def remove_limits(ctx: PageContext) -> HttpResponse:
         effect=f"{owner.label} loses these limits within a second. Other limits that apply to its requests stay"
         " active.",
         danger=True,
-        **_sheet(ctx, "Remove limits"),
+        **_sheet(ctx, _("Remove limits")),
     )
 
 

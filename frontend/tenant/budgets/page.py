@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from billing.models import Budget, BudgetAlert, BudgetPeriod
 from billing.models.budgets import current_periods
 from frontend.core.gauges import Gauge, Mark, percent
@@ -57,7 +59,7 @@ class BudgetUsage:
 
     @property
     def mode(self) -> str:
-        return MODES[self.budget.mode] if self.budget.active else "Removed"
+        return MODES[self.budget.mode] if self.budget.active else _("Removed")
 
     @property
     def mode_kind(self) -> str:
@@ -157,7 +159,7 @@ def _row(ctx: PageContext, status: BudgetUsage, sent: set[str]) -> dict[str, Any
     if status.rolled_over:
         notes.append(f"{status.rolled_over.text} rolled over")
     if budget.reduce_max_tokens:
-        notes.append("Reduces max_tokens to fit")
+        notes.append(_("Reduces max_tokens to fit"))
     return {
         "status": status,
         "used_width": percent(status.used.millionths, whole),

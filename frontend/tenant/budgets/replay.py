@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from django.utils.translation import gettext as _
+
 from billing.amounts import FEMTO_A_NANO, MAX_BUDGET, MILLIONTHS, NANO_A_DOLLAR
 from frontend.core.gauges import percent
 from frontend.core.lists import with_query
@@ -98,9 +100,9 @@ def month_replay(
 def _result(found: BudgetReplay, month: str, mode: str, limit: int | None) -> tuple[str, str]:
     """Return the headline and its explanation."""
     if not found.used:
-        return f"No usage in {month}.", "The replay needs a month of usage."
+        return f"No usage in {month}.", _("The replay needs a month of usage.")
     if limit is None:
-        return f"Usage in {month}.", "Type a limit to replay it on this month."
+        return f"Usage in {month}.", _("Type a limit to replay it on this month.")
     if not found.rejected_amount:
         return f"Not reached in {month}.", f"All {exact(found.requests)} requests would have passed."
     last = len(found.days) - found.reached_days

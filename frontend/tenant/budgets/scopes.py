@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from billing.models import Budget
 from frontend.core.page_context import PageContext
 from millrace.apps.request_log.dry_runs import DryRunScope
@@ -28,7 +30,7 @@ class BudgetOwnerScope:
     @property
     def label(self) -> str:
         if self.row is None:
-            return "The organization"
+            return _("The organization")
         if isinstance(self.row, User):
             return f"Keys created by {user_label(self.row)}"
         return f"{self.kind.capitalize()} {self.row.name}"

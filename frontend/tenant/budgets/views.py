@@ -83,7 +83,7 @@ def new_budget(ctx: PageContext) -> HttpResponse:
         message=lambda made: f"{made.name} was created. {effect_of(made)}",
         template="budgets/form.html",
         try_url=ctx.url("budgets-try"),
-        **_sheet(ctx, "Create budget"),
+        **_sheet(ctx, _("Create budget")),
     )
 
 
@@ -100,7 +100,7 @@ def edit_budget(ctx: PageContext) -> HttpResponse:
         template="budgets/form.html",
         try_url=f"{ctx.url('budgets-try')}?budget={row.pk}",
         fixed={"unit": dict(UNITS)[row.unit], "owner": owner_of(row).label, "period": dict(PERIODS)[row.period]},
-        **_sheet(ctx, "Save", row),
+        **_sheet(ctx, _("Save"), row),
     )
 
 
@@ -128,7 +128,7 @@ def raise_budget(ctx: PageContext) -> HttpResponse:
         then=ctx.url("budgets"),
         template="budgets/raise.html",
         standing=standing,
-        **_sheet(ctx, "Raise limit", row),
+        **_sheet(ctx, _("Raise limit"), row),
     )
 
 
@@ -143,7 +143,7 @@ def lower_budget(ctx: PageContext) -> HttpResponse:
         lambda _: do_change_budget(row, temporary_increase=0, increase_expires_at=None),
         message=lambda changed: f"Temporary raise of {row.name} ended. {effect_of(changed)}",
         effect=f"The limit of {row.name} returns to {BudgetAmount.whole(row.unit, row.amount).text} within a second.",
-        **_sheet(ctx, "End temporary raise", row),
+        **_sheet(ctx, _("End temporary raise"), row),
     )
 
 
@@ -162,7 +162,7 @@ def remove_budget(ctx: PageContext) -> HttpResponse:
         then=ctx.url("budgets"),
         effect=f"{effect} Its history is kept.",
         danger=True,
-        **_sheet(ctx, "Remove budget", row),
+        **_sheet(ctx, _("Remove budget"), row),
     )
 
 

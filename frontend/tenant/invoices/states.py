@@ -9,17 +9,19 @@ from typing import Literal
 from zoneinfo import ZoneInfo
 
 from django.db.models import QuerySet, Sum
+from django.utils.translation import gettext as _
 
 from billing.models import Account, Invoice, LedgerEntry
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money
 
 Kind = Literal["good", "warn", "bad", "info", ""]
 _STATES: dict[str, tuple[str, Kind]] = {
-    Invoice.State.DRAFT: ("Draft", ""),
-    Invoice.State.OPEN: ("Open", "info"),
-    Invoice.State.PAID: ("Paid", "good"),
-    Invoice.State.VOID: ("Void", ""),
-    Invoice.State.UNCOLLECTIBLE: ("Uncollectible", "bad"),
+    Invoice.State.DRAFT: (_lazy("Draft"), ""),
+    Invoice.State.OPEN: (_lazy("Open"), "info"),
+    Invoice.State.PAID: (_lazy("Paid"), "good"),
+    Invoice.State.VOID: (_lazy("Void"), ""),
+    Invoice.State.UNCOLLECTIBLE: (_lazy("Uncollectible"), "bad"),
 }
 
 
@@ -36,17 +38,17 @@ def state_of(invoice: Invoice, today: date, owed: Money) -> State:
     """Return the state of an invoice with its entity. `today` is the date in the entity's time zone."""
     label, kind = _STATES[invoice.state]
     if invoice.is_credit_note and invoice.state != Invoice.State.DRAFT:
-        return State("Credit note", "good", "")
+        return State(_("Credit note"), "good", "")
     if invoice.state == Invoice.State.DRAFT:
-        return State(label, kind, "Updated until finalized. No number assigned yet.")
+        return State(label, kind, _("Updated until finalized. No number assigned yet."))
     if invoice.state == Invoice.State.OPEN and invoice.due_on is not None:
         if invoice.due_on < today:
-            return State("Past due", "warn", f"Was due {_day(invoice.due_on)}. {owed.text} outstanding.")
+            return State(_("Past due"), "warn", f"Was due {_day(invoice.due_on)}. {owed.text} outstanding.")
         return State(label, kind, f"Due {_day(invoice.due_on)}. {owed.text} outstanding.")
     message = {
-        Invoice.State.PAID: "Paid in full.",
-        Invoice.State.VOID: "Voided. No payment due.",
-        Invoice.State.UNCOLLECTIBLE: "The remaining balance was written off.",
+        Invoice.State.PAID: _("Paid in full."),
+        Invoice.State.VOID: _("Voided. No payment due."),
+        Invoice.State.UNCOLLECTIBLE: _("The remaining balance was written off."),
     }
     return State(label, kind, message.get(Invoice.State(invoice.state), ""))
 

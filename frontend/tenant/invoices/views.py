@@ -104,7 +104,7 @@ def line(ctx: PageContext) -> HttpResponse:
         row = first_or_404(rows.filter(invoice=found, position=ctx.arguments["line"], price_id__isnull=False))
         here = ctx.url("invoices-line", found.pk, row.position)
         trace = trace_line(ctx, found, row, here, "requests-detail")
-    name, up = found.number or "Draft", ctx.url("invoices-detail", found.pk)
+    name, up = found.number or _("Draft"), ctx.url("invoices-detail", found.pk)
     breadcrumbs = (*_crumbs(ctx), Breadcrumb(name, up))
     return render_page(
         ctx, "invoices/line.html", f"Line {row.position}", breadcrumbs=breadcrumbs, trace=trace, up=up, name=name

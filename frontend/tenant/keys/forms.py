@@ -17,10 +17,10 @@ from tenants.models import ApiKey, Project, RoutingPolicy
 from tenants.permissions import Permission
 
 OVERLAPS = (
-    ("0", "None: revoke the old key now"),
-    ("1", "1 hour"),
-    ("24", "1 day"),
-    ("168", "7 days"),
+    ("0", _lazy("None: revoke the old key now")),
+    ("1", _lazy("1 hour")),
+    ("24", _lazy("1 day")),
+    ("168", _lazy("7 days")),
     ("720", "30 days"),
 )
 _PLAIN = {"autocomplete": "off", "spellcheck": "false"}

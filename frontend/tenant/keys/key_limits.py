@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from frontend.core.languages import lazy_text as _lazy
 from frontend.tenant.budgets.amounts import BudgetAmount
 from millrace.apps.request_log.limiting_factor import LimitingFactor
 
@@ -15,19 +16,19 @@ _SCOPE_LABELS = {
 }
 _PERIODS = {"minute": "per minute", "day": "per day", "month": "per month", "lifetime": "in total"}
 NAMES = {
-    "requests_per_minute": "Requests per minute",
-    "input_tokens_per_minute": "Input tokens per minute",
-    "output_tokens_per_minute": "Output tokens per minute",
-    "tokens_per_minute": "Tokens per minute",
-    "requests_per_day": "Requests per day",
-    "input_tokens_per_day": "Input tokens per day",
-    "output_tokens_per_day": "Output tokens per day",
-    "tokens_per_day": "Tokens per day",
-    "concurrency": "Concurrent requests",
-    "max_prompt_tokens": "Prompt tokens per request",
-    "max_output_tokens": "Output tokens per request",
-    "long_prompt_threshold": "Long-prompt threshold (tokens)",
-    "long_prompt_concurrency": "Concurrent long prompts",
+    "requests_per_minute": _lazy("Requests per minute"),
+    "input_tokens_per_minute": _lazy("Input tokens per minute"),
+    "output_tokens_per_minute": _lazy("Output tokens per minute"),
+    "tokens_per_minute": _lazy("Tokens per minute"),
+    "requests_per_day": _lazy("Requests per day"),
+    "input_tokens_per_day": _lazy("Input tokens per day"),
+    "output_tokens_per_day": _lazy("Output tokens per day"),
+    "tokens_per_day": _lazy("Tokens per day"),
+    "concurrency": _lazy("Concurrent requests"),
+    "max_prompt_tokens": _lazy("Prompt tokens per request"),
+    "max_output_tokens": _lazy("Output tokens per request"),
+    "long_prompt_threshold": _lazy("Long-prompt threshold (tokens)"),
+    "long_prompt_concurrency": _lazy("Concurrent long prompts"),
 }
 _FULL = 10  # per mille; the rest is too small for most requests
 _NEAR = 200

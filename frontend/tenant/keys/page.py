@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery
+from django.utils.translation import gettext as _
 
 from billing.metering.usage import UsageReport, accepted, sums
 from billing.models import Budget
@@ -151,7 +152,7 @@ def owner(key: ApiKey) -> str:
         return key.created_by.name or key.created_by.email
     creator: str | None = key.creator  # type: ignore[attr-defined]  # an annotation
     if creator is None or creator == PLATFORM.name:
-        return "Operator"
+        return _("Operator")
     return creator.replace("key ", "API key ", 1) if creator.startswith("key ") else f"{creator} (deleted user)"
 
 
@@ -168,18 +169,18 @@ def restrictions(key: ApiKey) -> str:
 def status(ctx: PageContext, key: ApiKey, bounds: list[dict[str, Any]], *, replaced: bool) -> tuple[str, str]:
     """Return the label of a key's status and the color of its badge."""
     if key.revoked_at is not None:
-        return "Revoked", ""
+        return _("Revoked"), ""
     if key.expires_at is not None and key.expires_at <= ctx.now:
-        return "Expired", ""
+        return _("Expired"), ""
     if any(bound["level"] == "full" for bound in bounds):
-        return "Blocked", "bad"
+        return _("Blocked"), "bad"
     if replaced:
-        return "Being replaced", "info"
+        return _("Being replaced"), "info"
     if key.expires_at is not None and key.expires_at <= ctx.now + EXPIRES_SOON:
-        return "Expires soon", "warn"
+        return _("Expires soon"), "warn"
     if any(bound["level"] == "near" for bound in bounds):
-        return "Near limit", "warn"
-    return "Active", "good"
+        return _("Near limit"), "warn"
+    return _("Active"), "good"
 
 
 def projects(ctx: PageContext) -> dict[str, Any]:

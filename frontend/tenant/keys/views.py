@@ -90,7 +90,7 @@ def new_key(ctx: PageContext) -> HttpResponse:
         row, secret = actions.do_create_api_key(project, **form.chosen(), created_by=ctx.user)
         return ctx.url("keys-secret", row.pk), secret
 
-    return secret_form_view(ctx, _("New API key"), form, make, **_list_form(ctx, "Create key"))
+    return secret_form_view(ctx, _("New API key"), form, make, **_list_form(ctx, _("Create key")))
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
@@ -104,7 +104,7 @@ def edit_key(ctx: PageContext) -> HttpResponse:
         form,
         lambda _: actions.do_update_api_key(row, **_changes(form)),
         message=lambda _: f"{form.cleaned_data['name']} was updated.",
-        **_key_form(ctx, row, "Save", "Changes apply within a second."),
+        **_key_form(ctx, row, _("Save"), _("Changes apply within a second.")),
     )
 
 
@@ -127,7 +127,7 @@ def rotate_key(ctx: PageContext) -> HttpResponse:
         return ctx.url("keys-secret", successor.pk), secret
 
     effect = f"Creates a new key with the same permissions and limits as {row.name}. The old key then expires."
-    context = _key_form(ctx, row, "Rotate", effect)
+    context = _key_form(ctx, row, _("Rotate"), effect)
     return secret_form_view(ctx, f"Rotate {row.name}", RotationForm(bound_data(ctx)), rotate, **context)
 
 
@@ -165,7 +165,7 @@ def revoke_key(ctx: PageContext) -> HttpResponse:
         message=lambda _: f"{row.name} was revoked.",
         then=ctx.url("keys"),
         danger=True,
-        **_key_form(ctx, row, "Revoke key", revocation_effect(row, accepted(spent) if spent else 0)),
+        **_key_form(ctx, row, _("Revoke key"), revocation_effect(row, accepted(spent) if spent else 0)),
     )
 
 
@@ -177,7 +177,7 @@ def new_project(ctx: PageContext) -> HttpResponse:
         NewProjectForm(bound_data(ctx)),
         lambda data: actions.do_create_project(ctx.tenant, data["slug"], data["name"]),
         message=lambda made: f"{made.name} was created.",
-        **_list_form(ctx, "Create project"),
+        **_list_form(ctx, _("Create project")),
     )
 
 
@@ -190,7 +190,7 @@ def edit_project(ctx: PageContext) -> HttpResponse:
         ProjectNameForm(bound_data(ctx), initial={"name": row.name}),
         lambda data: actions.do_update_project(row, name=data["name"]),
         message=lambda changed: f"Project renamed to {changed.name}.",
-        **_list_form(ctx, "Rename"),
+        **_list_form(ctx, _("Rename")),
     )
 
 
@@ -205,7 +205,7 @@ def delete_project(ctx: PageContext) -> HttpResponse:
         message=lambda _: f"{row.name} was deleted.",
         effect=f"Deletes {row.name} with its limits and budgets. Only projects that never had a key can be deleted.",
         danger=True,
-        **_list_form(ctx, "Delete project"),
+        **_list_form(ctx, _("Delete project")),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from allauth.mfa.models import Authenticator
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import text_param
 from frontend.core.page_context import PageContext
 from tenants.models import Invitation, Membership
@@ -17,19 +18,22 @@ MAX_MEMBERS = 200  # members per page; others are found by search
 Role = Membership.Role
 # Description of each permission, in table order.
 AREAS: tuple[tuple[str, tuple[tuple[Permission, str], ...]], ...] = (
-    ("Usage and requests", ((P.USAGE_READ, "see"),)),
+    (_lazy("Usage and requests"), ((P.USAGE_READ, "see"),)),
     (
         "API keys",
         ((P.KEYS_READ, "see"), (P.KEYS_WRITE, "create, rotate, revoke"), (P.KEYS_MANAGE, "including management keys")),
     ),
-    ("Projects", ((P.PROJECTS_READ, "see"), (P.PROJECTS_WRITE, "change"))),
-    ("Budgets and limits", ((P.LIMITS_READ, "see"), (P.LIMITS_WRITE, "change"))),
-    ("Routing", ((P.POLICIES_READ, "see"), (P.POLICIES_WRITE, "publish"))),
-    ("Invoices and billing", ((P.BILLING_READ, "see"), (P.BILLING_WRITE, "change"))),
-    ("Webhooks", ((P.WEBHOOKS_READ, "see"), (P.WEBHOOKS_WRITE, "change"))),
-    ("Members", ((P.MEMBERS_READ, "see"), (P.MEMBERS_WRITE, "change"), (P.OWNERS_WRITE, "including owners"))),
-    ("Settings", ((P.TENANT_READ, "see"), (P.TENANT_UPDATE, "change"), (P.TENANT_DELETE, "delete organization"))),
-    ("Audit log", ((P.AUDIT_READ, "see"),)),
+    (_lazy("Projects"), ((P.PROJECTS_READ, "see"), (P.PROJECTS_WRITE, "change"))),
+    (_lazy("Budgets and limits"), ((P.LIMITS_READ, "see"), (P.LIMITS_WRITE, "change"))),
+    (_lazy("Routing"), ((P.POLICIES_READ, "see"), (P.POLICIES_WRITE, "publish"))),
+    (_lazy("Invoices and billing"), ((P.BILLING_READ, "see"), (P.BILLING_WRITE, "change"))),
+    (_lazy("Webhooks"), ((P.WEBHOOKS_READ, "see"), (P.WEBHOOKS_WRITE, "change"))),
+    (_lazy("Members"), ((P.MEMBERS_READ, "see"), (P.MEMBERS_WRITE, "change"), (P.OWNERS_WRITE, "including owners"))),
+    (
+        _lazy("Settings"),
+        ((P.TENANT_READ, "see"), (P.TENANT_UPDATE, "change"), (P.TENANT_DELETE, "delete organization")),
+    ),
+    (_lazy("Audit log"), ((P.AUDIT_READ, "see"),)),
 )
 
 

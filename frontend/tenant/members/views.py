@@ -31,11 +31,11 @@ PANELS = Panels(
     ),
 )
 MESSAGES = {
-    "owner": "Owner: full access, including owners and deleting the organization",
-    "admin": "Admin: full access except owners, billing details and deletion",
-    "developer": "Developer: keys, routing and usage",
-    "billing": "Billing: invoices, billing details and usage",
-    "readonly": "Read only: view keys, routing, limits and usage",
+    "owner": _lazy("Owner: full access, including owners and deleting the organization"),
+    "admin": _lazy("Admin: full access except owners, billing details and deletion"),
+    "developer": _lazy("Developer: keys, routing and usage"),
+    "billing": _lazy("Billing: invoices, billing details and usage"),
+    "readonly": _lazy("Read only: view keys, routing, limits and usage"),
 }
 
 
@@ -78,7 +78,7 @@ def invite(ctx: PageContext) -> HttpResponse:
         MemberInvite(ctx, bound_data(ctx)),
         lambda data: actions.do_invite(ctx.tenant, data["email"], data["role"], by=ctx.user),
         message=lambda made: f"{made.email} was invited.{_unsent()}",
-        **_sheet(ctx, "Send invitation"),
+        **_sheet(ctx, _("Send invitation")),
     )
 
 
@@ -92,7 +92,7 @@ def resend(ctx: PageContext) -> HttpResponse:
         lambda _: actions.do_invite(ctx.tenant, row.email, row.role, by=ctx.user),
         message=lambda made: f"{made.email} was invited again.{_unsent()}",
         effect=_("Sends a new invitation email. The previous link stops working."),
-        **_sheet(ctx, "Resend"),
+        **_sheet(ctx, _("Resend")),
     )
 
 
@@ -105,10 +105,10 @@ def revoke_invitation(ctx: PageContext) -> HttpResponse:
         forms.Form(bound_data(ctx)),
         lambda _: actions.do_revoke_invitation(row),
         message=lambda was: (
-            f"Invitation of {row.email} revoked." if was else "The invitation was already used or revoked."
+            f"Invitation of {row.email} revoked." if was else _("The invitation was already used or revoked.")
         ),
         effect=_("The invitation link stops working immediately."),
-        **_sheet(ctx, "Revoke"),
+        **_sheet(ctx, _("Revoke")),
     )
 
 
@@ -121,7 +121,7 @@ def role(ctx: PageContext) -> HttpResponse:
         RoleForm(ctx, bound_data(ctx), row.role),
         lambda data: actions.do_change_role(row, data["role"]),
         message=lambda changed: f"Role of {row.user.email} changed to {changed.get_role_display()}.",
-        **_sheet(ctx, "Change role"),
+        **_sheet(ctx, _("Change role")),
     )
 
 
@@ -137,7 +137,7 @@ def remove(ctx: PageContext) -> HttpResponse:
         effect=f"{row.user.email} loses access to {ctx.tenant.name} immediately. Keys the member created keep"
         " working, because keys belong to projects. Revoke the keys the member has seen.",
         danger=True,
-        **_sheet(ctx, "Remove"),
+        **_sheet(ctx, _("Remove")),
     )
 
 
@@ -153,7 +153,7 @@ def leave(ctx: PageContext) -> HttpResponse:
         then=reverse("home"),
         effect=f"You lose access to {ctx.tenant.name} immediately, until you are invited again.",
         danger=True,
-        **_sheet(ctx, "Leave"),
+        **_sheet(ctx, _("Leave")),
     )
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import redis
 from django.conf import settings
+from django.utils.translation import gettext as _
 
 from billing.pricing.pricing import Component, Tier
 from billing.pricing.rate_cards import current_prices
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
 from inference_worker.contract.encoder_config import ModelTask, model_task
@@ -21,20 +23,24 @@ from millrace.apps.operations.fleet_status import FleetStatus, read_fleet_status
 from tenants.models import RoutingPolicy
 from tenants.routing_policies import policy
 
-_PRICED = ((Component.UNCACHED, "Input"), (Component.CACHE_READ, "Cached input"), (Component.OUTPUT, "Output"))
+_PRICED = (
+    (Component.UNCACHED, _lazy("Input")),
+    (Component.CACHE_READ, _lazy("Cached input")),
+    (Component.OUTPUT, _lazy("Output")),
+)
 _CAPABILITIES: Mapping[ModelTask, tuple[str, ...]] = {
     "generate": (
-        "Chat",
-        "Responses",
-        "Messages",
-        "Streaming",
-        "Tools",
-        "Structured outputs",
-        "Prompt cache",
-        "Batches",
+        _lazy("Chat"),
+        _lazy("Responses"),
+        _lazy("Messages"),
+        _lazy("Streaming"),
+        _lazy("Tools"),
+        _lazy("Structured outputs"),
+        _lazy("Prompt cache"),
+        _lazy("Batches"),
     ),
-    "embed": ("Embeddings", "Batches"),
-    "rerank": ("Rerank", "Score", "Batches"),
+    "embed": (_lazy("Embeddings"), _lazy("Batches")),
+    "rerank": (_lazy("Rerank"), _lazy("Score"), _lazy("Batches")),
 }
 _BODIES: Mapping[ModelTask, tuple[str, str]] = {  # path and body of an example
     "generate": ("chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'),
@@ -108,9 +114,9 @@ def _model(spec: ModelSpec, board: FleetStatus | None) -> dict[str, Any]:
     beats = [] if board is None else [status.beat for status in board.replicas if status.beat.model == spec.name]
     lengths = [beat.machine.max_model_len for beat in beats if beat.machine is not None]
     task = model_task(spec.source)
-    state, badge = ("Unknown", "") if board is None else ("Ready", "good")
+    state, badge = (_("Unknown"), "") if board is None else (_("Ready"), "good")
     if board is not None and not board.ready(spec.name):
-        state, badge = ("Starting", "info") if beats else ("Not running", "warn")
+        state, badge = (_("Starting"), "info") if beats else (_("Not running"), "warn")
     return {
         "name": spec.name,
         "task": task,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from billing.metering.usage import UsageReport, accepted, sums
 from billing.models import Budget, BudgetPeriod
 from billing.pricing.pricing import Tier
@@ -65,14 +67,14 @@ def _key(
 
 def _status(key: ApiKey | None, budget: BudgetUsage | None) -> tuple[str, str]:
     if key is None or key.revoked_at is not None:
-        return "Revoked", ""
+        return _("Revoked"), ""
     if not key.is_live:
-        return "Expired", ""
+        return _("Expired"), ""
     if budget is not None and budget.is_full:
-        return "Blocked", "bad"
+        return _("Blocked"), "bad"
     if budget is not None and budget.used.millionths * 10 >= budget.limit.millionths * 9:
-        return "Near limit", "warn"
-    return "Active", "good"
+        return _("Near limit"), "warn"
+    return _("Active"), "good"
 
 
 def batches(ctx: PageContext) -> dict[str, Any]:

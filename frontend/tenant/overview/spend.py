@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from billing.amounts import FEMTO_A_NANO
 from billing.budgets.alerts import alerts_of
 from billing.budgets.forecast import Forecast, forecast_tenant
@@ -73,23 +75,23 @@ def _chart(
     path = {forecast_day.day: forecast_day for forecast_day in expected.path} if expected else {}
     forecast = [path.get(day.date()) if day.date() >= now.astimezone(UTC).date() else None for day in at]
     actual = tuple(running[i] if i < len(running) else None for i in range(len(at)))
-    series = [Series("Spend so far", "spend", actual, "area")]
+    series = [Series(_("Spend so far"), "spend", actual, "area")]
     of = f"Spend by day, cumulative: {Money(running[-1]).text} until {now:%-d %B}"
     if expected:
         point = [None if day is None or day.point is None else day.point * FEMTO_A_NANO for day in forecast]
         point[len(running) - 1] = running[-1]  # the forecast starts where the spend ends
         high = tuple(None if day is None or day.high is None else day.high * FEMTO_A_NANO for day in forecast)
         low = tuple(None if day is None or day.low is None else day.low * FEMTO_A_NANO for day in forecast)
-        series.append(Series("Forecast", "forecast", tuple(point), "dash", Money.nano(expected.point).text))
+        series.append(Series(_("Forecast"), "forecast", tuple(point), "dash", Money.nano(expected.point).text))
         series.append(Series("80% interval, to", "forecast", high, "dash", in_legend=False))
         series.append(Series("80% interval, from", "forecast", low, "dash", in_legend=False))
         of += f", forecast {Money.nano(expected.point).text} on {last:%-d %B}"
     top = max(running[-1], expected.high * FEMTO_A_NANO if expected else 0)
     if tightest and tightest.budget.period == Budget.Period.MONTH and tightest.limit.millionths <= 3 * top:
-        series.append(Series("Hard limit", "limit", (tightest.limit.millionths,) * len(at)))
+        series.append(Series(_("Hard limit"), "limit", (tightest.limit.millionths,) * len(at)))
         of += f", against a limit of {tightest.limit.text}"
     band = ("80% interval, to", "80% interval, from") if expected else None
-    shaded = "Shaded: 80% confidence" if expected else ""
+    shaded = _("Shaded: 80% confidence") if expected else ""
     return Chart("spend", of, tuple(at), tuple(series), "usd", band=band, band_label=shaded, height=214)
 
 
@@ -169,7 +171,7 @@ def notices(ctx: PageContext) -> list[dict[str, str]]:
                 {
                     "kind": "warn",
                     "title": f"Hard limit likely on {day:%-d %B}.",
-                    "text": "At the current rate, requests receive",
+                    "text": _("At the current rate, requests receive"),
                     "after": f" {rest} of the month.",
                 }
             )

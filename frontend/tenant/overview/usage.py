@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
+from django.utils.translation import gettext as _
+
 from billing.metering.usage import UsageReport, accepted, sums, total
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import legend_total as summed
@@ -60,7 +62,11 @@ def cache(ctx: PageContext) -> dict[str, Any]:
         "hits",
         f"Share of input served from cache by day, {date_range.label}: {hit} in total",
         tuple(row["start"].astimezone(UTC) for row in days),
-        (Series("Cache hit", "hit", tuple(part * 10_000 // whole if whole else None for part, whole in read), "area"),),
+        (
+            Series(
+                _("Cache hit"), "hit", tuple(part * 10_000 // whole if whole else None for part, whole in read), "area"
+            ),
+        ),
         "percent",
         height=92,
         bare=True,
@@ -139,10 +145,10 @@ def tokens(ctx: PageContext) -> dict[str, Any]:
     date_range = date_range_of(ctx)
     days = by_day(ctx, date_range.start, date_range.end)
     kinds: tuple[tuple[str, str, tuple[int, ...]], ...] = (
-        ("Output", "output", tuple(row["output"] for row in days)),
-        ("Uncached input", "uncached", tuple(row["uncached"] for row in days)),
-        ("Cache writes", "written", tuple(row["cache_write_5m"] + row["cache_write_1h"] for row in days)),
-        ("Cached input", "cached", tuple(row["cache_read"] for row in days)),
+        (_("Output"), "output", tuple(row["output"] for row in days)),
+        (_("Uncached input"), "uncached", tuple(row["uncached"] for row in days)),
+        (_("Cache writes"), "written", tuple(row["cache_write_5m"] + row["cache_write_1h"] for row in days)),
+        (_("Cached input"), "cached", tuple(row["cache_read"] for row in days)),
     )
     used = [item for item in kinds if any(item[2]) or item[1] != "written"]  # explicit cache writes are rare
     series = tuple(Series(label, kind, values, "area", summed(values)) for label, kind, values in used)
@@ -167,7 +173,7 @@ def first_token(ctx: PageContext) -> dict[str, Any]:
     series = (
         Series("p50", "p50", _micros(halves), total=_top_limit(traffic.total.ttft_p50_ms)),
         Series("p95", "p95", _micros(slow), total=_top_limit(traffic.total.ttft_p95_ms)),
-        Series("Target, p95", "goal", (goal,) * _HOURS, "dots", duration(goal)),
+        Series(_("Target, p95"), "goal", (goal,) * _HOURS, "dots", duration(goal)),
     )
     of = f"Time to first token by hour, last {_HOURS} hours: p50 {series[0].total}, p95 {series[1].total}"
     over = sum(value is not None and value * 1000 > goal for value in slow)

@@ -14,6 +14,7 @@ from django.db.models import Q
 from billing.pricing.price_book import NewPrice
 from billing.pricing.pricing import Tier
 from billing.pricing.rate_cards import current_prices
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext
 from frontend.tenant.overview.quick_start import CodeExample
 from inference_worker.contract.encoder_config import model_task
@@ -24,7 +25,11 @@ from tenants.permissions import Permission
 from tenants.routing_policies import policy
 
 MAX_MODELS = 4
-PRESETS = (("Precise", "0", "1"), ("Balanced", "0.7", "1"), ("Creative", "1", "0.95"))  # label, temperature, top_p
+PRESETS = (
+    (_lazy("Precise"), "0", "1"),
+    (_lazy("Balanced"), "0.7", "1"),
+    (_lazy("Creative"), "1", "0.95"),
+)  # label, temperature, top_p
 # The code is written by the script.
 EXAMPLES = tuple(
     CodeExample(name, language, "")

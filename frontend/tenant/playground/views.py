@@ -27,7 +27,7 @@ def token(ctx: PageContext) -> HttpResponse:
         key = page.usable_key(ctx, ctx.request.POST.get("key", ""))
     if key is None:
         return JsonResponse(
-            {"error": "This key was revoked or has no inference permission. Choose another key."}, status=409
+            {"error": _("This key was revoked or has no inference permission. Choose another key.")}, status=409
         )
     try:
         return JsonResponse({"playground_token": actions.do_create_playground_token(key, ctx.user)})

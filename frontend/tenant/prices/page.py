@@ -22,16 +22,16 @@ from frontend.core.page_context import PageContext
 
 MAX_CHANGES = 12
 COLUMNS = (
-    (Component.UNCACHED, "Input"),
-    (Component.CACHE_READ, "Cache read"),
-    (Component.CACHE_WRITE_5M, "Cache write, 5 min"),
-    (Component.CACHE_WRITE_1H, "Cache write, 1 h"),
-    (Component.OUTPUT, "Output"),
-    (Component.ANSWER_HIT_INPUT, "Cached response, input"),
-    (Component.ANSWER_HIT_OUTPUT, "Cached response, output"),
-    (Component.CACHE_STORAGE, "Cache storage, token-hours"),
-    (Component.MACHINE_HOURS, "Machine-hours"),
-    (Component.SEARCHES, "Searches"),
+    (Component.UNCACHED, _lazy("Input")),
+    (Component.CACHE_READ, _lazy("Cache read")),
+    (Component.CACHE_WRITE_5M, _lazy("Cache write, 5 min")),
+    (Component.CACHE_WRITE_1H, _lazy("Cache write, 1 h")),
+    (Component.OUTPUT, _lazy("Output")),
+    (Component.ANSWER_HIT_INPUT, _lazy("Cached response, input")),
+    (Component.ANSWER_HIT_OUTPUT, _lazy("Cached response, output")),
+    (Component.CACHE_STORAGE, _lazy("Cache storage, token-hours")),
+    (Component.MACHINE_HOURS, _lazy("Machine-hours")),
+    (Component.SEARCHES, _lazy("Searches")),
 )
 TIERS = {
     Tier.STANDARD: _lazy("Standard"),

@@ -50,11 +50,11 @@ CACHE_LABELS = {
 DEFAULT_COLUMNS = ("status", "model", "key", "input", "output", "ttft", "duration", "cost")
 NUMERIC = ("input", "output", "ttft", "duration", "cost")
 VIEWS = (
-    ("All", {}),
-    ("Failed", {"outcome": "failed"}),
-    ("Rate limited", {"outcome": "limited"}),
-    ("Slow (over 10 s)", {"slow": "10"}),
-    ("Not cached", {"cache": "computed"}),
+    (_lazy("All"), {}),
+    (_lazy("Failed"), {"outcome": "failed"}),
+    (_lazy("Rate limited"), {"outcome": "limited"}),
+    (_lazy("Slow (over 10 s)"), {"slow": "10"}),
+    (_lazy("Not cached"), {"cache": "computed"}),
 )
 
 
@@ -255,7 +255,7 @@ def log(ctx: PageContext) -> dict[str, Any]:
     try:
         page = selectors.requests_page(_filters(ctx), cursor, PAGE_SIZE)
     except BadCursor:
-        error = "That page no longer exists. Showing the newest requests."
+        error = _("That page no longer exists. Showing the newest requests.")
         page = selectors.requests_page(_filters(ctx), None, PAGE_SIZE)
     rows = listed_rows(ctx, page.rows)
     newer, older = (changed_url(ctx, ctx.url("requests"), cursor=to) if to else "" for to in (page.newer, page.older))

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.db import connection
+from django.utils.translation import gettext as _
 
 from billing.metering.usage import GROUP_COLUMNS, Group, TooManyRows, UsageReport, accepted, sums, total
 from billing.models import SUMMED, UsageChange
@@ -116,7 +117,7 @@ def whole(rows: list[UsageGroupsRow]) -> UsageGroupsRow:
     context = added["uncached"] + added["cached"] + added["written"]
     part = share(cost.femto, cost.femto)
     return UsageGroupsRow(
-        "All", "", "", **added, hit=share(added["cached"], context), cost=cost, part=part, saved=saved
+        _("All"), "", "", **added, hit=share(added["cached"], context), cost=cost, part=part, saved=saved
     )
 
 
@@ -169,7 +170,7 @@ def _of_models(ctx: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
 
 
 def _of_tiers(ctx: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
-    return lambda tier: (tier.capitalize() or "Not priced", "", "")
+    return lambda tier: (tier.capitalize() or _("Not priced"), "", "")
 
 
 def _of_projects(ctx: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
@@ -202,7 +203,7 @@ def _of_members(ctx: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
         return (
             (person.name or person.email, person.email, "")
             if person
-            else ("No member", "Keys not created by a member", "")
+            else (_("No member"), _("Keys not created by a member"), "")
         )
 
     return name
@@ -236,5 +237,5 @@ def _routes(question: UsageReport) -> list[tuple[Name, Mapping[str, int]]]:
 
 def _route(to: str, model: str) -> Name:
     if not to:
-        return model, "Request record no longer available", ""
-    return to, "Served as requested" if to == model else f"Served by {model}", ""
+        return model, _("Request record no longer available"), ""
+    return to, _("Served as requested") if to == model else f"Served by {model}", ""

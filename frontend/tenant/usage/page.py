@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from datetime import UTC, timedelta
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from billing.amounts import TOKENS_A_PRICE
 from billing.metering.usage import accepted, sums, total
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import legend_total as summed
 from frontend.core.date_ranges import days_of
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import with_query
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
@@ -24,12 +27,21 @@ from millrace.apps.request_log.selectors import rates
 _DAY = timedelta(days=1)
 MAX_LIMITS = 12
 REASONS: Mapping[str, tuple[str, str]] = {
-    "": ("None", "All cacheable tokens were served from the cache."),
-    "too_short": ("Too short", "Prompt shorter than one cache block"),
-    "first_use": ("First use", "Prefix not seen before"),
-    "expired_or_evicted": ("Expired or evicted", "Evicted to free space. Use cache_control to keep the prefix cached."),
-    "prefix_changed": ("Prefix changed", "The prompt differs from a cached one. Put changing content at the end."),
-    "other_worker": ("Cached on another replica", "The replica with the cached prefix was busy or restarted."),
+    "": ("None", _lazy("All cacheable tokens were served from the cache.")),
+    "too_short": (_lazy("Too short"), _lazy("Prompt shorter than one cache block")),
+    "first_use": (_lazy("First use"), _lazy("Prefix not seen before")),
+    "expired_or_evicted": (
+        _lazy("Expired or evicted"),
+        _lazy("Evicted to free space. Use cache_control to keep the prefix cached."),
+    ),
+    "prefix_changed": (
+        _lazy("Prefix changed"),
+        _lazy("The prompt differs from a cached one. Put changing content at the end."),
+    ),
+    "other_worker": (
+        _lazy("Cached on another replica"),
+        _lazy("The replica with the cached prefix was busy or restarted."),
+    ),
 }
 
 
@@ -64,11 +76,11 @@ def tokens(ctx: PageContext) -> dict[str, Any]:
     now = query_of(ctx)
     days = _days(ctx, now)
     kinds: tuple[tuple[str, str, tuple[int, ...]], ...] = (
-        ("Output", "output", tuple(row["output"] for row in days)),
-        ("Uncached input", "uncached", tuple(row["uncached"] for row in days)),
-        ("Cache writes, 5 min", "written", tuple(row["cache_write_5m"] for row in days)),
-        ("Cache writes, 1 h", "written", tuple(row["cache_write_1h"] for row in days)),
-        ("Cached input", "cached", tuple(row["cache_read"] for row in days)),
+        (_("Output"), "output", tuple(row["output"] for row in days)),
+        (_("Uncached input"), "uncached", tuple(row["uncached"] for row in days)),
+        (_("Cache writes, 5 min"), "written", tuple(row["cache_write_5m"] for row in days)),
+        (_("Cache writes, 1 h"), "written", tuple(row["cache_write_1h"] for row in days)),
+        (_("Cached input"), "cached", tuple(row["cache_read"] for row in days)),
     )
     if not any(any(values) for _, _, values in kinds):
         return {"chart": None, "date_range": now.date_range.label}
@@ -91,9 +103,9 @@ def cost(ctx: PageContext) -> dict[str, Any]:
         return {"chart": None, "date_range": now.date_range.label}
     spent = tuple(row["cost_femto"] for row in days)
     without = tuple(row["cost_femto"] + row["saved_femto"] for row in days)
-    series = [Series("Cost", "spend", spent, "area", Money(sum(spent)).text)]
+    series = [Series(_("Cost"), "spend", spent, "area", Money(sum(spent)).text)]
     if without != spent:
-        series.append(Series("Without caches", "goal", without, "dots", Money(sum(without)).text))
+        series.append(Series(_("Without caches"), "goal", without, "dots", Money(sum(without)).text))
     message = ", ".join(f"{line.label.lower()} {line.total}" for line in series)
     at = tuple(row["start"].astimezone(UTC) for row in days)
     return {"chart": Chart("cost", f"Cost by day, {now.date_range.label}: {message}", at, tuple(series), "usd")}

@@ -8,6 +8,7 @@ from typing import Any
 from billing.metering.usage import UsageReport
 from billing.models import UsageRollup
 from frontend.core.date_ranges import DateRange, date_range_of
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import (
     MAX_CHOICES,
     Choice,
@@ -22,13 +23,13 @@ from frontend.core.page_context import PageContext
 from tenants.models import ApiKey, Project
 
 GROUPS = {
-    "model": "Model",
+    "model": _lazy("Model"),
     "key": "API key",
-    "project": "Project",
-    "member": "Member",
-    "tier": "Tier",
-    "route": "Route",
-    "day": "Day",
+    "project": _lazy("Project"),
+    "member": _lazy("Member"),
+    "tier": _lazy("Tier"),
+    "route": _lazy("Route"),
+    "day": _lazy("Day"),
 }
 _FILTERS = ("model", "key", "project")
 

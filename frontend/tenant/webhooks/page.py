@@ -6,6 +6,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from frontend.core.lists import ListPage, keyset_page, number_param, options
 from frontend.core.page_context import PageContext, first_or_404
 from tenants.models import WebhookDelivery, WebhookEndpoint
@@ -93,7 +95,7 @@ def _answer(status: int | None, error: str) -> tuple[str, str]:
     """Return the result of an attempt, and the color of its badge."""
     if status is not None and 200 <= status < 300:
         return str(status), "good"
-    return " · ".join(part for part in (str(status or ""), error) if part) or "No response", "bad"
+    return " · ".join(part for part in (str(status or ""), error) if part) or _("No response"), "bad"
 
 
 def _filtered(ctx: PageContext) -> bool:

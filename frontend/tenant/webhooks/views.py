@@ -117,7 +117,7 @@ def rotate(ctx: PageContext) -> HttpResponse:
     def change(_: dict[str, Any]) -> tuple[str, str]:
         return ctx.url("webhooks-secret", row.pk), actions.do_rotate_webhook_secret(row)
 
-    effect = "Creates a new secret, shown once. Events are signed with both secrets for 24 hours."
+    effect = _("Creates a new secret, shown once. Events are signed with both secrets for 24 hours.")
     form = OnceForm(bound_data(ctx))
     return secret_form_view(ctx, _("Rotate secret"), form, change, submit=_("Rotate"), effect=effect, **_sheet(ctx))
 
@@ -154,11 +154,11 @@ def test(ctx: PageContext) -> HttpResponse:
 def toggle(ctx: PageContext) -> HttpResponse:
     """Disable or enable an endpoint."""
     row = _endpoint(ctx)
-    action = "Disable" if row.active else "Enable"
+    action = _("Disable") if row.active else _("Enable")
     effect = (
-        "Stops all events to this endpoint. Pending deliveries fail and can be replayed later."
+        _("Stops all events to this endpoint. Pending deliveries fail and can be replayed later.")
         if row.active
-        else "The endpoint receives events again. Failed deliveries can be replayed."
+        else _("The endpoint receives events again. Failed deliveries can be replayed.")
     )
     return form_view(
         ctx,
@@ -197,7 +197,7 @@ def replay(ctx: PageContext) -> HttpResponse:
         _("Replay delivery"),
         forms.Form(bound_data(ctx)),
         lambda _: actions.do_replay(row),
-        message=lambda _: "Replay queued. It is sent within seconds.",
+        message=lambda _result: _("Replay queued. It is sent within seconds."),
         effect=f"Sends {row.event.event_type} to {row.endpoint.url} again with the same webhook-id.",
         submit=_("Replay"),
         **_sheet(ctx),

@@ -27,7 +27,8 @@ def test_every_text_of_the_console_is_translated(path):
 
 def test_texts_of_templates_and_modules_are_found(tmp_path: Path) -> None:
     template = """<p>{% translate "One" %}</p>{% blocktranslate with n=a.b %}Two {{ n }} 5%{% endblocktranslate %}
-        {% blocktranslate count n=n %}{{ n }} row{% plural %}{{ n }} rows{% endblocktranslate %}{% table _("Three") %}"""
+        {% blocktranslate count n=n %}{{ n }} row{% plural %}{{ n }} rows{% endblocktranslate %}
+        {% table _("Three") %}"""
     (tmp_path / "page.html").write_text(template)
     (tmp_path / "page.py").write_text('LABELS = {"a": _lazy("Four")}\nsay(_("One"), other("No"), _(name))\n')
     assert messages.extract(tmp_path) == [
