@@ -22,9 +22,9 @@ def _newest(tenant: Any) -> int:
 
 ONE = ("populated",)
 register(
-    Screen("audit", "/t/{slug}/audit/", queries=12),
-    Screen("audit-filtered", "/t/{slug}/audit/?action=member&from=2020-01-01", 12, states=ONE),
-    Screen("audit-detail", "/t/{slug}/audit/{entry}", queries=12, states=ONE),
+    Screen("audit", "/t/{slug}/audit/", queries=16),
+    Screen("audit-filtered", "/t/{slug}/audit/?action=member&from=2020-01-01", 16, states=ONE),
+    Screen("audit-detail", "/t/{slug}/audit/{entry}", queries=16, states=ONE),
     prepare=prepare,
     theirs={"entry": lambda world: world.rows["populated.entry"]},
     demo={"entry": _newest},
