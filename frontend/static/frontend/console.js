@@ -44,12 +44,12 @@ on("click", (event) => {
 });
 for (const dialog of document.querySelectorAll("dialog")) on("close", () => dialog.id !== "palette" && dialog.replaceChildren(), dialog);
 
-// Panels do not refresh while the page is hidden or they have focus. An unchanged response is not swapped in.
+// Panels do not refresh while the page is hidden, they have focus, or rows are selected. An unchanged response is not swapped in.
 const last = new WeakMap();
 on("htmx:beforeRequest", (event) => {
   const { elt, requestConfig } = event.detail;
   if (!elt.matches(".panel") || requestConfig.triggeringEvent?.type === "load") return;
-  if (document.hidden || elt.contains(document.activeElement) || $("details[open]", elt)) event.preventDefault();
+  if (document.hidden || elt.contains(document.activeElement) || $("details[open], input:checked", elt)) event.preventDefault();
 });
 on("htmx:beforeSwap", (event) => {
   const { target, xhr } = event.detail;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import date, datetime, time, timedelta, tzinfo
 from typing import Any
 
@@ -139,3 +140,15 @@ def revocation_effect(key: ApiKey, requests: int) -> str:
         f"{key.name} ({key.prefix}…), created by {owner(key)}, stops working immediately. Its running streams "
         f"end.{used} This cannot be undone. Past usage is still billed."
     )
+
+
+class RevokeKeysForm(forms.Form):
+    """The revocation of several keys, which are listed and can be left out."""
+
+    key = forms.MultipleChoiceField(label=_lazy("API keys"), widget=forms.CheckboxSelectMultiple)
+
+    def __init__(self, rows: Sequence[ApiKey], data: Any = None) -> None:
+        super().__init__(data, initial={"key": [str(row.pk) for row in rows]})
+        self.fields["key"].choices = [  # type: ignore[attr-defined]
+            (str(row.pk), f"{row.name} ({row.prefix}…)") for row in rows
+        ]

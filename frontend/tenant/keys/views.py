@@ -10,6 +10,7 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpResponse
 from django.urls import path
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from billing.metering.usage import accepted
 from frontend.core.confirmation import Confirm
@@ -27,6 +28,7 @@ from frontend.tenant.keys.forms import (
     NewKeyForm,
     NewProjectForm,
     ProjectNameForm,
+    RevokeKeysForm,
     RotationForm,
     revocation_effect,
 )
@@ -169,6 +171,33 @@ def revoke_key(ctx: PageContext) -> HttpResponse:
     )
 
 
+@tenant_page(Permission.KEYS_WRITE, methods=FORM)
+def revoke_keys(ctx: PageContext) -> HttpResponse:
+    """Revoke the keys that were selected in the list."""
+    sent = ctx.request.POST if ctx.request.method == "POST" else ctx.request.GET
+    wanted = {int(text) for text in sent.getlist("key") if text.isascii() and text.isdigit() and len(text) < 19}
+    with ctx.scope():
+        rows = list(ApiKey.objects.for_tenant(ctx.tenant).filter(pk__in=wanted, revoked_at=None)[: page.PAGE_SIZE])
+    if not rows:
+        return redirect_with_message(ctx, ctx.url("keys"), _("Select active keys first."), failed=True)
+    if not all(detail.may_change(ctx, row) for row in rows):
+        raise PermissionDenied
+    number = len(rows)
+    return form_view(
+        ctx,
+        ngettext("Revoke %(number)s key", "Revoke %(number)s keys", number) % {"number": number},
+        RevokeKeysForm(rows, bound_data(ctx)),
+        lambda _data: [actions.do_revoke_api_key(row) for row in rows],
+        message=lambda _done: (
+            ngettext("%(number)s key revoked.", "%(number)s keys revoked.", number) % {"number": number}
+        ),
+        then=ctx.url("keys"),
+        danger=True,
+        effect=_("They stop working immediately. This cannot be undone. Past usage is still billed."),
+        **_list_form(ctx, _("Revoke keys")),
+    )
+
+
 @tenant_page(Permission.PROJECTS_WRITE, methods=FORM)
 def new_project(ctx: PageContext) -> HttpResponse:
     return form_view(
@@ -247,6 +276,7 @@ urlpatterns = [
     path("t/<slug:slug>/keys/<int:key>/secret", key_secret, name="keys-secret"),
     path("t/<slug:slug>/keys/<int:key>/revoke", revoke_key, name="keys-revoke"),
     DETAIL_PANELS.tenant_url("t/<slug:slug>/keys/<int:key>/", Permission.KEYS_READ),
+    path("t/<slug:slug>/keys/revoke", revoke_keys, name="keys-revoke-many"),
     path("t/<slug:slug>/projects/new", new_project, name="keys-project-new"),
     path("t/<slug:slug>/projects/<int:project>/edit", edit_project, name="keys-project"),
     path("t/<slug:slug>/projects/<int:project>/delete", delete_project, name="keys-project-delete"),

@@ -280,3 +280,38 @@ def test_the_creator_of_a_key_is_named(client, acme, log_in):
     assert f"API key {by_command.prefix}…" in row_of(page, "by-key")
     assert "gone@example.com (deleted user)" in row_of(page, "by-user")
     assert "Operator" in client.get(f"/t/acme/keys/{by_command.pk}/").content.decode()
+
+
+def test_selected_keys_are_revoked_together(client, acme, log_in):
+    log_in("owner")
+    keys = [make(acme, name=name) for name in ("one", "two", "three", "four")]
+    page = client.get("/t/acme/keys/").content.decode()
+    assert page.count('form="key-selection"') == 5  # the keys and the button
+    query = "&".join(f"key={key.pk}" for key in keys[:3])
+    form = client.get(f"/t/acme/keys/revoke?{query}").content.decode()
+    assert "Revoke 3 keys" in form and "four" not in form
+    response = client.post("/t/acme/keys/revoke", {"key": [keys[0].pk, keys[1].pk]})  # the third one was deselected
+    assert response.status_code == 303
+    for _ in range(2):  # also if it is sent twice
+        client.post("/t/acme/keys/revoke", {"key": [keys[0].pk, keys[1].pk]})
+    alive = set(unscoped(ApiKey).filter(revoked_at=None).values_list("name", flat=True))
+    assert {"three", "four"} <= alive and not {"one", "two"} & alive
+    assert unscoped(AuditEntry).filter(action="key.revoked").count() == 2
+
+
+@pytest.mark.parametrize("sent", [{}, {"key": ["x", "999999"]}])
+def test_a_selection_without_active_keys_is_an_error(client, acme, log_in, sent):
+    log_in("owner")
+    response = client.get("/t/acme/keys/revoke", sent, follow=True)
+    assert "Select active keys first." in response.content.decode()
+
+
+def test_keys_of_others_and_of_managers_are_not_revoked(client, acme, log_in):
+    other = actions.do_create_tenant("other", "Other")
+    theirs = make(other)
+    managing = make(acme, name="ci", scopes=["manage"])
+    log_in("owner")
+    client.post("/t/acme/keys/revoke", {"key": [theirs.pk]})
+    log_in("developer")
+    assert client.post("/t/acme/keys/revoke", {"key": [managing.pk]}).status_code == 403
+    assert unscoped(ApiKey).filter(pk__in=[theirs.pk, managing.pk], revoked_at=None).count() == 2
