@@ -13,10 +13,11 @@
   };
   const TOKENS = { spend: "blue", forecast: "blue", uncached: "blue", p50: "blue", cached: "teal", hit: "teal", output: "orange", p95: "orange", written: "violet", limit: "bad", failed: "bad", goal: "ink-3" };
   const DASHES = { dash: [5, 4], dots: [2, 4] };
-  const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
-  const whole = new Intl.NumberFormat("en");
-  const dollars = new Intl.NumberFormat("en-US", { style: "currency", currency: "USD" });
-  const small = new Intl.NumberFormat("en-US", { style: "currency", currency: "USD", maximumSignificantDigits: 3 });
+  const lang = document.documentElement.lang;
+  const compact = new Intl.NumberFormat(lang, { notation: "compact", maximumFractionDigits: 1 });
+  const whole = new Intl.NumberFormat(lang);
+  const dollars = new Intl.NumberFormat(lang === "en" ? "en-US" : lang, { style: "currency", currency: "USD" });
+  const small = new Intl.NumberFormat(lang === "en" ? "en-US" : lang, { style: "currency", currency: "USD", maximumSignificantDigits: 3 });
   const usd = (v) => (v && Math.abs(v) < 0.1 ? small : dollars).format(v);
   const AXIS = {
     usd: (v) => (v >= 1000 ? `$${compact.format(v).toLowerCase()}` : v && v < 0.1 ? small.format(v) : `$${Number.isInteger(v) ? v : v.toFixed(2)}`),
@@ -28,7 +29,7 @@
   };
   const EXACT = { usd, tokens: whole.format, count: whole.format, decimal: (v) => v.toFixed(2), ms: (v) => `${whole.format(Math.round(v))} ms`, percent: (v) => `${v.toFixed(2)}%` };
   const times = (zone) => {
-    const form = (options) => { const f = new Intl.DateTimeFormat("en-GB", { timeZone: zone, ...options }); return (s) => f.format(new Date(s * 1000)); };
+    const form = (options) => { const f = new Intl.DateTimeFormat(lang === "en" ? "en-GB" : lang, { timeZone: zone, ...options }); return (s) => f.format(new Date(s * 1000)); };
     return { day: form({ day: "numeric", month: "short" }), hour: form({ hour: "2-digit", minute: "2-digit" }) };
   };
 

@@ -13,6 +13,7 @@ from billing.metering.usage import UsageReport, accepted, sums, total
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import legend_total as summed
 from frontend.core.date_ranges import date_range_of, days_of
+from frontend.core.languages import localized
 from frontend.core.numbers import Money, duration, share
 from frontend.core.page_context import PageContext
 from inference_worker.contract.request import PROMPT_CLASSES
@@ -130,7 +131,7 @@ def _rate(part: int, traffic: Rates) -> str:
     if not whole:
         return "–"
     hundredths = part * 10_000 // whole
-    return f"{hundredths // 100}.{hundredths % 100:02}%"
+    return localized(f"{hundredths // 100}.{hundredths % 100:02}%")
 
 
 def _bound(traffic: Rates) -> str:
