@@ -182,7 +182,8 @@ def _memberships(user: User) -> list[Membership]:
         return []
     with all_tenants_scope(BypassReason.PERSON):
         rows = Membership.objects.all_tenants().filter(user=user, role__in=ALERT_ROLES, tenant__purge_after=None)
-        return list(rows.select_related("tenant").order_by("tenant__name", "pk"))
+        found: list[Membership] = list(rows.select_related("tenant").order_by("tenant__name", "pk"))
+    return found
 
 
 @require_safe

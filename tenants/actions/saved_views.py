@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tenants.actions.common import ActionRefused, Conflict, locked_tenant
 from tenants.models import SavedView, Tenant, User
-from tenants.models.views import MAX_VIEW_QUERY, MAX_VIEWS
+from tenants.models.views import MAX_VIEW_NAME, MAX_VIEW_QUERY, MAX_VIEWS
 
 
 def do_save_view(tenant: Tenant, user: User, screen: str, name: str, query: str) -> SavedView:
@@ -15,8 +15,8 @@ def do_save_view(tenant: Tenant, user: User, screen: str, name: str, query: str)
         Conflict: the user has too many views on this screen.
     """
     name = name.strip()
-    if not 1 <= len(name) <= SavedView._meta.get_field("name").max_length:
-        raise ActionRefused("Enter a name of 1 to 40 characters.")
+    if not 1 <= len(name) <= MAX_VIEW_NAME:
+        raise ActionRefused(f"Enter a name of 1 to {MAX_VIEW_NAME} characters.")
     if len(query) > MAX_VIEW_QUERY:
         raise ActionRefused("These filters are too long to be saved. Remove some of them.")
     with locked_tenant(tenant) as locked:

@@ -11,6 +11,7 @@ from tenants.models.people import User
 from tenants.models.tenancy import Tenant
 
 MAX_VIEWS = 12  # of a user on one screen of a tenant
+MAX_VIEW_NAME = 40
 MAX_VIEW_QUERY = 1000
 
 
@@ -20,7 +21,7 @@ class SavedView(models.Model):
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
     screen = models.CharField(max_length=40, help_text="name of the screen's URL")
-    name = models.CharField(max_length=40)
+    name = models.CharField(max_length=MAX_VIEW_NAME)
     query = models.CharField(max_length=MAX_VIEW_QUERY, blank=True, help_text="query string without the question mark")
     created_at = models.DateTimeField(auto_now_add=True)
 

@@ -128,7 +128,6 @@ def _replayed_request(ctx: PageContext) -> ReplayedRequest:
         if isinstance(message, dict) and isinstance(message.get("content"), str):
             role = "system" if message.get("role") in ("system", "developer") else str(message.get("role"))
             texts[role] = message["content"]
-    options = [str(body.get(name, "")) for name in ("temperature", "max_tokens", "top_p")]
     response_format = body.get("response_format")
     schema = response_format.get("json_schema") if isinstance(response_format, dict) else None
     return ReplayedRequest(
@@ -136,10 +135,16 @@ def _replayed_request(ctx: PageContext) -> ReplayedRequest:
         bool(texts["user"]),
         texts["system"],
         texts["user"],
-        *("" if text == "None" else text for text in options),
+        temperature=_option(body, "temperature"),
+        max_tokens=_option(body, "max_tokens"),
+        top_p=_option(body, "top_p"),
         tools=_json_text(body.get("tools")),
         schema=_json_text(schema.get("schema") if isinstance(schema, dict) else None),
     )
+
+
+def _option(body: dict[str, Any], name: str) -> str:
+    return "" if body.get(name) is None else str(body[name])
 
 
 def _json_text(value: Any) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db.models import QuerySet
+
 from billing.metering.usage import UsageReport, accepted, sums
 from billing.models import Budget
 from frontend.core.date_ranges import month_of
@@ -20,11 +22,8 @@ MAX_BUDGETS = 20
 
 def project_of(ctx: PageContext) -> Project:
     """Return the project in the URL. Call inside `ctx.scope()`."""
-    return ctx.once("project", lambda: first_or_404(_projects(ctx)))
-
-
-def _projects(ctx: PageContext) -> Any:
-    return Project.objects.for_tenant(ctx.tenant).filter(pk=ctx.arguments["project"])
+    rows: QuerySet[Project] = Project.objects.for_tenant(ctx.tenant).filter(pk=ctx.arguments["project"])
+    return ctx.once("project", lambda: first_or_404(rows))
 
 
 def figures(ctx: PageContext) -> dict[str, Any]:

@@ -49,7 +49,7 @@ CACHE_LABELS = {
 }
 DEFAULT_COLUMNS = ("status", "model", "key", "input", "output", "ttft", "duration", "cost")
 NUMERIC = ("input", "output", "ttft", "duration", "cost")
-VIEWS = (
+VIEWS: tuple[tuple[str, Mapping[str, str]], ...] = (
     (_lazy("All"), {}),
     (_lazy("Failed"), {"outcome": "failed"}),
     (_lazy("Rate limited"), {"outcome": "limited"}),

@@ -176,8 +176,8 @@ def test_figures_are_compared_with_the_previous_period(client, acme):
     for number in range(3):
         record(acme, number)
     record(acme, 3, started_at=NOW - timedelta(hours=30))
-    assert "200.0%" in get(client, "/t/acme/requests/?range=24h&compare=previous")
-    assert "200.0%" not in get(client, "/t/acme/requests/?range=24h")
+    assert "200.0%" in get(client, "/t/acme/requests/panels/stats?range=24h&compare=previous")
+    assert "200.0%" not in get(client, "/t/acme/requests/panels/stats?range=24h")
 
 
 @pytest.mark.parametrize(("name", "found"), [("today", 1), ("24h", 2), ("7d", 3), ("last-month", 0), ("month", 3)])
