@@ -1,7 +1,7 @@
 """Actions on users: access to the platform, operator rights, a lost second factor, and a user's own name.
 
-Every action of operators locks the user and all active operators, so actions that run concurrently see each other's results. Users
-cannot act on themselves: a mistake could lock them out.
+Every action of operators locks the user and all active operators, so actions that run concurrently see each other's
+results. Operators cannot act on themselves: a mistake could lock them out.
 """
 
 from __future__ import annotations

@@ -161,6 +161,11 @@ CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
     ),
     "do_change_role": (lambda w: actions.do_change_role(w.member, "admin"), ["member.updated"], {"member"}),
     "do_remove_member": (lambda w: actions.do_remove_member(w.member), ["member.deleted"], {"member"}),
+    "do_set_alert_emails": (
+        lambda w: actions.do_set_alert_emails(w.tenant, w.owner, wanted=False),
+        ["member.alert_emails_changed"],
+        set(),
+    ),
     "do_invite": (lambda w: actions.do_invite(w.tenant, "x@acme.example", "billing"), ["invitation.created"], set()),
     "do_revoke_invitation": (lambda w: actions.do_revoke_invitation(w.invitation), ["invitation.revoked"], set()),
     "do_accept_invitation": (
@@ -222,6 +227,15 @@ CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
         lambda w: actions.do_withdraw_policy(w.tenant, "fast"),
         ["policy.withdrawn"],
         {"policy"},
+    ),
+    # Views are seen by their user only, so they have no entries.
+    "do_save_view": (lambda w: actions.do_save_view(w.tenant, w.owner, "requests", "Slow", "slow=10"), [], set()),
+    "do_delete_view": (
+        lambda w: actions.do_delete_view(
+            w.tenant, w.owner, actions.do_save_view(w.tenant, w.owner, "requests", "Slow", "slow=10").pk
+        ),
+        [],
+        set(),
     ),
     "do_create_experiment": (experiment, ["experiment.created"], set()),
     "do_start_experiment": (
