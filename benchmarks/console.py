@@ -35,7 +35,9 @@ _RECORDS = """
 INSERT INTO request_log_requestrecord (tenant_id, started_at, request_id, project_id, key_id, gateway_id, endpoint,
     requested_model, served_model, stream, status, code, outcome, limits, budget_periods, route, placements, prompts,
     prompt_tokens, total_ms, ttft_ms, dry_run_rejections, replay_of, cache_layer)
-SELECT k.tenant_id, at, 'req_' || md5(n::text), k.project_id, k.id, 'gw-1', 'chat.completions', model, model, true,
+SELECT (%(tenant_ids)s::bigint[])[1 + tenant], at, 'req_' || md5(n::text), (%(project_ids)s::bigint[])[1 + tenant],
+    (%(first_keys)s::bigint[])[1 + tenant] + (n / 10) %% CASE WHEN tenant = 0 THEN %(big)s ELSE %(small)s END, 'gw-1',
+    'chat.completions', model, model, true,
     CASE outcome WHEN 'limited' THEN '429' WHEN 'failed' THEN '500' ELSE '200' END,
     CASE outcome WHEN 'limited' THEN 'rate_limit_exceeded' WHEN 'failed' THEN 'internal_error' ELSE '' END,
     outcome, '[]', '[]', '{}', '[]', 1, 100 + n %% 4000, 200 + n %% 9000, 40 + n %% 400, 0, '',
@@ -46,11 +48,7 @@ FROM (
         (%(models)s::text[])[1 + n %% 3] AS model,
         CASE WHEN n %% 211 = 0 THEN 'limited' WHEN n %% 503 = 0 THEN 'failed' ELSE 'completed' END AS outcome
     FROM generate_series(0, %(requests)s::bigint - 1) n
-) r JOIN LATERAL (
-    SELECT id, tenant_id, project_id FROM tenants_apikey k
-    WHERE k.tenant_id = (%(ids)s::bigint[])[1 + r.tenant] ORDER BY id
-    OFFSET (r.n / 10) %% (CASE WHEN r.tenant = 0 THEN %(big)s ELSE %(small)s END) LIMIT 1
-) k ON true
+) r
 """
 _EVENTS = """
 INSERT INTO billing_usageevent (admitted_at, request_id, execution, tenant_id, project_id, key_id, model, attempt,
@@ -77,7 +75,8 @@ def main() -> None:
         tenant = _fill(options)
         print(
             f"{options.requests:,} requests, {options.keys:,} keys, {options.tenants:,} tenants, filled in"
-            f" {time.perf_counter() - began:.0f} s"
+            f" {time.perf_counter() - began:.0f} s",
+            flush=True,
         )
         slow = _measure(tenant, options)
     print(f"{slow} above {TARGET_MS} ms" if slow else f"all within {TARGET_MS} ms")
@@ -144,7 +143,7 @@ def _fill(options: argparse.Namespace) -> Any:
             for project, many in zip(projects, [big, *[small] * (len(projects) - 1)], strict=True)
             for number in range(many)
         ]
-        ApiKey.objects.all_tenants().bulk_create(keys, batch_size=1000)
+        made = ApiKey.objects.all_tenants().bulk_create(keys, batch_size=1000)
         months = sorted({(now - timedelta(days=ago)).date().replace(day=1) for ago in range(DAYS + 1)})
         cursor.execute("SELECT billing_create_partitions(%s)", [months])
         values = {
@@ -152,14 +151,20 @@ def _fill(options: argparse.Namespace) -> Any:
             "span": timedelta(days=DAYS),
             "requests": options.requests,
             "tenants": options.tenants,
-            "ids": [tenant.pk for tenant in tenants],
+            "tenant_ids": [tenant.pk for tenant in tenants],
+            "project_ids": [project.pk for project in projects],
+            "first_keys": [made[0].pk, *(made[big + small * number].pk for number in range(len(tenants) - 1))],
             "models": ["llama-70b", "qwen-8b", "smollm2-135m"],
             "big": big,
             "small": small,
         }
-        cursor.execute(_RECORDS, values)
-        cursor.execute(_EVENTS)
+        for label, statement in (("requests", _RECORDS), ("usage events", _EVENTS)):
+            began = time.perf_counter()
+            cursor.execute(statement, values if statement is _RECORDS else None)
+            print(f"{label} in {time.perf_counter() - began:.0f} s", flush=True)
+    began = time.perf_counter()
     rollups.build()
+    print(f"rollups in {time.perf_counter() - began:.0f} s", flush=True)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
     measured = tenants[0]

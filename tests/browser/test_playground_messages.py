@@ -183,8 +183,8 @@ def test_reasoning_is_a_block_of_its_own_that_closes_when_the_answer_begins(page
     expect(block.locator("div")).to_have_text("The user says <b>hello</b>.")
     # The next prompt has the answer without the reasoning.
     page.get_by_label("Message").fill("Again")
-    expect(page.locator("[data-python] code")).to_contain_text('"content": "Hi there!"')
-    assert "The user says" not in page.locator("[data-python] code").inner_text()
+    expect(page.locator("#code-python code")).to_contain_text('"content": "Hi there!"')
+    assert "The user says" not in page.locator("#code-python code").inner_text()
 
 
 def test_reasoning_is_open_until_the_answer_begins(page):
