@@ -61,5 +61,5 @@ def localized(number: str) -> str:
 
 
 def day_text(at: date, form: str = "j M Y") -> str:
-    """Return a day in the language: `24 Nov 2026`, or in German `24. Nov. 2026`. `form` is that of Django."""
+    """Return a day in the language: `24 Nov 2026`, or in German `24. Nov 2026`. `form` is that of Django."""
     return dateformat.format(at, form.replace("j", "j.") if is_german() else form)

@@ -14,9 +14,10 @@ import pytest
 from PIL import Image, ImageChops
 from playwright.sync_api import Page
 
-from tests.support.frontend.console import SLUGS
+from tests.support.frontend.console import SLUGS, load_screens
 from tests.support.frontend.pages import settle
 
+load_screens()  # so that the tenants are the same if all tests run
 DIRECTORY = Path(__file__).parent / "pictures"
 SIZE = {"width": 1440, "height": 900}
 COVERED = "time, pre, canvas, .page-header .text-muted, .mono, .search-button"

@@ -199,7 +199,7 @@ def test_safety_views(client, acme, log_in):
 
     def names(show: str) -> set[str]:
         page = client.get(f"/t/acme/keys/?show={show}").content.decode()
-        return set(re.findall(r'<th scope="row"><a href="/t/acme/keys/\d+/">(\w+)<', page))
+        return set(re.findall(r'<th scope="row">(?:<input [^>]+> )?<a href="/t/acme/keys/\d+/">(\w+)<', page))
 
     assert names("") == {"own", "lasting", "idle"}
     assert names("unlimited") == {"lasting", "idle"}
@@ -294,9 +294,9 @@ def test_selected_keys_are_revoked_together(client, acme, log_in):
     assert response.status_code == 303
     for _ in range(2):  # also if it is sent twice
         client.post("/t/acme/keys/revoke", {"key": [keys[0].pk, keys[1].pk]})
-    alive = set(unscoped(ApiKey).filter(revoked_at=None).values_list("name", flat=True))
+    alive = {row.name for row in unscoped(ApiKey).filter(revoked_at=None)}
     assert {"three", "four"} <= alive and not {"one", "two"} & alive
-    assert unscoped(AuditEntry).filter(action="key.revoked").count() == 2
+    assert len(unscoped(AuditEntry).filter(action="key.revoked")) == 2
 
 
 @pytest.mark.parametrize("sent", [{}, {"key": ["x", "999999"]}])
@@ -314,4 +314,4 @@ def test_keys_of_others_and_of_managers_are_not_revoked(client, acme, log_in):
     client.post("/t/acme/keys/revoke", {"key": [theirs.pk]})
     log_in("developer")
     assert client.post("/t/acme/keys/revoke", {"key": [managing.pk]}).status_code == 403
-    assert unscoped(ApiKey).filter(pk__in=[theirs.pk, managing.pk], revoked_at=None).count() == 2
+    assert len(unscoped(ApiKey).filter(pk__in=[theirs.pk, managing.pk], revoked_at=None)) == 2

@@ -66,7 +66,7 @@ def test_errors_of_forms_are_translated_and_those_of_the_api_are_not(client, acm
             "1.234,56\N{NO-BREAK SPACE}$",
             "0,0042\N{NO-BREAK SPACE}$",
             "12.510.000",
-            "24. Nov. 2026",
+            "24. Nov 2026",
             "60,4%",
             "2,31 s",
         ),
