@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from django.db.models import Sum
 
 from billing.amounts import NANO_A_CENT
@@ -91,10 +93,13 @@ def note_balance(invoice: Invoice) -> None:
         emit_paid(invoice)
 
 
-def reopen(payment: Payment) -> None:
+def reopen(payment: Payment, take_back: Callable[[Invoice, int], None]) -> None:
     """Reopen invoices after a refund that deposits do not cover: the payment's invoice, then the newest paid one.
 
     The refunded part of a written-off invoice is written off again.
+
+    Args:
+        take_back: takes back unused credit of a purchase, for an amount in cents, before the purchase is reopened.
     """
     missing = balance(payment.tenant_id, Account.DEPOSITS)
     paid = Invoice.objects.for_tenant(payment.tenant_id).filter(
@@ -103,6 +108,10 @@ def reopen(payment: Payment) -> None:
     for invoice in sorted(paid, key=lambda row: (row.pk != payment.invoice_id, -row.pk)):
         matched = _matched(invoice)
         part = min(missing, matched)
+        if part > 0 and invoice.sells_credit:
+            take_back(invoice, -(-part // NANO_A_CENT))
+            missing = balance(payment.tenant_id, Account.DEPOSITS)
+            part = min(missing, matched)
         if part > 0:
             _pay(invoice, -part)
             if invoice.state == Invoice.State.UNCOLLECTIBLE:

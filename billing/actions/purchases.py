@@ -170,9 +170,9 @@ def _new_purchase(tenant: Tenant) -> Invoice:
         revision=same.count() + 1,
         complete=True,
     )
+    address(purchase)
     rule = _NOT_TAXED_YET
     if entity.voucher_type == BillingEntity.VoucherType.SINGLE_PURPOSE:
-        address(purchase)
         try:
             rule = tax_for(
                 entity.pk, purchase.seller, purchase.buyer, now.astimezone(ZoneInfo(entity.time_zone)).date()

@@ -1,7 +1,8 @@
 """The margin: what tenants are charged for executions, less what the operator pays for them.
 
 Revenue is the cost of usage at the tenants' prices with its adjustments, before credits, discounts of invoices and tax.
-Months are in UTC, by the time of admission.
+Months are in UTC, by the time of admission. Revenue in another currency is converted to USD at the newest exchange rate
+of the selected months. Without a rate it counts as 0.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ _AMOUNTS = (
     *("executions", "revenue_femto", "costed", "cost_femto", "failed_femto", "unbilled_femto"),
     *("uncosted_tokens", "estimated"),
 )
+_CHARGED = ("revenue_femto", "unbilled_femto")  # in the currency of the tenant
+_IN_DOLLARS = """CASE WHEN rates.tenant_id IS NULL THEN sum({0})
+        ELSE coalesce(trunc(sum({0}) * 1000000 / micro), 0) END AS {0}"""
 _FILTER = "(%(tenant)s::bigint IS NULL OR tenant_id = %(tenant)s) AND (%(model)s::text IS NULL OR model = %(model)s)"
 # NOTE: one statement, so that a concurrent run of the rollups does not count a change twice.
 _MARGIN = f"""
@@ -44,9 +48,16 @@ WITH state AS (
     SELECT to_char(day, 'YYYY-MM'), tenant_id, model, 0, 0, executions, cost_femto, failed_femto, unbilled_femto,
         uncosted_tokens, estimated
     FROM billing_dailycost WHERE day >= %(first)s AND day < %(last)s AND {_FILTER}
+), rates AS (
+    SELECT assigned.tenant_id, (SELECT rate.micro_per_usd FROM billing_exchangerate rate
+        WHERE rate.currency = book.currency AND rate."on" < %(last)s ORDER BY rate."on" DESC LIMIT 1) AS micro
+    FROM billing_pricebookassignment assigned JOIN billing_pricebook book ON book.id = assigned.book_id
+    WHERE book.currency <> 'USD'
 ), sums AS (
-    SELECT month, tenant_id, model, {", ".join(f"sum({name}) AS {name}" for name in _AMOUNTS)}
-    FROM parts GROUP BY month, tenant_id, model
+    SELECT month, tenant_id, model, {
+    ", ".join(_IN_DOLLARS.format(name) if name in _CHARGED else f"sum({name}) AS {name}" for name in _AMOUNTS)
+}
+    FROM parts LEFT JOIN rates USING (tenant_id) GROUP BY month, tenant_id, model, micro, rates.tenant_id
 )
 SELECT {{columns}}{", ".join(f"sum({name})" for name in _AMOUNTS)} FROM sums WHERE %(all)s OR costed > 0 {{group}}
 LIMIT {MAX_ROWS + 1}

@@ -2,40 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 
-from billing.amounts import FEMTO_A_CENT, FEMTO_A_NANO, FEMTO_DIGITS, decimal, half_up
+from billing.amounts import DEFAULT_CURRENCY, FEMTO_A_CENT, FEMTO_A_NANO, FEMTO_DIGITS, decimal, half_up, symbol
 
 _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 _SMALLEST = 1000 * FEMTO_A_NANO  # amounts below a cent are shown to the millionth of a dollar
 _MIN_PLACES, _MAX_PLACES = 2, 9  # decimals of a column: from cents to nano-dollars
 
 
+_SHOWN: ContextVar[str] = ContextVar("currency of the page", default=DEFAULT_CURRENCY)
+
+
+@contextmanager
+def shown_currency(currency: str) -> Iterator[None]:
+    """Show all amounts in a currency: the one in which the tenant of the page is billed."""
+    token = _SHOWN.set(currency)
+    try:
+        yield
+    finally:
+        _SHOWN.reset(token)
+
+
 @dataclass(frozen=True, order=True)
 class Money:
-    """An amount in femto-USD. Sums are exact; the caller chooses the number of digits."""
+    """An amount in femto-USD, or in another currency. Sums are exact; the caller chooses the number of digits."""
 
     femto: int
+    currency: str = field(default="", compare=False)  # empty: that of the page
 
     @classmethod
-    def nano(cls, amount: int) -> Money:
-        return cls(amount * FEMTO_A_NANO)
+    def nano(cls, amount: int, currency: str = "") -> Money:
+        return cls(amount * FEMTO_A_NANO, currency)
 
     @classmethod
-    def cents(cls, amount: int) -> Money:
-        return cls(amount * FEMTO_A_CENT)
+    def cents(cls, amount: int, currency: str = "") -> Money:
+        return cls(amount * FEMTO_A_CENT, currency)
 
     def __add__(self, other: Money) -> Money:
-        return Money(self.femto + other.femto)
+        return Money(self.femto + other.femto, self.currency)
 
     def __sub__(self, other: Money) -> Money:
-        return Money(self.femto - other.femto)
+        return Money(self.femto - other.femto, self.currency)
+
+    @property
+    def symbol(self) -> str:
+        return symbol(self.currency or _SHOWN.get())
 
     @property
     def exact(self) -> str:
         """All digits as a decimal number: 8587.3012."""
         return decimal(self.femto, FEMTO_DIGITS, 2)
+
+    @property
+    def exact_text(self) -> str:
+        """All digits with the currency: $8587.3012."""
+        return self.symbol + self.exact
 
     @property
     def text(self) -> str:
@@ -51,9 +76,9 @@ class Money:
         if 0 < amount < FEMTO_A_CENT:
             shown = decimal(half_up(amount, _SMALLEST), 6, 2)
             whole, _, rest = (shown if shown != "0.00" else "0.000001").partition(".")
-            return f"{sign}{'' if shown != '0.00' else '<'}${whole}", f".{rest}"
+            return f"{sign}{'' if shown != '0.00' else '<'}{self.symbol}{whole}", f".{rest}"
         dollars, cents = divmod(half_up(amount, FEMTO_A_CENT), 100)
-        return f"{sign}${dollars:,}", f".{cents:02}"
+        return f"{sign}{self.symbol}{dollars:,}", f".{cents:02}"
 
     def parts_at(self, places: int) -> tuple[str, str]:
         """Return the dollars and exactly `places` decimals: ("$0", ".0042"). A smaller amount: ("<$0", ".0001")."""
@@ -62,7 +87,7 @@ class Money:
         if amount and not shown:
             sign, shown = f"{sign}<", 1
         whole, rest = divmod(shown, 10**places)
-        return f"{sign}${whole:,}", f".{rest:0{places}}"
+        return f"{sign}{self.symbol}{whole:,}", f".{rest:0{places}}"
 
 
 def common_places(amounts: Iterable[Money | None]) -> int:
