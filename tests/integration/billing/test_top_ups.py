@@ -238,7 +238,7 @@ def test_a_direct_debit_that_fails_later_stops_automatic_top_ups(acme, fake, eve
     fake.status = "processing"
     assert do_top_up_all() == 1
     failure = {"last_payment_error": {"message": "The account has insufficient funds."}}
-    item = stripe.resource("payment_intent", id=unscoped(TopUp).get().reference, amount_received=0, **failure)
+    item = stripe.resource("payment_intent", id=unscoped(TopUp).get().reference, amount_received=0) | failure
     body = stripe.event(event_type, item)
     for _ in range(2):
         row = do_record_event(Stripe(stripe.SECRET, clock=lambda: stripe.NOW).event(body, stripe.signed(body)))
