@@ -126,7 +126,9 @@ def _draft(period: Period, tenant_id: int, uses: list[UsageLine], count: Count) 
         taken = wanted(Invoice.InvoiceType.INVOICE, uses)
         due = bool(taken or commitments) or _due_lines(period, tenant_id).exists()
         due = due or _minimums(period, tenant_id).exists() or metered_in(period, tenant_id).exists()
-        if (due or _leaving_with_rounding(tenant_id)) and (invoice := _blank(period, tenant, Invoice.InvoiceType.INVOICE)):
+        if (due or _leaving_with_rounding(tenant_id)) and (
+            invoice := _blank(period, tenant, Invoice.InvoiceType.INVOICE)
+        ):
             invoice.events, invoice.saved_femto = count.events, max(0, count.saved)
             lines = [line(invoice, number, use) for number, use in enumerate(taken, 1)]
             lines += metered_lines(invoice, len(lines))

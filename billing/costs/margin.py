@@ -15,8 +15,10 @@ from typing import Any, Literal, get_args
 from django.db import connection
 from django.db.models import QuerySet, Sum
 
+from billing.amounts import DEFAULT_CURRENCY, PPM
 from billing.metering.usage import TooManyRows
 from billing.models import ExecutionCost, UsageChange, UsageEvent
+from billing.pricing.currencies import currency_of, exchange_rate
 
 Group = Literal["month", "tenant", "model"]
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -153,9 +155,9 @@ def execution_costs(query: MarginQuery) -> QuerySet[ExecutionCost]:
 
 
 def revenues(costs: Sequence[ExecutionCost]) -> dict[tuple[str, int], int]:
-    """Return what the tenants are charged for these executions, by request ID and execution.
+    """Return what the tenants are charged for these executions in femto-USD, by request ID and execution.
 
-    An execution whose usage is archived is left out.
+    An execution whose usage is archived is left out. Other currencies are converted at the newest exchange rate.
     """
     if not costs:
         return {}
@@ -167,8 +169,23 @@ def revenues(costs: Sequence[ExecutionCost]) -> dict[tuple[str, int], int]:
     known = UsageEvent.objects.all_tenants().filter(
         request_id__in={cost.request_id for cost in costs}, admitted_at__range=(min(times), max(times))
     )
-    found = set(known.values_list("request_id", "execution"))
-    return {(request, number): int(femto) for request, number, femto in sums if (request, number) in found}
+    tenants = {
+        (request, number): pk for request, number, pk in known.values_list("request_id", "execution", "tenant_id")
+    }
+    rates = _dollar_rates(tenants.values())
+    return {
+        (request, number): int(femto) * rates[tenants[request, number]] // PPM
+        for request, number, femto in sums
+        if (request, number) in tenants
+    }
+
+
+def _dollar_rates(tenant_ids: Iterable[int]) -> dict[int, int]:
+    """Return the millionths of a dollar per unit of each tenant's currency. Without an exchange rate: 0."""
+    today = datetime.now(UTC).date()
+    currencies = {pk: currency_of(pk) for pk in set(tenant_ids)}
+    rates = {code: exchange_rate(code, DEFAULT_CURRENCY, today) or 0 for code in set(currencies.values())}
+    return {pk: rates[currency] for pk, currency in currencies.items()}
 
 
 def month_of(day: date) -> str:
