@@ -192,8 +192,9 @@ def _refund(item: _Refund, event: ProviderEvent) -> list[Received]:
 
 def _withdrawal(item: _Dispute, event: ProviderEvent) -> list[Received]:
     cents = _cents(item.id, item.amount, item.currency)
-    fields = {"refund_of": item.payment_intent or item.charge or "", "currency": item.currency.upper()}
-    return [Received(event.provider, item.id, -cents, _time(item.created), note="Dispute", **fields)]
+    withdrawal = Received(event.provider, item.id, -cents, _time(item.created), note="Dispute")
+    payment, currency = item.payment_intent or item.charge or "", item.currency.upper()
+    return [withdrawal._replace(refund_of=payment, currency=currency)]
 
 
 def _reinstatement(item: _Dispute, event: ProviderEvent) -> list[Received]:

@@ -127,7 +127,7 @@ def current_prices(tenant_id: int, at: datetime, model: str | None = None) -> li
         if row.tenant_id is not None or model_tier not in found:
             found[model_tier] = row
     return [
-        NewPrice(*model_tier, rate.component, rate.nano_per_million, *ranges_of(rate))
-        for model_tier, row in sorted(found.items())
+        NewPrice(model, tier, rate.component, rate.nano_per_million, *ranges_of(rate))
+        for (model, tier), row in sorted(found.items())
         for rate in row.decoded().rates
     ]

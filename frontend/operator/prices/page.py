@@ -171,8 +171,10 @@ def as_text(prices: Iterable[NewPrice]) -> str:
     for price in prices:
         until = "" if price.until_tokens == NO_END else price.until_tokens
         bands = (price.from_tokens or "", until, _time(price.from_minute, 0), _time(price.until_minute, MINUTES_A_DAY))
-        bands = (*bands, weekdays_text(price), "" if price.time_zone == UTC_ZONE else price.time_zone)
-        rows.append((price.model, price.tier.value, price.component.value, usd(price.nano_per_million), *bands))
+        schedule = (weekdays_text(price), "" if price.time_zone == UTC_ZONE else price.time_zone)
+        rows.append(
+            (price.model, price.tier.value, price.component.value, usd(price.nano_per_million), *bands, *schedule)
+        )
     return csv_tables.as_csv(CSV_COLUMNS, rows)
 
 
