@@ -135,7 +135,8 @@ def _draft(period: Period, tenant_id: int, uses: list[UsageLine], count: Count) 
             lines += term_lines(invoice, lines)
             lines += [fee(invoice, number, commitment) for number, commitment in enumerate(commitments, len(lines) + 1)]
             found.append(write(invoice, lines))
-        found += _draft_corrections(period, tenant, [use for use in uses if use.femto < 0])
+        back = [use for use in uses if use.femto < 0]
+        found += _draft_corrections(period, tenant, back) if back else []
     return found
 
 
@@ -273,13 +274,12 @@ def carried_rounding(tenant_ids: Any) -> dict[int, int]:
     sign = Case(When(invoice_type__in=CHARGES, then=1), default=-1)
     final = Invoice.objects.all_tenants().filter(tenant__in=tenant_ids, number__isnull=False)
     notes = ReratedInvoice.objects.all_tenants().filter(tenant__in=tenant_ids)
+    final = final.exclude(state=Invoice.State.VOID).order_by()
+    notes = notes.exclude(invoice__state=Invoice.State.VOID).order_by()
+    sums = final.values_list("tenant").annotate(sum=Sum(F("rounding_femto") * sign))
     found: dict[int, int] = defaultdict(int)
-    for sums in (
-        final.exclude(state=Invoice.State.VOID).values("tenant").annotate(sum=Sum(F("rounding_femto") * sign)),
-        notes.exclude(invoice__state=Invoice.State.VOID).values("tenant").annotate(sum=Sum("rounding_femto")),
-    ):
-        for row in sums.order_by():
-            found[row["tenant"]] += int(row["sum"])
+    for tenant_id, femto in sums.union(notes.values_list("tenant").annotate(sum=Sum("rounding_femto")), all=True):
+        found[tenant_id] += int(femto)
     return found
 
 
@@ -295,9 +295,8 @@ def write(invoice: Invoice, lines: list[InvoiceLine]) -> Invoice:
 
 
 def address(invoice: Invoice) -> None:
-    """Store the current addresses of seller and buyer, and the currency of the tenant."""
+    """Store the current addresses of seller and buyer."""
     entity = invoice.entity
-    invoice.currency = currency_of(invoice.tenant_id)
     invoice.seller = (
         entity.party()
         | {

@@ -198,7 +198,7 @@ def _book(invoice: Invoice) -> None:
             PostedEntry(Account.REVENUE, -nano["subtotal"], invoice.pk),
             PostedEntry(Account.TAX, -tax, invoice.pk),
         ]
-    post(invoice.tenant_id, key, entries)
+    post(invoice.tenant_id, key, entries, invoice.currency)
     note_balance(invoice)  # an amount of zero is paid
     match_deposits(invoice.tenant_id, invoice.pk if invoice.sells_credit else None)
     invoice.refresh_from_db(fields=["state"])
@@ -224,7 +224,7 @@ def _book_note(note: Invoice, nano: dict[str, int], tax: int) -> None:
         PostedEntry(Account.BAD_DEBT, -lost, note.refers_to_id),
         PostedEntry(Account.DEPOSITS, owed + lost - nano["total"]),
     ]
-    post(note.tenant_id, f"invoice:{note.pk}", entries)
+    post(note.tenant_id, f"invoice:{note.pk}", entries, note.currency)
     note.state = Invoice.State.PAID
     note.save(update_fields=["state"])
     if billed is not None:

@@ -28,6 +28,8 @@ def match_deposits(tenant_id: int, first: int | None = None) -> None:
     the oldest.
     """
     deposits = -balance(tenant_id, Account.DEPOSITS)
+    if deposits <= 0:
+        return
     lost = Invoice.State.UNCOLLECTIBLE
     invoices = Invoice.objects.for_tenant(tenant_id).filter(
         invoice_type__in=CHARGES, state__in=[Invoice.State.OPEN, lost]
@@ -63,13 +65,13 @@ def next_key(invoice: Invoice, name: str) -> str:
 def _reinstate(invoice: Invoice, nano: int) -> None:
     """Make a written-off amount outstanding again; a negative amount is written off again."""
     entries = [PostedEntry(Account.RECEIVABLE, nano, invoice.pk), PostedEntry(Account.BAD_DEBT, -nano, invoice.pk)]
-    post(invoice.tenant_id, next_key(invoice, "recovery"), entries)
+    post(invoice.tenant_id, next_key(invoice, "recovery"), entries, invoice.currency)
 
 
 def _pay(invoice: Invoice, nano: int) -> None:
     """Move deposits to the invoice, or back if negative."""
     entries = [PostedEntry(Account.DEPOSITS, nano), PostedEntry(Account.RECEIVABLE, -nano, invoice.pk)]
-    post(invoice.tenant_id, next_key(invoice, "match"), entries)
+    post(invoice.tenant_id, next_key(invoice, "match"), entries, invoice.currency)
     note_balance(invoice)
 
 
