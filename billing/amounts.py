@@ -7,11 +7,14 @@
 | cent | 10^-2 | lines and totals of invoices, payments |
 
 The used amount of a budget period is in millionths of the budget's unit. For money, these are femto-USD.
-Amounts are rounded only once, and no amount is a float.
+Amounts are rounded only once, and no amount is a float. The units of a tenant that is billed in another currency are
+those of its currency.
 """
 
 from __future__ import annotations
 
+DEFAULT_CURRENCY = "USD"
+_SYMBOLS = {"USD": "$", "EUR": "€", "GBP": "£"}
 FEMTO_DIGITS = 15  # decimals of a dollar in femto-USD
 NANO_DIGITS = 9  # decimals of a dollar in nano-USD
 NANO_A_DOLLAR = 10**9
@@ -58,7 +61,12 @@ def decimal(amount: int, digits: int, least: int = 0) -> str:
     return f"-{text}" if amount < 0 else text
 
 
-def dollars(amount_cents: int) -> str:
-    """Return cents as dollars for display: −$1,234.50, with a minus sign (U+2212)."""
+def symbol(currency: str) -> str:
+    """Return what precedes an amount of a currency: $, € or £, or the code and a space."""
+    return _SYMBOLS.get(currency, f"{currency} ")
+
+
+def dollars(amount_cents: int, currency: str = DEFAULT_CURRENCY) -> str:
+    """Return cents as dollars, or another currency, for display: −$1,234.50, with a minus sign (U+2212)."""
     whole, rest = divmod(abs(amount_cents), 100)
-    return f"{'−' if amount_cents < 0 else ''}${whole:,}.{rest:02}"
+    return f"{'−' if amount_cents < 0 else ''}{symbol(currency)}{whole:,}.{rest:02}"

@@ -1,4 +1,7 @@
-"""The ledger: double-entry, append-only, in nano-USD. Debits are positive; a transaction sums to zero."""
+"""The ledger: double-entry, append-only, in nano-USD. Debits are positive; a transaction sums to zero.
+
+A transaction is in the currency of its tenant, so the ledger sums to zero in each currency.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import NamedTuple
 from django.db.models import Sum
 
 from billing.models import Account, LedgerEntry, LedgerTransaction
+from billing.pricing.currencies import currency_of
 
 
 class PostedEntry(NamedTuple):
@@ -18,13 +22,17 @@ class PostedEntry(NamedTuple):
     invoice_id: int | None = None
 
 
-def post(tenant_id: int, key: str, entries: Iterable[PostedEntry]) -> None:
+def post(tenant_id: int, key: str, entries: Iterable[PostedEntry], currency: str = "") -> None:
     """Book a transaction. Entries of zero are omitted.
+
+    Args:
+        currency: of the tenant, if the caller knows it.
 
     Raises:
         django.db.IntegrityError: `key` was booked before; at the database transaction's end also, the sum is not zero.
     """
-    transaction = LedgerTransaction.objects.create(tenant_id=tenant_id, key=key)
+    currency = currency or currency_of(tenant_id)
+    transaction = LedgerTransaction.objects.create(tenant_id=tenant_id, key=key, currency=currency)
     LedgerEntry.objects.all_tenants().bulk_create(
         LedgerEntry(transaction=transaction, tenant_id=tenant_id, **entry._asdict()) for entry in entries if entry.nano
     )

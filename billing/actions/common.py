@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
 
 from billing.actions.prepayment import update_gate
 from billing.models import CHARGES, BillingProfile, Invoice
@@ -43,15 +44,15 @@ def _follow_balance(tenant: Tenant) -> None:
     update_gate(tenant, profile)
     if profile.suspended_at is None:
         return
-    today = max(datetime.now(UTC), profile.suspended_at).date()
-    if overdue_invoice(profile, today) is None:
+    if overdue_invoice(profile, max(datetime.now(UTC), profile.suspended_at)) is None:
         profile.suspended_at = None
         profile.save(update_fields=["suspended_at"])
         do_resume_tenant(tenant)
 
 
-def overdue_invoice(profile: BillingProfile, today: date) -> Invoice | None:
-    """Return the tenant's oldest invoice that is overdue for the entity's time of suspension."""
+def overdue_invoice(profile: BillingProfile, now: datetime) -> Invoice | None:
+    """Return the tenant's oldest invoice that is overdue for its entity's time of suspension, by its clocks."""
+    today = now.astimezone(ZoneInfo(profile.entity.time_zone)).date()
     days = profile.entity.suspend_after_days
     if days is None:
         return None

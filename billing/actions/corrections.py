@@ -34,7 +34,7 @@ def do_issue_credit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], r
         lines = [amount_line(note, number, *amount) for number, amount in enumerate(amounts, 1)]
         left = creditable(billed)
         if left < sum(cents for _, cents in amounts):
-            raise Conflict(f"Only {dollars(left)} of this invoice can still be credited.")
+            raise Conflict(f"Only {dollars(left, billed.currency)} of this invoice can still be credited.")
         return do_finalize(write(note, lines))
 
 
@@ -78,6 +78,7 @@ def note_on(billed: Invoice, invoice_type: Invoice.InvoiceType, reason: str) -> 
         invoice_type=invoice_type,
         revision=same.count() + 1,
         refers_to=billed,
+        currency=billed.currency,
         reason=reason,
         complete=True,
     )

@@ -10,7 +10,7 @@ from django.db import connection
 
 from billing.costs.booking import read_cards
 from billing.models import CostCard
-from billing.pricing.price_book import MAX_NAME_LENGTH, NewPrice, Proposal
+from billing.pricing.price_book import MAX_NAME_LENGTH, NewPrice, PriceRanges, Proposal, ranges_of
 from billing.pricing.price_book import check as check_prices
 from billing.pricing.pricing import Component, Rate, Tier, encode_rates
 from inference_worker.contract.request import TOKEN_CLASSES
@@ -21,15 +21,13 @@ from tenants.isolation.scopes import all_tenants_scope
 
 _LOCK = 0x636F7374  # an arbitrary advisory lock, used only here
 
-Ranges = tuple[int, int, int, int]  # prompt lengths and minutes of the day, half-open
-
 
 class CostChange(NamedTuple):
     """A change of what the operator pays for a component. None: without a cost."""
 
     model: str
     component: Component
-    ranges: Ranges
+    ranges: PriceRanges
     before: int | None  # nano-USD per million tokens
     after: int | None
 
@@ -91,8 +89,8 @@ def do_import_costs(
 
 
 def _changes(model: str, rates: Iterable[Rate], prices: Iterable[NewPrice]) -> list[CostChange]:
-    before = {(rate.component, _ranges(rate)): rate.nano_per_million for rate in rates}
-    after = {(price.component, _ranges(price)): price.nano_per_million for price in prices}
+    before = {(rate.component, ranges_of(rate)): rate.nano_per_million for rate in rates}
+    after = {(price.component, ranges_of(price)): price.nano_per_million for price in prices}
     order = {component: place for place, component in enumerate(Component)}
     keys = sorted(before.keys() | after.keys(), key=lambda key: (order[key[0]], key[1]))
     return [
@@ -100,13 +98,9 @@ def _changes(model: str, rates: Iterable[Rate], prices: Iterable[NewPrice]) -> l
     ]
 
 
-def _ranges(row: Rate | NewPrice) -> Ranges:
-    return row.from_tokens, row.until_tokens, row.from_minute, row.until_minute
-
-
 def _rates(prices: Iterable[NewPrice]) -> tuple[Rate, ...]:
     return tuple(
-        Rate(place, price.component, price.nano_per_million, *_ranges(price)) for place, price in enumerate(prices)
+        Rate(place, price.component, price.nano_per_million, *ranges_of(price)) for place, price in enumerate(prices)
     )
 
 

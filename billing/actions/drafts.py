@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,7 +11,7 @@ from zoneinfo import ZoneInfo
 import structlog
 from django.conf import settings
 from django.db import connection
-from django.db.models import Q, QuerySet, Sum
+from django.db.models import Case, F, Q, QuerySet, Sum, When
 
 from billing.actions import credits
 from billing.actions.common import booking
@@ -23,6 +24,7 @@ from billing.invoicing.term_lines import active_terms, term_change, term_lines
 from billing.metering.archives import require_usage
 from billing.models import (
     ADDRESS,
+    CHARGES,
     Adjustment,
     BillingProfile,
     Commitment,
@@ -35,6 +37,7 @@ from billing.models import (
     ReratedInvoice,
 )
 from billing.periods import default_entity
+from billing.pricing.currencies import currency_of
 from billing.pricing.terms import TermType
 from tenants import audit
 from tenants.actions import Conflict
@@ -96,14 +99,23 @@ def do_draft(period: Period, tenant: Tenant | None = None) -> list[Invoice]:
 
 
 def _committed(period: Period, tenant_id: int | None) -> list[int]:
-    """Return the tenants with commitments or due one-off lines that the period's entity bills."""
+    """Return the tenants whose invoice has lines without usage of requests, and that the period's entity bills."""
     tenants = set(credits.active_commitments(period, tenant_id).values_list("tenant_id", flat=True))
     tenants |= set(metered_in(period, tenant_id).values_list("tenant_id", flat=True))
     tenants |= set(_minimums(period, tenant_id).values_list("tenant_id", flat=True))
     tenants |= set(_due_lines(period, tenant_id).values_list("tenant_id", flat=True))
+    tenants |= _leaving_with_rounding(tenant_id)
     others = dict(BillingProfile.objects.all_tenants().filter(tenant__in=tenants).values_list("tenant_id", "entity_id"))
     default = default_entity().pk
     return [pk for pk in tenants if others.get(pk, default) == period.entity_id]
+
+
+def _leaving_with_rounding(tenant_id: int | None) -> set[int]:
+    """Return the deleted tenants, of one or all, to whom at least a cent of rounding was not billed."""
+    tenants = Tenant.objects.all_tenants().filter(Q(purge_after__isnull=False) | Q(status=Tenant.Status.PURGED))
+    if tenant_id is not None:
+        tenants = tenants.filter(pk=tenant_id)
+    return {pk for pk, femto in carried_rounding(tenants.values("pk")).items() if femto <= -FEMTO_A_CENT}
 
 
 def _draft(period: Period, tenant_id: int, uses: list[UsageLine], count: Count) -> list[Invoice]:
@@ -112,16 +124,19 @@ def _draft(period: Period, tenant_id: int, uses: list[UsageLine], count: Count) 
     with booking(tenant_id) as tenant:
         commitments = credits.grant_commitments(period, tenant_id)
         taken = wanted(Invoice.InvoiceType.INVOICE, uses)
-        due = _due_lines(period, tenant_id).exists()
+        due = bool(taken or commitments) or _due_lines(period, tenant_id).exists()
         due = due or _minimums(period, tenant_id).exists() or metered_in(period, tenant_id).exists()
-        if (taken or commitments or due) and (invoice := _blank(period, tenant, Invoice.InvoiceType.INVOICE)):
+        if (due or _leaving_with_rounding(tenant_id)) and (
+            invoice := _blank(period, tenant, Invoice.InvoiceType.INVOICE)
+        ):
             invoice.events, invoice.saved_femto = count.events, max(0, count.saved)
             lines = [line(invoice, number, use) for number, use in enumerate(taken, 1)]
             lines += metered_lines(invoice, len(lines))
             lines += term_lines(invoice, lines)
             lines += [fee(invoice, number, commitment) for number, commitment in enumerate(commitments, len(lines) + 1)]
             found.append(write(invoice, lines))
-        found += _draft_corrections(period, tenant, [use for use in uses if use.femto < 0])
+        back = [use for use in uses if use.femto < 0]
+        found += _draft_corrections(period, tenant, back) if back else []
     return found
 
 
@@ -165,7 +180,12 @@ def _blank(
     elif newest is None or newest.state == Invoice.State.VOID:
         revision = documents.count() + 1
         draft = Invoice(
-            tenant=tenant, entity=period.entity, period=period, invoice_type=invoice_type, revision=revision
+            tenant=tenant,
+            entity=period.entity,
+            period=period,
+            invoice_type=invoice_type,
+            revision=revision,
+            currency=currency_of(tenant.pk),
         )
     else:
         return None
@@ -229,11 +249,7 @@ def rounding(invoice: Invoice, lines: list[InvoiceLine]) -> list[InvoiceLine]:
     """
     if invoice.invoice_type != Invoice.InvoiceType.INVOICE:
         return []
-    rerated = ReratedInvoice.objects.for_tenant(invoice.tenant_id).aggregate(sum=Sum("rounding_femto"))
-    billed_more = int(rerated["sum"] or 0)  # femto-USD
-    final = Invoice.objects.for_tenant(invoice.tenant_id).filter(number__isnull=False)
-    for row in final.exclude(state=Invoice.State.VOID).exclude(pk=invoice.pk).only("invoice_type", "rounding_femto"):
-        billed_more += int(row.rounding_femto) * (-1 if row.is_credit_note else 1)
+    billed_more = carried_rounding([invoice.tenant_id]).get(invoice.tenant_id, 0)
     if invoice.tenant.purge_after is not None or invoice.tenant.status == Tenant.Status.PURGED:
         billed_more += sum(line.cents * FEMTO_A_CENT - int(line.femto) for line in lines)
     whole = abs(billed_more) // FEMTO_A_CENT
@@ -251,6 +267,20 @@ def rounding(invoice: Invoice, lines: list[InvoiceLine]) -> list[InvoiceLine]:
             cents=cents,
         )
     ]
+
+
+def carried_rounding(tenant_ids: Any) -> dict[int, int]:
+    """Return the femto-USD that rounding billed too much so far, by tenant, on documents that are not void."""
+    sign = Case(When(invoice_type__in=CHARGES, then=1), default=-1)
+    final = Invoice.objects.all_tenants().filter(tenant__in=tenant_ids, number__isnull=False)
+    notes = ReratedInvoice.objects.all_tenants().filter(tenant__in=tenant_ids)
+    final = final.exclude(state=Invoice.State.VOID).order_by()
+    notes = notes.exclude(invoice__state=Invoice.State.VOID).order_by()
+    sums = final.values_list("tenant").annotate(sum=Sum(F("rounding_femto") * sign))
+    found: dict[int, int] = defaultdict(int)
+    for tenant_id, femto in sums.union(notes.values_list("tenant").annotate(sum=Sum("rounding_femto")), all=True):
+        found[tenant_id] += int(femto)
+    return found
 
 
 def write(invoice: Invoice, lines: list[InvoiceLine]) -> Invoice:

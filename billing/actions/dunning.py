@@ -26,7 +26,7 @@ def suspend_overdue(now: datetime | None = None) -> int:
         due = [
             profile.tenant_id
             for profile in profiles.select_related("entity").order_by("pk")
-            if overdue_invoice(profile, now.date()) is not None
+            if overdue_invoice(profile, now) is not None
         ]
     return sum(_suspend(tenant_id, now) for tenant_id in due)
 
@@ -34,7 +34,7 @@ def suspend_overdue(now: datetime | None = None) -> int:
 def _suspend(tenant_id: int, now: datetime) -> bool:
     with booking(tenant_id) as tenant:
         profile = BillingProfile.objects.for_tenant(tenant).select_related("entity").get()
-        invoice = overdue_invoice(profile, now.date())
+        invoice = overdue_invoice(profile, now)
         if invoice is None or profile.suspended_at is not None or tenant.purge_after is not None:
             return False
         if not do_suspend_tenant(tenant):

@@ -20,7 +20,7 @@ from billing.actions.drafts import (
     zone,
 )
 from billing.actions.matching import match_deposits, note_balance, outstanding, written_off
-from billing.amounts import NANO_A_CENT
+from billing.amounts import DEFAULT_CURRENCY, NANO_A_CENT, PPM, half_up
 from billing.invoicing import document, pdf
 from billing.invoicing.lines import lines_of
 from billing.invoicing.taxes import NoTaxRule
@@ -29,13 +29,16 @@ from billing.invoicing.webhook_events import emit_finalized
 from billing.ledger import PostedEntry, post
 from billing.models import (
     Account,
+    Adjustment,
     BillingProfile,
-    ExchangeRate,
     Invoice,
     InvoiceEmail,
     InvoiceFile,
     InvoiceLine,
+    Period,
+    Price,
 )
+from billing.pricing.currencies import exchange_rate
 from tenants import audit
 from tenants.actions import Conflict
 
@@ -62,6 +65,7 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
         if not row.complete:
             raise Conflict("The period was still open when this draft was created. Close the period and draft again.")
         address(row)
+        _require_one_currency(row)
         lines = _with_rounding(row)
         try:
             applied = total(row, lines)
@@ -73,9 +77,32 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
         emit_finalized(row)
         credits.apply_credit(row, applied)
         _book(row)
+        _reopen_later_months(row)
         audit.record("invoice.finalized", row, tenant_id=row.tenant_id, after=audit.serialize_for_audit(row))
         InvoiceEmail.objects.create(invoice=row, tenant_id=row.tenant_id, email_type=InvoiceEmail.EmailType.ISSUED)
     return row
+
+
+def _require_one_currency(invoice: Invoice) -> None:
+    """Check that the prices of the usage are in the invoice's currency. A tenant's own prices are in its currency.
+
+    Raises:
+        Conflict: requests were admitted before the tenant was assigned to a price book of another currency.
+    """
+    priced = lines_of(invoice).filter(price_id__isnull=False).order_by().values("price_id")
+    shared = Price.objects.filter(pk__in=priced, tenant_id=None)
+    other = shared.exclude(book__currency=invoice.currency).first()
+    if other is not None:
+        raise Conflict(f"Usage of {other.model} has a price in another currency than {invoice.currency}.")
+
+
+def _reopen_later_months(invoice: Invoice) -> None:
+    """Let the next run draft corrections of usage that was reversed while the invoice's month was void."""
+    if invoice.invoice_type != Invoice.InvoiceType.INVOICE or invoice.revision == 1:
+        return
+    reversed_in = Adjustment.objects.for_tenant(invoice.tenant_id).filter(cost_femto__lt=0).values("invoice_period")
+    later = Period.objects.filter(entity=invoice.entity_id, starts_at__gte=invoice.period.ends_at, pk__in=reversed_in)
+    later.update(invoiced_at=None)
 
 
 def _with_rounding(invoice: Invoice) -> list[InvoiceLine]:
@@ -105,10 +132,9 @@ def _issue(invoice: Invoice, now: datetime) -> None:
         invoice.due_on = today if invoice.sells_credit else today + timedelta(days=entity.terms_days)
     _set_tax_currency(invoice, today)
     profile = BillingProfile.objects.for_tenant(invoice.tenant_id).first()
-    if profile is not None and profile.currency != "USD":
-        rates = ExchangeRate.objects.filter(currency=profile.currency, on__lte=today).order_by("-on")
-        if (rate := rates.first()) is not None:
-            invoice.display_currency, invoice.display_rate = rate.currency, rate.micro_per_usd
+    if profile is not None and profile.currency not in (DEFAULT_CURRENCY, invoice.currency):
+        invoice.display_rate = exchange_rate(invoice.currency, profile.currency, today)
+        invoice.display_currency = "" if invoice.display_rate is None else profile.currency
     prefix = entity.credit_note_prefix if invoice.is_credit_note else entity.invoice_prefix
     with connection.cursor() as cursor:
         cursor.execute(_NEXT_NUMBER, [entity.pk, prefix, today.year])
@@ -116,7 +142,9 @@ def _issue(invoice: Invoice, now: datetime) -> None:
 
 
 def _set_tax_currency(invoice: Invoice, today: date) -> None:
-    """Set the rate of the entity's tax currency: of a credit note, the rate of its invoice; else the newest rate.
+    """Set the rate of the entity's tax currency, and the tax in it: of a note, at the rate of its invoice.
+
+    The credit notes on an invoice together return its tax in both currencies exactly.
 
     Raises:
         Conflict: there is no rate.
@@ -124,11 +152,18 @@ def _set_tax_currency(invoice: Invoice, today: date) -> None:
     billed, currency = invoice.refers_to, invoice.entity.tax_currency
     if billed is not None:
         invoice.tax_currency, invoice.tax_rate = billed.tax_currency, billed.tax_rate
-    elif currency not in ("", "USD") and any(tax["category"] != "O" for tax in invoice.taxes):
-        rate = ExchangeRate.objects.filter(currency=currency, on__lte=today).order_by("-on").first()
+    elif currency not in ("", invoice.currency) and any(tax["category"] != "O" for tax in invoice.taxes):
+        rate = exchange_rate(invoice.currency, currency, today)
         if rate is None:
             raise Conflict(f"There is no exchange rate of {currency}, the tax currency. Add one for {today} or before.")
-        invoice.tax_currency, invoice.tax_rate = currency, rate.micro_per_usd
+        invoice.tax_currency, invoice.tax_rate = currency, rate
+    if invoice.tax_rate is not None:
+        before = 0
+        if billed is not None and invoice.is_credit_note:
+            before = sum(tax["tax"] for note in _earlier_notes(invoice, billed) for tax in note.taxes)
+        after = before + sum(tax["tax"] for tax in invoice.taxes)
+        start, end = (half_up(tax * invoice.tax_rate, PPM) for tax in (before, after))
+        invoice.converted_tax = end - start
 
 
 def _fix(invoice: Invoice, lines: list[InvoiceLine]) -> None:
@@ -163,7 +198,7 @@ def _book(invoice: Invoice) -> None:
             PostedEntry(Account.REVENUE, -nano["subtotal"], invoice.pk),
             PostedEntry(Account.TAX, -tax, invoice.pk),
         ]
-    post(invoice.tenant_id, key, entries)
+    post(invoice.tenant_id, key, entries, invoice.currency)
     note_balance(invoice)  # an amount of zero is paid
     match_deposits(invoice.tenant_id, invoice.pk if invoice.sells_credit else None)
     invoice.refresh_from_db(fields=["state"])
@@ -189,7 +224,7 @@ def _book_note(note: Invoice, nano: dict[str, int], tax: int) -> None:
         PostedEntry(Account.BAD_DEBT, -lost, note.refers_to_id),
         PostedEntry(Account.DEPOSITS, owed + lost - nano["total"]),
     ]
-    post(note.tenant_id, f"invoice:{note.pk}", entries)
+    post(note.tenant_id, f"invoice:{note.pk}", entries, note.currency)
     note.state = Invoice.State.PAID
     note.save(update_fields=["state"])
     if billed is not None:

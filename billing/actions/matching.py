@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from django.db.models import Sum
 
 from billing.amounts import NANO_A_CENT
@@ -26,6 +28,8 @@ def match_deposits(tenant_id: int, first: int | None = None) -> None:
     the oldest.
     """
     deposits = -balance(tenant_id, Account.DEPOSITS)
+    if deposits <= 0:
+        return
     lost = Invoice.State.UNCOLLECTIBLE
     invoices = Invoice.objects.for_tenant(tenant_id).filter(
         invoice_type__in=CHARGES, state__in=[Invoice.State.OPEN, lost]
@@ -61,13 +65,13 @@ def next_key(invoice: Invoice, name: str) -> str:
 def _reinstate(invoice: Invoice, nano: int) -> None:
     """Make a written-off amount outstanding again; a negative amount is written off again."""
     entries = [PostedEntry(Account.RECEIVABLE, nano, invoice.pk), PostedEntry(Account.BAD_DEBT, -nano, invoice.pk)]
-    post(invoice.tenant_id, next_key(invoice, "recovery"), entries)
+    post(invoice.tenant_id, next_key(invoice, "recovery"), entries, invoice.currency)
 
 
 def _pay(invoice: Invoice, nano: int) -> None:
     """Move deposits to the invoice, or back if negative."""
     entries = [PostedEntry(Account.DEPOSITS, nano), PostedEntry(Account.RECEIVABLE, -nano, invoice.pk)]
-    post(invoice.tenant_id, next_key(invoice, "match"), entries)
+    post(invoice.tenant_id, next_key(invoice, "match"), entries, invoice.currency)
     note_balance(invoice)
 
 
@@ -91,10 +95,13 @@ def note_balance(invoice: Invoice) -> None:
         emit_paid(invoice)
 
 
-def reopen(payment: Payment) -> None:
+def reopen(payment: Payment, take_back: Callable[[Invoice, int], None]) -> None:
     """Reopen invoices after a refund that deposits do not cover: the payment's invoice, then the newest paid one.
 
     The refunded part of a written-off invoice is written off again.
+
+    Args:
+        take_back: takes back unused credit of a purchase, for an amount in cents, before the purchase is reopened.
     """
     missing = balance(payment.tenant_id, Account.DEPOSITS)
     paid = Invoice.objects.for_tenant(payment.tenant_id).filter(
@@ -103,6 +110,10 @@ def reopen(payment: Payment) -> None:
     for invoice in sorted(paid, key=lambda row: (row.pk != payment.invoice_id, -row.pk)):
         matched = _matched(invoice)
         part = min(missing, matched)
+        if part > 0 and invoice.sells_credit:
+            take_back(invoice, -(-part // NANO_A_CENT))
+            missing = balance(payment.tenant_id, Account.DEPOSITS)
+            part = min(missing, matched)
         if part > 0:
             _pay(invoice, -part)
             if invoice.state == Invoice.State.UNCOLLECTIBLE:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from billing.actions.payments import Received, do_record_payment
+from billing.actions.top_up_results import fail_top_up
 from billing.models import PaymentEvent
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
@@ -24,6 +25,7 @@ class ProviderEvent(NamedTuple):
     created_at: datetime
     payments: tuple[Received, ...] = ()
     detail: str = ""
+    failed_payment: str = ""  # the reference of a payment that will not succeed
     readable: bool = True
 
 
@@ -42,6 +44,8 @@ def do_record_event(event: ProviderEvent) -> PaymentEvent:
     except ActionRefused as exc:
         _store(event, PaymentEvent.Status.FAILED, str(exc))
         raise
+    if event.failed_payment:
+        fail_top_up(event.failed_payment, event.detail)
     done = PaymentEvent.Status.HANDLED if event.payments else PaymentEvent.Status.IGNORED
     return _store(event, done if event.readable else PaymentEvent.Status.FAILED, event.detail)
 

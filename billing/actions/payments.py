@@ -15,6 +15,7 @@ from billing.amounts import NANO_A_CENT, dollars
 from billing.invoicing.webhook_events import emit_payment
 from billing.ledger import PostedEntry, post
 from billing.models import Account, BillingProfile, CreditGrant, Invoice, Payment
+from billing.pricing.currencies import currency_of
 from tenants import audit
 from tenants.actions import Conflict
 from tenants.isolation.db_roles import BypassReason
@@ -36,6 +37,7 @@ class Received(NamedTuple):
     charge: str = ""  # the provider's identifier of the payment's charge
     customer: str = ""  # with `method`: a payment method to save for automatic top-ups
     method: str = ""
+    currency: str = ""  # empty: the tenant's
     refund_of: str = ""  # the reference or charge of the refunded payment, whose tenant and invoice then apply
 
 
@@ -48,6 +50,12 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
     """
     tenant_id, invoice_id = _payer(received)
     with booking(tenant_id) as tenant:
+        currency = currency_of(tenant.pk)
+        if received.currency not in ("", currency):
+            raise Conflict(
+                f"Payment {received.reference} is in {received.currency}, but {tenant.slug} is billed in {currency}."
+                " Record it in this currency."
+            )
         known = Payment.objects.all_tenants().filter(provider=received.provider, reference=received.reference).first()
         if known is not None:
             _save_method(tenant, received)
@@ -55,7 +63,7 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
                 raise Conflict(f"Payment {received.reference} was already recorded with another amount or tenant.")
             return known, False
         if received.cents < 0:
-            _require_payments(tenant.pk, -received.cents)
+            _require_payments(tenant.pk, -received.cents, currency)
         payment = Payment.objects.create(
             tenant=tenant,
             provider=received.provider,
@@ -65,6 +73,7 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
             invoice_id=invoice_id,
             note=received.note,
             charge=received.charge,
+            currency=currency,
         )
         nano = received.cents * NANO_A_CENT
         post(
@@ -77,7 +86,7 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
         if received.cents < 0:
             if purchase is not None:
                 take_back_credit(purchase, -received.cents)
-            reopen(payment)
+            reopen(payment, take_back_credit)
         elif received.as_credit:
             do_buy_credit(payment)
         elif purchase is not None and received.refund_of:
@@ -131,10 +140,11 @@ def _purchase(invoice_id: int | None) -> Invoice | None:
     return rows.select_related("entity", "period").first()
 
 
-def _require_payments(tenant_id: int, cents: int) -> None:
+def _require_payments(tenant_id: int, cents: int, currency: str) -> None:
     payments = Payment.objects.for_tenant(tenant_id)
     received = payments.aggregate(sum=Sum("cents"))["sum"] or 0
     if cents > received:
         raise Conflict(
-            f"The refund exceeds the tenant’s payments of {dollars(received)}. Record the refunded payment first."
+            f"The refund exceeds the tenant’s payments of {dollars(received, currency)}."
+            " Record the refunded payment first."
         )

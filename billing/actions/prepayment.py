@@ -39,6 +39,11 @@ WITH rest AS (
     UNION ALL
     SELECT cost_femto FROM billing_adjustment
     WHERE tenant_id = %(tenant)s AND invoice_period = ANY(ARRAY(SELECT id FROM due))
+    UNION ALL
+    SELECT cost_femto FROM billing_meteredusage
+    WHERE tenant_id = %(tenant)s AND invoice_period = ANY(ARRAY(SELECT id FROM due))
+    UNION ALL
+    SELECT cents * 10000000000000::numeric FROM billing_oneoffline WHERE tenant_id = %(tenant)s AND invoice_id IS NULL
 )
 SELECT
     (SELECT coalesce(sum(nano), 0) FROM rest WHERE is_payment),

@@ -10,7 +10,24 @@ import msgspec
 from django.db import IntegrityError, connection, transaction
 from django.db.models import Max
 
-from billing.models import CompiledRateCard, Price, PriceBook, PriceBookAssignment, PriceVersion, UsageEvent
+from billing.amounts import DEFAULT_CURRENCY
+from billing.iso_codes import BILLING_CURRENCIES
+from billing.models import (
+    Budget,
+    BudgetPeriod,
+    Commitment,
+    CompiledRateCard,
+    Invoice,
+    LedgerTransaction,
+    MeteredUsage,
+    OneOffLine,
+    Price,
+    PriceBook,
+    PriceBookAssignment,
+    PriceTerm,
+    PriceVersion,
+    UsageEvent,
+)
 from billing.pricing.price_book import ModelTier, Proposal, parse, unpriced_hours
 from billing.pricing.pricing import RateCard, Tier
 from billing.pricing.rate_cards import compile_rate_cards
@@ -34,6 +51,7 @@ def do_propose_prices(
     proposal: Proposal,
     *,
     book: str = PriceBook.LIST,
+    currency: str = "",
     tenant: Tenant | None = None,
     effective_from: datetime | None = None,
     note: str = "",
@@ -42,8 +60,12 @@ def do_propose_prices(
 ) -> PriceVersion:
     """Draft a price version of a book, or of one tenant's own prices, for a second user to publish.
 
+    Args:
+        currency: of a new book, and of an existing one if it is not empty. It never changes.
+
     Raises:
-        ActionRefused: the prices are not right, or leave hours of the day without a price and that is not allowed.
+        ActionRefused: the prices are not right, or leave hours of the day without a price and that is not allowed; or
+            the book has another currency.
     """
     body = msgspec.to_builtins(proposal)
     try:
@@ -59,7 +81,7 @@ def do_propose_prices(
         raise ActionRefused("Tenant prices cannot be part of another price book.")
     with _changing():
         version = PriceVersion(
-            book=_book(book),
+            book=_book(book, currency),
             tenant_id=None if tenant is None else tenant.pk,
             body=body,
             effective_from=effective_from,
@@ -155,7 +177,7 @@ def do_assign_book(tenant: Tenant, book: str) -> None:
     """Assign the tenant to a price book from now on. Prices of the tenant take precedence.
 
     Raises:
-        ActionRefused: there is no such book.
+        ActionRefused: there is no such book. Conflict: it has another currency, and the tenant has amounts.
     """
     with _changing() as now:
         chosen = PriceBook.objects.filter(name=book).first()
@@ -165,6 +187,8 @@ def do_assign_book(tenant: Tenant, book: str) -> None:
         before = assigned.book if assigned else _book(PriceBook.LIST)
         if before == chosen:
             return
+        if before.currency != chosen.currency:
+            _require_nothing_billed(tenant, before.currency)
         row, _ = PriceBookAssignment.objects.for_tenant(tenant).update_or_create(
             tenant=tenant, defaults={"book": chosen}
         )
@@ -172,6 +196,23 @@ def do_assign_book(tenant: Tenant, book: str) -> None:
         compile_rate_cards(chosen, tenant.pk, model_tiers, now)
         audit.record(
             "price_book.assigned", row, tenant_id=tenant.pk, before={"book": before.name}, after={"book": chosen.name}
+        )
+
+
+def _require_nothing_billed(tenant: Tenant, currency: str) -> None:
+    """Check that a tenant has no amounts yet, so that its currency may change. Its bookings wait until the commit.
+
+    Raises:
+        Conflict: it has some.
+    """
+    Tenant.objects.all_tenants().select_for_update(no_key=True).get(pk=tenant.pk)
+    amounts = (UsageEvent, MeteredUsage, LedgerTransaction, Invoice, Commitment, OneOffLine, PriceTerm)
+    money = Budget.objects.for_tenant(tenant).filter(unit=BudgetPeriod.Unit.MONEY)
+    own = Price.objects.filter(tenant_id=tenant.pk)
+    if any(model.objects.for_tenant(tenant).exists() for model in amounts) or money.exists() or own.exists():
+        raise Conflict(
+            f"The tenant has usage, documents, payments, budgets or prices in {currency}."
+            " Its currency cannot be changed."
         )
 
 
@@ -200,8 +241,14 @@ def _changing() -> Iterator[datetime]:
         yield cursor.fetchone()[0]
 
 
-def _book(name: str) -> PriceBook:
-    return PriceBook.objects.get_or_create(name=name)[0]
+def _book(name: str, currency: str = "") -> PriceBook:
+    book = PriceBook.objects.filter(name=name).first()
+    if currency and currency not in BILLING_CURRENCIES:
+        raise ActionRefused("currency: Use a currency of ISO 4217 with two decimals, for example EUR.")
+    wanted = currency or (DEFAULT_CURRENCY if book is None else book.currency)
+    if wanted != (DEFAULT_CURRENCY if name == PriceBook.LIST else wanted if book is None else book.currency):
+        raise ActionRefused(f"currency: Price book {name!r} is in another currency. Choose another name for the book.")
+    return book or PriceBook.objects.create(name=name, currency=wanted)
 
 
 def _draft(version: PriceVersion) -> PriceVersion:

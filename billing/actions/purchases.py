@@ -31,6 +31,7 @@ from billing.models import (
     TaxCategory,
 )
 from billing.periods import default_entity, ensure_periods
+from billing.pricing.currencies import currency_of
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions.common import check
@@ -115,6 +116,7 @@ def _note(purchase: Invoice, net: int) -> Invoice:
         invoice_type=Invoice.InvoiceType.CREDIT_NOTE,
         revision=documents.filter(invoice_type=Invoice.InvoiceType.CREDIT_NOTE).count() + 1,
         refers_to=purchase,
+        currency=purchase.currency,
         reason="Refund of the payment",
         complete=True,
     )
@@ -168,6 +170,7 @@ def _new_purchase(tenant: Tenant) -> Invoice:
         period=period,
         invoice_type=Invoice.InvoiceType.PURCHASE,
         revision=same.count() + 1,
+        currency=currency_of(tenant.pk),
         complete=True,
     )
     rule = _NOT_TAXED_YET

@@ -16,10 +16,11 @@ from billing.actions.common import booking
 from billing.actions.matching import outstanding
 from billing.actions.payments import Received, do_record_payment
 from billing.actions.prepayment import available_nano
+from billing.actions.top_up_results import end_top_up
 from billing.amounts import NANO_A_CENT
 from billing.models import BillingProfile, Invoice, Payment, TopUp
 from billing.payments.stripe_api import Charge, Declined, HostedPage, charge_saved_method, create_page
-from tenants import audit
+from billing.pricing.currencies import currency_of
 from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -37,7 +38,8 @@ def do_start_top_up(tenant: Tenant, cents: int, *, save_method: bool = False) ->
         Conflict, ActionRefused: see `create_page`.
     """
     metadata = {"tenant": tenant.slug, "credit": "true"} | ({"save_method": "true"} if save_method else {})
-    charge = Charge(cents, "Prepaid credit", metadata)
+    with all_tenants_scope(BypassReason.BILLING):
+        charge = Charge(cents, currency_of(tenant.pk), "Prepaid credit", metadata)
     return create_page(charge, _return_url(tenant), save_method=save_method, idempotency_key=f"page-{uuid4()}")
 
 
@@ -51,7 +53,8 @@ def do_start_payment(invoice: Invoice) -> HostedPage:
         tenant, owed = Tenant.objects.all_tenants().get(pk=invoice.tenant_id), outstanding(invoice)
     if invoice.is_credit_note or invoice.state != Invoice.State.OPEN or owed <= 0:
         raise Conflict("Nothing is outstanding on this invoice.")
-    charge = Charge(owed, f"Invoice {invoice.number}", {"tenant": tenant.slug, "invoice": str(invoice.number)})
+    metadata = {"tenant": tenant.slug, "invoice": str(invoice.number)}
+    charge = Charge(owed, invoice.currency, f"Invoice {invoice.number}", metadata)
     return create_page(charge, _return_url(tenant), save_method=False, idempotency_key=f"page-{uuid4()}")
 
 
@@ -76,24 +79,24 @@ def _top_up(tenant_id: int, now: datetime) -> bool:
         return False
     with all_tenants_scope(BypassReason.BILLING):
         profile = BillingProfile.objects.for_tenant(tenant_id).select_related("tenant").get()
-        slug = profile.tenant.slug
-    charge = Charge(top_up.cents, "Prepaid credit", {"tenant": slug, "credit": "true"})
+        slug, currency = profile.tenant.slug, currency_of(tenant_id)
+    charge = Charge(top_up.cents, currency, "Prepaid credit", {"tenant": slug, "credit": "true"})
     try:
         paid = charge_saved_method(charge, profile.payment_customer, profile.payment_method, f"top-up-{top_up.pk}")
     except Conflict as exc:  # tried again by the next run
         log.warning("top_up_postponed", tenant=slug, error=str(exc))
         return False
     except (Declined, ActionRefused) as exc:
-        _end(top_up, TopUp.State.FAILED, detail=str(exc))
+        end_top_up(top_up, TopUp.State.FAILED, detail=str(exc))
         return False
     if paid.status not in ("succeeded", "processing"):
-        _end(top_up, TopUp.State.FAILED, detail=f"The payment has the status {paid.status}.", reference=paid.id)
+        end_top_up(top_up, TopUp.State.FAILED, detail=f"The payment has the status {paid.status}.", reference=paid.id)
         return False
     if paid.status == "succeeded":
         at = datetime.fromtimestamp(paid.created, UTC)
         do_record_payment(Received(PROVIDER, paid.id, top_up.cents, at, tenant=slug, as_credit=True))
     state = TopUp.State.SUCCEEDED if paid.status == "succeeded" else TopUp.State.PENDING
-    _end(top_up, state, reference=paid.id)
+    end_top_up(top_up, state, reference=paid.id)
     return True
 
 
@@ -117,16 +120,3 @@ def _pending(tenant_id: int, now: datetime) -> TopUp | None:
         if available_nano(tenant, profile, now) >= profile.top_up_below * NANO_A_CENT:
             return None
         return TopUp.objects.create(tenant=tenant, cents=profile.top_up_cents)
-
-
-def _end(top_up: TopUp, state: TopUp.State, *, detail: str = "", reference: str = "") -> None:
-    """Store the result of a request. A failure stops automatic top-ups until the tenant sets them again."""
-    with booking(top_up.tenant_id):
-        row = TopUp.objects.for_tenant(top_up.tenant_id).get(pk=top_up.pk)
-        row.state, row.detail, row.reference = state, detail[:200], reference
-        row.save(update_fields=["state", "detail", "reference"])
-        if state == TopUp.State.FAILED:
-            BillingProfile.objects.for_tenant(top_up.tenant_id).update(top_up_below=None, top_up_cents=None)
-            audit.record(
-                "top_up.failed", row, tenant_id=row.tenant_id, after={"cents": row.cents, "detail": row.detail}
-            )

@@ -19,7 +19,7 @@ from billing.costs.margin import MAX_ROWS, execution_costs, margins, revenues, t
 from billing.costs.provider_exports import ExportComparison, compare, read_export
 from billing.metering.usage import TooManyRows
 from billing.models import CostCard, DailyCost, ExecutionCost, SpendReservation
-from billing.pricing.price_book import NewPrice
+from billing.pricing.price_book import NewPrice, ranges_of
 from billing.pricing.price_files import Imported, read_csv, read_public
 from billing.pricing.pricing import Tier
 from billing.serializers import usd
@@ -59,10 +59,7 @@ def _card(card: CostCard) -> dict[str, Any]:
             Tier.STANDARD,
             rate.component,
             rate.nano_per_million,
-            rate.from_tokens,
-            rate.until_tokens,
-            rate.from_minute,
-            rate.until_minute,
+            *ranges_of(rate),
         )
         for rate in card.decoded().rates
     ]

@@ -9,10 +9,11 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from billing.amounts import NANO_DIGITS, decimal
+from billing.iso_codes import BILLING_CURRENCIES
 from billing.models import PriceBook, PriceVersion
-from billing.pricing.price_book import MAX_NAME_LENGTH, nano_per_million, parse
-from billing.pricing.price_files import minute
-from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
+from billing.pricing.price_book import MAX_NAME_LENGTH, MAX_ZONE_LENGTH, nano_per_million, parse
+from billing.pricing.price_files import minute, weekdays, weekdays_text
+from billing.pricing.pricing import MINUTES_A_DAY, NO_END, UTC_ZONE, Component, Tier
 from billing.serializers import InstantField, usd
 from tenants.api.serializers import MAX_BIGINT, Query, Strict
 
@@ -48,8 +49,16 @@ class PriceIn(NestedPart):
     usd_per_million = DecimalText(max_length=40, help_text="For example 3.75.")
     from_tokens = serializers.IntegerField(min_value=0, max_value=NO_END, default=0, help_text="Of the whole prompt.")
     until_tokens = serializers.IntegerField(min_value=1, max_value=NO_END, default=NO_END)
-    from_time = serializers.CharField(default="00:00", help_text="Of the UTC day, HH:MM.")
+    from_time = serializers.CharField(default="00:00", help_text="Of the UTC day, HH:MM, in the time zone.")
     until_time = serializers.CharField(default="24:00")
+    weekdays = serializers.CharField(default="", allow_blank=True, help_text="For example mon-fri or sat. Empty: all.")
+    time_zone = serializers.CharField(default=UTC_ZONE, max_length=MAX_ZONE_LENGTH, help_text="Of times and weekdays.")
+
+    def validate_weekdays(self, value: str) -> tuple[int, int]:
+        try:
+            return weekdays(value)
+        except ValueError as exc:
+            raise serializers.ValidationError(f"{exc}.") from exc
 
     def validate_usd_per_million(self, value: str) -> int:
         return _checked(nano_per_million, value)
@@ -63,6 +72,8 @@ class PriceIn(NestedPart):
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         names = {"usd_per_million": "nano_per_million", "from_time": "from_minute", "until_time": "until_minute"}
         found = {names.get(name, name): value for name, value in attrs.items()}
+        first, last = found.pop("weekdays")
+        found |= {"from_weekday": first, "until_weekday": last}
         return found | {"tier": Tier(found["tier"]), "component": Component(found["component"])}
 
 
@@ -86,6 +97,7 @@ class KindIn(NestedPart):
 class PriceDraftIn(Strict):
     tenant_id = serializers.IntegerField(required=False, min_value=1, max_value=MAX_BIGINT, help_text="Its own prices.")
     book = serializers.SlugField(max_length=50, default=PriceBook.LIST)
+    currency = serializers.ChoiceField(sorted(BILLING_CURRENCIES), required=False, help_text="Of a new book.")
     effective_from = serializers.DateTimeField(required=False, help_text="Default: the time of publication.")
     note = serializers.CharField(max_length=200, required=False)
     allow_unpriced_hours = serializers.BooleanField(
@@ -118,13 +130,14 @@ class VersionQuery(Query):
 
 class VersionOut(serializers.ModelSerializer[PriceVersion]):
     book = serializers.CharField(source="book.name")
+    currency = serializers.CharField(source="book.currency")
     created_by = serializers.EmailField(source="created_by.email", default=None, allow_null=True)
     decided_by = serializers.EmailField(source="decided_by.email", default=None, allow_null=True)
 
     class Meta:
         model = PriceVersion
         fields: tuple[str, ...] = (
-            *("id", "book", "tenant_id", "number", "state", "note", "effective_from"),
+            *("id", "book", "currency", "tenant_id", "number", "state", "note", "effective_from"),
             *("created_at", "created_by", "decided_at", "decided_by"),
         )
         read_only_fields = fields
@@ -141,6 +154,8 @@ class PriceOut(serializers.Serializer[Any]):
     until_tokens = serializers.IntegerField(allow_null=True)
     from_time = serializers.CharField()
     until_time = serializers.CharField()
+    weekdays = serializers.CharField(help_text="Empty for all.")
+    time_zone = serializers.CharField()
 
     def to_representation(self, instance: Any) -> dict[str, Any]:
         return {
@@ -152,6 +167,8 @@ class PriceOut(serializers.Serializer[Any]):
             "until_tokens": None if instance.until_tokens == NO_END else instance.until_tokens,
             "from_time": _time(instance.from_minute),
             "until_time": _time(instance.until_minute),
+            "weekdays": weekdays_text(instance),
+            "time_zone": instance.time_zone,
         }
 
 

@@ -1,4 +1,4 @@
-"""Serializers of the invoice and ledger API. `cents` are of a US dollar; `nano` is 10^-9 of one."""
+"""Serializers of the invoice and ledger API. `cents` and `nano` (10^-9) are of the tenant's currency."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from rest_framework import serializers
 
 from billing.amounts import MAX_CENTS, MAX_TOP_UP_CENTS, MIN_TOP_UP_CENTS
+from billing.iso_codes import BILLING_CURRENCIES
 from billing.models import (
     BillingEntity,
     BillingProfile,
@@ -20,7 +21,10 @@ from billing.models import (
     Period,
     TaxRule,
 )
+from billing.pricing.currencies import currency_of
 from tenants.api.serializers import MAX_BIGINT, Query, Strict
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 
 MONTH = r"^\d{4}-(0[1-9]|1[0-2])\Z"
 _ADDRESS = ("name", "street", "postcode", "city", "region", "country", "vat_id")
@@ -60,7 +64,7 @@ class InvoiceOut(serializers.ModelSerializer[Invoice]):
                 "refers_to",
                 "reason",
             ),
-            *("events", "subtotal", "taxable", "total", "prepaid", "sha256"),
+            *("events", "currency", "subtotal", "taxable", "total", "prepaid", "sha256"),
         )
         read_only_fields = fields
 
@@ -101,10 +105,15 @@ class CheckOut(serializers.Serializer[Any]):
 
 class ProfileOut(serializers.ModelSerializer[BillingProfile]):
     entity = serializers.CharField(source="entity.name")
+    billing_currency = serializers.SerializerMethodField(help_text="Of all amounts of the tenant.")
     has_payment_method = serializers.SerializerMethodField(help_text="Whether a payment method is saved.")
 
     def get_has_payment_method(self, profile: BillingProfile) -> bool:
         return bool(profile.payment_method)
+
+    def get_billing_currency(self, profile: BillingProfile) -> str:
+        with all_tenants_scope(BypassReason.BILLING):
+            return currency_of(profile.tenant_id)
 
     class Meta:
         model = BillingProfile
@@ -113,6 +122,7 @@ class ProfileOut(serializers.ModelSerializer[BillingProfile]):
             "emails",
             "po_number",
             "currency",
+            "billing_currency",
             "entity",
             "is_prepaid",
             "suspended_at",
@@ -192,7 +202,7 @@ class PaymentOut(serializers.ModelSerializer[Payment]):
 
     class Meta:
         model = Payment
-        fields = ("id", "provider", "reference", "cents", "received_at", "recorded_at", "invoice", "note")
+        fields = ("id", "provider", "reference", "cents", "currency", "received_at", "recorded_at", "invoice", "note")
         read_only_fields = fields
 
 
@@ -204,6 +214,7 @@ class PaymentIn(Strict):
     received_at = serializers.DateTimeField()
     invoice = serializers.CharField(required=False, max_length=40, help_text="The number of the one to pay first.")
     as_credit = serializers.BooleanField(required=False, help_text="Buys prepaid credit.")
+    currency = serializers.ChoiceField(sorted(BILLING_CURRENCIES), required=False, help_text="Default: the tenant's.")
     note = serializers.CharField(required=False, max_length=200)
 
     def validate_cents(self, value: int) -> int:
@@ -230,11 +241,12 @@ class LedgerOut(serializers.ModelSerializer[LedgerEntry]):
 
     transaction = serializers.CharField(source="transaction.key")
     created_at = serializers.DateTimeField(source="transaction.created_at")
+    currency = serializers.CharField(source="transaction.currency")
     invoice = serializers.CharField(source="invoice.number", default=None, allow_null=True)
 
     class Meta:
         model = LedgerEntry
-        fields = ("id", "transaction", "created_at", "account", "invoice", "nano")
+        fields = ("id", "transaction", "created_at", "account", "invoice", "currency", "nano")
         read_only_fields = fields
 
 

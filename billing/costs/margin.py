@@ -1,7 +1,8 @@
 """The margin: what tenants are charged for executions, less what the operator pays for them.
 
 Revenue is the cost of usage at the tenants' prices with its adjustments, before credits, discounts of invoices and tax.
-Months are in UTC, by the time of admission.
+Months are in UTC, by the time of admission. Revenue in another currency is converted to USD at the newest exchange rate
+of the selected months. Without a rate it counts as 0.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any, Literal, get_args
 from django.db import connection
 from django.db.models import QuerySet, Sum
 
+from billing.amounts import DEFAULT_CURRENCY, PPM
 from billing.metering.usage import TooManyRows
 from billing.models import ExecutionCost, UsageChange, UsageEvent
+from billing.pricing.currencies import currency_of, exchange_rate
 
 Group = Literal["month", "tenant", "model"]
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -25,6 +28,9 @@ _AMOUNTS = (
     *("executions", "revenue_femto", "costed", "cost_femto", "failed_femto", "unbilled_femto"),
     *("uncosted_tokens", "estimated"),
 )
+_CHARGED = ("revenue_femto", "unbilled_femto")  # in the currency of the tenant
+_IN_DOLLARS = """CASE WHEN rates.tenant_id IS NULL THEN sum({0})
+        ELSE coalesce(trunc(sum({0}) * 1000000 / micro), 0) END AS {0}"""
 _FILTER = "(%(tenant)s::bigint IS NULL OR tenant_id = %(tenant)s) AND (%(model)s::text IS NULL OR model = %(model)s)"
 # NOTE: one statement, so that a concurrent run of the rollups does not count a change twice.
 _MARGIN = f"""
@@ -44,9 +50,16 @@ WITH state AS (
     SELECT to_char(day, 'YYYY-MM'), tenant_id, model, 0, 0, executions, cost_femto, failed_femto, unbilled_femto,
         uncosted_tokens, estimated
     FROM billing_dailycost WHERE day >= %(first)s AND day < %(last)s AND {_FILTER}
+), rates AS (
+    SELECT assigned.tenant_id, (SELECT rate.micro_per_usd FROM billing_exchangerate rate
+        WHERE rate.currency = book.currency AND rate."on" < %(last)s ORDER BY rate."on" DESC LIMIT 1) AS micro
+    FROM billing_pricebookassignment assigned JOIN billing_pricebook book ON book.id = assigned.book_id
+    WHERE book.currency <> 'USD'
 ), sums AS (
-    SELECT month, tenant_id, model, {", ".join(f"sum({name}) AS {name}" for name in _AMOUNTS)}
-    FROM parts GROUP BY month, tenant_id, model
+    SELECT month, tenant_id, model, {
+    ", ".join(_IN_DOLLARS.format(name) if name in _CHARGED else f"sum({name}) AS {name}" for name in _AMOUNTS)
+}
+    FROM parts LEFT JOIN rates USING (tenant_id) GROUP BY month, tenant_id, model, micro, rates.tenant_id
 )
 SELECT {{columns}}{", ".join(f"sum({name})" for name in _AMOUNTS)} FROM sums WHERE %(all)s OR costed > 0 {{group}}
 LIMIT {MAX_ROWS + 1}
@@ -142,9 +155,9 @@ def execution_costs(query: MarginQuery) -> QuerySet[ExecutionCost]:
 
 
 def revenues(costs: Sequence[ExecutionCost]) -> dict[tuple[str, int], int]:
-    """Return what the tenants are charged for these executions, by request ID and execution.
+    """Return what the tenants are charged for these executions in femto-USD, by request ID and execution.
 
-    An execution whose usage is archived is left out.
+    An execution whose usage is archived is left out. Other currencies are converted at the newest exchange rate.
     """
     if not costs:
         return {}
@@ -156,8 +169,23 @@ def revenues(costs: Sequence[ExecutionCost]) -> dict[tuple[str, int], int]:
     known = UsageEvent.objects.all_tenants().filter(
         request_id__in={cost.request_id for cost in costs}, admitted_at__range=(min(times), max(times))
     )
-    found = set(known.values_list("request_id", "execution"))
-    return {(request, number): int(femto) for request, number, femto in sums if (request, number) in found}
+    tenants = {
+        (request, number): pk for request, number, pk in known.values_list("request_id", "execution", "tenant_id")
+    }
+    rates = _dollar_rates(tenants.values())
+    return {
+        (request, number): int(femto) * rates[tenants[request, number]] // PPM
+        for request, number, femto in sums
+        if (request, number) in tenants
+    }
+
+
+def _dollar_rates(tenant_ids: Iterable[int]) -> dict[int, int]:
+    """Return the millionths of a dollar per unit of each tenant's currency. Without an exchange rate: 0."""
+    today = datetime.now(UTC).date()
+    currencies = {pk: currency_of(pk) for pk in set(tenant_ids)}
+    rates = {code: exchange_rate(code, DEFAULT_CURRENCY, today) or 0 for code in set(currencies.values())}
+    return {pk: rates[currency] for pk, currency in currencies.items()}
 
 
 def month_of(day: date) -> str:

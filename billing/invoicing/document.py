@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from billing.amounts import NANO_DIGITS, PPM, cents, decimal, dollars, half_up
+from billing.amounts import NANO_DIGITS, PPM, cents, decimal, dollars, half_up, symbol
 from billing.models import CHARGES, Invoice, InvoiceLine
 
 COMPONENTS = {
@@ -55,7 +55,7 @@ def described(invoice: Invoice, lines: Iterable[InvoiceLine]) -> dict[str, Any]:
         "revision": invoice.revision,
         "issued_at": _instant(invoice.issued_at),
         "due_on": invoice.due_on and invoice.due_on.isoformat(),
-        "currency": "USD",
+        "currency": invoice.currency,
         "period": {
             "label": period.label,
             "starts_at": _instant(period.starts_at),
@@ -90,9 +90,16 @@ def _tax_currency(invoice: Invoice) -> dict[str, Any]:
     """Return the tax in the seller's tax currency, if it is not the currency of the document."""
     if invoice.tax_rate is None:
         return {}
-    tax = half_up(sum(item["tax"] for item in invoice.taxes) * invoice.tax_rate, PPM)
-    shown = {"currency": invoice.tax_currency, "micro_per_usd": invoice.tax_rate, "tax": tax}
+    tax = invoice.converted_tax
+    if tax is None:  # issued by an earlier release
+        tax = half_up(sum(item["tax"] for item in invoice.taxes) * invoice.tax_rate, PPM)
+    shown = {"currency": invoice.tax_currency, _rate_name(invoice): invoice.tax_rate, "tax": tax}
     return {"tax_currency": shown}
+
+
+def _rate_name(invoice: Invoice) -> str:
+    """Return the name of an exchange rate, in millionths per unit of the document's currency."""
+    return f"micro_per_{invoice.currency.lower()}"
 
 
 def encoded(document: Mapping[str, Any]) -> bytes:
@@ -109,7 +116,7 @@ def _display(invoice: Invoice) -> dict[str, Any] | None:
     if invoice.display_rate is None:
         return None
     total = half_up(invoice.total * invoice.display_rate, PPM)
-    return {"currency": invoice.display_currency, "micro_per_usd": invoice.display_rate, "total": total}
+    return {"currency": invoice.display_currency, _rate_name(invoice): invoice.display_rate, "total": total}
 
 
 def _instant(moment: datetime | None) -> str | None:
@@ -134,12 +141,15 @@ def in_words(document: Mapping[str, Any]) -> dict[str, Any]:
         "buyer": _party(document["buyer"]),
         "po_number": document["buyer"].get("po_number", ""),
         "payment": document["seller"].get("payment_details", ""),
-        "groups": [_group(key, list(lines)) for key, lines in groupby(document["lines"], key=_group_of)],
+        "groups": [
+            _group(key, list(lines), document["currency"]) for key, lines in groupby(document["lines"], key=_group_of)
+        ],
         "totals": [*_totals(document)],
         "due_label": "Amount credited" if given_back else "Amount due",
-        "total": dollars(document["total"] - document.get("prepaid", 0)),
-        "display": _display_words(document["display"]),
-        "tax_currency": _tax_words(document.get("tax_currency")),
+        "currency": document["currency"],
+        "total": dollars(document["total"] - document.get("prepaid", 0), document["currency"]),
+        "display": _display_words(document["display"], document["currency"]),
+        "tax_currency": _tax_words(document.get("tax_currency"), document["currency"]),
         "saved": _saved(document),
         "notes": [item["note"] for item in document["taxes"] if item["note"]],
     }
@@ -176,61 +186,69 @@ def _group_of(line: Mapping[str, Any]) -> tuple[str, str]:
     return (line["model"] or line["description"], line["tier"])
 
 
-def _group(key: tuple[str, str], lines: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _group(key: tuple[str, str], lines: list[Mapping[str, Any]], currency: str) -> dict[str, Any]:
     name, tier = key
-    amount = dollars(sum(line["cents"] for line in lines))
+    amount = dollars(sum(line["cents"] for line in lines), currency)
     return {"name": name, "tier": "" if tier in ("", "standard") else tier, "amount": amount,
-            "lines": [_line_words(line) for line in lines]}  # fmt: skip
+            "lines": [_line_words(line, currency) for line in lines]}  # fmt: skip
 
 
-def _line_words(line: Mapping[str, Any]) -> dict[str, str]:
+def _line_words(line: Mapping[str, Any], currency: str) -> dict[str, str]:
     if line["nano_per_million"] is None:
         what = "Monthly commitment" if line["line_type"] == "commitment" else line["description"]
-        return {"what": what, "note": "", "quantity": "1", "price": "", "amount": dollars(line["cents"])}
+        amount = dollars(line["cents"], currency)
+        return {"what": what, "note": "", "quantity": "1", "price": "", "amount": amount}
     note = (
         line["description"],
         f"used in {line['usage_month']}" if line["usage_month"] else "",
         f"prompts from {line['prompt_length_band']:,} tokens" if line["prompt_length_band"] else "",
-        f"{line['window']} UTC" if line["window"] else "",
+        window_words(line["window"]),
         f"v{line['price_version']}",
     )
     return {
         "what": COMPONENTS[line["component"]],
         "note": ", ".join(part for part in note if part),
         "quantity": f"{line['tokens']:,}",
-        "price": f"${decimal(line['nano_per_million'], NANO_DIGITS, 2)} / M",
-        "amount": dollars(line["cents"]),
+        "price": f"{symbol(currency)}{decimal(line['nano_per_million'], NANO_DIGITS, 2)} / M",
+        "amount": dollars(line["cents"], currency),
     }
 
 
+def window_words(window: str) -> str:
+    """Return the weekdays and hours of a price with their time zone."""
+    return f"{window} UTC" if window[-1:].isdigit() else window
+
+
 def _totals(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    yield "Subtotal", dollars(document["subtotal"])
+    currency = document["currency"]
+    yield "Subtotal", dollars(document["subtotal"], currency)
     for credit in document["credits"]:
-        yield credit["label"], dollars(-credit["cents"])
+        yield credit["label"], dollars(-credit["cents"], currency)
     if document["credits"]:
-        yield "Taxable amount", dollars(document["taxable"])
+        yield "Taxable amount", dollars(document["taxable"], currency)
     for item in document["taxes"]:
         label = f"{item['label']}, reverse charge" if item["category"] == "AE" else item["label"]
-        yield f"{label} {decimal(item['rate_ppm'], 4)} %", dollars(item["tax"])
+        yield f"{label} {decimal(item['rate_ppm'], 4)} %", dollars(item["tax"], currency)
     if prepaid := document.get("prepaid", 0):
-        yield "Total", dollars(document["total"])
-        yield "Paid" if document["invoice_type"] == "purchase" else "Paid with prepaid credit", dollars(-prepaid)
+        yield "Total", dollars(document["total"], currency)
+        label = "Paid" if document["invoice_type"] == "purchase" else "Paid with prepaid credit"
+        yield label, dollars(-prepaid, currency)
 
 
-def _display_words(display: Mapping[str, Any] | None) -> str:
+def _display_words(display: Mapping[str, Any] | None, currency: str) -> str:
     if display is None:
         return ""
-    rate = decimal(display["micro_per_usd"], 6, 2)
-    return f"{display['currency']} {decimal(display['total'], 2, 2)} at {rate} per USD, for information"
+    rate = decimal(display[f"micro_per_{currency.lower()}"], 6, 2)
+    return f"{display['currency']} {decimal(display['total'], 2, 2)} at {rate} per {currency}, for information"
 
 
-def _tax_words(tax: Mapping[str, Any] | None) -> str:
+def _tax_words(tax: Mapping[str, Any] | None, currency: str) -> str:
     if tax is None:
         return ""
-    rate = decimal(tax["micro_per_usd"], 6, 2)
-    return f"Tax in {tax['currency']}: {decimal(tax['tax'], 2, 2)}, at {rate} per USD."
+    rate = decimal(tax[f"micro_per_{currency.lower()}"], 6, 2)
+    return f"Tax in {tax['currency']}: {decimal(tax['tax'], 2, 2)}, at {rate} per {currency}."
 
 
 def _saved(document: Mapping[str, Any]) -> str:
     saved = cents(int(document["saved_femto"]))
-    return dollars(saved) if saved else ""
+    return dollars(saved, document["currency"]) if saved else ""

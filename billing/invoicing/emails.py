@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime
+from zoneinfo import ZoneInfo
 
 from django.conf import settings
 from django.core.mail import EmailMessage
@@ -35,19 +36,20 @@ class InvoiceEmailOutbox(EmailOutbox[InvoiceEmail]):
         invoice = row.invoice
         pdf = InvoiceFile.objects.all_tenants().get(invoice=invoice).pdf
         to, owed = _addresses(invoice.tenant_id), outstanding(invoice)
+        total, unpaid_amount = (dollars(cents, invoice.currency) for cents in (invoice.total, owed))
         noun = TITLES[invoice.invoice_type]
         due = f" It is due on {invoice.due_on:%-d %B %Y}." if invoice.due_on and owed else ""
         month = date.fromisoformat(f"{invoice.period.label}-01")
-        text = f"{noun} {invoice.number} of {dollars(invoice.total)} for {month:%B %Y} is attached.{due}"
+        text = f"{noun} {invoice.number} of {total} for {month:%B %Y} is attached.{due}"
         subject = f"{noun} {invoice.number}"
         if row.email_type == InvoiceEmail.EmailType.REMINDER:
             subject = f"Reminder: {subject}"
-            unpaid = f"{dollars(owed)} of {noun.lower()} {invoice.number}"
+            unpaid = f"{unpaid_amount} of {noun.lower()} {invoice.number}"
             text = f"{unpaid} was due on {invoice.due_on:%-d %B %Y} and is unpaid."
         if row.email_type == InvoiceEmail.EmailType.SUSPENSION:
             subject = f"Account suspended: {subject}"
             text = (
-                f"Your account is suspended because {dollars(owed)} of {noun.lower()} {invoice.number} is unpaid."
+                f"Your account is suspended because {unpaid_amount} of {noun.lower()} {invoice.number} is unpaid."
                 f" It was due on {invoice.due_on:%-d %B %Y}."
                 " Requests are rejected until it is paid. Access is then restored."
             )
@@ -85,15 +87,18 @@ def _addresses(tenant_id: int) -> list[str]:
 
 
 def remind(now: datetime | None = None) -> int:
-    """Create reminders of invoices that are past due. Return how many are new."""
-    today = (now or datetime.now(UTC)).date()
+    """Create reminders of invoices that are past due by the clocks of their entity. Return how many are new."""
+    now = now or datetime.now(UTC)
     new = 0
     with all_tenants_scope(BypassReason.BILLING):
         late = Invoice.objects.all_tenants().filter(
-            state=Invoice.State.OPEN, due_on__lt=today, invoice_type__in=CHARGES
+            state=Invoice.State.OPEN, due_on__lte=now.date(), invoice_type__in=CHARGES
         )
-        for invoice in late.select_related("period").order_by("pk"):
+        for invoice in late.select_related("period", "entity").order_by("pk"):
+            today = now.astimezone(ZoneInfo(invoice.entity.time_zone)).date()
             days = (today - invoice.due_on).days if invoice.due_on else 0
+            if days <= 0:
+                continue
             number = sum(days >= after for after in REMIND_AFTER)
             _, created = InvoiceEmail.objects.all_tenants().get_or_create(
                 invoice=invoice, tenant_id=invoice.tenant_id, email_type=InvoiceEmail.EmailType.REMINDER, number=number

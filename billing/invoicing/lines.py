@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 from django.db import connection
 from django.db.models import QuerySet
 
-from billing.amounts import NANO_DIGITS, cents, decimal
+from billing.amounts import NANO_DIGITS, cents, decimal, symbol
 from billing.models import Invoice, InvoiceLine, Period, ReratedInvoice, UsageEvent
 from billing.pricing.corrected_prices import RatedDifference, differences
-from billing.pricing.pricing import COMPONENTS
+from billing.pricing.price_book import WEEKDAYS
+from billing.pricing.pricing import COMPONENTS, DAYS_A_WEEK, MINUTES_A_DAY, UTC_ZONE
 
 _USED = """
 WITH billed_before AS (
@@ -36,7 +37,7 @@ WITH billed_before AS (
     ) line GROUP BY tenant_id, price_id, usage_month, billed_period
 )
 SELECT used.*, p.model, p.tier, p.component, p.from_tokens AS prompt_length_band, p.from_minute, p.until_minute,
-    p.nano_per_million,
+    p.from_weekday, p.until_weekday, p.time_zone, p.nano_per_million,
     v.number AS version
 FROM used JOIN billing_price p ON p.id = used.price_id JOIN billing_priceversion v ON v.id = p.version_id
 """
@@ -64,6 +65,9 @@ class UsageLine(NamedTuple):
     prompt_length_band: int
     from_minute: int
     until_minute: int
+    from_weekday: int
+    until_weekday: int
+    time_zone: str
     nano_per_million: int
     version: int
 
@@ -78,6 +82,7 @@ class UsageLine(NamedTuple):
             component,
             self.prompt_length_band,
             self.from_minute,
+            self.from_weekday,
             self.version,
             self.price_id,
             self.billed_period or 0,
@@ -89,15 +94,20 @@ class UsageLine(NamedTuple):
 
     @property
     def window(self) -> str:
-        """Return the hours of the day of the price; empty for all hours."""
-        return window(self.from_minute, self.until_minute)
+        """Return the weekdays and hours of the price; empty for all."""
+        return window(self)
 
 
-def window(from_minute: int, until_minute: int) -> str:
-    """Return the hours of the day of a price; empty for all hours."""
-    if (from_minute, until_minute) == (0, 1440):
+def window(price: UsageLine | RatedDifference) -> str:
+    """Return the weekdays and hours of a price, with the time zone if it is not UTC; empty for all."""
+    days, minutes = (price.from_weekday, price.until_weekday - 1), (price.from_minute, price.until_minute)
+    is_daily = days == (0, DAYS_A_WEEK - 1)
+    if is_daily and minutes == (0, MINUTES_A_DAY):
         return ""
-    return " – ".join(f"{minute // 60:02}:{minute % 60:02}" for minute in (from_minute, until_minute))
+    hours = " – ".join(f"{minute // 60:02}:{minute % 60:02}" for minute in minutes)
+    names = [WEEKDAYS[day].title() for day in dict.fromkeys(days)]
+    parts = ("" if is_daily else " – ".join(names), hours, "" if price.time_zone == UTC_ZONE else price.time_zone)
+    return " ".join(part for part in parts if part)
 
 
 def used(period: Period, tenant_id: int | None = None) -> dict[int, list[UsageLine]]:
@@ -192,7 +202,7 @@ def difference_line(note: Invoice, position: int, item: RatedDifference) -> Invo
     """Return the line of a difference. Its price is the absolute difference of the prices."""
     sign = 1 if (item.new_nano > item.old_nano) != note.is_credit_note else -1
     femto = -item.femto if note.is_credit_note else item.femto
-    old, new = (f"${decimal(nano, NANO_DIGITS, 2)}" for nano in (item.old_nano, item.new_nano))
+    old, new = (f"{symbol(note.currency)}{decimal(nano, NANO_DIGITS, 2)}" for nano in (item.old_nano, item.new_nano))
     return InvoiceLine(
         invoice=note,
         tenant_id=note.tenant_id,
@@ -203,7 +213,7 @@ def difference_line(note: Invoice, position: int, item: RatedDifference) -> Invo
         tier=item.tier,
         component=item.component,
         prompt_length_band=item.from_tokens,
-        window=window(item.from_minute, item.until_minute),
+        window=window(item),
         price_version=item.version,
         price_id=item.price_id,
         nano_per_million=abs(item.new_nano - item.old_nano),

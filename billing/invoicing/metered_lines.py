@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from django.db.models import QuerySet
 
-from billing.amounts import NANO_DIGITS, cents, decimal, half_up
+from billing.amounts import NANO_DIGITS, cents, decimal, half_up, symbol
 from billing.models import Invoice, InvoiceLine, MeteredUsage, Period
 from billing.pricing.metered import metered_units, units_an_hour
 from billing.pricing.pricing import Component
@@ -46,7 +46,7 @@ def metered_lines(invoice: Invoice, before: int) -> list[InvoiceLine]:
                 tenant_id=invoice.tenant_id,
                 position=position,
                 line_type=InvoiceLine.LineType.METERED,
-                description=f"{label}: {amount} {unit} at ${price} per million",
+                description=f"{label}: {amount} {unit} at {symbol(invoice.currency)}{price} per million",
                 model=model,
                 component=name,
                 first_at=rows[0].started_at,

@@ -13,6 +13,7 @@ from billing.invoicing.metered_lines import metered_lines
 from billing.invoicing.taxes import NoTaxRule
 from billing.invoicing.term_lines import term_lines
 from billing.models import BillingEntity, BillingProfile, CreditGrant, Invoice, InvoiceLine, Period
+from billing.pricing.currencies import currency_of
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
@@ -33,7 +34,7 @@ def preview(tenant: Tenant, now: datetime) -> tuple[Invoice, list[InvoiceLine]] 
         period = period_at(tenant, now)
         if period is None:
             return None
-        invoice = Invoice(tenant=tenant, entity=period.entity, period=period)
+        invoice = Invoice(tenant=tenant, entity=period.entity, period=period, currency=currency_of(tenant.pk))
         count = counted(period, tenant.pk).get(tenant.pk, Count())
         invoice.events, invoice.saved_femto = count.events, max(0, count.saved)
         uses = wanted(Invoice.InvoiceType.INVOICE, used(period, tenant.pk).get(tenant.pk, []))

@@ -45,7 +45,7 @@ def emit_payment(payment: Payment) -> None:
         "provider": payment.provider,
         "reference": payment.reference,
         "amount_cents": payment.cents,
-        "currency": "USD",
+        "currency": payment.currency,
         "received_at": payment.received_at.isoformat(),
         "invoice": payment.invoice and payment.invoice.number,
     }
@@ -59,7 +59,7 @@ def _described(invoice: Invoice) -> dict[str, object]:
         "invoice_type": invoice.invoice_type,
         "state": invoice.state,
         "period": invoice.period.label,
-        "currency": "USD",
+        "currency": invoice.currency,
         "subtotal_cents": invoice.subtotal,
         "total_cents": invoice.total,
         "prepaid_cents": invoice.prepaid,

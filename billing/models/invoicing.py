@@ -338,7 +338,11 @@ class Invoice(models.Model):
     display_currency = models.CharField(max_length=3, blank=True)
     display_rate = models.BigIntegerField(null=True)  # millionths of it per dollar
     tax_currency = models.CharField(max_length=3, blank=True, default="", db_default="")
-    tax_rate = models.BigIntegerField(null=True, help_text="millionths of the tax currency per dollar")
+    tax_rate = models.BigIntegerField(null=True, help_text="millionths of the tax currency per unit of the currency")
+    converted_tax = models.BigIntegerField(
+        null=True, help_text="the tax in cents of the tax currency; None: tax times tax_rate"
+    )
+    currency = models.CharField(max_length=3, default="USD", db_default="USD", help_text="of all other amounts")
     sha256 = models.CharField(max_length=64, blank=True)  # of the JSON document
 
     objects = TenantManager()

@@ -151,7 +151,7 @@ class CreditApplication(models.Model):
 class Payment(models.Model):
     """A payment, or a refund (negative), as reported by a provider: one row per provider and reference."""
 
-    AUDITED: ClassVar = ("provider", "reference", "cents", "received_at")
+    AUDITED: ClassVar = ("provider", "reference", "cents", "currency", "received_at")
 
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)
     provider = models.CharField(max_length=20)
@@ -162,6 +162,7 @@ class Payment(models.Model):
     invoice = models.ForeignKey(Invoice, null=True, on_delete=models.PROTECT, related_name="payments")
     note = models.CharField(max_length=200, blank=True)
     charge = models.CharField(max_length=200, blank=True, db_default="", help_text="the provider's identifier")
+    currency = models.CharField(max_length=3, default="USD", db_default="USD")
 
     objects = TenantManager()
 
@@ -237,6 +238,7 @@ class LedgerTransaction(models.Model):
 
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)
     key = models.CharField(max_length=100, unique=True)
+    currency = models.CharField(max_length=3, default="USD", db_default="USD", help_text="of its entries")
     created_at = models.DateTimeField(auto_now_add=True)
     xid = Xid8Field(db_default=models.Func(function="pg_current_xact_id"))  # entries are added in the same transaction
 

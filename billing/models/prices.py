@@ -8,7 +8,16 @@ from django.db import models
 from django.db.models import F, Q
 
 from billing.amounts import MAX_NANO_PER_MILLION
-from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, RateCard, Tier, decode_rates
+from billing.pricing.pricing import (
+    DAYS_A_WEEK,
+    MINUTES_A_DAY,
+    NO_END,
+    UTC_ZONE,
+    Component,
+    RateCard,
+    Tier,
+    decode_rates,
+)
 from tenants.isolation.scopes import TenantManager
 from tenants.models import Tenant, User
 
@@ -19,6 +28,14 @@ class PriceBook(models.Model):
     LIST: ClassVar = "list"
 
     name = models.SlugField(max_length=50, unique=True)
+    currency = models.CharField(
+        max_length=3, default="USD", db_default="USD", help_text="of its prices, and of the bills of its tenants"
+    )
+
+    class Meta:
+        constraints: ClassVar = [
+            models.CheckConstraint(name="price_book_list_in_usd", condition=~Q(name="list") | Q(currency="USD"))
+        ]
 
     def __str__(self) -> str:
         return self.name
@@ -97,6 +114,9 @@ class Price(models.Model):
     until_tokens = models.IntegerField(default=NO_END)
     from_minute = models.SmallIntegerField(default=0)
     until_minute = models.SmallIntegerField(default=MINUTES_A_DAY)
+    from_weekday = models.SmallIntegerField(default=0, db_default=0, help_text="0: Monday")
+    until_weekday = models.SmallIntegerField(default=DAYS_A_WEEK, db_default=DAYS_A_WEEK)
+    time_zone = models.CharField(max_length=64, default=UTC_ZONE, db_default=UTC_ZONE, help_text="of the ranges")
     nano_per_million = models.BigIntegerField()
     effective_from = models.DateTimeField()
     effective_until = models.DateTimeField(null=True)
@@ -109,6 +129,7 @@ class Price(models.Model):
                 name="price_ranges",
                 condition=Q(from_tokens__gte=0, from_tokens__lt=F("until_tokens"))
                 & Q(from_minute__gte=0, from_minute__lt=F("until_minute"), until_minute__lte=MINUTES_A_DAY)
+                & Q(from_weekday__gte=0, from_weekday__lt=F("until_weekday"), until_weekday__lte=DAYS_A_WEEK)
                 & (Q(effective_until__isnull=True) | Q(effective_until__gte=F("effective_from"))),
             ),
         ]

@@ -1,6 +1,7 @@
 """Payments from CSV files in a directory, exported by a bank or written manually.
 
-Columns: reference, amount (dollars), received_on (a date), and invoice or tenant; `credit`, if true, buys credit; note.
+Columns: reference, amount, currency (of the tenant, if empty), received_on (a date), and invoice or tenant; `credit`,
+if true, buys credit; note.
 Rename a file into the directory, so that it is never read incomplete. A row that was recorded before is skipped, so a
 file may be repeated.
 """
@@ -15,11 +16,13 @@ from pathlib import Path
 import structlog
 
 from billing.actions.payments import Received, do_record_payment
+from billing.amounts import MAX_CENTS
 from billing.payments import Unreadable, buys_credit, cents
 from tenants import csv_tables
 from tenants.actions import ActionRefused
 
 log = structlog.get_logger(__name__)
+MAX_REFERENCE_LENGTH = 200
 _COLUMNS = {"reference", "amount", "received_on"}
 
 
@@ -36,6 +39,8 @@ class FileDrop:
         return [self._payment(number, row) for number, row in enumerate(rows, 2)]
 
     def _payment(self, number: int, row: dict[str, str | None]) -> Received:
+        if any(not value.isprintable() for value in row.values() if isinstance(value, str)):
+            raise Unreadable(f"line {number}: remove control characters")
         if missing := sorted(name for name in _COLUMNS if not row.get(name)):
             raise Unreadable(f"line {number}: {', '.join(missing)} missing")
         given = {name: (value or "").strip() for name, value in row.items() if isinstance(value, str)}
@@ -43,15 +48,21 @@ class FileDrop:
             day = datetime.fromisoformat(given["received_on"])
         except ValueError as exc:
             raise Unreadable(f"line {number}: {given['received_on']!r} is no date") from exc
+        amount = cents(given["amount"])
+        if not 0 < abs(amount) <= MAX_CENTS:
+            raise Unreadable(f"line {number}: {given['amount']} is out of range")
+        if len(given["reference"]) > MAX_REFERENCE_LENGTH:
+            raise Unreadable(f"line {number}: the reference is longer than {MAX_REFERENCE_LENGTH} characters")
         return Received(
             self.name,
             given["reference"],
-            cents(given["amount"]),
+            amount,
             day.replace(tzinfo=day.tzinfo or UTC),
             tenant=given.get("tenant", ""),
             invoice=given.get("invoice", ""),
             as_credit=buys_credit(given.get("credit", "")),
             note=given.get("note", "")[:200],
+            currency=given.get("currency", "").upper(),
         )
 
 

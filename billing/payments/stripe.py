@@ -1,4 +1,4 @@
-"""Webhooks in Stripe's format and signature: payments, refunds and disputes in dollars.
+"""Webhooks in Stripe's format and signature: payments, refunds and disputes, in currencies with two decimals.
 
 The metadata of a payment intent or checkout session name the payer: `invoice` (a number) or `tenant` (a slug), and
 `credit` if the payment buys credit. A refund or dispute names its payment, so its metadata may be empty.
@@ -21,6 +21,7 @@ import msgspec
 from billing.actions.payment_events import ProviderEvent
 from billing.actions.payments import Received
 from billing.amounts import MAX_CENTS
+from billing.iso_codes import BILLING_CURRENCIES
 from billing.payments import NotGenuine, Unreadable, buys_credit
 
 TOLERANCE = 300  # seconds between the signature's time and the local clock
@@ -40,6 +41,15 @@ class _PaymentIntent(msgspec.Struct):
     customer: _ID | None = None
     payment_method: _ID | None = None
     metadata: dict[str, str] | None = None
+
+
+class _PaymentError(msgspec.Struct):
+    message: str | None = None
+
+
+class _FailedIntent(msgspec.Struct):
+    id: _ID
+    last_payment_error: _PaymentError | None = None
 
 
 class _CheckoutSession(msgspec.Struct):
@@ -111,6 +121,10 @@ class Stripe:
         self._check(body, headers.get("Stripe-Signature", ""))
         message: _Event = _decoded(body, _Event)
         event = ProviderEvent(self.name, message.id, message.type, _time(message.created))
+        if message.type in _FAILURES:
+            intent: _FailedIntent = _decoded(message.data.object, _FailedIntent)
+            reason = intent.last_payment_error and intent.last_payment_error.message
+            return event._replace(failed_payment=intent.id, detail=reason or "The payment was not made.")
         if message.type not in _READERS:
             return event
         object_type, read = _READERS[message.type]
@@ -137,7 +151,8 @@ def _payment(item: _PaymentIntent, event: ProviderEvent) -> list[Received]:
     payer = _payer(item.metadata)
     if (item.metadata or {}).get("save_method") == "true" and item.customer and item.payment_method:
         payer |= {"customer": item.customer, "method": item.payment_method}
-    return [Received(event.provider, item.id, cents, _time(item.created), charge=item.latest_charge or "", **payer)]
+    payer |= {"charge": item.latest_charge or "", "currency": item.currency.upper()}
+    return [Received(event.provider, item.id, cents, _time(item.created), **payer)]
 
 
 def _session(item: _CheckoutSession, event: ProviderEvent) -> list[Received]:
@@ -147,7 +162,8 @@ def _session(item: _CheckoutSession, event: ProviderEvent) -> list[Received]:
     if item.payment_intent is None:
         raise _Unused("The checkout session has no payment intent.")
     cents = _cents(item.id, item.amount_total or 0, item.currency or "")
-    return [Received(event.provider, item.payment_intent, cents, event.created_at, **_payer(item.metadata))]
+    payer = _payer(item.metadata) | {"currency": (item.currency or "").upper()}
+    return [Received(event.provider, item.payment_intent, cents, event.created_at, **payer)]
 
 
 def _charge(item: _Charge, event: ProviderEvent) -> list[Received]:
@@ -166,6 +182,7 @@ def _refund(item: _Refund, event: ProviderEvent) -> list[Received]:
         _time(item.created),
         metadata.get("tenant", ""),
         metadata.get("invoice", ""),
+        currency=item.currency.upper(),
         refund_of=item.payment_intent or item.charge or "",
     )
     if event.event_type != "refund.failed" and item.status not in ("failed", "canceled"):
@@ -175,14 +192,16 @@ def _refund(item: _Refund, event: ProviderEvent) -> list[Received]:
 
 def _withdrawal(item: _Dispute, event: ProviderEvent) -> list[Received]:
     cents = _cents(item.id, item.amount, item.currency)
-    payment = item.payment_intent or item.charge or ""
-    return [Received(event.provider, item.id, -cents, _time(item.created), refund_of=payment, note="Dispute")]
+    withdrawal = Received(event.provider, item.id, -cents, _time(item.created), note="Dispute")
+    payment, currency = item.payment_intent or item.charge or "", item.currency.upper()
+    return [withdrawal._replace(refund_of=payment, currency=currency)]
 
 
 def _reinstatement(item: _Dispute, event: ProviderEvent) -> list[Received]:
     """Return the withdrawal and its reversal, which is smaller if a part of the amount was reinstated."""
     (withdrawal,) = _withdrawal(item, event)
-    parts = [part.amount for part in item.balance_transactions if part.amount > 0 and part.currency.lower() == "usd"]
+    moved = [part for part in item.balance_transactions if part.currency.lower() == item.currency.lower()]
+    parts = [part.amount for part in moved if part.amount > 0]
     cents = _cents(item.id, min(sum(parts) or item.amount, item.amount), item.currency)
     return [withdrawal, _reversal(withdrawal, "reinstated", cents, event)]
 
@@ -201,6 +220,9 @@ _READERS: dict[str, tuple[type[Any], Callable[[Any, ProviderEvent], list[Receive
 }
 
 
+_FAILURES = ("payment_intent.payment_failed", "payment_intent.canceled")
+
+
 def _reversal(refund: Received, name: str, cents: int, event: ProviderEvent) -> Received:
     reference, note = f"{refund.reference}:{name}", f"Reversal of {refund.reference}"
     return refund._replace(reference=reference, cents=cents, received_at=event.created_at, note=note)
@@ -215,8 +237,8 @@ def _payer(metadata: dict[str, str] | None) -> dict[str, Any]:
 
 
 def _cents(name: str, amount: int, currency: str) -> int:
-    if currency.lower() != "usd":
-        raise _Unused(f"{name}: the ledger is in USD, not {currency[:10].upper() or 'without a currency'}.")
+    if currency.upper() not in BILLING_CURRENCIES:
+        raise _Unused(f"{name}: {currency[:10].upper() or 'no currency'} is no currency of bills.")
     if not 0 < amount <= MAX_CENTS:
         raise Unreadable(f"{name}: {amount} is no amount")
     return amount

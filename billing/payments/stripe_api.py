@@ -16,7 +16,6 @@ from django.conf import settings
 from tenants.actions import ActionRefused, Conflict
 
 TIMEOUT_SECONDS = 20
-_CURRENCY = "usd"
 
 
 class _Failure(msgspec.Struct):
@@ -52,6 +51,7 @@ class Charge(NamedTuple):
     """An amount to pay, and the metadata by which its webhook books it."""
 
     cents: int
+    currency: str
     description: str
     metadata: Mapping[str, str]
 
@@ -77,7 +77,7 @@ def create_page(charge: Charge, return_url: str, *, save_method: bool, idempoten
             {
                 "quantity": 1,
                 "price_data": {
-                    "currency": _CURRENCY,
+                    "currency": charge.currency.lower(),
                     "unit_amount": charge.cents,
                     "product_data": {"name": charge.description},
                 },
@@ -99,7 +99,7 @@ def charge_saved_method(charge: Charge, customer: str, method: str, idempotency_
     """
     fields = {
         "amount": charge.cents,
-        "currency": _CURRENCY,
+        "currency": charge.currency.lower(),
         "customer": customer,
         "payment_method": method,
         "off_session": True,
@@ -127,7 +127,7 @@ def _post(path: str, fields: Mapping[str, Any], idempotency_key: str) -> bytes:
         failure = msgspec.json.decode(response.content, type=_Failed).error
     except msgspec.MsgspecError:
         failure = _Failure()
-    if response.status_code >= 500 or response.status_code == 429:
+    if response.status_code >= 500 or response.status_code in (409, 429):  # 409: the same request is running
         raise Conflict("The payment provider is unavailable. Try again later.")
     if response.status_code == 402:
         raise Declined(failure.message or "The payment method was declined.")

@@ -23,7 +23,8 @@ _DIFFERENCES = """
 WITH corrected AS (
     SELECT * FROM jsonb_to_recordset(%(corrected)s::jsonb) AS c(number int, book_id bigint, tenant_id bigint,
         starts_at timestamptz, ends_at timestamptz, model text, tier text, component text, nano_per_million bigint,
-        from_tokens int, until_tokens int, from_minute int, until_minute int)
+        from_tokens int, until_tokens int, from_minute int, until_minute int,
+        from_weekday int, until_weekday int, time_zone text)
 ), changes AS (
     SELECT admitted_at, request_id, execution, uncached, cache_read, cache_write_5m, cache_write_1h, output,
         answer_hit_input, answer_hit_output, price_ids, 1 AS events,
@@ -39,8 +40,7 @@ WITH corrected AS (
     WHERE a.tenant_id = %(tenant)s AND e.invoice_period = %(period)s AND a.invoice_period = ANY(%(adjusted_in)s)
         AND a.admitted_at >= %(starts_at)s AND a.admitted_at < %(ends_at)s AND a.model = ANY(%(models)s)
 ), used AS (
-    SELECT c.admitted_at, c.prompt, c.events, line.component, line.tokens, line.price_id,
-        floor(extract(epoch FROM c.admitted_at) / 60)::bigint %% 1440 AS minute
+    SELECT c.admitted_at, c.prompt, c.events, line.component, line.tokens, line.price_id
     FROM changes c CROSS JOIN LATERAL unnest(
         ARRAY['uncached', 'cache_read', 'cache_write_5m', 'cache_write_1h', 'output',
             'answer_hit_input', 'answer_hit_output'],
@@ -51,7 +51,7 @@ WITH corrected AS (
     WHERE line.price_id IS NOT NULL AND line.tokens <> 0
 ), priced AS (
     SELECT u.*, p.model, p.tier, v.number AS version, new.from_tokens, new.from_minute, new.until_minute,
-        new.nano_per_million AS new_nano, coalesce((
+        new.from_weekday, new.until_weekday, new.time_zone, new.nano_per_million AS new_nano, coalesce((
             SELECT c.nano_per_million FROM corrected c
             WHERE c.number < %(number)s AND {matches} ORDER BY c.number DESC LIMIT 1
         ), p.nano_per_million) AS old_nano
@@ -59,15 +59,20 @@ WITH corrected AS (
     CROSS JOIN LATERAL (SELECT c.* FROM corrected c WHERE c.number = %(number)s AND {matches}) AS new
 )
 SELECT model, tier, component, from_tokens, from_minute, until_minute, price_id, version, old_nano, new_nano,
-    sum(events)::bigint, sum(tokens)::bigint, min(admitted_at), max(admitted_at)
+    sum(events)::bigint, sum(tokens)::bigint, min(admitted_at), max(admitted_at),
+    from_weekday, until_weekday, time_zone
 FROM priced WHERE old_nano <> new_nano
-GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 HAVING sum(tokens) <> 0 ORDER BY 1, 2, 3, 4, 5, 6, 8, 7, 9, 10
+GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15, 16, 17 HAVING sum(tokens) <> 0
+ORDER BY 1, 2, 3, 4, 5, 6, 15, 16, 17, 8, 7, 9, 10
 """.format(  # noqa: S608
     matches="""c.book_id = p.book_id AND c.tenant_id IS NOT DISTINCT FROM p.tenant_id
                 AND c.model = p.model AND c.tier = p.tier AND c.component = p.component
                 AND u.admitted_at >= c.starts_at AND u.admitted_at < c.ends_at
                 AND u.prompt >= c.from_tokens AND u.prompt < c.until_tokens
-                AND u.minute >= c.from_minute AND u.minute < c.until_minute"""
+                AND extract(epoch FROM (u.admitted_at AT TIME ZONE c.time_zone)::time)
+                    BETWEEN c.from_minute * 60 AND c.until_minute * 60 - 0.000001
+                AND extract(isodow FROM u.admitted_at AT TIME ZONE c.time_zone) > c.from_weekday
+                AND extract(isodow FROM u.admitted_at AT TIME ZONE c.time_zone) <= c.until_weekday"""
 )
 _AFFECTED = """
 SELECT DISTINCT i.id, i.tenant_id
@@ -101,6 +106,9 @@ class RatedDifference(NamedTuple):
     tokens: int
     first_at: datetime
     last_at: datetime
+    from_weekday: int
+    until_weekday: int
+    time_zone: str
 
     @property
     def femto(self) -> int:

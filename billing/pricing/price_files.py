@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from billing.amounts import NANO_DIGITS, PPM
-from billing.pricing.price_book import MAX_NAME_LENGTH, NewPrice, Proposal, nano_per_million
-from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
+from billing.pricing.price_book import MAX_NAME_LENGTH, WEEKDAYS, NewPrice, Proposal, nano_per_million
+from billing.pricing.pricing import DAYS_A_WEEK, MINUTES_A_DAY, NO_END, UTC_ZONE, Component, Rate, Tier
 from tenants import csv_tables
 
 _COMPONENT = {
@@ -35,7 +35,7 @@ _WRITES = {Component.CACHE_WRITE_5M, Component.CACHE_WRITE_1H}
 _PERCENT = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,4})?)\s*% of ([a-z0-9_]+)")
 CSV_COLUMNS = (
     *("model", "tier", "component", "usd_per_million"),
-    *("from_tokens", "until_tokens", "from_time", "until_time"),
+    *("from_tokens", "until_tokens", "from_time", "until_time", "weekdays", "time_zone"),
 )
 
 Found = dict[tuple[Component, int], int | None]  # (component, band's start) -> nano per million; None: left out
@@ -148,8 +148,9 @@ def read_csv(lines: Iterable[str]) -> Proposal:
     """Read a CSV with the columns of CSV_COLUMNS. Those after the fourth may be missing or empty.
 
     `usd_per_million` is a decimal, or a percentage of another component with the same other columns: `10% of uncached`.
-    A band of prompt lengths and a window of the UTC day (up to `24:00`) are half-open. A window that ends before it
-    starts passes midnight and becomes two rows.
+    A band of prompt lengths and a window of the day (up to `24:00`) are half-open. A window that ends before it starts
+    passes midnight and becomes two rows. `weekdays` are those on which the window starts, such as `mon-fri` or `sat`.
+    Times are in `time_zone`, or else in UTC.
 
     Raises:
         ValueError: naming the line.
@@ -196,11 +197,25 @@ def _percentage(text: str) -> _Percentage | None:
 
 
 def _within_days(price: NewPrice) -> list[NewPrice]:
-    """Return the price, in two parts if its window passes midnight."""
+    """Return the price, in parts if its window passes midnight or its weekdays pass Sunday."""
     if price.from_minute < price.until_minute:
+        return _within_weeks(price)
+    parts = _within_weeks(replace(price, until_minute=MINUTES_A_DAY))
+    if price.until_minute:
+        first, last = price.from_weekday + 1, price.until_weekday + 1
+        parts += _within_weeks(replace(price, from_minute=0, from_weekday=first, until_weekday=last))
+    return parts
+
+
+def _within_weeks(price: NewPrice) -> list[NewPrice]:
+    first, last = price.from_weekday, price.until_weekday
+    if last - first == DAYS_A_WEEK:
+        return [replace(price, from_weekday=0, until_weekday=DAYS_A_WEEK)]
+    if first >= DAYS_A_WEEK:
+        return [replace(price, from_weekday=first - DAYS_A_WEEK, until_weekday=last - DAYS_A_WEEK)]
+    if last <= DAYS_A_WEEK:
         return [price]
-    parts = [replace(price, until_minute=MINUTES_A_DAY)]
-    return [*parts, replace(price, from_minute=0)] if price.until_minute else parts
+    return [replace(price, until_weekday=DAYS_A_WEEK), replace(price, from_weekday=0, until_weekday=last - DAYS_A_WEEK)]
 
 
 def _csv_price(row: Mapping[str, str | None]) -> tuple[NewPrice, _Percentage | None]:
@@ -216,10 +231,35 @@ def _csv_price(row: Mapping[str, str | None]) -> tuple[NewPrice, _Percentage | N
         int(given.get("until_tokens") or NO_END),
         minute(given.get("from_time") or "00:00"),
         minute(given.get("until_time") or "24:00"),
+        *weekdays(given.get("weekdays") or ""),
+        given.get("time_zone") or UTC_ZONE,
     )
     if price.from_minute == price.until_minute:
         raise ValueError("from_time and until_time are equal: leave both empty for the whole day")
     return price, percentage
+
+
+def weekdays(text: str) -> tuple[int, int]:
+    """Convert weekdays, such as `mon-fri` or `sat`, to a half-open range. One that passes Sunday ends after 7.
+
+    Raises: ValueError if they are not weekdays.
+    """
+    if not text:
+        return 0, DAYS_A_WEEK
+    first, _, last = text.lower().partition("-")
+    try:
+        start, end = WEEKDAYS.index(first.strip()), WEEKDAYS.index((last or first).strip())
+    except ValueError:
+        raise ValueError(f"{text!r} are no weekdays: use mon, tue, wed, thu, fri, sat or sun, or mon-fri") from None
+    return start, (end if start <= end else end + DAYS_A_WEEK) + 1
+
+
+def weekdays_text(price: NewPrice | Rate) -> str:
+    """Return the weekdays of a price in the format of a CSV; empty for all."""
+    first, last = price.from_weekday, price.until_weekday - 1
+    if (first, last) == (0, DAYS_A_WEEK - 1):
+        return ""
+    return WEEKDAYS[first] if first == last else f"{WEEKDAYS[first]}-{WEEKDAYS[last]}"
 
 
 def minute(text: str) -> int:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
+from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
+from zoneinfo import ZoneInfo
 
 import msgspec
 from msgspec.structs import astuple
@@ -19,6 +21,8 @@ from billing.amounts import whole_units
 from inference_worker.contract.request import TokenCounts
 
 MINUTES_A_DAY = 1440
+DAYS_A_WEEK = 7
+UTC_ZONE = "UTC"
 NO_END = 2**31 - 1  # of a range of prompt lengths: above any prompt
 
 
@@ -42,6 +46,7 @@ METERED = (Component.CACHE_STORAGE, Component.MACHINE_HOURS, Component.SEARCHES)
 # NOTE: in the order of TOKEN_COLUMNS and of `UsageEvent.price_ids`
 COMPONENTS = tuple(component for component in Component if component not in METERED)
 OUTPUTS = (Component.OUTPUT, Component.ANSWER_HIT_OUTPUT)
+_FIRST_WEEKDAY = 3  # 1970 started on a Thursday
 # The components without a cache.
 _PLAIN = {component: Component.OUTPUT if component in OUTPUTS else Component.UNCACHED for component in COMPONENTS}
 
@@ -56,15 +61,26 @@ class Tier(StrEnum):
 
 
 class Rate(msgspec.Struct, frozen=True, array_like=True):
-    """A price of a component for half-open ranges of prompt lengths and times of day."""
+    """A price of a component for half-open ranges of prompt lengths, times of day and weekdays."""
 
     price_id: int
     component: Component
     nano_per_million: int
     from_tokens: int = 0  # the prompt's length, of all its classes
     until_tokens: int = NO_END
-    from_minute: int = 0  # of the UTC day in which the request is admitted
+    from_minute: int = 0  # of the day in which the request is admitted, by the clocks of the time zone
     until_minute: int = MINUTES_A_DAY
+    from_weekday: int = 0  # Monday
+    until_weekday: int = DAYS_A_WEEK
+    time_zone: str = UTC_ZONE
+
+    def applies(self, prompt_tokens: int, weekday: int, minute: int) -> bool:
+        """Return whether the price applies to a prompt of that length at that time of its time zone."""
+        return (
+            self.from_tokens <= prompt_tokens < self.until_tokens
+            and self.from_minute <= minute < self.until_minute
+            and self.from_weekday <= weekday < self.until_weekday
+        )
 
 
 class RateCard(msgspec.Struct, frozen=True, dict=True):
@@ -85,8 +101,24 @@ class RateCard(msgspec.Struct, frozen=True, dict=True):
         return sorted(lengths), sorted(minutes)
 
     @cached_property
-    def applying(self) -> dict[tuple[int, int], list[tuple[int, int, int] | None]]:
-        """Return the cache of `_applying`, by the places of a prompt length and a minute in `edges`."""
+    def schedules(self) -> list[str]:
+        """Return the time zones of the rates, if a weekday or another zone than UTC matters."""
+        zones = {rate.time_zone for rate in self.rates}
+        days = {(rate.from_weekday, rate.until_weekday) for rate in self.rates}
+        return sorted(zones) if zones - {UTC_ZONE} or days - {(0, DAYS_A_WEEK)} else []
+
+    def place(self, prompt_tokens: int, at: int) -> tuple[int, ...]:
+        """Return the key of the rates that apply to a prompt of that length at that microsecond."""
+        lengths, minutes = self.edges
+        length = bisect_right(lengths, prompt_tokens)
+        if not self.schedules:
+            return length, bisect_right(minutes, at // 60_000_000 % MINUTES_A_DAY)
+        times = [clock(zone, at) for zone in self.schedules]
+        return length, *(part for weekday, minute in times for part in (weekday, bisect_right(minutes, minute)))
+
+    @cached_property
+    def applying(self) -> dict[tuple[int, ...], list[tuple[int, int, int] | None]]:
+        """Return the cache of `_applying`, by `place`."""
         return {}
 
 
@@ -106,16 +138,21 @@ encode_rates = msgspec.msgpack.Encoder().encode
 decode_rates = msgspec.msgpack.Decoder(tuple[Rate, ...]).decode
 
 
+def clock(time_zone: str, at: int) -> tuple[int, int]:
+    """Return the weekday, from 0 for Monday, and the minute of the day at that microsecond, by a zone's clocks."""
+    if time_zone == UTC_ZONE:
+        day, minute = divmod(at // 60_000_000, MINUTES_A_DAY)
+        return (day + _FIRST_WEEKDAY) % DAYS_A_WEEK, minute
+    local = datetime.fromtimestamp(at // 1_000_000, ZoneInfo(time_zone))
+    return local.weekday(), local.hour * 60 + local.minute
+
+
 def prices(rate_card: RateCard, prompt_tokens: int, at: int) -> dict[Component, Rate]:
     """Return the rate of each component for a prompt of that length, admitted at that microsecond."""
-    minute = at // 60_000_000 % MINUTES_A_DAY
+    times = {zone: clock(zone, at) for zone in {rate.time_zone for rate in rate_card.rates}}
     found: dict[Component, Rate] = {}
     for rate in rate_card.rates:
-        if (
-            rate.component not in found
-            and rate.from_tokens <= prompt_tokens < rate.until_tokens
-            and rate.from_minute <= minute < rate.until_minute
-        ):
+        if rate.component not in found and rate.applies(prompt_tokens, *times[rate.time_zone]):
             found[rate.component] = rate
     return found
 
@@ -128,8 +165,7 @@ def price(rate_card: RateCard, counts: TokenCounts, at: int) -> Rated:
     """
     tokens = astuple(counts)
     prompt = counts.prompt + counts.answer_hit_input
-    lengths, minutes = rate_card.edges
-    place = bisect_right(lengths, prompt), bisect_right(minutes, at // 60_000_000 % MINUTES_A_DAY)
+    place = rate_card.place(prompt, at)
     rates = rate_card.applying.get(place) or rate_card.applying.setdefault(place, _applying(rate_card, prompt, at))
     price_ids: list[int | None] = [None] * len(rates)
     cost = saved = 0

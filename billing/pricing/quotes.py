@@ -76,8 +76,7 @@ def _rate_cards(prices: Proposal, at: int) -> list[RateCard]:
     by_model_tier: dict[ModelTier, list[Rate]] = {}
     for number, row in enumerate(prices.prices):
         rates = by_model_tier.setdefault(row.model_tier, [])
-        ranges = row.from_tokens, row.until_tokens, row.from_minute, row.until_minute
-        rates.append(Rate(number, row.component, row.nano_per_million, *ranges))
+        rates.append(Rate(number, row.component, row.nano_per_million, *row.ranges))
     return [
         RateCard(version, None, model, tier, at, tuple(rates))
         for version, ((model, tier), rates) in enumerate(by_model_tier.items(), 1)

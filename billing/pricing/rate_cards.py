@@ -9,7 +9,7 @@ from datetime import datetime
 from django.db.models import Q
 
 from billing.models import CompiledRateCard, Price, PriceBook, PriceBookAssignment
-from billing.pricing.price_book import ModelTier, NewPrice
+from billing.pricing.price_book import ModelTier, NewPrice, PriceRanges, ranges_of
 from billing.pricing.pricing import Component, Rate, Tier, encode_rates
 
 _ORDER = {component: place for place, component in enumerate(Component)}
@@ -87,10 +87,7 @@ def _rate_card(owner: int | None, model_tier: ModelTier, at: datetime, stack: It
             row.pk,
             Component(row.component),
             row.nano_per_million,
-            row.from_tokens,
-            row.until_tokens,
-            row.from_minute,
-            row.until_minute,
+            *ranges_of(row),
         )
         for row in stack
         if row.effective_from <= at and (row.effective_until is None or at < row.effective_until)
@@ -108,7 +105,10 @@ def _covers(rate: Rate, other: Rate) -> bool:
     """Return whether the one applies wherever the other does."""
     tokens = rate.from_tokens <= other.from_tokens and other.until_tokens <= rate.until_tokens
     minutes = rate.from_minute <= other.from_minute and other.until_minute <= rate.until_minute
-    return rate.component == other.component and tokens and minutes
+    days = rate.from_weekday <= other.from_weekday and other.until_weekday <= rate.until_weekday
+    always = ranges_of(rate)[2:] == PriceRanges()[2:]
+    same_clocks = always or rate.time_zone == other.time_zone
+    return rate.component == other.component and tokens and minutes and days and same_clocks
 
 
 def current_prices(tenant_id: int, at: datetime, model: str | None = None) -> list[NewPrice]:
@@ -127,11 +127,7 @@ def current_prices(tenant_id: int, at: datetime, model: str | None = None) -> li
         if row.tenant_id is not None or model_tier not in found:
             found[model_tier] = row
     return [
-        NewPrice(*model_tier, rate.component, rate.nano_per_million, *_ranges(rate))
-        for model_tier, row in sorted(found.items())
+        NewPrice(model, tier, rate.component, rate.nano_per_million, *ranges_of(rate))
+        for (model, tier), row in sorted(found.items())
         for rate in row.decoded().rates
     ]
-
-
-def _ranges(rate: Rate) -> tuple[int, int, int, int]:
-    return rate.from_tokens, rate.until_tokens, rate.from_minute, rate.until_minute

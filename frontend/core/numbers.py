@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 
-from billing.amounts import FEMTO_A_CENT, FEMTO_A_NANO, FEMTO_DIGITS, decimal, half_up
+from billing.amounts import DEFAULT_CURRENCY, FEMTO_A_CENT, FEMTO_A_NANO, FEMTO_DIGITS, decimal, half_up, symbol
 from frontend.core.languages import is_german, localized
 
 _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
@@ -13,30 +15,53 @@ _SMALLEST = 1000 * FEMTO_A_NANO  # amounts below a cent are shown to the million
 _MIN_PLACES, _MAX_PLACES = 2, 9  # decimals of a column: from cents to nano-dollars
 
 
+_SHOWN: ContextVar[str] = ContextVar("currency of the page", default=DEFAULT_CURRENCY)
+
+
+@contextmanager
+def shown_currency(currency: str) -> Iterator[None]:
+    """Show all amounts in a currency: the one in which the tenant of the page is billed."""
+    token = _SHOWN.set(currency)
+    try:
+        yield
+    finally:
+        _SHOWN.reset(token)
+
+
 @dataclass(frozen=True, order=True)
 class Money:
-    """An amount in femto-USD. Sums are exact; the caller chooses the number of digits."""
+    """An amount in femto-USD, or in another currency. Sums are exact; the caller chooses the number of digits."""
 
     femto: int
+    currency: str = field(default="", compare=False)  # empty: that of the page
 
     @classmethod
-    def nano(cls, amount: int) -> Money:
-        return cls(amount * FEMTO_A_NANO)
+    def nano(cls, amount: int, currency: str = "") -> Money:
+        return cls(amount * FEMTO_A_NANO, currency)
 
     @classmethod
-    def cents(cls, amount: int) -> Money:
-        return cls(amount * FEMTO_A_CENT)
+    def cents(cls, amount: int, currency: str = "") -> Money:
+        return cls(amount * FEMTO_A_CENT, currency)
 
     def __add__(self, other: Money) -> Money:
-        return Money(self.femto + other.femto)
+        return Money(self.femto + other.femto, self.currency)
 
     def __sub__(self, other: Money) -> Money:
-        return Money(self.femto - other.femto)
+        return Money(self.femto - other.femto, self.currency)
+
+    @property
+    def symbol(self) -> str:
+        return symbol(self.currency or _SHOWN.get())
 
     @property
     def exact(self) -> str:
         """All digits as a decimal number: 8587.3012."""
         return decimal(self.femto, FEMTO_DIGITS, 2)
+
+    @property
+    def exact_text(self) -> str:
+        """All digits with the currency: $8587.3012."""
+        return self.symbol + self.exact
 
     @property
     def text(self) -> str:
@@ -52,9 +77,9 @@ class Money:
         if 0 < amount < FEMTO_A_CENT:
             shown = decimal(half_up(amount, _SMALLEST), 6, 2)
             whole, _, rest = (shown if shown != "0.00" else "0.000001").partition(".")
-            return _dollars(sign if shown != "0.00" else f"{sign}<", whole, rest)
+            return self._written(sign if shown != "0.00" else f"{sign}<", whole, rest)
         dollars, cents = divmod(half_up(amount, FEMTO_A_CENT), 100)
-        return _dollars(sign, f"{dollars:,}", f"{cents:02}")
+        return self._written(sign, f"{dollars:,}", f"{cents:02}")
 
     def parts_at(self, places: int) -> tuple[str, str]:
         """Return the dollars and exactly `places` decimals: ("$0", ".0042"). A smaller amount: ("<$0", ".0001")."""
@@ -63,14 +88,13 @@ class Money:
         if amount and not shown:
             sign, shown = f"{sign}<", 1
         whole, rest = divmod(shown, 10**places)
-        return _dollars(sign, f"{whole:,}", f"{rest:0{places}}")
+        return self._written(sign, f"{whole:,}", f"{rest:0{places}}")
 
-
-def _dollars(sign: str, whole: str, rest: str) -> tuple[str, str]:
-    """Return the parts of an amount in the language: ("$1,234", ".56"), or ("1.234", ",56 $") in German."""
-    if is_german():
-        return f"{sign}{localized(whole)}", f",{rest}\N{NO-BREAK SPACE}$"
-    return f"{sign}${whole}", f".{rest}"
+    def _written(self, sign: str, whole: str, rest: str) -> tuple[str, str]:
+        """Return the parts of an amount in the language: ("$1,234", ".56"), or ("1.234", ",56 $") in German."""
+        if is_german():
+            return f"{sign}{localized(whole)}", f",{rest}\N{NO-BREAK SPACE}{self.symbol.strip()}"
+        return f"{sign}{self.symbol}{whole}", f".{rest}"
 
 
 def common_places(amounts: Iterable[Money | None]) -> int:

@@ -20,7 +20,10 @@ from django.utils import timezone
 from django.utils.http import urlencode
 from django.views.decorators.cache import never_cache
 
+from billing.amounts import DEFAULT_CURRENCY
+from billing.pricing.currencies import currency_of
 from frontend.core.impersonation import READ_PERMISSIONS, impersonation_of
+from frontend.core.numbers import shown_currency
 from frontend.core.suspended_forms import resume_form, suspend_form
 from frontend.core.timezones import zone_of
 from tenants.audit import current_actor
@@ -219,8 +222,16 @@ def _run(
         return HttpResponseNotAllowed(methods)
     if step_up and request.method == "POST" and not recently_authenticated(request):
         return require_reauthentication(request, user)
-    with timezone.override(ctx.zone):
+    with timezone.override(ctx.zone), shown_currency(_currency(ctx)):
         return view(ctx)
+
+
+def _currency(ctx: PageContext) -> str:
+    """Return the currency of the amounts on the page. Operator pages name other currencies than USD themselves."""
+    if ctx.access is None:
+        return DEFAULT_CURRENCY
+    with all_tenants_scope(BypassReason.BILLING):
+        return currency_of(ctx.access.tenant.pk)
 
 
 def require_reauthentication(request: HttpRequest, user: User) -> HttpResponse:

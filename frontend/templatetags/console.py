@@ -65,7 +65,7 @@ def _money(amount: Money, parts: tuple[str, str], *, is_exact: bool) -> str:
     return format_html(
         '<data class="tabular" value="{}"{}>{}<span class="cents">{}</span></data>',
         amount.exact,
-        mark_safe("") if is_exact else format_html(' title="${}"', amount.exact),
+        mark_safe("") if is_exact else format_html(' title="{}"', amount.exact_text),
         *parts,
     )
 

@@ -8,10 +8,10 @@ from typing import Any
 from django.db.models import Count, Q, QuerySet, Sum
 
 from billing.actions.drafts import close_after
-from billing.amounts import NANO_A_CENT
+from billing.amounts import DEFAULT_CURRENCY, NANO_A_CENT
 from billing.invoicing.lines import used, wanted
 from billing.metering.archives import require_usage
-from billing.models import Account, Invoice, InvoiceLine, LedgerEntry, Period
+from billing.models import Account, Invoice, InvoiceLine, LedgerEntry, Period, PriceBookAssignment
 from frontend.core.lists import Choice, ListPage, changed_url, number_param, text_param, with_query
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
@@ -87,15 +87,27 @@ def _invoices(ctx: PageContext) -> QuerySet[Invoice]:
 def stats(ctx: PageContext) -> dict[str, Any]:
     """Return the number and the sum of the invoices in each state, and the balance due."""
     rows = _invoices(ctx).filter(invoice_type=Invoice.InvoiceType.INVOICE)
-    totals = rows.order_by().values_list("state").annotate(Count("pk"), Sum("total"))
-    found = {state: (count, total or 0) for state, count, total in totals}
-    opened = list(rows.filter(state=Invoice.State.OPEN).only("pk", "due_on"))
+    totals = rows.order_by().values_list("currency", "state").annotate(Count("pk"), Sum("total"))
+    found = {(currency, state): (count, total or 0) for currency, state, count, total in totals}
+    currencies = sorted({DEFAULT_CURRENCY, *(currency for currency, _ in found)}, key=lambda code: code != "USD")
+    opened = list(rows.filter(state=Invoice.State.OPEN).only("pk", "due_on", "currency"))
     owed = owed_on(LedgerEntry.objects.all_tenants(), opened)
     return {
-        "sums": [(label, *found.get(state, (0, 0))) for state, label in STATES.items() if state],
-        "owed": Money(sum(amount.femto for amount in owed.values())),
+        "sums": [
+            (label if currency == DEFAULT_CURRENCY else f"{label}, {currency}", count, Money.cents(total, currency))
+            for currency in currencies
+            for state, label in STATES.items()
+            if state
+            for count, total in [found.get((currency, state), (0, 0))]
+            if count or currency == DEFAULT_CURRENCY
+        ],
+        "owed": [_owed_in(currency, opened, owed) for currency in currencies],
         "past_due": sum(row.due_on is not None and row.due_on < ctx.now.date() for row in opened),
     }
+
+
+def _owed_in(currency: str, opened: list[Invoice], owed: Mapping[int, Money]) -> Money:
+    return Money(sum(owed[row.pk].femto for row in opened if row.currency == currency), currency)
 
 
 def invoice_list(ctx: PageContext) -> ListPage:
@@ -148,8 +160,8 @@ def _row(ctx: PageContext, row: Invoice, owed: Money, agrees: bool | None) -> di
     return {
         "invoice": row,
         "state": state_of(row, today_of(row, ctx.now), owed),
-        "subtotal": Money.cents(sign * row.subtotal),
-        "total": Money.cents(sign * row.total),
+        "subtotal": Money.cents(sign * row.subtotal, row.currency),
+        "total": Money.cents(sign * row.total, row.currency),
         "owed": owed if final and not row.is_credit_note else None,
         "agrees": agrees,
         "can_finalize": not final and row.complete,
@@ -174,13 +186,18 @@ def comparison(ctx: PageContext) -> dict[str, Any]:
         uses = usage[row.period_id].get(row.tenant_id, [])
         was = sum(use.femto for use in wanted(Invoice.InvoiceType.INVOICE, uses))
         if was != int(billed.get(row.pk, 0)):
-            differences.append((row, Money(int(billed.get(row.pk, 0))), Money(was)))
-    everything = sum(use.femto for amount in usage.values() for uses in amount.values() for use in uses)
+            differences.append((row, Money(int(billed.get(row.pk, 0)), row.currency), Money(was, row.currency)))
+    books = PriceBookAssignment.objects.all_tenants().exclude(book__currency=DEFAULT_CURRENCY)
+    others = dict(books.values_list("tenant_id", "book__currency"))
+    everything: dict[str, int] = {DEFAULT_CURRENCY: 0}
+    for tenant_id, uses in (item for amount in usage.values() for item in amount.items()):
+        currency = others.get(tenant_id, DEFAULT_CURRENCY)
+        everything[currency] = everything.get(currency, 0) + sum(use.femto for use in uses)
     return {
         "message": "",  # the reason why they were not compared
         "at": ctx.now,
         "invoices": len(rows),
         "same": len(rows) - len(differences),
         "differences": differences,
-        "usage": Money(everything),
+        "usage": [Money(femto, currency) for currency, femto in everything.items()],
     }

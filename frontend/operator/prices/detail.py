@@ -8,18 +8,18 @@ from django.db.models import Q
 
 from billing.models import Price, PriceVersion
 from billing.pricing import rerating
-from billing.pricing.price_book import NewPrice, parse
+from billing.pricing.price_book import NewPrice, PriceRanges, parse
 from billing.pricing.pricing import Component, Tier
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext, first_or_404
 from frontend.operator.prices.page import as_new, tenant_names, version_row
-from frontend.tenant.prices.page import COLUMNS, TIERS, PriceRange, condition_text, range_of
+from frontend.tenant.prices.page import COLUMNS, TIERS, condition_text, range_of
 from tenants.actions import ActionRefused
 
 MAX_ROWS = 400
 _LABELS = dict(COLUMNS)
 
-Key = tuple[str, Tier, Component, PriceRange]
+Key = tuple[str, Tier, Component, PriceRanges]
 
 
 def version_of(ctx: PageContext) -> PriceVersion:

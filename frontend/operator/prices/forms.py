@@ -127,7 +127,7 @@ class CsvImportForm(PriceDraftForm):
         required=False,
         strip=False,
         help_text="Columns: model, tier, component, usd_per_million. Optional: from_tokens, until_tokens,"
-        " from_time, until_time. Replaces all prices of the listed models and tiers",
+        " from_time, until_time, weekdays, time_zone. Replaces all prices of the listed models and tiers",
         widget=forms.Textarea(attrs=_NO_AUTOCOMPLETE | {"rows": 12, "class": "mono", "wrap": "off"}),
     )
     withdrawn = forms.CharField(

@@ -13,9 +13,9 @@ from django.utils.http import urlencode
 
 from billing.amounts import NANO_DIGITS, decimal
 from billing.models import Price, PriceBook, PriceVersion
-from billing.pricing.price_book import NewPrice
-from billing.pricing.price_files import CSV_COLUMNS
-from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
+from billing.pricing.price_book import NewPrice, PriceRanges, ranges_of
+from billing.pricing.price_files import CSV_COLUMNS, weekdays_text
+from billing.pricing.pricing import MINUTES_A_DAY, NO_END, UTC_ZONE, Component, Tier
 from frontend.core.lists import Choice, keyset_page
 from frontend.core.page_context import PageContext
 from frontend.tenant.prices.page import COLUMNS, models_of
@@ -105,10 +105,7 @@ def _change(ctx: PageContext, now: PriceBooksQuery, model: str, found: Iterable[
 
 
 def is_plain(price: NewPrice) -> bool:
-    return (price.from_tokens, price.until_tokens, price.from_minute, price.until_minute) == (
-        *(0, NO_END),
-        *(0, MINUTES_A_DAY),
-    )
+    return price.ranges == PriceRanges()
 
 
 def versions(ctx: PageContext) -> dict[str, Any]:
@@ -155,10 +152,7 @@ def as_new(rows: QuerySet[Price]) -> list[NewPrice]:
             Tier(row.tier),
             Component(row.component),
             row.nano_per_million,
-            row.from_tokens,
-            row.until_tokens,
-            row.from_minute,
-            row.until_minute,
+            *ranges_of(row),
         )
         for row in rows
     ]
@@ -177,7 +171,10 @@ def as_text(prices: Iterable[NewPrice]) -> str:
     for price in prices:
         until = "" if price.until_tokens == NO_END else price.until_tokens
         bands = (price.from_tokens or "", until, _time(price.from_minute, 0), _time(price.until_minute, MINUTES_A_DAY))
-        rows.append((price.model, price.tier.value, price.component.value, usd(price.nano_per_million), *bands))
+        schedule = (weekdays_text(price), "" if price.time_zone == UTC_ZONE else price.time_zone)
+        rows.append(
+            (price.model, price.tier.value, price.component.value, usd(price.nano_per_million), *bands, *schedule)
+        )
     return csv_tables.as_csv(CSV_COLUMNS, rows)
 
 

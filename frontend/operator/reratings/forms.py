@@ -50,7 +50,7 @@ class RerateForm(PriceDraftForm):
         label="Corrected prices as CSV",
         strip=False,
         help_text="Columns: model, tier, component, usd_per_million. Optional: from_tokens, until_tokens,"
-        " from_time, until_time. Other prices do not change",
+        " from_time, until_time, weekdays, time_zone. Other prices do not change",
         widget=forms.Textarea(attrs=_PLAIN | {"rows": 8, "class": "mono", "wrap": "off"}),
     )
     field_order = ("text", "since", "until", "book", "tenant", "note")

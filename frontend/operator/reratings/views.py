@@ -8,7 +8,7 @@ from django.http import HttpResponse
 from django.urls import path
 
 from billing.actions.reratings import do_apply_rerating, do_discard_rerating, do_propose_rerating, preview_rerating
-from billing.amounts import NANO_DIGITS, decimal
+from billing.amounts import DEFAULT_CURRENCY, NANO_DIGITS, decimal
 from billing.models import Rerating
 from billing.pricing.price_book import parse
 from frontend.core.confirmation import Confirm
@@ -54,11 +54,13 @@ def changes(ctx: PageContext) -> dict[str, Any]:
     except Conflict as exc:
         return {"refused": str(exc)}
     rows.sort(key=lambda row: -abs(row.subtotal))
+    currency = rows[0].invoice.currency if rows else DEFAULT_CURRENCY  # all have that of the book
+    amounts = [(row, *(Money.cents(cents, currency) for cents in (row.subtotal, row.total))) for row in rows[:MAX_ROWS]]
     return {
-        "rows": [(row, Money.cents(row.subtotal), Money.cents(row.total)) for row in rows[:MAX_ROWS]],
+        "rows": amounts,
         "more": max(0, len(rows) - MAX_ROWS),
-        "credited": Money.cents(sum(row.subtotal for row in rows if row.subtotal < 0)),
-        "debited": Money.cents(sum(row.subtotal for row in rows if row.subtotal > 0)),
+        "credited": Money.cents(sum(row.subtotal for row in rows if row.subtotal < 0), currency),
+        "debited": Money.cents(sum(row.subtotal for row in rows if row.subtotal > 0), currency),
         "left": sum(row.note is None and row.subtotal != 0 for row in rows),
     }
 

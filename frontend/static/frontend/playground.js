@@ -50,7 +50,17 @@ if (form) {
     const rates = data.prices[model] || data.prices[data.served[model]];
     if (!rates) return null;
     const now = new Date();
-    const minute = now.getUTCHours() * 60 + now.getUTCMinutes();
+    const clock = (timeZone) => {
+      const options = { timeZone, hourCycle: "h23", weekday: "short", hour: "numeric", minute: "numeric" };
+      const parts = Object.fromEntries(new Intl.DateTimeFormat("en-US", options).formatToParts(now).map(({ type, value }) => [type, value]));
+      const weekday = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"].indexOf(parts.weekday);
+      return [weekday, Number(parts.hour) * 60 + Number(parts.minute)];
+    };
+    const within = ([, , from, until, opens, closes, first, last, zone]) => {
+      const [weekday, minute] = clock(zone);
+      const inTokens = from <= usage.prompt_tokens && usage.prompt_tokens < until;
+      return inTokens && opens <= minute && minute < closes && first <= weekday && weekday < last;
+    };
     const details = usage.prompt_tokens_details;
     const tokens = {
       uncached: usage.prompt_tokens - details.cached_tokens - details.cache_write_tokens,
@@ -61,7 +71,7 @@ if (form) {
     let femto = 0n;
     for (const [component, many] of Object.entries(tokens)) {
       if (!many) continue;
-      const rate = rates.find(([name, , from, until, start, end]) => name === component && from <= usage.prompt_tokens && usage.prompt_tokens < until && start <= minute && minute < end);
+      const rate = rates.find((row) => row[0] === component && within(row));
       if (!rate) return null;
       femto += BigInt(many) * BigInt(rate[1]);
     }

@@ -7,7 +7,7 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from billing.amounts import FEMTO_A_CENT, decimal
+from billing.amounts import FEMTO_A_CENT, decimal, symbol
 from billing.invoicing import document
 from billing.models import Account, Invoice, InvoiceEmail, InvoiceLine, LedgerEntry
 from frontend.core.numbers import Money
@@ -26,25 +26,29 @@ def document_of(
 
     Call inside a scope that sees its tenant and its billing entity.
     """
-    lines = list(lines)
+    lines, currency = list(lines), invoice.currency
     words = document.in_words(document.described(invoice, lines))
     final = invoice.pk is not None and invoice.state != Invoice.State.DRAFT
-    owed = owed_on(LedgerEntry.objects.for_tenant(invoice.tenant_id), [invoice])[invoice.pk] if final else Money(0)
-    residue = Money(int(invoice.rounding_femto))
+    owed = (
+        owed_on(LedgerEntry.objects.for_tenant(invoice.tenant_id), [invoice])[invoice.pk]
+        if final
+        else Money(0, currency)
+    )
+    residue = Money(int(invoice.rounding_femto), currency)
     return {
         "invoice": invoice,
         "words": words,
         "title": f"{words['title']} {invoice.number or 'draft'}",
         "state": state_of(invoice, today_of(invoice, now), owed),
-        "groups": [_group(key, list(found), line_url) for key, found in groupby(lines, key=_key)],
+        "groups": [_group(key, list(found), line_url, currency) for key, found in groupby(lines, key=_key)],
         "totals": list(_totals(invoice)),
-        "total": Money.cents(invoice.total - invoice.prepaid),
+        "total": Money.cents(invoice.total - invoice.prepaid, currency),
         "movements": _movements(invoice, invoice_url) if final and not invoice.is_credit_note else [],
         "owed": owed,
         "lines": len(lines),
-        "exact": Money(sum(int(line.femto) for line in lines)),  # before rounding
-        "rounding": signed(residue) if residue.femto else "$0",
-        "saved": Money(int(invoice.saved_femto)),
+        "exact": Money(sum(int(line.femto) for line in lines), currency),  # before rounding
+        "rounding": signed(residue) if residue.femto else f"{symbol(currency)}0",
+        "saved": Money(int(invoice.saved_femto), currency),
         "versions": sorted({line.price_version for line in lines if line.price_version}),
         "refers_url": invoice_url(invoice.refers_to_id) if invoice.refers_to_id else "",
         "details": list(_details(invoice, words)),
@@ -54,26 +58,28 @@ def document_of(
 
 def signed(residue: Money) -> str:
     """Return the difference that rounding made, with its sign."""
-    return f"{'+' if residue.femto > 0 else '−'}${Money(abs(residue.femto)).exact}"
+    return f"{'+' if residue.femto > 0 else '−'}{Money(abs(residue.femto), residue.currency).exact_text}"
 
 
 def _key(line: InvoiceLine) -> tuple[str, str]:
     return (line.model or line.description, line.tier)
 
 
-def _group(key: tuple[str, str], lines: list[InvoiceLine], line_url: Callable[[InvoiceLine], str]) -> dict[str, Any]:
+def _group(
+    key: tuple[str, str], lines: list[InvoiceLine], line_url: Callable[[InvoiceLine], str], currency: str
+) -> dict[str, Any]:
     name, tier = key
     return {
         "name": name,
         "tier": "" if tier == "standard" else tier,
-        "amount": Money.cents(sum(line.cents for line in lines)),
-        "lines": [_line(line, line_url(line)) for line in lines],
+        "amount": Money.cents(sum(line.cents for line in lines), currency),
+        "lines": [_line(line, line_url(line), currency) for line in lines],
     }
 
 
-def _line(line: InvoiceLine, url: str) -> dict[str, Any]:
+def _line(line: InvoiceLine, url: str, currency: str) -> dict[str, Any]:
     """Return one line: tokens x price = exact, which is rounded once to `amount`."""
-    amounts = {"exact": Money(int(line.femto)), "amount": Money.cents(line.cents)}
+    amounts = {"exact": Money(int(line.femto), currency), "amount": Money.cents(line.cents, currency)}
     if line.nano_per_million is None:
         what = "Monthly commitment" if line.line_type == InvoiceLine.LineType.COMMITMENT else line.description
         return {"label": what, "note": "", "tokens": None, "price": None, "url": "", **amounts}
@@ -81,7 +87,7 @@ def _line(line: InvoiceLine, url: str) -> dict[str, Any]:
         "label": document.COMPONENTS[line.component],
         "note": note_of(line),
         "tokens": line.tokens,
-        "price": Money.nano(line.nano_per_million),  # per 1M tokens
+        "price": Money.nano(line.nano_per_million, currency),  # per 1M tokens
         "url": "" if line.description else url,  # a line of a re-rating has the difference of its events
         **amounts,
     }
@@ -93,25 +99,25 @@ def note_of(line: InvoiceLine) -> str:
         line.description,
         f"used in {line.usage_month}" if line.usage_month else "",
         f"prompts from {line.prompt_length_band:,} tokens" if line.prompt_length_band else "",
-        f"{line.window} UTC" if line.window else "",
+        document.window_words(line.window),
         f"v{line.price_version}",
     )
     return ", ".join(part for part in parts if part)
 
 
 def _totals(invoice: Invoice) -> Iterable[tuple[str, Money]]:
-    yield ("Subtotal", Money.cents(invoice.subtotal))
+    yield ("Subtotal", Money.cents(invoice.subtotal, invoice.currency))
     for credit in invoice.credits:
-        yield (credit["label"], Money.cents(-credit["cents"]))
+        yield (credit["label"], Money.cents(-credit["cents"], invoice.currency))
     if invoice.credits:
-        yield ("Taxable amount", Money.cents(invoice.taxable))
+        yield ("Taxable amount", Money.cents(invoice.taxable, invoice.currency))
     for tax in invoice.taxes:
         label = f"{tax['label']}, reverse charge" if tax["category"] == "AE" else tax["label"]
-        yield (f"{label} {decimal(tax['rate_ppm'], 4)} %", Money.cents(tax["tax"]))
+        yield (f"{label} {decimal(tax['rate_ppm'], 4)} %", Money.cents(tax["tax"], invoice.currency))
     if invoice.prepaid:
-        yield ("Total", Money.cents(invoice.total))
+        yield ("Total", Money.cents(invoice.total, invoice.currency))
         is_purchase = invoice.invoice_type == Invoice.InvoiceType.PURCHASE
-        yield ("Paid" if is_purchase else "Paid with prepaid credit", Money.cents(-invoice.prepaid))
+        yield ("Paid" if is_purchase else "Paid with prepaid credit", Money.cents(-invoice.prepaid, invoice.currency))
 
 
 _MOVEMENTS = {"void": "Reversed", "bad-debt": "Written off", "recovery": "Write-off reversed"}
@@ -130,7 +136,7 @@ def _movements(invoice: Invoice, invoice_url: Callable[[int], str]) -> list[tupl
 
 def _movement(entry: LedgerEntry, notes: dict[int, Invoice], invoice_url: Callable[[int], str]) -> tuple[Any, ...]:
     kind, _, rest = entry.transaction.key.partition(":")
-    amount, at, url = Money.nano(entry.nano), entry.transaction.created_at, ""
+    amount, at, url = Money.nano(entry.nano, entry.transaction.currency), entry.transaction.created_at, ""
     if kind == "invoice" and rest.isdigit() and int(rest) in notes:
         label, url = f"Credit note {notes[int(rest)].number}", invoice_url(int(rest))
     elif kind == "match":

@@ -51,7 +51,7 @@ def balance_due(ctx: PageContext) -> dict[str, Any]:
     """Return the balance due, and the credit and deposits that can pay it."""
     tenant = ctx.tenant
     rows = Invoice.objects.for_tenant(tenant).filter(invoice_type__in=CHARGES, state=Invoice.State.OPEN)
-    opened = list(rows.only("pk", "due_on"))
+    opened = list(rows.only("pk", "due_on", "currency"))
     owed = owed_on(LedgerEntry.objects.for_tenant(tenant), opened)
     alive = CreditGrant.objects.for_tenant(tenant).filter(
         Q(expires_at=None) | Q(expires_at__gt=ctx.now), starts_at__lte=ctx.now

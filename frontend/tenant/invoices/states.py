@@ -64,7 +64,8 @@ def _day(of: date) -> str:
 
 def owed_on(entries: QuerySet[LedgerEntry], invoices: Iterable[Invoice]) -> dict[int, Money]:
     """Return the balance due of each invoice, in one query of `entries`."""
-    ids = [row.pk for row in invoices]
+    currencies = {row.pk: row.currency for row in invoices}
+    ids = list(currencies)
     found = entries.filter(account=Account.RECEIVABLE, invoice__in=ids).order_by() if ids else entries.none()
     sums = dict(found.values_list("invoice_id").annotate(sum=Sum("nano")))
-    return {pk: Money.nano(int(sums.get(pk, 0))) for pk in ids}
+    return {pk: Money.nano(int(sums.get(pk, 0)), currency) for pk, currency in currencies.items()}

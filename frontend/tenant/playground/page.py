@@ -101,13 +101,13 @@ def _policies(ctx: PageContext) -> dict[str, tuple[str, ...]]:
 
 
 def _rates(prices: Iterable[NewPrice]) -> dict[str, list[list[Any]]]:
-    """Return the prices of each model for the script: component, nano-USD per 1M tokens as text, and bounds of tokens
-    and minutes.
+    """Return the prices of each model for the script: component, nano-USD per 1M tokens as text, and bounds of tokens,
+    minutes and weekdays, with the time zone.
     """
     found: dict[str, list[list[Any]]] = {}
     for price in prices:
-        ranges = [price.from_tokens, price.until_tokens, price.from_minute, price.until_minute]
-        found.setdefault(price.model, []).append([price.component.value, str(price.nano_per_million), *ranges])
+        row = [price.component.value, str(price.nano_per_million), *price.ranges]
+        found.setdefault(price.model, []).append(row)
     return found
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from django.db.models import Q
 
 from billing.models import CompiledRateCard
-from billing.pricing.price_book import NewPrice
-from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
+from billing.pricing.price_book import WEEKDAYS, NewPrice, PriceRanges
+from billing.pricing.pricing import DAYS_A_WEEK, MINUTES_A_DAY, NO_END, Component, Tier
 from billing.pricing.rate_cards import current_prices
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import text_param
@@ -112,43 +112,51 @@ def _rows(found: list[NewPrice], columns: list[tuple[Component, str]]) -> Iterab
             yield PriceRow(label, condition_text(place), tuple(cells))
 
 
-PriceRange = tuple[int, int, int, int]
 Costs = tuple[int | None, ...]
 
 
-def range_of(price: NewPrice) -> PriceRange:
-    """Return the prompt lengths and the minutes of the UTC day in which a price applies."""
-    return price.from_tokens, price.until_tokens, price.from_minute, price.until_minute
+def range_of(price: NewPrice) -> PriceRanges:
+    """Return the prompt lengths and the times to which a price applies."""
+    return price.ranges
 
 
-def _ranges(found: list[NewPrice], components: list[Component]) -> Iterable[tuple[PriceRange, Costs]]:
+def _ranges(found: list[NewPrice], components: list[Component]) -> Iterable[tuple[PriceRanges, Costs]]:
     """Yield ranges within which no price changes, with each component's price; none without prices."""
+    for schedule in sorted({range_of(price)[4:] for price in found}):
+        yield from _ranges_on([price for price in found if range_of(price)[4:] == schedule], components, schedule)
+
+
+def _ranges_on(
+    found: list[NewPrice], components: list[Component], schedule: tuple[int, int, str]
+) -> Iterable[tuple[PriceRanges, Costs]]:
+    """Yield the ranges of prices that have the same weekdays and time zone."""
     ranges = [range_of(price) for price in found]
     lengths = sorted({length for place in ranges for length in place[:2]})
-    minutes = sorted({minute for place in ranges for minute in place[2:]})
+    minutes = sorted({minute for place in ranges for minute in place[2:4]})
     for since, until in pairwise(lengths):
-        parts: list[tuple[PriceRange, Costs]] = []
+        parts: list[tuple[PriceRanges, Costs]] = []
         for opens, closes in pairwise(minutes):
-            costs = tuple(_cost(found, component, (since, until, opens, closes)) for component in components)
+            place = PriceRanges(since, until, opens, closes, *schedule)
+            costs = tuple(_cost(found, component, place) for component in components)
             if parts and parts[-1][1] == costs:  # only another range has a bound here
-                opens = parts.pop()[0][2]
-            parts.append(((since, until, opens, closes), costs))
+                place = place._replace(from_minute=parts.pop()[0].from_minute)
+            parts.append((place, costs))
         yield from (part for part in parts if any(cost is not None for cost in part[1]))
 
 
-def _cost(found: list[NewPrice], component: Component, place: PriceRange) -> int | None:
+def _cost(found: list[NewPrice], component: Component, place: PriceRanges) -> int | None:
     """Return the price of a component in a range. Prices of a component never overlap."""
     for price in found:
-        since, until, opens, closes = range_of(price)
+        since, until, opens, closes = range_of(price)[:4]
         within = since <= place[0] and place[1] <= until and opens <= place[2] and place[3] <= closes
         if price.component == component and within:
             return price.nano_per_million
     return None
 
 
-def condition_text(place: PriceRange) -> str:
+def condition_text(place: PriceRanges) -> str:
     """Return a range as text; empty if the price always applies."""
-    since, until, opens, closes = place
+    since, until, opens, closes, first, last, zone = place
     message = []
     if until != NO_END:
         message.append(
@@ -156,8 +164,11 @@ def condition_text(place: PriceRange) -> str:
         )
     elif since:
         message.append(f"prompts of {since:,} tokens or more")
-    if (opens, closes) != (0, MINUTES_A_DAY):
-        message.append(f"{_time(opens)} to {_time(closes)} UTC")
+    is_daily = (first, last) == (0, DAYS_A_WEEK)
+    if not is_daily:
+        message.append(" to ".join(WEEKDAYS[day].title() for day in dict.fromkeys((first, last - 1))))
+    if (opens, closes) != (0, MINUTES_A_DAY) or not is_daily:
+        message.append(f"{_time(opens)} to {_time(closes)} {zone}")
     return ", ".join(message)
 
 

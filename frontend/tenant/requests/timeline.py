@@ -150,8 +150,8 @@ def events_of(story: RequestStory) -> list[tuple[str, str, str]]:
     for execution in story.executions:
         event = execution.event
         settled = max(0, (event.settled_at - record.started_at) // timedelta(milliseconds=1))
-        cost = Money(int(event.cost_femto)).exact
-        found.append((f"+{exact(settled)} ms", "usage.settled", f"execution {event.execution + 1}, ${cost}"))
+        cost = Money(int(event.cost_femto)).exact_text
+        found.append((f"+{exact(settled)} ms", "usage.settled", f"execution {event.execution + 1}, {cost}"))
     return found
 
 

@@ -269,3 +269,18 @@ def test_a_month_waits_for_the_draft_that_its_correction_corrects(acme):
     assert on(Account.REVENUE, acme) == 0
     assert {row.invoice_type: row.total for row in unscoped(Invoice).all()} == {"invoice": 110, "correction": 110}
     assert period(NOVEMBER).invoiced_at is not None
+
+
+def test_usage_reversed_while_its_invoice_was_void_is_credited_on_the_next_revision(acme):
+    """November is invoiced before October is drafted again."""
+    use(acme, OCTOBER, (price("1"), MILLION))
+    invoice_months(now=over(period(OCTOBER)))
+    do_void(unscoped(Invoice).get(), "wrong address")
+    take_back(unscoped(UsageEvent).all()[0], NOVEMBER)
+    invoice_months(now=over(period(NOVEMBER)))
+    assert period(NOVEMBER).invoiced_at is not None
+    again = [do_finalize(row) for row in do_draft(period(OCTOBER), acme)]
+    assert [(row.revision, row.total) for row in again] == [(2, 100)]
+    invoice_months(now=over(period(NOVEMBER)))
+    assert on(Account.REVENUE, acme) == on(Account.RECEIVABLE, acme) == 0
+    assert period(NOVEMBER).invoiced_at is not None

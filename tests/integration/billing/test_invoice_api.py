@@ -102,6 +102,7 @@ def test_the_billing_profile(acme, client):
             "emails": [],
             "po_number": "",
             "currency": "USD",
+            "billing_currency": "USD",
             "entity": "",
             "is_prepaid": False,
             "suspended_at": None,

@@ -481,3 +481,18 @@ def test_the_last_invoice_of_a_purged_tenant_has_its_name(acme):
     do_delete_tenant(acme)
     assert do_purge_tenant(acme, now=datetime.now(UTC) + timedelta(days=400))
     assert invoiced(acme, OCTOBER).buyer["name"] == "Acme"
+
+
+@pytest.mark.parametrize("is_purged", [False, True])
+def test_the_remainder_of_a_deleted_tenant_without_usage_is_billed(acme, is_purged):
+    for number in range(100):
+        use(acme, OCTOBER, (price("0.0049", model=f"m{number}"), MILLION))
+    assert invoiced(acme, OCTOBER).total == 0
+    do_delete_tenant(acme)
+    if is_purged:
+        do_purge_tenant(acme, now=datetime.now(UTC) + timedelta(days=400))
+    last = invoiced(acme, NOVEMBER)
+    assert [(line.line_type, line.cents) for line in lines(last)] == [("rounding", 49)]
+    month = period(DECEMBER)
+    do_close_period(month, now=over(month))
+    assert do_draft(month) == []

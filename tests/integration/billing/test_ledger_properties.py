@@ -26,6 +26,7 @@ from billing.actions.matching import outstanding, written_off
 from billing.actions.one_off_lines import do_add_one_off_line
 from billing.actions.payments import Received, do_record_payment
 from billing.actions.price_terms import do_add_price_term
+from billing.actions.prices import do_assign_book
 from billing.actions.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
 from billing.amounts import FEMTO_A_CENT, NANO_A_CENT
 from billing.invoicing import document
@@ -44,6 +45,7 @@ from billing.models import (
     OneOffLine,
     Payment,
     Price,
+    PriceBook,
     PriceTerm,
     ReratedInvoice,
     TaxRule,
@@ -88,7 +90,7 @@ class BillingHistory(RuleBasedStateMachine):
         self.number = 0
         self.fixed = [0, 0]  # cents of debit notes, credit notes and one-off lines that are not usage
         self.compared = [True, True]  # whether the documents' sum is known: not after a void
-        self.reratings: list[tuple[str, datetime, datetime, int]] = []
+        self.reratings: list[tuple[str, str, datetime, datetime, int]] = []
 
     @initialize(
         percent=st.sampled_from([0, 10, 19]),
@@ -96,15 +98,27 @@ class BillingHistory(RuleBasedStateMachine):
         used=st.lists(USAGE, min_size=3, max_size=8),
         invoiced=st.integers(1, 3),
         voucher_type=st.sampled_from(BillingEntity.VoucherType.values),
+        currency=st.sampled_from(["USD", "EUR"]),
     )
     def start(
-        self, percent: int, has_terms: bool, used: list[tuple[int, int, str, int]], invoiced: int, voucher_type: str
+        self,
+        percent: int,
+        has_terms: bool,
+        used: list[tuple[int, int, str, int]],
+        invoiced: int,
+        voucher_type: str,
+        currency: str,
     ) -> None:
         make_months()
         self.tenants = [do_create_tenant(slug, slug.title()) for slug in ("acme", "globex")]
         for term in TERMS if has_terms else ():
             do_add_price_term(self.tenants[0], term, description=term.term_type, first_month="2026-10")
-        self.prices = {model: price("3.337", model=model) for model in MODELS}
+        self.books = [PriceBook.LIST, "eur" if currency == "EUR" else PriceBook.LIST]
+        self.prices = {
+            book: {model: price("3.337", model=model, book=book, currency=currency) for model in MODELS}
+            for book, currency in ((PriceBook.LIST, "USD"), ("eur", "EUR"))
+        }
+        do_assign_book(self.tenants[1], self.books[1])
         with all_tenants_scope(BypassReason.BILLING):
             BillingEntity.objects.filter(pk=default_entity().pk).update(voucher_type=voucher_type)
         if percent:
@@ -133,7 +147,7 @@ class BillingHistory(RuleBasedStateMachine):
     @rule(usage=USAGE)
     def use(self, usage: tuple[int, int, str, int]) -> None:
         tenant, month, model, tokens = usage
-        use(self.tenants[tenant], MONTHS[month], (self.prices[model], tokens))
+        use(self.tenants[tenant], MONTHS[month], (self.prices[self.books[tenant]][model], tokens))
 
     @rule(index=INDEX)
     def reverse(self, index: int) -> None:
@@ -215,13 +229,20 @@ class BillingHistory(RuleBasedStateMachine):
             if row is not None:
                 do_write_off(row, "Insolvent")
 
-    @rule(model=st.sampled_from(MODELS), start=st.integers(0, 2), months=st.integers(1, 3), usd=st.integers(0, 9999))
-    def rerate(self, model: str, start: int, months: int, usd: int) -> None:
+    @rule(
+        tenant=TENANT,
+        model=st.sampled_from(MODELS),
+        start=st.integers(0, 2),
+        months=st.integers(1, 3),
+        usd=st.integers(0, 9999),
+    )
+    def rerate(self, tenant: int, model: str, start: int, months: int, usd: int) -> None:
         nano, since, until = usd * 10**6, ENDS[start], ENDS[min(3, start + months)]
         new = NewPrice(model, Tier.STANDARD, Component.UNCACHED, nano)
-        row = do_propose_rerating(Proposal((new,)), since, until, reason="Wrong price")
+        book = self.books[tenant]
+        row = do_propose_rerating(Proposal((new,)), since, until, reason="Wrong price", book=book)
         do_apply_rerating(row, by=None)
-        self.reratings.append((model, since, until, nano))
+        self.reratings.append((book, model, since, until, nano))
 
     @rule()
     def issue_notes(self) -> None:
@@ -270,6 +291,12 @@ class BillingHistory(RuleBasedStateMachine):
             assert models[name].objects.for_tenant(row.tenant_id).filter(pk=pk).exists(), row.key
         sums = LedgerEntry.objects.all_tenants().values("transaction").annotate(sum=Sum("nano")).exclude(sum=0)
         assert not sums.exists()
+        by_currency = LedgerEntry.objects.all_tenants().order_by().values("transaction__currency")
+        assert not by_currency.annotate(sum=Sum("nano")).exclude(sum=0).exists()
+        for tenant, book in zip(self.tenants, self.books, strict=True):
+            currency = "USD" if book == PriceBook.LIST else "EUR"
+            for model in (LedgerTransaction, Invoice, Payment):
+                assert not model.objects.for_tenant(tenant).exclude(currency=currency).exists()
         of_documents = [Account.RECEIVABLE, Account.TAX, Account.BAD_DEBT]
         assert not LedgerEntry.objects.all_tenants().filter(account__in=of_documents, invoice=None).exists()
 
@@ -316,9 +343,10 @@ class BillingHistory(RuleBasedStateMachine):
 
     def price_of(self, item: Any) -> int:
         """Return the nano-USD per million tokens after all re-ratings."""
-        nano = Price.objects.get(pk=next(pk for pk in item.price_ids if pk)).nano_per_million
-        for model, since, until, corrected in self.reratings:
-            if model == item.model and since <= item.admitted_at < until:
+        charged = Price.objects.select_related("book").get(pk=next(pk for pk in item.price_ids if pk))
+        nano = charged.nano_per_million
+        for book, model, since, until, corrected in self.reratings:
+            if (book, model) == (charged.book.name, item.model) and since <= item.admitted_at < until:
                 nano = corrected
         return int(nano)
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,19 @@ from django.db import connections
 from psycopg_pool import AsyncConnectionPool
 from rest_framework.test import APIClient
 
+from billing.actions.setup import do_add_exchange_rate
 from billing.costs.spend import SpendCheck, SpendStore
 from billing.metering import rollups
-from billing.models import Adjustment, CompiledRateCard, CostCard, DailyCost, ExecutionCost, SpendReservation
+from billing.models import (
+    Adjustment,
+    CompiledRateCard,
+    CostCard,
+    DailyCost,
+    ExecutionCost,
+    PriceBook,
+    PriceBookAssignment,
+    SpendReservation,
+)
 from inference_worker.contract.messages import ExecutionUsage
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -113,6 +123,24 @@ def test_margins_are_exact_for_each_execution_and_in_every_sum(
     assert {row["usage_source"] for row in events if row["request_id"] != "e"} == {"upstream"}
     assert {row["request_id"] for row in events if row["unbilled_tokens"]} == {"d"}
     assert_ledger_invariants(database_url())
+
+
+def test_revenue_in_another_currency_is_converted_to_dollars(
+    operator: APIClient, tenant: Tenant, used: Callable[..., ExecutionUsage]
+) -> None:
+    """Half a euro per dollar: revenue in euros is worth twice the dollars. Without a rate it counts as 0."""
+    with all_tenants_scope(BypassReason.PRICES):
+        book = PriceBook.objects.create(name="eur", currency="EUR")
+        PriceBookAssignment.objects.create(tenant=tenant, book=book)
+    settle_all(used(request_id="a"))
+    found = operator.get("/api/operator/margins").json()["total"]
+    assert (found["revenue_usd"], Decimal(found["margin_usd"]) * USD) == ("0.00", -PAID)
+    do_add_exchange_rate(currency="EUR", on=date(2020, 1, 1), micro_per_usd=500_000)
+    found = operator.get("/api/operator/margins").json()["total"]
+    (row,) = operator.get("/api/operator/costs/executions").json()["results"]
+    for shown in (found, row):
+        assert Decimal(shown["revenue_usd"]) * USD == 2 * PRICE
+        assert Decimal(shown["margin_usd"]) * USD == 2 * PRICE - PAID
 
 
 def test_a_tenants_own_credential_costs_the_operator_nothing(

@@ -178,3 +178,13 @@ def test_credit_application_uses_available_credit_in_order(rests, cents):
     assert [grant for grant, _ in parts] == [grant for grant in grants if any(grant is other for other, _ in parts)]
     assert all(0 < part * CENT <= grant.rest for grant, part in parts)
     assert all(grant.rest - part * CENT < CENT for grant, part in parts[:-1])
+
+
+@pytest.mark.parametrize("row", ["x,900000000000000,acme", "y" * 201 + ",1,acme", "z\0,1,acme", "v,1,ac\0me"])
+def test_a_row_that_cannot_be_stored_does_not_block_other_files(acme, tmp_path, row):
+    reference, amount, tenant = row.split(",")
+    content = f"reference,amount,received_on,tenant\n{reference},{amount},2026-11-12,{tenant}\n"
+    (tmp_path / "a.csv").write_text(content)
+    (tmp_path / "b.csv").write_text("reference,amount,received_on,tenant\nb,1,2026-11-12,acme\n")
+    assert collect(tmp_path) == 1
+    assert (tmp_path / "failed" / "a.csv.txt").read_text().startswith("line 2: ")

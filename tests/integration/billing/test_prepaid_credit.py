@@ -24,7 +24,7 @@ from tenants.actions import ActionRefused, Conflict, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
-from tests.integration.billing.test_invoice_forms import attached, failed_rules, furnish
+from tests.integration.billing.test_invoice_forms import attached, document_of, failed_rules, furnish
 from tests.support.billing.books import (
     DECEMBER,
     NOVEMBER,
@@ -269,4 +269,35 @@ def test_the_tax_is_also_in_the_currency_of_the_sellers_returns(acme):
         _, xml = attached(row)
         assert b"<ram:TaxCurrencyCode>EUR</ram:TaxCurrencyCode>" in xml
         assert f'<ram:TaxTotalAmount currencyID="EUR">{euros}</ram:TaxTotalAmount>'.encode() in xml
+    check_documents(acme)
+
+
+@pytest.mark.parametrize("fields", [{}, {"tenant": "", "refund_of": "p1"}])
+def test_a_refund_takes_back_credit_that_was_sold_from_deposits(acme, fields):
+    pay(11_900)
+    do_sell_credit(acme, 11_900 * CENT)
+    pay(-11_900, "r1", **fields)
+    assert (on(Account.CASH, acme), on(Account.DEPOSITS, acme), on(Account.CREDITS, acme)) == (0, 0, 0)
+    assert (state(purchase()), on(Account.RECEIVABLE, acme)) == (("paid", 0), 0)
+    check_documents(acme)
+
+
+def test_a_refund_reopens_invoices_before_it_takes_back_credit_of_other_payments(acme):
+    pay(5_000, as_credit=True)
+    invoice = bill(acme, "100")
+    pay(6_900, "p2", invoice=invoice.number)
+    pay(2_000, "p3", as_credit=True)
+    pay(-6_900, "r1", tenant="", refund_of="p2")
+    assert state(invoice) == ("open", 6_900)
+    assert on(Account.CREDITS, acme) == -2_000
+
+
+def test_credit_notes_return_the_tax_in_the_tax_currency_exactly(acme):
+    """Tax of 0.19 is 0.17 in EUR. Halves of 0.095 would return 0.18."""
+    change_entity(tax_currency="EUR")
+    do_add_exchange_rate(currency="EUR", on=date(2026, 1, 1), micro_per_usd=900_000)
+    invoice = bill(acme, "1")
+    notes = [do_issue_credit_note(invoice, [("SLA", cents)], "SLA") for cents in (50, 50)]
+    taxes = [document_of(row)["tax_currency"]["tax"] for row in (invoice, *notes)]
+    assert taxes[0] == sum(taxes[1:])
     check_documents(acme)

@@ -11,16 +11,21 @@ from billing.actions.budgets import do_change_budget, do_remove_budget
 from billing.actions.corrections import do_issue_credit_note
 from billing.actions.credits import do_grant_credit
 from billing.actions.dunning import suspend_overdue
+from billing.actions.metered import do_record_metered_usage
+from billing.actions.one_off_lines import do_add_one_off_line
+from billing.actions.prices import do_propose_prices, do_publish_prices
 from billing.actions.setup import do_set_prepaid, do_set_profile
 from billing.invoicing import emails
 from billing.models import BillingEntity, Budget, BudgetPeriod, CreditGrant, InvoiceEmail
+from billing.pricing.price_files import read_csv
+from billing.pricing.pricing import Component
 from tenants.actions import Conflict, do_create_tenant, do_resume_tenant, do_suspend_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import ChangeEventRow, Tenant
 from tests.integration.billing.test_invoice_forms import furnish
 from tests.integration.billing.test_prepaid_credit import CENT, MULTI, SINGLE, bill, change_entity, pay
-from tests.support.billing.books import NOVEMBER, make_months, price, start_credit_in_november, use
+from tests.support.billing.books import NOVEMBER, invoiced, make_months, price, start_credit_in_november, use
 from tests.support.rows import unscoped
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("in_november")]
@@ -147,3 +152,28 @@ def test_a_payment_restores_only_what_dunning_suspended(acme):
     assert (suspend_overdue(late), tenant_state(acme)) == (1, "suspended")
     do_resume_tenant(acme)  # an operator resumes it in spite of the debt
     assert (suspend_overdue(late), tenant_state(acme)) == (0, "active")
+
+
+def test_an_invoice_is_overdue_by_the_clocks_of_its_entity(acme):
+    """In Los Angeles, the day on which an invoice is due lasts until 08:00 UTC of the next day."""
+    invoice = bill(acme, "4")
+    change_entity(time_zone="America/Los_Angeles", suspend_after_days=1)
+    last = invoice_day(invoice.due_on, 1) + timedelta(hours=7)
+    assert (emails.remind(last), suspend_overdue(last)) == (0, 0)
+    late = last + timedelta(hours=2)
+    assert (emails.remind(late), suspend_overdue(late)) == (1, 1)
+
+
+def test_the_balance_of_a_prepaid_tenant_pays_metered_usage_and_one_off_lines(acme):
+    do_set_prepaid(acme, is_prepaid=True)
+    pay(12_500, as_credit=True)
+    csv = "model,tier,component,usd_per_million\nbox,standard,machine_hours,1000000\n"
+    start = datetime(2026, 9, 1, tzinfo=UTC)
+    do_publish_prices(do_propose_prices(read_csv(csv.splitlines()), effective_from=start), by=None)
+    until = NOVEMBER + timedelta(hours=30)
+    do_record_metered_usage(acme, Component.MACHINE_HOURS, "box", 1, NOVEMBER, until, reference="m1")
+    assert limit() == 7_000
+    do_add_one_off_line(acme, month="2026-11", description="Setup", cents=2_000)
+    assert limit() == 5_000
+    invoiced(acme, NOVEMBER)
+    assert limit() == 5_000

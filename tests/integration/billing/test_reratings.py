@@ -303,3 +303,18 @@ def test_a_debit_note_of_a_rerating_cannot_be_voided(acme):
     (note,) = apply(corrected("10"))
     assert (debit.total, note.total) == (500, 500)
     assert (on(Account.REVENUE, acme), on(Account.RECEIVABLE, acme), on(Account.DEPOSITS, acme)) == (-1_000, 1_000, 0)
+
+
+def test_a_carried_re_rating_of_a_voided_invoice_does_not_count(acme):
+    """The next revision is re-rated again."""
+    olds = [price("1", model=f"m{number}") for number in range(4)]
+    for old in olds:
+        use(acme, OCTOBER, (old, MILLION))
+    october = invoiced(acme, OCTOBER)
+    assert apply(*(corrected("1.004", model=f"m{number}") for number in range(4))) == []
+    do_void(october, "Wrong address")
+    (again,) = [row for row in do_draft(period(OCTOBER), acme) if row.state == "draft"]
+    do_finalize(again)
+    assert continue_reratings().left == []
+    use(acme, NOVEMBER, (price("1", model="n"), MILLION))
+    assert invoiced(acme, NOVEMBER).subtotal == 101  # 1.6 cents are due, not 3.2

@@ -228,13 +228,21 @@ def test_other_checkout_sessions_are_ignored(acme):
 
 @pytest.mark.parametrize(
     "body",
-    [payment(currency="eur"), refund(currency="eur"), dispute(currency="eur"), session(currency="eur")],
+    [payment(currency="jpy"), refund(currency="jpy"), dispute(currency="jpy"), session(currency="jpy")],
 )
-def test_other_currencies_are_stored_and_not_booked(acme, body):
+def test_currencies_without_cents_are_stored_and_not_booked(acme, body):
     assert send(body) == 204
     row = unscoped(PaymentEvent).get()
     assert (booked(), row.status) == ({}, "ignored")
-    assert "the ledger is in USD, not EUR" in row.detail
+    assert "JPY is no currency of bills" in row.detail
+
+
+@pytest.mark.parametrize("body", [payment(currency="eur"), session(currency="eur")])
+def test_a_payment_in_another_currency_than_the_tenants_fails(acme, body):
+    assert send(body) == 409
+    row = unscoped(PaymentEvent).get()
+    assert (booked(), row.status) == ({}, "failed")
+    assert f"is in EUR, but {acme.slug} is billed in USD" in row.detail
 
 
 def test_unknown_events_are_stored_and_listed(acme):
@@ -326,7 +334,7 @@ def test_payments_as_received():
     found = Stripe(SECRET, clock=lambda: NOW).event(body, signed(body))
     assert (found.reference, found.event_type) == ("evt_payment", "payment_intent.succeeded")
     at = datetime.fromtimestamp(NOW, UTC)
-    assert found.payments == (Received("stripe", PAYMENT, 500, at, tenant="acme", charge=CHARGE),)
+    assert found.payments == (Received("stripe", PAYMENT, 500, at, tenant="acme", charge=CHARGE, currency="USD"),)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from rest_framework.test import APIClient
 
 from billing.actions.payment_events import do_record_event
 from billing.actions.setup import do_set_prepaid, do_set_profile
+from billing.actions.top_up_results import end_top_up
 from billing.actions.top_ups import do_top_up_all
 from billing.models import BillingProfile, CreditGrant, Payment, TopUp
 from billing.payments.stripe import Stripe
@@ -208,3 +209,40 @@ def test_an_unreachable_provider_fails_after_a_day(acme, fake):
     assert do_top_up_all(NOW + timedelta(days=2)) == 1
     assert [row.state for row in unscoped(TopUp).all()] == ["failed", "succeeded"]
     assert len({key for _, _, key in fake.requests}) == 2
+
+
+def test_a_concurrent_request_does_not_stop_automatic_top_ups(acme, fake):
+    """Stripe answers 409 while another request with the same idempotency key runs."""
+    save_method()
+    do_set_profile(acme, top_up_below=2_000, top_up_cents=2_500)
+    error = {"type": "idempotency_error", "message": "There is currently another in-progress request using this key."}
+    fake.failure = (409, {"error": error})
+    assert do_top_up_all() == 0
+    assert (unscoped(TopUp).get().state, profile().top_up_cents) == ("pending", 2_500)
+    fake.failure = None
+    assert (do_top_up_all(), unscoped(TopUp).get().state) == (1, "succeeded")
+
+
+def test_the_first_result_of_a_top_up_counts(acme, fake):
+    save_method()
+    do_set_profile(acme, top_up_below=2_000, top_up_cents=2_500)
+    assert do_top_up_all() == 1
+    end_top_up(unscoped(TopUp).get(), TopUp.State.FAILED, detail="late")
+    assert (unscoped(TopUp).get().state, profile().top_up_cents) == ("succeeded", 2_500)
+
+
+@pytest.mark.parametrize("event_type", ["payment_intent.payment_failed", "payment_intent.canceled"])
+def test_a_direct_debit_that_fails_later_stops_automatic_top_ups(acme, fake, event_type):
+    save_method()
+    do_set_profile(acme, top_up_below=2_000, top_up_cents=2_500)
+    fake.status = "processing"
+    assert do_top_up_all() == 1
+    failure = {"last_payment_error": {"message": "The account has insufficient funds."}}
+    item = stripe.resource("payment_intent", id=unscoped(TopUp).get().reference, amount_received=0) | failure
+    body = stripe.event(event_type, item)
+    for _ in range(2):
+        row = do_record_event(Stripe(stripe.SECRET, clock=lambda: stripe.NOW).event(body, stripe.signed(body)))
+        assert row.status == "ignored"
+    top_up = unscoped(TopUp).get()
+    assert (top_up.state, top_up.detail) == ("failed", "The account has insufficient funds.")
+    assert (do_top_up_all(), profile().top_up_cents) == (0, None)

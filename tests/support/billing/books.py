@@ -34,9 +34,10 @@ def dollars(amount: str) -> int:
 
 
 def price(amount: str, component: str = "uncached", *, model: str = "alpha", number: int = 1, **fields: Any) -> int:
-    """Create a price of `usd` per million tokens and return its ID."""
+    """Create a price of `usd` per million tokens and return its ID. `book` and `currency` are those of its book."""
     with all_tenants_scope(BypassReason.COMMAND):
-        book, _ = PriceBook.objects.get_or_create(name="list")
+        currency = fields.pop("currency", "USD")
+        book, _ = PriceBook.objects.get_or_create(name=fields.pop("book", "list"), defaults={"currency": currency})
         version = PriceVersion.objects.filter(book=book, number=number).first() or PriceVersion.objects.create(
             book=book, number=number, state="published", body={}, effective_from=datetime(2026, number, 1, tzinfo=UTC)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from billing.pricing.price_book import unpriced_hours
+from billing.pricing.price_book import check, unpriced_hours
 from billing.pricing.price_files import CSV_COLUMNS, read_csv
 
 HEADING = ",".join(CSV_COLUMNS)
@@ -63,4 +63,43 @@ def test_hours_without_a_price_are_found():
     ]
     assert gaps("m,,uncached,1,0,1000", "m,,uncached,1,1000,,00:00,20:00") == [
         "m (standard): uncached of prompts from 1000 tokens from 20:00 to 24:00 UTC",
+    ]
+
+
+def schedule(*lines: str) -> list[tuple[int, int, int, int, str]]:
+    return [row.ranges[2:] for row in read_csv([HEADING, *lines]).prices]
+
+
+def test_weekdays_and_a_time_zone():
+    assert schedule("m,,uncached,1,,,09:00,17:00,mon-fri,Europe/Berlin") == [(540, 1020, 0, 5, "Europe/Berlin")]
+    assert schedule("m,,uncached,1,,,,,sat,") == [(0, 1440, 5, 6, "UTC")]
+    assert schedule("m,,uncached,1,,,,,sat-mon,") == [(0, 1440, 5, 7, "UTC"), (0, 1440, 0, 1, "UTC")]
+
+
+def test_a_window_that_passes_midnight_ends_on_the_next_weekday():
+    assert schedule("m,,uncached,1,,,22:00,06:00,mon-fri,") == [(1320, 1440, 0, 5, "UTC"), (0, 360, 1, 6, "UTC")]
+    assert schedule("m,,uncached,1,,,22:00,06:00,sun,") == [(1320, 1440, 6, 7, "UTC"), (0, 360, 0, 1, "UTC")]
+    assert schedule("m,,uncached,1,,,22:00,06:00,sat-sun,") == [
+        *((1320, 1440, 5, 7, "UTC"), (0, 360, 6, 7, "UTC"), (0, 360, 0, 1, "UTC")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        (["m,,uncached,1,,,,,monday,"], "line 2: 'monday' are no weekdays"),
+        (["m,,uncached,1,,,,,,Mars/Base"], "'Mars/Base' is no time zone"),
+        (["m,,uncached,1,,,,,mon-wed,", "m,,uncached,2,,,,,wed-sun,"], "two prices of uncached overlap"),
+        (["m,,uncached,1,,,,,mon,", "m,,uncached,2,,,,,tue-sun,Asia/Tokyo"], "have several time zones"),
+    ],
+)
+def test_wrong_schedules_are_rejected(lines, problem):
+    with pytest.raises(ValueError, match=problem):
+        check(read_csv([HEADING, *lines]))
+
+
+def test_weekdays_without_a_price_are_found():
+    found = read_csv([HEADING, "m,,uncached,1,,,,,mon-fri,", "m,,uncached,1,,,08:00,24:00,sat-sun,"])
+    assert unpriced_hours(found.prices) == [
+        f"m (standard): uncached from 00:00 to 08:00 UTC on {day}" for day in ("sat", "sun")
     ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from decimal import Decimal
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from billing.pricing.pricing import (
     RateCard,
     Tier,
     UnknownPriceError,
+    clock,
     decode_rates,
     encode_rates,
     price,
@@ -109,6 +112,48 @@ def test_the_minute_of_admission_selects_the_time_window():
     minute = 60_000_000
     assert [priced_by(night, at) for at in (0, 480 * minute - 1, 480 * minute)] == [1, 1, 2]
     assert priced_by(night, (5 * 1440 + 10) * minute) == 1
+
+
+BERLIN = "Europe/Berlin"
+
+
+@pytest.mark.parametrize(
+    ("at", "place"),
+    [
+        ("2026-03-27T07:59:59Z", 2),  # Friday, 08:59 in Berlin
+        ("2026-03-27T08:00:00Z", 1),
+        ("2026-03-28T08:00:00Z", 3),  # Saturday
+        ("2026-03-29T21:59:59Z", 3),  # Sunday; the clocks were set forward at 01:00 UTC
+        ("2026-03-29T22:00:00Z", 2),  # Monday
+        ("2026-03-30T07:00:00Z", 1),
+        ("2026-10-26T07:59:59Z", 2),  # Monday after the clocks were set back
+        ("2026-10-26T08:00:00Z", 1),
+    ],
+)
+def test_weekdays_and_times_of_a_price_are_those_of_its_time_zone(at, place):
+    business = Rate(1, C.UNCACHED, 30, 0, NO_END, 540, 1020, 0, 5, BERLIN)
+    evening = [Rate(2, C.UNCACHED, 20, 0, NO_END, *minutes, 0, 5, BERLIN) for minutes in ((0, 540), (1020, 1440))]
+    weekend = Rate(3, C.UNCACHED, 10, 0, NO_END, 0, 1440, 5, 7, BERLIN)
+    card = rate_card(business, *evening, weekend, Rate(4, C.OUTPUT, 1))
+    moment = round(datetime.fromisoformat(at).timestamp() * 10**6)
+    assert priced_by(card, moment) == place
+    assert prices_of(card, 1, moment)[C.UNCACHED].price_id == place
+    assert decode_rates(encode_rates(card.rates)) == card.rates
+
+
+def test_rates_of_earlier_releases_apply_on_all_weekdays():
+    """They were stored without the last three fields."""
+    old = msgspec.msgpack.encode([[1, "uncached", 10, 0, NO_END, 0, 1440]])
+    assert decode_rates(old) == (Rate(1, C.UNCACHED, 10),)
+
+
+@given(st.integers(0, 4 * 10**15), st.integers(0, 6), st.integers(0, 1439))
+def test_utc_clocks_equal_those_of_the_time_zone_database(at, weekday, minute):
+    assert clock("UTC", at) == clock("Etc/UTC", at)
+    edge = Rate(1, C.UNCACHED, 1, 0, NO_END, minute, 1440, weekday, 7)
+    card = rate_card(edge, Rate(2, C.UNCACHED, 2))
+    day, now = clock("UTC", at)
+    assert priced_by(card, at) == (1 if day >= weekday and now >= minute else 2)
 
 
 def test_the_first_rate_that_applies_is_used():

@@ -24,7 +24,7 @@ from django.db import connection, transaction
 from billing import demo_prices
 from billing.actions.prices import do_propose_prices
 from billing.models import CompiledRateCard, PriceVersion
-from billing.pricing.price_book import NewPrice, Proposal
+from billing.pricing.price_book import NewPrice, Proposal, ranges_of
 from inference_worker.contract import valkey
 from inference_worker.contract.config import DTypeName, KVCacheDTypeName, ModelError, QuantizationName, SpeculationName
 from inference_worker.contract.deployments import (
@@ -375,10 +375,7 @@ def _list_prices(model: str) -> list[NewPrice]:
             row.decoded().tier,
             rate.component,
             rate.nano_per_million,
-            rate.from_tokens,
-            rate.until_tokens,
-            rate.from_minute,
-            rate.until_minute,
+            *ranges_of(rate),
         )
         for row in newest
         for rate in row.decoded().rates

@@ -1,0 +1,218 @@
+"""Tenants that are billed in other currencies than USD: prices, documents, payments, tax and the ledger."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+
+import facturx
+import pytest
+from django.db import IntegrityError, connection
+from django.db.models import Sum
+
+from billing.actions.corrections import do_issue_credit_note, do_issue_debit_note
+from billing.actions.drafts import do_close_period, do_draft
+from billing.actions.invoices import do_finalize
+from billing.actions.payment_events import do_record_event
+from billing.actions.payments import Received, do_record_payment
+from billing.actions.prices import do_assign_book, do_propose_prices, do_publish_prices
+from billing.actions.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
+from billing.actions.setup import do_add_exchange_rate
+from billing.invoicing import checks
+from billing.invoicing.exports import html
+from billing.ledger import PostedEntry
+from billing.models import Account, BillingEntity, BillingProfile, Invoice, LedgerEntry, LedgerTransaction, NumberSeries
+from billing.payments.stripe import Stripe
+from billing.periods import default_entity
+from billing.pricing.currencies import exchange_rate
+from billing.pricing.price_book import NewPrice, Proposal
+from billing.pricing.price_files import read_csv
+from billing.pricing.pricing import Component, Tier
+from tenants.actions import ActionRefused, Conflict, do_add_member, do_create_tenant
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import Tenant, User
+from tests.integration.billing.test_invoice_forms import attached, document_of, failed_rules, furnish
+from tests.support.billing import stripe_events as stripe
+from tests.support.billing.books import NOVEMBER, OCTOBER, dollars, invoiced, make_months, over, period, price, use
+from tests.support.rows import unscoped
+from tests.support.tenants.management_api import by_person
+
+pytestmark = pytest.mark.django_db
+MILLION = 10**6
+CSV = ["model,tier,component,usd_per_million", "alpha,,uncached,10"]
+
+
+@pytest.fixture
+def acme() -> Tenant:
+    """A tenant that is billed in EUR."""
+    make_months()
+    tenant = do_create_tenant("acme", "Acme")
+    in_currency(tenant, "EUR")
+    return tenant
+
+
+def in_currency(tenant: Tenant, currency: str) -> None:
+    book = currency.lower()
+    do_publish_prices(do_propose_prices(read_csv(CSV), book=book, currency=currency), by=None)
+    do_assign_book(tenant, book)
+
+
+def bill(tenant: Tenant, amount: str, at: datetime = OCTOBER, currency: str = "EUR") -> Invoice:
+    book = {"book": currency.lower(), "currency": currency, "number": at.month, "model": f"m{currency}{at.month}"}
+    use(tenant, at, (price(amount, **book), MILLION))
+    return invoiced(tenant, at)
+
+
+def change_entity(**fields: object) -> None:
+    with all_tenants_scope(BypassReason.BILLING):
+        BillingEntity.objects.filter(pk=default_entity().pk).update(**fields)
+
+
+def assert_valid(*invoices: Invoice) -> None:
+    for invoice in invoices:
+        _, xml = attached(invoice)
+        assert facturx.xml_check_xsd(xml, flavor="factur-x", level="en16931")
+        assert failed_rules(xml) == []
+        with all_tenants_scope(BypassReason.BILLING):
+            rows = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to__period")
+            result = checks.check(rows.get(pk=invoice.pk))
+        assert (result.ledger_difference, result.same_data, result.same_pdf) == (0, True, True)
+
+
+def sums_by_currency() -> dict[str, int]:
+    with all_tenants_scope(BypassReason.BILLING):
+        sums = LedgerEntry.objects.all_tenants().order_by().values_list("transaction__currency")
+        return {currency: int(nano) for currency, nano in sums.annotate(Sum("nano"))}
+
+
+def test_a_tenant_is_billed_in_the_currency_of_its_price_book(acme):
+    """Two tenants, two currencies, one series of numbers; the ledger sums to zero in each currency."""
+    globex = do_create_tenant("globex", "Globex")
+    furnish(acme, "S", 190_000)
+    euros, other = bill(acme, "100"), None
+    use(globex, NOVEMBER, (price("50", model="usd", number=11), MILLION))
+    other = invoiced(globex, NOVEMBER)
+    assert [(row.currency, row.subtotal, row.total) for row in (euros, other)] == [
+        *(("EUR", 10_000, 11_900), ("USD", 5_000, 5_950)),
+    ]
+    _, xml = attached(euros)
+    assert b"<ram:InvoiceCurrencyCode>EUR</ram:InvoiceCurrencyCode>" in xml
+    page = html(document_of(euros))
+    assert "€119.00" in page and "€100.00 / M" in page and "Prices are in EUR" in page and "$" not in page
+    note = do_issue_credit_note(euros, [("SLA", 1_000)], "SLA")
+    debit = do_issue_debit_note(euros, [("Support", 500)], "Support")
+    assert (note.currency, debit.currency) == ("EUR", "EUR")
+    with pytest.raises(Conflict, match="is in USD, but acme is billed in EUR"):
+        do_record_payment(Received("manual", "p0", 100, NOVEMBER, tenant="acme", currency="USD"))
+    do_record_payment(Received("manual", "p1", 11_305, NOVEMBER, tenant="acme"))  # its own, if none is given
+    do_record_payment(Received("manual", "p2", 5_950, NOVEMBER, tenant="globex", currency="USD"))
+    assert {row.state for row in unscoped(Invoice).all()} == {"paid"}
+    assert sums_by_currency() == {"EUR": 0, "USD": 0}
+    assert_valid(euros, other, note, debit)
+
+
+def test_a_re_rating_of_a_book_corrects_its_invoices_in_its_currency(acme):
+    invoice = bill(acme, "10")
+    new = NewPrice("mEUR10", Tier.STANDARD, Component.UNCACHED, dollars("6"))
+    start, end = datetime(2026, 10, 1, tzinfo=UTC), datetime(2026, 11, 1, tzinfo=UTC)
+    do_apply_rerating(do_propose_rerating(Proposal((new,)), start, end, reason="Wrong price", book="eur"), by=None)
+    (number,) = continue_reratings().issued
+    (note,) = unscoped(Invoice).filter(number=number)
+    assert (note.currency, note.subtotal) == ("EUR", 400)
+    assert "from €10.00 to €6.00" in html(document_of(note))
+    assert_valid(invoice, note)
+
+
+def test_stripe_payments_in_euros_pay_invoices_in_euros(acme):
+    invoice = bill(acme, "5")
+    bodies = [stripe.payment(500, currency="eur", metadata={"invoice": invoice.number}), stripe.refund(currency="eur")]
+    for body in bodies:
+        do_record_event(Stripe(stripe.SECRET, clock=lambda: stripe.NOW).event(body, stripe.signed(body)))
+    (row,) = unscoped(Invoice).all()
+    assert row.state == "open"  # 2.00 was refunded
+    assert sums_by_currency() == {"EUR": 0}
+
+
+def test_no_tax_is_converted_if_the_returns_are_in_the_same_currency(acme):
+    furnish(acme, "S", 190_000)
+    change_entity(tax_currency="EUR")
+    invoice = bill(acme, "100")
+    assert "tax_currency" not in document_of(invoice)
+    assert_valid(invoice)
+
+
+def test_tax_and_display_are_converted_from_the_currency_of_the_bill(acme):
+    """GBP 1 is EUR 1.2 by the dollar rates of both."""
+    globex = do_create_tenant("globex", "Globex")
+    in_currency(globex, "GBP")
+    furnish(globex, "S", 200_000)
+    change_entity(tax_currency="EUR")
+    with all_tenants_scope(BypassReason.BILLING):
+        BillingProfile.objects.all_tenants().update(currency="CHF")
+    use(globex, OCTOBER, (price("10", book="gbp", model="x", number=10), MILLION))
+    month = period(OCTOBER)
+    do_close_period(month, now=over(month))
+    (draft,) = do_draft(month, globex)
+    with pytest.raises(Conflict, match="no exchange rate of EUR"):
+        do_finalize(draft, now=month.ends_at)
+    for currency, micro in (("EUR", 900_000), ("GBP", 750_000)):
+        do_add_exchange_rate(currency=currency, on=date(2026, 1, 1), micro_per_usd=micro)
+    with all_tenants_scope(BypassReason.BILLING):
+        assert exchange_rate("GBP", "EUR", date(2026, 11, 1)) == 1_200_000
+        assert exchange_rate("GBP", "CHF", date(2026, 11, 1)) is None
+    invoice = do_finalize(draft, now=month.ends_at)
+    shown = document_of(invoice)
+    assert shown["tax_currency"] == {"currency": "EUR", "micro_per_gbp": 1_200_000, "tax": 240}
+    assert shown["display"] is None  # CHF has no rate
+    assert "at 1.20 per GBP" in html(shown)
+    assert_valid(invoice)
+
+
+def test_the_currency_of_a_tenant_never_changes(acme):
+    do_assign_book(acme, "list")
+    do_assign_book(acme, "eur")
+    do_record_payment(Received("manual", "p1", 100, NOVEMBER, tenant="acme"))
+    with pytest.raises(Conflict, match="payments, budgets or prices in EUR"):
+        do_assign_book(acme, "list")
+    for book, currency, reason in (("eur", "USD", "another currency"), ("list", "EUR", "another currency")):
+        with pytest.raises(ActionRefused, match=reason):
+            do_propose_prices(read_csv(CSV), book=book, currency=currency)
+    for currency in ("JPY", "XXX"):
+        with pytest.raises(ActionRefused, match="two decimals"):
+            do_propose_prices(read_csv(CSV), book="new", currency=currency)
+
+
+def test_usage_with_a_price_in_another_currency_is_not_invoiced(acme):
+    use(acme, OCTOBER, (price("10"), MILLION))  # admitted just before the book was assigned
+    month = period(OCTOBER)
+    do_close_period(month, now=over(month))
+    (draft,) = do_draft(month, acme)
+    with pytest.raises(Conflict, match="another currency than EUR"):
+        do_finalize(draft)
+    assert not NumberSeries.objects.exists()
+
+
+def test_the_ledger_rejects_a_transaction_in_another_currency_than_its_invoice(acme):
+    invoice = bill(acme, "10")
+    entries = [PostedEntry(Account.RECEIVABLE, 1, invoice.pk), PostedEntry(Account.REVENUE, -1, invoice.pk)]
+    with (
+        pytest.raises(IntegrityError, match="another currency than its invoice"),
+        all_tenants_scope(BypassReason.BILLING),
+        connection.cursor() as cursor,
+    ):
+        row = LedgerTransaction.objects.create(tenant_id=acme.pk, key="k", currency="USD")
+        LedgerEntry.objects.all_tenants().bulk_create(
+            LedgerEntry(transaction=row, tenant_id=acme.pk, **entry._asdict()) for entry in entries
+        )
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+
+
+def test_the_api_names_the_currency(acme):
+    invoice = bill(acme, "5")
+    user = User.objects.create_user("b@acme.example")
+    do_add_member(acme, user, "billing")
+    client = by_person(user)
+    assert client.get("/api/billing/profile").json()["billing_currency"] == "EUR"
+    assert client.get("/api/invoices").json()["results"][0]["currency"] == "EUR"
+    assert client.get(f"/api/invoices/{invoice.pk}").json()["document"]["currency"] == "EUR"
+    assert {row["currency"] for row in client.get("/api/ledger").json()["results"]} == {"EUR"}
