@@ -956,6 +956,7 @@ class AsyncOperatorDeploymentsResource:
         quantization: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
         speculation: str | Omit = OMIT,
+        draft_model: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
         block_size: int | Omit | None = OMIT,
         tool_parser: str | Omit = OMIT,
@@ -989,6 +990,7 @@ class AsyncOperatorDeploymentsResource:
             quantization: Of the weights; none by default.
             max_model_len: Tokens of prompt and completion together.
             speculation: Speculative decoding: auto or off; empty: the worker's.
+            draft_model: Draft model of speculative decoding: a source, or self:int8; empty: none.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
             block_size: Tokens of a KV cache block.
             default_max_tokens: Of a response whose request sets no limit.
@@ -1021,6 +1023,7 @@ class AsyncOperatorDeploymentsResource:
                     "quantization": quantization,
                     "max_model_len": max_model_len,
                     "speculation": speculation,
+                    "draft_model": draft_model,
                     "kv_cache_memory": kv_cache_memory,
                     "block_size": block_size,
                     "tool_parser": tool_parser,
@@ -1062,6 +1065,7 @@ class AsyncOperatorDeploymentsResource:
         quantization: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
         speculation: str | Omit = OMIT,
+        draft_model: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
         block_size: int | Omit | None = OMIT,
         tool_parser: str | Omit = OMIT,
@@ -1092,6 +1096,7 @@ class AsyncOperatorDeploymentsResource:
             quantization: Of the weights; none by default.
             max_model_len: Tokens of prompt and completion together.
             speculation: Speculative decoding: auto or off; empty: the worker's.
+            draft_model: Draft model of speculative decoding: a source, or self:int8; empty: none.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
             block_size: Tokens of a KV cache block.
             default_max_tokens: Of a response whose request sets no limit.
@@ -1123,6 +1128,7 @@ class AsyncOperatorDeploymentsResource:
                     "quantization": quantization,
                     "max_model_len": max_model_len,
                     "speculation": speculation,
+                    "draft_model": draft_model,
                     "kv_cache_memory": kv_cache_memory,
                     "block_size": block_size,
                     "tool_parser": tool_parser,
@@ -1197,6 +1203,7 @@ class AsyncOperatorDeploymentsResource:
         quantization: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
         speculation: str | Omit = OMIT,
+        draft_model: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
         block_size: int | Omit | None = OMIT,
         tool_parser: str | Omit = OMIT,
@@ -1230,6 +1237,7 @@ class AsyncOperatorDeploymentsResource:
             quantization: Of the weights; none by default.
             max_model_len: Tokens of prompt and completion together.
             speculation: Speculative decoding: auto or off; empty: the worker's.
+            draft_model: Draft model of speculative decoding: a source, or self:int8; empty: none.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
             block_size: Tokens of a KV cache block.
             default_max_tokens: Of a response whose request sets no limit.
@@ -1262,6 +1270,7 @@ class AsyncOperatorDeploymentsResource:
                     "quantization": quantization,
                     "max_model_len": max_model_len,
                     "speculation": speculation,
+                    "draft_model": draft_model,
                     "kv_cache_memory": kv_cache_memory,
                     "block_size": block_size,
                     "tool_parser": tool_parser,

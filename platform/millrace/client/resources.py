@@ -946,6 +946,7 @@ class OperatorDeploymentsResource:
         quantization: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
         speculation: str | Omit = OMIT,
+        draft_model: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
         block_size: int | Omit | None = OMIT,
         tool_parser: str | Omit = OMIT,
@@ -979,6 +980,7 @@ class OperatorDeploymentsResource:
             quantization: Of the weights; none by default.
             max_model_len: Tokens of prompt and completion together.
             speculation: Speculative decoding: auto or off; empty: the worker's.
+            draft_model: Draft model of speculative decoding: a source, or self:int8; empty: none.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
             block_size: Tokens of a KV cache block.
             default_max_tokens: Of a response whose request sets no limit.
@@ -1011,6 +1013,7 @@ class OperatorDeploymentsResource:
                     "quantization": quantization,
                     "max_model_len": max_model_len,
                     "speculation": speculation,
+                    "draft_model": draft_model,
                     "kv_cache_memory": kv_cache_memory,
                     "block_size": block_size,
                     "tool_parser": tool_parser,
@@ -1052,6 +1055,7 @@ class OperatorDeploymentsResource:
         quantization: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
         speculation: str | Omit = OMIT,
+        draft_model: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
         block_size: int | Omit | None = OMIT,
         tool_parser: str | Omit = OMIT,
@@ -1082,6 +1086,7 @@ class OperatorDeploymentsResource:
             quantization: Of the weights; none by default.
             max_model_len: Tokens of prompt and completion together.
             speculation: Speculative decoding: auto or off; empty: the worker's.
+            draft_model: Draft model of speculative decoding: a source, or self:int8; empty: none.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
             block_size: Tokens of a KV cache block.
             default_max_tokens: Of a response whose request sets no limit.
@@ -1113,6 +1118,7 @@ class OperatorDeploymentsResource:
                     "quantization": quantization,
                     "max_model_len": max_model_len,
                     "speculation": speculation,
+                    "draft_model": draft_model,
                     "kv_cache_memory": kv_cache_memory,
                     "block_size": block_size,
                     "tool_parser": tool_parser,
@@ -1187,6 +1193,7 @@ class OperatorDeploymentsResource:
         quantization: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
         speculation: str | Omit = OMIT,
+        draft_model: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
         block_size: int | Omit | None = OMIT,
         tool_parser: str | Omit = OMIT,
@@ -1220,6 +1227,7 @@ class OperatorDeploymentsResource:
             quantization: Of the weights; none by default.
             max_model_len: Tokens of prompt and completion together.
             speculation: Speculative decoding: auto or off; empty: the worker's.
+            draft_model: Draft model of speculative decoding: a source, or self:int8; empty: none.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
             block_size: Tokens of a KV cache block.
             default_max_tokens: Of a response whose request sets no limit.
@@ -1252,6 +1260,7 @@ class OperatorDeploymentsResource:
                     "quantization": quantization,
                     "max_model_len": max_model_len,
                     "speculation": speculation,
+                    "draft_model": draft_model,
                     "kv_cache_memory": kv_cache_memory,
                     "block_size": block_size,
                     "tool_parser": tool_parser,

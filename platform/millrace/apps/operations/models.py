@@ -41,6 +41,7 @@ class Deployment(models.Model):
         "kv_cache_memory",
         "block_size",
         "speculation",
+        "draft_model",
         "tool_parser",
         "reasoning_parser",
         "default_max_tokens",
@@ -71,6 +72,13 @@ class Deployment(models.Model):
     block_size = models.IntegerField(null=True)
     speculation = models.CharField(
         max_length=8, blank=True, default="", db_default="", help_text="auto or off; empty: the worker's"
+    )
+    draft_model = models.CharField(
+        max_length=1024,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="source, or self:quantization; empty: none",
     )
     tool_parser = models.CharField(max_length=32, default=AUTO)
     reasoning_parser = models.CharField(max_length=32, default=AUTO)
@@ -144,6 +152,7 @@ class Deployment(models.Model):
             block_size=self.block_size,
             upstream=self.upstream,
             speculation=self.speculation,
+            draft_model=self.draft_model,
         )
 
     @property
