@@ -304,12 +304,12 @@ class Worker:
         if loaded is None:
             raise AssertionError("the replica's lock is held, so its engine cannot be closed")
         live = ActiveJob(decode_job(payload), attempt, replica.id, loaded.machine.block_size)
-        log.info("execution_claimed", **live.job.billing_context.log_fields(), attempt=attempt)
         if num_pins and loaded.pins is not None:
             live.paid = loaded.pins.look_up(live.job)
         loaded.client.submit(live)
         if self._control.was_cancelled(live):  # before it was submitted
             loaded.client.cancel(live)
+        log.info("execution_claimed", **live.job.billing_context.log_fields(), attempt=attempt)
         return live
 
     def _room(self) -> int:
