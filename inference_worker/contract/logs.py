@@ -5,14 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 
-# structlog imports these packages if they are installed, for colors and greenlets, which no process needs. They would
-# take 5 MB in each process.
-_unused = [name for name in ("rich", "greenlet") if name not in sys.modules]
-sys.modules.update(dict.fromkeys(_unused))  # type: ignore[arg-type]
-import structlog  # noqa: E402
+from inference_worker.contract.optional_imports import without_packages
 
-for _name in _unused:
-    del sys.modules[_name]
+with without_packages("rich", "greenlet"):  # for colors and greenlets: 5 MB
+    import structlog
 
 
 def configure_logging(level: str, format_: str) -> None:

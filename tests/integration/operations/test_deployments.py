@@ -317,10 +317,12 @@ def test_a_draft_model_is_checked_and_published(operator: APIClient, broker: red
     for draft, message in ((str(other), "the vocabulary is not that of the model"), ("/none", "neither a model")):
         refused = call(operator, "post", "/check", body | {"draft_model": draft})
         assert refused.status_code == 400
-        assert message in refused.json()["errors"]["draft_model"][0]["message"]
+        assert message in refused.json()["errors"]["draft_model"][0]
     added = call(operator, "post", body=body | {"draft_model": "self:int8"}).json()
     assert added["draft_model"] == "self:int8"
-    assert [each.spec.draft_model for each in published(broker)] == ["", "", "self:int8"]
+    wanted = published(broker).find("llama")
+    assert wanted is not None
+    assert wanted.spec.draft_model == "self:int8"
     assert call(operator, "patch", "/llama", {"draft_model": ""}).json()["version"] != added["version"]
 
 

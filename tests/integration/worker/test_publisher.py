@@ -110,7 +110,8 @@ def test_the_last_tokens_are_sent_with_the_end(
     live = begin(broker, queued, make_job())
     publisher.deliver([last(live, 7, 8)])
     assert publisher.has_ended(live)
-    _, (_, entry) = broker.xrange(gateway_stream("gw-a"))
+    entries: Any = broker.xrange(gateway_stream("gw-a"))
+    _, (_, entry) = entries
     assert [type(event) for event in decode_events(entry[b"e"])] == [Tokens, End]
     assert [type(event) for event in log_of(broker, "req_1")] == [Tokens, End]
 
