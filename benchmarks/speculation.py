@@ -29,14 +29,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.options import parse
-from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.config import MAX_DRAFTING_SEQUENCES, EngineConfig
 from inference_worker.contract.request import Request, SamplingParams, ServiceClass, StructuredSpec
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.models.model_source import ensure_model
+from inference_worker.worker.worker import find_draft_model
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 KINDS = ("extraction", "edit", "edit_prediction", "json", "chat")
+EQUALITY_BLOCKS = 24  # of the KV cache of --equality; 4 sequences often need more
 CHAT_TEMPLATE = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -163,8 +165,12 @@ def measure(
 
 
 def check_equality(config: EngineConfig, count: int, max_tokens: int) -> dict[str, int]:
-    """Compare greedy outputs on a small KV cache. A part of the requests arrives later and preempts others."""
-    sides = [Side(LLMEngine(replace(config, speculation=s, num_blocks=40, prefix_cache=True))) for s in (False, True)]
+    """Compare greedy outputs on a small KV cache. A part of the requests arrives later and preempts others.
+
+    A step has at most as many sequences as may have drafts.
+    """
+    config = replace(config, num_blocks=EQUALITY_BLOCKS, max_num_seqs=MAX_DRAFTING_SEQUENCES, prefix_cache=True)
+    sides = [Side(LLMEngine(replace(config, speculation=speculation))) for speculation in (False, True)]
     requests = make_requests(sides[0].engine, read_prompts()["chat"][:count], "chat", 0.0, max_tokens)
     for side in sides:
         for index, request in enumerate(requests):
@@ -180,10 +186,13 @@ def check_equality(config: EngineConfig, count: int, max_tokens: int) -> dict[st
             side.engine.check_integrity()
     if sides[0].outputs != sides[1].outputs:
         raise RuntimeError("an output differs with speculation")
-    stats = sides[1].engine.stats()
+    stats, speculator = sides[1].engine.stats(), sides[1].engine.speculator
+    if speculator is None:
+        raise RuntimeError("the engine does not speculate on this device")
     return {
         "outputs": len(sides[1].outputs), "plain_steps": sides[0].steps, "steps": sides[1].steps,
         "preemptions": stats.preemptions, "cached_tokens": stats.cached_tokens,
+        "drafts": sum(speculator.counts.verified.values()), "accepted": sum(speculator.counts.accepted.values()),
     }  # fmt: skip
 
 
@@ -197,6 +206,10 @@ def main() -> None:
             max_num_batched_tokens=256, long_prefill_token_threshold=128, prefix_cache=False,
             batch_invariant=options.batch_invariant,
         )  # fmt: skip
+        if options.draft_model:
+            draft = ModelSpec("draft", "embedded", "auto", draft_model=options.draft_model)
+            draft_dir, draft_quantization = find_draft_model(draft, directory, Path(place))
+            config = replace(config, draft_model_dir=draft_dir, draft_quantization=draft_quantization)
         if options.equality:
             print(json.dumps(check_equality(config, options.equality, options.output)))
             return
@@ -234,6 +247,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0, help="0: one for each core (default)")
     parser.add_argument("--equality", type=int, default=0, metavar="N", help="only compare N greedy outputs")
     parser.add_argument("--batch-invariant", action="store_true", help="use the batch-invariant mode")
+    parser.add_argument("--draft-model", default="", metavar="SOURCE", help="a draft model, such as self:int8")
     parser.add_argument("--model", help="a Hugging Face model directory (default: the embedded model)")
     options = parse(
         parser, {"kinds": "extraction,json", "temperatures": "0", "streams": "1,4", "prompts": 2, "output": 16}

@@ -10,7 +10,6 @@ from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator
 from django.db import models
 from django.db.models import F, Q
-from stdnum import bic, iban
 
 from billing.amounts import PPM
 from billing.iso_codes import COUNTRIES, CURRENCIES
@@ -67,6 +66,8 @@ def check_iban(number: str) -> None:
     Raises:
         ValidationError: it is not valid.
     """
+    from stdnum import iban  # stdnum and pydoc take 1 MB in a gateway
+
     if not iban.is_valid(number) or number != iban.compact(number):
         raise ValidationError("Use a valid IBAN without spaces, for example DE75512108001245126199.", code="iban")
 
@@ -77,6 +78,8 @@ def check_bic(code: str) -> None:
     Raises:
         ValidationError: it is not valid.
     """
+    from stdnum import bic
+
     if not bic.is_valid(code) or code != bic.compact(code):
         raise ValidationError("Use a valid BIC of 8 or 11 characters, for example SOGEDEFF.", code="bic")
 

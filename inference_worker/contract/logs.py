@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 
-import structlog
+from inference_worker.contract.optional_imports import without_packages
+
+with without_packages("rich", "greenlet"):  # for colors and greenlets: 5 MB
+    import structlog
 
 
 def configure_logging(level: str, format_: str) -> None:

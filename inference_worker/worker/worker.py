@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import redis
@@ -21,7 +22,7 @@ import torch
 from redis.exceptions import NoScriptError
 
 from inference_worker.contract import claims, valkey
-from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile
+from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile, QuantizationName
 from inference_worker.contract.deployments import ALL_WORKERS, WANTED_KEY, WantedState, decode_wanted
 from inference_worker.contract.disk import FreeSpace
 from inference_worker.contract.encoder_config import EncoderConfig, read_model_config
@@ -40,7 +41,7 @@ from inference_worker.contract.messages import (
     wakeups_key,
 )
 from inference_worker.contract.request import RequestError
-from inference_worker.contract.settings import ModelSpec, WorkerSettings
+from inference_worker.contract.settings import SELF_DRAFT, ModelSpec, WorkerSettings
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from inference_worker.engine.device import pick_device, pick_dtype
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
@@ -93,6 +94,23 @@ def worker_name(settings: WorkerSettings) -> str:
             f" MILLRACE_WORKER_MODEL={NO_MODEL} has no default"
         )
     return f"{spec.name}-0"
+
+
+def find_draft_model(spec: ModelSpec, directory: Path, data_dir: Path) -> tuple[Path | None, QuantizationName]:
+    """Return the directory of the deployment's draft model, or None, and the quantization of its weights.
+
+    Args:
+        directory: of the model.
+        data_dir: directory of converted models.
+
+    Raises:
+        ModelError: the draft model is missing, damaged or not supported.
+    """
+    if spec.draft_model.startswith(SELF_DRAFT):
+        return directory, cast(QuantizationName, spec.draft_model.removeprefix(SELF_DRAFT))
+    if not spec.draft_model:
+        return None, "none"
+    return ensure_model(ModelSpec(spec.name, spec.draft_model, spec.dtype), data_dir), "none"
 
 
 def step_limits(settings: WorkerSettings) -> EngineProfile:
@@ -290,12 +308,12 @@ class Worker:
         if loaded is None:
             raise AssertionError("the replica's lock is held, so its engine cannot be closed")
         live = ActiveJob(decode_job(payload), attempt, replica.id, loaded.machine.block_size)
-        log.info("execution_claimed", **live.job.billing_context.log_fields(), attempt=attempt)
         if num_pins and loaded.pins is not None:
             live.paid = loaded.pins.look_up(live.job)
         loaded.client.submit(live)
         if self._control.was_cancelled(live):  # before it was submitted
             loaded.client.cancel(live)
+        log.info("execution_claimed", **live.job.billing_context.log_fields(), attempt=attempt)
         return live
 
     def _room(self) -> int:
@@ -433,9 +451,11 @@ class Worker:
     def _engine_config(self, spec: ModelSpec, progress: Callable[[int, int], None]) -> EngineConfig:
         settings = self.settings
         limits = step_limits(settings)
+        directory = ensure_model(spec, settings.data_dir, progress)
         memory = spec.kv_cache_memory
+        draft_dir, draft_quantization = find_draft_model(spec, directory, settings.data_dir)
         return EngineConfig(
-            model_dir=ensure_model(spec, settings.data_dir, progress),
+            model_dir=directory,
             device=settings.device,
             dtype=spec.dtype,
             quantization=spec.quantization,
@@ -453,6 +473,8 @@ class Worker:
             cpu_kernels=settings.cpu_kernels,
             batch_invariant=settings.batch_invariant,
             speculation=(spec.speculation or settings.speculation) == "auto",
+            draft_model_dir=draft_dir,
+            draft_quantization=draft_quantization,
         )
 
     def _heartbeats(self, beat: int) -> Mapping[str, Heartbeat]:

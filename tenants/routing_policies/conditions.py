@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, time
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
@@ -179,8 +179,3 @@ def _time(text: str) -> time:
 @lru_cache(maxsize=256)
 def _zone(name: str) -> ZoneInfo:
     return ZoneInfo(name)
-
-
-def used_facts(when: When) -> dict[str, Any]:
-    """Return the given conditions by name."""
-    return {name: value for name in when.__struct_fields__ if (value := getattr(when, name)) is not None}

@@ -25,7 +25,7 @@ _SECRET = forms.PasswordInput(attrs={"autocomplete": "off", "spellcheck": "false
 # The options of Millrace's engine. An upstream has none of them.
 _OWN_ENGINE = (
     *("source", "revision", "dtype", "quantization", "kv_cache_dtype", "kv_cache_memory", "block_size"),
-    *("speculation", "tool_parser", "reasoning_parser"),
+    *("speculation", "draft_model", "tool_parser", "reasoning_parser"),
 )
 
 
@@ -83,6 +83,13 @@ class DeploymentForm(forms.Form):
         label="Speculative decoding",
         required=False,
         choices=[("", "Worker's setting"), *_choices(*get_args(SpeculationName))],
+    )
+    draft_model = forms.CharField(
+        label="Draft model",
+        max_length=1024,
+        required=False,
+        widget=_MONO,
+        help_text="A source with the same tokenizer, or the quantized model, e.g. self:int8. Leave blank for none",
     )
     pools = forms.CharField(
         label="Replicas",

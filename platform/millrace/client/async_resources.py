@@ -957,6 +957,7 @@ class AsyncOperatorDeploymentsResource:
         kv_cache_dtype: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
         speculation: str | Omit = OMIT,
+        draft_model: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
         block_size: int | Omit | None = OMIT,
         tool_parser: str | Omit = OMIT,
@@ -991,6 +992,7 @@ class AsyncOperatorDeploymentsResource:
             kv_cache_dtype: Of the stored keys and values: auto, int8 or fp8.
             max_model_len: Tokens of prompt and completion together.
             speculation: Speculative decoding: auto or off; empty: the worker's.
+            draft_model: Draft model of speculative decoding: a source, or self:int8; empty: none.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
             block_size: Tokens of a KV cache block.
             default_max_tokens: Of a response whose request sets no limit.
@@ -1024,6 +1026,7 @@ class AsyncOperatorDeploymentsResource:
                     "kv_cache_dtype": kv_cache_dtype,
                     "max_model_len": max_model_len,
                     "speculation": speculation,
+                    "draft_model": draft_model,
                     "kv_cache_memory": kv_cache_memory,
                     "block_size": block_size,
                     "tool_parser": tool_parser,
@@ -1066,6 +1069,7 @@ class AsyncOperatorDeploymentsResource:
         kv_cache_dtype: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
         speculation: str | Omit = OMIT,
+        draft_model: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
         block_size: int | Omit | None = OMIT,
         tool_parser: str | Omit = OMIT,
@@ -1097,6 +1101,7 @@ class AsyncOperatorDeploymentsResource:
             kv_cache_dtype: Of the stored keys and values: auto, int8 or fp8.
             max_model_len: Tokens of prompt and completion together.
             speculation: Speculative decoding: auto or off; empty: the worker's.
+            draft_model: Draft model of speculative decoding: a source, or self:int8; empty: none.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
             block_size: Tokens of a KV cache block.
             default_max_tokens: Of a response whose request sets no limit.
@@ -1129,6 +1134,7 @@ class AsyncOperatorDeploymentsResource:
                     "kv_cache_dtype": kv_cache_dtype,
                     "max_model_len": max_model_len,
                     "speculation": speculation,
+                    "draft_model": draft_model,
                     "kv_cache_memory": kv_cache_memory,
                     "block_size": block_size,
                     "tool_parser": tool_parser,
@@ -1204,6 +1210,7 @@ class AsyncOperatorDeploymentsResource:
         kv_cache_dtype: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
         speculation: str | Omit = OMIT,
+        draft_model: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
         block_size: int | Omit | None = OMIT,
         tool_parser: str | Omit = OMIT,
@@ -1238,6 +1245,7 @@ class AsyncOperatorDeploymentsResource:
             kv_cache_dtype: Of the stored keys and values: auto, int8 or fp8.
             max_model_len: Tokens of prompt and completion together.
             speculation: Speculative decoding: auto or off; empty: the worker's.
+            draft_model: Draft model of speculative decoding: a source, or self:int8; empty: none.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
             block_size: Tokens of a KV cache block.
             default_max_tokens: Of a response whose request sets no limit.
@@ -1271,6 +1279,7 @@ class AsyncOperatorDeploymentsResource:
                     "kv_cache_dtype": kv_cache_dtype,
                     "max_model_len": max_model_len,
                     "speculation": speculation,
+                    "draft_model": draft_model,
                     "kv_cache_memory": kv_cache_memory,
                     "block_size": block_size,
                     "tool_parser": tool_parser,

@@ -361,6 +361,7 @@ class Deployment(TypedDict):
     kv_cache_memory: str
     block_size: int | None
     speculation: str
+    draft_model: str
     tool_parser: str
     reasoning_parser: str
     default_max_tokens: int | None

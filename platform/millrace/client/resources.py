@@ -947,6 +947,7 @@ class OperatorDeploymentsResource:
         kv_cache_dtype: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
         speculation: str | Omit = OMIT,
+        draft_model: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
         block_size: int | Omit | None = OMIT,
         tool_parser: str | Omit = OMIT,
@@ -981,6 +982,7 @@ class OperatorDeploymentsResource:
             kv_cache_dtype: Of the stored keys and values: auto, int8 or fp8.
             max_model_len: Tokens of prompt and completion together.
             speculation: Speculative decoding: auto or off; empty: the worker's.
+            draft_model: Draft model of speculative decoding: a source, or self:int8; empty: none.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
             block_size: Tokens of a KV cache block.
             default_max_tokens: Of a response whose request sets no limit.
@@ -1014,6 +1016,7 @@ class OperatorDeploymentsResource:
                     "kv_cache_dtype": kv_cache_dtype,
                     "max_model_len": max_model_len,
                     "speculation": speculation,
+                    "draft_model": draft_model,
                     "kv_cache_memory": kv_cache_memory,
                     "block_size": block_size,
                     "tool_parser": tool_parser,
@@ -1056,6 +1059,7 @@ class OperatorDeploymentsResource:
         kv_cache_dtype: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
         speculation: str | Omit = OMIT,
+        draft_model: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
         block_size: int | Omit | None = OMIT,
         tool_parser: str | Omit = OMIT,
@@ -1087,6 +1091,7 @@ class OperatorDeploymentsResource:
             kv_cache_dtype: Of the stored keys and values: auto, int8 or fp8.
             max_model_len: Tokens of prompt and completion together.
             speculation: Speculative decoding: auto or off; empty: the worker's.
+            draft_model: Draft model of speculative decoding: a source, or self:int8; empty: none.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
             block_size: Tokens of a KV cache block.
             default_max_tokens: Of a response whose request sets no limit.
@@ -1119,6 +1124,7 @@ class OperatorDeploymentsResource:
                     "kv_cache_dtype": kv_cache_dtype,
                     "max_model_len": max_model_len,
                     "speculation": speculation,
+                    "draft_model": draft_model,
                     "kv_cache_memory": kv_cache_memory,
                     "block_size": block_size,
                     "tool_parser": tool_parser,
@@ -1194,6 +1200,7 @@ class OperatorDeploymentsResource:
         kv_cache_dtype: str | Omit = OMIT,
         max_model_len: int | Omit | None = OMIT,
         speculation: str | Omit = OMIT,
+        draft_model: str | Omit = OMIT,
         kv_cache_memory: str | Omit = OMIT,
         block_size: int | Omit | None = OMIT,
         tool_parser: str | Omit = OMIT,
@@ -1228,6 +1235,7 @@ class OperatorDeploymentsResource:
             kv_cache_dtype: Of the stored keys and values: auto, int8 or fp8.
             max_model_len: Tokens of prompt and completion together.
             speculation: Speculative decoding: auto or off; empty: the worker's.
+            draft_model: Draft model of speculative decoding: a source, or self:int8; empty: none.
             kv_cache_memory: A size such as 2GiB, or a share such as 0.9.
             block_size: Tokens of a KV cache block.
             default_max_tokens: Of a response whose request sets no limit.
@@ -1261,6 +1269,7 @@ class OperatorDeploymentsResource:
                     "kv_cache_dtype": kv_cache_dtype,
                     "max_model_len": max_model_len,
                     "speculation": speculation,
+                    "draft_model": draft_model,
                     "kv_cache_memory": kv_cache_memory,
                     "block_size": block_size,
                     "tool_parser": tool_parser,

@@ -9,7 +9,11 @@ from channels.routing import ProtocolTypeRouter, URLRouter
 from django.core.asgi import get_asgi_application
 from django.urls import re_path
 
+from inference_worker.contract.optional_imports import without_packages
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "millrace.conf.settings")
+with without_packages("requests", "pygments"):  # for the framework's own documentation: 6 MB
+    import rest_framework.compat  # noqa: F401
 django_application = get_asgi_application()
 
 from millrace.conf.console_bodies import BoundedBodies  # noqa: E402 - Django is set up first

@@ -36,7 +36,8 @@ INSTALLED_APPS = [
     "allauth.account",
     "allauth.mfa",
     "allauth.socialaccount",
-    "allauth.socialaccount.providers.openid_connect",
+    # NOTE: not installed without a provider, because it imports requests, which takes 5 MB in each gateway.
+    *(["allauth.socialaccount.providers.openid_connect"] if _settings.oidc_issuer else []),
     "allauth.usersessions",
     "channels",
     "rest_framework",

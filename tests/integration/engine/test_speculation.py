@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.speculation import check_equality
 from inference_worker.contract.config import EngineConfig
 from inference_worker.contract.request import Request, SamplingParams, ServiceClass, StructuredSpec
 from inference_worker.contract.tokenizer import Tokenizer
@@ -238,3 +239,16 @@ def test_outputs_are_equal_with_chunked_prompts_prefix_hits_and_preemptions(
     assert engine.metrics.forced_tokens > 0
     assert engine.speculator.counts.accepted["lookup"] > 20
     assert stats.steps - plain_steps < 0.85 * plain_steps
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # twice 250 outputs
+def test_greedy_outputs_of_200_real_prompts_are_equal(model_dir: Path) -> None:
+    config = EngineConfig(
+        model_dir, device="cpu", measure_peaks=False, max_num_batched_tokens=256, long_prefill_token_threshold=128
+    )
+    found = check_equality(config, 200, 48)
+    assert found["outputs"] == 250
+    assert found["preemptions"] > 0
+    assert found["cached_tokens"] > 0
+    assert found["accepted"] > 100

@@ -327,6 +327,15 @@ def test_a_refusal_names_its_budget_and_no_model(client, acme):
     assert "Blocked by budget" in get(client, f"/t/acme/requests/{unnamed.request_id}")
 
 
+def test_the_page_has_accepted_and_rejected_drafts(client, acme):
+    name = meter(acme, uncached=25, output=9, accepted_drafts=4, rejected_drafts=3)
+    record(acme, request_id=name)
+    text = " ".join(re.sub(r"<[^>]+>", " ", get(client, f"/t/acme/requests/{name}")).split())
+    assert "of that, accepted drafts 4 Rejected drafts, not billed 3" in text
+    name = meter(acme, uncached=25, output=9)
+    assert "drafts" not in get(client, f"/t/acme/requests/{name}")
+
+
 def test_prices_are_named_by_their_effective_time(client, acme):
     use(acme, NOW, (price("3", number=NOW.month), 1000))
     (event,) = of(UsageEvent, acme)

@@ -285,7 +285,7 @@ async def finish(broker: redis.Redis, replica: str, request_id: str, attempt: in
     event = ExecutionUsage(billing_context, attempt, "completed", "stop", usage, replica, 32)
     end = End(request_id, attempt, 9, "stop", None, usage)
     keys = [claim_key(request_id, 0), USAGE_STREAM, gateway_stream(GATEWAY), event_log_key(request_id, attempt)]
-    args = [attempt, encode(event), encode([end]), encode(end), 60]
+    args = [attempt, encode(event), encode([end]), 60, encode(end)]
     return await broker.eval(claims.FINISH, 4, *keys, *args) is not None  # type: ignore[misc]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -42,6 +43,7 @@ from tenants.actions import ActionRefused, Conflict, do_create_tenant
 from tenants.actions.credentials import do_create_credential
 from tenants.credentials.encryption import decrypt_secret
 from tenants.models import AuditEntry, UpstreamCredential, User
+from tests.support.engine.tiny_qwen3 import write_qwen3
 from tests.support.rows import unscoped
 from tests.support.tenants.management_api import by_person
 
@@ -131,6 +133,9 @@ def test_the_command_imports_the_settings(broker: redis.Redis) -> None:
         {"quantization": "int3"},
         {"kv_cache_dtype": "int4"},
         {"tool_parser": "unknown"},
+        {"draft_model": "self:int3"},
+        {"draft_model": "embedded:minilm"},
+        {"draft_model": "/" * 1025},
         {"max_model_len": 1},
         {"kv_cache_memory": "much"},
         {"pools": {}},
@@ -300,6 +305,27 @@ def test_the_api_adds_updates_and_removes(operator: APIClient, broker: redis.Red
     assert call(operator, "post", "/check", {"name": "new", "source": "embedded"}).json() == {"task": "generate"}
     assert call(operator, "delete", "/llama").status_code == 204
     assert call(operator, "get", "/llama").status_code == 404
+
+
+@pytest.mark.usefixtures("catalog")
+def test_a_draft_model_is_checked_and_published(operator: APIClient, broker: redis.Redis, tmp_path: Path) -> None:
+    model, other = write_qwen3(tmp_path / "model"), write_qwen3(tmp_path / "other")
+    body = {"name": "llama", "source": str(model)}
+    for draft in ("self:int8", str(other)):
+        assert call(operator, "post", "/check", body | {"draft_model": draft}).json() == {"task": "generate"}
+    tokenizer = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer["added_tokens"][-1]["content"] = "<another>"
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    for draft, message in ((str(other), "the vocabulary is not that of the model"), ("/none", "neither a model")):
+        refused = call(operator, "post", "/check", body | {"draft_model": draft})
+        assert refused.status_code == 400
+        assert message in refused.json()["errors"]["draft_model"][0]
+    added = call(operator, "post", body=body | {"draft_model": "self:int8"}).json()
+    assert added["draft_model"] == "self:int8"
+    wanted = published(broker).find("llama")
+    assert wanted is not None
+    assert wanted.spec.draft_model == "self:int8"
+    assert call(operator, "patch", "/llama", {"draft_model": ""}).json()["version"] != added["version"]
 
 
 @pytest.mark.usefixtures("catalog")

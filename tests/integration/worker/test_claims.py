@@ -40,7 +40,7 @@ def give_up(broker: redis.Redis, key: str, attempt: int, replica: str) -> int | 
 def finish(broker: redis.Redis, key: str, job: InferenceJob, attempt: int) -> bytes | None:
     name = job.billing_context.request_id
     keys = [key, USAGE_STREAM, gateway_stream(job.gateway_id), event_log_key(name, attempt)]
-    return broker.eval(claims.FINISH, 4, *keys, attempt, encode(make_usage(job, attempt)), b"batch", b"end", 60)  # type: ignore[no-any-return]
+    return broker.eval(claims.FINISH, 4, *keys, attempt, encode(make_usage(job, attempt)), b"batch", 60, b"end")  # type: ignore[no-any-return]
 
 
 def fail(broker: redis.Redis, key: str, job: InferenceJob, attempt: int) -> int | bytes:

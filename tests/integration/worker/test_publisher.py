@@ -104,6 +104,18 @@ def test_outputs_are_published_and_metered(broker: redis.Redis, queued: Queued, 
     assert 0 < broker.ttl(event_log_key("req_1", 1)) <= 50
 
 
+def test_the_last_tokens_are_sent_with_the_end(
+    broker: redis.Redis, queued: Queued, publisher: ObservedPublisher
+) -> None:
+    live = begin(broker, queued, make_job())
+    publisher.deliver([last(live, 7, 8)])
+    assert publisher.has_ended(live)
+    entries: Any = broker.xrange(gateway_stream("gw-a"))
+    _, (_, entry) = entries
+    assert [type(event) for event in decode_events(entry[b"e"])] == [Tokens, End]
+    assert [type(event) for event in log_of(broker, "req_1")] == [Tokens, End]
+
+
 def test_the_usage_event_contains_the_cache_miss_reason(
     broker: redis.Redis, queued: Queued, publisher: ObservedPublisher
 ) -> None:

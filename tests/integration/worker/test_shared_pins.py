@@ -429,7 +429,7 @@ class Executions:
 
     def finish(self, live: ActiveJob) -> None:
         keys = [self.key(live), USAGE_STREAM, "gw", "log"]
-        self._broker.eval(claims.FINISH, 4, *keys, 1, encode(make_usage(live.job)), b"batch", b"end", 60)
+        self._broker.eval(claims.FINISH, 4, *keys, 1, encode(make_usage(live.job)), b"batch", 60, b"end")
 
     def give_up(self, live: ActiveJob) -> None:
         self._broker.eval(claims.ABANDON, 1, self.key(live), 1, "r")

@@ -123,7 +123,7 @@ class Worker:
         keys = [claim_key(name, job.billing_context.execution), USAGE_STREAM, gateway_stream(job.gateway_id)]
         keys.append(event_log_key(name, attempt))
         await self.broker.eval(  # type: ignore[misc]
-            claims.FINISH, 4, *keys, attempt, encode(event), encode([end]), encode(end), 60
+            claims.FINISH, 4, *keys, attempt, encode(event), encode([end]), 60, encode(end)
         )
         self.answered.append(event)
 

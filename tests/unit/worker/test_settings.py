@@ -8,10 +8,10 @@ from typing import get_args
 import pytest
 
 from inference_worker.contract import env
-from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile, ProfileName
+from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile, ModelError, ProfileName
 from inference_worker.contract.output_formats import REASONING_FORMATS, TOOL_FORMATS
 from inference_worker.contract.settings import ModelSpec, WorkerSettings, format_models, parse_models
-from inference_worker.worker.worker import step_limits, worker_name
+from inference_worker.worker.worker import find_draft_model, step_limits, worker_name
 
 
 def settings(**values: object) -> WorkerSettings:
@@ -85,6 +85,21 @@ def test_a_model_has_a_quantization() -> None:
         parse_models("a=embedded?kv_cache_dtype=int5")
     with pytest.raises(ValueError, match="want one of none, int8, int4, int4-g64, int4-g128, fp8"):
         parse_models("a=embedded?quantization=int3")
+
+
+def test_a_model_has_a_draft_model(tmp_path: Path) -> None:
+    text = "a=/models/a?draft_model=self%3Aint8,b=/models/b?draft_model=%2Fmodels%2Fb-small,c=/models/c"
+    quantized, other, none = specs = parse_models(text)
+    assert format_models(specs) == text
+    assert len({spec.version for spec in specs}) == 3
+    assert find_draft_model(quantized, tmp_path, tmp_path) == (tmp_path, "int8")
+    assert find_draft_model(none, tmp_path, tmp_path) == (None, "none")
+    with pytest.raises(ModelError, match="/models/b-small is neither a model directory"):
+        find_draft_model(other, tmp_path, tmp_path)
+    with pytest.raises(ValueError, match="draft_model: 'self:int3': the model's own quantized forms are self:int8, "):
+        parse_models("a=embedded?draft_model=self%3Aint3")
+    with pytest.raises(ValueError, match="does not generate text"):
+        parse_models("a=embedded?draft_model=embedded:minilm")
 
 
 def test_the_parsers_of_a_model() -> None:

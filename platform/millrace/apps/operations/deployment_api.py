@@ -51,6 +51,12 @@ class DeploymentOptions(Strict):
         max_length=8,
         help_text="Speculative decoding: auto or off; empty: the worker's.",
     )
+    draft_model = serializers.CharField(
+        required=False,
+        allow_blank=True,
+        max_length=1024,
+        help_text="Draft model of speculative decoding: a source, or self:int8; empty: none.",
+    )
     kv_cache_memory = serializers.CharField(
         required=False, allow_blank=True, max_length=16, help_text="A size such as 2GiB, or a share such as 0.9."
     )
@@ -195,6 +201,7 @@ class DeploymentOut(serializers.Serializer[DeploymentStatus]):
     kv_cache_memory = serializers.CharField(source="deployment.kv_cache_memory")
     block_size = serializers.IntegerField(source="deployment.block_size", allow_null=True)
     speculation = serializers.CharField(source="deployment.speculation")
+    draft_model = serializers.CharField(source="deployment.draft_model")
     tool_parser = serializers.CharField(source="deployment.tool_parser")
     reasoning_parser = serializers.CharField(source="deployment.reasoning_parser")
     default_max_tokens = serializers.IntegerField(source="deployment.default_max_tokens", allow_null=True)

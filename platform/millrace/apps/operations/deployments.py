@@ -39,9 +39,17 @@ from inference_worker.contract.deployments import (
 from inference_worker.contract.encoder_config import model_task, read_model_config
 from inference_worker.contract.managed_commands import parse_command, sign_managed
 from inference_worker.contract.output_formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
-from inference_worker.contract.settings import EMBEDDED, MODEL_NAME, ModelSpec, read_kv_cache_memory
+from inference_worker.contract.settings import (
+    EMBEDDED,
+    MODEL_NAME,
+    SELF_DRAFT,
+    ModelSpec,
+    check_draft_model,
+    read_kv_cache_memory,
+)
 from inference_worker.contract.upstream_presets import preset_of
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
+from inference_worker.models.draft_check import read_draft_config
 from inference_worker.models.model_source import embedded_source
 from millrace.apps.operations.models import GENERATE, MILLRACE, Deployment
 from tenants import audit
@@ -306,10 +314,7 @@ def check_source(spec: ModelSpec) -> str:
         FieldRefused: the source is missing, or its model is not supported.
     """
     try:
-        path = embedded_source(spec.source) if spec.source in EMBEDDED else Path(spec.source).expanduser()
-        if not (path.is_dir() or (path.suffix == ".gguf" and path.is_file())):
-            message = f"{path} is neither a model directory nor a .gguf file on this machine."
-            raise FieldRefused("source", "invalid", message)
+        path = _find_source("source", spec.source)
         if spec.quantization == "gguf" and path.suffix != ".gguf":
             raise FieldRefused("quantization", "invalid", "Only a .gguf file has blocks to keep. Choose another one.")
         if path.is_dir():
@@ -319,7 +324,35 @@ def check_source(spec: ModelSpec) -> str:
                 raise FieldRefused("max_model_len", "invalid", message)
     except (ModelError, OSError, RuntimeError) as exc:  # RuntimeError: a home directory of an unknown user
         raise FieldRefused("source", "invalid", f"{exc}.") from exc
+    if spec.draft_model and not spec.draft_model.startswith(SELF_DRAFT):
+        _check_draft(path, spec.draft_model)
     return model_task(spec.source)
+
+
+def _find_source(field: str, source: str) -> Path:
+    """Return the path of a model's source on this machine.
+
+    Raises:
+        FieldRefused: it is missing. ModelError, RuntimeError: it cannot be found.
+    """
+    path = embedded_source(source) if source in EMBEDDED else Path(source).expanduser()
+    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
+        return path
+    raise FieldRefused(field, "invalid", f"{path} is neither a model directory nor a .gguf file on this machine.")
+
+
+def _check_draft(path: Path, draft_source: str) -> None:
+    """Check that a draft model exists, and has the vocabulary of the model if both are directories.
+
+    Raises:
+        FieldRefused: it is missing, is not supported or has another vocabulary.
+    """
+    try:
+        draft = _find_source("draft_model", draft_source)
+        if draft.is_dir() and path.is_dir():
+            read_draft_config(path, draft)
+    except (ModelError, OSError, RuntimeError) as exc:
+        raise FieldRefused("draft_model", "invalid", f"{exc}.") from exc
 
 
 def unpriced_names(names: Iterable[str]) -> set[str]:
@@ -385,7 +418,7 @@ def _list_prices(model: str) -> list[NewPrice]:
 def _options_of(spec: ModelSpec) -> dict[str, Any]:
     """Return the options that MILLRACE_MODELS defines."""
     names = ("source", "dtype", "max_model_len", "tool_parser", "reasoning_parser", "revision", "quantization")
-    return {name: getattr(spec, name) for name in (*names, "speculation", "kv_cache_dtype")}
+    return {name: getattr(spec, name) for name in (*names, "speculation", "kv_cache_dtype", "draft_model")}
 
 
 def _check(row: Deployment) -> None:
@@ -418,6 +451,12 @@ def _check(row: Deployment) -> None:
         raise FieldRefused("idle_seconds", "invalid", f"Enter a number from 0 to {MAX_IDLE_SECONDS}.")
     if len(row.revision) > 128:
         raise FieldRefused("revision", "invalid", "Enter at most 128 characters.")
+    if len(row.draft_model) > 1024:
+        raise FieldRefused("draft_model", "invalid", "Enter at most 1024 characters.")
+    try:
+        check_draft_model(row.draft_model)
+    except ValueError as exc:
+        raise FieldRefused("draft_model", "invalid", f"{str(exc).removeprefix('draft_model: ')}.") from exc
     try:
         read_kv_cache_memory(row.kv_cache_memory)
     except ValueError as exc:

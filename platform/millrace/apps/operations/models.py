@@ -42,6 +42,7 @@ class Deployment(models.Model):
         "kv_cache_memory",
         "block_size",
         "speculation",
+        "draft_model",
         "tool_parser",
         "reasoning_parser",
         "default_max_tokens",
@@ -75,6 +76,13 @@ class Deployment(models.Model):
     block_size = models.IntegerField(null=True)
     speculation = models.CharField(
         max_length=8, blank=True, default="", db_default="", help_text="auto or off; empty: the worker's"
+    )
+    draft_model = models.CharField(
+        max_length=1024,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="source, or self:quantization; empty: none",
     )
     tool_parser = models.CharField(max_length=32, default=AUTO)
     reasoning_parser = models.CharField(max_length=32, default=AUTO)
@@ -149,6 +157,7 @@ class Deployment(models.Model):
             upstream=self.upstream,
             speculation=self.speculation,
             kv_cache_dtype=self.kv_cache_dtype,  # type: ignore[arg-type]
+            draft_model=self.draft_model,
         )
 
     @property

@@ -9,15 +9,16 @@ import hashlib
 import hmac
 import os
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import redis.asyncio as redis
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from inference_worker.contract.messages import AnswerEvent
 from millrace.apps.request_log.answer_keys import answer_key, flight_key, index_key
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 MAX_ANSWER_BYTES = 64 * 1024  # a longer answer is not stored
 MAX_TENANT_ANSWERS = 2000  # the answer that expires first makes room for a new one
@@ -141,6 +142,8 @@ class AnswerStore:
 
     def _open(self, tenant_id: int, answer_id: str, sealed: bytes) -> CachedAnswer | None:
         """Return the decrypted answer; None if it is of another secret or unreadable."""
+        from cryptography.exceptions import InvalidTag  # 6 MB in a gateway whose tenants cache no answers
+
         key_id, nonce = sealed[:_KEY_ID_BYTES], sealed[_KEY_ID_BYTES : _KEY_ID_BYTES + _NONCE_BYTES]
         if key_id != self._key_id:
             return None
@@ -153,6 +156,8 @@ class AnswerStore:
     def _cipher(self, tenant_id: int) -> AESGCM:
         cipher = self._ciphers.get(tenant_id)
         if cipher is None:
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
             key = hmac.digest(self._secret, f"answer cache\0{tenant_id}".encode(), "sha256")
             cipher = self._ciphers[tenant_id] = AESGCM(key)
         return cipher
