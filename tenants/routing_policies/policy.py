@@ -95,6 +95,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     first_token_ms: int | None = None  # a target without a token by then is replaced, if `timeout` is in `fallback_on`
     retries: RetryBudget = RetryBudget()
     context_overflow: Overflow = "refuse"  # what happens to a conversation that no target's context can take
+    semantic_cache: bool = False  # whether answers to similar questions are served, if the tenant has turned that on
     version: int = 0  # assigned on publication
 
     @property

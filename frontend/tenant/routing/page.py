@@ -129,6 +129,8 @@ def _policy_facts(policy: Policy) -> Iterator[str]:
         yield f"At most {policy.retries.max_percent} fallbacks per 100 requests."
     if policy.context_overflow == "drop_middle":
         yield "Messages in the middle of too long conversations are dropped."
+    if policy.semantic_cache:
+        yield "Similar questions may receive cached answers."
 
 
 def _rule(number: int, rule: Rule, keys: Mapping[int, str], projects: Mapping[int, str]) -> dict[str, Any]:

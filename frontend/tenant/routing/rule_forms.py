@@ -147,6 +147,7 @@ class PolicyForm(forms.Form):
         label="Conversations that outgrow the context",
         choices=(("refuse", "Reject"), ("drop_middle", "Drop messages in the middle")),
     )
+    semantic_cache = forms.BooleanField(label="Serve cached answers to similar questions", required=False)
 
     def policy(self) -> dict[str, Any]:
         """Return the JSON of a valid form."""
@@ -158,6 +159,8 @@ class PolicyForm(forms.Form):
             found["retries"] = retries
         if given["context_overflow"] != "refuse":
             found["context_overflow"] = given["context_overflow"]
+        if given["semantic_cache"]:
+            found["semantic_cache"] = True
         return found
 
 
@@ -196,6 +199,7 @@ def policy_initial(policy: Policy) -> dict[str, Any]:
         "max_per_request": given.get("max_per_request"),
         "max_percent": given.get("max_percent"),
         "context_overflow": policy.context_overflow,
+        "semantic_cache": policy.semantic_cache,
     }
 
 
