@@ -51,6 +51,7 @@ class PromptTask(msgspec.Struct, frozen=True):
     names: dict[str, Target]  # the model names that the key may use
     deployment: str | None = None  # deployment key, used instead of the name's deployment
     fits_tokens: int | None = None  # conversations are shortened to this number of tokens
+    semantic_names: tuple[str, ...] = ()  # model names whose answers similar questions may receive
 
 
 class PackedPrompt(msgspec.Struct, frozen=True, array_like=True):
