@@ -11,5 +11,6 @@ urlpatterns = [
     path("requests", api.Requests.as_view(), name="api-requests"),
     path("requests/rates", api.RequestRates.as_view(), name="api-requests-rates"),
     path("requests/cache-layers", api.RequestCacheLayers.as_view(), name="api-requests-cache-layers"),
+    path("requests/prompt-advice", api.RequestPromptAdvice.as_view(), name="api-requests-prompt-advice"),
     path("requests/<str:name>", api.RequestDetail.as_view(), name="api-request"),
 ]
