@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.sentence_vectors import Matrix
+from millrace.apps.request_log.semantic_decision import BAND_STARTS, Evidence, Neighbor, margin
 from millrace.gateway.answer_cache.guards import differences
-from millrace.gateway.answer_cache.semantic_decision import BAND_STARTS, Evidence, Neighbor, margin
 
 VERIFIED_SHARE = 0.05
 SIMILARITIES = (0.7, 0.75, 0.8, 0.82, 0.84, 0.86, 0.88, 0.9, 0.92, 0.94, 0.96, 0.98)

@@ -64,6 +64,7 @@ from millrace.devserver.program import Program, free_port  # noqa: E402
 from millrace.devserver.stack import Stack  # noqa: E402
 
 MODEL = "bench"
+ENCODER = "all-minilm-l6-v2"
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Say something nice."}], "max_tokens": 8}
 MASTER_KEY = "sk-" + "b7" * 24
 CONNECTIONS = (1, 16, 64)
@@ -303,9 +304,18 @@ def memory(processes: Processes) -> dict[str, float]:
 
 @contextmanager
 def platform(
-    pace: float, upstream: UpstreamSpec | None = None, answer_cache_seconds: int = 0, **settings: str
+    pace: float,
+    upstream: UpstreamSpec | None = None,
+    answer_cache_seconds: int = 0,
+    *,
+    embeds: bool = False,
+    **settings: str,
 ) -> Iterator[tuple[ChatEndpoint, Processes]]:
-    """Run the platform with an engine that computes nothing, or with the upstream. `settings`: of the worker."""
+    """Run the platform with an engine that computes nothing, or with the upstream. `settings`: of the worker.
+
+    With `embeds`, a worker of the bundled embedding model runs too, and the model name `similar` serves answers to
+    similar questions.
+    """
     with ExitStack() as running:
         state = Path(tempfile.mkdtemp(prefix="millrace-gateway-"))
         running.callback(shutil.rmtree, state, ignore_errors=True)
@@ -316,7 +326,7 @@ def platform(
         environ_base |= {
             "MILLRACE_DATA_DIR": str(state),
             "MILLRACE_PORT": str(free_port()),
-            "MILLRACE_MODELS": f"{MODEL}=embedded",
+            "MILLRACE_MODELS": f"{MODEL}=embedded" + f",{ENCODER}=embedded:minilm" * embeds,
             "MILLRACE_MAX_NUM_SEQS": "1024",
             "MILLRACE_MAX_NUM_BATCHED_TOKENS": "1024",
             "MILLRACE_LOG_LEVEL": "warning",
@@ -327,7 +337,7 @@ def platform(
         services = {program.name: start(program, state, running) for program in stack.prepare_services()}
         assert stack.postgres is not None
         stack.postgres.make_roles()
-        key = set_up(stack, state, answer_cache_seconds)
+        key = set_up(stack, state, _CACHE % answer_cache_seconds + _SIMILAR * embeds)
         programs = {program.name: program for program in stack.programs()}
         worker = programs[f"worker-{MODEL}"]
         environ = {**worker.environ, "MILLRACE_INSTANT_PACE": str(pace)}
@@ -341,6 +351,8 @@ def platform(
                 "MILLRACE_WORKER_POOLS": "default",
             }
             instant = with_changes(worker, environ=environ, ready=lambda: True)
+        if embeds:
+            start(programs[f"worker-{ENCODER}"], state, running)
         processes = {
             "settler": start(programs["settler"], state, running),
             "worker": start(instant, state, running),
@@ -373,12 +385,12 @@ def run_django(stack: Stack, state: Path, code: str) -> None:
         subprocess.run(command.argv, env=dict(command.environ), stdout=log, stderr=log, check=True)  # noqa: S603
 
 
-def set_up(stack: Stack, state: Path, answer_cache_seconds: int) -> str:
+def set_up(stack: Stack, state: Path, cache: str) -> str:
     """Create the tables, a tenant whose account, project and key have limits, and the model's files. Return the key.
 
     As with `millrace up`, the gateway does not convert the model. Otherwise its memory includes the converter.
     """
-    django = (("django", "migrate", "--no-input"), ("django", "shell", "-c", _SET_UP + _CACHE % answer_cache_seconds))
+    django = (("django", "migrate", "--no-input"), ("django", "shell", "-c", _SET_UP + cache))
     for command in (stack.command(*words) for words in (*django, ("millrace.cli.convert",))):
         with (state / "django.log").open("ab") as log:
             subprocess.run(command.argv, env=dict(command.environ), stdout=log, stderr=log, check=True)  # noqa: S603
@@ -406,6 +418,21 @@ actions.do_set_limits(tenant, limits, key=key)
 do_create_credential(None, "bench", "sk-bench")
 """
 _CACHE = "actions.do_set_answer_cache(tenant, seconds=%d, sampled=False)\n"
+_SIMILAR = f"""
+from django.utils import timezone
+from inference_worker.contract.settings import parse_models
+from millrace.apps.request_log.models import SemanticEvidence
+actions.do_set_answer_cache(tenant, semantic_max_error_percent=20)
+actions.do_set_content_retention(tenant, 1)
+(spec,) = parse_models("{ENCODER}=embedded:minilm")
+policy = {{"rules": [{{"targets": [{{"model": {MODEL!r}}}]}}], "semantic_cache": True}}
+actions.do_publish_policy(tenant, "similar", policy)
+with all_tenants_scope(BypassReason.COMMAND):
+    for band in range(4):
+        SemanticEvidence.objects.all_tenants().create(
+            tenant_id=tenant.pk, embedding=spec.key, band=band, correct=1000, updated_at=timezone.now()
+        )
+"""
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from inference_worker.engine.engine import EngineStats
 from inference_worker.worker.engine_client import ActiveJob, Deliver, Requeued
 
 PACE = float(os.environ.pop("MILLRACE_INSTANT_PACE", "0"))
-TEXT = "The answer is always the same."
+TEXTS = ("The answer is always the same.", "Paris, 1984!")  # by the parity of the prompt's length
 
 
 class InstantEngine:
@@ -41,7 +41,8 @@ class InstantEngine:
                 self._live[live.engine_id] = (live, 0)
             return
         count = live.job.params.max_tokens
-        self._deliver([(live, self._output(live, TEXT, count, count))])
+        text = TEXTS[len(live.job.prompt_token_ids) % len(TEXTS)]
+        self._deliver([(live, self._output(live, text, count, count))])
 
     def cancel(self, live: ActiveJob, failure: RequestError | None = None) -> None:
         with self._lock:

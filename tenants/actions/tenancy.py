@@ -20,6 +20,7 @@ from tenants.models import (
     MAX_CONTENT_DAYS,
     MAX_ORIGIN_LENGTH,
     MAX_ORIGINS,
+    MAX_SEMANTIC_ERROR_PERCENT,
     MAX_SLUG_LENGTH,
     ApiKey,
     ApiKeySnapshotRow,
@@ -101,17 +102,30 @@ def do_set_unknown_parameters(tenant: Tenant, mode: str) -> bool:
     return _set(tenant, "tenant.unknown_parameters_updated", unknown_parameters=mode)
 
 
-def do_set_answer_cache(tenant: Tenant, *, seconds: int | None = None, sampled: bool | None = None) -> bool:
-    """Set how long answers are cached, and whether answers with a temperature above 0 are cached too.
+def do_set_answer_cache(
+    tenant: Tenant,
+    *,
+    seconds: int | None = None,
+    sampled: bool | None = None,
+    semantic_max_error_percent: int | None = None,
+) -> bool:
+    """Set how long answers are cached, whether answers with a temperature above 0 are cached too, and the maximum error
+    rate of answers to similar questions.
 
     Cached answers expire as they were stored. Returns False if nothing changed.
 
     Raises:
-        ActionRefused: the lifetime is out of range.
+        ActionRefused: a value is out of range.
     """
     if seconds is not None and not 0 <= seconds <= MAX_ANSWER_CACHE_SECONDS:
         raise ActionRefused(f"answer_cache_seconds must be from 0 to {MAX_ANSWER_CACHE_SECONDS}.")
-    fields = {"answer_cache_seconds": seconds, "answer_cache_sampled": sampled}
+    if semantic_max_error_percent is not None and not 0 <= semantic_max_error_percent <= MAX_SEMANTIC_ERROR_PERCENT:
+        raise ActionRefused(f"semantic_cache_max_error_percent must be from 0 to {MAX_SEMANTIC_ERROR_PERCENT}.")
+    fields = {
+        "answer_cache_seconds": seconds,
+        "answer_cache_sampled": sampled,
+        "semantic_cache_max_error_percent": semantic_max_error_percent,
+    }
     changed = {name: value for name, value in fields.items() if value is not None}
     return _set(tenant, "tenant.answer_cache_updated", **changed)
 

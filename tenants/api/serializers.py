@@ -14,6 +14,7 @@ from tenants.models import (
     LIMITS,
     MAX_ANSWER_CACHE_SECONDS,
     MAX_CONTENT_DAYS,
+    MAX_SEMANTIC_ERROR_PERCENT,
     ApiKey,
     AuditEntry,
     Invitation,
@@ -74,6 +75,7 @@ class TenantOut(serializers.ModelSerializer[Tenant]):
         fields = (
             *("id", "slug", "name", "status", "is_demo", "created_at", "purge_after", "content_retention_days"),
             *("unknown_parameters", "allowed_origins", "answer_cache_seconds", "answer_cache_sampled"),
+            "semantic_cache_max_error_percent",
         )
         read_only_fields = fields
 
@@ -108,6 +110,12 @@ class TenantChange(Strict):
     )
     answer_cache_sampled = serializers.BooleanField(
         help_text="Whether answers to requests with a temperature above 0 are cached too."
+    )
+    semantic_cache_max_error_percent = serializers.IntegerField(
+        min_value=0,
+        max_value=MAX_SEMANTIC_ERROR_PERCENT,
+        help_text="Maximum error rate in percent of cached answers to similar questions, for model names whose routing"
+        " policy has semantic_cache; 0: none are served.",
     )
 
 

@@ -49,9 +49,16 @@ class TenantDetail(TenantView):
                 actions.do_set_unknown_parameters(tenant, fields["unknown_parameters"])
             if "allowed_origins" in fields:
                 actions.do_set_allowed_origins(tenant, fields["allowed_origins"])
-            if fields.keys() & {"answer_cache_seconds", "answer_cache_sampled"}:
+            if fields.keys() & {
+                "answer_cache_seconds",
+                "answer_cache_sampled",
+                "semantic_cache_max_error_percent",
+            }:
                 actions.do_set_answer_cache(
-                    tenant, seconds=fields.get("answer_cache_seconds"), sampled=fields.get("answer_cache_sampled")
+                    tenant,
+                    seconds=fields.get("answer_cache_seconds"),
+                    sampled=fields.get("answer_cache_sampled"),
+                    semantic_max_error_percent=fields.get("semantic_cache_max_error_percent"),
                 )
         return Response(representation(self.find(Tenant, tenant.pk)))
 

@@ -129,6 +129,7 @@ def _snapshot(
         allowed_origins=tuple(tenant.allowed_origins),
         answer_cache_seconds=tenant.answer_cache_seconds,
         answer_cache_sampled=tenant.answer_cache_sampled,
+        semantic_cache_max_error_percent=tenant.semantic_cache_max_error_percent,
         credentials=dict(credentials),
         experiments=dict(experiments),
     )

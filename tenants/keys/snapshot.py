@@ -93,6 +93,13 @@ class ApiKeySnapshot(msgspec.Struct, frozen=True):
     answer_cache_sampled: bool = False  # whether answers with a temperature above 0 are cached too
     credentials: dict[str, int] = {}  # model name -> the tenant's own upstream credential for it
     experiments: dict[str, RunningExperiment] = {}  # by the requested model name
+    semantic_cache_max_error_percent: int = 0  # of answers to similar questions; 0: none are served
+
+    def serves_similar(self, name: str) -> bool:
+        """Return whether a model name serves cached answers to similar questions."""
+        policy = self.policies.get(name)
+        has_consent = self.answer_cache_seconds and self.semantic_cache_max_error_percent
+        return bool(has_consent) and policy is not None and policy.semantic_cache
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -11,6 +11,7 @@ from tenants.isolation.scopes import TenantManager, TenantsManager
 
 MAX_CONTENT_DAYS = 90
 MAX_ANSWER_CACHE_SECONDS = 30 * 86_400
+MAX_SEMANTIC_ERROR_PERCENT = 20
 MAX_ORIGINS = 20
 MAX_ORIGIN_LENGTH = 200
 MAX_SLUG_LENGTH = 50
@@ -33,6 +34,7 @@ class Tenant(models.Model):
         "allowed_origins",
         "answer_cache_seconds",
         "answer_cache_sampled",
+        "semantic_cache_max_error_percent",
     )
 
     class Status(models.TextChoices):
@@ -75,6 +77,9 @@ class Tenant(models.Model):
     answer_cache_sampled = models.BooleanField(
         default=False, db_default=False, help_text="whether answers with a temperature above 0 are cached too"
     )
+    semantic_cache_max_error_percent = models.SmallIntegerField(
+        default=0, db_default=0, help_text="maximum error rate of answers to similar questions; 0: none are served"
+    )
 
     objects = TenantsManager()
 
@@ -93,6 +98,10 @@ class Tenant(models.Model):
             models.CheckConstraint(
                 condition=Q(answer_cache_seconds__range=(0, MAX_ANSWER_CACHE_SECONDS)),
                 name="tenant_answer_cache_seconds",
+            ),
+            models.CheckConstraint(
+                condition=Q(semantic_cache_max_error_percent__range=(0, MAX_SEMANTIC_ERROR_PERCENT)),
+                name="tenant_semantic_cache_max_error",
             ),
         ]
 

@@ -98,6 +98,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     context_overflow: Overflow = "refuse"  # what happens to a conversation that no target's context can take
     summarizer: str = ""  # the deployment that summarizes dropped messages, if `context_overflow` is `summarize`
     complexity: ComplexityModel | None = None  # the classifier of the condition `complexity`
+    semantic_cache: bool = False  # whether answers to similar questions are served, if the tenant has turned that on
     version: int = 0  # assigned on publication
 
     @property

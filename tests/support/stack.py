@@ -145,6 +145,7 @@ def running(folder: Path, **settings: str) -> Iterator[Stack]:
         "MILLRACE_SHUTDOWN_TIMEOUT_SECONDS": "15",  # long enough for running streams on a busy machine
         "MILLRACE_LOG_FORMAT": "json",
         "MILLRACE_STREAM_RETENTION_SECONDS": "120",
+        "MILLRACE_SEMANTIC_CACHE_WAIT_MS": "10000",
     } | settings
     share_models(folder / "state")
     with running_with(folder, **settings) as stack:

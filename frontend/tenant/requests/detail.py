@@ -237,7 +237,16 @@ def _answer_cache(route: Mapping[str, Any]) -> list[Fact]:
     if not note:
         return []
     result = note.get("layer") or f"miss ({note.get('miss', '')})"
-    return [("Answer cache", str(result).replace("_", " "), False)]
+    facts = [("Answer cache", str(result).replace("_", " "), False)]
+    similar = note if note.get("layer") == "semantic" else note.get("semantic") or {}
+    if reason := similar.get("miss"):
+        reasons = ", ".join((reason, *similar.get("guards", ()))).replace("_", " ")
+        facts.append(("Similar question", f"not served ({reasons})", False))
+    if "similarity" in similar:
+        facts.append(("Similarity", f"{similar['similarity']:.4f}, margin {similar['margin']:.4f}", False))
+    if similar.get("request_id"):
+        facts.append(("Matched request", str(similar["request_id"]), True))
+    return facts
 
 
 def _skipped(record: RequestRecord | None) -> list[dict[str, str]]:

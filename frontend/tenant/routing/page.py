@@ -133,6 +133,8 @@ def _policy_facts(policy: Policy) -> Iterator[str]:
         yield "Messages in the middle of too long conversations are dropped."
     if policy.context_overflow == "summarize":
         yield f"{policy.summarizer} summarizes messages in the middle of too long conversations."
+    if policy.semantic_cache:
+        yield "Similar questions may receive cached answers."
 
 
 def _rule(number: int, rule: Rule, keys: Mapping[int, str], projects: Mapping[int, str]) -> dict[str, Any]:

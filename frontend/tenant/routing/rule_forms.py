@@ -156,6 +156,7 @@ class PolicyForm(forms.Form):
     )
     summarizer = _text("Model that summarizes", max_length=128)
     complexity = forms.JSONField(required=False, widget=forms.HiddenInput)  # the classifier
+    semantic_cache = forms.BooleanField(label="Serve cached answers to similar questions", required=False)
 
     def policy(self) -> dict[str, Any]:
         """Return the JSON of a valid form."""
@@ -170,6 +171,8 @@ class PolicyForm(forms.Form):
         if given["context_overflow"] != "refuse":
             found["context_overflow"] = given["context_overflow"]
         found |= _without_empty(summarizer=given["summarizer"])
+        if given["semantic_cache"]:
+            found["semantic_cache"] = True
         return found
 
 
@@ -212,6 +215,7 @@ def policy_initial(policy: Policy) -> dict[str, Any]:
         "context_overflow": policy.context_overflow,
         "summarizer": policy.summarizer,
         "complexity": None if policy.complexity is None else msgspec.to_builtins(policy.complexity),
+        "semantic_cache": policy.semantic_cache,
     }
 
 

@@ -19,7 +19,7 @@ from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.rendering import render_page
 from frontend.tenant.settings import page
 from tenants import actions
-from tenants.models import MAX_ANSWER_CACHE_SECONDS, MAX_CONTENT_DAYS
+from tenants.models import MAX_ANSWER_CACHE_SECONDS, MAX_CONTENT_DAYS, MAX_SEMANTIC_ERROR_PERCENT
 from tenants.permissions import Permission
 
 MAX_EMAILS = 10
@@ -49,6 +49,14 @@ class SettingsAnswerCache(forms.Form):
         label="Also cache answers to requests with a temperature above 0",
         required=False,
         help_text="Equal requests then receive the same answer instead of a new sample.",
+    )
+    max_error = forms.IntegerField(
+        label="Maximum error rate for similar questions (%)",
+        min_value=0,
+        max_value=MAX_SEMANTIC_ERROR_PERCENT,
+        required=False,
+        help_text="Applies to model names whose routing policy serves similar questions. Needs prompt logging. Enter 0"
+        " to serve equal requests only.",
     )
 
 
@@ -125,13 +133,19 @@ def content(ctx: PageContext) -> HttpResponse:
 
 @tenant_page(Permission.TENANT_UPDATE, methods=FORM)
 def answer_cache(ctx: PageContext) -> HttpResponse:
-    initial = {"hours": -(-ctx.tenant.answer_cache_seconds // 3600), "sampled": ctx.tenant.answer_cache_sampled}
+    initial = {
+        "hours": -(-ctx.tenant.answer_cache_seconds // 3600),
+        "sampled": ctx.tenant.answer_cache_sampled,
+        "max_error": ctx.tenant.semantic_cache_max_error_percent,
+    }
 
     def save(data: dict[str, Any]) -> int:
         # Unchanged hours keep the seconds that a client of the API has set.
         is_same = data["hours"] == initial["hours"]
         seconds = ctx.tenant.answer_cache_seconds if is_same else data["hours"] * 3600
-        actions.do_set_answer_cache(ctx.tenant, seconds=seconds, sampled=data["sampled"])
+        actions.do_set_answer_cache(
+            ctx.tenant, seconds=seconds, sampled=data["sampled"], semantic_max_error_percent=data["max_error"]
+        )
         return int(seconds)
 
     return form_view(

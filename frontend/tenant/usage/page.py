@@ -22,7 +22,9 @@ from frontend.tenant.usage.query import UsageReportQuery, query_of
 from inference_worker.contract.request import PROMPT_CLASSES
 from millrace.apps.request_log.cache_layers import cache_layers
 from millrace.apps.request_log.models import RequestOutcome
+from millrace.apps.request_log.prompt_advisor import prompt_advice
 from millrace.apps.request_log.selectors import rates
+from millrace.apps.request_log.semantic_status import cache_misses, semantic_status
 
 _DAY = timedelta(days=1)
 MAX_LIMITS = 12
@@ -129,14 +131,22 @@ def caches(ctx: PageContext) -> dict[str, Any]:
         "answer_tokens": counts["answer_hit_input"] + counts["answer_hit_output"],  # saved by cached responses
         "misses": [_miss(row, all_missed) for row in missed],
         "all_missed": all_missed,
+        "advice": [
+            {"advice": each, "month": Money(each.month_femto), "url": ctx.url("requests-detail", each.request_ids[0])}
+            for each in prompt_advice(ctx.tenant.pk, now.date_range.start, now.date_range.end)
+        ],
     }
 
 
 def layers(ctx: PageContext) -> dict[str, Any]:
     """Return requests, tokens and savings by cache layer."""
     now = query_of(ctx)
-    found = cache_layers(ctx.tenant.pk, now.date_range.start, now.date_range.end)
+    start, end = now.date_range.start, now.date_range.end
+    found = cache_layers(ctx.tenant.pk, start, end)
+    misses = cache_misses(ctx.tenant.pk, start, end)
     return {
+        "misses": [(ANSWER_MISSES.get(miss.reason, miss.reason.replace("_", " ")), miss.requests) for miss in misses],
+        **_semantic(ctx),
         "found": found,
         "hit_rate": share(found.hits, found.requests),
         "saved_seconds": found.saved_ms // 1000,
@@ -151,6 +161,32 @@ def layers(ctx: PageContext) -> dict[str, Any]:
         ],
         "filtered": is_filtered(ctx),
     }
+
+
+def _semantic(ctx: PageContext) -> dict[str, Any]:
+    """Return the error rate of answers to similar questions, with its bound."""
+    if not ctx.tenant.semantic_cache_max_error_percent:
+        return {"semantic": None}
+    status = semantic_status(ctx.tenant)
+    rates = {"upper_bound": status.upper_bound, "error_rate": status.error_rate}
+    return {"semantic": status, **{name: f"{100 * (rate or 0):.1f}%" for name, rate in rates.items()}}
+
+
+# Reason of the answer cache -> text of the usage page.
+ANSWER_MISSES: Mapping[str, str] = {
+    "not_cached": "No equal request was cached",
+    "sampled": "Temperature above 0",
+    "no-store": "The request turned the cache off",
+    "no-cache": "The request asked for a new answer",
+    "unpriced": "Cached answers have no price",
+    "not_generated": "Embedding or reranking",
+    "leader_failed": "The equal concurrent request failed",
+    "semantic_margin": "No similar question, or several with different answers",
+    "semantic_guard": "A similar question differed in a number, name, date or negation",
+    "semantic_evidence": "Not enough checks to serve similar questions",
+    "semantic_no_questions": "No question was stored for this prompt",
+    "semantic_late": "The similarity was not computed in time",
+}
 
 
 def is_filtered(ctx: PageContext) -> bool:

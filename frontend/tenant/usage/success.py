@@ -9,7 +9,7 @@ from billing.metering.usage import TooManyRows
 from frontend.core.lists import Choice, changed_url, with_query
 from frontend.core.numbers import Money, common_places, share
 from frontend.core.page_context import PageContext
-from frontend.tenant.requests.detail import LAYERS
+from frontend.tenant.requests.log import CACHE_LABELS
 from frontend.tenant.usage.query import query_of
 from millrace.apps.request_log.success_costs import SuccessCosts, SuccessGroup, success_costs, total_success_costs
 from tenants.models import ApiKey
@@ -60,7 +60,7 @@ def named_rows(ctx: PageContext) -> list[tuple[str, SuccessCosts]]:
             (known[int(row.name)].name if int(row.name) in known else f"Key {row.name}, deleted", row) for row in rows
         ]
     if group == "cache_layer":
-        return [(LAYERS.get(row.name, row.name) or _EMPTY[group], row) for row in rows]
+        return [(CACHE_LABELS.get(row.name, row.name) or _EMPTY[group], row) for row in rows]
     return [(row.name or _EMPTY[group], row) for row in rows]
 
 

@@ -27,6 +27,7 @@ _ORGANIZATION = [
     Column("allowed origins", "allowed_origins", joined),
     Column("answer cache, seconds", "answer_cache_seconds", number),
     Column("sampled answers cached", "answer_cache_sampled", yes_no),
+    Column("errors of similar answers, %", "semantic_cache_max_error_percent", number),
     Column("created", "created_at", moment),
     Column("purged after", "purge_after", moment),
 ]
@@ -107,6 +108,11 @@ def show_organization(session: Session) -> None:
     "--answer-cache-sampled/--no-answer-cache-sampled",
     default=None,
     help="Whether answers with a temperature above 0 are cached too.",
+)
+@click.option(
+    "--semantic-cache-max-error-percent",
+    type=click.IntRange(0, 20),
+    help="Maximum error rate of answers to similar questions; 0: none are served.",
 )
 @click.option("--no-allowed-origins", is_flag=True, help="Allow no web origin.")
 def update_organization(session: Session, no_allowed_origins: bool, **fields: Any) -> None:

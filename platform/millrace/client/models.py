@@ -50,7 +50,7 @@ GroupByEnum = Literal["model", "key", "project", "tier", "miss_reason"]
 InvoiceState = Literal["draft", "open", "paid", "void", "uncollectible"]
 InvoiceTypeEnum = Literal["invoice", "purchase", "correction", "credit_note", "debit_note"]
 KindEnum = Literal["webhook", "slack", "pagerduty"]
-LayerEnum = Literal["exact", "single_flight", "prefix", "computed"]
+LayerEnum = Literal["exact", "single_flight", "semantic", "prefix", "computed"]
 MeteredComponent = Literal["cache_storage", "machine_hours", "searches"]
 ModeEnum = Literal["hard", "soft", "dry_run"]
 PaymentEventStatus = Literal["handled", "ignored", "failed"]
@@ -198,7 +198,7 @@ class CacheLayer(TypedDict):
     input_tokens: int  # Of `prefix`: tokens read from the prefix cache.
     output_tokens: int
     saved_usd: str  # Compared with uncached prices; exact amount.
-    saved_ms: int  # Latency of the original requests minus that of their exact hits.
+    saved_ms: int  # Latency of the original requests minus that of their exact and semantic hits.
 
 
 class CacheLayers(TypedDict):
@@ -210,6 +210,8 @@ class CacheLayers(TypedDict):
     hit_rate: float | None
     saved_usd: str
     saved_ms: int
+    misses: list[MissCount]  # Why requests were not served, most frequent first.
+    semantic: SemanticStatus
 
 
 class Check(TypedDict):
@@ -799,6 +801,13 @@ class MeteredUsage(TypedDict):
     cost_usd: str
 
 
+class MissCount(TypedDict):
+    """The number of requests that the answer cache did not serve for one reason."""
+
+    reason: str  # Begins with `semantic_` if similar questions were searched.
+    requests: int
+
+
 class Model(TypedDict):
     name: str
     origin: str  # Source of the weights.
@@ -1024,6 +1033,22 @@ class Project(TypedDict):
     slug: str
     name: str
     created_at: str
+
+
+class PromptAdvice(TypedDict):
+    """A changing part of prompts that defeats the prefix cache."""
+
+    key: int  # ID of the API key.
+    model: str
+    token_index: int  # Position of the first token that changes.
+    text: str | None  # The changing text, if prompts are stored.
+    requests: int
+    recomputed_tokens: int  # Tokens from the change on, which were computed again.
+    avoidable_tokens: int  # Those that the cache would have if the part came last.
+    is_upper_bound: bool  # Whether all recomputed tokens are counted as avoidable, since no two prompts are stored.
+    cost_usd: str  # Of the avoidable tokens, compared with cache reads.
+    month_usd: str  # The same, for 30 days.
+    request_ids: list[str]  # The latest requests.
 
 
 class RatedLine(TypedDict):
@@ -1297,6 +1322,29 @@ class Secret(TypedDict):
     secret: str  # The signing secret (Standard Webhooks). It is shown only once.
 
 
+class SemanticBand(TypedDict):
+    """The checks of cached answers to similar questions, in one band of margins."""
+
+    margin_from: float
+    correct: int
+    wrong: int
+    error_rate: float | None
+    upper_bound: float  # Upper confidence bound of the error rate; 95 % for all bands.
+    missing_checks: int  # Correct checks until the band is served.
+    is_served: bool
+
+
+class SemanticStatus(TypedDict):
+    """The state of the semantic cache, whatever the period."""
+
+    max_error_percent: int  # 0: similar questions are not served.
+    questions: int  # Stored questions.
+    bands: list[SemanticBand]
+    error_rate: float | None  # Of the checks in the served bands.
+    upper_bound: float | None  # Upper bound of the error rate of hits; null: nothing is served.
+    missing_checks: int  # Correct checks until the first band is served.
+
+
 class Spend(TypedDict):
     """What an upstream credential has spent on a day, and what is reserved for running executions."""
 
@@ -1340,6 +1388,7 @@ class Tenant(TypedDict):
     allowed_origins: list[str]
     answer_cache_seconds: int  # lifetime of cached answers; 0: answers are not cached
     answer_cache_sampled: bool  # whether answers with a temperature above 0 are cached too
+    semantic_cache_max_error_percent: int  # maximum error rate of answers to similar questions; 0: none are served
 
 
 class Tokens(TypedDict):

@@ -83,6 +83,7 @@ from millrace.client.models import (
     PrimaryMetricEnum,
     Profile,
     Project,
+    PromptAdvice,
     Reencrypted,
     Request,
     RequestRates,
@@ -2681,6 +2682,20 @@ class RequestsResource:
         """
         return cast("CacheLayers", self._http.call("GET", "requests/cache-layers", query={"from": from_, "to": to}))
 
+    def prompt_advice(
+        self, *, from_: str | datetime | Omit = OMIT, to: str | datetime | Omit = OMIT
+    ) -> builtins.list[PromptAdvice]:
+        """Return the changing parts of prompts that defeat the prefix cache, most expensive first. Default: 1 day.
+
+        Args:
+            from_: Start, inclusive.
+            to: End, exclusive; default: now.
+        """
+        return cast(
+            "builtins.list[PromptAdvice]",
+            self._http.call("GET", "requests/prompt-advice", query={"from": from_, "to": to}),
+        )
+
     def rates(
         self,
         *,
@@ -2717,6 +2732,7 @@ class TenantResource:
         allowed_origins: Sequence[str] | Omit = OMIT,
         answer_cache_seconds: int | Omit = OMIT,
         answer_cache_sampled: bool | Omit = OMIT,
+        semantic_cache_max_error_percent: int | Omit = OMIT,
     ) -> Tenant:
         """Change the tenant's name, retention of content, unknown parameters, allowed origins or answer cache.
 
@@ -2730,6 +2746,8 @@ class TenantResource:
                 any.
             answer_cache_seconds: Lifetime of cached answers in seconds; 0: answers are not cached.
             answer_cache_sampled: Whether answers to requests with a temperature above 0 are cached too.
+            semantic_cache_max_error_percent: Maximum error rate in percent of cached answers to similar questions,
+                for model names whose routing policy has semantic_cache; 0: none are served.
         """
         return cast(
             "Tenant",
@@ -2743,6 +2761,7 @@ class TenantResource:
                     "allowed_origins": allowed_origins,
                     "answer_cache_seconds": answer_cache_seconds,
                     "answer_cache_sampled": answer_cache_sampled,
+                    "semantic_cache_max_error_percent": semantic_cache_max_error_percent,
                 },
             ),
         )

@@ -20,6 +20,7 @@ from inference_worker.contract.settings import RENAMED, SharedSettings, WorkerSe
 from inference_worker.contract.spelling import edit_distance
 
 UnknownParameters = Literal["reject", "warn"]
+CheckPayer = Literal["operator", "tenant"]
 
 
 def database(url: str) -> str:
@@ -72,6 +73,15 @@ def unknown_parameters(text: str) -> UnknownParameters:
     if text != "warn":
         raise ValueError("must be reject or warn")
     return "warn"
+
+
+def check_payer(text: str) -> CheckPayer:
+    """Check who pays for computed checks of the semantic cache."""
+    if text == "operator":
+        return "operator"
+    if text != "tenant":
+        raise ValueError("must be operator or tenant")
+    return "tenant"
 
 
 def web_url(text: str) -> str:
@@ -257,6 +267,19 @@ class PlatformSettings(SharedSettings):
     )
     metrics_token: str = env.env(
         str, "", "bearer token for /metrics; empty: /metrics is available only from localhost", secret=True
+    )
+    semantic_cache_model: str = env.env(
+        str,
+        "all-minilm-l6-v2",
+        "embedding deployment that compares questions for the semantic cache; empty: similar questions are not served",
+    )
+    semantic_cache_wait_ms: int = env.env(
+        env.integer(1, 10_000), "100", "maximum time that a request waits for the vector of its question"
+    )
+    semantic_cache_checks_paid_by: CheckPayer = env.env(
+        check_payer,
+        "operator",
+        "who pays for semantic hits that are computed again as a check: operator or tenant",
     )
     cached_token_limit_percent: int = env.env(
         env.integer(0, 100), "0", "share of cached prompt tokens that counts toward token limits, in percent"

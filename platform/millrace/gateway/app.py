@@ -31,6 +31,10 @@ from millrace.gateway.admission.idempotency import IdempotencyStore
 from millrace.gateway.admission.spend_limits import SpendLimits
 from millrace.gateway.answer_cache.answer_cache import AnswerCache
 from millrace.gateway.answer_cache.answer_store import AnswerStore
+from millrace.gateway.answer_cache.embedder import Embedder
+from millrace.gateway.answer_cache.semantic_cache import SemanticCache
+from millrace.gateway.answer_cache.semantic_store import SemanticStore
+from millrace.gateway.answer_cache.side_executions import SideExecutions
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.auth.authentication import KeyStore
 from millrace.gateway.auth.revocation import ChangeFeedReader
@@ -48,6 +52,7 @@ from millrace.gateway.lifecycle.batch_lines import BatchLineStore
 from millrace.gateway.lifecycle.batch_runner import BatchRunner
 from millrace.gateway.lifecycle.catalog_updates import CatalogUpdater, read_catalog
 from millrace.gateway.lifecycle.request_log import RequestLogWriter
+from millrace.gateway.lifecycle.semantic_checks import SemanticChecks
 from millrace.gateway.lifecycle.service import InferenceService
 from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 from millrace.gateway.prompt_processes.prompt_reader import PromptReader
@@ -119,6 +124,15 @@ class Gateway:
         self.metrics = GatewayMetrics(self.dispatcher.replicas)
         self.metrics.registry.register(self.dispatcher.placement.hit_rates)
         self.disk = DiskWatch(settings.data_dir, settings.min_free_disk)
+        jobs = InferenceJobBuilder(self.id, settings.prefix_cache_secret, settings.request_timeout_seconds)
+        store = AnswerStore(self.broker, settings.prefix_cache_secret, settings.request_timeout_seconds)
+        side_executions = SideExecutions(self.admission, self.dispatcher, jobs)
+        semantic = SemanticCache(
+            SemanticStore(self.tenant_db, store.cipher),
+            Embedder(settings.semantic_cache_model, self.router, side_executions),
+            settings.semantic_cache_wait_ms / 1000,
+        )
+        answers = AnswerCache(store, self.dispatcher, semantic)
         self.service = InferenceService(
             self.router,
             self.admission,
@@ -126,14 +140,12 @@ class Gateway:
             self.metrics,
             self.active_requests,
             self.subscribers,
-            InferenceJobBuilder(self.id, settings.prefix_cache_secret, settings.request_timeout_seconds),
-            AnswerCache(
-                AnswerStore(self.broker, settings.prefix_cache_secret, settings.request_timeout_seconds),
-                self.dispatcher,
-            ),
+            jobs,
+            answers,
             self.disk,
             latencies,
             BudgetShares(self.database),
+            SemanticChecks(side_executions, answers, settings.semantic_cache_checks_paid_by),
         )
         self.body_memory = BodyMemory()
         self.prompt_pool = PromptPool(models, settings.prompt_processes)

@@ -182,7 +182,12 @@ def test_the_form_keeps_the_seconds_of_the_answer_cache(acme):
         assert client.post(url, form).status_code == 303
         row = unscoped(Tenant).get(slug="acme")
         assert (row.answer_cache_seconds, row.answer_cache_sampled) == expected
-    assert "Cached for 2 h" in client.get("/t/acme/settings/").content.decode()
+    assert client.post(url, {"hours": "2", "max_error": "21"}).status_code == 422
+    assert client.post(url, {"hours": "2", "max_error": "5"}).status_code == 303
+    assert unscoped(Tenant).get(slug="acme").semantic_cache_max_error_percent == 5
+    text = client.get("/t/acme/settings/").content.decode()
+    assert "Cached for 2 h" in text
+    assert "Served with at most 5% errors" in text
     assert log_in("readonly").post(url, {"hours": "3"}).status_code == 403
 
 

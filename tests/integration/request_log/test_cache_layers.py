@@ -11,8 +11,9 @@ from django.db import connection
 from billing.models import UsageEvent
 from billing.periods import stamps
 from billing.pricing.pricing import COMPONENTS
+from millrace.apps.request_log import tasks as request_log_tasks
 from millrace.apps.request_log.cache_layers import CacheLayers, LayerUsage, cache_layers
-from millrace.apps.request_log.models import CacheLayer
+from millrace.apps.request_log.models import CacheLayer, SemanticEntry, SemanticEvidence
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
@@ -71,6 +72,7 @@ def make_requests(tenant: Tenant) -> None:
         ("exact", "req_000", 40, 500, {"answer_hit_input": 100, "answer_hit_output": 20}),
         ("exact", "req_gone", 30, 500, {"answer_hit_input": 8, "answer_hit_output": 2}),
         ("single_flight", "req_000", 850, 300, {"answer_hit_input": 100, "answer_hit_output": 20}),
+        ("semantic", "req_000", 100, 400, {"answer_hit_input": 90, "answer_hit_output": 20}),
     )
     for number, (layer, source, total_ms, saved, tokens) in enumerate(rows):
         record(tenant, number, cache_layer=layer, cache_source=source, total_ms=total_ms)
@@ -87,11 +89,12 @@ def test_each_layer_has_its_requests_tokens_and_savings(acme: Tenant) -> None:
     assert found.layers == (
         LayerUsage(CacheLayer.EXACT, 2, 108, 22, 1000, 860),  # 900 - 40 ms; the other source is not known
         LayerUsage(CacheLayer.SINGLE_FLIGHT, 1, 100, 20, 300, 0),
+        LayerUsage(CacheLayer.SEMANTIC, 1, 90, 20, 400, 800),
         LayerUsage(CacheLayer.PREFIX, 1, 70, 0, 70, 0),
         LayerUsage(CacheLayer.COMPUTED, 1, 147, 28, 1, 0),
     )
-    assert (found.requests, found.hits, found.hit_rate) == (5, 3, 0.6)
-    assert (found.saved_femto, found.saved_ms) == (1371, 860)
+    assert (found.requests, found.hits, found.hit_rate) == (6, 4, 4 / 6)
+    assert (found.saved_femto, found.saved_ms) == (1771, 1660)
 
 
 def test_usage_of_a_request_without_a_settled_event_is_zero(acme: Tenant) -> None:
@@ -125,7 +128,67 @@ def test_api(acme: Tenant) -> None:
         "saved_usd": "0.000000000001",
         "saved_ms": 860,
     }
-    assert (found["requests"], found["hits"], found["hit_rate"]) == (5, 3, 0.6)
+    assert (found["requests"], found["hits"], found["hit_rate"]) == (6, 4, 4 / 6)
+    assert found["semantic"]["max_error_percent"] == 0
+    assert found["misses"] == []
     assert client.get("/api/requests/cache-layers?from=2020-01-01&to=2026-01-01").status_code == 400
     story = client.get("/api/requests/req_002").json()["record"]
     assert (story["cache_layer"], story["cache_source"]) == ("exact", "req_000")
+
+
+def test_the_error_estimate_of_the_semantic_cache_has_its_bound(acme: Tenant) -> None:
+    actions.do_set_answer_cache(acme, semantic_max_error_percent=5)
+    with all_tenants_scope(BypassReason.HOUSEKEEPING):
+        for band, correct, wrong in ((3, 400, 2), (2, 10, 5)):
+            SemanticEvidence.objects.all_tenants().create(
+                tenant_id=acme.pk, embedding="e", band=band, correct=correct, wrong=wrong, updated_at=NOW
+            )
+        SemanticEvidence.objects.all_tenants().create(  # of an earlier embedding deployment
+            tenant_id=acme.pk, embedding="old", band=3, correct=0, wrong=50, updated_at=NOW - timedelta(days=1)
+        )
+    record(acme, 0, route={"answer_cache": {"miss": "not_cached", "semantic": {"miss": "margin"}}})
+    record(acme, 1, route={"answer_cache": {"miss": "not_cached"}})
+    record(acme, 2, route={"answer_cache": {"layer": "exact"}})
+    times: dict[str, Any] = {"from": START.isoformat(), "to": END.isoformat()}
+    found = by_key(acme).get("/api/requests/cache-layers", times).json()
+    semantic = found["semantic"]
+    assert [band["is_served"] for band in semantic["bands"]] == [False, False, False, True]
+    assert semantic["error_rate"] == pytest.approx(2 / 402)
+    assert 2 / 402 < semantic["upper_bound"] <= 0.05
+    assert (semantic["missing_checks"], semantic["questions"]) == (0, 0)
+    assert found["misses"] == [{"reason": "not_cached", "requests": 1}, {"reason": "semantic_margin", "requests": 1}]
+
+
+def test_questions_are_deleted_with_the_consent_of_the_tenant(acme: Tenant) -> None:
+    kept = actions.do_create_tenant("kept", "Kept")
+    now = datetime.now(UTC)
+
+    def count() -> int:
+        request_log_tasks.purge_answers()
+        with all_tenants_scope(BypassReason.HOUSEKEEPING):
+            return int(SemanticEntry.objects.all_tenants().count())
+
+    def store(tenant: Tenant, name: bytes, lifetime: timedelta = timedelta(hours=1)) -> None:
+        digests = dict.fromkeys(("vector", "answer_digest", "answer_vector", "question", "answer"), b"x")
+        with all_tenants_scope(BypassReason.HOUSEKEEPING):
+            SemanticEntry.objects.all_tenants().create(
+                tenant_id=tenant.pk,
+                scope=b"s",
+                question_digest=name,
+                answer_group=1,
+                request_id="req_1",
+                created_at=now - timedelta(minutes=1),
+                expires_at=now + lifetime,
+                **digests,
+            )
+
+    for tenant in (acme, kept):
+        actions.do_set_answer_cache(tenant, seconds=3600, semantic_max_error_percent=5)
+        actions.do_set_content_retention(tenant, 1)
+        store(tenant, b"current")
+        store(tenant, b"expired", timedelta(seconds=-1))
+    assert count() == 2
+    actions.do_set_content_retention(acme, 0)
+    assert count() == 1
+    actions.do_set_answer_cache(kept, semantic_max_error_percent=0)
+    assert count() == 0

@@ -1,4 +1,4 @@
-"""Steps of a reservation at which tests kill a gateway."""
+"""Steps of a reservation and of a hit of the answer cache, at which tests kill a gateway."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from billing.budgets.budget_leases import BudgetLeaseStore
 from millrace.gateway.admission.budget_admission import BudgetAdmission
 from millrace.gateway.admission.early_release import EarlyReleases
+from millrace.gateway.answer_cache.answer_store import AnswerStore
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 
 # Step -> the patched function, and whether the process dies before or after the call.
@@ -29,6 +30,16 @@ STEPS: dict[str, tuple[type, str, str]] = {
     "released": (BudgetLeaseStore, "release_unused", "after"),
 }
 
+# Steps of a hit of the answer cache. Its usage is recorded from `hit recorded` on.
+HIT_STEPS: dict[str, tuple[type, str, str]] = {
+    "hit reserved": (BudgetAdmission, "take", "after"),
+    "hit searched": (AnswerStore, "find", "before"),
+    "hit found": (AnswerStore, "find", "after"),
+    "hit recording": (Dispatcher, "record_hit", "before"),
+    "hit recorded": (Dispatcher, "record_hit", "after"),
+    "hit ended": (EarlyReleases, "end", "before"),
+}
+
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -36,7 +47,7 @@ def die() -> None:
 
 def arm(step: str) -> None:
     """Let this process die at the step."""
-    owner, name, when = STEPS[step]
+    owner, name, when = (STEPS | HIT_STEPS)[step]
     real: Callable[..., Awaitable[Any]] = getattr(owner, name)
 
     @wraps(real)

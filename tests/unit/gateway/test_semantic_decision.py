@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from millrace.gateway.answer_cache.error_bounds import log_evidence, missing_checks, upper_bound
-from millrace.gateway.answer_cache.semantic_decision import (
+from millrace.apps.request_log.error_bounds import log_evidence, missing_checks, upper_bound
+from millrace.apps.request_log.semantic_decision import (
     ALPHA_OF_BAND,
     BAND_STARTS,
     WRONG_PENALTY,

@@ -20,10 +20,19 @@ from billing.models import Adjustment, UsageSource
 from billing.serializers import InstantField
 from inference_worker.contract.request import TOKEN_CLASSES
 from millrace.apps.request_log import selectors
-from millrace.apps.request_log.cache_layers import CacheLayers, LayerUsage, cache_layers
+from millrace.apps.request_log.cache_layers import LayerUsage, cache_layers
 from millrace.apps.request_log.models import CacheLayer, RequestOutcome, RequestRecord
 from millrace.apps.request_log.outcomes import LabeledOutcome, labeled_outcomes
+from millrace.apps.request_log.prompt_advisor import PromptAdvice, prompt_advice
 from millrace.apps.request_log.selectors import BadCursor, Filters, ListedRequest, RequestExecution, RequestStory, Usage
+from millrace.apps.request_log.semantic_status import (
+    BandStatus,
+    CacheReport,
+    MissCount,
+    SemanticStatus,
+    cache_misses,
+    semantic_status,
+)
 from millrace.apps.request_log.success_costs import SUCCESS_GROUPS, SuccessCosts, success_costs, total_success_costs
 from tenants.api.serializers import MAX_BIGINT, Query
 from tenants.permissions import Permission
@@ -332,13 +341,47 @@ class CacheLayerOut(serializers.Serializer[LayerUsage]):
     input_tokens = serializers.IntegerField(help_text="Of `prefix`: tokens read from the prefix cache.")
     output_tokens = serializers.IntegerField()
     saved_usd = serializers.SerializerMethodField(help_text="Compared with uncached prices; exact amount.")
-    saved_ms = serializers.IntegerField(help_text="Latency of the original requests minus that of their exact hits.")
+    saved_ms = serializers.IntegerField(
+        help_text="Latency of the original requests minus that of their exact and semantic hits."
+    )
 
     def get_saved_usd(self, layer: LayerUsage) -> str:
         return _usd(layer.saved_femto)
 
 
-class CacheLayersOut(serializers.Serializer[CacheLayers]):
+class MissCountOut(serializers.Serializer[MissCount]):
+    """The number of requests that the answer cache did not serve for one reason."""
+
+    reason = serializers.CharField(help_text="Begins with `semantic_` if similar questions were searched.")
+    requests = serializers.IntegerField()
+
+
+class SemanticBandOut(serializers.Serializer[BandStatus]):
+    """The checks of cached answers to similar questions, in one band of margins."""
+
+    margin_from = serializers.FloatField()
+    correct = serializers.IntegerField()
+    wrong = serializers.IntegerField()
+    error_rate = serializers.FloatField(allow_null=True)
+    upper_bound = serializers.FloatField(help_text="Upper confidence bound of the error rate; 95 % for all bands.")
+    missing_checks = serializers.IntegerField(help_text="Correct checks until the band is served.")
+    is_served = serializers.BooleanField()
+
+
+class SemanticStatusOut(serializers.Serializer[SemanticStatus]):
+    """The state of the semantic cache, whatever the period."""
+
+    max_error_percent = serializers.IntegerField(help_text="0: similar questions are not served.")
+    questions = serializers.IntegerField(help_text="Stored questions.")
+    bands = SemanticBandOut(many=True)
+    error_rate = serializers.FloatField(allow_null=True, help_text="Of the checks in the served bands.")
+    upper_bound = serializers.FloatField(
+        allow_null=True, help_text="Upper bound of the error rate of hits; null: nothing is served."
+    )
+    missing_checks = serializers.IntegerField(help_text="Correct checks until the first band is served.")
+
+
+class CacheLayersOut(serializers.Serializer[CacheReport]):
     """Requests, tokens and savings by cache layer."""
 
     layers = CacheLayerOut(many=True)
@@ -347,8 +390,10 @@ class CacheLayersOut(serializers.Serializer[CacheLayers]):
     hit_rate = serializers.FloatField(allow_null=True)
     saved_usd = serializers.SerializerMethodField()
     saved_ms = serializers.IntegerField()
+    misses = MissCountOut(many=True, help_text="Why requests were not served, most frequent first.")
+    semantic = SemanticStatusOut()
 
-    def get_saved_usd(self, found: CacheLayers) -> str:
+    def get_saved_usd(self, found: CacheReport) -> str:
         return _usd(found.saved_femto)
 
 
@@ -468,7 +513,52 @@ class RequestCacheLayers(TenantView):
         start, end = _period(query.validated_data)
         with self.scope():
             found = cache_layers(self.access.tenant.pk, start, end)
-        return Response(CacheLayersOut(found).data)
+            report = CacheReport(
+                found.layers, cache_misses(self.access.tenant.pk, start, end), semantic_status(self.access.tenant)
+            )
+        return Response(CacheLayersOut(report).data)
+
+
+class PromptAdviceOut(serializers.Serializer[PromptAdvice]):
+    """A changing part of prompts that defeats the prefix cache."""
+
+    key = serializers.IntegerField(source="key_id", help_text="ID of the API key.")
+    model = serializers.CharField()
+    token_index = serializers.IntegerField(help_text="Position of the first token that changes.")
+    text = serializers.CharField(allow_null=True, help_text="The changing text, if prompts are stored.")
+    requests = serializers.IntegerField()
+    recomputed_tokens = serializers.IntegerField(help_text="Tokens from the change on, which were computed again.")
+    avoidable_tokens = serializers.IntegerField(help_text="Those that the cache would have if the part came last.")
+    is_upper_bound = serializers.BooleanField(
+        help_text="Whether all recomputed tokens are counted as avoidable, since no two prompts are stored."
+    )
+    cost_usd = serializers.SerializerMethodField(help_text="Of the avoidable tokens, compared with cache reads.")
+    month_usd = serializers.SerializerMethodField(help_text="The same, for 30 days.")
+    request_ids = serializers.ListField(child=serializers.CharField(), help_text="The latest requests.")
+
+    def get_cost_usd(self, advice: PromptAdvice) -> str:
+        return _usd(advice.cost_femto)
+
+    def get_month_usd(self, advice: PromptAdvice) -> str:
+        return _usd(advice.month_femto)
+
+
+@extend_schema(tags=["requests"])
+class RequestPromptAdvice(TenantView):
+    permissions: ClassVar = {"GET": Permission.USAGE_READ}
+    pagination_class = None
+
+    @extend_schema(
+        operation_id="requests_prompt_advice",
+        parameters=[CacheLayersQuery],
+        responses=PromptAdviceOut(many=True),
+    )
+    def get(self, request: Request) -> Response:
+        """Return the changing parts of prompts that defeat the prefix cache, most expensive first. Default: 1 day."""
+        start, end = _period(check_query(CacheLayersQuery, request).validated_data)
+        with self.scope():
+            found = prompt_advice(self.access.tenant.pk, start, end)
+        return Response(PromptAdviceOut(found, many=True).data)
 
 
 @extend_schema(tags=["requests"])

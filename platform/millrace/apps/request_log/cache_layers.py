@@ -1,8 +1,8 @@
 """Requests, tokens and savings of a tenant by cache layer.
 
 Requests and layers are those of the request log, tokens and money those of the settled usage. A request whose usage is
-not settled yet has no tokens. The time that an exact hit saved is the latency of the request whose answer was returned
-minus its own. It is known while both records are in the request log.
+not settled yet has no tokens. The time that an exact or semantic hit saved is the latency of the request whose answer
+was returned minus its own. It is known while both records are in the request log.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ WITH records AS (
 ), sources AS (
     SELECT s.request_id, max(s.total_ms) AS total_ms FROM request_log_requestrecord s
     WHERE s.tenant_id = %(tenant)s AND s.cache_layer IN ('computed', 'prefix') AND s.outcome = 'completed'
-        AND s.request_id IN (SELECT cache_source FROM records WHERE cache_layer = 'exact')
+        AND s.request_id IN (SELECT cache_source FROM records WHERE cache_layer IN ('exact', 'semantic'))
     GROUP BY 1
 )
 SELECT r.cache_layer, count(*), coalesce(sum(u.input), 0), coalesce(sum(u.read), 0), coalesce(sum(u.output), 0),
     coalesce(sum(u.hit_input), 0), coalesce(sum(u.hit_output), 0), coalesce(sum(u.saved), 0),
-    coalesce(sum(greatest(s.total_ms - r.total_ms, 0)) FILTER (WHERE r.cache_layer = 'exact'), 0)
+    coalesce(sum(greatest(s.total_ms - r.total_ms, 0)) FILTER (WHERE r.cache_layer IN ('exact', 'semantic')), 0)
 FROM records r LEFT JOIN usage u USING (request_id) LEFT JOIN sources s ON s.request_id = r.cache_source
 GROUP BY 1
 """
@@ -73,7 +73,7 @@ class CacheLayers:
     @property
     def hits(self) -> int:
         """Return the number of requests whose answer was not computed."""
-        served = (CacheLayer.EXACT, CacheLayer.SINGLE_FLIGHT)
+        served = (CacheLayer.EXACT, CacheLayer.SINGLE_FLIGHT, CacheLayer.SEMANTIC)
         return sum(layer.requests for layer in self.layers if layer.layer in served)
 
     @property

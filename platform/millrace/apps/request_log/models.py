@@ -27,6 +27,7 @@ class CacheLayer(models.TextChoices):
 
     EXACT = "exact"  # a cached answer
     SINGLE_FLIGHT = "single_flight"  # the answer of an equal concurrent request
+    SEMANTIC = "semantic"  # the cached answer to a similar question
     PREFIX = "prefix"  # computed, with a part of the prompt from the prefix cache
     COMPUTED = "computed"
 
@@ -134,3 +135,58 @@ class RequestContent(models.Model):
 
     def __str__(self) -> str:
         return f"content of {self.request_id}"
+
+
+class SemanticEntry(models.Model):
+    """A question that was computed, with its answer, for the semantic cache. Question and answer are encrypted."""
+
+    tenant_id = models.BigIntegerField()
+    scope = models.BinaryField(help_text="keyed digest of everything that must be equal: all but the last turn")
+    question_digest = models.BinaryField(help_text="keyed digest of the question")
+    vector = models.BinaryField(help_text="of the question, float16")
+    answer_digest = models.BinaryField(help_text="keyed digest of the normalized answer")
+    answer_vector = models.BinaryField(help_text="of the answer, float16; empty: the answer is too long")
+    answer_group = models.BigIntegerField(help_text="equal for entries with the same answer")
+    wrong = models.IntegerField(default=0, db_default=0, help_text="hits whose answer was wrong")
+    request_id = models.CharField(max_length=64)
+    question = models.BinaryField()
+    answer = models.BinaryField()
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+
+    objects = TenantManager()
+
+    class Meta:
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(
+                fields=["tenant_id", "scope", "question_digest"], name="request_log_semantic_question"
+            ),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["tenant_id", "id"], name="request_log_semantic_tenant"),
+            models.Index(fields=["expires_at"], name="request_log_semantic_expires"),
+        ]
+
+    def __str__(self) -> str:
+        return f"question of {self.request_id}"
+
+
+class SemanticEvidence(models.Model):
+    """The checks of a tenant's semantic cache in one band of margins."""
+
+    tenant_id = models.BigIntegerField()
+    embedding = models.CharField(max_length=200, help_text="the embedding deployment, with its version")
+    band = models.SmallIntegerField()
+    correct = models.IntegerField(default=0, db_default=0)
+    wrong = models.IntegerField(default=0, db_default=0)
+    updated_at = models.DateTimeField()
+
+    objects = TenantManager()
+
+    class Meta:
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(fields=["tenant_id", "embedding", "band"], name="request_log_semantic_band"),
+        ]
+
+    def __str__(self) -> str:
+        return f"band {self.band}: {self.correct} correct, {self.wrong} wrong"

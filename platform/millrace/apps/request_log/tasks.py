@@ -28,6 +28,20 @@ DELETE FROM request_log_requestcontent WHERE ctid = ANY(ARRAY(
         OR t.status = 'purged'
     LIMIT %(most)s FOR UPDATE OF c SKIP LOCKED))
 """
+# Entries whose tenant no longer stores prompts, or no longer serves similar questions, are removed too.
+_ENTRIES = """
+DELETE FROM request_log_semanticentry WHERE ctid = ANY(ARRAY(
+    SELECT e.ctid FROM request_log_semanticentry e JOIN tenants_tenant t ON t.id = e.tenant_id
+    WHERE e.expires_at < %(now)s OR t.status = 'purged' OR t.answer_cache_seconds = 0
+        OR t.semantic_cache_max_error_percent = 0
+        OR e.created_at < %(now)s - make_interval(days => t.content_retention_days)
+    LIMIT %(most)s FOR UPDATE OF e SKIP LOCKED))
+"""
+_EVIDENCE = """
+DELETE FROM request_log_semanticevidence WHERE ctid = ANY(ARRAY(
+    SELECT e.ctid FROM request_log_semanticevidence e JOIN tenants_tenant t ON t.id = e.tenant_id
+    WHERE t.status = 'purged' LIMIT %(most)s FOR UPDATE OF e SKIP LOCKED))
+"""
 
 
 @shared_task(name="request_log.purge_expired")
@@ -40,7 +54,13 @@ def purge_expired(now: datetime | None = None) -> int:
 
 @shared_task(name="request_log.purge_answers")
 def purge_answers() -> int:
-    """Remove the cached answers of tenants that do not cache answers any more. Returns the number of tenants."""
+    """Remove the cached answers of tenants that do not cache answers any more, and expired ones of the semantic cache.
+
+    Returns the number of tenants without answer cache whose answers were removed.
+    """
+    now = datetime.now(UTC)
+    for statement in (_ENTRIES, _EVIDENCE):
+        _delete(statement, now, now)
     purged = 0
     with valkey.connect(settings.MILLRACE.valkey_url, valkey.PAGES) as broker:
         for index in broker.scan_iter(INDEX_PATTERN, count=1000):

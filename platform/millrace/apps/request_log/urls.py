@@ -13,5 +13,6 @@ urlpatterns = [
     path("requests/cache-layers", api.RequestCacheLayers.as_view(), name="api-requests-cache-layers"),
     path("requests/outcomes", api.RequestOutcomes.as_view(), name="api-requests-outcomes"),
     path("requests/success", api.RequestSuccess.as_view(), name="api-requests-success"),
+    path("requests/prompt-advice", api.RequestPromptAdvice.as_view(), name="api-requests-prompt-advice"),
     path("requests/<str:name>", api.RequestDetail.as_view(), name="api-request"),
 ]

@@ -1,4 +1,4 @@
-"""The answer cache of the gateway: exact hits, and equal requests that are computed once.
+"""The answer cache of the gateway: exact hits, equal requests that are computed once, and semantic hits.
 
 `serve` answers an admitted execution from the cache, or lets it follow an equal execution that runs. Otherwise the
 execution runs, and `store` keeps its answer. The usage of a hit is recorded in Valkey before its first event is
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -30,6 +31,7 @@ from inference_worker.contract.messages import (
 )
 from inference_worker.contract.request import TokenCounts
 from millrace.gateway.answer_cache.answer_store import AnswerStore, CachedAnswer
+from millrace.gateway.answer_cache.semantic_cache import Question, SemanticCache
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import ApiError, unavailable
 from millrace.gateway.core.types import InferenceRequest
@@ -63,11 +65,25 @@ def read_directives(header: bytes | None) -> frozenset[str]:
 class AnswerCache:
     """The answer cache of one gateway."""
 
-    def __init__(self, store: AnswerStore, dispatcher: Dispatcher) -> None:
+    def __init__(self, store: AnswerStore, dispatcher: Dispatcher, semantic: SemanticCache | None = None) -> None:
         self._store = store
         self._dispatcher = dispatcher
+        self._semantic = semantic
 
-    async def serve(self, execution: Execution, request: InferenceRequest, key: ApiKeySnapshot) -> bool:
+    def begin(self, key: ApiKeySnapshot, request: InferenceRequest, request_id: str) -> Question | None:
+        """Start to compute the vector of the request's question, if similar questions may receive its answer."""
+        if self._semantic is None or {NO_STORE, NO_CACHE} <= request.cache_directives:
+            return None
+        return self._semantic.begin(key, request, request_id)
+
+    async def stop(self) -> None:
+        """Stop the semantic layer."""
+        if self._semantic is not None:
+            await self._semantic.stop()
+
+    async def serve(
+        self, execution: Execution, request: InferenceRequest, key: ApiKeySnapshot, question: Question | None = None
+    ) -> bool:
         """Serve the execution from the cache if possible. Return False if it must run.
 
         Raises:
@@ -91,10 +107,17 @@ class AnswerCache:
             note.update(layer="single_flight")
             return True
         note["miss"] = NO_CACHE if NO_CACHE in request.cache_directives else "not_cached"
+        if question is not None and self._semantic is not None and NO_CACHE not in request.cache_directives:
+            similar = await self._semantic.find(execution, question)
+            note["semantic"] = question.note
+            if similar is not None:
+                await self._replay(execution, lookup, similar, question)
+                await self.end_flight(execution)
+                return True
         self._require_run(request)
         return False
 
-    async def store(self, execution: Execution) -> None:
+    async def store(self, execution: Execution, question: Question | None = None) -> None:
         """Store the complete answer of an execution that ran, and end its flight."""
         lookup = execution.answer
         if lookup is None or lookup.layer:
@@ -109,6 +132,14 @@ class AnswerCache:
             await self._store.store(execution.tenant, lookup.answer_id, leader, answer, lookup.seconds)
         except (redis.RedisError, OSError) as exc:
             log.warning("answer_not_stored", request_id=execution.request_id, error=str(exc))
+        if question is not None and self._semantic is not None:
+            await self._semantic.record(execution, question, lookup.events, execution.request_id, lookup.seconds)
+
+    async def record_check(self, hit: Execution, question: Question, events: Sequence[AnswerEvent]) -> None:
+        """Record the computed answer to the request of a semantic hit."""
+        if self._semantic is not None and hit.answer is not None:
+            seconds = hit.answer.seconds
+            await self._semantic.record(hit, question, events, f"{hit.request_id}.v", seconds)
 
     async def end_flight(self, execution: Execution) -> None:
         """End the flight that the execution leads, if it does, so that no other request waits for its answer."""
@@ -183,8 +214,10 @@ class AnswerCache:
             lookup.following = asyncio.create_task(self._follow(execution, lookup, leader, own))
         return answer
 
-    async def _replay(self, execution: Execution, lookup: AnswerLookup, answer: CachedAnswer) -> bool:
-        """Record the usage of an exact hit, then replay its events.
+    async def _replay(
+        self, execution: Execution, lookup: AnswerLookup, answer: CachedAnswer, question: Question | None = None
+    ) -> bool:
+        """Record the usage of an exact hit, or of a semantic hit with its question, then replay its events.
 
         Raises:
             ApiError: 503, the usage could not be recorded.
@@ -194,10 +227,16 @@ class AnswerCache:
             return False
         lookup.layer, lookup.source = "exact", answer.request_id
         age = int(time.time()) - answer.stored_at
-        note = {"layer": lookup.layer, "request_id": answer.request_id, "age_seconds": age}
+        note: dict[str, Any] = {"layer": lookup.layer, "request_id": answer.request_id, "age_seconds": age}
+        replaced = end.usage
+        if question is not None:
+            lookup.layer, lookup.similarity = "semantic", question.note["similarity"]
+            note |= {"layer": lookup.layer, **question.note}
+            replaced = TokenCounts(execution.admitted.demand.prompt_tokens, output=end.usage.output)
         execution.decision_record["answer_cache"] = note  # before the record is written
-        await self._record(execution, lookup, end.usage, "completed", end.finish_reason)
-        execution.buffer.replay(_as_hit(event, execution, seq) for seq, event in enumerate(answer.events))
+        await self._record(execution, lookup, replaced, "completed", end.finish_reason)
+        events = (_as_hit(event, execution, seq, replaced) for seq, event in enumerate(answer.events))
+        execution.buffer.replay(events)
         execution.is_finished = execution.end_received = True
         return True
 
@@ -351,12 +390,16 @@ def _hit_usage(replaced: TokenCounts) -> TokenCounts:
     return TokenCounts(answer_hit_input=replaced.prompt, answer_hit_output=replaced.output)
 
 
-def _as_hit(event: AnswerEvent, execution: Execution, seq: int) -> AnswerEvent:
-    """Return an event of the answer as one of the execution. Its usage reports the prompt as read from the cache."""
+def _as_hit(event: AnswerEvent, execution: Execution, seq: int, replaced: TokenCounts | None = None) -> AnswerEvent:
+    """Return an event of the answer as one of the execution. Its usage reports the prompt as read from the cache.
+
+    Args:
+        replaced: the usage of the computation that the hit replaces; None: that of the event.
+    """
     event = msgspec.structs.replace(event, request_id=execution.request_id, attempt=execution.attempt, seq=seq)
     if isinstance(event, Tokens) and event.prompt is not None:
-        return msgspec.structs.replace(event, prompt=TokenCounts(cache_read=event.prompt.prompt))
+        return msgspec.structs.replace(event, prompt=TokenCounts(cache_read=(replaced or event.prompt).prompt))
     if isinstance(event, End):
-        usage = TokenCounts(cache_read=event.usage.prompt, output=event.usage.output)
+        usage = TokenCounts(cache_read=(replaced or event.usage).prompt, output=event.usage.output)
         return msgspec.structs.replace(event, usage=usage, accepted_drafts=0, rejected_drafts=0)
     return event

@@ -5,9 +5,6 @@ Each change is one script. The answer, its place in the tenant's index and the e
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +13,13 @@ import redis.asyncio as redis
 
 from inference_worker.contract.messages import AnswerEvent
 from millrace.apps.request_log.answer_keys import answer_key, flight_key, index_key
+from millrace.gateway.answer_cache.answer_cipher import AnswerCipher
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 MAX_ANSWER_BYTES = 64 * 1024  # a longer answer is not stored
 MAX_TENANT_ANSWERS = 2000  # the answer that expires first makes room for a new one
-_NONCE_BYTES = 12
-_KEY_ID_BYTES = 8
 
 # KEYS: answer, flight. ARGV: leader, milliseconds. Returns {answer, leader}: the cached answer, or else the leader of
 # its flight, which is the given one if there was none.
@@ -70,8 +66,16 @@ class CachedAnswer(msgspec.Struct, frozen=True):
     events: list[AnswerEvent]
 
 
-_encode = msgspec.msgpack.Encoder().encode
+encode_answer = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(CachedAnswer).decode
+
+
+def decode_answer(payload: bytes) -> CachedAnswer | None:
+    """Return the answer; None if it is unreadable."""
+    try:
+        return _decode(payload)
+    except (msgspec.MsgspecError, ValueError):
+        return None
 
 
 class AnswerStore:
@@ -80,17 +84,15 @@ class AnswerStore:
     def __init__(self, broker: redis.Redis, secret: str, flight_seconds: int) -> None:
         """Create a store. `flight_seconds` is the longest time that a request runs."""
         self._broker = broker
-        self._secret = secret.encode()
-        self._key_id = hashlib.sha256(b"answer cache key\0" + self._secret).digest()[:_KEY_ID_BYTES]
+        self.cipher = AnswerCipher(secret)
         self._flight_ms = flight_seconds * 1000
-        self._ciphers: dict[int, AESGCM] = {}
         self._find = broker.register_script(_FIND)
         self._store = broker.register_script(_STORE)
         self._succeed = broker.register_script(_SUCCEED)
 
     def answer_id(self, parts: object) -> str:
         """Return the identity of the answer to a request with these parts."""
-        return hmac.digest(self._secret, b"answer\0" + _encode(parts), "sha256").hex()
+        return self.cipher.digest(b"answer\0" + encode_answer(parts)).hex()
 
     async def find(self, tenant_id: int, answer_id: str, leader: str) -> tuple[CachedAnswer | None, str]:
         """Return the cached answer, or else the leader of its flight.
@@ -111,7 +113,7 @@ class AnswerStore:
 
     async def store(self, tenant_id: int, answer_id: str, leader: str, answer: CachedAnswer, seconds: int) -> None:
         """Store an answer, unless it is too long, and end its flight."""
-        payload = _encode(answer)
+        payload = encode_answer(answer)
         fits = len(payload) <= MAX_ANSWER_BYTES
         await self._end_flight(
             tenant_id, answer_id, leader, self._seal(tenant_id, answer_id, payload) if fits else b"", seconds
@@ -137,27 +139,9 @@ class AnswerStore:
         await self._store(keys=keys, args=[leader, payload, seconds, time.time(), MAX_TENANT_ANSWERS])
 
     def _seal(self, tenant_id: int, answer_id: str, payload: bytes) -> bytes:
-        nonce = os.urandom(_NONCE_BYTES)
-        return self._key_id + nonce + self._cipher(tenant_id).encrypt(nonce, payload, answer_id.encode())
+        return self.cipher.seal(tenant_id, answer_id.encode(), payload)
 
     def _open(self, tenant_id: int, answer_id: str, sealed: bytes) -> CachedAnswer | None:
         """Return the decrypted answer; None if it is of another secret or unreadable."""
-        from cryptography.exceptions import InvalidTag  # 6 MB in a gateway whose tenants cache no answers
-
-        key_id, nonce = sealed[:_KEY_ID_BYTES], sealed[_KEY_ID_BYTES : _KEY_ID_BYTES + _NONCE_BYTES]
-        if key_id != self._key_id:
-            return None
-        try:
-            ciphertext = sealed[_KEY_ID_BYTES + _NONCE_BYTES :]
-            return _decode(self._cipher(tenant_id).decrypt(nonce, ciphertext, answer_id.encode()))
-        except (InvalidTag, msgspec.MsgspecError, ValueError):
-            return None
-
-    def _cipher(self, tenant_id: int) -> AESGCM:
-        cipher = self._ciphers.get(tenant_id)
-        if cipher is None:
-            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-            key = hmac.digest(self._secret, f"answer cache\0{tenant_id}".encode(), "sha256")
-            cipher = self._ciphers[tenant_id] = AESGCM(key)
-        return cipher
+        payload = self.cipher.open(tenant_id, answer_id.encode(), sealed)
+        return None if payload is None else decode_answer(payload)

@@ -27,6 +27,7 @@ _METHODS = b"GET, HEAD, POST, DELETE"
 _HEADER_NAMES = re.compile(rb"[A-Za-z0-9_, -]{1,2000}")
 _EXPOSED = (
     b"x-request-id, request-id, retry-after, x-should-retry, x-millrace-model, x-millrace-cache, x-millrace-ignored,"
+    b" x-millrace-cache-similarity, x-millrace-cache-source,"
     b" x-millrace-schema-valid, x-millrace-dropped-messages,"
     b" x-millrace-cost-usd, openai-processing-ms"
 )

@@ -93,6 +93,13 @@ class Prompt:
         return len(self.ids) if self.upstream is None else self.upstream.estimated_tokens
 
 
+class LastTurn(NamedTuple):
+    """The last turn of the user in a conversation, and the digest of everything else that the answer depends on."""
+
+    text: str
+    context: bytes
+
+
 class RequestSource(NamedTuple):
     """The body that a request was read from."""
 
@@ -176,6 +183,7 @@ class InferenceRequest:
     checked_schema: str | None = None
     # Set if a prompt process has read the request. Then its prompts, inputs and queries are placeholders.
     tokenized: TokenizedPrompts | None = None
+    last_turn: LastTurn | None = None  # set if a prompt process has read the request, for the semantic cache
     number: int = 0  # of this prompt among the request's prompts
     cache_directives: frozenset[str] = frozenset()  # of the header x-millrace-cache
     source: RequestSource | None = None  # set if an upstream may run the request

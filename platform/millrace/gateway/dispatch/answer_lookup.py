@@ -80,7 +80,8 @@ class AnswerLookup:
 
     answer_id: str
     seconds: int  # lifetime of the answer in the cache; 0: it is not stored
-    layer: str = ""  # "exact" or "single_flight" if it is served from the cache
+    layer: str = ""  # "exact", "single_flight" or "semantic" if it is served from the cache
+    similarity: float | None = None  # of the question that a semantic hit is from
     source: str = ""  # ID of the request that the answer is from
     leader: str = ""  # of the flight, if it is this execution
     usage: TokenCounts | None = None  # of a hit

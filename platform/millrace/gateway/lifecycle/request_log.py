@@ -42,7 +42,7 @@ MAX_MODEL_NAME_LENGTH = 128  # characters of a requested model name
 MAX_LISTED = 24  # limits, skipped models and placements, each
 MAX_CONTENT_CHARACTERS = 65_536  # characters of a request, and of its completions
 LIMITED = frozenset({"rate_limit_exceeded", "budget_exceeded", "quota_exceeded", "credit_balance_exhausted"})
-_LAYERS = ("", "computed", "prefix", "single_flight", "exact")  # empty: no usage is known
+_LAYERS = ("", "computed", "prefix", "semantic", "single_flight", "exact")  # empty: no usage is known
 _ROUTE = (
     *("policy", "targets", "prompt_tokens", "facts", "skipped", "escalations", "not_escalating", "retry_budget"),
     *("dropped_messages", "summary", "not_summarizing", "answer_cache", "decided_at", "experiment", "classifier"),

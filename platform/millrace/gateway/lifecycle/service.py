@@ -25,6 +25,7 @@ from millrace.gateway.admission.admission import AdmissionRequest, AdmittedReque
 from millrace.gateway.admission.budget_shares import BudgetShares
 from millrace.gateway.admission.disk import DiskWatch
 from millrace.gateway.answer_cache.answer_cache import AnswerCache
+from millrace.gateway.answer_cache.semantic_cache import Question
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import OVERLOADED, ApiError
@@ -40,6 +41,7 @@ from millrace.gateway.lifecycle.answer_checks import failed_check
 from millrace.gateway.lifecycle.escalation import EscalationReserves
 from millrace.gateway.lifecycle.request_log import RequestTrace
 from millrace.gateway.lifecycle.routing_facts import has_images, request_size, routing_facts
+from millrace.gateway.lifecycle.semantic_checks import SemanticChecks
 from millrace.gateway.lifecycle.summaries import Summaries, with_prompt
 from millrace.gateway.protocols import context_overflow, tools
 from millrace.gateway.protocols.prompts import is_short, tokenize, tokenize_here
@@ -106,6 +108,7 @@ class ActiveRequest:
         self.escalations = 0
         self.summary = ""  # of the messages that were dropped
         self.summaries: list[Execution] = []
+        self.question: Question | None = None  # its lookup in the semantic cache
         self._retry_budgets = retry_budgets
 
     @property
@@ -187,6 +190,7 @@ class InferenceService:
         disk: DiskWatch,
         latencies: LatencyTracker | None = None,
         budget_shares: BudgetShares | None = None,
+        semantic_checks: SemanticChecks | None = None,
     ) -> None:
         self._router = router
         self._admission = admission
@@ -199,6 +203,7 @@ class InferenceService:
         self._disk = disk
         self._latencies = latencies or LatencyTracker()
         self._budget_shares = budget_shares
+        self._semantic_checks = semantic_checks
         self._retry_budgets = RetryBudgets()
         self._reserves = EscalationReserves(admission, dispatcher, self._tokenize)
         self._summaries = Summaries(router, admission, dispatcher, jobs, self._reserves, self._end)
@@ -274,7 +279,10 @@ class InferenceService:
     async def drain(self) -> None:
         """Wait until all requests are cancelled or closed."""
         self._stopping.set()
+        if self._semantic_checks is not None:
+            await self._semantic_checks.stop()
         await asyncio.gather(*self._background, return_exceptions=True)
+        await self._answers.stop()
 
     # One prompt of a request.
 
@@ -282,6 +290,7 @@ class InferenceService:
         self, key: ApiKeySnapshot, request: InferenceRequest, dialect: str, request_id: str, trace: RequestTrace | None
     ) -> ActiveRequest:
         counting_model = self._router.measure(key, request.model, has_images=has_images(request))
+        question = self._answers.begin(key, request, request_id)  # its vector is computed meanwhile
         prompt = await self._tokenize(counting_model, request)
         if request.reasoning.names and counting_model.tokenizer.reasoning_format is not None:
             ignored = tuple(name for name in request.ignored if name not in request.reasoning.names)
@@ -294,6 +303,7 @@ class InferenceService:
         decision_record = route.decision_record
         decision_record |= {name: value for name in ("metadata", "user") if (value := getattr(request, name))}
         active = ActiveRequest(key, request, dialect, request_id, prompt, counting_model, route, self._retry_budgets)
+        active.question = question
         if trace is not None:
             trace.active_requests.append(active)
         await self._next_execution(active)
@@ -306,7 +316,7 @@ class InferenceService:
             return
         async for event in self._execution_events(active):
             if isinstance(event, End):
-                self._in_background(self._answers.store(active.execution))
+                self._store_answer(active)
             yield event
 
     async def _checked_events(self, active: ActiveRequest) -> list[AnswerEvent]:
@@ -326,7 +336,7 @@ class InferenceService:
             spec = active.execution.response_spec
             check = None if escalation is None else await failed_check(escalation, active.request, spec, events)
             if check is None:
-                self._in_background(self._answers.store(active.execution))
+                self._store_answer(active)
                 break
             await self._answers.end_flight(active.execution)
             if not await self._escalate(active, check):
@@ -338,6 +348,13 @@ class InferenceService:
         if execution is not active.execution:
             active.make_current(execution)
         return events
+
+    def _store_answer(self, active: ActiveRequest) -> None:
+        """Store a computed answer, or have a semantic hit checked if it was chosen."""
+        execution, question = active.execution, active.question
+        self._in_background(self._answers.store(execution, question))
+        if question is not None and question.is_verified and self._semantic_checks is not None:
+            self._semantic_checks.start(execution, question)
 
     async def _escalate(self, active: ActiveRequest, check: str) -> bool:
         """Start the execution that is reserved next. Return False if there is none, or it cannot start."""
@@ -615,7 +632,7 @@ class InferenceService:
             if reserves:
                 await self._reserves.reserve(active, admitted)
             execution = self._execution(active, admitted, echo)
-            if not await self._answers.serve(execution, request, key):
+            if not await self._answers.serve(execution, request, key, active.question):
                 if rejection is not None:
                     raise rejection
                 self._dispatcher.submit(execution)

@@ -53,6 +53,7 @@ class PromptTask(msgspec.Struct, frozen=True):
     fits_tokens: int | None = None  # conversations are shortened to this number of tokens
     summary: str = ""  # of the messages that are dropped
     summarizes: int = 0  # instead: the prompt requests the summary of this number of messages
+    semantic_names: tuple[str, ...] = ()  # model names whose answers similar questions may receive
 
 
 class PackedPrompt(msgspec.Struct, frozen=True, array_like=True):

@@ -35,6 +35,7 @@ from millrace.gateway.prompt_processes.prompt_frames import (
 )
 from millrace.gateway.protocols.context_overflow import shortened, summary_prompt
 from millrace.gateway.protocols.dialect_readers import READERS, WITHOUT_LIMIT
+from millrace.gateway.protocols.last_turn import find_last_turn
 from millrace.gateway.protocols.prompt_bounds import check_bounds, max_characters
 from millrace.gateway.protocols.prompts import tokenize_here
 from millrace.gateway.protocols.question import question_of
@@ -94,7 +95,10 @@ def do_work(models: Mapping[str, ServedModel], work: PromptTask, body: bytes) ->
             _resident_bytes(),
             Problem("internal_error", "The server had an internal error. Send the request again.", None),
         )
-    return Result(_resident_bytes(), None, _without_prompts(request), model.key, tuple(prompts))
+    without_prompts = _without_prompts(request)
+    if request.model in work.semantic_names:
+        without_prompts = dataclasses.replace(without_prompts, last_turn=find_last_turn(request))
+    return Result(_resident_bytes(), None, without_prompts, model.key, tuple(prompts))
 
 
 def _tokenized(work: PromptTask, model: ServedModel, request: InferenceRequest, max_tokens: int | None) -> Prompt:

@@ -75,7 +75,11 @@ class PromptReader:
                 return small_request
             await self._admission.charge(key)
         names = self._router.usable_names(key)
-        work = PromptTask(reader, {name: _target(key, name, models) for name, models in names.items()})
+        work = PromptTask(
+            reader,
+            {name: _target(key, name, models) for name, models in names.items()},
+            semantic_names=tuple(name for name in names if key.serves_similar(name)),
+        )
         result = await self.run(key, work, body)
         request = result.request
         if request is None:

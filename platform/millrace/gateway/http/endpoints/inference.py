@@ -176,6 +176,8 @@ class InferenceConsumer(PromptConsumer):
     ) -> None:
         structlog.contextvars.bind_contextvars(model=model)
         headers = [(b"x-millrace-model", model.encode()), (b"x-millrace-cache", layer.encode())]
+        if layer == "semantic" and self._active is not None:
+            headers += _semantic_headers(self._active)
         headers += ignored_headers(request)
         if dropped_messages:
             headers.append((b"x-millrace-dropped-messages", str(dropped_messages).encode()))
@@ -209,6 +211,15 @@ def _cache_layer(active: ActiveRequest, first: AnswerEvent) -> str:
     lookups = [part.execution.answer for part in (active, *active.further_prompts)]
     layers = {"" if lookup is None else lookup.layer for lookup in lookups}
     return layers.pop() if len(layers) == 1 and "" not in layers else _prefix_layer(first)
+
+
+def _semantic_headers(active: ActiveRequest) -> Headers:
+    """Return the headers with the similarity of a semantic hit and the request that its answer is from."""
+    lookup = active.execution.answer
+    if lookup is None or lookup.similarity is None:
+        return []
+    similarity = (b"x-millrace-cache-similarity", f"{lookup.similarity:.4f}".encode())
+    return [similarity, (b"x-millrace-cache-source", lookup.source.encode())]
 
 
 def _prefix_layer(first: AnswerEvent) -> str:

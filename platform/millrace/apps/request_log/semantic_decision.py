@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from millrace.gateway.answer_cache.error_bounds import missing_checks, upper_bound
+from millrace.apps.request_log.error_bounds import missing_checks, upper_bound
 
 BAND_STARTS = (0.05, 0.08, 0.12, 0.2)  # least margins; smaller margins are never served
 ALPHA = 0.05  # probability that a bound of any band is ever wrong

@@ -1,0 +1,61 @@
+"""Vectors of questions and answers, computed by the embedding deployment of the semantic cache."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from inference_worker.contract.messages import Vectors
+from inference_worker.contract.request import SamplingParams
+from millrace.gateway.answer_cache.side_executions import SideExecutions
+from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec
+from millrace.gateway.routing.router import Router
+from tenants.keys.snapshot import ApiKeySnapshot
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_DIALECT = "openai.embedding"
+
+
+class Embedder:
+    """Sends texts to the embedding deployment."""
+
+    def __init__(self, model: str, router: Router, executions: SideExecutions) -> None:
+        self._model = model
+        self._router = router
+        self._executions = executions
+
+    @property
+    def model(self) -> ServedModel | None:
+        """Return the deployment; None if it is not served or does not embed."""
+        model = self._router.served(self._model) if self._model else None
+        return model if model is not None and model.task == "embed" and model.upstream is None else None
+
+    async def embed(self, key: ApiKeySnapshot, name: str, text: str) -> NDArray[np.float32] | None:
+        """Return the vector of a text, of length 1; None if the text is too long for the model.
+
+        Args:
+            key: of the request that the text is from.
+            name: the ID of the execution.
+
+        Raises:
+            ApiError: it cannot be computed now.
+        """
+        model = self.model
+        if model is None:
+            raise ApiError("model_not_found", "The embedding deployment of the semantic cache is not served.")
+        ids = model.tokenizer.encode(model.input_prompt + text)
+        if not 0 < len(ids) <= model.context_length:
+            return None
+        request = InferenceRequest(model.name, [], SamplingParams(max_tokens=0), 0, inputs=(ids,))
+        prompt = Prompt(ids, input_lengths=(len(ids),))
+        spec = ResponseSpec(_DIALECT, name, model.name, int(time.time()), len(ids))
+        _, events = await self._executions.run(name, key, request, prompt, model, spec, {})
+        data = b"".join(event.data for event in events if isinstance(event, Vectors))
+        vector = np.frombuffer(data, "<f4")
+        return vector / max(float(np.linalg.norm(vector)), 1e-9)

@@ -1,0 +1,92 @@
+"""Side executions: executions that the semantic cache needs beside the request, such as the vector of a question.
+
+Each has its own ID and is admitted and billed like a request of the key, but does not count toward its rate limits.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from inference_worker.contract.messages import AnswerEvent, End, Failed
+from inference_worker.contract.request import ServiceClass
+from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest, RateLimitAdmission
+from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec
+from millrace.gateway.dispatch.dispatcher import Dispatcher
+from millrace.gateway.dispatch.execution import Execution
+from millrace.gateway.dispatch.jobs import InferenceJobBuilder
+from tenants.keys.snapshot import ApiKeySnapshot, LimitSnapshot
+
+
+class SideExecutions:
+    """Runs side executions of one gateway."""
+
+    def __init__(self, admission: RateLimitAdmission, dispatcher: Dispatcher, jobs: InferenceJobBuilder) -> None:
+        self._admission = admission
+        self._dispatcher = dispatcher
+        self._jobs = jobs
+
+    async def run(
+        self,
+        name: str,
+        key: ApiKeySnapshot,
+        request: InferenceRequest,
+        prompt: Prompt,
+        model: ServedModel,
+        spec: ResponseSpec,
+        decision_record: dict[str, Any],
+    ) -> tuple[Execution, list[AnswerEvent]]:
+        """Run an execution with this ID. Return it with its events, the last of which is the end.
+
+        Raises:
+            ApiError: it is rejected, or it failed.
+        """
+        batch = request.service_class == ServiceClass.BATCH
+        self._dispatcher.require_capacity(model.key, key.tenant_id, key.weight, batch=batch)
+        without_limits = msgspec.structs.replace(key, limits=LimitSnapshot())
+        demand = AdmissionRequest(name, time.time_ns() // 1000, without_limits, request, prompt, [model])
+        admitted = await self._admission.admit(demand)
+        execution: Execution | None = None
+        try:
+            made = Execution(self._dispatcher.broker, admitted, self._jobs.make(admitted), spec, decision_record)
+            self._dispatcher.submit(made)
+            execution = made
+            return made, await _events(made)
+        finally:
+            await self._end(admitted, execution)
+
+    async def discard(self, execution: Execution) -> None:
+        """Mark an execution as failed although it has ended, so that it is not billed."""
+        await self._dispatcher.force_fail(execution.job, execution.attempt, "semantic_check")
+
+    async def _end(self, admitted: AdmittedRequest, execution: Execution | None) -> None:
+        usage = None
+        if execution is None:
+            await self._dispatcher.record_not_started(admitted.billing_context)
+        else:
+            if not execution.is_finished:
+                await self._dispatcher.cancel(execution)
+            self._dispatcher.release(execution)
+            usage = execution.usage
+        if usage is not None:
+            await self._admission.end(admitted, usage)
+        await self._admission.close(admitted, usage)
+
+
+async def _events(execution: Execution) -> list[AnswerEvent]:
+    """Return the events of an execution.
+
+    Raises:
+        ApiError: the execution failed.
+    """
+    events: list[AnswerEvent] = []
+    while not isinstance(event := await execution.next_event(), End):
+        if isinstance(event, Failed):
+            raise ApiError(event.code, event.message)
+        events.append(event)
+    execution.usage = event.usage
+    return [*events, event]

@@ -1,0 +1,69 @@
+"""Checks of semantic hits: a share of the hits is computed again, in the batch class.
+
+A check is a side execution. The setting MILLRACE_SEMANTIC_CACHE_CHECKS_PAID_BY decides who pays for it. If a gateway
+stops or fails, its unfinished checks are lost, whatever their result would have been.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import TYPE_CHECKING
+
+import redis.asyncio as redis
+import structlog
+
+from inference_worker.contract.request import ServiceClass
+from millrace.gateway.answer_cache.answer_cache import AnswerCache
+from millrace.gateway.answer_cache.semantic_cache import Question
+from millrace.gateway.answer_cache.side_executions import SideExecutions
+from millrace.gateway.core.asyncio_utils import cancel_and_wait
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.dispatch.execution import Execution
+
+if TYPE_CHECKING:
+    from millrace.conf.environment import CheckPayer
+
+log = structlog.get_logger(__name__)
+
+MAX_CHECKS = 8  # concurrently, of one gateway; further hits are not checked
+CHECK_SECONDS = 600.0
+
+
+class SemanticChecks:
+    """The running checks of one gateway."""
+
+    def __init__(self, executions: SideExecutions, answers: AnswerCache, payer: CheckPayer) -> None:
+        self._executions = executions
+        self._answers = answers
+        self._payer = payer
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, hit: Execution, question: Question) -> None:
+        """Start the check of a hit, unless too many run."""
+        if len(self._running) >= MAX_CHECKS:
+            return
+        task = asyncio.create_task(self._run(hit, question))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def stop(self) -> None:
+        """Cancel the running checks."""
+        await cancel_and_wait(list(self._running))
+
+    async def _run(self, hit: Execution, question: Question) -> None:
+        demand = hit.admitted.demand
+        request = dataclasses.replace(demand.request, service_class=ServiceClass.BATCH)
+        name, record = f"{hit.request_id}.v", {"checks": hit.request_id}
+        try:
+            async with asyncio.timeout(CHECK_SECONDS):
+                execution, events = await self._executions.run(
+                    name, question.key, request, demand.prompt, demand.model, hit.response_spec, record
+                )
+            if self._payer == "operator":
+                await self._executions.discard(execution)
+            await self._answers.record_check(hit, question, events)
+        except (ApiError, redis.RedisError, OSError, TimeoutError) as exc:
+            log.info("semantic_check_failed", request_id=hit.request_id, error=str(exc))
+        except Exception:
+            log.exception("semantic_check_failed", request_id=hit.request_id)
