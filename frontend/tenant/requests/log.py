@@ -46,6 +46,7 @@ CACHE_LABELS = {
     "prefix": _lazy("Prompt cache"),
     "exact": _lazy("Cached response"),
     "single_flight": _lazy("Concurrent equal request"),
+    "semantic": _lazy("Cached response to a similar question"),
 }
 DEFAULT_COLUMNS = ("status", "model", "key", "input", "output", "ttft", "duration", "cost")
 NUMERIC = ("input", "output", "ttft", "duration", "cost")

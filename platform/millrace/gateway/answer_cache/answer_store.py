@@ -16,7 +16,7 @@ from millrace.apps.request_log.answer_keys import answer_key, flight_key, index_
 from millrace.gateway.answer_cache.answer_cipher import AnswerCipher
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    pass
 
 MAX_ANSWER_BYTES = 64 * 1024  # a longer answer is not stored
 MAX_TENANT_ANSWERS = 2000  # the answer that expires first makes room for a new one
