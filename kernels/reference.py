@@ -70,7 +70,7 @@ def quantize_kv(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     A scale is rounded up, so that numbers are at most 127. It is NaN if a number of its group is not finite.
     """
-    groups = x.float().unflatten(-1, (-1, KV_GROUP))
+    groups = x.float().reshape(*x.shape[:-1], -1, KV_GROUP)
     top = groups.abs().amax(-1)
     bits = (top.clamp(max=_MAX_KV) / 127).view(torch.int32)
     scales = (((bits + 0xFFFF) >> 16) << 16).view(torch.float32)
@@ -81,7 +81,7 @@ def quantize_kv(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def dequantize_kv(numbers: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the keys or values of `quantize_kv` in `dtype`."""
-    groups = numbers.float().unflatten(-1, (-1, KV_GROUP))
+    groups = numbers.float().reshape(*numbers.shape[:-1], -1, KV_GROUP)
     return (groups * scales.float()[..., None]).flatten(-2).to(dtype)
 
 

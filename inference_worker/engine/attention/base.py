@@ -156,8 +156,8 @@ class ReferenceBackend(AttentionBackend):
         """Write keys and values in 8 bits, and return those of the blocks in the dtype."""
         dtype = self.shape.dtype
         if self.shape.kv_dtype == "fp8":
-            stored = [reference.to_fp8(each).view(torch.uint8) for each in (key, value)]
-            reference.write_cache(*stored, caches[0], caches[1], slots)
+            key, value = (reference.to_fp8(each).view(torch.uint8) for each in (key, value))
+            reference.write_cache(key, value, caches[0], caches[1], slots)
             found = [cache[blocks].view(torch.float8_e4m3fn).to(dtype) for cache in caches]
             return found[0], found[1]
         (key, key_scales), (value, value_scales) = reference.quantize_kv(key), reference.quantize_kv(value)

@@ -56,7 +56,7 @@ def _q4_k(blocks: torch.Tensor, dtype: torch.dtype) -> Weight:
     scales = torch.cat((low & 63, high & 15 | low >> 6 << 4), -1).float()
     minima = torch.cat((middle & 63, high >> 4 | middle >> 6 << 4), -1).float()
     scale, minimum = _half(blocks, 0), _half(blocks, 2)
-    values = _nibbles(blocks[..., 16:].unflatten(-1, (4, 32)))
+    values = _nibbles(blocks[..., 16:].reshape(*blocks.shape[:-1], 4, 32))
     return _int4(values, (scale[..., None] * scales).flatten(1), (-minimum[..., None] * minima).flatten(1), dtype)
 
 

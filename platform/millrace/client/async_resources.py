@@ -29,6 +29,7 @@ from millrace.client.models import (
     Credential,
     Credit,
     CreditInGrantTypeEnum,
+    CurrencyEnum,
     Delivery,
     Deployment,
     DeploymentCheck,
@@ -56,6 +57,7 @@ from millrace.client.models import (
     InvoiceWhole,
     Key,
     KindIn,
+    LabeledOutcomes,
     Ledger,
     Limits,
     Margins,
@@ -96,6 +98,7 @@ from millrace.client.models import (
     Secret,
     Spend,
     Standing,
+    Success,
     TaskEnum,
     TaxRule,
     Tenant,
@@ -1697,6 +1700,7 @@ class AsyncOperatorPricesResource:
         *,
         tenant_id: int | Omit = OMIT,
         book: str | Omit = OMIT,
+        currency: CurrencyEnum | Omit = OMIT,
         effective_from: str | datetime | Omit = OMIT,
         note: str | Omit = OMIT,
         allow_unpriced_hours: bool | Omit = OMIT,
@@ -1708,6 +1712,7 @@ class AsyncOperatorPricesResource:
 
         Args:
             tenant_id: Its own prices.
+            currency: Of a new book.
             effective_from: Default: the time of publication.
             allow_unpriced_hours: Draft prices that leave hours of the day without a price.
             withdrawn: Models and tiers without a price from then on.
@@ -1720,6 +1725,7 @@ class AsyncOperatorPricesResource:
                 body={
                     "tenant_id": tenant_id,
                     "book": book,
+                    "currency": currency,
                     "effective_from": effective_from,
                     "note": note,
                     "allow_unpriced_hours": allow_unpriced_hours,
@@ -1762,6 +1768,7 @@ class AsyncOperatorPricesResource:
         content: str,
         tenant_id: int | Omit = OMIT,
         book: str | Omit = OMIT,
+        currency: CurrencyEnum | Omit = OMIT,
         effective_from: str | datetime | Omit = OMIT,
         note: str | Omit = OMIT,
         allow_unpriced_hours: bool | Omit = OMIT,
@@ -1774,6 +1781,7 @@ class AsyncOperatorPricesResource:
         Args:
             content: The file's text.
             tenant_id: Its own prices.
+            currency: Of a new book.
             effective_from: Default: the time of publication.
             allow_unpriced_hours: Draft prices that leave hours of the day without a price.
             models: Only these, of a public price file.
@@ -1787,6 +1795,7 @@ class AsyncOperatorPricesResource:
                 body={
                     "tenant_id": tenant_id,
                     "book": book,
+                    "currency": currency,
                     "effective_from": effective_from,
                     "note": note,
                     "allow_unpriced_hours": allow_unpriced_hours,
@@ -2202,6 +2211,7 @@ class AsyncOperatorTenantsResource:
         received_at: str | datetime,
         invoice: str | Omit = OMIT,
         as_credit: bool | Omit = OMIT,
+        currency: CurrencyEnum | Omit = OMIT,
         note: str | Omit = OMIT,
         idempotency_key: str | None = None,
     ) -> Payment:
@@ -2210,6 +2220,7 @@ class AsyncOperatorTenantsResource:
         Args:
             invoice: The number of the one to pay first.
             as_credit: Buys prepaid credit.
+            currency: Default: the tenant's.
         """
         return cast(
             "Payment",
@@ -2222,6 +2233,7 @@ class AsyncOperatorTenantsResource:
                     "received_at": received_at,
                     "invoice": invoice,
                     "as_credit": as_credit,
+                    "currency": currency,
                     "note": note,
                 },
                 idempotency_key=idempotency_key,
@@ -2722,6 +2734,33 @@ class AsyncRequestsResource:
             "CacheLayers", await self._http.call("GET", "requests/cache-layers", query={"from": from_, "to": to})
         )
 
+    async def outcomes(
+        self,
+        *,
+        from_: str | datetime | Omit = OMIT,
+        model: str | Omit = OMIT,
+        strong: str | Omit = OMIT,
+        to: str | datetime | Omit = OMIT,
+        weak: str | Omit = OMIT,
+    ) -> LabeledOutcomes:
+        """Return the newest 1,000 stored prompts with feedback on either of two models. Default: 1 day.
+
+        Args:
+            from_: Start, inclusive.
+            model: The requested model name.
+            strong: The model of complex requests.
+            to: End, exclusive; default: now.
+            weak: The model of simple requests.
+        """
+        return cast(
+            "LabeledOutcomes",
+            await self._http.call(
+                "GET",
+                "requests/outcomes",
+                query={"from": from_, "model": model, "strong": strong, "to": to, "weak": weak},
+            ),
+        )
+
     async def prompt_advice(
         self, *, from_: str | datetime | Omit = OMIT, to: str | datetime | Omit = OMIT
     ) -> builtins.list[PromptAdvice]:
@@ -2753,6 +2792,35 @@ class AsyncRequestsResource:
         return cast(
             "RequestRates",
             await self._http.call("GET", "requests/rates", query={"bucket": bucket, "from": from_, "to": to}),
+        )
+
+    async def success(
+        self,
+        *,
+        from_: str | datetime | Omit = OMIT,
+        group_by: Literal["model", "policy", "cache_layer", "key", "end_user"] | Omit = OMIT,
+        key: int | Omit = OMIT,
+        model: str | Omit = OMIT,
+        project: int | Omit = OMIT,
+        to: str | datetime | Omit = OMIT,
+    ) -> Success:
+        """Return successful requests and the cost of a successful request, by group. Default: 1 day.
+
+        Args:
+            from_: Start, inclusive.
+            group_by: The groups.
+            key: ID of the API key.
+            model: The model that served the requests.
+            project: ID of the project.
+            to: End, exclusive; default: now.
+        """
+        return cast(
+            "Success",
+            await self._http.call(
+                "GET",
+                "requests/success",
+                query={"from": from_, "group_by": group_by, "key": key, "model": model, "project": project, "to": to},
+            ),
         )
 
 

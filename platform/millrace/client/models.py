@@ -15,6 +15,140 @@ CategoryEnum = Literal["S", "AE", "Z", "E", "G", "O"]
 ChangeEnum = Literal["+", "-", " "]
 CreditInGrantTypeEnum = Literal["prepaid", "promotional"]
 CreditOutGrantTypeEnum = Literal["prepaid", "promotional", "commitment"]
+CurrencyEnum = Literal[
+    "AED",
+    "AFN",
+    "ALL",
+    "AMD",
+    "AOA",
+    "ARS",
+    "AUD",
+    "AWG",
+    "AZN",
+    "BAM",
+    "BBD",
+    "BDT",
+    "BMD",
+    "BND",
+    "BOB",
+    "BRL",
+    "BSD",
+    "BTN",
+    "BWP",
+    "BYN",
+    "BZD",
+    "CAD",
+    "CDF",
+    "CHF",
+    "CNY",
+    "COP",
+    "CRC",
+    "CUP",
+    "CVE",
+    "CZK",
+    "DKK",
+    "DOP",
+    "DZD",
+    "EGP",
+    "ERN",
+    "ETB",
+    "EUR",
+    "FJD",
+    "FKP",
+    "GBP",
+    "GEL",
+    "GHS",
+    "GIP",
+    "GMD",
+    "GTQ",
+    "GYD",
+    "HKD",
+    "HNL",
+    "HTG",
+    "HUF",
+    "IDR",
+    "ILS",
+    "INR",
+    "IRR",
+    "JMD",
+    "KES",
+    "KGS",
+    "KHR",
+    "KPW",
+    "KYD",
+    "KZT",
+    "LAK",
+    "LBP",
+    "LKR",
+    "LRD",
+    "LSL",
+    "MAD",
+    "MDL",
+    "MGA",
+    "MKD",
+    "MMK",
+    "MNT",
+    "MOP",
+    "MRU",
+    "MUR",
+    "MVR",
+    "MWK",
+    "MXN",
+    "MYR",
+    "MZN",
+    "NAD",
+    "NGN",
+    "NIO",
+    "NOK",
+    "NPR",
+    "NZD",
+    "PAB",
+    "PEN",
+    "PGK",
+    "PHP",
+    "PKR",
+    "PLN",
+    "QAR",
+    "RON",
+    "RSD",
+    "RUB",
+    "SAR",
+    "SBD",
+    "SCR",
+    "SDG",
+    "SEK",
+    "SGD",
+    "SHP",
+    "SLE",
+    "SOS",
+    "SRD",
+    "SSP",
+    "STN",
+    "SVC",
+    "SYP",
+    "SZL",
+    "THB",
+    "TJS",
+    "TMT",
+    "TOP",
+    "TRY",
+    "TTD",
+    "TWD",
+    "TZS",
+    "UAH",
+    "USD",
+    "UYU",
+    "UZS",
+    "VED",
+    "VES",
+    "WST",
+    "XCD",
+    "XCG",
+    "YER",
+    "ZAR",
+    "ZMW",
+    "ZWG",
+]
 DecisionEnum = Literal["draft", "waiting", "sample_ratio", "harm", "better", "worse", "no_difference", "unclear"]
 DeliveryStateEnum = Literal["queued", "sent", "failed"]
 DeploymentOutStateEnum = Literal[
@@ -668,6 +802,7 @@ class Invoice(TypedDict):
     refers_to: NotRequired[str | None]
     reason: str
     events: int
+    currency: str  # of all other amounts
     subtotal: int
     taxable: int
     total: int
@@ -711,6 +846,18 @@ class KindIn(TypedDict):
     tier: NotRequired[TierEnum]
 
 
+class LabeledOutcome(TypedDict):
+    """A prompt with the feedback on the model that answered it. The success of the other model is null."""
+
+    prompt: str
+    weak_ok: bool | None
+    strong_ok: bool | None
+
+
+class LabeledOutcomes(TypedDict):
+    outcomes: list[LabeledOutcome]
+
+
 class Ledger(TypedDict):
     """A ledger entry: debit positive, credit negative."""
 
@@ -719,6 +866,7 @@ class Ledger(TypedDict):
     created_at: str
     account: AccountEnum
     invoice: NotRequired[str | None]
+    currency: str
     nano: int
 
 
@@ -869,6 +1017,7 @@ class Payment(TypedDict):
     provider: str
     reference: str
     cents: int
+    currency: str
     received_at: str
     recorded_at: str
     invoice: NotRequired[str | None]
@@ -943,6 +1092,8 @@ class PolicyDryRun(TypedDict):
     ttft_p95_ms_before: int | None
     ttft_p50_ms_after: int | None  # Estimated by the last day's latencies.
     ttft_p95_ms_after: int | None
+    success_rate_before: float | None  # Expected by the models' success rates.
+    success_rate_after: float | None
     decisions: list[PolicyDryRunDecision]  # The first 100 requests that would move.
 
 
@@ -983,6 +1134,8 @@ class Price(TypedDict):
     until_tokens: int | None
     from_time: str
     until_time: str
+    weekdays: str  # Empty for all.
+    time_zone: str
 
 
 class PriceIn(TypedDict):
@@ -994,8 +1147,10 @@ class PriceIn(TypedDict):
     usd_per_million: str  # For example 3.75.
     from_tokens: NotRequired[int]  # Of the whole prompt.
     until_tokens: NotRequired[int]
-    from_time: NotRequired[str]  # Of the UTC day, HH:MM.
+    from_time: NotRequired[str]  # Of the UTC day, HH:MM, in the time zone.
     until_time: NotRequired[str]
+    weekdays: NotRequired[str]  # For example mon-fri or sat. Empty: all.
+    time_zone: NotRequired[str]  # Of times and weekdays.
 
 
 class PriceTerm(TypedDict):
@@ -1020,6 +1175,7 @@ class Profile(TypedDict):
     emails: list[str]
     po_number: str
     currency: str  # shown in addition to USD
+    billing_currency: str  # Of all amounts of the tenant.
     entity: str
     is_prepaid: bool  # requests are limited to the tenant's balance
     suspended_at: str | None  # by dunning; null: not by dunning
@@ -1361,6 +1517,29 @@ class Standing(TypedDict):
     quarantine: dict[str, int]  # Unhandled usage messages in quarantine, by reason.
 
 
+class Success(TypedDict):
+    groups: list[SuccessCosts]
+    total: SuccessCosts
+
+
+class SuccessCosts(TypedDict):
+    """The requests of a group, their success and their cost. A request can have several signs of failure."""
+
+    name: str  # The group: a model, policy version, cache layer, key ID or end user.
+    requests: int  # Without those that a limit or budget rejected.
+    succeeded: int
+    feedback: int  # Requests with feedback that reports success or a score.
+    bad_feedback: int  # Requests that feedback reports as failed.
+    schema_failures: int  # Answers that do not match the requested schema.
+    tool_failures: int  # Answers with invalid arguments of a tool call.
+    retried: int  # Requests whose prompt the same end user sent again soon.
+    cancelled: int
+    errors: int  # Failed requests, and those rejected with another 4xx.
+    success_rate: float | None
+    usd: str  # Cost of all requests; exact amount.
+    usd_per_success: str | None  # Null without a successful request.
+
+
 class TaxRule(TypedDict):
     id: int
     entity: str
@@ -1477,6 +1656,7 @@ class User(TypedDict):
 class Version(TypedDict):
     id: int
     book: str
+    currency: str
     tenant_id: int | None
     number: int | None  # counts the book's publications
     state: PriceVersionState
@@ -1491,6 +1671,7 @@ class Version(TypedDict):
 class VersionDetail(TypedDict):
     id: int
     book: str
+    currency: str
     tenant_id: int | None
     number: int | None  # counts the book's publications
     state: PriceVersionState

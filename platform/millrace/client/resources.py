@@ -29,6 +29,7 @@ from millrace.client.models import (
     Credential,
     Credit,
     CreditInGrantTypeEnum,
+    CurrencyEnum,
     Delivery,
     Deployment,
     DeploymentCheck,
@@ -56,6 +57,7 @@ from millrace.client.models import (
     InvoiceWhole,
     Key,
     KindIn,
+    LabeledOutcomes,
     Ledger,
     Limits,
     Margins,
@@ -96,6 +98,7 @@ from millrace.client.models import (
     Secret,
     Spend,
     Standing,
+    Success,
     TaskEnum,
     TaxRule,
     Tenant,
@@ -1682,6 +1685,7 @@ class OperatorPricesResource:
         *,
         tenant_id: int | Omit = OMIT,
         book: str | Omit = OMIT,
+        currency: CurrencyEnum | Omit = OMIT,
         effective_from: str | datetime | Omit = OMIT,
         note: str | Omit = OMIT,
         allow_unpriced_hours: bool | Omit = OMIT,
@@ -1693,6 +1697,7 @@ class OperatorPricesResource:
 
         Args:
             tenant_id: Its own prices.
+            currency: Of a new book.
             effective_from: Default: the time of publication.
             allow_unpriced_hours: Draft prices that leave hours of the day without a price.
             withdrawn: Models and tiers without a price from then on.
@@ -1705,6 +1710,7 @@ class OperatorPricesResource:
                 body={
                     "tenant_id": tenant_id,
                     "book": book,
+                    "currency": currency,
                     "effective_from": effective_from,
                     "note": note,
                     "allow_unpriced_hours": allow_unpriced_hours,
@@ -1747,6 +1753,7 @@ class OperatorPricesResource:
         content: str,
         tenant_id: int | Omit = OMIT,
         book: str | Omit = OMIT,
+        currency: CurrencyEnum | Omit = OMIT,
         effective_from: str | datetime | Omit = OMIT,
         note: str | Omit = OMIT,
         allow_unpriced_hours: bool | Omit = OMIT,
@@ -1759,6 +1766,7 @@ class OperatorPricesResource:
         Args:
             content: The file's text.
             tenant_id: Its own prices.
+            currency: Of a new book.
             effective_from: Default: the time of publication.
             allow_unpriced_hours: Draft prices that leave hours of the day without a price.
             models: Only these, of a public price file.
@@ -1772,6 +1780,7 @@ class OperatorPricesResource:
                 body={
                     "tenant_id": tenant_id,
                     "book": book,
+                    "currency": currency,
                     "effective_from": effective_from,
                     "note": note,
                     "allow_unpriced_hours": allow_unpriced_hours,
@@ -2182,6 +2191,7 @@ class OperatorTenantsResource:
         received_at: str | datetime,
         invoice: str | Omit = OMIT,
         as_credit: bool | Omit = OMIT,
+        currency: CurrencyEnum | Omit = OMIT,
         note: str | Omit = OMIT,
         idempotency_key: str | None = None,
     ) -> Payment:
@@ -2190,6 +2200,7 @@ class OperatorTenantsResource:
         Args:
             invoice: The number of the one to pay first.
             as_credit: Buys prepaid credit.
+            currency: Default: the tenant's.
         """
         return cast(
             "Payment",
@@ -2202,6 +2213,7 @@ class OperatorTenantsResource:
                     "received_at": received_at,
                     "invoice": invoice,
                     "as_credit": as_credit,
+                    "currency": currency,
                     "note": note,
                 },
                 idempotency_key=idempotency_key,
@@ -2682,6 +2694,33 @@ class RequestsResource:
         """
         return cast("CacheLayers", self._http.call("GET", "requests/cache-layers", query={"from": from_, "to": to}))
 
+    def outcomes(
+        self,
+        *,
+        from_: str | datetime | Omit = OMIT,
+        model: str | Omit = OMIT,
+        strong: str | Omit = OMIT,
+        to: str | datetime | Omit = OMIT,
+        weak: str | Omit = OMIT,
+    ) -> LabeledOutcomes:
+        """Return the newest 1,000 stored prompts with feedback on either of two models. Default: 1 day.
+
+        Args:
+            from_: Start, inclusive.
+            model: The requested model name.
+            strong: The model of complex requests.
+            to: End, exclusive; default: now.
+            weak: The model of simple requests.
+        """
+        return cast(
+            "LabeledOutcomes",
+            self._http.call(
+                "GET",
+                "requests/outcomes",
+                query={"from": from_, "model": model, "strong": strong, "to": to, "weak": weak},
+            ),
+        )
+
     def prompt_advice(
         self, *, from_: str | datetime | Omit = OMIT, to: str | datetime | Omit = OMIT
     ) -> builtins.list[PromptAdvice]:
@@ -2712,6 +2751,35 @@ class RequestsResource:
         """
         return cast(
             "RequestRates", self._http.call("GET", "requests/rates", query={"bucket": bucket, "from": from_, "to": to})
+        )
+
+    def success(
+        self,
+        *,
+        from_: str | datetime | Omit = OMIT,
+        group_by: Literal["model", "policy", "cache_layer", "key", "end_user"] | Omit = OMIT,
+        key: int | Omit = OMIT,
+        model: str | Omit = OMIT,
+        project: int | Omit = OMIT,
+        to: str | datetime | Omit = OMIT,
+    ) -> Success:
+        """Return successful requests and the cost of a successful request, by group. Default: 1 day.
+
+        Args:
+            from_: Start, inclusive.
+            group_by: The groups.
+            key: ID of the API key.
+            model: The model that served the requests.
+            project: ID of the project.
+            to: End, exclusive; default: now.
+        """
+        return cast(
+            "Success",
+            self._http.call(
+                "GET",
+                "requests/success",
+                query={"from": from_, "group_by": group_by, "key": key, "model": model, "project": project, "to": to},
+            ),
         )
 
 

@@ -409,7 +409,9 @@ class SuccessCostsOut(serializers.Serializer[SuccessCosts]):
     tool_failures = serializers.IntegerField(help_text="Answers with invalid arguments of a tool call.")
     retried = serializers.IntegerField(help_text="Requests whose prompt the same end user sent again soon.")
     cancelled = serializers.IntegerField()
-    errors = serializers.IntegerField(help_text="Failed requests, and those rejected with another 4xx.")
+    errors = serializers.IntegerField(  # type: ignore[assignment]
+        help_text="Failed requests, and those rejected with another 4xx."
+    )
     success_rate = serializers.FloatField(allow_null=True)
     usd = serializers.SerializerMethodField(help_text="Cost of all requests; exact amount.")
     usd_per_success = serializers.SerializerMethodField(help_text="Null without a successful request.")
@@ -519,7 +521,7 @@ class RequestCacheLayers(TenantView):
         return Response(CacheLayersOut(report).data)
 
 
-class PromptAdviceOut(serializers.Serializer[PromptAdvice]):
+class PromptAdviceOut(serializers.Serializer[Any]):
     """A changing part of prompts that defeats the prefix cache."""
 
     key = serializers.IntegerField(source="key_id", help_text="ID of the API key.")

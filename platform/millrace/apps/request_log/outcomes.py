@@ -49,7 +49,9 @@ def labeled_outcomes(
     rows = records.filter(request_id__in=feedback.values("request_id")).order_by("-started_at")
     models = dict(rows.values_list("request_id", "served_model")[:MAX_OUTCOMES])
     labels = feedback.filter(request_id__in=models).values_list("request_id", "success", "score")
-    good = {request_id: score >= GOOD_SCORE if success is None else success for request_id, success, score in labels}
+    good = {
+        request_id: (score or 0) >= GOOD_SCORE if success is None else success for request_id, success, score in labels
+    }
     bodies = RequestContent.objects.for_tenant(tenant_id).filter(request_id__in=models, truncated=False)
     prompts = {request_id: question_in(body) for request_id, body in bodies.values_list("request_id", "body")}
     return [

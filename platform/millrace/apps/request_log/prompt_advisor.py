@@ -59,7 +59,7 @@ class PromptAdvice:
 def prompt_advice(tenant_id: int, start: datetime, end: datetime) -> list[PromptAdvice]:
     """Return the changing parts, the most expensive first. The tenant's scope must be open."""
     with connection.cursor() as cursor:
-        fields = {"tenant": tenant_id, "start": start, "end": end, "window": WINDOW, "most": MAX_GROUPS}
+        fields: dict[str, Any] = {"tenant": tenant_id, "start": start, "end": end, "window": WINDOW, "most": MAX_GROUPS}
         cursor.execute(_GROUPS.format(events=UsageEvent._meta.db_table), fields)
         rows = cursor.fetchall()
     ids = {request_id for row in rows for request_id in row[8]}

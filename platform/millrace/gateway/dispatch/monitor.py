@@ -100,9 +100,9 @@ class DispatchMonitor:
     async def _read_digests(self) -> None:
         """Read the digests of the replicas' prefix caches."""
         replica_ids = list(self._replicas.live())
-        payloads = (
-            await self._broker.mget([digest_key(replica_id) for replica_id in replica_ids]) if replica_ids else []
-        )
+        payloads: list[Any] = []
+        if replica_ids:
+            payloads = await self._broker.mget([digest_key(replica_id) for replica_id in replica_ids])
         self._dispatcher.placement.prefixes.update(dict(zip(replica_ids, payloads, strict=True)))
 
     def _heartbeat(self) -> GatewayHeartbeat:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any, cast
 
 import msgspec
 
@@ -15,7 +16,7 @@ def find_last_turn(request: InferenceRequest) -> LastTurn | None:
     """Return the last turn of the request's conversation; None if the user did not write it, as a text."""
     if request.last_turn is not None or request.prompt_param != "messages" or request.more_prompts:
         return request.last_turn
-    *earlier, last = request.prompt
+    *earlier, last = cast("list[dict[str, Any]]", request.prompt)
     text = last.get("content")
     if last.get("role") != "user" or "parts" in last or not isinstance(text, str) or not text.strip():
         return None
