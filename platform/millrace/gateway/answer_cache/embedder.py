@@ -58,4 +58,4 @@ class Embedder:
         _, events = await self._executions.run(name, key, request, prompt, model, spec, {})
         data = b"".join(event.data for event in events if isinstance(event, Vectors))
         vector = np.frombuffer(data, "<f4")
-        return vector / np.float32(max(float(np.linalg.norm(vector)), 1e-9))
+        return (vector / max(float(np.linalg.norm(vector)), 1e-9)).astype(np.float32)
