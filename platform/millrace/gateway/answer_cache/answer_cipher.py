@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+from typing import TYPE_CHECKING
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 _NONCE_BYTES = 12
 _KEY_ID_BYTES = 8
@@ -32,6 +33,8 @@ class AnswerCipher:
 
     def open(self, tenant_id: int, context: bytes, sealed: bytes) -> bytes | None:
         """Return the decrypted payload; None if it is of another secret, tenant or context."""
+        from cryptography.exceptions import InvalidTag  # 6 MB in a gateway whose tenants cache no answers
+
         key_id, nonce = sealed[:_KEY_ID_BYTES], sealed[_KEY_ID_BYTES : _KEY_ID_BYTES + _NONCE_BYTES]
         if key_id != self._key_id:
             return None
@@ -43,6 +46,8 @@ class AnswerCipher:
     def _cipher(self, tenant_id: int) -> AESGCM:
         cipher = self._ciphers.get(tenant_id)
         if cipher is None:
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
             key = hmac.digest(self._secret, f"answer cache\0{tenant_id}".encode(), "sha256")
             cipher = self._ciphers[tenant_id] = AESGCM(key)
         return cipher

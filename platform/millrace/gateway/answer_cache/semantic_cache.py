@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import psycopg
 import redis.asyncio as redis
 import structlog
@@ -36,6 +35,7 @@ from millrace.gateway.protocols.last_turn import find_last_turn
 from tenants.keys.snapshot import ApiKeySnapshot
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     Vector = NDArray[np.float32]
@@ -165,7 +165,7 @@ class SemanticCache:
             if vector is None:
                 return
             answer_vector = await self._vector(key, f"{request_id}.a", text)
-            packed = b"" if answer_vector is None else answer_vector.astype(np.float16).tobytes()
+            packed = b"" if answer_vector is None else answer_vector.astype("float16").tobytes()
             answer = Answer(self._store.answer_digest(text), packed)
             group, nearest = 0, question.nearest
             if nearest is not None:
@@ -195,7 +195,7 @@ class SemanticCache:
             question.note["miss"] = "no_questions"
             return None
         similarities = entries.vectors @ vector
-        order = np.argsort(-similarities)
+        order = (-similarities).argsort()
         question.neighbors = [entries.ids[place] for place in order[:COMPARED_ANSWERS]]
         first = int(order[0])
         neighbors = [Neighbor(float(similarities[first]), entries.groups[first], entries.wrong[first])]
@@ -250,5 +250,7 @@ def is_same_answer(first: Answer, second: Answer) -> bool:
         return True
     if not (first.vector and second.vector):
         return False
+    import numpy as np
+
     vectors = [np.frombuffer(each.vector, np.float16).astype(np.float32) for each in (first, second)]
     return float(vectors[0] @ vectors[1]) >= ANSWER_SIMILARITY

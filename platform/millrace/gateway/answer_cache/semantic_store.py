@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from millrace.apps.request_log.semantic_decision import BAND_STARTS, Evidence
 from millrace.gateway.answer_cache.answer_cipher import AnswerCipher
 from millrace.gateway.answer_cache.answer_store import (
@@ -25,6 +23,7 @@ from millrace.gateway.answer_cache.answer_store import (
 from millrace.gateway.core.request_db import TenantConnectionPool
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     Vector = NDArray[np.float32]
@@ -137,6 +136,8 @@ class SemanticStore:
             evidence = read_evidence((row["band"], row["correct"], row["wrong"]) for row in await cursor.fetchall())
             await cursor.execute(_VECTORS, fields)
             row: Any = await cursor.fetchone()
+        import numpy as np  # 14 MB in a gateway whose tenants receive no semantic hits
+
         vectors = np.frombuffer(row["vectors"] or b"", np.float16).astype(np.float32).reshape(-1, size)
         return ScopeEntries(vectors, row["ids"] or (), row["groups"] or (), row["wrong"] or (), evidence)
 
@@ -182,7 +183,7 @@ class SemanticStore:
             "tenant": tenant_id,
             "scope": scope,
             "question_digest": self._cipher.digest(b"semantic question\0" + text)[:SCOPE_BYTES],
-            "vector": vector.astype(np.float16).tobytes(),
+            "vector": vector.astype("float16").tobytes(),
             "answer_digest": compared.digest,
             "answer_vector": compared.vector,
             "group": group,
