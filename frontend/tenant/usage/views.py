@@ -107,7 +107,9 @@ def _too_many_rows() -> HttpResponse:
     return HttpResponse(message, status=422, content_type="text/plain")
 
 
-def _as_csv(ctx: PageContext, name: str, heading: tuple[str, ...], table: Iterable[Sequence[csv_tables.Value]]) -> HttpResponse:
+def _as_csv(
+    ctx: PageContext, name: str, heading: tuple[str, ...], table: Iterable[Sequence[csv_tables.Value]]
+) -> HttpResponse:
     dates = query_of(ctx).date_range
     answer = HttpResponse(csv_tables.as_csv(heading, table), content_type="text/csv; charset=utf-8")
     answer.headers["Content-Disposition"] = f'attachment; filename="{name}-{dates.first}-{dates.last}.csv"'
