@@ -86,7 +86,7 @@ async def test_a_hit_of_a_killed_gateway_is_billed_once_or_not_at_all(
             return len(await billed()) >= expected and await reserved() == 0
 
         await eventually(is_billed)
-        await asyncio.sleep(1)  # a second event would be settled by now
+        await asyncio.sleep(1)  # a second event would be settled already
         found = await billed()
         assert len(found) == len(set(found)) == expected
         assert set(hits) <= set(found)

@@ -31,7 +31,7 @@ from millrace.gateway.admission.idempotency import IdempotencyStore
 from millrace.gateway.admission.spend_limits import SpendLimits
 from millrace.gateway.answer_cache.answer_cache import AnswerCache
 from millrace.gateway.answer_cache.answer_store import AnswerStore
-from millrace.gateway.answer_cache.embedder import Embedder
+from millrace.gateway.answer_cache.embedder import QuestionEmbedder
 from millrace.gateway.answer_cache.semantic_cache import SemanticCache
 from millrace.gateway.answer_cache.semantic_store import SemanticStore
 from millrace.gateway.answer_cache.side_executions import SideExecutions
@@ -129,7 +129,7 @@ class Gateway:
         side_executions = SideExecutions(self.admission, self.dispatcher, jobs)
         semantic = SemanticCache(
             SemanticStore(self.tenant_db, store.cipher),
-            Embedder(settings.semantic_cache_model, self.router, side_executions),
+            QuestionEmbedder(settings.semantic_cache_model, self.router, side_executions),
             settings.semantic_cache_wait_ms / 1000,
         )
         answers = AnswerCache(store, self.dispatcher, semantic)

@@ -27,7 +27,7 @@ from millrace.apps.request_log.prompt_advisor import PromptAdvice, prompt_advice
 from millrace.apps.request_log.selectors import BadCursor, Filters, ListedRequest, RequestExecution, RequestStory, Usage
 from millrace.apps.request_log.semantic_status import (
     BandStatus,
-    CacheReport,
+    AnswerCacheReport,
     MissCount,
     SemanticStatus,
     cache_misses,
@@ -381,7 +381,7 @@ class SemanticStatusOut(serializers.Serializer[SemanticStatus]):
     missing_checks = serializers.IntegerField(help_text="Correct checks until the first band is served.")
 
 
-class CacheLayersOut(serializers.Serializer[CacheReport]):
+class CacheLayersOut(serializers.Serializer[AnswerCacheReport]):
     """Requests, tokens and savings by cache layer."""
 
     layers = CacheLayerOut(many=True)
@@ -393,7 +393,7 @@ class CacheLayersOut(serializers.Serializer[CacheReport]):
     misses = MissCountOut(many=True, help_text="Why requests were not served, most frequent first.")
     semantic = SemanticStatusOut()
 
-    def get_saved_usd(self, found: CacheReport) -> str:
+    def get_saved_usd(self, found: AnswerCacheReport) -> str:
         return _usd(found.saved_femto)
 
 
@@ -515,7 +515,7 @@ class RequestCacheLayers(TenantView):
         start, end = _period(query.validated_data)
         with self.scope():
             found = cache_layers(self.access.tenant.pk, start, end)
-            report = CacheReport(
+            report = AnswerCacheReport(
                 found.layers, cache_misses(self.access.tenant.pk, start, end), semantic_status(self.access.tenant)
             )
         return Response(CacheLayersOut(report).data)

@@ -59,7 +59,7 @@ class SemanticStatus:
 
 
 @dataclass(frozen=True)
-class CacheReport(CacheLayers):
+class AnswerCacheReport(CacheLayers):
     """The cache layers of a period, with their misses and the state of the semantic cache."""
 
     misses: Sequence[MissCount]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _DIALECT = "openai.embedding"
 
 
-class Embedder:
+class QuestionEmbedder:
     """Sends texts to the embedding deployment."""
 
     def __init__(self, model: str, router: Router, executions: SideExecutions) -> None:

@@ -24,9 +24,15 @@ import structlog
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from millrace.apps.request_log.semantic_decision import Neighbor, band_of, margin
 from millrace.gateway.answer_cache.answer_store import CachedAnswer
-from millrace.gateway.answer_cache.embedder import Embedder
+from millrace.gateway.answer_cache.embedder import QuestionEmbedder
 from millrace.gateway.answer_cache.guards import MAX_GUARDED_CHARACTERS, differences
-from millrace.gateway.answer_cache.semantic_store import COMPARED_ANSWERS, Answer, Entry, ScopeEntries, SemanticStore
+from millrace.gateway.answer_cache.semantic_store import (
+    COMPARED_ANSWERS,
+    Answer,
+    CachedQuestion,
+    ScopeEntries,
+    SemanticStore,
+)
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest, LastTurn
@@ -59,7 +65,7 @@ class Question:
     embedding: str  # key of the embedding deployment
     vector_size: int
     vector: asyncio.Task[Vector | None]
-    nearest: Entry | None = None  # the nearest entry, if a check of it counts
+    nearest: CachedQuestion | None = None  # the nearest entry, if a check of it counts
     margin: float = 0.0
     neighbors: Sequence[int] = ()  # IDs of the nearest entries, nearest first
     is_hit: bool = False
@@ -71,7 +77,11 @@ class SemanticCache:
     """The semantic layer of one gateway."""
 
     def __init__(
-        self, store: SemanticStore, embedder: Embedder, wait_seconds: float, verified_share: float = VERIFIED_SHARE
+        self,
+        store: SemanticStore,
+        embedder: QuestionEmbedder,
+        wait_seconds: float,
+        verified_share: float = VERIFIED_SHARE,
     ) -> None:
         """Create the layer. `wait_seconds` is how long a request waits for the vector of its question."""
         self._store = store
@@ -189,7 +199,7 @@ class SemanticCache:
 
     async def _nearest(
         self, tenant: int, scope: bytes, question: Question, entries: ScopeEntries, vector: Vector
-    ) -> Entry | None:
+    ) -> CachedQuestion | None:
         """Return the nearest entry if a check of it counts: its margin is in a band and no guard finds a difference."""
         if not len(entries.ids):
             question.note["miss"] = "no_questions"

@@ -86,7 +86,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CachedQuestion:
     """A cached question with its answer."""
 
     id: int
@@ -141,7 +141,7 @@ class SemanticStore:
         vectors = np.frombuffer(row["vectors"] or b"", np.float16).astype(np.float32).reshape(-1, size)
         return ScopeEntries(vectors, row["ids"] or (), row["groups"] or (), row["wrong"] or (), evidence)
 
-    async def read_entry(self, tenant_id: int, scope: bytes, entry_id: int) -> Entry | None:
+    async def read_entry(self, tenant_id: int, scope: bytes, entry_id: int) -> CachedQuestion | None:
         """Return an entry; None if it has expired or cannot be decrypted."""
         async with self._database.tenant_transaction(tenant_id) as connection, connection.cursor(binary=True) as cursor:
             await cursor.execute(_ENTRY, {"tenant": tenant_id, "id": entry_id})
@@ -154,7 +154,7 @@ class SemanticStore:
         if question is None or answer is None:
             return None
         compared = Answer(row["answer_digest"], row["answer_vector"])
-        return Entry(row["id"], row["answer_group"], compared, row["request_id"], json.loads(question), answer)
+        return CachedQuestion(row["id"], row["answer_group"], compared, row["request_id"], json.loads(question), answer)
 
     async def read_answers(self, tenant_id: int, ids: Sequence[int]) -> list[tuple[int, Answer]]:
         """Return the groups of entries with their answers."""

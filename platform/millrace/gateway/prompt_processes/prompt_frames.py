@@ -36,7 +36,7 @@ class ModelFiles(msgspec.Struct, frozen=True):
     upstream: UpstreamSpec | None = None
 
 
-class Target(msgspec.Struct, frozen=True, array_like=True):
+class PromptTarget(msgspec.Struct, frozen=True, array_like=True):
     """The deployment whose tokenizer is used for a model name."""
 
     deployment: str  # deployment key
@@ -48,7 +48,7 @@ class PromptTask(msgspec.Struct, frozen=True):
     """The instructions for reading a body."""
 
     reader: str
-    names: dict[str, Target]  # the model names that the key may use
+    names: dict[str, PromptTarget]  # the model names that the key may use
     deployment: str | None = None  # deployment key, used instead of the name's deployment
     fits_tokens: int | None = None  # conversations are shortened to this number of tokens
     summary: str = ""  # of the messages that are dropped

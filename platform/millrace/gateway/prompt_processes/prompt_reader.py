@@ -13,7 +13,7 @@ from millrace.gateway.admission.admission import RateLimitAdmission
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt, RequestSource
-from millrace.gateway.prompt_processes.prompt_frames import PromptTask, Result, Target
+from millrace.gateway.prompt_processes.prompt_frames import PromptTask, Result, PromptTarget
 from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 from millrace.gateway.protocols.context_overflow import MAX_OVERFLOW
 from millrace.gateway.protocols.dialect_readers import MAX_PROMPTS, READERS
@@ -111,13 +111,13 @@ class PromptReader:
         return result
 
 
-def _target(key: ApiKeySnapshot, name: str, models: list[ServedModel]) -> Target:
+def _target(key: ApiKeySnapshot, name: str, models: list[ServedModel]) -> PromptTarget:
     """Return the deployment that tokenizes prompts for a model name, and the longest prompt that it accepts."""
     longest = max(model.context_length for model in models)
     if _drops_messages(key, name):
         longest *= MAX_OVERFLOW
     with_images = counting_model(models, has_images=True)
-    return Target(models[0].key, longest, "" if with_images is models[0] else with_images.key)
+    return PromptTarget(models[0].key, longest, "" if with_images is models[0] else with_images.key)
 
 
 def _drops_messages(key: ApiKeySnapshot, name: str) -> bool:
