@@ -16,14 +16,14 @@ from inference_worker.contract.settings import ModelSpec
 from millrace.gateway.core.catalog import ServedModel, load_catalog
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.prompt_processes import prompt_pool
-from millrace.gateway.prompt_processes.prompt_frames import PromptTask, Result, Target
+from millrace.gateway.prompt_processes.prompt_frames import PromptTarget, PromptTask, Result
 from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 from millrace.gateway.prompt_processes.tenant_queue import TenantQueue
 from millrace.gateway.protocols.openai import chat
 from tests.support.models import models_data_dir
 
 SPEC = ModelSpec("m", "embedded", "auto")
-WORK = PromptTask(chat.DIALECT, {"m": Target(SPEC.key, 8192)})
+WORK = PromptTask(chat.DIALECT, {"m": PromptTarget(SPEC.key, 8192)})
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,8 @@ from millrace.apps.request_log.outcomes import LabeledOutcome, labeled_outcomes
 from millrace.apps.request_log.prompt_advisor import PromptAdvice, prompt_advice
 from millrace.apps.request_log.selectors import BadCursor, Filters, ListedRequest, RequestExecution, RequestStory, Usage
 from millrace.apps.request_log.semantic_status import (
-    BandStatus,
     AnswerCacheReport,
+    BandStatus,
     MissCount,
     SemanticStatus,
     cache_misses,

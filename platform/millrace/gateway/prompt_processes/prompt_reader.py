@@ -13,7 +13,7 @@ from millrace.gateway.admission.admission import RateLimitAdmission
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt, RequestSource
-from millrace.gateway.prompt_processes.prompt_frames import PromptTask, Result, PromptTarget
+from millrace.gateway.prompt_processes.prompt_frames import PromptTarget, PromptTask, Result
 from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 from millrace.gateway.protocols.context_overflow import MAX_OVERFLOW
 from millrace.gateway.protocols.dialect_readers import MAX_PROMPTS, READERS
