@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 
 from billing.amounts import DEFAULT_CURRENCY, FEMTO_A_CENT, FEMTO_A_NANO, FEMTO_DIGITS, decimal, half_up, symbol
 from frontend.core.languages import is_german, localized
@@ -15,13 +16,20 @@ _SMALLEST = 1000 * FEMTO_A_NANO  # amounts below a cent are shown to the million
 _MIN_PLACES, _MAX_PLACES = 2, 9  # decimals of a column: from cents to nano-dollars
 
 
-_SHOWN: ContextVar[str] = ContextVar("currency of the page", default=DEFAULT_CURRENCY)
+def _default_currency() -> str:
+    return DEFAULT_CURRENCY
+
+
+_SHOWN: ContextVar[Callable[[], str]] = ContextVar("currency of the page", default=_default_currency)
 
 
 @contextmanager
-def shown_currency(currency: str) -> Iterator[None]:
-    """Show all amounts in a currency: the one in which the tenant of the page is billed."""
-    token = _SHOWN.set(currency)
+def shown_currency(find: Callable[[], str]) -> Iterator[None]:
+    """Show all amounts in the currency in which the tenant of the page is billed.
+
+    `find` returns it. It is called for the first amount, so that pages without amounts do not need it.
+    """
+    token = _SHOWN.set(cache(find))
     try:
         yield
     finally:
@@ -51,7 +59,7 @@ class Money:
 
     @property
     def symbol(self) -> str:
-        return symbol(self.currency or _SHOWN.get())
+        return symbol(self.currency or _SHOWN.get()())
 
     @property
     def exact(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -222,7 +222,7 @@ def _run(
         return HttpResponseNotAllowed(methods)
     if step_up and request.method == "POST" and not recently_authenticated(request):
         return require_reauthentication(request, user)
-    with timezone.override(ctx.zone), shown_currency(_currency(ctx)):
+    with timezone.override(ctx.zone), shown_currency(partial(_currency, ctx)):
         return view(ctx)
 
 
