@@ -63,7 +63,10 @@ def main() -> int:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--streams", type=lambda text: [int(part) for part in text.split(",")], default=[64, 256, 500, 1000]
+        "--streams",
+        type=lambda text: [int(part) for part in text.split(",")],
+        default=[64, 256, 500, 1000],
+        help="numbers of concurrent streams",
     )
     parser.add_argument("--pace", type=float, default=20.0, help="tokens per second of each stream (default 20)")
     parser.add_argument("--tokens", type=int, default=200, help="tokens of each stream (default 200: 10 seconds)")

@@ -156,7 +156,7 @@ def test_a_replica_is_chosen_by_the_digest_of_its_cache(stack: Stack) -> None:
 
 
 def test_the_arm_of_an_experiment_and_a_cached_answer_are_explained(stack: Stack) -> None:
-    arms = [{"name": name, "share": 50} for name in ("a", "b")]
+    arms = [{"name": "a", "share": 50}, {"name": "b", "share": 50, "model": MODEL}]
     body = {"name": "explained", "model": MODEL, "unit": "end_user", "arms": arms, "primary_metric": "cost"}
     made = httpx.post(f"{stack.url}/api/experiments", json=body, headers=stack.headers, timeout=60)
     assert made.status_code == 201, made.text

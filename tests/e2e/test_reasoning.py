@@ -72,7 +72,7 @@ def chat(stack: Stack, model: str = NAME, **options: Any) -> Any:
         return list(answer) if options.get("stream") else answer
 
 
-@pytest.mark.parametrize("budget", [None, 1000])
+@pytest.mark.parametrize("budget", [None, 90])
 def test_a_model_ends_its_reasoning(stack: Stack, thought_tokens: int, budget: int | None) -> None:
     extra: Any = {} if budget is None else {"thinking_token_budget": budget}
     answer = chat(stack, THINKER, max_tokens=100, extra_body=extra)

@@ -25,7 +25,7 @@ def router() -> None:
 @command(
     router,
     "outcomes",
-    example="millrace router outcomes assistant --weak small --strong large --from 2026-11-01 > outcomes.jsonl",
+    example="millrace router outcomes assistant --weak small --strong large --from 2026-11-01",
 )
 @click.argument("name")
 @click.option("--weak", required=True, metavar="MODEL", help="Model of simple requests.")

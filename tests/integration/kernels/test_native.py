@@ -688,13 +688,13 @@ def test_a_directory_that_others_can_write_to_is_not_used(tmp_path: Path, compil
 
 
 def test_a_library_is_private_whatever_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def link(_compiler: build.Compiler, place: Path, _flags: object) -> Path:
+    def link(_compiler: build.Compiler, place: Path, _flags: object, **_options: object) -> Path:
         library = place / "kernels.so"
         library.write_text("new")
         library.chmod(0o775)
         return library
 
-    monkeypatch.setattr(build, "_compile", link)
+    monkeypatch.setattr(build, "compile_library", link)
     umask = os.umask(0o002)
     try:
         path = build.build_library(build.Compiler(("cc",), "1"), tmp_path / ".cache" / "millrace" / "kernels")

@@ -106,17 +106,17 @@ def test_long_waiting_requests(broker: redis.Redis) -> None:
 
 
 @pytest.mark.usefixtures("well")
-@pytest.mark.usefixtures("well")
 def test_a_replica_whose_cache_hits_are_not_as_predicted(broker: redis.Redis) -> None:
     for name, difference, requests in (("gw-a", 0.05, 100), ("gw-b", 0.4, 100), ("gw-c", 0.9, 3)):
         rate = HitRate("smollm2-135m-0.aa", "smollm2-135m", requests, difference)
         broker.sadd(GATEWAYS_KEY, name)
-        broker.set(gateway_heartbeat_key(name), encode(GatewayHeartbeat(0, (), (rate,))))
+        broker.set(gateway_heartbeat_key(name), encode(GatewayHeartbeat(0, (), (rate,))), ex=5)
     issue = only()
     assert (issue.issue_type, issue.subject) == (IssueType.PREFIX_ROUTING, "smollm2-135m-0.aa")
     assert "40% of the prompt tokens below" in issue.title
 
 
+@pytest.mark.usefixtures("well")
 def test_an_unavailable_broker() -> None:
     with all_tenants_scope(BypassReason.OPERATOR):
         (issue,) = health.find_issues(None)

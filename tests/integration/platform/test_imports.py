@@ -45,7 +45,10 @@ GATEWAY_MAY = {
     *("tenants.isolation.db_roles", "tenants.keys", "tenants.limits.token_buckets", "tenants.outbox.change_feed"),
     "tenants.outbox.totals",
     "tenants.permissions",
-    *(f"tenants.routing_policies.{name}" for name in ("answer_pattern", "experiments", "policy", "strategies")),
+    *(
+        f"tenants.routing_policies.{name}"
+        for name in ("answer_pattern", "complexity", "experiments", "policy", "strategies")
+    ),
     *(
         "billing.amounts",
         "billing.pricing.pricing",

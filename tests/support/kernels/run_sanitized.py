@@ -89,7 +89,9 @@ def run_linear(library: Library, memory: Memory, rows: int, inputs: int, outputs
         library.linear(byref(arguments))
 
 
-def run_attention(library: Library, memory: Memory, share: int, head_dim: int, size: int, window: int) -> None:
+def run_attention(
+    library: Library, memory: Memory, share: int, head_dim: int, size: int, window: int, cache_format: int = 0
+) -> None:
     news, befores = [1, 40, 7, 1], [0, 5, 130, 63]
     lengths = [new + before for new, before in zip(news, befores, strict=True)]
     counts = [-(-length // size) for length in lengths]
@@ -102,14 +104,19 @@ def run_attention(library: Library, memory: Memory, share: int, head_dim: int, s
         for p in range(before, length)
     ]
     parts = [0, *accumulate(-(-new * share // 32) * kv_heads for new in news)]
+    page = size * head_dim  # numbers of 2 bytes
+    if cache_format:  # codes of 1 byte, and a scale of 2 bytes for each 32 of them
+        page = page // 2 + size * (head_dim // 32)
+    cache = memory.numbers((sum(counts) + 1) * 2 * kv_heads * page)
     library.attention(byref(AttentionArguments(
         memory.numbers(tokens * heads * head_dim), memory.numbers(tokens * kv_heads * head_dim),
         memory.numbers(tokens * kv_heads * head_dim), memory.numbers(tokens * heads * head_dim),
-        memory.numbers((sum(counts) + 1) * 2 * kv_heads * size * head_dim),
+        cache,
         memory.sizes(slots), memory.sizes([block for table in tables for block in table]),
         memory.sizes([0, *accumulate(news)]), memory.sizes(lengths), memory.sizes(parts),
         len(news), tokens, heads, kv_heads, head_dim, size,
-        max(counts), heads * head_dim, kv_heads * head_dim, window, 0.1, 1.5 if window else 0.0,
+        max(counts), heads * head_dim, kv_heads * head_dim, window, cache_format, 0.1,
+        1.5 if window else 0.0,
     )))  # fmt: skip
 
 
@@ -131,6 +138,8 @@ def run_all(library: Library) -> None:
             run_linear(library, memory, rows, inputs, outputs - outputs % 2, activation)
     for share, head_dim, size, window in ((1, 32, 32, 0), (3, 64, 32, 9), (5, 96, 96, 0)):
         run_attention(library, memory, share, head_dim, size, window)
+        if head_dim % 32 == 0 and size % 32 == 0:
+            run_attention(library, memory, share, head_dim, size, window, cache_format=1)  # INT8
     for head_dim, before, after in ((32, 200, 200), (96, 20, 0)):
         run_self_attention(library, memory, head_dim, before, after)
     for rows, width in ((0, 8), (1, 1), (9, 37), (3, 64)):

@@ -181,7 +181,7 @@ def test_hours(hours: dict[str, Any], hour: int, inside: bool) -> None:
         ({**rule(), "first_token_ms": 0, "fallback_on": ["timeout"]}, "$.first_token_ms"),
         ({**rule(), "retries": {"max_per_request": 16}}, "$.retries.max_per_request"),
         ({**rule(), "retries": {"max_percent": 101}}, "$.retries.max_percent"),
-        ({**rule(), "context_overflow": "summarize"}, "$.context_overflow"),
+        ({**rule(), "context_overflow": "summarize"}, "$.summarizer"),
     ],
 )
 def test_errors_name_the_invalid_part(body: dict[str, Any], place: str) -> None:
