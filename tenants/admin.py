@@ -7,6 +7,7 @@ from typing import Any
 from allauth.account.models import EmailAddress
 from allauth.mfa.models import Authenticator
 from allauth.socialaccount.models import SocialAccount, SocialApp, SocialToken
+from allauth.usersessions.models import UserSession
 from django.contrib import admin
 from django.contrib.auth.models import Group
 from django.db import models
@@ -27,7 +28,7 @@ from tenants.models import (
 )
 
 # Models that packages register themselves, with secrets, and with changes that are not in the audit log.
-admin.site.unregister((Authenticator, EmailAddress, Group, SocialAccount, SocialApp, SocialToken))
+admin.site.unregister((Authenticator, EmailAddress, Group, SocialAccount, SocialApp, SocialToken, UserSession))
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]

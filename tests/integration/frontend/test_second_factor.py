@@ -64,7 +64,7 @@ def enroll(client: Client) -> str:
 
 def test_enrolling(client, user, django_capture_on_commit_callbacks):
     log_in(client)
-    assert 'Two-factor authentication</a> <span class="text-muted">Off' in client.get("/account/").content.decode()
+    assert 'Two-factor authentication <span class="badge ">Off' in client.get("/account/").content.decode()
     with django_capture_on_commit_callbacks(execute=True):
         enroll(client)
     assert Authenticator.objects.filter(user=user).count() == 2

@@ -31,4 +31,4 @@ def prepare(world: World) -> None:
     publish("long-reader", "1", datetime.now(UTC) + timedelta(days=30))
 
 
-register(Screen("prices", "/t/{slug}/prices/", queries=14), prepare=prepare)
+register(Screen("prices", "/t/{slug}/prices/", queries=16), prepare=prepare)
