@@ -74,7 +74,11 @@ def train(outcomes: Sequence[Outcome], quality: float = 0.95) -> tuple[Complexit
     if drawn and not MIN_DRAWS <= _strong_draws(drawn) <= 1 - MIN_DRAWS:
         raise ValueError(f"Each model needs at least {MIN_DRAWS:.0%} of the outcomes that have one model only.")
     training = [outcome for outcome in outcomes if part_of(outcome.prompt) < _TRAINING_SHARE]
-    rest = [outcome for outcome in outcomes if part_of(outcome.prompt) >= _TRAINING_SHARE]
+    # NOTE: the calibration needs outcomes in random order. Files are often sorted by task or time.
+    rest = sorted(
+        (outcome for outcome in outcomes if part_of(outcome.prompt) >= _TRAINING_SHARE),
+        key=lambda outcome: part_of(outcome.prompt),
+    )
     if min(len(training), len(rest)) < MIN_OUTCOMES:
         raise ValueError(f"Training and calibration need {MIN_OUTCOMES} different prompts each.")
     model = fit(training)

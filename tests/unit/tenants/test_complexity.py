@@ -58,6 +58,15 @@ def test_the_trained_policy_keeps_the_quality_on_other_outcomes() -> None:
     assert [decision and decision.models for decision in decisions] == [("strong", "weak"), ("weak", "strong")]
 
 
+def test_the_calibration_does_not_depend_on_the_order_of_the_outcomes() -> None:
+    """Files are sorted by task: here prompts of a task that both models know come first."""
+    easy = [Outcome(f"easy {number}", True, True) for number in range(1500)]
+    hard = [Outcome(f"hard {number}", number % 3 == 0, True) for number in range(1500)]
+    (_, first), (_, last) = train(easy + hard), train(hard + easy)
+    assert first == last
+    assert first.threshold is None or first.quality >= 0.95
+
+
 def test_without_a_useful_score_all_requests_use_the_strong_model() -> None:
     rng = np.random.default_rng(1)
     weak, strong = np.zeros(500), np.ones(500)
