@@ -24,7 +24,7 @@ from inference_worker.contract.request import TOKEN_CLASSES, ServiceClass, Token
 from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest, RateLimitAdmission
 from millrace.gateway.admission.budget_shares import BudgetShares
 from millrace.gateway.admission.disk import DiskWatch
-from millrace.gateway.answer_cache.answer_cache import AnswerCache
+from millrace.gateway.answer_cache.answer_cache import ONLY_IF_CACHED, AnswerCache
 from millrace.gateway.answer_cache.semantic_cache import Question
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core.catalog import ServedModel
@@ -512,6 +512,7 @@ class InferenceService:
             if not key.answer_cache_seconds:
                 raise
             rejection = exc  # the answer may be cached
+        must_run = rejection is None and ONLY_IF_CACHED not in request.cache_directives
         demand = AdmissionRequest(
             active.request_id,
             active.admitted_at,
@@ -522,7 +523,7 @@ class InferenceService:
             len(active.executions),
         )
         echo = await self._echo(model, active) if request.echo else None
-        admitted = await self._admit_with_summary(active, demand) if summarizes else None
+        admitted = await self._admit_with_summary(active, demand) if summarizes and must_run else None
         if admitted is None:
             admitted = await self._admission.admit(demand)
         await self._start(active, admitted, echo, rejection, reserves=True)
