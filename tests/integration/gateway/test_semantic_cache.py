@@ -17,7 +17,7 @@ from django.db import connection
 from numpy.typing import NDArray
 from psycopg.conninfo import make_conninfo
 
-from inference_worker.contract.messages import USAGE_STREAM, End, Tokens, decode_usage
+from inference_worker.contract.messages import USAGE_STREAM, End, Tokens, control_channel, decode_usage
 from inference_worker.contract.request import SamplingParams, TokenCounts
 from millrace.apps.request_log.error_bounds import missing_checks
 from millrace.apps.request_log.semantic_decision import ALPHA_OF_BAND, BAND_STARTS
@@ -34,6 +34,7 @@ from millrace.gateway.core.request_db import TenantConnectionPool
 from millrace.gateway.core.types import InferenceRequest, LastTurn, Prompt
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.monitor import DispatchMonitor
+from millrace.gateway.lifecycle import semantic_checks
 from millrace.gateway.lifecycle.semantic_checks import SemanticChecks
 from millrace.gateway.lifecycle.service import ActiveRequest, InferenceService
 from millrace.gateway.protocols.openai import completions
@@ -286,6 +287,49 @@ async def test_a_wrong_hit_lowers_its_entry_at_once(client: Client) -> None:
     events = [decode_usage(fields[b"e"]) for _, fields in entries]
     outcomes = [event.outcome for event in events if event.billing_context.request_id == f"{hit.request_id}.v"]
     assert outcomes == ["failed"]
+
+
+async def running_check(client: Client) -> str:
+    """Have a hit checked. Return the ID of the check, which a replica has claimed."""
+    await fill(client)
+    await client.learn()
+    client.gate.service._answers._semantic._verified_share = 1.0  # type: ignore[union-attr]
+    hit, _ = await client.ask(SIMILAR)
+    check = f"{hit.request_id}.v"
+
+    async def is_known() -> bool:
+        execution = client.gate.dispatcher.executions.get(check)
+        return execution is not None and execution.owner is not None
+
+    async def is_claimed() -> bool:
+        return await client.replica.claim(check)
+
+    await eventually(is_claimed)
+    await eventually(is_known)
+    return check
+
+
+@pytest.mark.parametrize("seconds", [0.0, 60.0], ids=["timeout", "stop"])
+@pytest.mark.parametrize(("payer", "outcomes"), [("operator", ["failed"]), ("tenant", [])])
+async def test_a_check_that_does_not_end_is_not_billed_if_the_operator_pays(
+    client: Client, monkeypatch: pytest.MonkeyPatch, seconds: float, payer: str, outcomes: list[str]
+) -> None:
+    checks = client.gate.service._semantic_checks
+    assert checks is not None
+    monkeypatch.setattr(checks, "_payer", payer)
+    monkeypatch.setattr(semantic_checks, "CHECK_SECONDS", seconds or 2.0)
+    async with client.gate.broker.pubsub() as control:
+        await control.subscribe(control_channel("ra"))
+        await control.get_message(timeout=5)
+        check = await running_check(client)
+        if seconds:
+            await checks.stop()
+        await asyncio.gather(*checks._running)
+        entries = await client.gate.broker.xrange(USAGE_STREAM)
+        events = [decode_usage(fields[b"e"]) for _, fields in entries]
+        assert [event.outcome for event in events if event.billing_context.request_id == check] == outcomes
+        assert await control.get_message(timeout=5) is not None  # the replica is asked to stop
+    assert check not in client.gate.dispatcher.executions
 
 
 async def test_a_request_does_not_wait_for_a_late_vector(client: Client) -> None:
