@@ -272,7 +272,7 @@ class SharedLimits:
             self._ample.discard(entry.credential)
         elif len(self._ample) < MAX_STATES:
             self._ample.add(entry.credential)
-        if found is not None:
+        if found is not None and found[0] <= 0:  # otherwise the request was not counted
             entry.sent, entry.sent_tokens = int(found[2]), int(found[3])
 
     def leave(self, entry: Entry) -> None:

@@ -17,12 +17,12 @@ from django.db import connection
 from numpy.typing import NDArray
 from psycopg.conninfo import make_conninfo
 
-from inference_worker.contract.messages import USAGE_STREAM, End, Tokens, decode_usage
+from inference_worker.contract.messages import USAGE_STREAM, End, Tokens, control_channel, decode_usage
 from inference_worker.contract.request import SamplingParams, TokenCounts
 from millrace.apps.request_log.error_bounds import missing_checks
 from millrace.apps.request_log.semantic_decision import ALPHA_OF_BAND, BAND_STARTS
 from millrace.conf.environment import platform_settings
-from millrace.gateway.answer_cache import semantic_store
+from millrace.gateway.answer_cache import semantic_cache, semantic_store
 from millrace.gateway.answer_cache.answer_cache import AnswerCache
 from millrace.gateway.answer_cache.answer_store import AnswerStore
 from millrace.gateway.answer_cache.semantic_cache import SemanticCache
@@ -34,10 +34,11 @@ from millrace.gateway.core.request_db import TenantConnectionPool
 from millrace.gateway.core.types import InferenceRequest, LastTurn, Prompt
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.monitor import DispatchMonitor
+from millrace.gateway.lifecycle import semantic_checks
 from millrace.gateway.lifecycle.semantic_checks import SemanticChecks
 from millrace.gateway.lifecycle.service import ActiveRequest, InferenceService
 from millrace.gateway.protocols.openai import completions
-from tenants.keys.snapshot import ApiKeySnapshot, LimitSnapshot
+from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 from tenants.routing_policies.policy import parse
 from tests.integration.gateway.test_service import Gate, serving
 from tests.support.gateway.replica import GATEWAY, Replica, eventually
@@ -64,9 +65,14 @@ class Embedder:
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self.running = 0
 
     async def embed(self, key: ApiKeySnapshot, name: str, text: str) -> NDArray[np.float32]:
-        await asyncio.sleep(self.seconds)
+        self.running += 1
+        try:
+            await asyncio.sleep(self.seconds)
+        finally:
+            self.running -= 1
         numbers = VECTORS.get(text) or tuple(random.Random(text).gauss(0, 1) for _ in range(3))
         vector = np.array(numbers, np.float32)
         return vector / np.linalg.norm(vector)
@@ -283,6 +289,49 @@ async def test_a_wrong_hit_lowers_its_entry_at_once(client: Client) -> None:
     assert outcomes == ["failed"]
 
 
+async def running_check(client: Client) -> str:
+    """Have a hit checked. Return the ID of the check, which a replica has claimed."""
+    await fill(client)
+    await client.learn()
+    client.gate.service._answers._semantic._verified_share = 1.0  # type: ignore[union-attr]
+    hit, _ = await client.ask(SIMILAR)
+    check = f"{hit.request_id}.v"
+
+    async def is_known() -> bool:
+        execution = client.gate.dispatcher.executions.get(check)
+        return execution is not None and execution.owner is not None
+
+    async def is_claimed() -> bool:
+        return await client.replica.claim(check)
+
+    await eventually(is_claimed)
+    await eventually(is_known)
+    return check
+
+
+@pytest.mark.parametrize("seconds", [0.0, 60.0], ids=["timeout", "stop"])
+@pytest.mark.parametrize(("payer", "outcomes"), [("operator", ["failed"]), ("tenant", [])])
+async def test_a_check_that_does_not_end_is_not_billed_if_the_operator_pays(
+    client: Client, monkeypatch: pytest.MonkeyPatch, seconds: float, payer: str, outcomes: list[str]
+) -> None:
+    checks = client.gate.service._semantic_checks
+    assert checks is not None
+    monkeypatch.setattr(checks, "_payer", payer)
+    monkeypatch.setattr(semantic_checks, "CHECK_SECONDS", seconds or 2.0)
+    async with client.gate.broker.pubsub() as control:
+        await control.subscribe(control_channel("ra"))
+        await control.get_message(timeout=5)
+        check = await running_check(client)
+        if seconds:
+            await checks.stop()
+        await asyncio.gather(*checks._running)
+        entries = await client.gate.broker.xrange(USAGE_STREAM)
+        events = [decode_usage(fields[b"e"]) for _, fields in entries]
+        assert [event.outcome for event in events if event.billing_context.request_id == check] == outcomes
+        assert await control.get_message(timeout=5) is not None  # the replica is asked to stop
+    assert check not in client.gate.dispatcher.executions
+
+
 async def test_a_request_does_not_wait_for_a_late_vector(client: Client) -> None:
     await fill(client)
     await client.learn()
@@ -291,6 +340,36 @@ async def test_a_request_does_not_wait_for_a_late_vector(client: Client) -> None
     assert (text, note(call)["semantic"]) == (CALL, {"miss": "late"})
     # Its answer is stored nevertheless.
     assert len(await client.rows(1, "SELECT id FROM request_log_semanticentry")) == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "directives", "code"),
+    [
+        (make_key(limits=LimitSnapshot((LimitSetSnapshot(1, "key", tokens_per_day=1),))), (), "invalid_value"),
+        (make_key(), ("only-if-cached",), "not_cached"),
+    ],
+)
+async def test_the_vector_of_a_rejected_request_is_not_computed(
+    client: Client, key: ApiKeySnapshot, directives: tuple[str, ...], code: str
+) -> None:
+    client.embedder.seconds = 30.0
+    with pytest.raises(ApiError) as rejection:
+        await client.ask(FIRST, HOLD, key, *directives)
+    assert rejection.value.code == code
+    await asyncio.sleep(0.05)
+    assert client.embedder.running == 0
+
+
+async def test_no_tenant_uses_the_vectors_of_all(client: Client) -> None:
+    client.embedder.seconds = 30.0
+    semantic = client.gate.service._answers._semantic
+    assert semantic is not None
+    request = InferenceRequest("m", [{}], SamplingParams(temperature=0.0), 20, last_turn=LastTurn(FIRST, b""))
+    begun = [semantic.begin(make_key(), request, f"req_{number}") for number in range(20)]
+    assert sum(question is not None for question in begun) == semantic_cache.MAX_TENANT_PENDING
+    assert semantic.begin(make_key(2), request, "req_20") is not None
+    await semantic.stop()
+    assert semantic.begin(make_key(), request, "req_21") is not None
 
 
 async def test_only_if_cached_returns_similar_answers(client: Client) -> None:

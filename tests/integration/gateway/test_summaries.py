@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 import redis.asyncio as redis
 from asgiref.sync import sync_to_async
@@ -12,7 +13,7 @@ from asgiref.sync import sync_to_async
 from inference_worker.contract.messages import End, ExecutionUsage, Failed, Tokens
 from inference_worker.contract.request import SamplingParams, TokenCounts
 from millrace.gateway.core.catalog import ServedModel
-from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt
 from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.lifecycle import service as lifecycle
@@ -162,4 +163,38 @@ async def test_without_a_summary_the_messages_are_dropped(
     assert active.decision_record.get("not_summarizing") == reason
     assert "".join(map(chr, workers.prompts["req_1"])) == "s" * 100 + "u" * 300
     await sync_to_async(settle_events)(*workers.usage, *await not_started(broker))
+    await sync_to_async(check_invariants)()
+
+
+@pytest.mark.parametrize(
+    ("directives", "code"), [(frozenset(), OVERLOADED), (frozenset({"only-if-cached"}), "not_cached")]
+)
+async def test_a_request_that_only_the_cache_can_answer_is_not_summarized(
+    broker: redis.Redis,
+    gateway: Any,
+    budget: Any,
+    key: ApiKeySnapshot,
+    monkeypatch: pytest.MonkeyPatch,
+    directives: frozenset[str],
+    code: str,
+) -> None:
+    await prices()
+    await sync_to_async(budget)(amount=10**9)
+    workers = SummaryWorkers(broker)
+    service = make_service(broker, workers, await gateway())
+
+    def require_capacity(key: str, tenant: int, weight: float = 1.0, *, batch: bool = False) -> None:
+        if code == OVERLOADED and key == MODELS["large"].key:
+            raise ApiError(OVERLOADED, "")
+
+    monkeypatch.setattr(workers, "require_capacity", require_capacity)
+    key = msgspec.structs.replace(with_policy(key, POLICY), answer_cache_seconds=60)
+    messages = [{"role": role, "content": role[0] * length} for role, length in CONVERSATION]
+    request = InferenceRequest("mine", messages, SamplingParams(), OUTPUT, cache_directives=directives)
+    with pytest.raises(ApiError) as rejection:
+        await service.begin(key, request, completions.DIALECT, "req_1")
+    await service.drain()
+    assert rejection.value.code == code
+    assert workers.usage == []
+    await sync_to_async(settle_events)(*await not_started(broker))
     await sync_to_async(check_invariants)()

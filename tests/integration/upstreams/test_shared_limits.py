@@ -220,9 +220,14 @@ def test_a_request_with_much_capacity_does_not_wait_for_its_check(broker: redis.
         assert isinstance(entered, Entry)
         other.learn(entered, [], 30.0)
         await other.enter(7, None, 10, 0.0)  # after the call before it
-        assert isinstance(await shared.enter(7, None, 10, 0.0), Entry)  # its check finds the pause
+        unchecked = await shared.enter(7, None, 10, 0.0)
+        assert isinstance(unchecked, Entry)  # its check finds the pause
         await asyncio.sleep(0.2)
         assert isinstance(await shared.enter(7, None, 10, 0.0), Wait)
+        shared.learn(unchecked, [shared_limits.ReportedLimit("requests", 1000, 980, 3600.0)], None)
+        await asyncio.sleep(0.2)
+        # The check did not say how many requests were sent before it, so none is deducted.
+        assert read_state(broker.hgetall(key), 0.0).requests_left == 980  # type: ignore[arg-type]
         await asyncio.gather(shared.close(), other.close())
 
     asyncio.run(run())

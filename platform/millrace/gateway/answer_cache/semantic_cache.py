@@ -51,6 +51,7 @@ log = structlog.get_logger(__name__)
 VERIFIED_SHARE = 0.05  # of the hits that are computed again
 ANSWER_SIMILARITY = 0.9  # from which two answers are equal, if their texts differ
 MAX_PENDING = 64  # questions of a gateway whose vectors are being computed; further requests are computed
+MAX_TENANT_PENDING = 16  # of one tenant
 VECTOR_SECONDS = 30.0
 _FAILURES = (ApiError, psycopg.Error, redis.RedisError, OSError, TimeoutError)
 
@@ -88,11 +89,14 @@ class SemanticCache:
         self._embedder = embedder
         self._wait_seconds = wait_seconds
         self._verified_share = verified_share
-        self._pending: set[asyncio.Task[Vector | None]] = set()
+        self._pending: dict[asyncio.Task[Vector | None], int] = {}  # task -> tenant
 
     def begin(self, key: ApiKeySnapshot, request: InferenceRequest, request_id: str) -> Question | None:
         """Start to compute the vector of the request's last turn; None if the semantic cache is not used."""
-        if not (key.serves_similar(request.model) and key.content_retention_days) or len(self._pending) >= MAX_PENDING:
+        if not (key.serves_similar(request.model) and key.content_retention_days):
+            return None
+        tenants = list(self._pending.values())
+        if len(tenants) >= MAX_PENDING or tenants.count(key.tenant_id) >= MAX_TENANT_PENDING:
             return None
         sampling = request.sampling
         if sampling.n != 1 or sampling.prompt_logprobs is not None:
@@ -103,8 +107,8 @@ class SemanticCache:
         if turn is None or model is None or len(turn.text) > MAX_GUARDED_CHARACTERS:
             return None
         task = asyncio.create_task(self._vector(key, f"{request_id}.q", turn.text))
-        self._pending.add(task)
-        task.add_done_callback(self._pending.discard)
+        self._pending[task] = key.tenant_id
+        task.add_done_callback(self._pending.pop)
         return Question(key, request_id, turn, model.key, model.vector_sizes[-1], task)
 
     async def stop(self) -> None:

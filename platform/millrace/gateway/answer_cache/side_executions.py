@@ -5,10 +5,13 @@ Each has its own ID and is admitted and billed like a request of the key, but do
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 import msgspec
+import redis.asyncio as redis
+import structlog
 
 from inference_worker.contract.messages import AnswerEvent, End, Failed
 from inference_worker.contract.request import ServiceClass
@@ -20,6 +23,8 @@ from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSnapshot
+
+log = structlog.get_logger(__name__)
 
 
 class SideExecutions:
@@ -39,8 +44,13 @@ class SideExecutions:
         model: ServedModel,
         spec: ResponseSpec,
         decision_record: dict[str, Any],
+        *,
+        discards: bool = False,
     ) -> tuple[Execution, list[AnswerEvent]]:
         """Run an execution with this ID. Return it with its events, the last of which is the end.
+
+        Args:
+            discards: mark it as failed however it ends, so that it is not billed.
 
         Raises:
             ApiError: it is rejected, or it failed.
@@ -57,11 +67,18 @@ class SideExecutions:
             execution = made
             return made, await _events(made)
         finally:
-            await self._end(admitted, execution)
+            await asyncio.shield(self._discard_and_end(admitted, execution, discards))
 
-    async def discard(self, execution: Execution) -> None:
-        """Mark an execution as failed although it has ended, so that it is not billed."""
-        await self._dispatcher.force_fail(execution.job, execution.attempt, "semantic_check")
+    async def _discard_and_end(self, admitted: AdmittedRequest, execution: Execution | None, discards: bool) -> None:
+        try:
+            if discards and execution is not None:
+                # First, since a replica that stops earlier settles the tokens that it has computed.
+                await self._dispatcher.force_fail(execution.job, execution.attempt, "semantic_check")
+                await self._dispatcher.send_stop(execution)
+        except (redis.RedisError, OSError) as exc:  # the failure is sent later
+            log.warning("cancellation_failed", request_id=admitted.demand.request_id, error=str(exc))
+        finally:
+            await self._end(admitted, execution)
 
     async def _end(self, admitted: AdmittedRequest, execution: Execution | None) -> None:
         usage = None

@@ -57,11 +57,16 @@ class SemanticChecks:
         name, record = f"{hit.request_id}.v", {"checks": hit.request_id}
         try:
             async with asyncio.timeout(CHECK_SECONDS):
-                execution, events = await self._executions.run(
-                    name, question.key, request, demand.prompt, demand.model, hit.response_spec, record
+                _, events = await self._executions.run(
+                    name,
+                    question.key,
+                    request,
+                    demand.prompt,
+                    demand.model,
+                    hit.response_spec,
+                    record,
+                    discards=self._payer == "operator",
                 )
-            if self._payer == "operator":
-                await self._executions.discard(execution)
             await self._answers.record_check(hit, question, events)
         except (ApiError, redis.RedisError, OSError, TimeoutError) as exc:
             log.info("semantic_check_failed", request_id=hit.request_id, error=str(exc))

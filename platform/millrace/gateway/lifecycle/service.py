@@ -24,7 +24,7 @@ from inference_worker.contract.request import TOKEN_CLASSES, ServiceClass, Token
 from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest, RateLimitAdmission
 from millrace.gateway.admission.budget_shares import BudgetShares
 from millrace.gateway.admission.disk import DiskWatch
-from millrace.gateway.answer_cache.answer_cache import AnswerCache
+from millrace.gateway.answer_cache.answer_cache import ONLY_IF_CACHED, AnswerCache
 from millrace.gateway.answer_cache.semantic_cache import Question
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core.catalog import ServedModel
@@ -291,23 +291,30 @@ class InferenceService:
     ) -> ActiveRequest:
         counting_model = self._router.measure(key, request.model, has_images=has_images(request))
         question = self._answers.begin(key, request, request_id)  # its vector is computed meanwhile
-        prompt = await self._tokenize(counting_model, request)
-        if request.reasoning.names and counting_model.tokenizer.reasoning_format is not None:
-            ignored = tuple(name for name in request.ignored if name not in request.reasoning.names)
-            request = dataclasses.replace(request, ignored=ignored)
-        facts = await routing_facts(key, request, request_id, prompt, self._budget_shares)
-        route = self._router.route(key, request.model, facts, request_size(key, request, prompt, facts))
-        route = self._router.assign_arm(key, request, route)
-        if route.policy is not None:
-            self._retry_budgets.record_request((key.tenant_id, request.model))
-        decision_record = route.decision_record
-        decision_record |= {name: value for name in ("metadata", "user") if (value := getattr(request, name))}
-        active = ActiveRequest(key, request, dialect, request_id, prompt, counting_model, route, self._retry_budgets)
-        active.question = question
-        if trace is not None:
-            trace.active_requests.append(active)
-        await self._next_execution(active)
-        return active
+        try:
+            prompt = await self._tokenize(counting_model, request)
+            if request.reasoning.names and counting_model.tokenizer.reasoning_format is not None:
+                ignored = tuple(name for name in request.ignored if name not in request.reasoning.names)
+                request = dataclasses.replace(request, ignored=ignored)
+            facts = await routing_facts(key, request, request_id, prompt, self._budget_shares)
+            route = self._router.route(key, request.model, facts, request_size(key, request, prompt, facts))
+            route = self._router.assign_arm(key, request, route)
+            if route.policy is not None:
+                self._retry_budgets.record_request((key.tenant_id, request.model))
+            decision_record = route.decision_record
+            decision_record |= {name: value for name in ("metadata", "user") if (value := getattr(request, name))}
+            active = ActiveRequest(
+                key, request, dialect, request_id, prompt, counting_model, route, self._retry_budgets
+            )
+            active.question = question
+            if trace is not None:
+                trace.active_requests.append(active)
+            await self._next_execution(active)
+            return active
+        except BaseException:
+            if question is not None:
+                question.vector.cancel()
+            raise
 
     async def _events(self, active: ActiveRequest) -> AsyncIterator[AnswerEvent]:
         if active.escalates:
@@ -512,6 +519,7 @@ class InferenceService:
             if not key.answer_cache_seconds:
                 raise
             rejection = exc  # the answer may be cached
+        must_run = rejection is None and ONLY_IF_CACHED not in request.cache_directives
         demand = AdmissionRequest(
             active.request_id,
             active.admitted_at,
@@ -522,7 +530,7 @@ class InferenceService:
             len(active.executions),
         )
         echo = await self._echo(model, active) if request.echo else None
-        admitted = await self._admit_with_summary(active, demand) if summarizes else None
+        admitted = await self._admit_with_summary(active, demand) if summarizes and must_run else None
         if admitted is None:
             admitted = await self._admission.admit(demand)
         await self._start(active, admitted, echo, rejection, reserves=True)

@@ -96,10 +96,10 @@ def summary_prompt(model: ServedModel, request: InferenceRequest, dropped: int) 
     start = _system_messages(messages)
     text = "\n\n".join(f"{message['role']}: {message.get('content') or ''}" for message in messages[start:][:dropped])
     room = model.context_length - SUMMARY_TOKENS
-    characters = room * _CHARACTERS_PER_TOKEN
+    characters = max(1, room * _CHARACTERS_PER_TOKEN)
     while True:
         prompt = tokenize_here(model, summary_request(request, text[-characters:]))
-        if prompt.num_tokens <= room or characters < room // _CHARACTERS_PER_TOKEN:
+        if prompt.num_tokens <= room or characters <= max(1, room // _CHARACTERS_PER_TOKEN):
             return prompt
         characters //= 2
 
