@@ -74,8 +74,8 @@ def pay(invoice: Invoice, data: Mapping[str, Any]) -> tuple[Payment, bool]:
     """Record a payment of the invoice, once for each reference."""
     at = datetime.combine(data["received_on"], datetime.min.time(), UTC)
     cents, number = cents_of(data["amount"]), str(invoice.number)
-    payer = {"tenant": invoice.tenant.slug, "invoice": number, "currency": invoice.currency}
-    return do_record_payment(Received("manual", data["reference"], cents, at, note=data["note"], **payer))
+    received = Received("manual", data["reference"], cents, at, invoice.tenant.slug, number, note=data["note"])
+    return do_record_payment(received._replace(currency=invoice.currency))
 
 
 def credit_note(invoice: Invoice, data: Mapping[str, Any]) -> Invoice:
