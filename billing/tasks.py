@@ -8,6 +8,7 @@ from django.conf import settings
 
 from billing.actions.credits import do_expire_credits
 from billing.actions.dunning import suspend_overdue
+from billing.actions.one_off_lines import do_count_due_lines
 from billing.actions.payment_events import do_purge_events
 from billing.actions.reratings import continue_reratings
 from billing.actions.top_ups import do_top_up_all
@@ -38,7 +39,8 @@ def update_rollups() -> int:
 
 @shared_task(name="billing.generate_invoices")
 def generate_invoices() -> None:
-    """Invoice the months that are over, and send the invoices by email."""
+    """Count the one-off lines that are due, invoice the months that are over, and send the invoices by email."""
+    do_count_due_lines()
     report = runs.invoice_months()
     log.info("months_invoiced", finalized=len(report.finalized), left=len(report.left))
     emails.send_all()

@@ -112,6 +112,7 @@ def reopen(payment: Payment, take_back: Callable[[Invoice, int], None]) -> None:
         part = min(missing, matched)
         if part > 0 and invoice.sells_credit:
             take_back(invoice, -(-part // NANO_A_CENT))
+            invoice.refresh_from_db(fields=["state"])  # the credit note may have paid it
             missing = balance(payment.tenant_id, Account.DEPOSITS)
             part = min(missing, matched)
         if part > 0:

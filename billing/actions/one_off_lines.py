@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 from billing.actions.common import booking
-from billing.models import OneOffLine
+from billing.models import BillingProfile, OneOffLine
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions.common import check
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 
@@ -24,6 +28,19 @@ def do_add_one_off_line(tenant: Tenant, *, month: str, description: str, cents: 
         row.save(force_insert=True)
         audit.record("one_off_line.created", row, tenant_id=locked.pk, after=audit.serialize_for_audit(row))
     return row
+
+
+def do_count_due_lines(now: datetime | None = None) -> int:
+    """Let the gates of prepaid tenants follow the one-off lines whose month has begun. Return how many tenants."""
+    latest = (now or datetime.now(UTC)) + timedelta(days=1)  # where clocks are ahead of UTC; `booking` is exact
+    with all_tenants_scope(BypassReason.BILLING):
+        prepaid = BillingProfile.objects.all_tenants().filter(is_prepaid=True).values("tenant_id")
+        lines = OneOffLine.objects.all_tenants().filter(invoice=None, month__lte=f"{latest:%Y-%m}", tenant__in=prepaid)
+        tenants = list(lines.order_by("tenant_id").values_list("tenant_id", flat=True).distinct())
+    for tenant_id in tenants:
+        with booking(tenant_id):  # which updates the gate at its end
+            pass
+    return len(tenants)
 
 
 def do_remove_one_off_line(row: OneOffLine) -> None:

@@ -26,26 +26,28 @@ class ProviderEvent(NamedTuple):
     payments: tuple[Received, ...] = ()
     detail: str = ""
     failed_payment: str = ""  # the reference of a payment that will not succeed
+    failed_tenant: str = ""  # the slug of its payer
     readable: bool = True
 
 
 def do_record_event(event: ProviderEvent) -> PaymentEvent:
     """Book the payments of an event and store its result.
 
-    Payments are booked once, so a repeated event is booked again without effect. A failed event changes to handled if
-    the provider sends it again and it succeeds; other results never change.
+    Payments are booked once, so a repeated event is booked again without effect. A failed event changes if the
+    provider sends it again and it succeeds; other results never change.
 
     Raises:
-        ActionRefused: a payment could not be booked. The event is stored as failed.
+        ActionRefused: a payment could not be booked, or may be of a top-up that is being requested. The event is
+            stored as failed.
     """
     try:
         for payment in event.payments:
             do_record_payment(payment)
+        if event.failed_payment:
+            fail_top_up(event.failed_payment, event.failed_tenant, event.detail)
     except ActionRefused as exc:
         _store(event, PaymentEvent.Status.FAILED, str(exc))
         raise
-    if event.failed_payment:
-        fail_top_up(event.failed_payment, event.detail)
     done = PaymentEvent.Status.HANDLED if event.payments else PaymentEvent.Status.IGNORED
     return _store(event, done if event.readable else PaymentEvent.Status.FAILED, event.detail)
 

@@ -43,7 +43,8 @@ WITH rest AS (
     SELECT cost_femto FROM billing_meteredusage
     WHERE tenant_id = %(tenant)s AND invoice_period = ANY(ARRAY(SELECT id FROM due))
     UNION ALL
-    SELECT cents * 10000000000000::numeric FROM billing_oneoffline WHERE tenant_id = %(tenant)s AND invoice_id IS NULL
+    SELECT cents * 10000000000000::numeric FROM billing_oneoffline
+    WHERE tenant_id = %(tenant)s AND invoice_id IS NULL AND month <= %(month)s
 )
 SELECT
     (SELECT coalesce(sum(nano), 0) FROM rest WHERE is_payment),
@@ -86,7 +87,8 @@ def available_nano(tenant: Tenant, profile: BillingProfile, now: datetime) -> in
 
 def _balance(tenant: Tenant, profile: BillingProfile, budget_id: int | None, now: datetime) -> tuple[int, int]:
     """Return the usage that the balance still pays, and what the budget has used, in femto-USD before tax."""
-    parameters = {"tenant": tenant.pk, "entity": profile.entity_id, "budget": budget_id, "now": now}
+    month = f"{now.astimezone(ZoneInfo(profile.entity.time_zone)):%Y-%m}"
+    parameters = {"tenant": tenant.pk, "entity": profile.entity_id, "budget": budget_id, "now": now, "month": month}
     with connection.cursor() as cursor:
         cursor.execute(_SUMS, parameters)
         payments, other, uninvoiced, used = (int(value) for value in cursor.fetchone())

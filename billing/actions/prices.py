@@ -13,6 +13,7 @@ from django.db.models import Max
 from billing.amounts import DEFAULT_CURRENCY
 from billing.iso_codes import BILLING_CURRENCIES
 from billing.models import (
+    BillingProfile,
     Budget,
     BudgetPeriod,
     Commitment,
@@ -26,6 +27,7 @@ from billing.models import (
     PriceBookAssignment,
     PriceTerm,
     PriceVersion,
+    TopUp,
     UsageEvent,
 )
 from billing.pricing.price_book import ModelTier, Proposal, parse, unpriced_hours
@@ -213,6 +215,14 @@ def _require_nothing_billed(tenant: Tenant, currency: str) -> None:
         raise Conflict(
             f"The tenant has usage, documents, payments, budgets or prices in {currency}."
             " Its currency cannot be changed."
+        )
+    drafts = PriceVersion.objects.filter(tenant_id=tenant.pk, state=PriceVersion.State.DRAFT)
+    pending = TopUp.objects.for_tenant(tenant).filter(state=TopUp.State.PENDING)
+    automatic = BillingProfile.objects.for_tenant(tenant).filter(top_up_cents__isnull=False)
+    if drafts.exists() or pending.exists() or automatic.exists():
+        raise Conflict(
+            f"The tenant has draft prices, a pending top-up or automatic top-ups in {currency}."
+            " Discard the draft, wait for the top-up or turn automatic top-ups off first."
         )
 
 

@@ -5,16 +5,25 @@ from __future__ import annotations
 from billing.actions.common import booking
 from billing.models import BillingProfile, TopUp
 from tenants import audit
+from tenants.actions import Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
 
-def fail_top_up(reference: str, detail: str) -> None:
-    """Mark a pending top-up as failed after the provider reported that its payment failed."""
+def fail_top_up(reference: str, slug: str, detail: str) -> None:
+    """Mark a pending top-up of a tenant as failed after the provider reported that its payment failed.
+
+    Raises:
+        Conflict: no top-up has this reference, but one of the tenant waits for the response that names it.
+    """
     with all_tenants_scope(BypassReason.BILLING):
-        row = TopUp.objects.all_tenants().filter(reference=reference, state=TopUp.State.PENDING).first()
+        top_ups = TopUp.objects.all_tenants().filter(state=TopUp.State.PENDING)
+        is_requested = top_ups.filter(reference="", tenant__slug=slug).exists()  # first: the reference may arrive now
+        row = top_ups.filter(reference=reference).first()
     if row is not None:
         end_top_up(row, TopUp.State.FAILED, detail=detail, reference=reference)
+    elif is_requested:
+        raise Conflict(f"Payment {reference} may be the top-up that is being requested. Send this event again.")
 
 
 def end_top_up(top_up: TopUp, state: TopUp.State, *, detail: str = "", reference: str = "") -> None:

@@ -50,6 +50,7 @@ class _PaymentError(msgspec.Struct):
 class _FailedIntent(msgspec.Struct):
     id: _ID
     last_payment_error: _PaymentError | None = None
+    metadata: dict[str, str] | None = None
 
 
 class _CheckoutSession(msgspec.Struct):
@@ -124,7 +125,9 @@ class Stripe:
         if message.type in _FAILURES:
             intent: _FailedIntent = _decoded(message.data.object, _FailedIntent)
             reason = intent.last_payment_error and intent.last_payment_error.message
-            return event._replace(failed_payment=intent.id, detail=reason or "The payment was not made.")
+            tenant = (intent.metadata or {}).get("tenant", "")
+            detail = reason or "The payment was not made."
+            return event._replace(failed_payment=intent.id, failed_tenant=tenant, detail=detail)
         if message.type not in _READERS:
             return event
         object_type, read = _READERS[message.type]

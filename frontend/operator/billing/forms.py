@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from typing import Any
 
 from django import forms
 
 from billing.models import CreditGrant
 from frontend.core.confirmation import Confirm
 
-_MAX_USD = Decimal(10) ** 9  # dollars
+_MAX = Decimal(10) ** 9  # dollars, or units of another currency
 
 
 def cents_of(amount: Decimal) -> int:
@@ -23,7 +24,7 @@ class BillingRunAmount(forms.DecimalField):
 
     def __init__(self, label: str, help_text: str = "") -> None:
         smallest = Decimal("0.01")
-        super().__init__(label=label, help_text=help_text, min_value=smallest, max_value=_MAX_USD, decimal_places=2)
+        super().__init__(label=label, help_text=help_text, min_value=smallest, max_value=_MAX, decimal_places=2)
         self.widget = forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"})
 
 
@@ -34,10 +35,18 @@ class WithReason(Confirm):
     field_order = ("reason", "typed")
 
 
-class RecordPayment(Confirm):
+class WithAmount(Confirm):
+    """A form about an amount in the currency in which a tenant is billed, which is part of its label."""
+
+    def __init__(self, name: str, currency: str, data: Any = None) -> None:
+        super().__init__(name, data)
+        self.fields["amount"].label = f"{self.fields['amount'].label}, {currency}"
+
+
+class RecordPayment(WithAmount):
     """A payment that did not come through a payment provider's webhook."""
 
-    amount = BillingRunAmount("Amount, USD", "An overpayment is applied to the oldest open invoice, or the next one")
+    amount = BillingRunAmount("Amount", "An overpayment is applied to the oldest open invoice, or the next one")
     reference = forms.CharField(
         max_length=200, label="Reference", help_text="Bank reference. Each reference is recorded once"
     )
@@ -54,18 +63,18 @@ class RecordPayment(Confirm):
         return day
 
 
-class IssueNote(Confirm):
+class IssueNote(WithAmount):
     """A credit note. `seen` is the number of notes when the page was shown."""
 
-    amount = BillingRunAmount("Amount before tax, USD")
+    amount = BillingRunAmount("Amount before tax")
     description = forms.CharField(max_length=200, label="Description", help_text="Shown as the line on the credit note")
     reason = forms.CharField(max_length=200, label="Reason", help_text="Also shown on the credit note")
     seen = forms.IntegerField(widget=forms.HiddenInput, min_value=0)
     field_order = ("amount", "description", "reason", "typed")
 
 
-class GrantCredit(Confirm):
-    """Credit for a tenant. `seen` is the number of its credits when the page was shown."""
+class GrantCredit(WithAmount):
+    """Credit for a tenant. `seen` and `currency` are the number of its credits and its currency when it was shown."""
 
     kind = forms.ChoiceField(
         label="Kind",
@@ -74,7 +83,7 @@ class GrantCredit(Confirm):
             (CreditGrant.GrantType.PREPAID, "Prepaid: from advance payments"),
         ),
     )
-    amount = BillingRunAmount("Amount, USD", "Applied to future invoices, before tax")
+    amount = BillingRunAmount("Amount", "Applied to future invoices, before tax")
     expires_on = forms.DateField(
         required=False,
         label="Expires on",
@@ -83,4 +92,5 @@ class GrantCredit(Confirm):
     )
     note = forms.CharField(max_length=200, label="Note", help_text="Shown on the invoice the credit is applied to")
     seen = forms.IntegerField(widget=forms.HiddenInput, min_value=0)
+    currency = forms.CharField(widget=forms.HiddenInput, max_length=3)
     field_order = ("kind", "amount", "expires_on", "note", "typed")

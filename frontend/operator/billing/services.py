@@ -19,6 +19,7 @@ from billing.actions.payments import Received, do_record_payment
 from billing.actions.purchases import do_sell_credit
 from billing.amounts import NANO_A_CENT
 from billing.models import CreditGrant, Invoice, Payment, Period
+from billing.pricing.currencies import currency_of
 from frontend.operator.billing.forms import cents_of
 from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
@@ -73,9 +74,8 @@ def pay(invoice: Invoice, data: Mapping[str, Any]) -> tuple[Payment, bool]:
     """Record a payment of the invoice, once for each reference."""
     at = datetime.combine(data["received_on"], datetime.min.time(), UTC)
     cents, number = cents_of(data["amount"]), str(invoice.number)
-    return do_record_payment(
-        Received("manual", data["reference"], cents, at, invoice.tenant.slug, number, note=data["note"])
-    )
+    received = Received("manual", data["reference"], cents, at, invoice.tenant.slug, number, note=data["note"])
+    return do_record_payment(received._replace(currency=invoice.currency))
 
 
 def credit_note(invoice: Invoice, data: Mapping[str, Any]) -> Invoice:
@@ -87,12 +87,14 @@ def credit_note(invoice: Invoice, data: Mapping[str, Any]) -> Invoice:
 
 
 def grant(tenant: Tenant, data: Mapping[str, Any]) -> CreditGrant:
-    """Grant credit, unless another one was granted since the form was shown."""
+    """Grant credit, unless another one was granted or the currency changed since the form was shown."""
     last = data["expires_on"]
     expires = last and datetime.combine(last + timedelta(days=1), datetime.min.time(), UTC)
     with booking(tenant.pk):
         if credits_of(tenant) != data["seen"]:
             raise Conflict("Another credit was added. Reload and check the balance.")
+        if currency_of(tenant.pk) != data["currency"]:
+            raise Conflict(f"{tenant.name} is not billed in {data['currency']} any more. Reload the page.")
         nano = cents_of(data["amount"]) * NANO_A_CENT
         if data["kind"] == CreditGrant.GrantType.PREPAID:
             return do_sell_credit(tenant, nano, expires_at=expires, note=data["note"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from django.db.models import Count, Sum
 from django.http import Http404, HttpResponse
 from django.urls import path
 
@@ -15,6 +16,7 @@ from billing.actions.matching import outstanding
 from billing.amounts import NANO_A_CENT, dollars
 from billing.invoicing.lines import lines_of
 from billing.models import Invoice, InvoiceLine, Period
+from billing.pricing.currencies import currency_of
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.layout import Breadcrumb
@@ -161,9 +163,11 @@ def finalize_all(ctx: PageContext) -> HttpResponse:
     period = _period(ctx)
     with ctx.scope():
         drafts = Invoice.objects.all_tenants().filter(period=period, state=Invoice.State.DRAFT, complete=True)
-        count, worth = drafts.count(), sum(drafts.values_list("total", flat=True))
+        sums = drafts.order_by("currency").values_list("currency").annotate(Count("pk"), Sum("total"))
+        found = [(count, dollars(total, currency)) for currency, count, total in sums]
+    count, worth = sum(each for each, _ in found), " and ".join(total for _, total in found) or dollars(0)
     many = f"{count} invoice{'' if count == 1 else 's'}"
-    effect = f"{many} of {period.label} (total {dollars(worth)}) are numbered, booked and emailed. {NO_EXPIRY}"
+    effect = f"{many} of {period.label} (total {worth}) are numbered, booked and emailed. {NO_EXPIRY}"
 
     def message(did: services.Finalized) -> str:
         left = f" {did.left} remaining. Run Finalize all again." if did.left else ""
@@ -193,7 +197,7 @@ def finalize(ctx: PageContext) -> HttpResponse:
             ctx, ctx.url("operator-billing-detail", found.pk), f"{found.number} is already final."
         )
     name = found.tenant.slug
-    what = f"The draft of {found.period.label} for {found.tenant.name}, {dollars(found.total)}"
+    what = f"The draft of {found.period.label} for {found.tenant.name}, {dollars(found.total, found.currency)}"
     return _on_invoice(
         ctx,
         found,
@@ -210,7 +214,7 @@ def finalize(ctx: PageContext) -> HttpResponse:
 def payment(ctx: PageContext) -> HttpResponse:
     found, owed = _final(ctx)
     start = {"amount": f"{owed // 100}.{owed % 100:02}", "received_on": ctx.now.date()}
-    form = RecordPayment(str(found.number), bound_data(ctx))
+    form = RecordPayment(str(found.number), found.currency, bound_data(ctx))
     form.initial = start
     return _on_invoice(
         ctx,
@@ -219,7 +223,7 @@ def payment(ctx: PageContext) -> HttpResponse:
         lambda data: services.pay(found, data),
         title=f"Record payment on {found.number}",
         submit="Record payment",
-        effect=f"Books the amount as received from {found.tenant.name}. Balance due: {dollars(owed)}.",
+        effect=f"Books the amount as received from {found.tenant.name}. Balance due: {dollars(owed, found.currency)}.",
         message=lambda paid: (
             "The payment was recorded." if paid[1] else "This payment was already recorded. Nothing changed."
         ),
@@ -232,7 +236,7 @@ def credit_note(ctx: PageContext) -> HttpResponse:
     found, _ = _final(ctx)
     with ctx.scope():
         seen = notes_on(found).count()
-    form = IssueNote(str(found.number), bound_data(ctx))
+    form = IssueNote(str(found.number), found.currency, bound_data(ctx))
     form.initial = {"seen": seen}
     context = "Reduces the balance due. Excess payments go to future invoices and applied credits are restored."
     return _on_invoice(
@@ -273,7 +277,8 @@ def write_off(ctx: PageContext) -> HttpResponse:
         lambda data: do_write_off(found, data["reason"]),
         title=f"Write off {found.number}",
         submit="Write off",
-        effect=f"The {dollars(owed)} that {found.tenant.name} owes become bad debt. This cannot be undone.",
+        effect=f"The {dollars(owed, found.currency)} that {found.tenant.name} owes become bad debt."
+        " This cannot be undone.",
         message=lambda row: f"{row.number} was written off.",
     )
 
@@ -283,9 +288,9 @@ def credit(ctx: PageContext) -> HttpResponse:
     """Grant a credit to a tenant."""
     with ctx.scope():
         tenant = first_or_404(Tenant.objects.all_tenants().filter(slug=ctx.arguments["tenant"]))
-        seen = services.credits_of(tenant)
-    form = GrantCredit(tenant.slug, bound_data(ctx))
-    form.initial = {"seen": seen}
+        seen, currency = services.credits_of(tenant), currency_of(tenant.pk)
+    form = GrantCredit(tenant.slug, currency, bound_data(ctx))
+    form.initial = {"seen": seen, "currency": currency}
     return _confirm(
         ctx,
         form,
@@ -294,7 +299,7 @@ def credit(ctx: PageContext) -> HttpResponse:
         submit="Add credit",
         effect=f"Reduces future invoices of {tenant.name}, before tax, until the credit is used up or expires.",
         back=ctx.url("operator-tenants-detail", tenant.pk),
-        message=lambda grant: f"{dollars(grant.nano // NANO_A_CENT)} credit added for {tenant.name}.",
+        message=lambda grant: f"{dollars(grant.nano // NANO_A_CENT, currency)} credit added for {tenant.name}.",
         danger=False,
     )
 

@@ -14,13 +14,23 @@ from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.invoices import do_finalize
 from billing.actions.payment_events import do_record_event
 from billing.actions.payments import Received, do_record_payment
-from billing.actions.prices import do_assign_book, do_propose_prices, do_publish_prices
+from billing.actions.prices import do_assign_book, do_discard_prices, do_propose_prices, do_publish_prices
 from billing.actions.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
-from billing.actions.setup import do_add_exchange_rate
+from billing.actions.setup import do_add_exchange_rate, do_set_profile
+from billing.actions.top_up_results import end_top_up
 from billing.invoicing import checks
 from billing.invoicing.exports import html
 from billing.ledger import PostedEntry
-from billing.models import Account, BillingEntity, BillingProfile, Invoice, LedgerEntry, LedgerTransaction, NumberSeries
+from billing.models import (
+    Account,
+    BillingEntity,
+    BillingProfile,
+    Invoice,
+    LedgerEntry,
+    LedgerTransaction,
+    NumberSeries,
+    TopUp,
+)
 from billing.payments.stripe import Stripe
 from billing.periods import default_entity
 from billing.pricing.currencies import exchange_rate
@@ -180,6 +190,27 @@ def test_the_currency_of_a_tenant_never_changes(acme):
     for currency in ("JPY", "XXX"):
         with pytest.raises(ActionRefused, match="two decimals"):
             do_propose_prices(read_csv(CSV), book="new", currency=currency)
+
+
+def test_the_currency_waits_for_drafts_and_top_ups(acme):
+    """Their amounts have no currency of their own: published or charged later, they would be in the new one."""
+    draft = do_propose_prices(read_csv(CSV), tenant=acme)
+    with pytest.raises(Conflict, match="draft prices, a pending top-up or automatic top-ups in EUR"):
+        do_assign_book(acme, "list")
+    do_discard_prices(draft, by=None)
+    with all_tenants_scope(BypassReason.BILLING):
+        top_up = TopUp.objects.create(tenant=acme, cents=500)
+    with pytest.raises(Conflict, match="pending top-up"):
+        do_assign_book(acme, "list")
+    end_top_up(top_up, TopUp.State.FAILED)
+    do_set_profile(acme)
+    with all_tenants_scope(BypassReason.BILLING):
+        BillingProfile.objects.for_tenant(acme).update(payment_method="pm_1")
+    do_set_profile(acme, top_up_below=100, top_up_cents=500)
+    with pytest.raises(Conflict, match="automatic top-ups"):
+        do_assign_book(acme, "list")
+    do_set_profile(acme, top_up_below=None, top_up_cents=None)
+    do_assign_book(acme, "list")
 
 
 def test_usage_with_a_price_in_another_currency_is_not_invoiced(acme):

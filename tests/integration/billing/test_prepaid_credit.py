@@ -301,3 +301,18 @@ def test_credit_notes_return_the_tax_in_the_tax_currency_exactly(acme):
     taxes = [document_of(row)["tax_currency"]["tax"] for row in (invoice, *notes)]
     assert taxes[0] == sum(taxes[1:])
     check_documents(acme)
+
+
+def test_a_purchase_that_its_credit_note_pays_is_reopened_by_the_rest_of_a_refund(acme):
+    """The refund names no payment, so that only the reopening takes back credit."""
+    change_entity(voucher_type=MULTI, iban="NL91ABNA0417164300", bic="ABNANL2A")
+    pay(11_900, as_credit=True)
+    invoice = bill(acme, "100")
+    pay(-5_000, "r1", tenant="", refund_of="p1")
+    assert state(purchase()) == ("open", 5_000)
+    do_void(invoice, "wrong address")
+    pay(-6_900, "r2")
+    owed = on(Account.RECEIVABLE, acme)
+    assert (state(purchase()), owed > 0) == (("open", owed), True)
+    assert on(Account.DEPOSITS, acme) == 0
+    check_ledger(acme)

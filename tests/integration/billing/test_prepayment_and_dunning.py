@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from django.core import mail
@@ -12,7 +13,7 @@ from billing.actions.corrections import do_issue_credit_note
 from billing.actions.credits import do_grant_credit
 from billing.actions.dunning import suspend_overdue
 from billing.actions.metered import do_record_metered_usage
-from billing.actions.one_off_lines import do_add_one_off_line
+from billing.actions.one_off_lines import do_add_one_off_line, do_count_due_lines
 from billing.actions.prices import do_propose_prices, do_publish_prices
 from billing.actions.setup import do_set_prepaid, do_set_profile
 from billing.invoicing import emails
@@ -177,3 +178,18 @@ def test_the_balance_of_a_prepaid_tenant_pays_metered_usage_and_one_off_lines(ac
     assert limit() == 5_000
     invoiced(acme, NOVEMBER)
     assert limit() == 5_000
+
+
+def test_a_one_off_line_counts_from_its_month_on(acme, monkeypatch):
+    """The month begins by the clocks of the billing entity."""
+    change_entity(time_zone="America/Los_Angeles")
+    do_set_prepaid(acme, is_prepaid=True)
+    pay(12_500, as_credit=True)
+    whole = limit()
+    do_add_one_off_line(acme, month="2027-01", description="Next year", cents=2_000)
+    assert limit() == whole
+    for day, hour, counted in ((31, 23, 0), (32, 7, 0), (32, 8, 2_000)):
+        now = datetime(2026, 12, 1, hour, 30, tzinfo=UTC) + timedelta(days=day - 1)
+        monkeypatch.setattr("billing.actions.prepayment.datetime", SimpleNamespace(now=lambda zone, now=now: now))
+        do_count_due_lines(now)
+        assert limit() == whole - counted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,9 +19,9 @@ from billing.actions.payment_events import do_record_event
 from billing.actions.setup import do_set_prepaid, do_set_profile
 from billing.actions.top_up_results import end_top_up
 from billing.actions.top_ups import do_top_up_all
-from billing.models import BillingProfile, CreditGrant, Payment, TopUp
+from billing.models import BillingProfile, CreditGrant, Payment, PaymentEvent, TopUp
 from billing.payments.stripe import Stripe
-from tenants.actions import do_add_member, do_create_tenant
+from tenants.actions import Conflict, do_add_member, do_create_tenant
 from tenants.actions.common import FieldRefused
 from tenants.models import Tenant, User
 from tests.integration.billing.test_invoice_forms import furnish
@@ -246,3 +247,29 @@ def test_a_direct_debit_that_fails_later_stops_automatic_top_ups(acme, fake, eve
     top_up = unscoped(TopUp).get()
     assert (top_up.state, top_up.detail) == ("failed", "The account has insufficient funds.")
     assert (do_top_up_all(), profile().top_up_cents) == (0, None)
+
+
+def test_a_failure_that_arrives_before_the_response_is_sent_again(acme, fake):
+    """The connection breaks after the provider made the payment, so its reference is not known yet."""
+    save_method()
+    do_set_profile(acme, top_up_below=2_000, top_up_cents=2_500)
+    fake.status, fake.is_lost = "processing", True
+    assert do_top_up_all() == 0
+    assert (unscoped(TopUp).get().state, unscoped(TopUp).get().reference) == ("pending", "")
+
+    def receive(payment: str, tenant: str) -> tuple[int, str]:
+        item = stripe.resource("payment_intent", id=payment, amount_received=0, metadata={"tenant": tenant})
+        body = stripe.event("payment_intent.payment_failed", item, f"evt_{payment}_{tenant}")
+        event = Stripe(stripe.SECRET, clock=lambda: stripe.NOW).event(body, stripe.signed(body))
+        with suppress(Conflict):
+            do_record_event(event)
+        row = unscoped(PaymentEvent).get(reference=event.reference)
+        return row.status, unscoped(TopUp).get().state
+
+    assert receive("pi_top_up_1", "acme") == ("failed", "pending")
+    assert receive("pi_other", "globex") == ("ignored", "pending")
+    fake.is_lost = False
+    assert (do_top_up_all(), unscoped(TopUp).get().reference) == (1, "pi_top_up_1")
+    assert receive("pi_top_up_1", "acme") == ("ignored", "failed")
+    assert receive("pi_page", "acme") == ("ignored", "failed")  # no top-up is being requested any more
+    assert profile().top_up_cents is None

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from billing.actions.one_off_lines import do_add_one_off_line
+from billing.actions.prices import do_assign_book, do_propose_prices, do_publish_prices
 from billing.invoicing.preview import preview
 from billing.ledger import balance
 from billing.models import (
@@ -19,8 +21,10 @@ from billing.models import (
     Invoice,
     InvoiceLine,
     Payment,
+    PriceBookAssignment,
     UsageEvent,
 )
+from billing.pricing.price_files import read_csv
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -131,13 +135,66 @@ def test_a_form_sent_twice_creates_one_credit_note_and_one_credit(operator: Clie
     assert given.subtotal == 200
     page = operator.get(f"/operator/billing/{bill.pk}").content.decode()
     assert f"Credit note {given.number}" in page
-    credit = {"kind": "promotional", "amount": "5", "note": "Sorry", "seen": "0", "typed": "acme"}
+    credit = {"kind": "promotional", "amount": "5", "note": "Sorry", "seen": "0", "currency": "USD", "typed": "acme"}
     send(operator, "/operator/billing/tenants/acme/credit", **credit)
     assert "Another credit was added" in send(operator, "/operator/billing/tenants/acme/credit", 422, **credit)
     (grant,) = unscoped(CreditGrant).filter()
     assert (grant.nano, grant.note) == (5 * 10**9, "Sorry")
     assert "advance payments are too low" in send(
         operator, "/operator/billing/tenants/acme/credit", 422, **{**credit, "kind": "prepaid", "seen": "1"}
+    )
+
+
+@pytest.fixture
+def globex(acme: Tenant) -> Tenant:
+    """A tenant that is billed in EUR, with a support fee in the previous month."""
+    tenant = actions.do_create_tenant("globex", "Globex")
+    csv = ["model,tier,component,usd_per_million", "alpha,,uncached,10"]
+    do_publish_prices(do_propose_prices(read_csv(csv), book="eur", currency="EUR"), by=None)
+    do_assign_book(tenant, "eur")
+    do_add_one_off_line(tenant, month=f"{LAST:%Y-%m}", description="Support", cents=100_000)
+    return tenant
+
+
+@pytest.mark.django_db
+def test_forms_and_sums_are_in_the_currency_of_the_tenant(operator: Client, globex: Tenant) -> None:
+    def page(path: str) -> str:
+        return unescape(operator.get(f"/operator/billing/{path}").content.decode())
+
+    drafted(operator)
+    period = month()
+    (euros,) = unscoped(Invoice).filter(tenant=globex)
+    assert (euros.currency, euros.total) == ("EUR", 100_000)
+    assert f"2 invoices of {period.label} (total €1,000.00 and $" in page(f"months/{period.pk}/finalize")
+    assert "for Globex, €1,000.00, is numbered" in page(f"{euros.pk}/finalize")
+    send(operator, f"/operator/billing/{euros.pk}/finalize", typed="globex")
+    (euros,) = unscoped(Invoice).filter(tenant=globex)
+    payment = page(f"{euros.pk}/payment")
+    assert "Amount, EUR" in payment and "Balance due: €1,000.00." in payment
+    assert "Amount before tax, EUR" in page(f"{euros.pk}/credit-note")
+    assert "The €1,000.00 that Globex owes" in page(f"{euros.pk}/write-off")
+    assert "Amount, EUR" in page("tenants/globex/credit")
+    assert "USD" not in payment + page(f"{euros.pk}/credit-note") + page("tenants/globex/credit")
+    credit = {"kind": "promotional", "amount": "5", "note": "Sorry", "seen": "0", "typed": "globex"}
+    path = "/operator/billing/tenants/globex/credit"
+    assert "not billed in USD any more" in send(operator, path, 422, **credit, currency="USD")
+    send(operator, path, **credit, currency="EUR")
+    assert "€5.00 credit added for Globex." in unescape(operator.get("/operator/billing/").content.decode())
+    assert unscoped(CreditGrant).get().nano == 5 * 10**9
+
+
+@pytest.mark.django_db
+def test_a_payment_is_refused_if_the_tenant_has_another_currency(operator: Client, globex: Tenant) -> None:
+    """An invoice in another currency than the tenant's cannot exist, so the check is that the currency is passed."""
+    drafted(operator)
+    (euros,) = unscoped(Invoice).filter(tenant=globex)
+    send(operator, f"/operator/billing/{euros.pk}/finalize", typed="globex")
+    (euros,) = unscoped(Invoice).filter(tenant=globex)
+    with all_tenants_scope(BypassReason.PRICES):
+        PriceBookAssignment.objects.for_tenant(globex).delete()
+    fields = {"amount": "1.50", "reference": "b-1", "received_on": f"{NOW:%Y-%m-%d}", "typed": euros.number}
+    assert "is in EUR, but globex is billed in USD" in send(
+        operator, f"/operator/billing/{euros.pk}/payment", 422, **fields
     )
 
 

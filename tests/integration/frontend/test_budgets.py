@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from django.db import connection
 from django.test import Client
+from django.utils import translation
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from billing.amounts import MAX_BUDGET
 from billing.budgets.alerts import check_thresholds
 from billing.metering import rollups
 from billing.models import Budget, BudgetAlert, BudgetPeriod, UsageEvent
+from frontend.core.numbers import exact
 from frontend.tenant.budgets.alerts import deliveries_of
 from frontend.tenant.budgets.amounts import BudgetAmount, input_text, parse
 from frontend.tenant.budgets.effect import effect_of
@@ -76,16 +78,56 @@ def test_amounts_are_shown_as_stored(value, unit):
 
 @pytest.mark.parametrize(
     ("text", "nano"),
-    [("0.01", 10**7), ("$1,200.50", 1_200_500_000_000), ("0.000000001", 1), ("5", 5 * 10**9), (" 7. ", 7 * 10**9)],
+    [
+        ("0.01", 10**7),
+        ("$1,200.50", 1_200_500_000_000),
+        ("0.000000001", 1),
+        ("5", 5 * 10**9),
+        (" 7. ", 7 * 10**9),
+        ("€1,200", 12 * 10**11),
+        ("£ 3", 3 * 10**9),
+    ],
 )
 def test_dollars_are_exact(text, nano):
     assert parse(text, "money") == nano
 
 
-@pytest.mark.parametrize("text", ["", "-1", "1e3", "0.0000000001", "1.2.3", "٣", "nan", "999999999"])
+@pytest.mark.parametrize(
+    "text", ["", "-1", "1e3", "0.0000000001", "1.2.3", "٣", "nan", "999999999", "12,50", "1,2000", "0,125"]
+)
 def test_invalid_amounts_of_money_are_rejected(text):
     with pytest.raises(ValueError, match=r"Enter a positive amount|or less"):
         parse(text, "money")
+
+
+@pytest.mark.parametrize("text", ["12.5,3", "1,200.50", "1,200,50", "1.20,5", "12,50,"])
+def test_invalid_amounts_in_german_are_rejected(text):
+    with translation.override("de"), pytest.raises(ValueError, match="Geben Sie einen positiven Betrag ein"):
+        parse(text, "money")
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "value"),
+    [
+        ("12,50", "money", 12_500_000_000),
+        ("12.50", "money", 12_500_000_000),
+        ("1.200,50 €", "money", 1_200_500_000_000),
+        ("1.200", "money", 1_200_000_000_000),
+        ("0,125", "money", 125_000_000),
+        ("1.000.000", "tokens", 1_000_000),
+    ],
+)
+def test_amounts_are_read_in_german(text, unit, value):
+    with translation.override("de"):
+        assert parse(text, unit) == value
+
+
+@pytest.mark.parametrize("language", ["en", "de"])
+@given(value=st.integers(0, MAX_BUDGET))
+def test_a_form_reads_the_amount_that_it_shows(language, value):
+    with translation.override(language):
+        assert parse(input_text(value, "money"), "money") == value
+        assert parse(exact(value), "tokens") == value
 
 
 def test_fractions_of_a_token_are_rounded_up():
@@ -138,6 +180,7 @@ def test_a_budget_is_created_raised_and_deleted(client, acme):
     ("changes", "said"),
     [
         ({"amount": "a lot"}, "Enter a positive amount"),
+        ({"amount": "12,50"}, "Enter a positive amount"),
         ({"amount": "1.5", "counts": "tokens"}, "Enter a whole number"),
         ({"owner": "key:999999"}, "not one of the available choices"),
         ({"thresholds": "50, lots"}, "Enter whole percentages"),

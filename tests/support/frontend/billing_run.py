@@ -42,7 +42,7 @@ def month() -> Period:
 
 
 def only() -> Invoice:
-    (found,) = unscoped(Invoice).filter(invoice_type=Invoice.InvoiceType.INVOICE)
+    (found,) = unscoped(Invoice).filter(invoice_type=Invoice.InvoiceType.INVOICE, tenant__slug="acme")
     return found
 
 
