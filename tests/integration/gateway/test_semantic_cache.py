@@ -22,6 +22,7 @@ from inference_worker.contract.request import SamplingParams, TokenCounts
 from millrace.apps.request_log.error_bounds import missing_checks
 from millrace.apps.request_log.semantic_decision import ALPHA_OF_BAND, BAND_STARTS
 from millrace.conf.environment import platform_settings
+from millrace.gateway.admission.admission import AdmittedRequest
 from millrace.gateway.answer_cache import semantic_cache, semantic_store
 from millrace.gateway.answer_cache.answer_cache import AnswerCache
 from millrace.gateway.answer_cache.answer_store import AnswerStore
@@ -32,6 +33,7 @@ from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.request_db import TenantConnectionPool
 from millrace.gateway.core.types import InferenceRequest, LastTurn, Prompt
+from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.monitor import DispatchMonitor
 from millrace.gateway.lifecycle import semantic_checks
@@ -330,6 +332,26 @@ async def test_a_check_that_does_not_end_is_not_billed_if_the_operator_pays(
         assert [event.outcome for event in events if event.billing_context.request_id == check] == outcomes
         assert await control.get_message(timeout=5) is not None  # the replica is asked to stop
     assert check not in client.gate.dispatcher.executions
+
+
+async def test_a_check_is_released_if_it_cannot_be_cancelled(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks, gate = client.gate.service._semantic_checks, client.gate
+    assert checks is not None
+    monkeypatch.setattr(checks, "_payer", "tenant")
+    check = await running_check(client)
+    closed: list[str] = []
+
+    async def cancel(execution: Execution) -> bool:
+        raise redis.ConnectionError
+
+    async def close(admitted: AdmittedRequest, usage: TokenCounts | None) -> None:
+        closed.append(admitted.demand.request_id)
+
+    monkeypatch.setattr(gate.dispatcher, "cancel", cancel)
+    monkeypatch.setattr(gate.admission, "close", close)
+    await checks.stop()
+    assert check not in gate.dispatcher.executions
+    assert closed == [check]
 
 
 async def test_a_request_does_not_wait_for_a_late_vector(client: Client) -> None:

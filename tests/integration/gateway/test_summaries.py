@@ -43,6 +43,7 @@ class SummaryWorkers(Workers):
     def __init__(self, broker: redis.Redis, summary: str | None = "they met") -> None:
         super().__init__(broker)
         self.summary = summary
+        self.is_lost = False  # the stream of a summary that has completed
         self.prompts: dict[str, list[int]] = {}
 
     def submit(self, execution: Execution) -> None:
@@ -53,6 +54,9 @@ class SummaryWorkers(Workers):
         counts = TokenCounts(len(execution.job.prompt_token_ids), output=10)
         state = "completed" if text is not None else "failed"
         self.usage.append(ExecutionUsage(context, attempt, state, "stop", counts, "r", 0))
+        if self.is_lost and context.model == "cheap":
+            execution.buffer.put(Failed(context.request_id, attempt, 0, "stream_lost", ""))
+            return
         if text is None:
             execution.buffer.put(Failed(context.request_id, attempt, 0, "internal_error", ""))
             return
@@ -163,6 +167,26 @@ async def test_without_a_summary_the_messages_are_dropped(
     assert active.decision_record.get("not_summarizing") == reason
     assert "".join(map(chr, workers.prompts["req_1"])) == "s" * 100 + "u" * 300
     await sync_to_async(settle_events)(*workers.usage, *await not_started(broker))
+    await sync_to_async(check_invariants)()
+
+
+async def test_a_summary_whose_stream_is_lost_is_not_billed(
+    broker: redis.Redis, gateway: Any, budget: Any, key: ApiKeySnapshot
+) -> None:
+    await prices()
+    made = await sync_to_async(budget)(amount=10**9)
+    workers = SummaryWorkers(broker)
+    workers.is_lost = True
+    service = make_service(broker, workers, await gateway())
+    active = await run(service, with_policy(key, POLICY), 1)
+    await service.drain()
+    assert isinstance(active, ActiveRequest)
+    assert active.decision_record["not_summarizing"] == "stream_lost"
+    await sync_to_async(settle_events)(*workers.usage, *await not_started(broker))
+    answer = workers.usage[-1]
+    assert answer.billing_context.request_id == "req_1"
+    used = (await sync_to_async(budget_period)(made)).used
+    assert used == 10 * (answer.usage.uncached + answer.usage.output) * 10**9
     await sync_to_async(check_invariants)()
 
 

@@ -11,6 +11,7 @@ from millrace.gateway.answer_cache.side_executions import SideExecutions
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec
+from millrace.gateway.protocols.prompt_bounds import max_characters
 from millrace.gateway.routing.router import Router
 from tenants.keys.snapshot import ApiKeySnapshot
 
@@ -48,7 +49,10 @@ class QuestionEmbedder:
         model = self.model
         if model is None:
             raise ApiError("model_not_found", "The embedding deployment of the semantic cache is not served.")
-        ids = model.tokenizer.encode(model.input_prompt + text)
+        text = model.input_prompt + text
+        if len(text) > max_characters(model):  # tokenizing it would delay all requests
+            return None
+        ids = model.tokenizer.encode(text)
         if not 0 < len(ids) <= model.context_length:
             return None
         request = InferenceRequest(model.name, [], SamplingParams(max_tokens=0), 0, inputs=(ids,))

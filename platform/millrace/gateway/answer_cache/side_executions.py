@@ -82,16 +82,21 @@ class SideExecutions:
 
     async def _end(self, admitted: AdmittedRequest, execution: Execution | None) -> None:
         usage = None
-        if execution is None:
-            await self._dispatcher.record_not_started(admitted.billing_context)
-        else:
+        try:
+            if execution is None:
+                await self._dispatcher.record_not_started(admitted.billing_context)
+                return
+            usage = execution.usage
             if not execution.is_finished:
                 await self._dispatcher.cancel(execution)
-            self._dispatcher.release(execution)
-            usage = execution.usage
-        if usage is not None:
-            await self._admission.end(admitted, usage)
-        await self._admission.close(admitted, usage)
+            if usage is not None:
+                await self._admission.end(admitted, usage)
+        except (redis.RedisError, OSError) as exc:
+            log.warning("cancellation_failed", request_id=admitted.demand.request_id, error=str(exc))
+        finally:
+            if execution is not None:
+                self._dispatcher.release(execution)
+            await self._admission.close(admitted, usage)
 
 
 async def _events(execution: Execution) -> list[AnswerEvent]:

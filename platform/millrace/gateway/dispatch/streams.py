@@ -32,6 +32,7 @@ BUFFERED_EVENTS = 256
 STREAM_SECONDS = 60  # how long a gateway's stream exists after the gateway fails
 _READ = ("XREAD", "COUNT", 200, "BLOCK", 2000, "STREAMS")
 LogEvent = AnswerEvent | Failed
+LOCAL_FAILURES = ("stream_lost", "timeout")  # failures seen only by this gateway; the execution may have completed
 STREAM_LOST = "A part of this response was lost. Send the request again."
 
 

@@ -36,7 +36,7 @@ from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
 from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
-from millrace.gateway.dispatch.streams import LogEvent
+from millrace.gateway.dispatch.streams import LOCAL_FAILURES, LogEvent
 from millrace.gateway.lifecycle.answer_checks import failed_check
 from millrace.gateway.lifecycle.escalation import EscalationReserves
 from millrace.gateway.lifecycle.request_log import RequestTrace
@@ -58,7 +58,6 @@ POLL_SECONDS = 1.0
 USAGE_SECONDS = 0.5  # how long an error event waits for the usage of a cancelled request
 USAGE_POLL_SECONDS = 0.01
 END_SECONDS = 30.0  # how long to wait for the end of a cancelled execution
-LOCAL_FAILURES = ("stream_lost", "timeout")  # failures seen only by this gateway; the execution may have completed
 # Failure -> condition in a routing policy. Other failures depend on the request and are the same for every model. A
 # request that was lost with several workers (`not_served`) is not sent to another model, whose workers it could end.
 FALLBACK = {
@@ -206,7 +205,7 @@ class InferenceService:
         self._semantic_checks = semantic_checks
         self._retry_budgets = RetryBudgets()
         self._reserves = EscalationReserves(admission, dispatcher, self._tokenize)
-        self._summaries = Summaries(router, admission, dispatcher, jobs, self._reserves, self._end)
+        self._summaries = Summaries(router, admission, dispatcher, jobs, self._reserves, self._end, self._abandon)
         self._background: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._tokenizing = asyncio.Lock()

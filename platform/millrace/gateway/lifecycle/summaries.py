@@ -22,6 +22,7 @@ from millrace.gateway.core.types import Prompt, ResponseSpec
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
+from millrace.gateway.dispatch.streams import LOCAL_FAILURES
 from millrace.gateway.lifecycle.escalation import EscalationReserves
 from millrace.gateway.protocols import context_overflow
 from millrace.gateway.routing.router import Router
@@ -48,14 +49,21 @@ class Summaries:
         jobs: InferenceJobBuilder,
         reserves: EscalationReserves,
         end: Callable[[Execution], Awaitable[None]],
+        abandon: Callable[[Execution, str], Awaitable[None]],
     ) -> None:
-        """Create an instance. `end` cancels an execution and waits for its usage."""
+        """Create an instance.
+
+        Args:
+            end: cancels an execution and waits for its usage.
+            abandon: marks an execution as failed with a code, even if it has ended, and cancels it.
+        """
         self._router = router
         self._admission = admission
         self._dispatcher = dispatcher
         self._jobs = jobs
         self._reserves = reserves
         self._end = end
+        self._abandon = abandon
 
     def model_of(self, active: ActiveRequest) -> ServedModel | None:
         """Return the model that summarizes for a request; None if its messages are dropped without a summary."""
@@ -143,6 +151,8 @@ class Summaries:
                 parts.append(event.text)
             elif isinstance(event, Failed):
                 execution.ended = True
+                if event.code in LOCAL_FAILURES:
+                    await self._abandon(execution, event.code)
                 raise SummaryError(event.code)
             elif isinstance(event, End):
                 execution.ended = True

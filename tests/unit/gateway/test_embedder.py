@@ -1,0 +1,34 @@
+"""The texts that the semantic cache sends to its embedding deployment."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from millrace.gateway.answer_cache.embedder import QuestionEmbedder
+from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.protocols.prompt_bounds import max_characters
+from tenants.keys.snapshot import ApiKeySnapshot, LimitSnapshot
+
+
+class Tokenizer:
+    longest_token_bytes = 1
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    def encode(self, text: str) -> list[int]:
+        self.lengths.append(len(text))
+        return [1] * len(text)
+
+
+async def test_a_text_that_cannot_fit_the_model_is_not_tokenized() -> None:
+    key = ApiKeySnapshot(1, 1, 1, ("inference",), None, None, False, False, LimitSnapshot(), 1)
+    tokenizer = Tokenizer()
+    model = ServedModel("e", tokenizer, 10, 10, 0, vector_sizes=(3,), input_prompt="query: ")  # type: ignore[arg-type]
+    router = SimpleNamespace(served=lambda _: model)
+    embedder = QuestionEmbedder("e", router, None)  # type: ignore[arg-type]
+    longest = max_characters(model) - len(model.input_prompt)
+    assert await embedder.embed(key, "name", "x" * (longest + 1)) is None
+    assert tokenizer.lengths == []
+    assert await embedder.embed(key, "name", "x" * longest) is None  # too many tokens
+    assert tokenizer.lengths == [max_characters(model)]
