@@ -34,7 +34,8 @@ def test_every_template_is_used_and_every_reference_exists() -> None:
 
 
 def defined_classes() -> set[str]:
-    css = re.sub(r"/\*.*?\*/", "", (STATIC / "console.css").read_text(), flags=re.DOTALL)
+    sheets = "".join(path.read_text() for path in STATIC.glob("*.css"))
+    css = re.sub(r"/\*.*?\*/", "", sheets, flags=re.DOTALL)
     return {name for selector in re.findall(r"([^{}]+){", css) for name in re.findall(r"\.([a-z][\w-]*)", selector)}
 
 
