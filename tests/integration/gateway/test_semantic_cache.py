@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import AsyncIterator
 from typing import Any
@@ -26,8 +27,8 @@ from millrace.gateway.admission.admission import AdmittedRequest
 from millrace.gateway.answer_cache import semantic_cache, semantic_store
 from millrace.gateway.answer_cache.answer_cache import AnswerCache
 from millrace.gateway.answer_cache.answer_store import AnswerStore
-from millrace.gateway.answer_cache.semantic_cache import SemanticCache
-from millrace.gateway.answer_cache.semantic_store import SemanticStore
+from millrace.gateway.answer_cache.semantic_cache import SemanticCache, is_same_answer
+from millrace.gateway.answer_cache.semantic_store import Answer, SemanticStore
 from millrace.gateway.answer_cache.side_executions import SideExecutions
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
@@ -68,6 +69,7 @@ class Embedder:
     def __init__(self) -> None:
         self.seconds = 0.0
         self.running = 0
+        self.size = 3
 
     async def embed(self, key: ApiKeySnapshot, name: str, text: str) -> NDArray[np.float32]:
         self.running += 1
@@ -76,7 +78,7 @@ class Embedder:
         finally:
             self.running -= 1
         numbers = VECTORS.get(text) or tuple(random.Random(text).gauss(0, 1) for _ in range(3))
-        vector = np.array(numbers, np.float32)
+        vector = np.array(numbers[: self.size], np.float32)
         return vector / np.linalg.norm(vector)
 
 
@@ -392,6 +394,32 @@ async def test_no_tenant_uses_the_vectors_of_all(client: Client) -> None:
     assert semantic.begin(make_key(2), request, "req_20") is not None
     await semantic.stop()
     assert semantic.begin(make_key(), request, "req_21") is not None
+
+
+async def test_vectors_of_another_size_are_misses(client: Client) -> None:
+    await fill(client)
+    await client.learn()
+    client.embedder.size = 2
+    call, text = await client.ask(SIMILAR, CALL)
+    assert (text, note(call)["semantic"]) == (CALL, {"miss": "no_vector"})
+    client.embedder.size = 3
+    await client.rows(1, "UPDATE request_log_semanticentry SET vector = substring(vector FOR 4) RETURNING id")
+    call, text = await client.ask(SIMILAR, CALL)
+    assert (text, note(call)["semantic"]) == (CALL, {"miss": "no_questions"})
+    assert not is_same_answer(Answer(b"1", bytes(4)), Answer(b"2", bytes(6)))
+
+
+async def test_a_later_execution_of_a_request_does_not_use_an_earlier_lookup(client: Client) -> None:
+    await fill(client)
+    await client.learn()
+    hit, _ = await client.ask(SIMILAR)
+    question, request = hit.question, dataclasses.replace(hit.request, cache_directives=frozenset({"no-cache"}))
+    assert question is not None
+    assert question.is_hit
+    assert question.nearest is not None
+    question.is_verified = True
+    assert not await client.gate.service._answers.serve(hit.execution, request, make_key(), question)
+    assert (question.is_hit, question.is_verified, question.nearest) == (False, False, None)
 
 
 async def test_only_if_cached_returns_similar_answers(client: Client) -> None:

@@ -89,6 +89,8 @@ class AnswerCache:
         Raises:
             ApiError: 412, the request must not run and its answer is not cached; 503, the hit could not be recorded.
         """
+        if question is not None:
+            question.reset()
         if not key.answer_cache_seconds:
             self._require_run(request)
             return False

@@ -73,6 +73,11 @@ class Question:
     is_verified: bool = False  # the hit is computed again
     note: dict[str, Any] = field(default_factory=dict)  # of the lookup, for the decision record
 
+    def reset(self) -> None:
+        """Forget the lookup of an earlier execution."""
+        self.nearest, self.margin, self.neighbors, self.note = None, 0.0, (), {}
+        self.is_hit = self.is_verified = False
+
 
 class SemanticCache:
     """The semantic layer of one gateway."""
@@ -117,8 +122,6 @@ class SemanticCache:
 
     async def find(self, execution: Execution, question: Question) -> CachedAnswer | None:
         """Return the answer that is served to a similar question, or None. The question's note names the reason."""
-        question.nearest, question.neighbors, question.note = None, (), {}
-        question.is_hit = question.is_verified = False
         if execution.job.upstream is not None:
             question.note["miss"] = "upstream"
             return None
@@ -127,7 +130,7 @@ class SemanticCache:
             async with asyncio.timeout(self._wait_seconds):
                 reading = self._store.read_scope(tenant, scope, question.embedding, question.vector_size)
                 entries, vector = await asyncio.gather(reading, asyncio.shield(question.vector))
-                if vector is None:
+                if vector is None or vector.size != question.vector_size:
                     question.note["miss"] = "no_vector"
                     return None
                 entry = await self._nearest(tenant, scope, question, entries, vector)
@@ -176,7 +179,7 @@ class SemanticCache:
         tenant, scope, key = execution.tenant, self._scope(execution, question), question.key
         try:
             vector = await asyncio.shield(question.vector)
-            if vector is None:
+            if vector is None or vector.size != question.vector_size:
                 return
             answer_vector = await self._vector(key, f"{request_id}.a", text)
             packed = b"" if answer_vector is None else answer_vector.astype("float16").tobytes()
@@ -262,7 +265,7 @@ def is_same_answer(first: Answer, second: Answer) -> bool:
     """Return whether two answers are equal: their normalized texts are, or their vectors are similar enough."""
     if first.digest == second.digest:
         return True
-    if not (first.vector and second.vector):
+    if not first.vector or len(first.vector) != len(second.vector):
         return False
     import numpy as np
 

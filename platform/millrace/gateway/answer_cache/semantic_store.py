@@ -40,7 +40,8 @@ _VECTORS = """
 SELECT string_agg(vector, ''::bytea ORDER BY id) AS vectors, array_agg(id ORDER BY id) AS ids,
     array_agg(answer_group ORDER BY id) AS groups, array_agg(wrong ORDER BY id) AS wrong
 FROM (SELECT id, vector, answer_group, wrong FROM request_log_semanticentry
-    WHERE tenant_id = %(tenant)s AND scope = %(scope)s AND expires_at > now() ORDER BY id DESC LIMIT %(most)s) e
+    WHERE tenant_id = %(tenant)s AND scope = %(scope)s AND expires_at > now() AND octet_length(vector) = %(bytes)s
+    ORDER BY id DESC LIMIT %(most)s) e
 """
 _ENTRY = """
 SELECT id, answer_group, answer_digest, answer_vector, request_id, question, answer
@@ -131,6 +132,7 @@ class SemanticStore:
             ApiError: 503, the database cannot be reached.
         """
         fields = {"tenant": tenant_id, "scope": scope, "embedding": embedding, "most": MAX_SCOPE_ENTRIES}
+        fields["bytes"] = 2 * size
         async with self._database.tenant_transaction(tenant_id) as connection, connection.cursor(binary=True) as cursor:
             await cursor.execute(_EVIDENCE, fields)
             evidence = read_evidence((row["band"], row["correct"], row["wrong"]) for row in await cursor.fetchall())
