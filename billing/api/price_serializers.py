@@ -130,7 +130,7 @@ class VersionQuery(Query):
 
 class VersionOut(serializers.ModelSerializer[PriceVersion]):
     book = serializers.CharField(source="book.name")
-    currency = serializers.CharField(source="book.currency")
+    currency = serializers.CharField()
     created_by = serializers.EmailField(source="created_by.email", default=None, allow_null=True)
     decided_by = serializers.EmailField(source="decided_by.email", default=None, allow_null=True)
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
+from django.db.models import F, OuterRef, QuerySet, Subquery
+from django.db.models.functions import Coalesce
 from drf_spectacular.utils import extend_schema
 from rest_framework import exceptions
 from rest_framework.request import Request
@@ -44,10 +46,17 @@ class Prices(TenantView):
         return Response(s.PriceOut(prices, many=True).data)
 
 
+def _versions() -> QuerySet[PriceVersion]:
+    """Return the versions with `currency`: their book's, or that of the tenant. Call inside `scope()`."""
+    assigned = PriceBookAssignment.objects.all_tenants().filter(tenant_id=OuterRef("tenant_id")).order_by()
+    currency = Coalesce(Subquery(assigned.values("book__currency")[:1]), F("book__currency"))
+    return PriceVersion.objects.select_related(*_NAMED).annotate(currency=currency)
+
+
 class _BookView(OperatorView):
     def version(self, pk: int) -> PriceVersion:
         with self.scope():
-            price_version: PriceVersion | None = PriceVersion.objects.select_related(*_NAMED).filter(pk=pk).first()
+            price_version: PriceVersion | None = _versions().filter(pk=pk).first()
         if price_version is None:
             raise exceptions.NotFound
         return price_version
@@ -64,9 +73,8 @@ class PriceVersions(_BookView):
     def get(self, request: Request) -> Response:
         """Return drafts and published versions, newest first."""
         query = check_query(s.VersionQuery, request)
-        rows = PriceVersion.objects.select_related(*_NAMED).defer("body")
         with self.scope():
-            page = self.paginate_queryset(rows.filter(**query.filters()))
+            page = self.paginate_queryset(_versions().defer("body").filter(**query.filters()))
         return self.get_paginated_response(s.VersionOut(page or [], many=True).data)
 
     @extend_schema(

@@ -18,10 +18,11 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import Q, QuerySet
 
-from billing.amounts import NANO_DIGITS, decimal, whole_units
+from billing.amounts import NANO_DIGITS, decimal, symbol, whole_units
 from billing.budgets.forecast import Forecast, forecast_budget_period
 from billing.models import Budget, BudgetAlert, BudgetPeriod
 from billing.models.budgets import LIMIT_SQL
+from billing.pricing.currencies import currency_of
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
@@ -185,7 +186,7 @@ def _reached(thresholds: Sequence[str]) -> str:
 
 def _text(amount: int, budget: Budget) -> str:
     return (
-        f"${Decimal(decimal(amount, NANO_DIGITS, 2)):,}"
+        f"{symbol(currency_of(budget.tenant_id))}{Decimal(decimal(amount, NANO_DIGITS, 2)):,}"
         if budget.unit == BudgetPeriod.Unit.MONEY
         else f"{amount:,} {budget.unit}"
     )

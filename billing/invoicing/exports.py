@@ -34,8 +34,8 @@ def html(document: Mapping[str, Any]) -> str:
 
 
 def as_csv(document: Mapping[str, Any]) -> str:
-    """Return the lines as CSV, with the price per million tokens and the exact and rounded amounts in dollars."""
-    rows = []
+    """Return the lines as CSV, with the price per million tokens and the exact and rounded amounts, in its currency."""
+    rows, currency = [], document["currency"].lower()
     for line in document["lines"]:
         price = line["nano_per_million"]
         amounts = (
@@ -44,4 +44,4 @@ def as_csv(document: Mapping[str, Any]) -> str:
             decimal(line["cents"], 2, 2),
         )
         rows.append([document["number"], *(line[name] for name in _COLUMNS), *amounts])
-    return csv_tables.as_csv(["invoice", *_COLUMNS, "usd_per_million", "usd_exact", "usd"], rows)
+    return csv_tables.as_csv(["invoice", *_COLUMNS, f"{currency}_per_million", f"{currency}_exact", currency], rows)

@@ -6,18 +6,30 @@ The open scope decides which entries are visible: those of one tenant or, for op
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
 from billing.metering.usage import instant
-from frontend.core.audit_words import NONE, OBJECTS, Names, action_label, field_label, names_of, units_of, value_text
+from frontend.core.audit_words import (
+    NONE,
+    OBJECTS,
+    Names,
+    action_label,
+    currencies_of,
+    field_label,
+    names_of,
+    units_of,
+    value_text,
+)
 from frontend.core.exports import export_urls
 from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar, text_chip
 from frontend.core.lists import ListPage, keyset_page, text_param
+from frontend.core.numbers import shown_currency
 from frontend.core.page_context import PageContext, first_or_404
 from tenants.models import AuditEntry, Tenant
 
@@ -55,6 +67,14 @@ class ListedEntry:
     more: int
 
 
+class _Words(NamedTuple):
+    """The words of the values in entries: names of objects, units of budgets and currencies of tenants, by ID."""
+
+    names: Names
+    units: Mapping[int, str]
+    currencies: Mapping[int, str]
+
+
 def filters(ctx: PageContext) -> FilterBar:
     """Return the filter chips. `tenant` is a slug and exists only on operator pages."""
     url, action = _url(ctx), text_param(ctx, "action", 200)
@@ -89,8 +109,8 @@ def entries(ctx: PageContext) -> ListPage:
 def exported_rows(ctx: PageContext) -> list[tuple[Any, ...]]:
     """Return the newest entries with the page's filters, as EXPORTED_COLUMNS. Call inside `ctx.scope()`."""
     rows = list(_filtered(ctx).order_by("-pk")[:MAX_EXPORTED])
-    names, units = names_of(ctx, rows), units_of(ctx, rows)
-    return [_exported(row, _changes(row, names, units)) for row in rows]
+    words = _words(ctx, rows)
+    return [_exported(row, _changes(row, words)) for row in rows]
 
 
 def _exported(row: AuditEntry, changes: Sequence[AuditChange]) -> tuple[Any, ...]:
@@ -117,15 +137,15 @@ def _filtered(ctx: PageContext) -> QuerySet[AuditEntry]:
 
 def listed(ctx: PageContext, rows: Sequence[AuditEntry]) -> list[ListedEntry]:
     """Return entries in words."""
-    tenants, names, units = _tenants(ctx, rows), names_of(ctx, rows), units_of(ctx, rows)
-    return [_entry(ctx, row, tenants, _changes(row, names, units)) for row in rows]
+    tenants, words = _tenants(ctx, rows), _words(ctx, rows)
+    return [_entry(ctx, row, tenants, _changes(row, words)) for row in rows]
 
 
 def detail(ctx: PageContext, pk: int) -> dict[str, Any]:
     """Return one entry with all changes. Call inside `ctx.scope()`."""
     row = first_or_404(_entries(ctx).filter(pk=pk))
     (entry,) = listed(ctx, [row])
-    changes = _changes(row, names_of(ctx, [row]), units_of(ctx, [row]))
+    changes = _changes(row, _words(ctx, [row]))
     return {"entry": entry, "row": row, "changes": changes}
 
 
@@ -154,15 +174,21 @@ def _entry(
     return ListedEntry(row, action_label(row.action), tenant, name, shown, max(0, len(changes) - MAX_LISTED_CHANGES))
 
 
-def _changes(row: AuditEntry, names: Names, units: Mapping[int, str]) -> tuple[AuditChange, ...]:
+def _words(ctx: PageContext, rows: Sequence[AuditEntry]) -> _Words:
+    return _Words(names_of(ctx, rows), units_of(ctx, rows), currencies_of(ctx, rows))
+
+
+def _changes(row: AuditEntry, words: _Words) -> tuple[AuditChange, ...]:
     before, after = row.before or {}, row.after or {}
-    unit = str(after.get("unit") or before.get("unit") or units.get(row.object_id or 0, ""))
+    unit = str(after.get("unit") or before.get("unit") or words.units.get(row.object_id or 0, ""))
+    currency = words.currencies.get(row.tenant_id or 0)
 
     def text(values: Mapping[str, Any], name: str) -> str | None:
-        return value_text(name, values[name], names, unit) if name in values else None
+        return value_text(name, values[name], words.names, unit) if name in values else None
 
     fields = sorted({*before, *after})
-    return tuple(AuditChange(field_label(name), text(before, name), text(after, name)) for name in fields)
+    with shown_currency(currency) if currency else nullcontext():
+        return tuple(AuditChange(field_label(name), text(before, name), text(after, name)) for name in fields)
 
 
 def _short(text: str | None) -> str | None:

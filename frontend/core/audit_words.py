@@ -13,7 +13,8 @@ from typing import Any
 
 from django.utils import timezone
 
-from billing.models import Budget, BudgetPeriod
+from billing.amounts import DEFAULT_CURRENCY
+from billing.models import Budget, BudgetPeriod, PriceBookAssignment
 from frontend.core.numbers import Money, exact
 from frontend.core.page_context import PageContext
 from tenants.models import ApiKey, AuditEntry, Project, User
@@ -136,6 +137,15 @@ def names_of(ctx: PageContext, rows: Iterable[AuditEntry]) -> Names:
     return found
 
 
+def currencies_of(ctx: PageContext, rows: Iterable[AuditEntry]) -> Mapping[int, str]:
+    """Return the currencies of tenants that are not billed in the page's currency, by the tenant's ID."""
+    if ctx.access is not None:
+        return {}
+    ids = {row.tenant_id for row in rows if row.tenant_id is not None}
+    books = PriceBookAssignment.objects.all_tenants().filter(tenant_id__in=ids)
+    return dict(books.exclude(book__currency=DEFAULT_CURRENCY).values_list("tenant_id", "book__currency"))
+
+
 def units_of(ctx: PageContext, rows: Iterable[AuditEntry]) -> Mapping[int, str]:
     """Return the unit of each budget whose entry does not contain it, by the budget's ID."""
     ids = [
@@ -169,7 +179,7 @@ def value_text(field: str, value: Any, names: Names, unit: str = "") -> str:
 
 _WORDS = {"mode", "unit", "period", "grant_type", "state", "status", "invoice_type", "role"}
 _UNITS: Mapping[str, Callable[[int], str]] = {
-    "nano_per_hour": lambda value: f"${Money.nano(value).exact}/h",
+    "nano_per_hour": lambda value: f"{Money.nano(value, DEFAULT_CURRENCY).exact_text}/h",
     "rate_ppm": lambda value: f"{value / 10_000:.4f}".rstrip("0").rstrip(".") + " %",
 }
 
@@ -178,11 +188,11 @@ def _number(field: str, value: int, unit: str) -> str:
     if field in _UNITS:
         return _UNITS[field](value)
     if field in _CENTS:
-        return f"${Money.cents(value).exact}"
+        return Money.cents(value).exact_text
     if field == "nano" or field.endswith("_nano"):
-        return f"${Money.nano(value).exact}"
+        return Money.nano(value).exact_text
     if field in _BUDGET_AMOUNTS and unit:
-        return f"${Money.nano(value).exact}" if unit == BudgetPeriod.Unit.MONEY else f"{exact(value)} {unit}"
+        return Money.nano(value).exact_text if unit == BudgetPeriod.Unit.MONEY else f"{exact(value)} {unit}"
     if field.endswith("_seconds"):
         return f"{exact(value // 3600)} h" if value and value % 3600 == 0 else f"{exact(value)} s"
     if field.endswith("_days"):

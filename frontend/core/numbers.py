@@ -36,6 +36,11 @@ def shown_currency(find: Callable[[], str]) -> Iterator[None]:
         _SHOWN.reset(token)
 
 
+def page_currency() -> str:
+    """Return the currency of the page's amounts."""
+    return _SHOWN.get()()
+
+
 @dataclass(frozen=True, order=True)
 class Money:
     """An amount in femto-USD, or in another currency. Sums are exact; the caller chooses the number of digits."""
@@ -59,7 +64,7 @@ class Money:
 
     @property
     def symbol(self) -> str:
-        return symbol(self.currency or _SHOWN.get()())
+        return symbol(self.currency or page_currency())
 
     @property
     def exact(self) -> str:

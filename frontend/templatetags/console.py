@@ -28,6 +28,12 @@ from tenants.models import User
 register = template.Library()
 
 
+@register.simple_tag
+def page_currency() -> str:
+    """Return the currency of the page's amounts."""
+    return numbers.page_currency()
+
+
 @register.filter
 def femto(amount: int | None) -> Money | None:
     return None if amount is None else Money(int(amount))

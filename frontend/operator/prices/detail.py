@@ -12,7 +12,7 @@ from billing.pricing.price_book import NewPrice, PriceRanges, parse
 from billing.pricing.pricing import Component, Tier
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext, first_or_404
-from frontend.operator.prices.page import as_new, tenant_names, version_row
+from frontend.operator.prices.page import as_new, currency_in, tenant_names, version_row
 from frontend.tenant.prices.page import COLUMNS, TIERS, condition_text, range_of
 from tenants.actions import ActionRefused
 
@@ -57,8 +57,9 @@ def diff(ctx: PageContext) -> dict[str, Any]:
     tiers = {tier: place for place, tier in enumerate(TIERS)}
     order = {component: place for place, component in enumerate(_LABELS)}
     keys = sorted(was.keys() | to_be.keys(), key=lambda key: (key[0], tiers[key[1]], order[key[2]], key[3]))
+    currency = currency_in(row)
     changed = [key for key in keys if was.get(key) != to_be.get(key)]
-    rows = [_change_of(key, was.get(key), to_be.get(key)) for key in changed[:MAX_ROWS]]
+    rows = [_change_of(key, was.get(key), to_be.get(key), currency) for key in changed[:MAX_ROWS]]
     return {"rows": rows, "same": len(keys) - len(changed), "more": len(changed) - len(rows)}
 
 
@@ -66,7 +67,7 @@ def _key(price: NewPrice) -> Key:
     return price.model, price.tier, price.component, range_of(price)
 
 
-def _change_of(key: Key, was: int | None, to_be: int | None) -> dict[str, Any]:
+def _change_of(key: Key, was: int | None, to_be: int | None, currency: str) -> dict[str, Any]:
     """Return a price before and after. None: there was or is no price."""
     model, tier, component, place = key
     kind, change = "", ""
@@ -82,8 +83,8 @@ def _change_of(key: Key, was: int | None, to_be: int | None) -> dict[str, Any]:
         "tier": TIERS[tier],
         "component": _LABELS[component],
         "when": condition_text(place),
-        "was": None if was is None else Money.nano(was),
-        "to_be": None if to_be is None else Money.nano(to_be),
+        "was": None if was is None else Money.nano(was, currency),
+        "to_be": None if to_be is None else Money.nano(to_be, currency),
         "change": change,
         "kind": kind,
     }
@@ -106,6 +107,7 @@ def preview(ctx: PageContext) -> dict[str, Any]:
     except ActionRefused as exc:
         return {"refused": str(exc), "month": start}
     found.sort(key=lambda comparison: -abs(comparison.would_be_femto - comparison.was_femto))
+    currency = currency_in(row)
     names = tenant_names(comparison.tenant_id for comparison in found[:MAX_ROWS])
     was, would_be = (sum(getattr(row, name) for row in found) for name in ("was_femto", "would_be_femto"))
     return {
@@ -115,13 +117,15 @@ def preview(ctx: PageContext) -> dict[str, Any]:
             (
                 comparison,
                 names.get(comparison.tenant_id, f"tenant {comparison.tenant_id}"),
-                Money(comparison.would_be_femto - comparison.was_femto),
+                Money(comparison.was_femto, currency),
+                Money(comparison.would_be_femto, currency),
+                Money(comparison.would_be_femto - comparison.was_femto, currency),
             )
             for comparison in found[:MAX_ROWS]
         ],
-        "was": Money(was),
-        "would_be": Money(would_be),
-        "difference": Money(would_be - was),
+        "was": Money(was, currency),
+        "would_be": Money(would_be, currency),
+        "difference": Money(would_be - was, currency),
         "unpriced": sum(comparison.unpriced for comparison in found),
         "more": max(0, len(found) - MAX_ROWS),
     }

@@ -11,8 +11,9 @@ from django.db.models import Q, QuerySet
 from django.http import Http404
 from django.utils.http import urlencode
 
-from billing.amounts import NANO_DIGITS, decimal
+from billing.amounts import DEFAULT_CURRENCY, NANO_DIGITS, decimal
 from billing.models import Price, PriceBook, PriceVersion
+from billing.pricing.currencies import currency_of
 from billing.pricing.price_book import NewPrice, PriceRanges, ranges_of
 from billing.pricing.price_files import CSV_COLUMNS, weekdays_text
 from billing.pricing.pricing import MINUTES_A_DAY, NO_END, UTC_ZONE, Component, Tier
@@ -33,6 +34,7 @@ class PriceBooksQuery:
     book: str
     tenant: Tenant | None
     typed: str
+    currency: str
 
     @property
     def query(self) -> dict[str, str]:
@@ -55,9 +57,13 @@ def query_of(ctx: PageContext) -> PriceBooksQuery:
         tenant = Tenant.objects.all_tenants().filter(slug=slug).first() if slug else None
         if slug and tenant is None:
             raise Http404
-        if book and book != PriceBook.LIST and not PriceBook.objects.filter(name=book).exists():
+        books = dict(PriceBook.objects.values_list("name", "currency"))
+        if book and book not in {PriceBook.LIST, *books}:
             raise Http404
-        return PriceBooksQuery(PriceBook.LIST if tenant else book or PriceBook.LIST, tenant, typed)
+        if tenant:
+            return PriceBooksQuery(PriceBook.LIST, tenant, typed, currency_of(tenant.pk))
+        book = book or PriceBook.LIST
+        return PriceBooksQuery(book, None, typed, books.get(book, DEFAULT_CURRENCY))
 
     return ctx.once("operator-prices", find)
 
@@ -88,8 +94,9 @@ def active_prices(ctx: PageContext) -> dict[str, Any]:
     query = now.query | ({"q": now.typed} if now.typed else {})
     return {
         "label": now.label,
+        "currency": now.currency,
         "columns": [label for _, label in columns],
-        "lines": [(model, _change(ctx, now, model.name, found)) for model in models_of(found, columns)],
+        "lines": [(model, _change(ctx, now, model.name, found)) for model in models_of(found, columns, now.currency)],
         "number": len(models),  # on all pages
         "more_url": _url(ctx, **query, after=shown[-1]) if shown and shown[-1] != models[-1] else "",
         "first_url": _url(ctx, **query) if after else "",
@@ -116,6 +123,11 @@ def versions(ctx: PageContext) -> dict[str, Any]:
     names = tenant_names(row.tenant_id for row in page.rows)
     listed = [version_row(ctx, row, names) for row in page.rows]
     return {"rows": listed, "drafts": drafts, "older_url": page.older_url}
+
+
+def currency_in(row: PriceVersion) -> str:
+    """Return the currency of a version's prices."""
+    return row.book.currency if row.tenant_id is None else currency_of(row.tenant_id)
 
 
 def version_row(ctx: PageContext, row: PriceVersion, names: dict[int, str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from django.utils.translation import gettext as _
 
 from billing.models import Budget
 from frontend.core.languages import lazy_text as _lazy
+from frontend.core.numbers import page_currency
 from frontend.tenant.budgets.amounts import input_text, parse
 from frontend.tenant.budgets.scopes import BudgetOwnerScope
 from frontend.tenant.keys.key_limits import NAMES
@@ -159,7 +160,7 @@ class RaiseForm(forms.Form):
         super().__init__(data, initial=initial)
         self._unit, self._zone = unit, zone
         if unit == "money":
-            self.fields["more"].help_text = _("In USD.")
+            self.fields["more"].help_text = _("In %(currency)s.") % {"currency": page_currency()}
 
     def clean_more(self) -> int:
         try:

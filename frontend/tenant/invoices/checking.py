@@ -28,7 +28,7 @@ def check_invoice(pk: int, now: datetime) -> dict[str, Any]:
         except Conflict as exc:
             return {"message": str(exc)}
         lines = lines_of(invoice).count()
-    difference = Money.cents(check.ledger_difference)
+    difference = Money.cents(check.ledger_difference, invoice.currency)
     lined = f"difference {difference.text} across {lines} line{'' if lines == 1 else 's'}"
     unrated = f"{check.unrated:,} unpriced" if check.unrated else "all priced, 0 unpriced"
     findings = (  # whether it is good, what was checked, details, and whether these are code

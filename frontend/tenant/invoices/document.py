@@ -7,7 +7,7 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from billing.amounts import FEMTO_A_CENT, decimal, symbol
+from billing.amounts import decimal, symbol
 from billing.invoicing import document
 from billing.models import Account, Invoice, InvoiceEmail, InvoiceLine, LedgerEntry
 from frontend.core.numbers import Money
@@ -157,7 +157,7 @@ def _details(invoice: Invoice, words: dict[str, Any]) -> Iterable[tuple[str, str
         yield "PO number", words["po_number"]
     if invoice.revision > 1:
         yield "Revision", str(invoice.revision)
-    yield "Currency", "USD"
+    yield "Currency", invoice.currency
 
 
 def _activity(invoice: Invoice) -> list[tuple[datetime, str, str]]:
@@ -170,7 +170,7 @@ def _activity(invoice: Invoice) -> list[tuple[datetime, str, str]]:
     return sorted(found, key=lambda entry: entry[0], reverse=True)
 
 
-def cents_of(line: InvoiceLine) -> tuple[Money, Money, Money]:
+def cents_of(line: InvoiceLine, currency: str) -> tuple[Money, Money, Money]:
     """Return the exact amount of a line, the rounded amount and the difference."""
-    exact, amount = Money(int(line.femto)), Money(line.cents * FEMTO_A_CENT)
+    exact, amount = Money(int(line.femto), currency), Money.cents(line.cents, currency)
     return exact, amount, amount - exact

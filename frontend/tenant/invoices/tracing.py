@@ -60,23 +60,23 @@ def trace_line(ctx: PageContext, invoice: Invoice, line: InvoiceLine, here: str,
         require_usage(invoice.period_id)
     except Conflict as exc:
         rows, error = [], str(exc)
-    sign = -1 if invoice.is_credit_note else 1
+    sign, currency = -1 if invoice.is_credit_note else 1, invoice.currency
     events = tuple(
-        Event(at, name, _request(ctx, request_name, name), execution, sign * tokens, Money(sign * int(femto)))
+        Event(at, name, _request(ctx, request_name, name), execution, sign * tokens, Money(sign * int(femto), currency))
         for at, name, execution, tokens, femto in rows[:PAGE_SIZE]
     )
-    exact, amount, residue = cents_of(line)
+    exact, amount, residue = cents_of(line, currency)
     return {
         "line": line,
         "label": document.COMPONENTS[line.component],
         "note": note_of(line),
-        "price": Money.nano(line.nano_per_million),
+        "price": Money.nano(line.nano_per_million, currency),
         "exact": exact,
         "amount": amount,
         "rounding": f"rounding {signed(residue)}" if residue.femto else "no rounding",
         "events": events,
         "page_tokens": sum(event.tokens for event in events),
-        "page_cost": Money(sum(event.cost.femto for event in events)),
+        "page_cost": Money(sum(event.cost.femto for event in events), currency),
         "older_url": f"{here}?{urlencode({'cursor': _write(rows[PAGE_SIZE - 1])})}" if len(rows) > PAGE_SIZE else "",
         "newest_url": here if cursor else "",
         "error": error,  # the reason why events cannot be shown

@@ -92,21 +92,23 @@ def _announced(tenant: int, now: datetime) -> list[tuple[datetime, set[str]]]:
     return list(found.items())[:MAX_CHANGES]
 
 
-def models_of(found: Iterable[NewPrice], columns: list[tuple[Component, str]]) -> tuple[PriceModel, ...]:
-    """Return the prices as rows of a table."""
+def models_of(
+    found: Iterable[NewPrice], columns: list[tuple[Component, str]], currency: str = ""
+) -> tuple[PriceModel, ...]:
+    """Return the prices as rows of a table, in a currency or that of the page."""
     by_model: dict[str, list[NewPrice]] = defaultdict(list)
     for price in found:
         by_model[price.model].append(price)
-    return tuple(PriceModel(name, tuple(_rows(rows, columns))) for name, rows in by_model.items())
+    return tuple(PriceModel(name, tuple(_rows(rows, columns, currency))) for name, rows in by_model.items())
 
 
-def _rows(found: list[NewPrice], columns: list[tuple[Component, str]]) -> Iterable[PriceRow]:
+def _rows(found: list[NewPrice], columns: list[tuple[Component, str]], currency: str) -> Iterable[PriceRow]:
     """Return one row for each tier, or for each range of prompt lengths and hours in which its prices differ."""
     for tier, label in TIERS.items():
         tier_prices = [price for price in found if price.tier == tier]
         for place, costs in _ranges(tier_prices, [component for component, _ in columns]):
             cells = (
-                PriceCell(name, None if nano is None else Money.nano(nano))
+                PriceCell(name, None if nano is None else Money.nano(nano, currency))
                 for (_, name), nano in zip(columns, costs, strict=True)
             )
             yield PriceRow(label, condition_text(place), tuple(cells))

@@ -8,6 +8,7 @@ from typing import Any
 from django.conf import settings as django_settings
 
 from billing.models import BillingEntity, BillingProfile
+from billing.pricing.currencies import currency_of
 from frontend.core.page_context import PageContext
 from millrace.apps.request_log.selectors import ttft_slo_ms
 from tenants.isolation.db_roles import BypassReason
@@ -48,9 +49,16 @@ def profile(ctx: PageContext) -> BillingProfile | None:
 
 def billing(ctx: PageContext) -> dict[str, Any]:
     """Return the billing profile of the next invoice and its billing entity, or the defaults."""
-    row = profile(ctx) or BillingProfile(name=ctx.tenant.name, currency="USD", entity=_default_entity())
+    with all_tenants_scope(BypassReason.BILLING):
+        currency = currency_of(ctx.tenant.pk)
+    row = profile(ctx) or BillingProfile(name=ctx.tenant.name, currency=currency, entity=_default_entity())
     lines = (row.street, f"{row.postcode} {row.city}".strip(), row.region, row.country)
-    return {"profile": row, "entity": row.entity, "address": [line for line in lines if line]}
+    return {
+        "profile": row,
+        "entity": row.entity,
+        "address": [line for line in lines if line],
+        "currency": currency,
+    }
 
 
 def _default_entity() -> BillingEntity:

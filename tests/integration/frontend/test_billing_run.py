@@ -12,7 +12,6 @@ import pytest
 from django.test import Client
 
 from billing.actions.one_off_lines import do_add_one_off_line
-from billing.actions.prices import do_assign_book, do_propose_prices, do_publish_prices
 from billing.invoicing.preview import preview
 from billing.ledger import balance
 from billing.models import (
@@ -24,11 +23,11 @@ from billing.models import (
     PriceBookAssignment,
     UsageEvent,
 )
-from billing.pricing.price_files import read_csv
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, Tenant, User
+from tests.support.billing.euros import bill_in_euros
 from tests.support.frontend.billing_run import LAST, NOW, made, month, only
 from tests.support.frontend.console import remembered
 from tests.support.rows import unscoped
@@ -149,9 +148,7 @@ def test_a_form_sent_twice_creates_one_credit_note_and_one_credit(operator: Clie
 def globex(acme: Tenant) -> Tenant:
     """A tenant that is billed in EUR, with a support fee in the previous month."""
     tenant = actions.do_create_tenant("globex", "Globex")
-    csv = ["model,tier,component,usd_per_million", "alpha,,uncached,10"]
-    do_publish_prices(do_propose_prices(read_csv(csv), book="eur", currency="EUR"), by=None)
-    do_assign_book(tenant, "eur")
+    bill_in_euros(tenant)
     do_add_one_off_line(tenant, month=f"{LAST:%Y-%m}", description="Support", cents=100_000)
     return tenant
 
