@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 from django.db.models import QuerySet
@@ -187,7 +188,7 @@ def _changes(row: AuditEntry, words: _Words) -> tuple[AuditChange, ...]:
         return value_text(name, values[name], words.names, unit) if name in values else None
 
     fields = sorted({*before, *after})
-    with shown_currency(currency) if currency else nullcontext():
+    with shown_currency(partial(str, currency)) if currency else nullcontext():
         return tuple(AuditChange(field_label(name), text(before, name), text(after, name)) for name in fields)
 
 
