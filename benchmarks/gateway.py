@@ -332,6 +332,8 @@ def platform(
             "MILLRACE_LOG_LEVEL": "warning",
             "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
         }
+        if embeds:  # so that each lookup is measured, however long its vector takes
+            environ_base["MILLRACE_SEMANTIC_CACHE_WAIT_MS"] = "5000"
         stack = Stack(environ_base)
         stack.store_secrets()
         services = {program.name: start(program, state, running) for program in stack.prepare_services()}
