@@ -204,7 +204,7 @@ def test_credit_is_granted(client, operator, acme):
     page = client.get(f"/operator/tenants/{acme.pk}/").content.decode()
     assert page.count('href="/operator/billing/tenants/acme/credit"') == 1
     given = {"kind": "promotional", "amount": "12.50", "expires_on": "2031-01-31", "note": "Sorry", "seen": "0"}
-    response = client.post("/operator/billing/tenants/acme/credit", given | {"typed": "acme"})
+    response = client.post("/operator/billing/tenants/acme/credit", given | {"typed": "acme", "currency": "USD"})
     assert (response.status_code, response.url) == (303, f"/operator/tenants/{acme.pk}/")
     (grant,) = of(CreditGrant, acme)
     assert (grant.nano, grant.note) == (12_500_000_000, "Sorry")

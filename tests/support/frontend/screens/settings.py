@@ -14,7 +14,7 @@ def prepare(world: World) -> None:
 
 ONE = ("populated",)
 register(
-    Screen("settings", "/t/{slug}/settings/", queries=18, states=("populated", "empty", "over")),
+    Screen("settings", "/t/{slug}/settings/", queries=22, states=("populated", "empty", "over")),
     Screen("settings-content", "/t/{slug}/settings/content", 10, states=ONE),
     Screen("settings-answer-cache", "/t/{slug}/settings/answer-cache", 10, states=ONE),
     Screen("settings-billing", "/t/{slug}/settings/billing", 12, states=ONE),
