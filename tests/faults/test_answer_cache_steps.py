@@ -38,11 +38,15 @@ def tenant(table: None) -> Tenant:
 
 
 async def send(gateway: GatewayProcess) -> httpx.Response | None:
-    """Send the request and return the response, or None if the gateway died."""
-    try:
-        return await gateway.client.post("/v1/chat/completions", json=BODY)
-    except httpx.TransportError:
-        return None
+    """Send the request, retry on 503 as SDKs do, and return the response, or None if the gateway died."""
+    while True:
+        try:
+            answer = await gateway.client.post("/v1/chat/completions", json=BODY)
+        except httpx.TransportError:
+            return None
+        if answer.status_code != 503:
+            return answer
+        await asyncio.sleep(0.2)
 
 
 @sync_to_async

@@ -100,11 +100,11 @@ async def test_an_ended_request_releases_budget_before_it_is_settled(
         budget = await set_budget(tenant, reservation + (number - 1) * cost)
         await all_apply(budget, reservation, a, b)
         for count in range(number):
-            answer = await (a, b)[count % 2].send_request()
+            answer = await (a, b)[count % 2].send_with_retries()
             assert answer is not None
             assert answer.status_code == 200, (count, answer.text)
             await see()
-        refused = await a.send_request()
+        refused = await a.send_with_retries()
         assert refused is not None
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "budget_exceeded")
         assert int(refused.headers["retry-after"]) > 60  # only the next month makes room

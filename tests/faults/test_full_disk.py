@@ -129,7 +129,7 @@ def test_a_full_disk_rejects_new_requests_and_recovers(small_disk: Path) -> None
         assert time.monotonic() - began < RECOVERY_SECONDS
         assert readiness(stack) == {
             "status": "ready",
-            "checks": {"postgres": "ok", "valkey": "ok", "disk": "ok", f"model {MODEL}": "ok"},
+            "checks": {"postgres": "ok", "valkey": "ok", "disk": "ok", "prices": "ok", f"model {MODEL}": "ok"},
             "down": {},
         }
         eventually((stack.data_dir / "disk-reserve").exists, 10)

@@ -211,6 +211,7 @@ class Gateway:
         database, present = await asyncio.gather(self._check_database(), self._read_replicas())
         valkey = "unreachable" if present is None else "ok"
         checks = {"postgres": database, "valkey": valkey, "disk": self.disk.check()}
+        checks["prices"] = "ok" if self.admission.budgets.has_prices else "not loaded yet"
         for name in self._required_models():
             model = self.router.served(name)
             ready = set(self.dispatcher.replicas.ready(name if model is None else model.key))

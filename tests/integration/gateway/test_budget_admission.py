@@ -298,6 +298,15 @@ async def test_a_model_without_a_price_is_rejected(gateway: Any, key: ApiKeySnap
     assert (b"x-should-retry", b"false") in refused.headers()
 
 
+async def test_until_the_prices_are_loaded_a_request_may_be_retried(gateway: Any, key: ApiKeySnapshot) -> None:
+    local_gateway = await gateway()
+    admission = local_gateway.budget_admission
+    admission.prices, admission.has_prices = type(admission.prices)(), False
+    refused = await local_gateway.admit()
+    assert (refused.status, refused.code) == (503, "server_is_overloaded")
+    assert (b"x-should-retry", b"false") not in refused.headers()
+
+
 async def test_a_new_budget_applies_from_the_next_change_on(gateway: Any, budget: Any, key: ApiKeySnapshot) -> None:
     local_gateway = await gateway()
     (before,) = await admit_requests(local_gateway, 1)

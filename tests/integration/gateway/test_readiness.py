@@ -60,3 +60,9 @@ async def test_a_suspected_replica_is_not_ready(broker: redis.Redis, gateway: Ga
     assert (checks["valkey"], checks[CHECK]) == ("ok", "no replica is ready")
     await look(watch, broker, 3)
     assert (await gateway.readiness())[CHECK] == "ok"
+
+
+async def test_a_gateway_without_prices_is_not_ready(broker: redis.Redis, gateway: Gateway) -> None:
+    assert (await gateway.readiness())["prices"] == "not loaded yet"
+    gateway.admission.budgets.has_prices = True
+    assert (await gateway.readiness())["prices"] == "ok"

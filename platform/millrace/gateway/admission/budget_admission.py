@@ -55,6 +55,7 @@ RETRY_SECONDS = 0.01
 LEASE_ANSWER_SECONDS = 2.0  # a slower database counts as unavailable
 RECALLED_SECONDS = 5.0  # how long after a revocation other gateways are not asked again
 PRICES_SECONDS = 1.0
+FIRST_PRICES_SECONDS = 0.1  # until the prices were loaded once
 SWEEP_SECONDS = 0.5
 TIERS = {
     ServiceClass.PRIORITY: Tier.PRIORITY,
@@ -74,6 +75,7 @@ class BudgetAdmission:
         self._broker = broker
         self._blocking_broker = blocking_broker
         self.prices = PriceIndex()
+        self.has_prices = False  # whether the prices were loaded once
         self.early = EarlyReleases(store)
         self._polled_at = float("-inf")  # monotonic
         self._by_key: dict[int, BudgetChain] = {}  # key ID -> its chain
@@ -120,12 +122,12 @@ class BudgetAdmission:
         """Pin the prices of the candidates.
 
         Raises:
-            ApiError: 503, the first candidate has no price.
+            ApiError: 503, the first candidate has no price, or the prices are not loaded yet.
         """
         find, tenant_id, tier = self.prices.find, demand.key.tenant_id, TIERS[demand.request.service_class]
         rate_cards = [find(tenant_id, model.name, tier, demand.admitted_at) for model in demand.candidates]
         if rate_cards[0] is None:
-            raise rejections.unpriced(demand.candidates[0].name)
+            raise rejections.unpriced(demand.candidates[0].name) if self.has_prices else unavailable()
         return CostEstimate(demand, tuple(rate_card for rate_card in rate_cards if rate_card is not None))
 
     async def take(
@@ -441,9 +443,10 @@ class BudgetAdmission:
         while True:
             try:
                 await self._store.load_prices(self.prices)
+                self.has_prices = True
             except _UNREACHABLE as exc:
                 log.warning("prices_unreadable", error=str(exc) or type(exc).__name__)
-            await asyncio.sleep(PRICES_SECONDS)
+            await asyncio.sleep(PRICES_SECONDS if self.has_prices else FIRST_PRICES_SECONDS)
 
 
 class RequestAdmission(RateLimitAdmission):
@@ -459,30 +462,30 @@ class RequestAdmission(RateLimitAdmission):
         cached_token_limit_percent: int = 0,
     ) -> None:
         super().__init__(broker, commands=commands, cached_token_limit_percent=cached_token_limit_percent)
-        self._budgets = budgets
+        self.budgets = budgets
         self._spend_limits = spend_limits
 
     async def start(self) -> None:
         await super().start()
-        await self._budgets.start()
+        await self.budgets.start()
         if self._spend_limits is not None:
             await self._spend_limits.start()
 
     async def stop(self) -> None:
         await super().stop()
-        await self._budgets.stop()
+        await self.budgets.stop()
         if self._spend_limits is not None:
             await self._spend_limits.stop()
 
     async def admit(self, demand: AdmissionRequest) -> AdmittedRequest:
-        estimate = self._budgets.estimate(demand)
+        estimate = self.budgets.estimate(demand)
         admitted = await super().admit(demand)
         has_spend = False
         try:
             if self._spend_limits is not None:
                 await self._spend_limits.reserve(admitted)
                 has_spend = True
-            return await self._budgets.take(estimate, admitted)
+            return await self.budgets.take(estimate, admitted)
         except BaseException as exc:
             await self.close(admitted, None)
             if has_spend and self._spend_limits is not None:
@@ -492,11 +495,11 @@ class RequestAdmission(RateLimitAdmission):
             raise
 
     async def reserve_further(self, demand: AdmissionRequest) -> AdmittedRequest:
-        estimate = self._budgets.estimate(demand)
-        return await self._budgets.take(estimate, await super().reserve_further(demand), may_reduce=False)
+        estimate = self.budgets.estimate(demand)
+        return await self.budgets.take(estimate, await super().reserve_further(demand), may_reduce=False)
 
     async def return_further(self, reserved: AdmittedRequest) -> bool:
-        return await self._budgets.return_unused(reserved)
+        return await self.budgets.return_unused(reserved)
 
     async def admit_reserved(self, reserved: AdmittedRequest) -> AdmittedRequest:
         admitted = await super().admit_reserved(reserved)
@@ -509,7 +512,7 @@ class RequestAdmission(RateLimitAdmission):
         return admitted
 
     async def end(self, admitted: AdmittedRequest, usage: TokenCounts) -> None:
-        await self._budgets.early.end(admitted, usage)
+        await self.budgets.early.end(admitted, usage)
 
 
 def _recallable(shortages: Sequence[InsufficientBudget], floor: ReservedAmount) -> bool:
