@@ -44,9 +44,9 @@ def _change(stack: Stack, **fields: int) -> None:
     assert response.status_code == 200, response.text
 
 
-def _execute(stack: Stack, statement: str) -> list[Any]:
+def _execute(stack: Stack, statement: str, **fields: str) -> list[Any]:
     with psycopg.connect(stack.database_url) as connection:
-        cursor = connection.execute(statement)  # type: ignore[arg-type]
+        cursor = connection.execute(statement, fields or None)  # type: ignore[arg-type]
         return cursor.fetchall() if cursor.description else []
 
 
@@ -95,3 +95,9 @@ def test_a_similar_question_receives_the_cached_answer(similar: Stack, messages:
         timeout=120,
     )
     assert other.headers["x-millrace-cache"] in ("miss", "prefix")
+    # The vector of a rejected request is not billed.
+    rejected = ask("Which animal is the largest?", **{"x-millrace-cache": "only-if-cached"})
+    assert rejected.status_code == 412, rejected.text
+    question = f"{rejected.headers['x-request-id']}.q"
+    billed = "SELECT sum(cost_femto) FROM billing_usagechange WHERE request_id = %(id)s"
+    eventually(lambda: _execute(stack, billed, id=question)[0][0] == 0)

@@ -32,7 +32,9 @@ def acme() -> Tenant:
     return actions.do_create_tenant("acme", "Acme")
 
 
-def settle(tenant: Tenant, request_id: str, saved_femto: int = 0, at: datetime = NOW, **tokens: int) -> None:
+def settle(
+    tenant: Tenant, request_id: str, saved_femto: int = 0, at: datetime = NOW, cost_femto: int = 1, **tokens: int
+) -> None:
     with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
         (period,) = stamps(cursor, [(tenant.pk, at)])
         UsageEvent.objects.all_tenants().create(
@@ -53,7 +55,7 @@ def settle(tenant: Tenant, request_id: str, saved_femto: int = 0, at: datetime =
             ttft_us=0,
             duration_us=0,
             price_ids=[None for _ in COMPONENTS],
-            cost_femto=1,
+            cost_femto=cost_femto,
             saved_femto=saved_femto,
             invoice_period=period,
             settled_at=datetime.now(UTC),
