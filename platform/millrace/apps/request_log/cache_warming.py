@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from django.conf import settings
 from django.db import transaction
@@ -336,11 +337,10 @@ def _read_requests(tenant: Tenant, rows: Sequence[WarmedPrompt]) -> None:
         started_at__gte=min(row.created_at for row in waiting.values()),
     )
     # Of a line that ran again, the last request counts.
-    for batch_id, line, request_id in records.order_by("started_at").values_list(
-        "batch_id", "batch_line", "request_id"
-    ):
-        if (row := waiting.get((batch_id, line))) is not None:
-            row.request_id = request_id
+    for record in records.order_by("started_at"):
+        row = waiting.get((record.batch_id or 0, record.batch_line or 0))
+        if row is not None:
+            row.request_id = record.request_id
 
 
 def _settle_costs(tenant: Tenant, rows: Sequence[WarmedPrompt], batches: Mapping[int, Batch], now: datetime) -> None:
@@ -453,4 +453,5 @@ def _remove_copies(tenant: Tenant, rows: Sequence[WarmedPrompt], batches: Iterab
     files = File.objects.for_tenant(tenant).filter(name__in=names)
     removed = list(files.values_list("name", flat=True))
     files.delete()
-    transaction.on_commit(lambda: [storage().remove(name) for name in removed])
+    for name in removed:
+        transaction.on_commit(partial(storage().remove, name))

@@ -153,13 +153,13 @@ def find_candidates(tenant_id: int, now: datetime) -> Candidates:
 
 def stored_requests(tenant_id: int, start: datetime) -> Iterator[tuple[StoredRequest, dict[str, Any]]]:
     """Yield the requests with their bodies, newest first. The tenant's scope must be open."""
-    fields = {"tenant": tenant_id, "start": start, "endpoints": list(PATHS), "most": MAX_READ}
+    fields: dict[str, Any] = {"tenant": tenant_id, "start": start, "endpoints": list(PATHS), "most": MAX_READ}
     with connection.chunked_cursor() as cursor:
         cursor.execute(_REQUESTS, fields)
         for *columns, note, text in cursor:
             body = _read_body(text)
             if body is not None:
-                yield StoredRequest(*columns, is_cacheable=_may_be_cached(note)), body
+                yield StoredRequest._make([*columns, _may_be_cached(note)]), body
 
 
 def prefixes_of(path: str, body: Mapping[str, Any]) -> Iterator[Prefix]:
