@@ -31,8 +31,8 @@ INSERT INTO {table} SELECT (jsonb_populate_record(NULL::{table}, to_jsonb(r) || 
 ))).* FROM {table} r, generate_series(1, 7) AS day WHERE r.request_id = %(id)s
 """
 _TABLES = ("request_log_requestrecord", "request_log_requestcontent")
-_RECORDS = "SELECT FROM request_log_requestrecord WHERE request_id = ANY(%(ids)s)"
-_CONTENT = "SELECT FROM request_log_requestcontent WHERE request_id = %(id)s"
+_RECORDS = "SELECT 1 FROM request_log_requestrecord WHERE request_id = ANY(%(ids)s)"
+_CONTENT = "SELECT 1 FROM request_log_requestcontent WHERE request_id = %(id)s"
 _BATCH = """
 SELECT status, input_file, output_file FROM batches_batch
 WHERE id = (SELECT batch_id FROM request_log_warmedprompt ORDER BY id DESC LIMIT 1)

@@ -28,6 +28,7 @@ from millrace.apps.request_log.semantic_status import cache_misses, semantic_sta
 from millrace.apps.request_log.warming_status import warming_status
 
 _DAY = timedelta(days=1)
+LAYER_LABELS: Mapping[str, str] = {**CACHE_LABELS, "host_memory": _lazy("Prompt cache in CPU memory")}
 MAX_LIMITS = 12
 REASONS: Mapping[str, tuple[str, str]] = {
     "": ("None", _lazy("All cacheable tokens were served from the cache.")),
@@ -154,7 +155,7 @@ def layers(ctx: PageContext) -> dict[str, Any]:
         "saved_seconds": found.saved_ms // 1000,
         "rows": [
             {
-                "label": CACHE_LABELS[layer.layer],
+                "label": LAYER_LABELS[layer.layer],
                 "usage": layer,
                 "part": share(layer.requests, found.requests),
                 "saved": Money(layer.saved_femto),

@@ -185,7 +185,7 @@ GroupByEnum = Literal["model", "key", "project", "tier", "miss_reason"]
 InvoiceState = Literal["draft", "open", "paid", "void", "uncollectible"]
 InvoiceTypeEnum = Literal["invoice", "purchase", "correction", "credit_note", "debit_note"]
 KindEnum = Literal["webhook", "slack", "pagerduty"]
-LayerEnum = Literal["exact", "single_flight", "semantic", "prefix", "computed"]
+LayerEnum = Literal["exact", "single_flight", "semantic", "prefix", "host_memory", "computed"]
 MeteredComponent = Literal["cache_storage", "machine_hours", "searches"]
 ModeEnum = Literal["hard", "soft", "dry_run"]
 PaymentEventStatus = Literal["handled", "ignored", "failed"]
@@ -330,7 +330,7 @@ class CacheLayer(TypedDict):
 
     layer: LayerEnum
     requests: int
-    input_tokens: int  # Of `prefix`: tokens read from the prefix cache.
+    input_tokens: int
     output_tokens: int
     saved_usd: str  # Compared with uncached prices; exact amount.
     saved_ms: int  # Latency of the original requests minus that of their exact and semantic hits.
@@ -1339,6 +1339,7 @@ class RequestExecution(TypedDict):
     unbilled_tokens: int  # Counted by the provider above the reservation, and not charged.
     accepted_drafts: int  # Draft tokens that became part of the output.
     rejected_drafts: int  # Draft tokens that were rejected. They are not billed.
+    host_tokens: int  # The part of cache_read that was restored from CPU memory.
     miss_reason: str  # Why the prefix cache was missed; empty: it was not.
     reserved_nano: int | None
     price_version: int | None

@@ -213,6 +213,9 @@ class RequestExecutionOut(serializers.Serializer[RequestExecution]):
     rejected_drafts = serializers.IntegerField(
         source="event.rejected_drafts", help_text="Draft tokens that were rejected. They are not billed."
     )
+    host_tokens = serializers.IntegerField(
+        source="event.host_tokens", help_text="The part of cache_read that was restored from CPU memory."
+    )
     miss_reason = serializers.CharField(
         source="event.miss_reason", help_text="Why the prefix cache was missed; empty: it was not."
     )
@@ -338,7 +341,9 @@ class CacheLayerOut(serializers.Serializer[LayerUsage]):
 
     layer = serializers.ChoiceField(CacheLayer.choices)
     requests = serializers.IntegerField()
-    input_tokens = serializers.IntegerField(help_text="Of `prefix`: tokens read from the prefix cache.")
+    input_tokens = serializers.IntegerField(
+        help_text="Of `prefix` and `host_memory`: tokens read from the prefix cache on the device and in CPU memory."
+    )
     output_tokens = serializers.IntegerField()
     saved_usd = serializers.SerializerMethodField(help_text="Compared with uncached prices; exact amount.")
     saved_ms = serializers.IntegerField(

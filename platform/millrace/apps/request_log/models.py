@@ -29,6 +29,7 @@ class CacheLayer(models.TextChoices):
     SINGLE_FLIGHT = "single_flight"  # the answer of an equal concurrent request
     SEMANTIC = "semantic"  # the cached answer to a similar question
     PREFIX = "prefix"  # computed, with a part of the prompt from the prefix cache
+    HOST_MEMORY = "host_memory"  # the same, from its part in CPU memory; only in sums, a record has `prefix`
     COMPUTED = "computed"
 
 
