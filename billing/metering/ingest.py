@@ -56,7 +56,7 @@ _EVENT_COLUMNS = {
     "attempt": "bigint",
     **dict.fromkeys(("outcome", "finish_reason", "replica_id", "miss_reason"), "text"),
     **dict.fromkeys(("block_size", "queue_us", "ttft_us", "duration_us", "changed_at", "unpinned_tokens"), "bigint"),
-    **dict.fromkeys(("reasoning_tokens", "accepted_drafts", "rejected_drafts"), "bigint"),
+    **dict.fromkeys(("reasoning_tokens", "accepted_drafts", "rejected_drafts", "host_tokens"), "bigint"),
     "usage_source": "text",
 }
 _COLUMNS = {

@@ -200,6 +200,7 @@ class ExecutionUsage(msgspec.Struct, frozen=True, dict=True):
     is_tenant_credential: bool = False  # which is the tenant's own, so that its use costs the operator nothing
     accepted_drafts: int = 0  # draft tokens that were verified; accepted ones are part of the output
     rejected_drafts: int = 0
+    host_tokens: int = 0  # of the prompt, read from the prefix cache in CPU memory
 
     @cached_property
     def encoded(self) -> bytes:

@@ -187,6 +187,7 @@ class CacheReport:
     miss: MissReason | None = None  # None: all whole blocks were cached
     changed_at: int | None = None  # first token that differs from the previously cached prompt ("prefix_changed")
     unpinned_tokens: int = 0  # before breakpoints, but not pinned because of a limit on pins
+    host_tokens: int = 0  # of the prompt, restored from CPU memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,6 +252,7 @@ class Publisher:
             is_tenant_credential=live.job.is_tenant_credential,
             accepted_drafts=drafts[0],
             rejected_drafts=drafts[1],
+            host_tokens=cache.host_tokens,
         )
 
     def _miss_reason(self, live: ActiveJob, miss: MissReason | None) -> str:

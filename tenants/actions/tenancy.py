@@ -17,6 +17,7 @@ from tenants.isolation.scopes import tenant_scope
 from tenants.keys.key_snapshots import rebuild_key_snapshots
 from tenants.models import (
     MAX_ANSWER_CACHE_SECONDS,
+    MAX_CACHE_WARMING_NANO,
     MAX_CONTENT_DAYS,
     MAX_ORIGIN_LENGTH,
     MAX_ORIGINS,
@@ -108,9 +109,10 @@ def do_set_answer_cache(
     seconds: int | None = None,
     sampled: bool | None = None,
     semantic_max_error_percent: int | None = None,
+    warming_nano: int | None = None,
 ) -> bool:
-    """Set how long answers are cached, whether answers with a temperature above 0 are cached too, and the maximum error
-    rate of answers to similar questions.
+    """Set how long answers are cached, whether answers with a temperature above 0 are cached too, the maximum error
+    rate of answers to similar questions, and the budget of cache warming for each day.
 
     Cached answers expire as they were stored. Returns False if nothing changed.
 
@@ -121,10 +123,13 @@ def do_set_answer_cache(
         raise ActionRefused(f"answer_cache_seconds must be from 0 to {MAX_ANSWER_CACHE_SECONDS}.")
     if semantic_max_error_percent is not None and not 0 <= semantic_max_error_percent <= MAX_SEMANTIC_ERROR_PERCENT:
         raise ActionRefused(f"semantic_cache_max_error_percent must be from 0 to {MAX_SEMANTIC_ERROR_PERCENT}.")
+    if warming_nano is not None and not 0 <= warming_nano <= MAX_CACHE_WARMING_NANO:
+        raise ActionRefused(f"cache_warming_nano must be from 0 to {MAX_CACHE_WARMING_NANO}.")
     fields = {
         "answer_cache_seconds": seconds,
         "answer_cache_sampled": sampled,
         "semantic_cache_max_error_percent": semantic_max_error_percent,
+        "cache_warming_nano": warming_nano,
     }
     changed = {name: value for name, value in fields.items() if value is not None}
     return _set(tenant, "tenant.answer_cache_updated", **changed)

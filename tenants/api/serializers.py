@@ -13,6 +13,7 @@ from tenants.keys import snapshot
 from tenants.models import (
     LIMITS,
     MAX_ANSWER_CACHE_SECONDS,
+    MAX_CACHE_WARMING_NANO,
     MAX_CONTENT_DAYS,
     MAX_SEMANTIC_ERROR_PERCENT,
     ApiKey,
@@ -75,7 +76,7 @@ class TenantOut(serializers.ModelSerializer[Tenant]):
         fields = (
             *("id", "slug", "name", "status", "is_demo", "created_at", "purge_after", "content_retention_days"),
             *("unknown_parameters", "allowed_origins", "answer_cache_seconds", "answer_cache_sampled"),
-            "semantic_cache_max_error_percent",
+            *("semantic_cache_max_error_percent", "cache_warming_nano"),
         )
         read_only_fields = fields
 
@@ -116,6 +117,11 @@ class TenantChange(Strict):
         max_value=MAX_SEMANTIC_ERROR_PERCENT,
         help_text="Maximum error rate in percent of cached answers to similar questions, for model names whose routing"
         " policy has semantic_cache; 0: none are served.",
+    )
+    cache_warming_nano = serializers.IntegerField(
+        min_value=0,
+        max_value=MAX_CACHE_WARMING_NANO,
+        help_text="Budget of cache warming for each day (UTC), in nano-USD; 0: caches are not warmed.",
     )
 
 

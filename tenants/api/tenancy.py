@@ -53,12 +53,14 @@ class TenantDetail(TenantView):
                 "answer_cache_seconds",
                 "answer_cache_sampled",
                 "semantic_cache_max_error_percent",
+                "cache_warming_nano",
             }:
                 actions.do_set_answer_cache(
                     tenant,
                     seconds=fields.get("answer_cache_seconds"),
                     sampled=fields.get("answer_cache_sampled"),
                     semantic_max_error_percent=fields.get("semantic_cache_max_error_percent"),
+                    warming_nano=fields.get("cache_warming_nano"),
                 )
         return Response(representation(self.find(Tenant, tenant.pk)))
 

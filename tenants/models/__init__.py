@@ -9,6 +9,7 @@ from tenants.models.records import AuditEntry, ChangeEventRow, IdempotentRespons
 from tenants.models.rules import LIMITS, LimitSet, RoutingPolicy, RoutingPolicyDraft
 from tenants.models.tenancy import (
     MAX_ANSWER_CACHE_SECONDS,
+    MAX_CACHE_WARMING_NANO,
     MAX_CONTENT_DAYS,
     MAX_ORIGIN_LENGTH,
     MAX_ORIGINS,
@@ -23,6 +24,7 @@ from tenants.models.webhooks import OutboxEmail, WebhookAttempt, WebhookDelivery
 __all__ = [
     "LIMITS",
     "MAX_ANSWER_CACHE_SECONDS",
+    "MAX_CACHE_WARMING_NANO",
     "MAX_CONTENT_DAYS",
     "MAX_ORIGINS",
     "MAX_ORIGIN_LENGTH",

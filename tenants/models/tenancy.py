@@ -12,6 +12,7 @@ from tenants.isolation.scopes import TenantManager, TenantsManager
 MAX_CONTENT_DAYS = 90
 MAX_ANSWER_CACHE_SECONDS = 30 * 86_400
 MAX_SEMANTIC_ERROR_PERCENT = 20
+MAX_CACHE_WARMING_NANO = 10**15  # a million USD
 MAX_ORIGINS = 20
 MAX_ORIGIN_LENGTH = 200
 MAX_SLUG_LENGTH = 50
@@ -35,6 +36,7 @@ class Tenant(models.Model):
         "answer_cache_seconds",
         "answer_cache_sampled",
         "semantic_cache_max_error_percent",
+        "cache_warming_nano",
     )
 
     class Status(models.TextChoices):
@@ -80,6 +82,9 @@ class Tenant(models.Model):
     semantic_cache_max_error_percent = models.SmallIntegerField(
         default=0, db_default=0, help_text="maximum error rate of answers to similar questions; 0: none are served"
     )
+    cache_warming_nano = models.BigIntegerField(
+        default=0, db_default=0, help_text="budget of cache warming for each day, in nano-USD; 0: caches are not warmed"
+    )
 
     objects = TenantsManager()
 
@@ -102,6 +107,9 @@ class Tenant(models.Model):
             models.CheckConstraint(
                 condition=Q(semantic_cache_max_error_percent__range=(0, MAX_SEMANTIC_ERROR_PERCENT)),
                 name="tenant_semantic_cache_max_error",
+            ),
+            models.CheckConstraint(
+                condition=Q(cache_warming_nano__range=(0, MAX_CACHE_WARMING_NANO)), name="tenant_cache_warming_nano"
             ),
         ]
 

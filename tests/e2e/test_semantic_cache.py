@@ -44,9 +44,9 @@ def _change(stack: Stack, **fields: int) -> None:
     assert response.status_code == 200, response.text
 
 
-def _execute(stack: Stack, statement: str) -> list[Any]:
+def _execute(stack: Stack, statement: str, **fields: str) -> list[Any]:
     with psycopg.connect(stack.database_url) as connection:
-        cursor = connection.execute(statement)  # type: ignore[arg-type]
+        cursor = connection.execute(statement, fields or None)  # type: ignore[arg-type]
         return cursor.fetchall() if cursor.description else []
 
 
@@ -83,15 +83,14 @@ def test_a_similar_question_receives_the_cached_answer(similar: Stack, messages:
     vector = stack.event(f"{answer.headers['x-request-id']}.q")
     assert (vector["model"], vector["output"]) == (EMBEDDING_MODEL, 0)
     # Another system prompt is another conversation.
-    other = httpx.post(
-        f"{stack.url}/v1/chat/completions",
-        json={
-            "model": "similar",
-            "messages": [{"role": "system", "content": "Rhyme."}, {"role": "user", "content": SIMILAR}],
-            "temperature": 0,
-            "max_tokens": 16,
-        },
-        headers=stack.headers,
-        timeout=120,
-    )
+    body: dict[str, Any] = {"model": "similar", "temperature": 0, "max_tokens": 16}
+    body["messages"] = [{"role": "system", "content": "Rhyme."}, {"role": "user", "content": SIMILAR}]
+    only = stack.headers | {"x-millrace-cache": "only-if-cached"}
+    rejected = httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=only, timeout=120)
+    assert rejected.status_code == 412, rejected.text
+    other = httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=120)
     assert other.headers["x-millrace-cache"] in ("miss", "prefix")
+    # The vector of the rejected request is not billed.
+    question = f"{rejected.headers['x-request-id']}.q"
+    billed = "SELECT sum(cost_femto) FROM billing_usagechange WHERE request_id = %(id)s"
+    eventually(lambda: _execute(stack, billed, id=question)[0][0] == 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -12,12 +13,16 @@ import redis.asyncio as redis
 from asgiref.sync import sync_to_async
 
 from billing.models import BudgetPeriod
+from inference_worker.contract.settings import parse_models
+from millrace.apps.request_log.models import SemanticEvidence
+from millrace.apps.request_log.semantic_decision import BAND_STARTS
 from tenants import actions
+from tenants.isolation.scopes import tenant_scope
 from tenants.models import Tenant
 from tests.support.billing.books import LIST_A, rate_card
-from tests.support.gateway.kill_points import HIT_STEPS
+from tests.support.gateway.kill_points import HIT_STEPS, SEMANTIC_STEPS
 from tests.support.gateway.process_checks import eventually, set_budget, settled_events
-from tests.support.gateway.processes import MODEL, GatewayProcess, gateway_cluster
+from tests.support.gateway.processes import EMBEDDING_MODEL, MODEL, GatewayCluster, GatewayProcess, gateway_cluster
 from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -28,23 +33,26 @@ BODY: dict[str, Any] = {
     "temperature": 0,
 }
 RECORDED = ("hit recorded", "hit ended")
+FIRST, SIMILAR, OTHER = "How do I reset my card?", "How can I reset my card?", "Where is it?"
+SHORT = "hit recorded"  # the step of the short form of the suite
 
 
 @pytest.fixture
 def tenant(table: None) -> Tenant:
     """A committed tenant, and a price list with cached answers."""
     rate_card(**LIST_A, answer_hit_input="0.30", answer_hit_output="1.50")
+    rate_card(EMBEDDING_MODEL, uncached="0.02")
     return actions.do_create_tenant("acme", "Acme")
 
 
-async def send(gateway: GatewayProcess) -> httpx.Response | None:
-    """Send the request, retry on 503 as SDKs do, and return the response, or None if the gateway died."""
+async def send(gateway: GatewayProcess, body: dict[str, Any] = BODY, **headers: str) -> httpx.Response | None:
+    """Send the request, retry on server errors as SDKs do, and return the response, or None if the gateway died."""
     while True:
         try:
-            answer = await gateway.client.post("/v1/chat/completions", json=BODY)
+            answer = await gateway.client.post("/v1/chat/completions", json=body, headers=headers)
         except httpx.TransportError:
             return None
-        if answer.status_code != 503:
+        if answer.status_code < 500:
             return answer
         await asyncio.sleep(0.2)
 
@@ -75,22 +83,83 @@ async def test_a_hit_of_a_killed_gateway_is_billed_once_or_not_at_all(
 
         await eventually(is_hit)
         await send(b)
+        await assert_billed_once(inside, hits, step)
 
-        async def is_dead() -> bool:
-            return b.process.poll() == -signal.SIGKILL
 
-        await eventually(is_dead)
+@pytest.mark.parametrize(
+    "step", [pytest.param(step, marks=[pytest.mark.extended] * (step != SHORT)) for step in SEMANTIC_STEPS]
+)
+async def test_a_semantic_hit_of_a_killed_gateway_is_billed_once_or_not_at_all(
+    async_broker: redis.Redis, tenant: Tenant, secret: str, database: str, step: str
+) -> None:
+    await serve_similar(tenant)
+    await set_budget(tenant, 10**15)
+    async with gateway_cluster(async_broker, database, secret, "ab", similar=True, b=step) as inside:
+        inside.worker.may_answer.set()
+        a, b = inside.gateways.values()
+        hits: list[str] = []
 
-        async def billed() -> list[str]:
-            return [event.request_id for event in await settled_events() if event.answer_hit_output]
+        async def is_hit() -> bool:
+            for question in (FIRST, OTHER):  # two questions with different answers
+                answer = await send(a, question_body(question), **{"x-millrace-cache": "no-cache"})
+                assert answer is not None
+                assert answer.status_code == 200, answer.text
+            # Its answer is not stored, so that it is no exact hit if it is sent again.
+            answer = await send(a, question_body(SIMILAR), **{"x-millrace-cache": "no-store"})
+            assert answer is not None
+            assert answer.status_code == 200, answer.text
+            if answer.headers["x-millrace-cache"] == "semantic":
+                hits.append(answer.headers["x-request-id"])
+            return bool(hits)
 
-        expected = len(hits) + (step in RECORDED)
+        await eventually(is_hit)
 
-        async def is_billed() -> bool:
-            return len(await billed()) >= expected and await reserved() == 0
+        async def is_killed() -> bool:
+            """A request whose vector is late on a busy machine is computed, and does not reach the step."""
+            return await send(b, question_body(SIMILAR), **{"x-millrace-cache": "no-store"}) is None
 
-        await eventually(is_billed)
-        await asyncio.sleep(1)  # a second event would be settled already
-        found = await billed()
-        assert len(found) == len(set(found)) == expected
-        assert set(hits) <= set(found)
+        await eventually(is_killed)
+        await assert_billed_once(inside, hits, step)
+
+
+def question_body(question: str) -> dict[str, Any]:
+    return BODY | {"model": "similar", "messages": [{"role": "user", "content": question}]}
+
+
+@sync_to_async
+def serve_similar(tenant: Tenant) -> None:
+    """Let the tenant's requests receive the answers to similar questions, as after enough correct checks."""
+    actions.do_set_answer_cache(tenant, seconds=600, semantic_max_error_percent=20)
+    actions.do_set_content_retention(tenant, 1)
+    actions.do_publish_policy(tenant, "similar", {"rules": [{"targets": [{"model": MODEL}]}], "semantic_cache": True})
+    (spec,) = parse_models(f"{EMBEDDING_MODEL}=embedded:minilm")
+    with tenant_scope(tenant):
+        for band in range(len(BAND_STARTS)):
+            SemanticEvidence.objects.create(
+                tenant_id=tenant.pk, embedding=spec.key, band=band, correct=1000, updated_at=datetime.now(UTC)
+            )
+
+
+async def assert_billed_once(inside: GatewayCluster, hits: list[str], step: str) -> None:
+    """Wait until the gateway that dies at the step is dead, then check the bills of the hits."""
+    b = inside.gateways["b"]
+
+    async def is_dead() -> bool:
+        return b.process.poll() == -signal.SIGKILL
+
+    await eventually(is_dead)
+
+    async def billed() -> list[str]:
+        events = await settled_events()
+        return [event.request_id for event in events if event.answer_hit_output]
+
+    expected = len(hits) + (step in RECORDED)
+
+    async def is_billed() -> bool:
+        return len(await billed()) >= expected and await reserved() == 0
+
+    await eventually(is_billed)
+    await asyncio.sleep(1)  # a second event would be settled already
+    found = await billed()
+    assert len(found) == len(set(found)) == expected
+    assert set(hits) <= set(found)

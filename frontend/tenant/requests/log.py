@@ -18,7 +18,7 @@ from frontend.core.numbers import Money, common_places, exact, share
 from frontend.core.page_context import PageContext
 from frontend.tenant.overview.usage import delta_of
 from millrace.apps.request_log import selectors
-from millrace.apps.request_log.models import CacheLayer, RequestOutcome, RequestRecord
+from millrace.apps.request_log.models import RequestOutcome, RequestRecord
 from millrace.apps.request_log.selectors import BadCursor, ContentSearch, Filters, ListedRequest
 from tenants.models import ApiKey, Project
 
@@ -118,7 +118,7 @@ def _filters(ctx: PageContext) -> Filters:
         outcome=outcome if outcome in RequestOutcome.values else None,
         code=text_param(ctx, "code", 128) or None,
         min_total_ms=int(slow) * 1000 if slow in SLOW else None,
-        cache_layer=layer if layer in CacheLayer.values else None,
+        cache_layer=layer if layer in CACHE_LABELS else None,
         id_prefix=typed if is_id else None,
         request_ids=None if text is None else text.request_ids,
     )

@@ -17,9 +17,15 @@ from frontend.core.form_view import bound_data, form_view
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.rendering import render_page
+from frontend.tenant.budgets.amounts import input_text, parse
 from frontend.tenant.settings import page
 from tenants import actions
-from tenants.models import MAX_ANSWER_CACHE_SECONDS, MAX_CONTENT_DAYS, MAX_SEMANTIC_ERROR_PERCENT
+from tenants.models import (
+    MAX_ANSWER_CACHE_SECONDS,
+    MAX_CACHE_WARMING_NANO,
+    MAX_CONTENT_DAYS,
+    MAX_SEMANTIC_ERROR_PERCENT,
+)
 from tenants.permissions import Permission
 
 MAX_EMAILS = 10
@@ -58,6 +64,25 @@ class SettingsAnswerCache(forms.Form):
         help_text="Applies to model names whose routing policy serves similar questions. Needs prompt logging. Enter 0"
         " to serve equal requests only.",
     )
+    warming = forms.CharField(
+        label="Daily budget for cache warming (USD)",
+        max_length=20,
+        required=False,
+        widget=forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"}),
+        help_text="Frequent prompts and shared prefixes are computed ahead in off-peak hours if that should save money."
+        " Needs prompt logging. Enter 0 to turn cache warming off.",
+    )
+
+    def clean_warming(self) -> int | None:
+        if not self.cleaned_data["warming"]:
+            return None
+        try:
+            nano = parse(self.cleaned_data["warming"], "money")
+        except ValueError as exc:
+            raise ValidationError(str(exc)) from exc
+        if nano > MAX_CACHE_WARMING_NANO:
+            raise ValidationError("Enter $1,000,000 or less.")
+        return nano
 
 
 class SettingsViewsBilling(forms.Form):
@@ -137,6 +162,7 @@ def answer_cache(ctx: PageContext) -> HttpResponse:
         "hours": -(-ctx.tenant.answer_cache_seconds // 3600),
         "sampled": ctx.tenant.answer_cache_sampled,
         "max_error": ctx.tenant.semantic_cache_max_error_percent,
+        "warming": input_text(ctx.tenant.cache_warming_nano, "money"),
     }
 
     def save(data: dict[str, Any]) -> int:
@@ -144,7 +170,11 @@ def answer_cache(ctx: PageContext) -> HttpResponse:
         is_same = data["hours"] == initial["hours"]
         seconds = ctx.tenant.answer_cache_seconds if is_same else data["hours"] * 3600
         actions.do_set_answer_cache(
-            ctx.tenant, seconds=seconds, sampled=data["sampled"], semantic_max_error_percent=data["max_error"]
+            ctx.tenant,
+            seconds=seconds,
+            sampled=data["sampled"],
+            semantic_max_error_percent=data["max_error"],
+            warming_nano=data["warming"],
         )
         return int(seconds)
 

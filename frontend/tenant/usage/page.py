@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -25,8 +25,10 @@ from millrace.apps.request_log.models import RequestOutcome
 from millrace.apps.request_log.prompt_advisor import prompt_advice
 from millrace.apps.request_log.selectors import rates
 from millrace.apps.request_log.semantic_status import cache_misses, semantic_status
+from millrace.apps.request_log.warming_status import warming_status
 
 _DAY = timedelta(days=1)
+LAYER_LABELS: Mapping[str, str] = {**CACHE_LABELS, "host_memory": _lazy("Prompt cache in CPU memory")}
 MAX_LIMITS = 12
 REASONS: Mapping[str, tuple[str, str]] = {
     "": ("None", _lazy("All cacheable tokens were served from the cache.")),
@@ -147,12 +149,13 @@ def layers(ctx: PageContext) -> dict[str, Any]:
     return {
         "misses": [(ANSWER_MISSES.get(miss.reason, miss.reason.replace("_", " ")), miss.requests) for miss in misses],
         **_semantic(ctx),
+        **_warming(ctx, start, end),
         "found": found,
         "hit_rate": share(found.hits, found.requests),
         "saved_seconds": found.saved_ms // 1000,
         "rows": [
             {
-                "label": CACHE_LABELS[layer.layer],
+                "label": LAYER_LABELS[layer.layer],
                 "usage": layer,
                 "part": share(layer.requests, found.requests),
                 "saved": Money(layer.saved_femto),
@@ -170,6 +173,15 @@ def _semantic(ctx: PageContext) -> dict[str, Any]:
     status = semantic_status(ctx.tenant)
     rates = {"upper_bound": status.upper_bound, "error_rate": status.error_rate}
     return {"semantic": status, **{name: f"{100 * (rate or 0):.1f}%" for name, rate in rates.items()}}
+
+
+def _warming(ctx: PageContext, start: datetime, end: datetime) -> dict[str, Any]:
+    """Return what cache warming has spent and saved; nothing if it is off and no prompt was warmed."""
+    status = warming_status(ctx.tenant, start, end)
+    if not (status.budget_nano or status.prompts):
+        return {"warming": None}
+    amounts = {"warming_spent": status.spent_femto, "warming_saved": status.saved_femto}
+    return {"warming": status, **{name: Money(femto) for name, femto in amounts.items()}}
 
 
 # Reason of the answer cache -> text of the usage page.

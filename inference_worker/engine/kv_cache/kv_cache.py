@@ -449,7 +449,10 @@ class KVCacheManager:
                 self.pins.refresh(block_hash, now)
         if seq.group.prompt_usage is None:
             hashes = self._hashes(seq, seq.num_prompt_tokens // self.block_size) if self.prefix_cache else []
-            self._accounting.account(seq, hashes, hit.num_cached_tokens, reads_cache=self._reads(seq), now=now)
+            host_tokens = self.block_size * sum(IN_CPU_MEMORY in blocks for blocks in zip(*hit.tables, strict=True))
+            self._accounting.account(
+                seq, hashes, hit.num_cached_tokens, host_tokens, reads_cache=self._reads(seq), now=now
+            )
 
     def _allocate(self, count: int) -> list[int]:
         if count > self.pool.num_free:

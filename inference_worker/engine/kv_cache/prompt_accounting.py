@@ -29,13 +29,21 @@ class PromptAccounting:
         self._history = history
 
     def account(
-        self, seq: Sequence, hashes: Items[bytes], num_cached_tokens: int, *, reads_cache: bool, now: float
+        self,
+        seq: Sequence,
+        hashes: Items[bytes],
+        num_cached_tokens: int,
+        host_tokens: int,
+        *,
+        reads_cache: bool,
+        now: float,
     ) -> None:
         """Determine the prompt's billing classes, and create or refresh its pins. Called once for each prompt.
 
         Args:
             hashes: the hashes of the prompt's full blocks; empty without a prefix cache.
             num_cached_tokens: the tokens whose blocks are cached on this replica.
+            host_tokens: those whose blocks are restored from CPU memory.
             reads_cache: whether the request may use cached blocks.
         """
         size = self._block_size
@@ -60,7 +68,7 @@ class PromptAccounting:
         read = cached * size
         uncached = seq.num_prompt_tokens - read - sum(written.values())
         seq.group.prompt_usage = TokenCounts(uncached, read, written[300], written[3600])
-        seq.group.cache_report = CacheReport(report.miss, report.changed_at, unpinned)
+        seq.group.cache_report = CacheReport(report.miss, report.changed_at, unpinned, host_tokens)
 
     def _pin(self, seq: Sequence, block_hash: bytes, seconds: int, index: int, now: float) -> bool:
         """Pin a block of the prompt. Return False if a limit is reached and the block is not already paid for."""

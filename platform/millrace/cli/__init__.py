@@ -32,6 +32,7 @@ _SECTIONS: dict[str, dict[str, _Entry]] = {
         "limits": _Entry("budgets", "limits", "Manage rate limits."),
         "invoices": _Entry("usage", "invoices", "Show and download invoices."),
         "requests": _Entry("usage", "requests", "Look into the request log."),
+        "cache": _Entry("cache", "cache", "Warm the caches, and show what that saved."),
         "webhooks": _Entry("keys", "webhooks", "Manage webhook endpoints and deliveries."),
         "members": _Entry("keys", "members", "Manage members and invitations."),
         "projects": _Entry("projects", "projects", "Manage projects, which group API keys."),

@@ -20,6 +20,7 @@ from millrace.client.models import (
     BudgetUnit,
     BuyerEnum,
     CacheLayers,
+    CacheWarming,
     CategoryEnum,
     Check,
     Commitment,
@@ -112,6 +113,7 @@ from millrace.client.models import (
     VersionDetail,
     VolumeTierIn,
     VoucherTypeEnum,
+    WarmingRun,
     Worker,
 )
 from millrace.client.pages import AsyncPager
@@ -397,6 +399,24 @@ class AsyncBudgetsResource:
     async def forecast(self, id: int) -> Forecast:
         """Return the forecast of a monthly budget's current period, by day."""
         return cast("Forecast", await self._http.call("GET", f"budgets/{id}/forecast"))
+
+
+class AsyncCacheWarmingResource:
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def get(self, *, from_: str | datetime | Omit = OMIT, to: str | datetime | Omit = OMIT) -> CacheWarming:
+        """Return what cache warming has computed, spent and saved. Default: 1 day.
+
+        Args:
+            from_: Start, inclusive.
+            to: End, exclusive; default: now.
+        """
+        return cast("CacheWarming", await self._http.call("GET", "cache-warming", query={"from": from_, "to": to}))
+
+    async def run(self, *, idempotency_key: str | None = None) -> WarmingRun:
+        """Warm the caches now, within the rest of the day's budget."""
+        return cast("WarmingRun", await self._http.call("POST", "cache-warming/run", idempotency_key=idempotency_key))
 
 
 class AsyncCommitmentsResource:
@@ -2842,6 +2862,7 @@ class AsyncTenantResource:
         answer_cache_seconds: int | Omit = OMIT,
         answer_cache_sampled: bool | Omit = OMIT,
         semantic_cache_max_error_percent: int | Omit = OMIT,
+        cache_warming_nano: int | Omit = OMIT,
     ) -> Tenant:
         """Change the tenant's name, retention of content, unknown parameters, allowed origins or answer cache.
 
@@ -2857,6 +2878,7 @@ class AsyncTenantResource:
             answer_cache_sampled: Whether answers to requests with a temperature above 0 are cached too.
             semantic_cache_max_error_percent: Maximum error rate in percent of cached answers to similar questions,
                 for model names whose routing policy has semantic_cache; 0: none are served.
+            cache_warming_nano: Budget of cache warming for each day (UTC), in nano-USD; 0: caches are not warmed.
         """
         return cast(
             "Tenant",
@@ -2871,6 +2893,7 @@ class AsyncTenantResource:
                     "answer_cache_seconds": answer_cache_seconds,
                     "answer_cache_sampled": answer_cache_sampled,
                     "semantic_cache_max_error_percent": semantic_cache_max_error_percent,
+                    "cache_warming_nano": cache_warming_nano,
                 },
             ),
         )
@@ -3253,6 +3276,7 @@ class AsyncResources:
         self.billing = AsyncBillingResource(http)
         self.billing_profile = AsyncBillingProfileResource(http)
         self.budgets = AsyncBudgetsResource(http)
+        self.cache_warming = AsyncCacheWarmingResource(http)
         self.commitments = AsyncCommitmentsResource(http)
         self.credits = AsyncCreditsResource(http)
         self.experiments = AsyncExperimentsResource(http)

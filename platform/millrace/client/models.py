@@ -11,6 +11,7 @@ BlankEnum = Literal[""]
 BucketEnum = Literal["hour", "day", "month"]
 BudgetUnit = Literal["money", "tokens", "requests"]
 BuyerEnum = Literal["business", "consumer"]
+CacheEnum = Literal["answer", "prefix"]
 CategoryEnum = Literal["S", "AE", "Z", "E", "G", "O"]
 ChangeEnum = Literal["+", "-", " "]
 CreditInGrantTypeEnum = Literal["prepaid", "promotional"]
@@ -184,7 +185,7 @@ GroupByEnum = Literal["model", "key", "project", "tier", "miss_reason"]
 InvoiceState = Literal["draft", "open", "paid", "void", "uncollectible"]
 InvoiceTypeEnum = Literal["invoice", "purchase", "correction", "credit_note", "debit_note"]
 KindEnum = Literal["webhook", "slack", "pagerduty"]
-LayerEnum = Literal["exact", "single_flight", "semantic", "prefix", "computed"]
+LayerEnum = Literal["exact", "single_flight", "semantic", "prefix", "host_memory", "computed"]
 MeteredComponent = Literal["cache_storage", "machine_hours", "searches"]
 ModeEnum = Literal["hard", "soft", "dry_run"]
 PaymentEventStatus = Literal["handled", "ignored", "failed"]
@@ -329,7 +330,7 @@ class CacheLayer(TypedDict):
 
     layer: LayerEnum
     requests: int
-    input_tokens: int  # Of `prefix`: tokens read from the prefix cache.
+    input_tokens: int
     output_tokens: int
     saved_usd: str  # Compared with uncached prices; exact amount.
     saved_ms: int  # Latency of the original requests minus that of their exact and semantic hits.
@@ -346,6 +347,20 @@ class CacheLayers(TypedDict):
     saved_ms: int
     misses: list[MissCount]  # Why requests were not served, most frequent first.
     semantic: SemanticStatus
+
+
+class CacheWarming(TypedDict):
+    """What cache warming has computed, spent and saved."""
+
+    budget_nano: int  # Of each day, in nano-USD; 0: caches are not warmed.
+    spent_today_usd: str  # With the maximum cost of unsettled prompts.
+    prompts: int  # Of the period.
+    computed: int  # Prompts that have run.
+    used: int  # Prompts that at least one request used.
+    hits: int  # Requests that used a prompt.
+    spent_usd: str
+    saved_usd: str  # Saved by the first request of each prompt.
+    results: list[WarmedPrompt]  # The newest 100 prompts.
 
 
 class Check(TypedDict):
@@ -1324,6 +1339,7 @@ class RequestExecution(TypedDict):
     unbilled_tokens: int  # Counted by the provider above the reservation, and not charged.
     accepted_drafts: int  # Draft tokens that became part of the output.
     rejected_drafts: int  # Draft tokens that were rejected. They are not billed.
+    host_tokens: int  # The part of cache_read that was restored from CPU memory.
     miss_reason: str  # Why the prefix cache was missed; empty: it was not.
     reserved_nano: int | None
     price_version: int | None
@@ -1568,6 +1584,7 @@ class Tenant(TypedDict):
     answer_cache_seconds: int  # lifetime of cached answers; 0: answers are not cached
     answer_cache_sampled: bool  # whether answers with a temperature above 0 are cached too
     semantic_cache_max_error_percent: int  # maximum error rate of answers to similar questions; 0: none are served
+    cache_warming_nano: int  # budget of cache warming for each day, in nano-USD; 0: caches are not warmed
 
 
 class Tokens(TypedDict):
@@ -1690,6 +1707,34 @@ class VolumeTierIn(TypedDict):
 
     from_tokens: int
     usd_per_million: str  # For example 3.75. 0 includes the tokens.
+
+
+class WarmedPrompt(TypedDict):
+    """A prompt that was computed ahead of its requests."""
+
+    id: int
+    cache: CacheEnum
+    model: str  # the model that served the original request
+    key_id: int  # the API key that it ran with
+    source_request_id: str  # the stored request that the prompt is from
+    request_id: str  # the request that computed it; empty: it has not ended, or did not run
+    created_at: str
+    expires_at: str  # until when a request can use it
+    expected_usd: str  # Expected saving less the expected cost.
+    cost_usd: str | None  # Null until it is settled.
+    hits: int  # requests that used it
+    saved_usd: str  # Saved by the first request that used it.
+
+
+class WarmingRun(TypedDict):
+    """The prompts that a run has chosen."""
+
+    prompts: int  # Prompts that will be computed.
+    prefixes: int  # Those that fill the prefix cache.
+    not_worthwhile: int  # Prompts whose expected saving does not cover their cost.
+    over_budget: int  # Prompts that do not fit into the rest of the day's budget.
+    expected_usd: str  # Expected saving less the expected cost.
+    max_usd: str  # Maximum cost.
 
 
 class Worker(TypedDict):

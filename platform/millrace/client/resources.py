@@ -20,6 +20,7 @@ from millrace.client.models import (
     BudgetUnit,
     BuyerEnum,
     CacheLayers,
+    CacheWarming,
     CategoryEnum,
     Check,
     Commitment,
@@ -112,6 +113,7 @@ from millrace.client.models import (
     VersionDetail,
     VolumeTierIn,
     VoucherTypeEnum,
+    WarmingRun,
     Worker,
 )
 from millrace.client.pages import Pager
@@ -395,6 +397,24 @@ class BudgetsResource:
     def forecast(self, id: int) -> Forecast:
         """Return the forecast of a monthly budget's current period, by day."""
         return cast("Forecast", self._http.call("GET", f"budgets/{id}/forecast"))
+
+
+class CacheWarmingResource:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def get(self, *, from_: str | datetime | Omit = OMIT, to: str | datetime | Omit = OMIT) -> CacheWarming:
+        """Return what cache warming has computed, spent and saved. Default: 1 day.
+
+        Args:
+            from_: Start, inclusive.
+            to: End, exclusive; default: now.
+        """
+        return cast("CacheWarming", self._http.call("GET", "cache-warming", query={"from": from_, "to": to}))
+
+    def run(self, *, idempotency_key: str | None = None) -> WarmingRun:
+        """Warm the caches now, within the rest of the day's budget."""
+        return cast("WarmingRun", self._http.call("POST", "cache-warming/run", idempotency_key=idempotency_key))
 
 
 class CommitmentsResource:
@@ -2801,6 +2821,7 @@ class TenantResource:
         answer_cache_seconds: int | Omit = OMIT,
         answer_cache_sampled: bool | Omit = OMIT,
         semantic_cache_max_error_percent: int | Omit = OMIT,
+        cache_warming_nano: int | Omit = OMIT,
     ) -> Tenant:
         """Change the tenant's name, retention of content, unknown parameters, allowed origins or answer cache.
 
@@ -2816,6 +2837,7 @@ class TenantResource:
             answer_cache_sampled: Whether answers to requests with a temperature above 0 are cached too.
             semantic_cache_max_error_percent: Maximum error rate in percent of cached answers to similar questions,
                 for model names whose routing policy has semantic_cache; 0: none are served.
+            cache_warming_nano: Budget of cache warming for each day (UTC), in nano-USD; 0: caches are not warmed.
         """
         return cast(
             "Tenant",
@@ -2830,6 +2852,7 @@ class TenantResource:
                     "answer_cache_seconds": answer_cache_seconds,
                     "answer_cache_sampled": answer_cache_sampled,
                     "semantic_cache_max_error_percent": semantic_cache_max_error_percent,
+                    "cache_warming_nano": cache_warming_nano,
                 },
             ),
         )
@@ -3211,6 +3234,7 @@ class Resources:
         self.billing = BillingResource(http)
         self.billing_profile = BillingProfileResource(http)
         self.budgets = BudgetsResource(http)
+        self.cache_warming = CacheWarmingResource(http)
         self.commitments = CommitmentsResource(http)
         self.credits = CreditsResource(http)
         self.experiments = ExperimentsResource(http)

@@ -21,6 +21,7 @@ from inference_worker.contract.spelling import edit_distance
 
 UnknownParameters = Literal["reject", "warn"]
 CheckPayer = Literal["operator", "tenant"]
+HOURS_A_DAY = 24
 
 
 def database(url: str) -> str:
@@ -82,6 +83,17 @@ def check_payer(text: str) -> CheckPayer:
     if text != "tenant":
         raise ValueError("must be operator or tenant")
     return "tenant"
+
+
+def hours(text: str) -> frozenset[int]:
+    """Return the hours of a range such as 22-6, without its end."""
+    first, mark, end = text.partition("-")
+    if not (mark and first.isdecimal() and end.isdecimal() and int(first) < HOURS_A_DAY and int(end) <= HOURS_A_DAY):
+        raise ValueError("must be two hours from 0 to 24, such as 22-6")
+    start, stop = int(first), int(end)
+    if start < stop:
+        return frozenset(range(start, stop))
+    return frozenset(range(start, HOURS_A_DAY)) | frozenset(range(stop))
 
 
 def web_url(text: str) -> str:
@@ -280,6 +292,9 @@ class PlatformSettings(SharedSettings):
         check_payer,
         "operator",
         "who pays for semantic hits that are computed again as a check: operator or tenant",
+    )
+    cache_warming_hours: frozenset[int] = env.env(
+        hours, "0-6", "hours of the day (UTC) in which caches are warmed, such as 22-6; 0-24: always"
     )
     cached_token_limit_percent: int = env.env(
         env.integer(0, 100), "0", "share of cached prompt tokens that counts toward token limits, in percent"

@@ -60,6 +60,15 @@ def test_keys(run):
     assert key["id"] in [row["id"] for row in printed(run("keys", "list", "--revoked", "--json"))]
 
 
+def test_cache_warming(run, operate):
+    assert "$0.50" in (run("organization", "update", "--cache-warming", "0.50") and run("organization").stdout)
+    run("organization", "update", "--content-retention-days", "1")
+    assert printed(run("cache", "warm", "--json"))["prompts"] == 0
+    assert "expected saving" in operate("cache", "warm", "--tenant", "acme").stdout
+    assert "$0.50" in run("cache").stdout
+    assert printed(run("cache", "warming", "--from", "2026-11-01", "--to", "2026-11-02", "--json"))["results"] == []
+
+
 def test_budgets_and_limits(run):
     made = printed(run("budgets", "create", "CI", "--amount", "12.50", "--threshold", "80", "--json"))
     assert (made["amount"], made["thresholds"]) == (12_500_000_000, [80])

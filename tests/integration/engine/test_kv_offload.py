@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from inference_worker.contract.config import EngineConfig
-from inference_worker.contract.request import Request, SamplingParams
+from inference_worker.contract.request import CacheReport, Request, SamplingParams
 from inference_worker.engine.attention.base import AttentionSpec, CacheShape
 from inference_worker.engine.attention.registry import make_backend
 from inference_worker.engine.engine import LLMEngine
@@ -23,6 +23,13 @@ def cached(engine: LLMEngine, name: str, prompt: list[int]) -> int:
     return run(engine)[name][-1].cached_tokens
 
 
+def report(engine: LLMEngine, name: str, prompt: list[int]) -> CacheReport:
+    engine.add_request(request(name, prompt))
+    found = run(engine)[name][-1].cache
+    assert found is not None
+    return found
+
+
 def test_evicted_blocks_are_restored() -> None:
     runner = MemoryRunner(8, 16, num_host_blocks=30)
     engine, _ = fake_engine(runner=runner)
@@ -31,6 +38,14 @@ def test_evicted_blocks_are_restored() -> None:
     for mark in range(3):
         assert cached(engine, f"again {mark}", distinct(100, mark)) == 96
         assert runner.steps[-1] == {f"again {mark}": 4}
+
+
+def test_tokens_from_cpu_memory_are_reported() -> None:
+    engine, _ = fake_engine(runner=MemoryRunner(8, 16, num_host_blocks=30))
+    for mark in range(4):
+        assert report(engine, f"first {mark}", distinct(100, mark)).host_tokens == 0
+    assert report(engine, "again", distinct(100, 0)) == CacheReport(host_tokens=96)
+    assert report(engine, "on the device", distinct(100, 0)) == CacheReport()
 
 
 def test_without_offload_evicted_blocks_are_computed_again() -> None:

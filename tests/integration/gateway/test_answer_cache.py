@@ -21,10 +21,10 @@ from inference_worker.contract.messages import (
     Tokens,
     decode_usage,
 )
-from inference_worker.contract.request import SamplingParams, TokenCounts, TokenLogprobs
+from inference_worker.contract.request import SamplingParams, ServiceClass, TokenCounts, TokenLogprobs
 from millrace.apps.request_log.answer_keys import answer_key, index_key
 from millrace.gateway.answer_cache import answer_store
-from millrace.gateway.answer_cache.answer_cache import read_directives
+from millrace.gateway.answer_cache.answer_cache import UNPRICED, read_directives
 from millrace.gateway.answer_cache.answer_store import AnswerStore
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest
@@ -58,11 +58,14 @@ class Client:
         key: ApiKeySnapshot | None = None,
         *directives: str,
         prompt: tuple[int, ...] = PROMPT,
+        service_class: ServiceClass = ServiceClass.DEFAULT,
         **sampling: Any,
     ) -> ActiveRequest:
         self.gate.count += 1
         params = SamplingParams(**{"temperature": 0.0, **sampling})
-        request = InferenceRequest("a", list(prompt), params, 20, cache_directives=frozenset(directives))
+        request = InferenceRequest(
+            "a", list(prompt), params, 20, cache_directives=frozenset(directives), service_class=service_class
+        )
         return await self.gate.service.begin(key or make_key(), request, completions.DIALECT, f"req_{self.gate.count}")
 
     async def run(self, call: ActiveRequest, text: str = "Hello") -> None:
@@ -194,6 +197,20 @@ async def test_sampled_answers_are_cached_if_the_tenant_chose_so(client: Client)
     hit = await client.begin(key, temperature=0.7)
     assert client.layer(hit) == "exact"
     await client.answer(hit)
+
+
+async def test_the_answer_of_a_batch_is_stored_if_only_other_classes_have_prices_of_hits(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "millrace.gateway.answer_cache.answer_cache._miss_reason"
+    monkeypatch.setattr(reason, lambda execution, *_: UNPRICED if execution.batch else "")
+    for _ in range(2):
+        batch = await client.begin(service_class=ServiceClass.BATCH)
+        assert client.note(batch) == {"miss": "unpriced"}
+        await client.answer_of_run(batch)
+    hit = await client.begin()
+    assert client.origin(hit)[1] == batch.request_id
+    assert await client.answer(hit) == "Hello there"
 
 
 async def test_a_seed_does_not_matter_without_sampling(client: Client) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -70,8 +70,21 @@ class Embedder:
         self.seconds = 0.0
         self.running = 0
         self.size = 3
+        self.unbilled: list[str] = []  # executions that are not billed
 
-    async def embed(self, key: ApiKeySnapshot, name: str, text: str) -> NDArray[np.float32]:
+    async def embed(
+        self,
+        key: ApiKeySnapshot,
+        name: str,
+        text: str,
+        *,
+        discards: bool = False,
+        on_start: Callable[[Any], None] | None = None,
+    ) -> NDArray[np.float32]:
+        if discards:
+            self.unbilled.append(name)
+        if on_start is not None:
+            on_start(name)
         self.running += 1
         try:
             await asyncio.sleep(self.seconds)
@@ -80,6 +93,9 @@ class Embedder:
         numbers = VECTORS.get(text) or tuple(random.Random(text).gauss(0, 1) for _ in range(3))
         vector = np.array(numbers[: self.size], np.float32)
         return vector / np.linalg.norm(vector)
+
+    async def discard(self, name: Any) -> None:
+        self.unbilled.append(name)
 
 
 class Tokenized:
@@ -271,7 +287,11 @@ async def test_questions_are_stored_only_with_the_consent_of_the_tenant(client: 
     assert await client.rows(1, "SELECT id FROM request_log_semanticentry") == []
 
 
-async def test_a_wrong_hit_lowers_its_entry_at_once(client: Client) -> None:
+@pytest.mark.parametrize("payer", ["operator", "tenant"])
+async def test_a_wrong_hit_lowers_its_entry_at_once(
+    client: Client, monkeypatch: pytest.MonkeyPatch, payer: str
+) -> None:
+    monkeypatch.setattr(client.gate.service._semantic_checks, "_payer", payer)
     await fill(client)
     await client.learn()
     client.gate.service._answers._semantic._verified_share = 1.0  # type: ignore[union-attr]
@@ -286,11 +306,12 @@ async def test_a_wrong_hit_lowers_its_entry_at_once(client: Client) -> None:
     assert entries == [{"wrong": 1}]
     (evidence,) = await client.rows(1, "SELECT correct, wrong FROM request_log_semanticevidence")
     assert evidence == {"correct": CHECKS, "wrong": 1}
-    # The check is not billed.
+    # The operator's check is not billed, nor is the vector of its answer.
+    assert client.embedder.unbilled == [f"{hit.request_id}.v.a"] * (payer == "operator")
     entries = await client.gate.broker.xrange(USAGE_STREAM)
     events = [decode_usage(fields[b"e"]) for _, fields in entries]
     outcomes = [event.outcome for event in events if event.billing_context.request_id == f"{hit.request_id}.v"]
-    assert outcomes == ["failed"]
+    assert outcomes == ["failed"] * (payer == "operator")
 
 
 async def running_check(client: Client) -> str:
@@ -380,8 +401,24 @@ async def test_the_vector_of_a_rejected_request_is_not_computed(
     with pytest.raises(ApiError) as rejection:
         await client.ask(FIRST, HOLD, key, *directives)
     assert rejection.value.code == code
-    await asyncio.sleep(0.05)
+    await asyncio.gather(*client.gate.service._background)
     assert client.embedder.running == 0
+
+
+@pytest.mark.parametrize("reason", ["rejected", "failed"])
+async def test_a_vector_is_not_billed_if_its_request_is_not(client: Client, reason: str) -> None:
+    await fill(client)
+    assert client.embedder.unbilled == []
+    service, embedder = client.gate.service, client.embedder
+    if reason == "rejected":
+        with pytest.raises(ApiError):  # after the lookup, which has waited for the vector
+            await client.ask(SIMILAR, CALL, None, "only-if-cached")
+    else:
+        call, _ = await client.ask(SIMILAR, CALL)
+        assert embedder.unbilled == []
+        await service.mark_failed(call)
+    await asyncio.gather(*service._background)
+    assert embedder.unbilled == [f"req_{client.gate.count}.q"]
 
 
 async def test_no_tenant_uses_the_vectors_of_all(client: Client) -> None:

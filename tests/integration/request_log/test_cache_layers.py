@@ -32,7 +32,15 @@ def acme() -> Tenant:
     return actions.do_create_tenant("acme", "Acme")
 
 
-def settle(tenant: Tenant, request_id: str, saved_femto: int = 0, at: datetime = NOW, **tokens: int) -> None:
+def settle(
+    tenant: Tenant,
+    request_id: str,
+    saved_femto: int = 0,
+    at: datetime = NOW,
+    cost_femto: int = 1,
+    host_tokens: int = 0,
+    **tokens: int,
+) -> None:
     with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
         (period,) = stamps(cursor, [(tenant.pk, at)])
         UsageEvent.objects.all_tenants().create(
@@ -53,7 +61,8 @@ def settle(tenant: Tenant, request_id: str, saved_femto: int = 0, at: datetime =
             ttft_us=0,
             duration_us=0,
             price_ids=[None for _ in COMPONENTS],
-            cost_femto=1,
+            cost_femto=cost_femto,
+            host_tokens=host_tokens,
             saved_femto=saved_femto,
             invoice_period=period,
             settled_at=datetime.now(UTC),
@@ -84,17 +93,20 @@ def test_each_layer_has_its_requests_tokens_and_savings(acme: Tenant) -> None:
     record(acme, 10, outcome="failed")  # its layer is not known
     record(acme, 11, cache_layer="computed", started_at=START - timedelta(minutes=1))
     record(acme, 12, cache_layer="computed", started_at=END)
+    record(acme, 13, cache_layer="prefix")
+    settle(acme, "req_013", 200, host_tokens=64, uncached=10, cache_read=200, output=1)
     settle(acme, "req_000.1", 1, uncached=7, output=3)  # another prompt of the first request
     found = layers_of(acme)
     assert found.layers == (
         LayerUsage(CacheLayer.EXACT, 2, 108, 22, 1000, 860),  # 900 - 40 ms; the other source is not known
         LayerUsage(CacheLayer.SINGLE_FLIGHT, 1, 100, 20, 300, 0),
         LayerUsage(CacheLayer.SEMANTIC, 1, 90, 20, 400, 800),
-        LayerUsage(CacheLayer.PREFIX, 1, 70, 0, 70, 0),
-        LayerUsage(CacheLayer.COMPUTED, 1, 147, 28, 1, 0),
+        LayerUsage(CacheLayer.PREFIX, 1, 70 + 200 - 64, 0, 70, 0),
+        LayerUsage(CacheLayer.HOST_MEMORY, 1, 64, 0, 200, 0),
+        LayerUsage(CacheLayer.COMPUTED, 1, 157, 29, 1, 0),
     )
-    assert (found.requests, found.hits, found.hit_rate) == (6, 4, 4 / 6)
-    assert (found.saved_femto, found.saved_ms) == (1771, 1660)
+    assert (found.requests, found.hits, found.hit_rate) == (7, 4, 4 / 7)
+    assert (found.saved_femto, found.saved_ms) == (1971, 1660)
 
 
 def test_usage_of_a_request_without_a_settled_event_is_zero(acme: Tenant) -> None:

@@ -120,12 +120,13 @@ def test_the_usage_event_contains_the_cache_miss_reason(
     broker: redis.Redis, queued: Queued, publisher: ObservedPublisher
 ) -> None:
     live = begin(broker, queued, make_job())
-    report = CacheReport("prefix_changed", changed_at=40, unpinned_tokens=64)
+    report = CacheReport("prefix_changed", changed_at=40, unpinned_tokens=64, host_tokens=32)
     output = RequestOutput(live.engine_id, [7], "<7>", finish_reason="stop", usage=USAGE, cache=report)
     publisher.deliver([(live, output)])
     assert publisher.has_ended(live)
     (usage,) = usage_events(broker)
     assert (usage.miss_reason, usage.changed_at, usage.unpinned_tokens) == ("prefix_changed", 40, 64)
+    assert usage.host_tokens == 32
 
 
 def test_the_usage_event_contains_reasoning_tokens_and_drafts_of_all_sequences(

@@ -12,6 +12,8 @@ from billing.budgets.budget_leases import BudgetLeaseStore
 from millrace.gateway.admission.budget_admission import BudgetAdmission
 from millrace.gateway.admission.early_release import EarlyReleases
 from millrace.gateway.answer_cache.answer_store import AnswerStore
+from millrace.gateway.answer_cache.semantic_cache import SemanticCache
+from millrace.gateway.answer_cache.semantic_store import SemanticStore
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 
 # Step -> the patched function, and whether the process dies before or after the call.
@@ -40,6 +42,16 @@ HIT_STEPS: dict[str, tuple[type, str, str]] = {
     "hit ended": (EarlyReleases, "end", "before"),
 }
 
+# Steps of a hit of the semantic cache. Its usage is recorded from `hit recorded` on.
+SEMANTIC_STEPS: dict[str, tuple[type, str, str]] = {
+    "vector reserved": (BudgetAdmission, "take", "after"),
+    "questions searched": (SemanticStore, "read_scope", "before"),
+    "question read": (SemanticStore, "read_entry", "after"),
+    "answer chosen": (SemanticCache, "find", "after"),
+    "hit recording": (Dispatcher, "record_hit", "before"),
+    "hit recorded": (Dispatcher, "record_hit", "after"),
+}
+
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -47,7 +59,7 @@ def die() -> None:
 
 def arm(step: str) -> None:
     """Let this process die at the step."""
-    owner, name, when = (STEPS | HIT_STEPS)[step]
+    owner, name, when = (STEPS | HIT_STEPS | SEMANTIC_STEPS)[step]
     real: Callable[..., Awaitable[Any]] = getattr(owner, name)
 
     @wraps(real)

@@ -6,11 +6,12 @@ import asyncio
 import os
 import secrets
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from inference_worker.contract.messages import (
     End,
     ExecutionUsage,
     InferenceJob,
+    Tokens,
+    Vectors,
     claim_key,
     decode_job,
     encode,
@@ -43,6 +46,8 @@ from tests.support.gateway.replica import Replica
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = "smollm2-135m"
+EMBEDDING_MODEL = "all-minilm-l6-v2"
+VECTOR_SIZE = 384
 REQUEST_SECONDS = 5
 LEASE_SECONDS = 4.0
 
@@ -89,6 +94,7 @@ class Worker:
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     claimed: list[tuple[InferenceJob, int]] = field(default_factory=list)
     answered: list[ExecutionUsage] = field(default_factory=list)
+    writes_text: bool = False
 
     async def run(self) -> None:
         while True:
@@ -115,15 +121,27 @@ class Worker:
         return len({job.billing_context.request_id for job, _ in self.claimed}) >= number
 
     async def _answer(self, job: InferenceJob, attempt: int) -> None:
-        """Complete the request with half of its maximum length."""
+        """Complete the request with half of its maximum length.
+
+        The vector and the text depend only on the prompt's length, so prompts of the same length are similar.
+        """
         name = job.billing_context.request_id
-        usage = TokenCounts(uncached=len(job.prompt_token_ids), output=max(1, job.params.max_tokens // 2))
+        usage = TokenCounts(uncached=len(job.prompt_token_ids))
+        events: list[Tokens | Vectors] = []
+        if job.input_lengths:
+            vector = [float(place == len(job.prompt_token_ids)) for place in range(VECTOR_SIZE)]
+            events = [Vectors(name, attempt, 0, struct.pack(f"<{VECTOR_SIZE}f", *vector))]
+        else:
+            usage = replace(usage, output=max(1, job.params.max_tokens // 2))
+            if self.writes_text:
+                events = [Tokens(name, attempt, 0, [5], "word " * len(job.prompt_token_ids), prompt=usage)]
         event = ExecutionUsage(job.billing_context, attempt, "completed", "stop", usage, self.replica.name, 32)
-        end = End(name, attempt, 0, "stop", None, usage)
+        end = End(name, attempt, len(events), "stop", None, usage)
+        sent = [each for each in (*events, end) if not isinstance(each, Vectors)]  # those are only in the log
         keys = [claim_key(name, job.billing_context.execution), USAGE_STREAM, gateway_stream(job.gateway_id)]
         keys.append(event_log_key(name, attempt))
         await self.broker.eval(  # type: ignore[misc]
-            claims.FINISH, 4, *keys, attempt, encode(event), encode([end]), 60, encode(end)
+            claims.FINISH, 4, *keys, attempt, encode(event), encode(sent), 60, *map(encode, (*events, end))
         )
         self.answered.append(event)
 
@@ -146,15 +164,17 @@ async def gateway_cluster(
     longest: int = REQUEST_SECONDS,
     recall: float | None = None,
     poll: float | None = None,
+    similar: bool = False,
     **kill_at: str,
 ) -> AsyncIterator[GatewayCluster]:
     """Start gateways with these names, some of which die at a step, a settler, and the test's worker.
 
     Requests run for at most `longest` seconds, a recall waits `recall` seconds, and without a push a change is read
-    after `poll` seconds."""
+    after `poll` seconds. With `similar`, they compare questions, and the worker writes texts and vectors."""
     environ = os.environ | {
         "MILLRACE_DATABASE_URL": database,
-        "MILLRACE_MODELS": f"{MODEL}=embedded",
+        "MILLRACE_MODELS": f"{MODEL}=embedded,{EMBEDDING_MODEL}=embedded:minilm" if similar else f"{MODEL}=embedded",
+        "MILLRACE_SEMANTIC_CACHE_WAIT_MS": "10000",
         "MILLRACE_REQUEST_TIMEOUT_SECONDS": str(longest),
         "CLUSTER_LEASE": str(lease),
         "CLUSTER_POLL": str(poll or revocation.POLL_SECONDS),
@@ -165,6 +185,12 @@ async def gateway_cluster(
     settler = _start("manage.py", "run_settler", "--name", "cluster", environ=environ)
     (spec,) = parse_models(f"{MODEL}=embedded")
     worker = Worker(broker, Replica(broker, f"{MODEL}-0.stub", model=MODEL, version=spec.version))
+    replicas = [worker.replica]
+    if similar:
+        worker.writes_text = True
+        (embedding,) = parse_models(f"{EMBEDDING_MODEL}=embedded:minilm")
+        replica = Replica(broker, f"{EMBEDDING_MODEL}-0.stub", model=EMBEDDING_MODEL, version=embedding.version)
+        replicas.append(replica)
     working = asyncio.create_task(worker.run())
     try:
         for name in names:
@@ -183,7 +209,7 @@ async def gateway_cluster(
                     await asyncio.sleep(0.1)
         yield GatewayCluster(started, worker, settler)
     finally:
-        await cancel_and_wait([working, worker.replica._task])
+        await cancel_and_wait([working, *(replica._task for replica in replicas)])
         for process in (settler, *(each.process for each in started.values())):
             process.send_signal(signal.SIGKILL)
             process.wait()

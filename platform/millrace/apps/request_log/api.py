@@ -213,6 +213,9 @@ class RequestExecutionOut(serializers.Serializer[RequestExecution]):
     rejected_drafts = serializers.IntegerField(
         source="event.rejected_drafts", help_text="Draft tokens that were rejected. They are not billed."
     )
+    host_tokens = serializers.IntegerField(
+        source="event.host_tokens", help_text="The part of cache_read that was restored from CPU memory."
+    )
     miss_reason = serializers.CharField(
         source="event.miss_reason", help_text="Why the prefix cache was missed; empty: it was not."
     )
@@ -338,7 +341,9 @@ class CacheLayerOut(serializers.Serializer[LayerUsage]):
 
     layer = serializers.ChoiceField(CacheLayer.choices)
     requests = serializers.IntegerField()
-    input_tokens = serializers.IntegerField(help_text="Of `prefix`: tokens read from the prefix cache.")
+    input_tokens = serializers.IntegerField(
+        help_text="Of `prefix` and `host_memory`: tokens read from the prefix cache on the device and in CPU memory."
+    )
     output_tokens = serializers.IntegerField()
     saved_usd = serializers.SerializerMethodField(help_text="Compared with uncached prices; exact amount.")
     saved_ms = serializers.IntegerField(
@@ -497,7 +502,7 @@ class RequestRates(TenantView):
     def get(self, request: Request) -> Response:
         """Return numbers of requests by hour or day, and by the limit or budget that rejected them. Default: 1 day."""
         query = check_query(RatesQuery, request)
-        start, end = _period(query.validated_data)
+        start, end = read_period(query.validated_data)
         with self.scope():
             rates = selectors.rates(self.access.tenant.pk, start, end, query.validated_data["bucket"])
         return Response(RequestRatesOut({**vars(rates), "ttft_slo_ms": selectors.ttft_slo_ms()}).data)
@@ -512,7 +517,7 @@ class RequestCacheLayers(TenantView):
     def get(self, request: Request) -> Response:
         """Return requests, tokens and savings by cache layer. Default: 1 day."""
         query = check_query(CacheLayersQuery, request)
-        start, end = _period(query.validated_data)
+        start, end = read_period(query.validated_data)
         with self.scope():
             found = cache_layers(self.access.tenant.pk, start, end)
             report = AnswerCacheReport(
@@ -557,7 +562,7 @@ class RequestPromptAdvice(TenantView):
     )
     def get(self, request: Request) -> Response:
         """Return the changing parts of prompts that defeat the prefix cache, most expensive first. Default: 1 day."""
-        start, end = _period(check_query(CacheLayersQuery, request).validated_data)
+        start, end = read_period(check_query(CacheLayersQuery, request).validated_data)
         with self.scope():
             found = prompt_advice(self.access.tenant.pk, start, end)
         return Response(PromptAdviceOut(found, many=True).data)
@@ -572,7 +577,7 @@ class RequestSuccess(TenantView):
     def get(self, request: Request) -> Response:
         """Return successful requests and the cost of a successful request, by group. Default: 1 day."""
         values = check_query(SuccessQuery, request).validated_data
-        start, end = _period(values)
+        start, end = read_period(values)
         filters = {"model": values.get("model"), "key_id": values.get("key"), "project_id": values.get("project")}
         try:
             with self.scope():
@@ -592,14 +597,14 @@ class RequestOutcomes(TenantView):
     def get(self, request: Request) -> Response:
         """Return the newest 1,000 stored prompts with feedback on either of two models. Default: 1 day."""
         values = check_query(OutcomesQuery, request).validated_data
-        start, end = _period(values)
+        start, end = read_period(values)
         names = values["model"], values["weak"], values["strong"]
         with self.scope():
             found = labeled_outcomes(self.access.tenant.pk, *names, start, end)
         return Response(LabeledOutcomesOut({"outcomes": found}).data)
 
 
-def _period(values: Mapping[str, Any]) -> tuple[datetime, datetime]:
+def read_period(values: Mapping[str, Any]) -> tuple[datetime, datetime]:
     """Return the period of a query.
 
     Raises:

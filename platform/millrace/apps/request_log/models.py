@@ -29,6 +29,7 @@ class CacheLayer(models.TextChoices):
     SINGLE_FLIGHT = "single_flight"  # the answer of an equal concurrent request
     SEMANTIC = "semantic"  # the cached answer to a similar question
     PREFIX = "prefix"  # computed, with a part of the prompt from the prefix cache
+    HOST_MEMORY = "host_memory"  # the same, from its part in CPU memory; only in sums, a record has `prefix`
     COMPUTED = "computed"
 
 
@@ -190,3 +191,49 @@ class SemanticEvidence(models.Model):
 
     def __str__(self) -> str:
         return f"band {self.band}: {self.correct} correct, {self.wrong} wrong"
+
+
+class WarmedPrompt(models.Model):
+    """A prompt that was computed ahead of its requests, as a line of a batch, to fill a cache.
+
+    Until its cost is settled, `max_femto` counts toward the tenant's daily budget of cache warming.
+    """
+
+    class Cache(models.TextChoices):
+        ANSWER = "answer"  # the answer cache
+        PREFIX = "prefix"  # the prefix cache
+
+    tenant_id = models.BigIntegerField()
+    cache = models.CharField(max_length=6, choices=Cache)
+    fingerprint = models.BinaryField(help_text="digest of the prompt and its parameters, or of the shared prefix")
+    key_id = models.BigIntegerField(help_text="the API key that it ran with")
+    model = models.CharField(max_length=128, help_text="the model that served the original request")
+    source_request_id = models.CharField(max_length=64, help_text="the stored request that the prompt is from")
+    batch_id = models.BigIntegerField()
+    batch_line = models.IntegerField()
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField(help_text="until when a request can use it")
+    expected_femto = models.BigIntegerField(help_text="expected saving less the expected cost")
+    max_femto = models.BigIntegerField(help_text="maximum cost")
+    prefix_tokens = models.IntegerField(default=0, help_text="estimated length of the shared prefix")
+    request_id = models.CharField(
+        max_length=64, default="", help_text="the request that computed it; empty: it has not ended, or did not run"
+    )
+    cost_femto = models.BigIntegerField(null=True, help_text="empty: not settled")
+    hits = models.IntegerField(default=0, help_text="requests that used it")
+    saved_femto = models.BigIntegerField(
+        default=0, help_text="what the first of these requests saved; the others would have been served without it"
+    )
+
+    objects = TenantManager()
+
+    class Meta:
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(fields=["batch_id", "batch_line"], name="request_log_warmed_line"),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["tenant_id", "created_at"], name="request_log_warmed_created"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.cache} of {self.source_request_id}"

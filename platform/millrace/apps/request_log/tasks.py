@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import structlog
 from celery import shared_task
 from django.conf import settings
 from django.db import connection
+from django.db.models import Q
 
 from inference_worker.contract import valkey
 from millrace.apps.request_log.answer_keys import INDEX_PATTERN, tenant_of
+from millrace.apps.request_log.cache_warming import LATE, do_warm_caches, settle_warmed
+from millrace.apps.request_log.models import WarmedPrompt
+from tenants.actions.common import ActionRefused
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
+
+log = structlog.get_logger(__name__)
 
 DELETE_BATCH_SIZE = 5_000  # rows, to keep transactions short
 _RECORDS = """
@@ -42,6 +49,13 @@ DELETE FROM request_log_semanticevidence WHERE ctid = ANY(ARRAY(
     SELECT e.ctid FROM request_log_semanticevidence e JOIN tenants_tenant t ON t.id = e.tenant_id
     WHERE t.status = 'purged' LIMIT %(most)s FOR UPDATE OF e SKIP LOCKED))
 """
+_WARMED = """
+DELETE FROM request_log_warmedprompt WHERE ctid = ANY(ARRAY(
+    SELECT w.ctid FROM request_log_warmedprompt w
+    WHERE w.created_at < %(before)s AND w.expires_at < %(now)s
+        OR w.tenant_id IN (SELECT id FROM tenants_tenant WHERE status = 'purged')
+    LIMIT %(most)s FOR UPDATE SKIP LOCKED))
+"""
 
 
 @shared_task(name="request_log.purge_expired")
@@ -49,7 +63,33 @@ def purge_expired(now: datetime | None = None) -> int:
     """Remove expired records and contents, and those of purged tenants. Returns the number of removed rows."""
     now = now or datetime.now(UTC)
     before = now - timedelta(days=settings.MILLRACE.request_log_retention_days)
-    return sum(_delete(statement, now, before) for statement in (_RECORDS, _CONTENT))
+    return sum(_delete(statement, now, before) for statement in (_RECORDS, _CONTENT, _WARMED))
+
+
+@shared_task(name="request_log.warm_caches")
+def warm_caches(now: datetime | None = None) -> int:
+    """Settle the warmed prompts of all tenants and, in the hours of warming, warm the caches of those that opted in.
+
+    Returns the number of prompts that will be computed.
+    """
+    now = now or datetime.now(UTC)
+    with all_tenants_scope(BypassReason.HOUSEKEEPING):
+        unsettled = Q(cost_femto=None) | Q(expires_at__gt=now - LATE)
+        warmed = WarmedPrompt.objects.all_tenants().filter(unsettled).values("tenant_id")
+        tenants = Tenant.objects.all_tenants().exclude(status=Tenant.Status.PURGED)
+        found = list(tenants.filter(Q(cache_warming_nano__gt=0) | Q(pk__in=warmed)))
+    prompts = 0
+    for tenant in found:
+        try:
+            if tenant.cache_warming_nano and now.hour in settings.MILLRACE.cache_warming_hours:
+                prompts += do_warm_caches(tenant, now=now).prompts
+            else:
+                settle_warmed(tenant, now=now)
+        except ActionRefused as exc:  # such as a full file quota
+            log.info("cache_warming_refused", tenant_id=tenant.pk, reason=str(exc))
+        except Exception:  # the other tenants must not be affected
+            log.exception("cache_warming_failed", tenant_id=tenant.pk)
+    return prompts
 
 
 @shared_task(name="request_log.purge_answers")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from django.urls import path
 
-from millrace.apps.request_log import api, policy_api
+from millrace.apps.request_log import api, policy_api, warming_api
 
 urlpatterns = [
+    path("cache-warming", warming_api.CacheWarming.as_view(), name="api-cache-warming"),
+    path("cache-warming/run", warming_api.CacheWarmingRun.as_view(), name="api-cache-warming-run"),
     path("policies/dry-run", policy_api.PolicyDryRunView.as_view(), name="api-policy-dry-run"),
     path("requests", api.Requests.as_view(), name="api-requests"),
     path("requests/rates", api.RequestRates.as_view(), name="api-requests-rates"),

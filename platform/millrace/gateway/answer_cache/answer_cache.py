@@ -46,6 +46,7 @@ log = structlog.get_logger(__name__)
 POLL_SECONDS = 0.02  # how often a follower reads the log of its leader
 UNWRITTEN_SECONDS = 60.0  # how long a leader may wait in its gateway's queue
 NO_STORE, NO_CACHE, ONLY_IF_CACHED = "no-store", "no-cache", "only-if-cached"
+UNPRICED = "unpriced"
 DIRECTIVES = (NO_STORE, NO_CACHE, ONLY_IF_CACHED)
 
 
@@ -76,6 +77,11 @@ class AnswerCache:
             return None
         return self._semantic.begin(key, request, request_id)
 
+    async def discard(self, question: Question) -> None:
+        """Do not bill the vector of a request that is not billed."""
+        if self._semantic is not None:
+            await self._semantic.discard(question)
+
     async def stop(self) -> None:
         """Stop the semantic layer."""
         if self._semantic is not None:
@@ -96,11 +102,15 @@ class AnswerCache:
             return False
         reason = _miss_reason(execution, request, key)
         execution.decision_record["answer_cache"] = note = dict[str, Any]()
+        stored = 0 if NO_STORE in request.cache_directives else key.answer_cache_seconds
+        if not stored:
+            note["no_store"] = True
         if reason:
             note["miss"] = reason
+            if reason == UNPRICED and execution.batch:  # requests of other classes can use the answer
+                execution.answer = AnswerLookup(self._answer_id(execution), stored)
             self._require_run(request)
             return False
-        stored = 0 if NO_STORE in request.cache_directives else key.answer_cache_seconds
         execution.answer = lookup = AnswerLookup(self._answer_id(execution), stored)
         answer = await self._find(execution, lookup, request)
         if answer is not None and await self._replay(execution, lookup, answer):
@@ -137,11 +147,13 @@ class AnswerCache:
         if question is not None and self._semantic is not None:
             await self._semantic.record(execution, question, lookup.events, execution.request_id, lookup.seconds)
 
-    async def record_check(self, hit: Execution, question: Question, events: Sequence[AnswerEvent]) -> None:
-        """Record the computed answer to the request of a semantic hit."""
+    async def record_check(
+        self, hit: Execution, question: Question, events: Sequence[AnswerEvent], *, discards: bool
+    ) -> None:
+        """Record the computed answer to the request of a semantic hit. With `discards`, its vector is not billed."""
         if self._semantic is not None and hit.answer is not None:
             seconds = hit.answer.seconds
-            await self._semantic.record(hit, question, events, f"{hit.request_id}.v", seconds)
+            await self._semantic.record(hit, question, events, f"{hit.request_id}.v", seconds, discards=discards)
 
     async def end_flight(self, execution: Execution) -> None:
         """End the flight that the execution leads, if it does, so that no other request waits for its answer."""
@@ -235,6 +247,8 @@ class AnswerCache:
             lookup.layer, lookup.similarity = "semantic", question.note["similarity"]
             note |= {"layer": lookup.layer, **question.note}
             replaced = TokenCounts(execution.admitted.demand.prompt_tokens, output=end.usage.output)
+        if not lookup.seconds:
+            note["no_store"] = True
         execution.decision_record["answer_cache"] = note  # before the record is written
         await self._record(execution, lookup, replaced, "completed", end.finish_reason)
         events = (_as_hit(event, execution, seq, replaced) for seq, event in enumerate(answer.events))
@@ -368,11 +382,11 @@ def _miss_reason(execution: Execution, request: InferenceRequest, key: ApiKeySna
             not {Component.ANSWER_HIT_INPUT, Component.ANSWER_HIT_OUTPUT}
             <= prices(admitted.rate_card, prompt_tokens, at).keys()
         ):
-            return "unpriced"
+            return UNPRICED
         if admitted.reserved_nano is not None:
             most = _hit_usage(TokenCounts(prompt_tokens, output=params.max_tokens * params.n))
             if price(admitted.rate_card, most, at).cost_femto > admitted.reserved_nano * FEMTO_A_NANO:
-                return "unpriced"
+                return UNPRICED
     return ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from inference_worker.contract.messages import Vectors
@@ -11,6 +12,7 @@ from millrace.gateway.answer_cache.side_executions import SideExecutions
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec
+from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.protocols.prompt_bounds import max_characters
 from millrace.gateway.routing.router import Router
 from tenants.keys.snapshot import ApiKeySnapshot
@@ -36,12 +38,22 @@ class QuestionEmbedder:
         model = self._router.served(self._model) if self._model else None
         return model if model is not None and model.task == "embed" and model.upstream is None else None
 
-    async def embed(self, key: ApiKeySnapshot, name: str, text: str) -> NDArray[np.float32] | None:
+    async def embed(
+        self,
+        key: ApiKeySnapshot,
+        name: str,
+        text: str,
+        *,
+        discards: bool = False,
+        on_start: Callable[[Execution], None] | None = None,
+    ) -> NDArray[np.float32] | None:
         """Return the vector of a text, of length 1; None if the text is too long for the model.
 
         Args:
             key: of the request that the text is from.
             name: the ID of the execution.
+            discards: the vector is not billed.
+            on_start: receives the execution when it has been sent.
 
         Raises:
             ApiError: it cannot be computed now.
@@ -58,9 +70,15 @@ class QuestionEmbedder:
         request = InferenceRequest(model.name, [], SamplingParams(max_tokens=0), 0, inputs=(ids,))
         prompt = Prompt(ids, input_lengths=(len(ids),))
         spec = ResponseSpec(_DIALECT, name, model.name, int(time.time()), len(ids))
-        _, events = await self._executions.run(name, key, request, prompt, model, spec, {})
+        _, events = await self._executions.run(
+            name, key, request, prompt, model, spec, {}, discards=discards, on_start=on_start
+        )
         data = b"".join(event.data for event in events if isinstance(event, Vectors))
         import numpy as np  # 14 MB in a gateway whose tenants receive no semantic hits
 
         vector = np.frombuffer(data, "<f4")
         return (vector / max(float(np.linalg.norm(vector)), 1e-9)).astype(np.float32)
+
+    async def discard(self, execution: Execution) -> None:
+        """Do not bill the execution of a vector, even if it has ended."""
+        await self._executions.discard(execution)

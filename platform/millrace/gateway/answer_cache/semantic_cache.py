@@ -13,7 +13,7 @@ import dataclasses
 import random
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,7 @@ class Question:
     embedding: str  # key of the embedding deployment
     vector_size: int
     vector: asyncio.Task[Vector | None]
+    executions: list[Execution]  # of the vector
     nearest: CachedQuestion | None = None  # the nearest entry, if a check of it counts
     margin: float = 0.0
     neighbors: Sequence[int] = ()  # IDs of the nearest entries, nearest first
@@ -111,10 +112,17 @@ class SemanticCache:
         turn, model = find_last_turn(request), self._embedder.model
         if turn is None or model is None or len(turn.text) > MAX_GUARDED_CHARACTERS:
             return None
-        task = asyncio.create_task(self._vector(key, f"{request_id}.q", turn.text))
+        executions: list[Execution] = []
+        task = asyncio.create_task(self._vector(key, f"{request_id}.q", turn.text, on_start=executions.append))
         self._pending[task] = key.tenant_id
         task.add_done_callback(self._pending.pop)
-        return Question(key, request_id, turn, model.key, model.vector_sizes[-1], task)
+        return Question(key, request_id, turn, model.key, model.vector_sizes[-1], task, executions)
+
+    async def discard(self, question: Question) -> None:
+        """Stop to compute the vector of a request that is not billed, and do not bill the vector."""
+        await cancel_and_wait([question.vector])
+        for execution in question.executions:
+            await self._embedder.discard(execution)
 
     async def stop(self) -> None:
         """Cancel the computation of vectors."""
@@ -158,7 +166,14 @@ class SemanticCache:
         return entry.answer
 
     async def record(
-        self, execution: Execution, question: Question, events: Sequence[AnswerEvent], request_id: str, seconds: int
+        self,
+        execution: Execution,
+        question: Question,
+        events: Sequence[AnswerEvent],
+        request_id: str,
+        seconds: int,
+        *,
+        discards: bool = False,
     ) -> None:
         """Add the check of the lookup's nearest entry to the evidence, then store the computed answer.
 
@@ -167,6 +182,7 @@ class SemanticCache:
             events: of the computed answer.
             request_id: of the execution that computed it.
             seconds: lifetime of the entry; 0: the answer is not stored.
+            discards: the answer's vector is not billed.
         """
         end = events[-1] if events else None
         text = "".join(event.text for event in events if isinstance(event, Tokens))
@@ -181,7 +197,7 @@ class SemanticCache:
             vector = await asyncio.shield(question.vector)
             if vector is None or vector.size != question.vector_size:
                 return
-            answer_vector = await self._vector(key, f"{request_id}.a", text)
+            answer_vector = await self._vector(key, f"{request_id}.a", text, discards=discards)
             packed = b"" if answer_vector is None else answer_vector.astype("float16").tobytes()
             answer = Answer(self._store.answer_digest(text), packed)
             group, nearest = 0, question.nearest
@@ -249,11 +265,19 @@ class SemanticCache:
         parts = (job.cache_salt, job.deployment_key, policy, question.turn.context, params, structured)
         return self._store.scope_id((*parts, question.embedding))
 
-    async def _vector(self, key: ApiKeySnapshot, name: str, text: str) -> Vector | None:
+    async def _vector(
+        self,
+        key: ApiKeySnapshot,
+        name: str,
+        text: str,
+        *,
+        discards: bool = False,
+        on_start: Callable[[Execution], None] | None = None,
+    ) -> Vector | None:
         """Return the vector of a text; None if it cannot be computed."""
         try:
             async with asyncio.timeout(VECTOR_SECONDS):
-                return await self._embedder.embed(key, name, text)
+                return await self._embedder.embed(key, name, text, discards=discards, on_start=on_start)
         except _FAILURES as exc:
             log.info("vector_not_computed", execution=name, error=str(exc))
         except Exception:

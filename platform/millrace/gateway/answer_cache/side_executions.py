@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -46,11 +47,13 @@ class SideExecutions:
         decision_record: dict[str, Any],
         *,
         discards: bool = False,
+        on_start: Callable[[Execution], None] | None = None,
     ) -> tuple[Execution, list[AnswerEvent]]:
         """Run an execution with this ID. Return it with its events, the last of which is the end.
 
         Args:
             discards: mark it as failed however it ends, so that it is not billed.
+            on_start: receives the execution when it has been sent.
 
         Raises:
             ApiError: it is rejected, or it failed.
@@ -65,18 +68,25 @@ class SideExecutions:
             made = Execution(self._dispatcher.broker, admitted, self._jobs.make(admitted), spec, decision_record)
             self._dispatcher.submit(made)
             execution = made
+            if on_start is not None:
+                on_start(made)
             return made, await _events(made)
         finally:
             await asyncio.shield(self._discard_and_end(admitted, execution, discards))
 
+    async def discard(self, execution: Execution) -> None:
+        """Mark an execution as failed, even if it has ended, so that it is not billed."""
+        try:
+            # First, since a replica that stops earlier settles the tokens that it has computed.
+            await self._dispatcher.force_fail(execution.job, execution.attempt, "discarded")
+            await self._dispatcher.send_stop(execution)
+        except (redis.RedisError, OSError) as exc:  # the failure is sent later
+            log.warning("cancellation_failed", request_id=execution.request_id, error=str(exc))
+
     async def _discard_and_end(self, admitted: AdmittedRequest, execution: Execution | None, discards: bool) -> None:
         try:
             if discards and execution is not None:
-                # First, since a replica that stops earlier settles the tokens that it has computed.
-                await self._dispatcher.force_fail(execution.job, execution.attempt, "semantic_check")
-                await self._dispatcher.send_stop(execution)
-        except (redis.RedisError, OSError) as exc:  # the failure is sent later
-            log.warning("cancellation_failed", request_id=admitted.demand.request_id, error=str(exc))
+                await self.discard(execution)
         finally:
             await self._end(admitted, execution)
 

@@ -55,6 +55,7 @@ class SemanticChecks:
         demand = hit.admitted.demand
         request = dataclasses.replace(demand.request, service_class=ServiceClass.BATCH)
         name, record = f"{hit.request_id}.v", {"checks": hit.request_id}
+        discards = self._payer == "operator"
         try:
             async with asyncio.timeout(CHECK_SECONDS):
                 _, events = await self._executions.run(
@@ -65,9 +66,9 @@ class SemanticChecks:
                     demand.model,
                     hit.response_spec,
                     record,
-                    discards=self._payer == "operator",
+                    discards=discards,
                 )
-            await self._answers.record_check(hit, question, events)
+            await self._answers.record_check(hit, question, events, discards=discards)
         except (ApiError, redis.RedisError, OSError, TimeoutError) as exc:
             log.info("semantic_check_failed", request_id=hit.request_id, error=str(exc))
         except Exception:

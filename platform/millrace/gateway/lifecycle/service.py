@@ -274,6 +274,8 @@ class InferenceService:
             for execution in (*part.summaries, *part.executions):
                 if execution is part.execution or execution.usage is not None:
                     await self._abandon(execution, code)
+            if part.question is not None:
+                await self._answers.discard(part.question)
 
     async def drain(self) -> None:
         """Wait until all requests are cancelled or closed."""
@@ -312,7 +314,7 @@ class InferenceService:
             return active
         except BaseException:
             if question is not None:
-                question.vector.cancel()
+                self._in_background(self._answers.discard(question))
             raise
 
     async def _events(self, active: ActiveRequest) -> AsyncIterator[AnswerEvent]:

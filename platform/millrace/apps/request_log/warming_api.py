@@ -1,0 +1,114 @@
+"""Management API of cache warming, below /api/cache-warming."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from drf_spectacular.utils import extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from billing.amounts import FEMTO_DIGITS, decimal
+from millrace.apps.request_log.api import CacheLayersQuery, read_period
+from millrace.apps.request_log.cache_warming import WarmingRun, do_warm_caches
+from millrace.apps.request_log.models import WarmedPrompt
+from millrace.apps.request_log.warming_status import MAX_LISTED, WarmingStatus, warming_status
+from tenants.api.idempotency import HEADER, idempotent
+from tenants.permissions import Permission
+from tenants.views import TenantView, check_query
+
+
+def _usd(femto: int) -> str:
+    return decimal(femto, FEMTO_DIGITS, 2)
+
+
+class WarmedPromptOut(serializers.ModelSerializer[WarmedPrompt]):
+    """A prompt that was computed ahead of its requests."""
+
+    expected_usd = serializers.SerializerMethodField(help_text="Expected saving less the expected cost.")
+    cost_usd = serializers.SerializerMethodField(help_text="Null until it is settled.")
+    saved_usd = serializers.SerializerMethodField(help_text="Saved by the first request that used it.")
+
+    class Meta:
+        model = WarmedPrompt
+        fields = (
+            *("id", "cache", "model", "key_id", "source_request_id", "request_id", "created_at", "expires_at"),
+            *("expected_usd", "cost_usd", "hits", "saved_usd"),
+        )
+        read_only_fields = fields
+
+    def get_expected_usd(self, row: WarmedPrompt) -> str:
+        return _usd(row.expected_femto)
+
+    def get_cost_usd(self, row: WarmedPrompt) -> str | None:
+        return None if row.cost_femto is None else _usd(row.cost_femto)
+
+    def get_saved_usd(self, row: WarmedPrompt) -> str:
+        return _usd(row.saved_femto)
+
+
+class CacheWarmingOut(serializers.Serializer[WarmingStatus]):
+    """What cache warming has computed, spent and saved."""
+
+    budget_nano = serializers.IntegerField(help_text="Of each day, in nano-USD; 0: caches are not warmed.")
+    spent_today_usd = serializers.SerializerMethodField(help_text="With the maximum cost of unsettled prompts.")
+    prompts = serializers.IntegerField(help_text="Of the period.")
+    computed = serializers.IntegerField(help_text="Prompts that have run.")
+    used = serializers.IntegerField(help_text="Prompts that at least one request used.")
+    hits = serializers.IntegerField(help_text="Requests that used a prompt.")
+    spent_usd = serializers.SerializerMethodField()
+    saved_usd = serializers.SerializerMethodField(help_text="Saved by the first request of each prompt.")
+    results = WarmedPromptOut(many=True, source="newest", help_text=f"The newest {MAX_LISTED} prompts.")
+
+    def get_spent_today_usd(self, status: WarmingStatus) -> str:
+        return _usd(status.spent_today_femto)
+
+    def get_spent_usd(self, status: WarmingStatus) -> str:
+        return _usd(status.spent_femto)
+
+    def get_saved_usd(self, status: WarmingStatus) -> str:
+        return _usd(status.saved_femto)
+
+
+class WarmingRunOut(serializers.Serializer[WarmingRun]):
+    """The prompts that a run has chosen."""
+
+    prompts = serializers.IntegerField(help_text="Prompts that will be computed.")
+    prefixes = serializers.IntegerField(help_text="Those that fill the prefix cache.")
+    not_worthwhile = serializers.IntegerField(help_text="Prompts whose expected saving does not cover their cost.")
+    over_budget = serializers.IntegerField(help_text="Prompts that do not fit into the rest of the day's budget.")
+    expected_usd = serializers.SerializerMethodField(help_text="Expected saving less the expected cost.")
+    max_usd = serializers.SerializerMethodField(help_text="Maximum cost.")
+
+    def get_expected_usd(self, run: WarmingRun) -> str:
+        return _usd(run.expected_femto)
+
+    def get_max_usd(self, run: WarmingRun) -> str:
+        return _usd(run.max_femto)
+
+
+@extend_schema(tags=["cache-warming"])
+class CacheWarming(TenantView):
+    permissions: ClassVar = {"GET": Permission.USAGE_READ}
+    pagination_class = None
+
+    @extend_schema(operation_id="cache_warming", parameters=[CacheLayersQuery], responses=CacheWarmingOut)
+    def get(self, request: Request) -> Response:
+        """Return what cache warming has computed, spent and saved. Default: 1 day."""
+        start, end = read_period(check_query(CacheLayersQuery, request).validated_data)
+        with self.scope():
+            status = warming_status(self.access.tenant, start, end)
+        return Response(CacheWarmingOut(status).data)
+
+
+@extend_schema(tags=["cache-warming"])
+class CacheWarmingRun(TenantView):
+    permissions: ClassVar = {"POST": Permission.TENANT_UPDATE}
+    pagination_class = None
+
+    @extend_schema(operation_id="cache_warming_run", parameters=[HEADER], request=None, responses=WarmingRunOut)
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Warm the caches now, within the rest of the day's budget."""
+        return Response(WarmingRunOut(do_warm_caches(self.access.tenant)).data)

@@ -1,0 +1,77 @@
+"""`millrace cache`: cache warming of a tenant."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from millrace.cli import output
+from millrace.cli.app import ResourceGroup, Session, command, given_options
+from millrace.cli.output import Column, moment, nano_usd, number, usd
+from millrace.cli.usage import instant
+
+if TYPE_CHECKING:
+    from millrace.client import Client
+
+_STATUS = [
+    Column("budget per day", "budget_nano", nano_usd),
+    Column("spent today", "spent_today_usd", usd),
+    Column("prompts", "prompts", number),
+    Column("computed", "computed", number),
+    Column("used", "used", number),
+    Column("hits", "hits", number),
+    Column("spent", "spent_usd", usd),
+    Column("saved", "saved_usd", usd),
+]
+_PROMPT = [
+    Column("request", lambda row: row["request_id"] or row["source_request_id"]),
+    Column("cache", "cache"),
+    Column("model", "model"),
+    Column("created", "created_at", moment),
+    Column("expires", "expires_at", moment),
+    Column("cost", "cost_usd", usd, right=True),
+    Column("hits", "hits", number, right=True),
+    Column("saved", "saved_usd", usd, right=True),
+]
+_RUN = [
+    Column("prompts", "prompts", number),
+    Column("for the prefix cache", "prefixes", number),
+    Column("not worth their cost", "not_worthwhile", number),
+    Column("over the budget", "over_budget", number),
+    Column("expected saving", "expected_usd", usd),
+    Column("maximum cost", "max_usd", usd),
+]
+
+
+@click.group(cls=ResourceGroup, default="warming")
+def cache() -> None:
+    """Warm the caches, and show what that saved."""
+
+
+def _client(session: Session, tenant: str | None) -> Client:
+    return session.tenant_client(tenant) if tenant else session.client
+
+
+@command(cache, "warm", example="millrace cache warm")
+@click.option("--tenant", metavar="SLUG", help="Tenant whose caches are warmed, for operators.")
+def warm(session: Session, tenant: str | None) -> None:
+    """Compute frequent prompts and shared prefixes now, in the batch class, within the day's budget."""
+    session.one(_client(session, tenant).cache_warming.run(), _RUN)
+
+
+@command(cache, "warming", example="millrace cache warming --from 2026-11-01")
+@click.option("--tenant", metavar="SLUG", help="Tenant, for operators.")
+@click.option("--from", "from_", metavar="TIME", help="First instant; default: a day ago.")
+@click.option("--to", metavar="TIME", help="First instant that does not count; default: now.")
+def warming(session: Session, tenant: str | None, **filters: Any) -> None:
+    """Show the warmed prompts, and what they cost and saved."""
+    filters |= {name: instant(filters[name]) for name in ("from_", "to")}
+    found = _client(session, tenant).cache_warming.get(**given_options(filters))
+    if session.as_json:
+        output.print_json(found)
+        return
+    output.print_fields(found, _STATUS)
+    if found["results"]:
+        click.echo()
+    output.print_table(found["results"], _PROMPT, "No prompts were warmed in this time.")
