@@ -76,6 +76,7 @@ class Execution:
         self.completion_texts: dict[int, list[str]] = {}  # choice -> texts, if the tenant stores content
         self.usage: TokenCounts | None = None
         self.answer: AnswerLookup | None = None  # its state in the answer cache, if the cache is used
+        self.whole_prompt: list[int] | None = None  # tokens of a conversation of which a part is summarized
 
     @property
     def attempt(self) -> int:

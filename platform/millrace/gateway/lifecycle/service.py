@@ -24,7 +24,7 @@ from inference_worker.contract.request import TOKEN_CLASSES, ServiceClass, Token
 from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest, RateLimitAdmission
 from millrace.gateway.admission.budget_shares import BudgetShares
 from millrace.gateway.admission.disk import DiskWatch
-from millrace.gateway.answer_cache.answer_cache import ONLY_IF_CACHED, AnswerCache
+from millrace.gateway.answer_cache.answer_cache import AnswerCache
 from millrace.gateway.answer_cache.semantic_cache import Question
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core.catalog import ServedModel
@@ -509,6 +509,7 @@ class InferenceService:
         await self._reserves.release(active)
         if model.tokenizer is not active.tokenizer:
             active.prompt, active.tokenizer = await self._tokenize(model, request), model.tokenizer
+        whole_prompt = active.prompt.ids
         summarizes = await self._shorten(active, model)
         batch = request.service_class == ServiceClass.BATCH
         rejection: ApiError | None = None
@@ -518,7 +519,6 @@ class InferenceService:
             if not key.answer_cache_seconds:
                 raise
             rejection = exc  # the answer may be cached
-        must_run = rejection is None and ONLY_IF_CACHED not in request.cache_directives
         demand = AdmissionRequest(
             active.request_id,
             active.admitted_at,
@@ -529,20 +529,20 @@ class InferenceService:
             len(active.executions),
         )
         echo = await self._echo(model, active) if request.echo else None
-        admitted = await self._admit_with_summary(active, demand) if summarizes and must_run else None
+        admitted = await self._admit_with_room(active, demand) if summarizes else None
+        summarized_prompt = None if admitted is None else whole_prompt
         if admitted is None:
             admitted = await self._admission.admit(demand)
-        await self._start(active, admitted, echo, rejection, reserves=True)
+        await self._start(active, admitted, echo, rejection, reserves=True, summarized_prompt=summarized_prompt)
 
-    async def _admit_with_summary(self, active: ActiveRequest, demand: AdmissionRequest) -> AdmittedRequest | None:
-        """Admit a prompt with a summary of its dropped messages. Return None if even its room does not fit a limit."""
+    async def _admit_with_room(self, active: ActiveRequest, demand: AdmissionRequest) -> AdmittedRequest | None:
+        """Admit a prompt with room for a summary of its dropped messages. Return None if that does not fit a limit."""
         prompt = _with_room(active.prompt, context_overflow.SUMMARY_ROOM)
         try:
-            admitted = await self._admission.admit(msgspec.structs.replace(demand, prompt=prompt))
+            return await self._admission.admit(msgspec.structs.replace(demand, prompt=prompt))
         except ApiError as exc:
             active.decision_record["not_summarizing"] = exc.code
             return None
-        return await self._summarize(active, demand.model, admitted)
 
     async def _shorten(self, active: ActiveRequest, model: ServedModel) -> bool:
         """Drop messages of a conversation that outgrows the context of the last candidate, if the policy says so.
@@ -579,25 +579,32 @@ class InferenceService:
         active.decision_record["dropped_messages"] = prompt.dropped_messages
         return prompt
 
-    async def _summarize(self, active: ActiveRequest, model: ServedModel, admitted: AdmittedRequest) -> AdmittedRequest:
-        """Return the admission of the prompt with a summary of its dropped messages, or without one if that fails.
+    async def _summarized(
+        self, active: ActiveRequest, admitted: AdmittedRequest, execution: Execution, echo: list[list[int]] | None
+    ) -> Execution:
+        """Return the execution of the prompt with a summary of its dropped messages, or without one if that fails.
 
-        Raises:
-            BaseException: the client has disconnected, and nothing is reserved.
+        Args:
+            admitted: with room for the summary.
+            execution: of the prompt without the summary, whose answer is not cached.
         """
-        summarizer = self._summaries.model_of(active)
-        try:
-            if summarizer is not None:
-                dropped = active.prompt.dropped_messages
-                active.summary = await self._summaries.summarize(active, summarizer, dropped)
-            if active.summary:
-                with contextlib.suppress(ApiError):  # the summary is longer than its room
-                    active.prompt = await self._shortened(active, model, admitted.demand.prompt_tokens)
-        except BaseException:
-            await self._dispatcher.record_not_started(admitted.billing_context)
-            await self._admission.close(admitted, None)
-            raise
-        return with_prompt(admitted, active.prompt)
+        model, summarizer, room_prompt = admitted.demand.model, self._summaries.model_of(active), admitted.demand.prompt
+        is_summarized = False
+        if summarizer is not None:
+            dropped = active.prompt.dropped_messages
+            active.summary = await self._summaries.summarize(active, summarizer, dropped)
+        if active.summary:
+            with contextlib.suppress(ApiError):  # the summary is longer than its room
+                active.prompt = await self._shortened(active, model, room_prompt.num_tokens)
+                is_summarized = True
+        active.reserved = [
+            with_prompt(each, active.prompt) if each.demand.prompt is room_prompt else each for each in active.reserved
+        ]
+        summarized = self._execution(active, with_prompt(admitted, active.prompt), echo)
+        summarized.answer, summarized.whole_prompt = execution.answer, execution.whole_prompt
+        if summarized.answer is not None and not is_summarized:
+            summarized.answer.seconds = 0  # later requests get an answer with a summary
+        return summarized
 
     async def _begin_reserved(self, active: ActiveRequest, reserved: AdmittedRequest) -> None:
         """Start an execution whose cost is reserved.
@@ -625,11 +632,13 @@ class InferenceService:
         rejection: ApiError | None = None,
         *,
         reserves: bool = False,
+        summarized_prompt: list[int] | None = None,
     ) -> None:
         """Serve an admitted execution from the answer cache or dispatch it, unless there is a rejection.
 
         Args:
             reserves: whether the escalations that may follow are reserved first.
+            summarized_prompt: the whole prompt, if a part of it is summarized before the execution is dispatched.
 
         Raises:
             ApiError: it cannot run, and nothing is reserved.
@@ -638,16 +647,22 @@ class InferenceService:
         try:
             if reserves:
                 await self._reserves.reserve(active, admitted)
-            execution = self._execution(active, admitted, echo)
+            asked = admitted if summarized_prompt is None else with_prompt(admitted, active.prompt)
+            execution = self._execution(active, asked, echo)
+            execution.whole_prompt = summarized_prompt
             if not await self._answers.serve(execution, request, key, active.question):
                 if rejection is not None:
                     raise rejection
+                if summarized_prompt is not None:
+                    execution = await self._summarized(active, admitted, execution, echo)
                 self._dispatcher.submit(execution)
         except BaseException:
             if execution is not None:
                 await self._answers.end_flight(execution)
             await self._dispatcher.record_not_started(admitted.billing_context)
             await self._admission.close(admitted, None)
+            if reserves:
+                await self._reserves.release(active)
             raise
         active.executions.append(execution)
         self._metrics.in_flight.set(self._dispatcher.in_flight)
