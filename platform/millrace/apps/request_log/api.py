@@ -45,7 +45,7 @@ def _usd(femto: int) -> str:
     return decimal(femto, FEMTO_DIGITS, 2)
 
 
-class _Times(Query):
+class PeriodQuery(Query):
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
         fields = super().get_fields()
         fields["from"] = InstantField(required=False, help_text="Start, inclusive.")
@@ -59,7 +59,7 @@ class _Times(Query):
         return attrs
 
 
-class RequestQuery(_Times):
+class RequestQuery(PeriodQuery):
     model = serializers.CharField(required=False, max_length=128, help_text="The requested or the served model.")
     key = serializers.IntegerField(required=False, min_value=1, max_value=MAX_BIGINT, help_text="ID of the API key.")
     project = serializers.IntegerField(
@@ -79,15 +79,15 @@ class RequestQuery(_Times):
         )
 
 
-class CacheLayersQuery(_Times):
+class CacheLayersQuery(PeriodQuery):
     pass
 
 
-class RatesQuery(_Times):
+class RatesQuery(PeriodQuery):
     bucket = serializers.ChoiceField(BUCKETS, default="hour", help_text="An hour or a day, UTC.")
 
 
-class SuccessQuery(_Times):
+class SuccessQuery(PeriodQuery):
     group_by = serializers.ChoiceField(SUCCESS_GROUPS, default="model", help_text="The groups.")
     model = serializers.CharField(required=False, max_length=128, help_text="The model that served the requests.")
     key = serializers.IntegerField(required=False, min_value=1, max_value=MAX_BIGINT, help_text="ID of the API key.")
@@ -96,7 +96,7 @@ class SuccessQuery(_Times):
     )
 
 
-class OutcomesQuery(_Times):
+class OutcomesQuery(PeriodQuery):
     model = serializers.CharField(max_length=128, help_text="The requested model name.")
     weak = serializers.CharField(max_length=128, help_text="The model of simple requests.")
     strong = serializers.CharField(max_length=128, help_text="The model of complex requests.")
@@ -497,7 +497,7 @@ class RequestRates(TenantView):
     def get(self, request: Request) -> Response:
         """Return numbers of requests by hour or day, and by the limit or budget that rejected them. Default: 1 day."""
         query = check_query(RatesQuery, request)
-        start, end = _period(query.validated_data)
+        start, end = period_of(query.validated_data)
         with self.scope():
             rates = selectors.rates(self.access.tenant.pk, start, end, query.validated_data["bucket"])
         return Response(RequestRatesOut({**vars(rates), "ttft_slo_ms": selectors.ttft_slo_ms()}).data)
@@ -512,7 +512,7 @@ class RequestCacheLayers(TenantView):
     def get(self, request: Request) -> Response:
         """Return requests, tokens and savings by cache layer. Default: 1 day."""
         query = check_query(CacheLayersQuery, request)
-        start, end = _period(query.validated_data)
+        start, end = period_of(query.validated_data)
         with self.scope():
             found = cache_layers(self.access.tenant.pk, start, end)
             report = AnswerCacheReport(
@@ -557,7 +557,7 @@ class RequestPromptAdvice(TenantView):
     )
     def get(self, request: Request) -> Response:
         """Return the changing parts of prompts that defeat the prefix cache, most expensive first. Default: 1 day."""
-        start, end = _period(check_query(CacheLayersQuery, request).validated_data)
+        start, end = period_of(check_query(CacheLayersQuery, request).validated_data)
         with self.scope():
             found = prompt_advice(self.access.tenant.pk, start, end)
         return Response(PromptAdviceOut(found, many=True).data)
@@ -572,7 +572,7 @@ class RequestSuccess(TenantView):
     def get(self, request: Request) -> Response:
         """Return successful requests and the cost of a successful request, by group. Default: 1 day."""
         values = check_query(SuccessQuery, request).validated_data
-        start, end = _period(values)
+        start, end = period_of(values)
         filters = {"model": values.get("model"), "key_id": values.get("key"), "project_id": values.get("project")}
         try:
             with self.scope():
@@ -592,14 +592,14 @@ class RequestOutcomes(TenantView):
     def get(self, request: Request) -> Response:
         """Return the newest 1,000 stored prompts with feedback on either of two models. Default: 1 day."""
         values = check_query(OutcomesQuery, request).validated_data
-        start, end = _period(values)
+        start, end = period_of(values)
         names = values["model"], values["weak"], values["strong"]
         with self.scope():
             found = labeled_outcomes(self.access.tenant.pk, *names, start, end)
         return Response(LabeledOutcomesOut({"outcomes": found}).data)
 
 
-def _period(values: Mapping[str, Any]) -> tuple[datetime, datetime]:
+def period_of(values: Mapping[str, Any]) -> tuple[datetime, datetime]:
     """Return the period of a query.
 
     Raises:

@@ -8,6 +8,7 @@ from millrace.apps.request_log import api, policy_api
 
 urlpatterns = [
     path("policies/dry-run", policy_api.PolicyDryRunView.as_view(), name="api-policy-dry-run"),
+    path("policies/shadow-results", policy_api.ShadowResultsView.as_view(), name="api-policy-shadow-results"),
     path("requests", api.Requests.as_view(), name="api-requests"),
     path("requests/rates", api.RequestRates.as_view(), name="api-requests-rates"),
     path("requests/cache-layers", api.RequestCacheLayers.as_view(), name="api-requests-cache-layers"),

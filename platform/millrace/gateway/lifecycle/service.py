@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any
 
 import msgspec
 import redis.asyncio as redis
@@ -42,9 +41,11 @@ from millrace.gateway.lifecycle.escalation import EscalationReserves
 from millrace.gateway.lifecycle.request_log import RequestTrace
 from millrace.gateway.lifecycle.routing_facts import has_images, request_size, routing_facts
 from millrace.gateway.lifecycle.semantic_checks import SemanticChecks
+from millrace.gateway.lifecycle.shadows import ShadowedAnswer, Shadows
 from millrace.gateway.lifecycle.summaries import Summaries, with_prompt
-from millrace.gateway.protocols import context_overflow, tools
+from millrace.gateway.protocols import context_overflow
 from millrace.gateway.protocols.prompts import is_short, tokenize, tokenize_here
+from millrace.gateway.protocols.tools import call_fields
 from millrace.gateway.protocols.writers import make_writer
 from millrace.gateway.routing.retry_budgets import RetryBudgets
 from millrace.gateway.routing.router import Route, Router
@@ -108,6 +109,7 @@ class ActiveRequest:
         self.summary = ""  # of the messages that were dropped
         self.summaries: list[Execution] = []
         self.question: Question | None = None  # its lookup in the semantic cache
+        self.shadowed: ShadowedAnswer | None = None  # its answer, if it has a shadow
         self._retry_budgets = retry_budgets
 
     @property
@@ -190,6 +192,7 @@ class InferenceService:
         latencies: LatencyTracker | None = None,
         budget_shares: BudgetShares | None = None,
         semantic_checks: SemanticChecks | None = None,
+        shadows: Shadows | None = None,
     ) -> None:
         self._router = router
         self._admission = admission
@@ -203,6 +206,7 @@ class InferenceService:
         self._latencies = latencies or LatencyTracker()
         self._budget_shares = budget_shares
         self._semantic_checks = semantic_checks
+        self._shadows = shadows
         self._retry_budgets = RetryBudgets()
         self._reserves = EscalationReserves(admission, dispatcher, self._tokenize)
         self._summaries = Summaries(router, admission, dispatcher, jobs, self._reserves, self._end, self._abandon)
@@ -280,6 +284,8 @@ class InferenceService:
         self._stopping.set()
         if self._semantic_checks is not None:
             await self._semantic_checks.stop()
+        if self._shadows is not None:
+            await self._shadows.stop()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._answers.stop()
 
@@ -318,11 +324,15 @@ class InferenceService:
     async def _events(self, active: ActiveRequest) -> AsyncIterator[AnswerEvent]:
         if active.escalates:
             for event in await self._checked_events(active):
+                if active.shadowed is not None:
+                    active.shadowed.add(event)
                 yield event
             return
         async for event in self._execution_events(active):
             if isinstance(event, End):
                 self._store_answer(active)
+            if active.shadowed is not None:
+                active.shadowed.add(event)
             yield event
 
     async def _checked_events(self, active: ActiveRequest) -> list[AnswerEvent]:
@@ -656,6 +666,8 @@ class InferenceService:
                 if summarized_prompt is not None:
                     execution = await self._summarized(active, admitted, execution, echo)
                 self._dispatcher.submit(execution)
+                if reserves and not active.executions and self._shadows is not None:
+                    active.shadowed = self._shadows.start(active, execution, self._tokenize)
         except BaseException:
             if execution is not None:
                 await self._answers.end_flight(execution)
@@ -690,7 +702,7 @@ class InferenceService:
             1 + len(request.more_prompts),
             echo=echo,
             echoed_parameters=request.echoed_parameters,
-            **_call_fields(request, admitted.demand.model),
+            **call_fields(request, admitted.demand.model),
         )
         return Execution(
             self._dispatcher.broker,
@@ -721,6 +733,8 @@ class InferenceService:
 
     async def _close(self, active: ActiveRequest, is_returning: bool) -> None:
         execution = active.execution
+        if active.shadowed is not None:
+            active.shadowed.close()
         try:
             if not execution.ended:
                 is_served = execution.answer is not None and execution.answer.layer  # no gateway can resume it
@@ -801,13 +815,6 @@ class InferenceService:
 def _with_room(prompt: Prompt, tokens: int) -> Prompt:
     """Return a prompt with placeholders for a summary, for the reservation."""
     return dataclasses.replace(prompt, ids=prompt.ids + prompt.ids[-1:] * tokens)
-
-
-def _call_fields(request: InferenceRequest, model: ServedModel) -> dict[str, Any]:
-    """Return the fields of `ResponseSpec` for the model's tool calls."""
-    if model.upstream is not None:
-        return tools.upstream_response_fields(request)
-    return tools.response_fields(request, model.tokenizer)
 
 
 async def _first(*events: asyncio.Event, seconds: float) -> bool:
