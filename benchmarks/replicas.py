@@ -70,6 +70,7 @@ class SimulatedReplica:
 
     name: str
     num_blocks: int
+    block: int = BLOCK  # tokens
     free_at: float = 0.0
     requests: int = 0
     computed: int = 0
@@ -85,11 +86,11 @@ class SimulatedReplica:
             self._add(self.computing.popleft()[1])
 
     def cached_tokens(self, turn: Turn) -> int:
-        limit = (len(turn.tokens) - 1) // BLOCK
+        limit = (len(turn.tokens) - 1) // self.block
         for number, block_hash in enumerate(turn.hashes[:limit]):
             if block_hash not in self.cache:
-                return number * BLOCK
-        return min(limit, len(turn.hashes)) * BLOCK
+                return number * self.block
+        return min(limit, len(turn.hashes)) * self.block
 
     def _add(self, turn: Turn) -> None:
         for block_hash in reversed(turn.hashes):  # the end of a prompt is evicted first
@@ -103,7 +104,7 @@ class SimulatedReplica:
 class GatewayPlacement:
     """The placement of the gateway, with registry and digests in simulated time."""
 
-    def __init__(self, replicas: Sequence[SimulatedReplica], *, digests: bool) -> None:
+    def __init__(self, replicas: Sequence[SimulatedReplica], *, digests: bool, slots: int = 10**6) -> None:
         self.registry = ReplicaRegistry(lambda: 0.0)
         self.placement = Placement(self.registry)
         self._replicas = {replica.name: replica for replica in replicas}
@@ -112,13 +113,12 @@ class GatewayPlacement:
         self._published_at = self._read_at = -10.0
         for beat in (1, 2):
             self.registry.update(
-                {name.encode(): encode(Heartbeat(beat, "m", True, False, 0, 0, 10**6, 1, 0)) for name in self._replicas}
+                {name.encode(): encode(Heartbeat(beat, "m", True, False, 0, 0, slots, 1, 0)) for name in self._replicas}
             )
         self.placement.observe()
 
     def choose(self, turn: Turn, now: float) -> tuple[str, int | None]:
-        if self._digests:
-            self._exchange(now)
+        self.exchange(now)
         job = InferenceJob(BillingContext(0, "r", 0, 1, 1, 1, "m"), "gw", turn.tokens, SamplingParams(), SALT, 0.0)
         choice = self.placement.choose(job)
         if choice is None:
@@ -129,15 +129,17 @@ class GatewayPlacement:
     def ended(self, name: str) -> None:
         self.placement.ended(name, claimed=False)
 
-    def _exchange(self, now: float) -> None:
+    def exchange(self, now: float) -> None:
         """Read the digests first, so that they are as old as they can be."""
+        if not self._digests:
+            return
         if now >= self._read_at + DIGEST_AGE[1]:
             self.placement.prefixes.update(dict(self._published))
             self._read_at = now
         if now >= self._published_at + DIGEST_AGE[0]:
             for name, replica in self._replicas.items():
                 if replica.changed or name not in self._published:
-                    self._published[name] = msgspec.msgpack.encode(make_digest(BLOCK, list(replica.cache)))
+                    self._published[name] = msgspec.msgpack.encode(make_digest(replica.block, list(replica.cache)))
                     replica.changed = False
             self._published_at = now
 

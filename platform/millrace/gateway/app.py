@@ -106,6 +106,7 @@ class Gateway:
             self.id,
             queue_seconds=settings.queue_timeout_seconds,
             retention_seconds=settings.stream_retention_seconds,
+            locality_tokens=settings.locality_tokens,
         )
         latencies = LatencyTracker()
         signals = TargetSignals(self.budget_admission.prices, latencies, self.dispatcher.relative_load)

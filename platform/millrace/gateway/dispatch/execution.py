@@ -54,6 +54,8 @@ class Execution:
         self.target: str | None = None  # the replica that the wakeup was sent to
         self.owner: str | None = None  # the replica that claimed it
         self.prefix_hash = b""  # identifies the start of its prompt (see placement)
+        self.cached: dict[str, int] = {}  # replica -> tokens of its prompt that are cached by the replica's digest,
+        self.cached_at = -1  # in this version of the index of digests
         self.predicted_cached: int | None = None  # tokens of its prompt that are cached by the replica's digest
         self.begun = False  # an event of the current attempt was accepted, so no other attempt may start
         self.is_finished = False  # no replica sends further events
