@@ -236,6 +236,8 @@ async def answer(gate: Gate, replica: Replica, call: ActiveRequest, text: str = 
     async with asyncio.timeout(30):
         events = [event async for event in gate.service.events(call)]
     gate.service.release(call)
+    while gate.service._background:
+        await asyncio.gather(*gate.service._background)
     return events
 
 

@@ -286,12 +286,12 @@ async def test_a_disconnect_during_the_summary_returns_what_was_reserved_for_esc
     broker: redis.Redis, gateway: Any, budget: Any, key: ApiKeySnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await prices()
+    await sync_to_async(rate_card)("other", uncached="10", cache_read="10", output="10")
     made = await sync_to_async(budget)(amount=10**9)
     workers = SummaryWorkers(broker)
     service = make_service(broker, workers, local := await gateway())
     rule = {"targets": [{"model": "large"}, {"model": "other"}], "strategy": "ordered", "escalate": {"on": ["empty"]}}
     monkeypatch.setitem(MODELS, "other", dataclasses.replace(MODELS["large"], name="other"))
-    await sync_to_async(rate_card)("other", uncached="10", cache_read="10", output="10")
     key = with_policy(key, {**POLICY, "rules": [rule], "fallback_on": ["error"]})
     started = asyncio.Event()
 
@@ -303,7 +303,8 @@ async def test_a_disconnect_during_the_summary_returns_what_was_reserved_for_esc
 
     monkeypatch.setattr(service._summaries, "summarize", summarize)
     running = asyncio.create_task(run(service, key, 1))
-    await started.wait()
+    async with asyncio.timeout(30):
+        await started.wait()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await service.drain()

@@ -68,7 +68,7 @@ def compared(acme: Tenant) -> Tenant:
     compare(acme, 13, code="budget_exceeded", failure="empty", **missing)
     compare(acme, 14, shadow_model="larger", is_operator_paid=True)
     compare(acme, 15, requested_model="another")
-    compare(acme, 16, started_at=NOW - timedelta(hours=2))
+    compare(acme, 16, started_at=NOW - timedelta(days=8))
     compare(other, 17)
     return acme
 
