@@ -219,7 +219,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def read_trace(path: Path, limit: int | None) -> list[Turn]:
-    turns = []
+    turns: list[Turn] = []
     known: dict[tuple[bytes | None, int], bytes] = {}
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:

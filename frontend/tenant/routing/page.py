@@ -140,18 +140,18 @@ def _shadow_table(result: ShadowResult) -> ShadowTable:
         _share("Passed all checks", live.passed, shadow.passed, result.compared),
     ]
     if result.compared:
-        mean = [side.output_tokens / result.compared for side in (live, shadow)]
-        rows.append(ShadowRow("Output tokens, mean", *(f"{value:,.1f}" for value in mean), _relative(*mean)))
+        before, after = (side.output_tokens / result.compared for side in (live, shadow))
+        rows.append(ShadowRow("Output tokens, mean", f"{before:,.1f}", f"{after:,.1f}", _relative(before, after)))
     if result.priced:
         costs = [Money(side.cost_femto) for side in (live, shadow)]
         change = _relative(live.cost_femto, shadow.cost_femto)
         rows.append(ShadowRow(f"Cost of {result.priced:,} requests", costs[0].text, costs[1].text, change))
     for label, column in (("Time to first token", "ttft"), ("Duration", "total")):
         for quantile in ("p50", "p95"):
-            before, after = (getattr(side, f"{column}_{quantile}_ms") for side in (live, shadow))
-            if before is not None and after is not None:
-                texts = duration(before * 1000), duration(after * 1000)
-                rows.append(ShadowRow(f"{label}, {quantile}", *texts, _relative(before, after)))
+            first, second = (getattr(side, f"{column}_{quantile}_ms") for side in (live, shadow))
+            if first is not None and second is not None:
+                texts = duration(first * 1000), duration(second * 1000)
+                rows.append(ShadowRow(f"{label}, {quantile}", *texts, _relative(first, second)))
     return ShadowTable(
         result,
         tuple(row for row in rows if row is not None),

@@ -90,7 +90,7 @@ def shadow_results(tenant_id: int, name: str, start: datetime, end: datetime) ->
 def _result(row: Sequence[Any], codes: Counter[str]) -> ShadowResult:
     served, shadow, requests, compared, operator_paid, with_schema, *rest = row
     valid, passed, tokens, (priced, *costs), times = rest[0:2], rest[2:4], rest[4:6], rest[6:9], rest[9:13]
-    sides = [
+    live, other = (
         ComparedAnswers(
             model,
             valid[side],
@@ -101,5 +101,5 @@ def _result(row: Sequence[Any], codes: Counter[str]) -> ShadowResult:
             *(times[side + 2] or (None, None)),
         )
         for side, model in enumerate((served, shadow))
-    ]
-    return ShadowResult(requests, compared, operator_paid, with_schema, priced, *sides, codes)
+    )
+    return ShadowResult(requests, compared, operator_paid, with_schema, priced, live, other, codes)

@@ -20,11 +20,8 @@ def prepare(world: World) -> None:
         big = [{"model": "smollm2-135m-int4"}, {"model": "gone", "weight": 0}]
         split = [{"model": "smollm2-135m", "weight": 9}, {"model": "smollm2-135m-int4"}]
         shadow = {"model": "smollm2-135m-int4", "percent": 20}
-        body = {
-            "rules": [{"when": when, "targets": big}, {"targets": split}],
-            "fallback_on": ["error"],
-            "shadow": shadow,
-        }
+        rules = [{"when": when, "targets": big}, {"targets": split}]
+        body = {"rules": rules, "fallback_on": ["error"], "shadow": shadow}
         for number in range(3):
             _compare(tenant, number)
         actions.do_publish_policy(tenant, "mine", body, created_by=world.owner)
@@ -36,7 +33,7 @@ def prepare(world: World) -> None:
             "escalate": {"on": ["pattern", "empty"], "pattern": "(yes|no)"},
             "targets": [*split, {"model": "gone", "weight": 0}],
         }
-        draft = {"rules": [checked, *body["rules"]], "fallback_on": ["error", "timeout"], "first_token_ms": 2000}
+        draft = {"rules": [checked, *rules], "fallback_on": ["error", "timeout"], "first_token_ms": 2000}
         world.rows[f"{state}.policy_draft"] = actions.do_save_policy_draft(
             tenant, "mine", draft, updated_by=world.owner
         ).pk
@@ -68,8 +65,10 @@ def _compare(tenant: Any, number: int) -> None:
             cost_femto=9 * 10**10,
             ttft_ms=180,
             total_ms=900,
-            **({"shadow_output_tokens": 150, "shadow_cost_femto": 4 * 10**10} if answered else {}),
-            **({"shadow_ttft_ms": 120, "shadow_total_ms": 640} if answered else {}),
+            shadow_output_tokens=150 if answered else None,
+            shadow_cost_femto=4 * 10**10 if answered else None,
+            shadow_ttft_ms=120 if answered else None,
+            shadow_total_ms=640 if answered else None,
         )
 
 
