@@ -47,8 +47,9 @@ def compare(tenant: Tenant, number: int, **changes: Any) -> None:
         "total_ms": 1000,
         "shadow_total_ms": 1500,
     }
+    fields |= changes
     with tenant_scope(tenant):
-        ShadowComparison.objects.create(**fields | changes)
+        ShadowComparison.objects.create(**fields)
 
 
 @pytest.fixture

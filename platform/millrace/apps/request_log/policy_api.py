@@ -153,7 +153,7 @@ class ShadowResultsView(TenantView):
         start, end = period_of(values)
         with self.scope():
             results = shadow_results(self.access.tenant.pk, values["name"], start, end)
-        return Response(ShadowResultOut(results, many=True).data)
+        return Response([ShadowResultOut(result).data for result in results])
 
 
 def _fields(run: PolicyDryRun) -> dict[str, Any]:
