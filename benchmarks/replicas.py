@@ -1,6 +1,7 @@
 """Replica choice on the Mooncake chat trace: cached share, time to first token and imbalance.
 
     python -m benchmarks.replicas --replicas 4 64 --json figures.json
+    python -m benchmarks.replicas --trace conversation_trace.jsonl.gz
 
 The trace is replayed in simulated time over simulated replicas. `digests` and `affinity` are the gateway's placement
 (millrace.gateway.dispatch.placement), with and without the digests of prefix caches. Digests are as old as in the
@@ -8,7 +9,9 @@ platform: replicas publish them every second, and gateways read them every secon
 
 - `least loaded`: the replica with the fewest requests
 - `random`
-- `consistent hashing`: a hash ring with 100 points per replica, by the hash of the first 64 tokens
+- `consistent hashing`: a hash ring with 100 points per replica, by the hash of the first --key-tokens tokens. Its
+  default, 1024, is the best key in whole blocks: the first 512 tokens are the same in all prompts of the chat trace.
+- `bounded hashing`: the same, and a replica with more than 1.25 times the mean number of requests is skipped
 
 A replica computes prompts one after the other, --prefill tokens per second. Then the output runs beside them, at
 --decode tokens per second. Its cache is LRU, of --blocks blocks of 512 tokens, and contains a prompt when it is
@@ -25,10 +28,11 @@ import gzip
 import hashlib
 import heapq
 import json
+import math
 import random
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +43,7 @@ from benchmarks.options import parse
 from inference_worker.contract.messages import BillingContext, Heartbeat, InferenceJob, encode
 from inference_worker.contract.prefix_digest import hash_block, make_digest
 from inference_worker.contract.request import SamplingParams
-from millrace.gateway.dispatch.placement import AFFINITY_TOKENS, Placement
+from millrace.gateway.dispatch.placement import LOAD_FACTOR, Placement
 from millrace.gateway.dispatch.replicas import ReplicaRegistry
 
 TRACE = Path(__file__).parents[1] / "tests/data/traces/mooncake_conversation.jsonl.gz"
@@ -66,6 +70,7 @@ class SimulatedReplica:
 
     name: str
     num_blocks: int
+    block: int = BLOCK  # tokens
     free_at: float = 0.0
     requests: int = 0
     computed: int = 0
@@ -81,11 +86,11 @@ class SimulatedReplica:
             self._add(self.computing.popleft()[1])
 
     def cached_tokens(self, turn: Turn) -> int:
-        limit = (len(turn.tokens) - 1) // BLOCK
+        limit = (len(turn.tokens) - 1) // self.block
         for number, block_hash in enumerate(turn.hashes[:limit]):
             if block_hash not in self.cache:
-                return number * BLOCK
-        return min(limit, len(turn.hashes)) * BLOCK
+                return number * self.block
+        return min(limit, len(turn.hashes)) * self.block
 
     def _add(self, turn: Turn) -> None:
         for block_hash in reversed(turn.hashes):  # the end of a prompt is evicted first
@@ -99,7 +104,7 @@ class SimulatedReplica:
 class GatewayPlacement:
     """The placement of the gateway, with registry and digests in simulated time."""
 
-    def __init__(self, replicas: Sequence[SimulatedReplica], *, digests: bool) -> None:
+    def __init__(self, replicas: Sequence[SimulatedReplica], *, digests: bool, slots: int = 10**6) -> None:
         self.registry = ReplicaRegistry(lambda: 0.0)
         self.placement = Placement(self.registry)
         self._replicas = {replica.name: replica for replica in replicas}
@@ -108,13 +113,12 @@ class GatewayPlacement:
         self._published_at = self._read_at = -10.0
         for beat in (1, 2):
             self.registry.update(
-                {name.encode(): encode(Heartbeat(beat, "m", True, False, 0, 0, 10**6, 1, 0)) for name in self._replicas}
+                {name.encode(): encode(Heartbeat(beat, "m", True, False, 0, 0, slots, 1, 0)) for name in self._replicas}
             )
         self.placement.observe()
 
     def choose(self, turn: Turn, now: float) -> tuple[str, int | None]:
-        if self._digests:
-            self._exchange(now)
+        self.exchange(now)
         job = InferenceJob(BillingContext(0, "r", 0, 1, 1, 1, "m"), "gw", turn.tokens, SamplingParams(), SALT, 0.0)
         choice = self.placement.choose(job)
         if choice is None:
@@ -125,15 +129,17 @@ class GatewayPlacement:
     def ended(self, name: str) -> None:
         self.placement.ended(name, claimed=False)
 
-    def _exchange(self, now: float) -> None:
+    def exchange(self, now: float) -> None:
         """Read the digests first, so that they are as old as they can be."""
+        if not self._digests:
+            return
         if now >= self._read_at + DIGEST_AGE[1]:
             self.placement.prefixes.update(dict(self._published))
             self._read_at = now
         if now >= self._published_at + DIGEST_AGE[0]:
             for name, replica in self._replicas.items():
                 if replica.changed or name not in self._published:
-                    self._published[name] = msgspec.msgpack.encode(make_digest(BLOCK, list(replica.cache)))
+                    self._published[name] = msgspec.msgpack.encode(make_digest(replica.block, list(replica.cache)))
                     replica.changed = False
             self._published_at = now
 
@@ -141,9 +147,10 @@ class GatewayPlacement:
 class SimpleChoice:
     """A method without prefixes, or with a hash of the first tokens only."""
 
-    def __init__(self, replicas: Sequence[SimulatedReplica], method: str) -> None:
-        self._replicas = replicas
+    def __init__(self, replicas: Sequence[SimulatedReplica], method: str, key_tokens: int) -> None:
+        self._replicas = {replica.name: replica for replica in replicas}
         self._method = method
+        self._key_tokens = key_tokens
         self._rng = random.Random(1)  # noqa: S311 - a simulation
         points = (
             (_digest(f"{replica.name}/{n}".encode()), replica.name) for replica in replicas for n in range(POINTS)
@@ -152,29 +159,35 @@ class SimpleChoice:
 
     def choose(self, turn: Turn, now: float) -> tuple[str, int | None]:
         if self._method == "random":
-            return self._rng.choice(self._replicas).name, None
+            return self._rng.choice(list(self._replicas)), None
         if self._method == "least loaded":
-            return min(self._replicas, key=lambda replica: (replica.requests, self._rng.random())).name, None
-        first = b"".join(token.to_bytes(4, "little") for token in turn.tokens[:AFFINITY_TOKENS])
+            replicas = self._replicas.values()
+            return min(replicas, key=lambda replica: (replica.requests, self._rng.random())).name, None
+        first = b"".join(token.to_bytes(4, "little") for token in turn.tokens[: self._key_tokens])
         place = bisect.bisect(self._ring, (_digest(first), ""))
+        if self._method == "bounded hashing":
+            total = sum(replica.requests for replica in self._replicas.values())
+            most = math.ceil(LOAD_FACTOR * (total + 1) / len(self._replicas))
+            while self._replicas[self._ring[place % len(self._ring)][1]].requests >= most:
+                place += 1
         return self._ring[place % len(self._ring)][1], None
 
     def ended(self, name: str) -> None:
         pass
 
 
-METHODS: dict[str, Callable[[Sequence[SimulatedReplica]], Any]] = {
-    "digests": lambda replicas: GatewayPlacement(replicas, digests=True),
-    "affinity": lambda replicas: GatewayPlacement(replicas, digests=False),
-    "least loaded": lambda replicas: SimpleChoice(replicas, "least loaded"),
-    "random": lambda replicas: SimpleChoice(replicas, "random"),
-    "consistent hashing": lambda replicas: SimpleChoice(replicas, "consistent hashing"),
-}
+METHODS = ("digests", "affinity", "least loaded", "random", "consistent hashing", "bounded hashing")
+
+
+def make_chooser(method: str, replicas: Sequence[SimulatedReplica], key_tokens: int) -> GatewayPlacement | SimpleChoice:
+    if method in ("digests", "affinity"):
+        return GatewayPlacement(replicas, digests=method == "digests")
+    return SimpleChoice(replicas, method, key_tokens)
 
 
 def main() -> int:
     options = parse_arguments()
-    turns = read_trace(options.requests)
+    turns = read_trace(options.trace, options.requests)
     rows = []
     for count in options.replicas:
         print(f"\n{count} replicas")
@@ -195,6 +208,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", type=int, nargs="+", default=[4, 64], help="numbers of replicas (default 4 64)")
     parser.add_argument("--requests", type=int, help="of the trace (default all)")
+    parser.add_argument("--trace", type=Path, default=TRACE, help="in Mooncake's format, gzipped (default chat)")
+    parser.add_argument("--key-tokens", type=int, default=1024, help="of the hashing methods (default %(default)s)")
     parser.add_argument("--prefill", type=float, default=10_000, help="tokens per second (default %(default)s)")
     parser.add_argument("--decode", type=float, default=40, help="tokens per second of an output (default %(default)s)")
     parser.add_argument("--blocks", type=int, default=3000, help="of a replica's cache (default %(default)s)")
@@ -203,10 +218,10 @@ def parse_arguments() -> argparse.Namespace:
     return parse(parser, {"requests": 50, "replicas": [2]})
 
 
-def read_trace(limit: int | None) -> list[Turn]:
-    turns = []
+def read_trace(path: Path, limit: int | None) -> list[Turn]:
+    turns: list[Turn] = []
     known: dict[tuple[bytes | None, int], bytes] = {}
-    with gzip.open(TRACE, "rt", encoding="utf-8") as lines:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
         for line in lines:
             if limit is not None and len(turns) >= limit:
                 break
@@ -228,7 +243,7 @@ def read_trace(limit: int | None) -> list[Turn]:
 def simulate(method: str, count: int, turns: Sequence[Turn], options: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of a method."""
     replicas = {f"r-{number}": SimulatedReplica(f"r-{number}", options.blocks) for number in range(count)}
-    chooser = METHODS[method](list(replicas.values()))
+    chooser = make_chooser(method, list(replicas.values()), options.key_tokens)
     ends: list[tuple[float, str]] = []
     times, cached_tokens, prompt_tokens, predicted_error = [], 0, 0, 0
     has_predictions = False

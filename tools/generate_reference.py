@@ -102,6 +102,7 @@ def _gateway_metric_rows() -> list[str]:
         (metrics.time_to_first_token, 1),
         (metrics.tokens, 2),
         (metrics.answers, 2),
+        (metrics.shadows, 2),
         (metrics.records_lost, 1),
     ):
         metric.labels(*("" for _ in range(count)))

@@ -123,7 +123,7 @@ def cost_of(card: RateCard | None, counts: TokenCounts, at: int) -> Cost:
 def book(cursor: Any, usages: Sequence[BookedUsage]) -> None:
     """Book the cost of each execution once, and release what was reserved from its credential's daily limit.
 
-    Executions of the engine have a cost only if their deployment has a cost card.
+    Executions of the engine have a cost only if their deployment has a cost card, or if the operator pays for them.
     """
     _release(cursor, [usage.event for usage in usages])
     cards = read_cards(cursor, {usage.event.billing_context.model for usage in usages})
@@ -131,7 +131,11 @@ def book(cursor: Any, usages: Sequence[BookedUsage]) -> None:
         usage
         for usage in usages
         if usage.event.usage.total
-        and (usage.event.usage_source != "engine" or cards.has(usage.event.billing_context.model))
+        and (
+            usage.event.usage_source != "engine"
+            or usage.event.billing_context.is_operator_paid
+            or cards.has(usage.event.billing_context.model)
+        )
     ]
     if rows:
         columns = zip(*(_row(usage, cards) for usage in rows), strict=True)
@@ -150,8 +154,9 @@ def _release(cursor: Any, events: Sequence[ExecutionUsage]) -> None:
 def _row(usage: BookedUsage, cards: CostCards) -> tuple[Any, ...]:
     event, context = usage.event, usage.event.billing_context
     is_of_tenant = event.is_tenant_credential
-    card = None if is_of_tenant else cards.find(context.model, context.admitted_at)
-    cost = Cost(None, 0, 0) if is_of_tenant else cost_of(card, event.usage, context.admitted_at)
+    is_free = is_of_tenant or (event.usage_source == "engine" and not cards.has(context.model))
+    card = None if is_free else cards.find(context.model, context.admitted_at)
+    cost = Cost(None, 0, 0) if is_free else cost_of(card, event.usage, context.admitted_at)
     return (
         _EPOCH + timedelta(microseconds=context.admitted_at),
         context.request_id,

@@ -131,16 +131,40 @@ def settle(messages: Sequence[UsageMessage]) -> SettleResult:
     """
     result = SettleResult()
     latest = time.time_ns() // 1000 + MAX_CLOCK_SKEW_MICROSECONDS
-    decoded = []
+    decoded, operator_paid = [], []
     for message in messages:
         event = None if message.payload is None else _decode(message, message.payload, latest, result)
-        if event is not None:
+        if event is not None and event[0].billing_context.is_operator_paid:
+            operator_paid.append((message, event[0]))
+        elif event is not None:
             decoded.append((message, *event))
+    _book_or_split(operator_paid, result)
     rows = _rate(decoded, result)
     # In the order of the key, so that two settlers with the same messages cannot deadlock.
     rows.sort(key=lambda row: (row.key, PRECEDENCE.get(row.event.outcome, 3)))
     _store_or_split(rows, result)
     return result
+
+
+def _book_or_split(messages: Sequence[tuple[UsageMessage, ExecutionUsage]], result: SettleResult) -> None:
+    """Book the costs of executions that the operator pays for. The tenant has no usage event of them.
+
+    If the database rejects one, halve the batch until it is found, and quarantine it.
+    """
+    if not messages:
+        return
+    try:
+        with all_tenants_scope(BypassReason.SETTLER, durable=True), connection.cursor() as cursor:
+            booking.book(cursor, [BookedUsage(event) for _, event in messages])
+    except (IntegrityError, DataError) as exc:
+        if len(messages) > 1:
+            middle = len(messages) // 2
+            _book_or_split(messages[:middle], result)
+            _book_or_split(messages[middle:], result)
+        else:
+            _quarantine(messages[0][0], UsageQuarantine.Reason.REFUSED, _explain(exc), result)
+        return
+    result.settled += len(messages)
 
 
 def _rate(decoded: Sequence[tuple[UsageMessage, ExecutionUsage, datetime]], result: SettleResult) -> list[UsageRow]:

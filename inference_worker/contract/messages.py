@@ -131,6 +131,7 @@ class BillingContext(msgspec.Struct, frozen=True):
     reserved_nano: int | None = None  # nano-USD
     reserved_tokens: int | None = None
     traceparent: str = ""  # W3C Trace Context
+    is_operator_paid: bool = False  # its cost is booked, but the tenant has no usage event
 
     def log_fields(self) -> dict[str, object]:
         """Return the fields of every log line about the execution."""

@@ -57,6 +57,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._payloads: dict[str, bytes] = {}
         self._known: dict[str, tuple[int, int, frozenset[bytes]]] = {}  # replica ID -> block size, rate, hashes
+        self.version = 0  # increases when a digest changes
 
     def update(self, payloads: Mapping[str, bytes | None]) -> None:
         """Replace the digests of all replicas; None: it has none."""
@@ -68,6 +69,7 @@ class PrefixIndex:
             elif self._payloads.get(replica_id) != payload:
                 self._payloads[replica_id] = payload
                 self._read(replica_id, payload)
+                self.version += 1
 
     def cached_tokens(self, tokens: Sequence[int], salt: bytes, replicas: Sequence[str]) -> dict[str, int]:
         """Return the predicted number of cached tokens of a prompt at each replica that has a digest.
@@ -103,7 +105,8 @@ class PrefixIndex:
             self._known[replica_id] = digest.block_size, digest.rate, found
 
     def _forget(self, replica_id: str) -> None:
-        self._payloads.pop(replica_id, None)
+        if self._payloads.pop(replica_id, None) is not None:
+            self.version += 1
         self._known.pop(replica_id, None)
 
 

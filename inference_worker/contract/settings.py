@@ -209,6 +209,12 @@ class SharedSettings:
     stream_retention_seconds: int = env.env(
         env.integer(1, 86_400), "600", "time after its last token in which a stream can be resumed, in seconds"
     )
+    locality_tokens: int = env.env(
+        env.integer(0, 1_000_000),
+        "2048",
+        "tokens by which a tenant may be ahead of others in the queues of gateways and engines if its next prompt is"
+        " cached; 0: no advantage",
+    )
     log_level: str = env.env(env.choice("debug", "info", "warning", "error"), "info", "minimum log level")
     log_format: str = env.env(env.choice("text", "json"), "text", "log lines as text or as JSON")
 
@@ -258,11 +264,6 @@ class WorkerSettings(SharedSettings):
         env.integer(0, 65_536),
         "0",
         "maximum tokens of one prompt in a step, which bounds the delay of others; 0: the profile's value",
-    )
-    locality_tokens: int = env.env(
-        env.integer(0, 1_000_000),
-        "2048",
-        "tokens by which a tenant may be ahead of others if its next prompt is cached; 0: no advantage",
     )
     block_size: int = env.env(env.integer(1, 256), "32", "tokens per KV cache block")
     kv_cache_memory: int | float | None = env.env(

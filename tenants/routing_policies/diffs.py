@@ -14,7 +14,7 @@ _NAMES = (
     *("models", "rules", "name", "when", "prompt_tokens", "at_least", "at_most", "tools", "schema", "images", "task"),
     *("metadata", "keys", "projects", "hours", "start", "end", "zone", "days", "budget_left", "strategy", "targets"),
     *("model", "weight", "escalate", "on", "pattern", "max", "fallback_on", "first_token_ms", "retries"),
-    *("max_per_request", "max_percent", "context_overflow", "semantic_cache"),
+    *("max_per_request", "max_percent", "context_overflow", "semantic_cache", "shadow", "percent"),
 )
 
 DiffLine = tuple[str, str]  # "+", "-" or a space, and the text

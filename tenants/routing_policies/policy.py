@@ -33,6 +33,7 @@ __all__ = [
     "RetryBudget",
     "RoutingFacts",
     "Rule",
+    "Shadow",
     "When",
     "decide",
     "find_rule",
@@ -73,6 +74,13 @@ class RetryBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     max_percent: int | None = None  # fallbacks per 100 requests of the policy; None: no limit
 
 
+class Shadow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A deployment that also answers a share of the requests. Its answers are compared and never returned."""
+
+    model: str
+    percent: int  # of the requests
+
+
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A rule: conditions, targets and the choice among them."""
 
@@ -99,12 +107,19 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     summarizer: str = ""  # the deployment that summarizes dropped messages, if `context_overflow` is `summarize`
     complexity: ComplexityModel | None = None  # the classifier of the condition `complexity`
     semantic_cache: bool = False  # whether answers to similar questions are served, if the tenant has turned that on
+    shadow: Shadow | None = None
     version: int = 0  # assigned on publication
 
     @property
     def models(self) -> tuple[str, ...]:
         """Return the deployments of all rules, without duplicates."""
         return tuple(dict.fromkeys(target.model for rule in self.rules for target in rule.targets))
+
+    @property
+    def all_models(self) -> tuple[str, ...]:
+        """Return the deployments of the rules, the summarizer and the shadow, without duplicates."""
+        others = (self.summarizer, "" if self.shadow is None else self.shadow.model)
+        return tuple(dict.fromkeys((*self.models, *filter(None, others))))
 
     @property
     def metadata_fields(self) -> tuple[str, ...]:
@@ -155,6 +170,10 @@ def parse(body: Mapping[str, Any], *, version: int = 0) -> Policy:
             raise ValueError(f"always matches, so later rules never apply - at `{place}`")
     _check_fallbacks(policy)
     _check_complexity(policy)
+    if policy.shadow is not None:
+        within("$.shadow.percent", policy.shadow.percent, 1, 100)
+        if not policy.shadow.model:
+            raise ValueError("expected a model name - at `$.shadow.model`")
     return msgspec.structs.replace(policy, version=version)
 
 

@@ -142,6 +142,37 @@ def test_the_decision_of_each_kind_of_request_is_explained(platform: Stack) -> N
     assert record["usd"] == answer.headers["x-millrace-cost-usd"]
 
 
+def test_a_shadow_is_compared_billed_and_never_returned(platform: Stack) -> None:
+    publish(platform, [{"targets": targets(MODEL)}], shadow={"model": BRIEF, "percent": 100})
+    results = f"{platform.url}/api/policies/shadow-results?name={ALIAS}"
+
+    def compared() -> list[dict[str, Any]]:
+        response = httpx.get(results, headers=platform.headers, timeout=60)
+        assert response.status_code == 200, response.text
+        found: list[dict[str, Any]] = response.json()
+        return found
+
+    before = sum(each["compared"] for each in compared())
+    answer = ask(platform, ALIAS, "Shadow me")
+    found = explain(platform, answer)
+    assert (found["shadow"]["model"], [each["model"] for each in found["executions"]]) == (BRIEF, [MODEL])
+    name = f"{answer.headers['x-request-id']}.s"
+    stream = httpx.get(f"{platform.url}/v1/streams/{name}", headers=platform.headers, timeout=60)
+    assert stream.status_code == 404
+    eventually(lambda: sum(each["compared"] for each in compared()) > before)
+    (result,) = compared()
+    assert (result["answered"]["model"], result["shadow"]["model"]) == (MODEL, BRIEF)
+    assert float(result["shadow"]["usd"]) > 0
+
+    def events() -> list[dict[str, Any]]:
+        response = httpx.get(f"{platform.url}/api/usage/events?request_id={name}", headers=platform.headers, timeout=60)
+        found: list[dict[str, Any]] = response.json()["results"]
+        return found
+
+    eventually(lambda: len(events()) == 1)
+    assert events()[0]["model"] == BRIEF
+
+
 def test_a_replica_is_chosen_by_the_digest_of_its_cache(stack: Stack) -> None:
     prompt = "The digest of a cache has the hashes of its blocks. " * 30
     assert ask(stack, MODEL, prompt).status_code == 200

@@ -226,6 +226,11 @@ def _changes(route: Mapping[str, Any]) -> list[Fact]:
         facts.append(("No escalation", str(reason).replace("_", " "), False))
     if dropped := route.get("dropped_messages"):
         facts.append(("Dropped messages", exact(int(dropped)), False))
+    if shadow := route.get("shadow"):
+        reason = str(route.get("not_shadowing", "")).replace("_", " ")
+        facts.append(("Shadow", f"{shadow['model']}{f' (no answer: {reason})' if reason else ''}", False))
+    elif reason := route.get("not_shadowing"):
+        facts.append(("No shadow", str(reason).replace("_", " "), False))
     if route.get("retry_budget"):
         facts.append(("Retry budget", str(route["retry_budget"]), False))
     return facts

@@ -59,7 +59,7 @@ def check(ctx: PageContext, name: str, text: str, served_models: Collection[str]
         of_all=of_all,
         active=active,
         diff=[] if active is None else diff(pretty(active.body), pretty(body)),
-        unserved=tuple(sorted({*policy.models, policy.summarizer} - {"", *served_models})),
+        unserved=tuple(sorted(set(policy.all_models) - set(served_models))),
     )
 
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from django.db.models import QuerySet
 
+from frontend.core.numbers import Money, duration
 from frontend.core.page_context import PageContext
+from millrace.apps.request_log.shadow_results import ShadowResult, shadow_results
 from tenants.models import ApiKey, Project, RoutingPolicy, RoutingPolicyDraft
+from tenants.permissions import Permission
 from tenants.routing_policies import policy
 from tenants.routing_policies.conditions import DAYS
 from tenants.routing_policies.diffs import diff, pretty
 from tenants.routing_policies.policy import MAX_TARGETS, Policy, Rule, When
 
+SHADOW_DAYS = 7  # of the results of shadows
 MAX_VERSIONS = 100  # aliases, or versions of one alias
 FALLBACKS = {
     "error": "worker error",
@@ -44,6 +49,25 @@ class RoutingPanel:
     rules: tuple[dict[str, Any], ...]
     fallbacks: tuple[str, ...]
     more: tuple[str, ...] = ()  # sentences on retries and long conversations
+
+
+@dataclass(frozen=True)
+class ShadowRow:
+    """A measure of the returned answers and of those of their shadows."""
+
+    label: str
+    live: str
+    shadow: str
+    change: str
+
+
+@dataclass(frozen=True)
+class ShadowTable:
+    """The comparison of a model with its shadow."""
+
+    result: ShadowResult
+    rows: tuple[ShadowRow, ...]
+    not_answered: tuple[tuple[str, int], ...]  # reason and number of shadows
 
 
 def versions(ctx: PageContext) -> QuerySet[RoutingPolicy]:
@@ -85,6 +109,8 @@ def detail(ctx: PageContext, row: RoutingPolicy) -> dict[str, Any]:
         "versions": rows,
         "others": [other for other in rows if other.pk != row.pk],
         "draft": drafts(ctx).filter(name=row.name).first(),
+        "shadow_days": SHADOW_DAYS,
+        "shadows": shadow_tables(ctx, row.name) if ctx.may(Permission.USAGE_READ) else (),
     }
 
 
@@ -99,6 +125,49 @@ def in_words(ctx: PageContext, of: Policy) -> RoutingPanel:
         fallbacks=tuple(_fallback(condition, of) for condition in of.fallback_on),
         more=tuple(_policy_facts(of)),
     )
+
+
+def shadow_tables(ctx: PageContext, name: str) -> list[ShadowTable]:
+    """Return the results of an alias's shadows. Call inside `ctx.scope()`."""
+    start = ctx.now - timedelta(days=SHADOW_DAYS)
+    return [_shadow_table(result) for result in shadow_results(ctx.tenant.pk, name, start, ctx.now)]
+
+
+def _shadow_table(result: ShadowResult) -> ShadowTable:
+    live, shadow = result.answered, result.shadow
+    rows = [
+        _share("Valid under the schema", live.valid_schemas, shadow.valid_schemas, result.with_schema),
+        _share("Passed all checks", live.passed, shadow.passed, result.compared),
+    ]
+    if result.compared:
+        before, after = (side.output_tokens / result.compared for side in (live, shadow))
+        rows.append(ShadowRow("Output tokens, mean", f"{before:,.1f}", f"{after:,.1f}", _relative(before, after)))
+    if result.priced:
+        costs = [Money(side.cost_femto) for side in (live, shadow)]
+        change = _relative(live.cost_femto, shadow.cost_femto)
+        rows.append(ShadowRow(f"Cost of {result.priced:,} requests", costs[0].text, costs[1].text, change))
+    for label, column in (("Time to first token", "ttft"), ("Duration", "total")):
+        for quantile in ("p50", "p95"):
+            first, second = (getattr(side, f"{column}_{quantile}_ms") for side in (live, shadow))
+            if first is not None and second is not None:
+                texts = duration(first * 1000), duration(second * 1000)
+                rows.append(ShadowRow(f"{label}, {quantile}", *texts, _relative(first, second)))
+    return ShadowTable(
+        result,
+        tuple(row for row in rows if row is not None),
+        tuple((code.replace("_", " "), count) for code, count in result.codes.most_common()),
+    )
+
+
+def _share(label: str, live: int, shadow: int, total: int) -> ShadowRow | None:
+    if not total:
+        return None
+    points = (shadow - live) * 100 / total
+    return ShadowRow(label, f"{live / total:.1%}", f"{shadow / total:.1%}", f"{points:+.1f} points".replace("-", "−"))
+
+
+def _relative(live: float, shadow: float) -> str:
+    return f"{shadow / live - 1:+.1%}".replace("-", "−") if live else "–"
 
 
 def _panel_of(ctx: PageContext, row: RoutingPolicy) -> RoutingPanel | None:
@@ -135,6 +204,8 @@ def _policy_facts(policy: Policy) -> Iterator[str]:
         yield f"{policy.summarizer} summarizes messages in the middle of too long conversations."
     if policy.semantic_cache:
         yield "Similar questions may receive cached answers."
+    if policy.shadow is not None:
+        yield f"{policy.shadow.model} also answers {policy.shadow.percent}% of the requests, for comparison only."
 
 
 def _rule(number: int, rule: Rule, keys: Mapping[int, str], projects: Mapping[int, str]) -> dict[str, Any]:

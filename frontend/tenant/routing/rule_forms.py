@@ -157,6 +157,8 @@ class PolicyForm(forms.Form):
     summarizer = _text("Model that summarizes", max_length=128)
     complexity = forms.JSONField(required=False, widget=forms.HiddenInput)  # the classifier
     semantic_cache = forms.BooleanField(label="Serve cached answers to similar questions", required=False)
+    shadow_model = _text("Shadow model", "Also answers a share of requests, for comparison only.", max_length=128)
+    shadow_percent = forms.IntegerField(label="Requests with a shadow (%)", required=False, min_value=1, max_value=100)
 
     def policy(self) -> dict[str, Any]:
         """Return the JSON of a valid form."""
@@ -173,6 +175,8 @@ class PolicyForm(forms.Form):
         found |= _without_empty(summarizer=given["summarizer"])
         if given["semantic_cache"]:
             found["semantic_cache"] = True
+        if shadow := _without_empty(model=given["shadow_model"], percent=given["shadow_percent"]):
+            found["shadow"] = {"percent": 100, **shadow}
         return found
 
 
@@ -216,6 +220,8 @@ def policy_initial(policy: Policy) -> dict[str, Any]:
         "summarizer": policy.summarizer,
         "complexity": None if policy.complexity is None else msgspec.to_builtins(policy.complexity),
         "semantic_cache": policy.semantic_cache,
+        "shadow_model": policy.shadow.model if policy.shadow else "",
+        "shadow_percent": policy.shadow.percent if policy.shadow else None,
     }
 
 

@@ -97,6 +97,7 @@ from millrace.client.models import (
     RoleEnum,
     ScopesEnum,
     Secret,
+    ShadowResult,
     Spend,
     Standing,
     Success,
@@ -2598,6 +2599,21 @@ class AsyncPoliciesResource:
         return cast(
             "PolicyDryRun",
             await self._http.call("POST", "policies/dry-run", body={"name": name, "body": body, "requests": requests}),
+        )
+
+    async def shadow_results(
+        self, *, from_: str | datetime | Omit = OMIT, name: str | Omit = OMIT, to: str | datetime | Omit = OMIT
+    ) -> builtins.list[ShadowResult]:
+        """Return the comparison of answers with those of the policy's shadow. Default: 1 day.
+
+        Args:
+            from_: Start, inclusive.
+            name: The model name of the policy.
+            to: End, exclusive; default: now.
+        """
+        return cast(
+            "builtins.list[ShadowResult]",
+            await self._http.call("GET", "policies/shadow-results", query={"from": from_, "name": name, "to": to}),
         )
 
     async def validate(self, *, body: Mapping[str, Any]) -> PolicyValidation:

@@ -385,6 +385,20 @@ class Commitment(TypedDict):
     created_at: str
 
 
+class ComparedAnswers(TypedDict):
+    """The answers of one side of a comparison."""
+
+    model: str
+    valid_schemas: int  # Answers that are valid under the schema of their request.
+    passed: int  # Answers that are not empty, with valid schema and tool arguments as far as requested.
+    output_tokens: int
+    usd: str  # Cost by your prices, of requests whose costs are both known.
+    ttft_p50_ms: int | None  # Time from the dispatch to the first token.
+    ttft_p95_ms: int | None
+    total_p50_ms: int | None  # Time from the dispatch to the end.
+    total_p95_ms: int | None
+
+
 class Comparison(TypedDict):
     """A tenant's usage of a model at current and at proposed prices."""
 
@@ -1515,6 +1529,24 @@ class SemanticStatus(TypedDict):
     error_rate: float | None  # Of the checks in the served bands.
     upper_bound: float | None  # Upper bound of the error rate of hits; null: nothing is served.
     missing_checks: int  # Correct checks until the first band is served.
+
+
+class ShadowCode(TypedDict):
+    code: str  # Error code.
+    requests: int
+
+
+class ShadowResult(TypedDict):
+    """The comparison of a model with the shadow of its requests."""
+
+    requests: int  # Requests with a shadow.
+    compared: int  # Requests whose shadow has answered. The other fields are of these.
+    operator_paid: int  # Requests whose shadow is on no invoice.
+    with_schema: int  # Requests for a structured output.
+    priced: int  # Requests whose costs are both known.
+    answered: ComparedAnswers  # The returned answers.
+    shadow: ComparedAnswers  # The answers of the shadows, which were not returned.
+    not_answered: list[ShadowCode]  # Why shadows have not answered.
 
 
 class Spend(TypedDict):

@@ -20,7 +20,7 @@ from inference_worker.contract.settings import RENAMED, SharedSettings, WorkerSe
 from inference_worker.contract.spelling import edit_distance
 
 UnknownParameters = Literal["reject", "warn"]
-CheckPayer = Literal["operator", "tenant"]
+Payer = Literal["operator", "tenant"]
 HOURS_A_DAY = 24
 
 
@@ -76,8 +76,8 @@ def unknown_parameters(text: str) -> UnknownParameters:
     return "warn"
 
 
-def check_payer(text: str) -> CheckPayer:
-    """Check who pays for computed checks of the semantic cache."""
+def payer(text: str) -> Payer:
+    """Check who pays for executions whose answers are not returned."""
     if text == "operator":
         return "operator"
     if text != "tenant":
@@ -288,13 +288,16 @@ class PlatformSettings(SharedSettings):
     semantic_cache_wait_ms: int = env.env(
         env.integer(1, 10_000), "100", "maximum time that a request waits for the vector of its question"
     )
-    semantic_cache_checks_paid_by: CheckPayer = env.env(
-        check_payer,
+    semantic_cache_checks_paid_by: Payer = env.env(
+        payer,
         "operator",
         "who pays for semantic hits that are computed again as a check: operator or tenant",
     )
     cache_warming_hours: frozenset[int] = env.env(
         hours, "0-6", "hours of the day (UTC) in which caches are warmed, such as 22-6; 0-24: always"
+    )
+    shadows_paid_by: Payer = env.env(
+        payer, "tenant", "who pays for the shadows of routing policies: operator or tenant"
     )
     cached_token_limit_percent: int = env.env(
         env.integer(0, 100), "0", "share of cached prompt tokens that counts toward token limits, in percent"

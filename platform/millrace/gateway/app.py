@@ -54,6 +54,7 @@ from millrace.gateway.lifecycle.catalog_updates import CatalogUpdater, read_cata
 from millrace.gateway.lifecycle.request_log import RequestLogWriter
 from millrace.gateway.lifecycle.semantic_checks import SemanticChecks
 from millrace.gateway.lifecycle.service import InferenceService
+from millrace.gateway.lifecycle.shadows import Shadows
 from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 from millrace.gateway.prompt_processes.prompt_reader import PromptReader
 from millrace.gateway.routing.router import Router
@@ -105,6 +106,7 @@ class Gateway:
             self.id,
             queue_seconds=settings.queue_timeout_seconds,
             retention_seconds=settings.stream_retention_seconds,
+            locality_tokens=settings.locality_tokens,
         )
         latencies = LatencyTracker()
         signals = TargetSignals(self.budget_admission.prices, latencies, self.dispatcher.relative_load)
@@ -124,6 +126,7 @@ class Gateway:
         self.metrics = GatewayMetrics(self.dispatcher.replicas)
         self.metrics.registry.register(self.dispatcher.placement.hit_rates)
         self.disk = DiskWatch(settings.data_dir, settings.min_free_disk)
+        self.request_log = RequestLogWriter(self.tenant_db, self.id, self.metrics)
         jobs = InferenceJobBuilder(self.id, settings.prefix_cache_secret, settings.request_timeout_seconds)
         store = AnswerStore(self.broker, settings.prefix_cache_secret, settings.request_timeout_seconds)
         side_executions = SideExecutions(self.admission, self.dispatcher, jobs)
@@ -146,6 +149,16 @@ class Gateway:
             latencies,
             BudgetShares(self.database),
             SemanticChecks(side_executions, answers, settings.semantic_cache_checks_paid_by),
+            Shadows(
+                self.router,
+                self.admission,
+                self.dispatcher,
+                side_executions,
+                self.budget_admission.prices,
+                self.request_log,
+                self.metrics,
+                settings.shadows_paid_by,
+            ),
         )
         self.body_memory = BodyMemory()
         self.prompt_pool = PromptPool(models, settings.prompt_processes)
@@ -159,7 +172,6 @@ class Gateway:
             settings.max_request_body_bytes,
             settings.unknown_parameters,
         )
-        self.request_log = RequestLogWriter(self.tenant_db, self.id, self.metrics)
         batch_lines = BatchLineStore(self.tenant_db, self.id)
         self.batches = BatchRunner(
             batch_lines,

@@ -282,7 +282,8 @@ def test_rules_are_edited_as_rows(acme):
         **{"start": "08:00", "end": "18:00", "zone": "Europe/Berlin", "budget_at_least": "5", "strategy": "cheapest"},
         **{"targets": "smollm2-135m 9\nsmollm2-135m-int4 0", "checks": ["pattern"], "pattern": "yes|no"},
     }
-    post = _rows(short, {}, **{"p-max_per_request": "2", "p-context_overflow": "drop_middle", "publish": "1"})
+    shadow = {"p-shadow_model": "smollm2-135m-int4", "p-shadow_percent": "20"}
+    post = _rows(short, {}, **{"p-max_per_request": "2", "p-context_overflow": "drop_middle", "publish": "1"}, **shadow)
     assert client.post("/t/acme/routing/edit", post).status_code == 303
     (row,) = of(RoutingPolicy, acme)
     hours = {"start": "08:00", "end": "18:00", "zone": "Europe/Berlin"}
@@ -294,8 +295,16 @@ def test_rules_are_edited_as_rows(acme):
     }
     assert row.body["rules"][1] == {"targets": [{"model": "smollm2-135m"}]}
     assert row.body["retries"] == {"max_per_request": 2}
+    assert row.body["shadow"] == {"model": "smollm2-135m-int4", "percent": 20}
     page = client.get(f"/t/acme/routing/edit?from={row.pk}").content.decode()
-    for text in ("Short", "task qa, sum", "team is a, b", "cheapest that fits", "does not match the pattern"):
+    for text in (
+        "Short",
+        "task qa, sum",
+        "team is a, b",
+        "cheapest that fits",
+        "does not match the pattern",
+        'value="20"',
+    ):
         assert text in page, text
 
 

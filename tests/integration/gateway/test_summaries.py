@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -80,10 +81,12 @@ def with_policy(key: ApiKeySnapshot, policy: dict[str, Any]) -> ApiKeySnapshot:
     return ApiKeySnapshot(**fields | {"policies": {"mine": parse(policy)}})
 
 
-async def run(service: InferenceService, key: ApiKeySnapshot, number: int) -> ActiveRequest | str:
+async def run(
+    service: InferenceService, key: ApiKeySnapshot, number: int, params: SamplingParams | None = None, **fields: Any
+) -> ActiveRequest | str:
     messages = [{"role": role, "content": role[0] * length} for role, length in CONVERSATION]
     try:
-        request = InferenceRequest("mine", messages, SamplingParams(), OUTPUT)
+        request = InferenceRequest("mine", messages, params or SamplingParams(), OUTPUT, **fields)
         active = await service.begin(key, request, completions.DIALECT, f"req_{number}")
     except ApiError as exc:
         return exc.code
@@ -95,7 +98,8 @@ async def run(service: InferenceService, key: ApiKeySnapshot, number: int) -> Ac
 
 async def prices() -> None:
     for model, price in (("cheap", "1"), ("large", "10")):
-        await sync_to_async(rate_card)(model, uncached=price, cache_read=price, output=price)
+        hit = {"answer_hit_input": "1", "answer_hit_output": "1"}
+        await sync_to_async(rate_card)(model, uncached=price, cache_read=price, output=price, **hit)
 
 
 @pytest.mark.parametrize(("requests", "limit"), [(1, 10**9), (50, 120_000_000), (1, 9_000_000)])
@@ -222,3 +226,89 @@ async def test_a_request_that_only_the_cache_can_answer_is_not_summarized(
     assert workers.usage == []
     await sync_to_async(settle_events)(*await not_started(broker))
     await sync_to_async(check_invariants)()
+
+
+async def test_a_cached_answer_makes_a_summary_unnecessary(
+    broker: redis.Redis, gateway: Any, budget: Any, key: ApiKeySnapshot
+) -> None:
+    await prices()
+    made = await sync_to_async(budget)(amount=10**9)
+    workers = SummaryWorkers(broker)
+    service = make_service(broker, workers, local := await gateway())
+    key = msgspec.structs.replace(with_policy(key, POLICY), answer_cache_seconds=60)
+    greedy = SamplingParams(temperature=0.0)
+
+    first = await run(service, key, 1, greedy)
+    await asyncio.gather(*service._background)
+    others = [
+        await run(service, key, 2, greedy),
+        await run(service, key, 3, greedy, cache_directives=frozenset({"only-if-cached"})),
+    ]
+    await service.drain()
+
+    assert isinstance(first, ActiveRequest)
+    assert first.summary
+    assert len(workers.usage) == 2  # the summary and the answer
+    for other in others:
+        assert isinstance(other, ActiveRequest)
+        assert (other.summary, other.execution.cache_layer) == ("", "exact")
+        assert other.decision_record["dropped_messages"] == 2
+        assert "not_summarizing" not in other.decision_record
+    hits = await not_started(broker)
+    assert [event.usage.answer_hit_output for event in hits] == [10, 10]
+    await local.budget_admission.stop()
+    await sync_to_async(settle_events)(*workers.usage, *hits)
+    assert (await sync_to_async(budget_period)(made)).reserved == 0
+    await sync_to_async(check_invariants)()
+
+
+async def test_an_answer_without_its_summary_is_not_cached(
+    broker: redis.Redis, gateway: Any, budget: Any, key: ApiKeySnapshot
+) -> None:
+    await prices()
+    await sync_to_async(budget)(amount=10**9)
+    workers = SummaryWorkers(broker, summary=None)
+    service = make_service(broker, workers, await gateway())
+    key = msgspec.structs.replace(with_policy(key, POLICY), answer_cache_seconds=60)
+    greedy = SamplingParams(temperature=0.0)
+    await run(service, key, 1, greedy)
+    await asyncio.gather(*service._background)
+    workers.summary = "they met"
+    second = await run(service, key, 2, greedy)
+    await service.drain()
+    assert isinstance(second, ActiveRequest)
+    assert second.summary == "they met"
+    await sync_to_async(settle_events)(*workers.usage, *await not_started(broker))
+    await sync_to_async(check_invariants)()
+
+
+async def test_a_disconnect_during_the_summary_returns_what_was_reserved_for_escalations(
+    broker: redis.Redis, gateway: Any, budget: Any, key: ApiKeySnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await prices()
+    await sync_to_async(rate_card)("other", uncached="10", cache_read="10", output="10")
+    made = await sync_to_async(budget)(amount=10**9)
+    workers = SummaryWorkers(broker)
+    service = make_service(broker, workers, local := await gateway())
+    rule = {"targets": [{"model": "large"}, {"model": "other"}], "strategy": "ordered", "escalate": {"on": ["empty"]}}
+    monkeypatch.setitem(MODELS, "other", dataclasses.replace(MODELS["large"], name="other"))
+    key = with_policy(key, {**POLICY, "rules": [rule], "fallback_on": ["error"]})
+    started = asyncio.Event()
+
+    async def summarize(active: ActiveRequest, model: ServedModel, dropped: int) -> str:
+        assert active.reserved
+        started.set()
+        await asyncio.sleep(60)
+        return ""
+
+    monkeypatch.setattr(service._summaries, "summarize", summarize)
+    running = asyncio.create_task(run(service, key, 1))
+    async with asyncio.timeout(30):
+        await started.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await service.drain()
+    assert workers.usage == []
+    await local.budget_admission.stop()
+    await sync_to_async(settle_events)(*await not_started(broker))
+    assert (await sync_to_async(budget_period)(made)).reserved == 0

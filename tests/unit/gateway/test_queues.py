@@ -196,3 +196,59 @@ def test_the_cost_of_an_event_is_independent_of_the_number_of_tenants(monkeypatc
     queue.refund(3, 5)
     assert queue.peek() == "3"
     assert looked_at < 20
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 100)), min_size=10, max_size=200),
+    st.lists(st.integers(0, 7), min_size=200, max_size=200),
+    st.integers(0, 300),
+)
+def test_a_preferred_tenant_stays_within_the_bound(
+    requests: list[tuple[int, int]], choices: list[int], ahead: int
+) -> None:
+    queue: FairQueue[tuple[int, int]] = FairQueue(1000)
+    weights = {1: 1.0, 2: 1.0, 3: 2.0, 4: 0.5}
+    for tenant, cost in requests:
+        queue.put(tenant, weights[tenant], cost, (tenant, cost))
+    served = dict.fromkeys(weights, 0.0)
+    waiting = [tenant for tenant, _ in requests]
+    largest = {tenant: max((cost for of, cost in requests if of == tenant), default=0) for tenant in weights}
+    for choice in choices[: len(requests)]:
+        found = queue.candidates(ahead, 8)
+        assert found[0] == queue.peek()
+        item = queue.pop(choice % len(found))
+        assert item == found[choice % len(found)]
+        tenant, cost = item or (0, 0)
+        served[tenant] += cost / weights[tenant]
+        waiting.remove(tenant)
+        for f in set(waiting):
+            for m in set(waiting):
+                bound = ahead + max(largest[f] / weights[f], largest[m] / weights[m])
+                assert served[f] - served[m] <= bound + 1e-6
+
+
+def test_only_tenants_within_the_advantage_are_candidates() -> None:
+    queue: FairQueue[str] = FairQueue(9)
+    for name in "ab":
+        queue.put(1, 1.0, 100, f"{name}1")
+    queue.put(2, 1.0, 10, "a2")
+    queue.put(2, 1.0, 10, "b2")
+    assert queue.candidates(0, 8) == ["a1", "a2"]
+    assert queue.pop() == "a1"
+    assert queue.candidates(99, 8) == ["a2"]
+    assert queue.candidates(100, 8) == ["a2", "b1"]
+    assert queue.candidates(100, 1) == ["a2"]
+    assert queue.pop(1) == "b1"
+    assert FairQueue[str](9).candidates(100, 8) == []
+
+
+def test_a_new_tenant_starts_with_the_lowest_clock() -> None:
+    queue: FairQueue[str] = FairQueue(9)
+    for name in "abc":
+        queue.put(1, 1.0, 100, f"{name}1")
+        queue.put(2, 1.0, 100, f"{name}2")
+    assert queue.pop(1) == "a2"
+    assert queue.candidates(100, 8) == ["a1", "b2"]
+    assert queue.pop(1) == "b2"  # ahead of the first tenant by 200
+    queue.put(3, 1.0, 100, "a3")
+    assert queue.candidates(0, 8) == ["a1", "a3"]

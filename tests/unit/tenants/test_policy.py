@@ -182,6 +182,10 @@ def test_hours(hours: dict[str, Any], hour: int, inside: bool) -> None:
         ({**rule(), "retries": {"max_per_request": 16}}, "$.retries.max_per_request"),
         ({**rule(), "retries": {"max_percent": 101}}, "$.retries.max_percent"),
         ({**rule(), "context_overflow": "summarize"}, "$.summarizer"),
+        ({**rule(), "shadow": {"model": "b", "percent": 0}}, "$.shadow.percent"),
+        ({**rule(), "shadow": {"model": "b", "percent": 101}}, "$.shadow.percent"),
+        ({**rule(), "shadow": {"model": "", "percent": 5}}, "$.shadow.model"),
+        ({**rule(), "shadow": {"model": "b"}}, "$.shadow"),
     ],
 )
 def test_errors_name_the_invalid_part(body: dict[str, Any], place: str) -> None:

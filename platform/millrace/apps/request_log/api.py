@@ -45,7 +45,7 @@ def _usd(femto: int) -> str:
     return decimal(femto, FEMTO_DIGITS, 2)
 
 
-class _Times(Query):
+class PeriodQuery(Query):
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
         fields = super().get_fields()
         fields["from"] = InstantField(required=False, help_text="Start, inclusive.")
@@ -59,7 +59,7 @@ class _Times(Query):
         return attrs
 
 
-class RequestQuery(_Times):
+class RequestQuery(PeriodQuery):
     model = serializers.CharField(required=False, max_length=128, help_text="The requested or the served model.")
     key = serializers.IntegerField(required=False, min_value=1, max_value=MAX_BIGINT, help_text="ID of the API key.")
     project = serializers.IntegerField(
@@ -79,15 +79,15 @@ class RequestQuery(_Times):
         )
 
 
-class CacheLayersQuery(_Times):
+class CacheLayersQuery(PeriodQuery):
     pass
 
 
-class RatesQuery(_Times):
+class RatesQuery(PeriodQuery):
     bucket = serializers.ChoiceField(BUCKETS, default="hour", help_text="An hour or a day, UTC.")
 
 
-class SuccessQuery(_Times):
+class SuccessQuery(PeriodQuery):
     group_by = serializers.ChoiceField(SUCCESS_GROUPS, default="model", help_text="The groups.")
     model = serializers.CharField(required=False, max_length=128, help_text="The model that served the requests.")
     key = serializers.IntegerField(required=False, min_value=1, max_value=MAX_BIGINT, help_text="ID of the API key.")
@@ -96,7 +96,7 @@ class SuccessQuery(_Times):
     )
 
 
-class OutcomesQuery(_Times):
+class OutcomesQuery(PeriodQuery):
     model = serializers.CharField(max_length=128, help_text="The requested model name.")
     weak = serializers.CharField(max_length=128, help_text="The model of simple requests.")
     strong = serializers.CharField(max_length=128, help_text="The model of complex requests.")

@@ -16,7 +16,7 @@ from billing.models import UsageChange, UsageEvent
 from millrace.apps.request_log.models import CacheLayer
 
 # A request has one record, except for a line of a batch that another gateway has continued; the last record counts.
-# The prompts of a request are usage of `<request>.<number>`.
+# The prompts of a request are usage of `<request>.<number>`; its shadow, `<request>.s`, does not count.
 _LAYERS = """
 WITH records AS (
     SELECT DISTINCT ON (request_id) request_id, cache_layer, cache_source, total_ms, outcome
@@ -32,6 +32,7 @@ WITH records AS (
     WHERE u.tenant_id = %(tenant)s AND u.admitted_at >= %(start)s - interval '1 hour'
         AND u.admitted_at < %(end)s + interval '2 days'
         AND split_part(u.request_id, '.', 1) IN (SELECT request_id FROM records)
+        AND split_part(u.request_id, '.', 2) <> 's'
     GROUP BY 1
 ), host AS (
     SELECT split_part(e.request_id, '.', 1) AS request_id, sum(least(e.host_tokens, e.cache_read)) AS tokens

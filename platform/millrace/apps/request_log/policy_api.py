@@ -1,22 +1,24 @@
-"""Management API of dry runs of routing policies."""
+"""Management API of dry runs and shadow results of routing policies."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from billing.amounts import FEMTO_DIGITS, decimal
+from millrace.apps.request_log.api import PeriodQuery, read_period
 from millrace.apps.request_log.policy_dry_runs import DEFAULT_REQUESTS, MAX_REQUESTS, PolicyDryRun, dry_run
+from millrace.apps.request_log.shadow_results import ComparedAnswers, ShadowResult, shadow_results
 from tenants.api.policies import bounded_body
 from tenants.api.serializers import Strict
 from tenants.permissions import Permission
 from tenants.routing_policies import policy
-from tenants.views import TenantView, given
+from tenants.views import TenantView, check_query, given
 
 MAX_DECISIONS = 100  # of requests that would move, in a response
 
@@ -91,6 +93,67 @@ class PolicyDryRunView(TenantView):
         with self.scope():
             run = dry_run(self.access.tenant.pk, parsed, fields.get("name"), fields["requests"])
         return Response(PolicyDryRunOut(_fields(run)).data)
+
+
+class ShadowQuery(PeriodQuery):
+    name = serializers.CharField(max_length=64, help_text="The model name of the policy.")
+
+
+class ComparedAnswersOut(serializers.Serializer[ComparedAnswers]):
+    """The answers of one side of a comparison."""
+
+    model = serializers.CharField()
+    valid_schemas = serializers.IntegerField(help_text="Answers that are valid under the schema of their request.")
+    passed = serializers.IntegerField(
+        help_text="Answers that are not empty, with valid schema and tool arguments as far as requested."
+    )
+    output_tokens = serializers.IntegerField()
+    usd = serializers.SerializerMethodField(help_text="Cost by your prices, of requests whose costs are both known.")
+    ttft_p50_ms = serializers.IntegerField(allow_null=True, help_text="Time from the dispatch to the first token.")
+    ttft_p95_ms = serializers.IntegerField(allow_null=True)
+    total_p50_ms = serializers.IntegerField(allow_null=True, help_text="Time from the dispatch to the end.")
+    total_p95_ms = serializers.IntegerField(allow_null=True)
+
+    def get_usd(self, side: ComparedAnswers) -> str:
+        return decimal(side.cost_femto, FEMTO_DIGITS, 2)
+
+
+class ShadowCodeOut(serializers.Serializer[Any]):
+    code = serializers.CharField(help_text="Error code.")
+    requests = serializers.IntegerField()
+
+
+class ShadowResultOut(serializers.Serializer[ShadowResult]):
+    """The comparison of a model with the shadow of its requests."""
+
+    requests = serializers.IntegerField(help_text="Requests with a shadow.")
+    compared = serializers.IntegerField(help_text="Requests whose shadow has answered. The other fields are of these.")
+    operator_paid = serializers.IntegerField(help_text="Requests whose shadow is on no invoice.")
+    with_schema = serializers.IntegerField(help_text="Requests for a structured output.")
+    priced = serializers.IntegerField(help_text="Requests whose costs are both known.")
+    answered = ComparedAnswersOut(help_text="The returned answers.")
+    shadow = ComparedAnswersOut(help_text="The answers of the shadows, which were not returned.")
+    not_answered = serializers.SerializerMethodField(help_text="Why shadows have not answered.")
+
+    @extend_schema_field(ShadowCodeOut(many=True))
+    def get_not_answered(self, result: ShadowResult) -> list[dict[str, Any]]:
+        return [{"code": code, "requests": count} for code, count in result.codes.most_common()]
+
+
+@extend_schema(tags=["policies"])
+class ShadowResultsView(TenantView):
+    permissions: ClassVar = {"GET": Permission.USAGE_READ}
+    pagination_class = None
+
+    @extend_schema(operation_id="policy_shadow_results", parameters=[ShadowQuery], responses=ShadowResultOut(many=True))
+    def get(self, request: Request) -> Response:
+        """Return the comparison of answers with those of the policy's shadow. Default: 1 day."""
+        self.require(request, Permission.POLICIES_READ)
+        values = check_query(ShadowQuery, request).validated_data
+        start, end = read_period(values)
+        with self.scope():
+            results = shadow_results(self.access.tenant.pk, values["name"], start, end)
+        return Response([ShadowResultOut(result).data for result in results])
 
 
 def _fields(run: PolicyDryRun) -> dict[str, Any]:

@@ -29,7 +29,8 @@ _COLUMNS: dict[SuccessGroup, str] = {
     "end_user": "r.end_user",
 }
 # A request has one record, except for a line of a batch that another gateway has continued; the last record counts.
-# The prompts of a request are usage of `<request>.<number>`. Feedback decides, if it reports success or a score.
+# The prompts of a request are usage of `<request>.<number>`; its shadow, `<request>.s`, does not count. Feedback
+# decides, if it reports success or a score.
 _SUCCESSES = """
 WITH records AS (
     SELECT DISTINCT ON (r.request_id) r.request_id, {group} AS name, r.outcome, r.failure, r.retry_key,
@@ -46,6 +47,7 @@ WITH records AS (
     WHERE u.tenant_id = %(tenant)s AND u.admitted_at >= %(start)s - interval '1 hour'
         AND u.admitted_at < %(end)s + interval '2 days'
         AND split_part(u.request_id, '.', 1) IN (SELECT request_id FROM records)
+        AND split_part(u.request_id, '.', 2) <> 's'
     GROUP BY 1
 ), judged AS (
     SELECT r.*, coalesce(u.cost, 0) AS cost, coalesce(f.success, f.score >= %(good)s) AS reported,

@@ -35,6 +35,12 @@ DELETE FROM request_log_requestcontent WHERE ctid = ANY(ARRAY(
         OR t.status = 'purged'
     LIMIT %(most)s FOR UPDATE OF c SKIP LOCKED))
 """
+_SHADOWS = """
+DELETE FROM request_log_shadowcomparison WHERE ctid = ANY(ARRAY(
+    SELECT s.ctid FROM request_log_shadowcomparison s
+    WHERE s.started_at < %(before)s OR s.tenant_id IN (SELECT id FROM tenants_tenant WHERE status = 'purged')
+    LIMIT %(most)s FOR UPDATE SKIP LOCKED))
+"""
 # Entries whose tenant no longer stores prompts, or no longer serves similar questions, are removed too.
 _ENTRIES = """
 DELETE FROM request_log_semanticentry WHERE ctid = ANY(ARRAY(
@@ -60,10 +66,13 @@ DELETE FROM request_log_warmedprompt WHERE ctid = ANY(ARRAY(
 
 @shared_task(name="request_log.purge_expired")
 def purge_expired(now: datetime | None = None) -> int:
-    """Remove expired records and contents, and those of purged tenants. Returns the number of removed rows."""
+    """Remove expired records, contents and comparisons with shadows, and those of purged tenants.
+
+    Returns the number of removed rows.
+    """
     now = now or datetime.now(UTC)
     before = now - timedelta(days=settings.MILLRACE.request_log_retention_days)
-    return sum(_delete(statement, now, before) for statement in (_RECORDS, _CONTENT, _WARMED))
+    return sum(_delete(statement, now, before) for statement in (_RECORDS, _CONTENT, _SHADOWS, _WARMED))
 
 
 @shared_task(name="request_log.warm_caches")

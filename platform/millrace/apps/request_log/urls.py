@@ -10,6 +10,7 @@ urlpatterns = [
     path("cache-warming", warming_api.CacheWarming.as_view(), name="api-cache-warming"),
     path("cache-warming/run", warming_api.CacheWarmingRun.as_view(), name="api-cache-warming-run"),
     path("policies/dry-run", policy_api.PolicyDryRunView.as_view(), name="api-policy-dry-run"),
+    path("policies/shadow-results", policy_api.ShadowResultsView.as_view(), name="api-policy-shadow-results"),
     path("requests", api.Requests.as_view(), name="api-requests"),
     path("requests/rates", api.RequestRates.as_view(), name="api-requests-rates"),
     path("requests/cache-layers", api.RequestCacheLayers.as_view(), name="api-requests-cache-layers"),

@@ -84,6 +84,7 @@ class AdmittedRequest(msgspec.Struct, frozen=True, dict=True):
     taken: TakenLimits | None = None
     taken_cost: LimitCost = NO_COST
     limit_statuses: Sequence[LimitStatus] = ()  # of the rate limits at the admission, for the response's headers
+    is_operator_paid: bool = False
 
     @property
     def price_version(self) -> int | None:
@@ -106,6 +107,7 @@ class AdmittedRequest(msgspec.Struct, frozen=True, dict=True):
             reserved_nano=self.reserved_nano,
             reserved_tokens=self.reserved_tokens,
             traceparent=tracing.current(),
+            is_operator_paid=self.is_operator_paid,
         )
 
 
@@ -183,6 +185,21 @@ class RateLimitAdmission:
         )
         vars(admitted).clear()  # `replace` copies cached properties
         return admitted
+
+    async def admit_shadow(
+        self, demand: AdmissionRequest, max_tokens: int, *, is_operator_paid: bool
+    ) -> AdmittedRequest:
+        """Reserve the maximum cost of a shadow, which counts toward no rate limit.
+
+        Args:
+            max_tokens: of the request's own answer.
+            is_operator_paid: no budget of the tenant is used.
+
+        Raises:
+            ApiError: it does not fit a budget, or cannot run at all.
+        """
+        max_tokens = min(max_tokens, _max_tokens(demand, demand.limit_sets))
+        return AdmittedRequest(demand, max_tokens, is_operator_paid=is_operator_paid)
 
     async def charge(self, key: ApiKeySnapshot) -> None:
         """Count one request before its body is read and tokenized. It stays counted even if it is rejected later.

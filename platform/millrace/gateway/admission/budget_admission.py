@@ -511,6 +511,21 @@ class RequestAdmission(RateLimitAdmission):
                 raise
         return admitted
 
+    async def admit_shadow(
+        self, demand: AdmissionRequest, max_tokens: int, *, is_operator_paid: bool
+    ) -> AdmittedRequest:
+        admitted = await super().admit_shadow(demand, max_tokens, is_operator_paid=is_operator_paid)
+        if self._spend_limits is not None:
+            await self._spend_limits.reserve(admitted)
+        if is_operator_paid:
+            return admitted
+        try:
+            return await self.budgets.take(self.budgets.estimate(demand), admitted, may_reduce=False)
+        except BaseException:
+            if self._spend_limits is not None:
+                await self._spend_limits.release(admitted)
+            raise
+
     async def end(self, admitted: AdmittedRequest, usage: TokenCounts) -> None:
         await self.budgets.early.end(admitted, usage)
 

@@ -198,7 +198,8 @@ class AnswerCache:
     def _answer_id(self, execution: Execution) -> str:
         """Return the answer's identity: everything of the job that the answer depends on.
 
-        The cache salt is derived from the tenant, the weights and the request's `prompt_cache_key`.
+        The cache salt is derived from the tenant, the weights and the request's `prompt_cache_key`. Of a conversation
+        that is summarized, the whole prompt counts, so that a hit needs no summary.
         """
         job = execution.job
         params = job.params if job.params.temperature else dataclasses.replace(job.params, seed=None)
@@ -206,7 +207,8 @@ class AnswerCache:
         upstream = None if job.upstream is None else (job.upstream.operation, job.upstream.body)
         # The name of the parameter with the format depends on the dialect.
         structured = None if job.structured is None else dataclasses.replace(job.structured, param="")
-        prompt = (job.prompt_token_ids, upstream, structured, job.reasoning)
+        asked = job.prompt_token_ids if execution.whole_prompt is None else ("summarized", execution.whole_prompt)
+        prompt = (asked, upstream, structured, job.reasoning)
         return self._store.answer_id((job.cache_salt, job.deployment_key, policy, prompt, params))
 
     async def _find(self, execution: Execution, lookup: AnswerLookup, request: InferenceRequest) -> CachedAnswer | None:
@@ -357,6 +359,8 @@ class AnswerCache:
             ApiError: 503, the tenant's queue is full.
         """
         lookup.layer = lookup.source = ""
+        if execution.whole_prompt is not None:
+            lookup.seconds = 0  # it runs without a summary
         execution.decision_record["answer_cache"] = {"miss": "leader_failed"}
         self._dispatcher.submit(execution)
 

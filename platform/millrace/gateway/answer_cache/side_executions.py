@@ -1,4 +1,4 @@
-"""Side executions: executions that the semantic cache needs beside the request, such as the vector of a question.
+"""Side executions: executions beside that of the request, such as the vector of a question, or a shadow.
 
 Each has its own ID and is admitted and billed like a request of the key, but does not count toward its rate limits.
 """
@@ -63,6 +63,27 @@ class SideExecutions:
         without_limits = msgspec.structs.replace(key, limits=LimitSnapshot())
         demand = AdmissionRequest(name, time.time_ns() // 1000, without_limits, request, prompt, [model])
         admitted = await self._admission.admit(demand)
+        return await self.run_admitted(admitted, spec, decision_record, discards=discards, on_start=on_start)
+
+    async def run_admitted(
+        self,
+        admitted: AdmittedRequest,
+        spec: ResponseSpec,
+        decision_record: dict[str, Any],
+        *,
+        discards: bool = False,
+        may_wait: bool = True,
+        on_start: Callable[[Execution], None] | None = None,
+    ) -> tuple[Execution, list[AnswerEvent]]:
+        """Run an admitted execution. Its reservation is released in any case.
+
+        Args:
+            may_wait: whether it may wait for a replica with capacity.
+            on_start: receives the execution when it has been sent.
+
+        Raises:
+            ApiError: it cannot start, or it failed.
+        """
         execution: Execution | None = None
         try:
             made = Execution(self._dispatcher.broker, admitted, self._jobs.make(admitted), spec, decision_record)
@@ -70,6 +91,8 @@ class SideExecutions:
             execution = made
             if on_start is not None:
                 on_start(made)
+            if made.queued and not (may_wait or made.is_finished):
+                raise self._dispatcher.overloaded(made.deployment_key, None)
             return made, await _events(made)
         finally:
             await asyncio.shield(self._discard_and_end(admitted, execution, discards))
@@ -119,6 +142,8 @@ async def _events(execution: Execution) -> list[AnswerEvent]:
     while not isinstance(event := await execution.next_event(), End):
         if isinstance(event, Failed):
             raise ApiError(event.code, event.message)
+        if execution.first_token_at is None:
+            execution.first_token_at = time.monotonic()
         events.append(event)
-    execution.usage = event.usage
+    execution.usage, execution.completed_at = event.usage, time.monotonic()
     return [*events, event]

@@ -50,6 +50,7 @@ from millrace.gateway.dispatch.wakeups import WakeupBuilder
 log = structlog.get_logger(__name__)
 
 WRITE_BATCH_SIZE = 64
+LOCALITY_TENANTS = 8  # whose next prompts are compared by their cached tokens
 LOADING_RETRY_SECONDS = 2.0  # retry time while a model is loaded for the first time
 UNKNOWN_WAIT = 5.0  # the retry time in seconds until durations were measured
 _PACE = 0.1  # the weight of one execution in the moving average of durations
@@ -72,13 +73,20 @@ class Dispatcher:
         queue_seconds: float,
         retention_seconds: int,
         max_queued: int = 256,
+        locality_tokens: int = 0,
     ) -> None:
-        """Create a dispatcher. `blocking_broker` is a Valkey client that may block for seconds."""
+        """Create a dispatcher.
+
+        Args:
+            blocking_broker: a Valkey client that may block for seconds.
+            locality_tokens: by which a tenant's clock may be ahead of others if its next prompt is cached.
+        """
         self.broker = broker
         self.gateway_id = gateway_id
         self.queue_seconds = queue_seconds
         self._retention_seconds = retention_seconds
         self._max_queued = max_queued
+        self._locality_tokens = locality_tokens
         self.executions: dict[str, Execution] = {}
         # (deployment key, whether of the batch class) -> queue.
         self.queues: dict[tuple[str, bool], FairQueue[Execution]] = {}
@@ -185,11 +193,13 @@ class Dispatcher:
                 return
 
     def _dispatch_queue(self, queue: FairQueue[Execution]) -> None:
-        while (execution := queue.peek()) is not None:
+        while waiting := queue.candidates(self._locality_tokens, LOCALITY_TENANTS):
+            place = self.placement.most_cached(waiting)
+            execution = waiting[place]
             choice = self.placement.choose(execution.job)
             if choice is None:
                 return
-            queue.pop()
+            queue.pop(place)
             waited = time.monotonic() - execution.waiting_since
             execution.queued, execution.target = False, choice.replica_id
             execution.sent_at = execution.notified_at = time.monotonic()

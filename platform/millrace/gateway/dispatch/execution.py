@@ -54,6 +54,8 @@ class Execution:
         self.target: str | None = None  # the replica that the wakeup was sent to
         self.owner: str | None = None  # the replica that claimed it
         self.prefix_hash = b""  # identifies the start of its prompt (see placement)
+        self.cached: dict[str, int] = {}  # replica -> tokens of its prompt that are cached by the replica's digest,
+        self.cached_at = -1  # in this version of the index of digests
         self.predicted_cached: int | None = None  # tokens of its prompt that are cached by the replica's digest
         self.begun = False  # an event of the current attempt was accepted, so no other attempt may start
         self.is_finished = False  # no replica sends further events
@@ -76,6 +78,7 @@ class Execution:
         self.completion_texts: dict[int, list[str]] = {}  # choice -> texts, if the tenant stores content
         self.usage: TokenCounts | None = None
         self.answer: AnswerLookup | None = None  # its state in the answer cache, if the cache is used
+        self.whole_prompt: list[int] | None = None  # tokens of a conversation of which a part is summarized
 
     @property
     def attempt(self) -> int:

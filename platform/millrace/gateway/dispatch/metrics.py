@@ -41,10 +41,17 @@ class GatewayMetrics:
             ["model", "layer"],
             registry=self.registry,
         )
+        self.shadows = Counter(
+            "millrace_shadows",
+            "requests that a policy selected for a shadow, by the shadow's model and by the code of the reason if it"
+            " has not answered",
+            ["model", "code"],
+            registry=self.registry,
+        )
         self.records_lost = Counter(
             "millrace_request_records_lost",
             "request records that were not written, because too many were waiting for the database or it rejected them:"
-            " record, or content if prompts and completions are stored",
+            " record, content if prompts and completions are stored, or shadow",
             ["record_type"],
             registry=self.registry,
         )

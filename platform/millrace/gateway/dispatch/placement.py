@@ -25,6 +25,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from inference_worker.contract.messages import Heartbeat, InferenceJob
 from inference_worker.contract.prefix_digest import PrefixIndex
@@ -54,6 +55,14 @@ class PlacementChoice:
     prefix_hash: bytes = b""  # identifies the prompt's prefix; empty for short prompts
     replicas_with_prefix: tuple[str, ...] = ()  # live replicas that computed this prefix recently
     predicted: int | None = None  # tokens of the prompt that are cached by its digest; None: it has no digest
+
+
+class CachedPrompt(Protocol):
+    """A waiting job, with the prediction by the digests of one version of the index."""
+
+    job: InferenceJob
+    cached_at: int
+    cached: dict[str, int]  # replica ID -> cached tokens
 
 
 class Placement:
@@ -161,6 +170,24 @@ class Placement:
             replicas_with_prefix,
             cached.get(replica_id),
         )
+
+    def most_cached(self, waiting: Sequence[CachedPrompt]) -> int:
+        """Return the place of the prompt with the most tokens that a replica with a credit has cached by its digest.
+
+        All are of one deployment and one class. Of equal ones, it is the first.
+        """
+        job = waiting[0].job
+        ready, batch = self._registry.ready(job.deployment_key), job.service_class == ServiceClass.BATCH
+        free = [name for name, heartbeat in ready.items() if self.credits(name, heartbeat, batch=batch) > 0]
+        if len(waiting) == 1 or not free or job.input_lengths:
+            return 0
+        most = []
+        for each in waiting:
+            if each.cached_at != self.prefixes.version:
+                each.cached_at = self.prefixes.version
+                each.cached = self.prefixes.cached_tokens(each.job.prompt_token_ids, each.job.cache_salt, list(ready))
+            most.append(max((each.cached.get(name, 0) for name in free), default=0))
+        return most.index(max(most))
 
     def _preferred(
         self,

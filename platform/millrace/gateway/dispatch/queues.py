@@ -5,6 +5,10 @@ tenant's weight. The tenant with the lowest clock is next. A tenant that was idl
 turns are not saved. Reserved tokens that a request did not use are subtracted from the clock again. Long prompts wait
 in a separate lane of the tenant, fair in the same way, so that they do not delay short ones.
 
+A caller may also serve another tenant whose clock is at most `ahead` above the lowest (`candidates`), for example since
+the prefix of its request is cached. This adds `ahead` to the bound of the difference between the clocks of two waiting
+tenants (docs/explanation/scheduling.md).
+
 Tenants with waiting requests are kept sorted by their clocks, so the cost of an event does not depend on their number.
 """
 
@@ -59,7 +63,7 @@ class FairQueue(Generic[T]):
         self._busy: GrowingOrder[_Tenant[T]] = GrowingOrder(lambda entry: entry.clock)  # tenants with waiting requests
         self._busy_weights: Counter[float] = Counter()  # of these tenants; a sum would drift with each change
         self._numbers = itertools.count()
-        self._now = 0.0  # the clock of the last served tenant
+        self._now = 0.0  # the lowest clock of a waiting tenant when an item was last removed
         self._size = 0
 
     def __len__(self) -> int:
@@ -112,16 +116,27 @@ class FairQueue(Generic[T]):
         entry = self._busy.at(0)
         return None if entry is None else entry.next_lane().waiting[0][0]
 
-    def pop(self) -> T | None:
-        """Remove and return the next item."""
-        entry = self._busy.at(0)
-        if entry is None:
+    def candidates(self, ahead: float, most: int) -> list[T]:
+        """Return the next items of the tenants whose clocks are at most `ahead` above the lowest, lowest first."""
+        found: list[T] = []
+        lowest = self._busy.at(0)
+        while lowest is not None and len(found) < most:
+            entry = self._busy.at(len(found))
+            if entry is None or entry.clock > lowest.clock + ahead:
+                break
+            found.append(entry.next_lane().waiting[0][0])
+        return found
+
+    def pop(self, place: int = 0) -> T | None:
+        """Remove and return the next item of the tenant at this place among the candidates."""
+        lowest, entry = self._busy.at(0), self._busy.at(place)
+        if lowest is None or entry is None:
             return None
+        self._now = max(self._now, lowest.clock)
         self._leave_order(entry)
         lane = entry.next_lane()
         item, cost = lane.waiting.popleft()
         self._size -= 1
-        self._now = max(self._now, entry.clock)
         entry.clock += cost / entry.weight
         lane.clock += cost
         self._join_order(entry)

@@ -41,7 +41,7 @@ class EscalationReserves:
         try:
             models = active.remaining_candidates[: escalation.max - active.escalations]
             for number, model in enumerate(models, len(active.executions) + 1):
-                prompt = active.prompt
+                prompt = admitted.demand.prompt
                 if model.tokenizer is not active.tokenizer:
                     prompt = await self._tokenize(model, request)
                 demand = AdmissionRequest(

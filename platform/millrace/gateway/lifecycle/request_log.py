@@ -38,6 +38,7 @@ STOP_SECONDS = 2.0  # for the last records when the gateway stops
 INSERT_BATCH_SIZE = 200  # rows in a statement
 MAX_PENDING_RECORDS = 10_000  # waiting for the database
 MAX_PENDING_CONTENTS = 500
+MAX_PENDING_SHADOWS = 2_000
 MAX_MODEL_NAME_LENGTH = 128  # characters of a requested model name
 MAX_LISTED = 24  # limits, skipped models and placements, each
 MAX_CONTENT_CHARACTERS = 65_536  # characters of a request, and of its completions
@@ -46,6 +47,7 @@ _LAYERS = ("", "computed", "prefix", "semantic", "single_flight", "exact")  # em
 _ROUTE = (
     *("policy", "targets", "prompt_tokens", "facts", "skipped", "escalations", "not_escalating", "retry_budget"),
     *("dropped_messages", "summary", "not_summarizing", "answer_cache", "decided_at", "experiment", "classifier"),
+    *("shadow", "not_shadowing"),
 )
 
 
@@ -104,12 +106,40 @@ class LoggedContent(msgspec.Struct):
     truncated: bool
 
 
+class ShadowRecord(msgspec.Struct):
+    """A row of request_log_shadowcomparison. Costs are decimal numbers in femto-USD."""
+
+    tenant_id: int
+    started_at: int
+    request_id: str
+    requested_model: str
+    policy_version: int
+    served_model: str
+    shadow_model: str
+    is_operator_paid: bool
+    code: str
+    has_schema: bool
+    failure: str
+    output_tokens: int
+    cost_femto: str | None
+    ttft_ms: int | None
+    total_ms: int | None
+    shadow_failure: str = ""
+    shadow_output_tokens: int | None = None
+    shadow_cost_femto: str | None = None
+    shadow_ttft_ms: int | None = None
+    shadow_total_ms: int | None = None
+
+
 _TYPES = {
     **dict.fromkeys(("tenant_id", "started_at", "project_id", "key_id", "reserved_nano"), "bigint"),
     **dict.fromkeys(("price_version", "batch_id", "retry_key", "experiment_id"), "bigint"),
     **dict.fromkeys(("prompt_tokens", "max_tokens", "total_ms", "ttft_ms", "batch_line", "itl_us"), "integer"),
     **dict.fromkeys(("prompts", "dry_run_rejections", "experiment_arm"), "smallint"),
-    **dict.fromkeys(("stream", "truncated"), "boolean"),
+    **dict.fromkeys(("stream", "truncated", "is_operator_paid", "has_schema"), "boolean"),
+    **dict.fromkeys(("policy_version", "output_tokens", "shadow_output_tokens"), "integer"),
+    **dict.fromkeys(("shadow_ttft_ms", "shadow_total_ms"), "integer"),
+    **dict.fromkeys(("cost_femto", "shadow_cost_femto"), "numeric"),
     **dict.fromkeys(("limited_by", "limits", "budget_periods", "route", "placements", "answers", "ignored"), "jsonb"),
 }
 
@@ -128,6 +158,7 @@ def _insert(table: str, row: type[msgspec.Struct]) -> str:
 
 _INSERT_RECORDS = _insert("request_log_requestrecord", Record)
 _INSERT_CONTENTS = _insert("request_log_requestcontent", LoggedContent)
+_INSERT_SHADOWS = _insert("request_log_shadowcomparison", ShadowRecord)
 encode_row = msgspec.json.Encoder().encode
 
 
@@ -272,6 +303,7 @@ class RequestLogWriter:
         self._lost = metrics.records_lost
         self._records = WriteBuffer("record", _INSERT_RECORDS, MAX_PENDING_RECORDS)
         self._contents = WriteBuffer("content", _INSERT_CONTENTS, MAX_PENDING_CONTENTS)
+        self._shadows = WriteBuffer("shadow", _INSERT_SHADOWS, MAX_PENDING_SHADOWS)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -294,12 +326,18 @@ class RequestLogWriter:
         if content is not None:
             self._put(self._contents, content)
 
+    def add_shadow(self, comparison: ShadowRecord) -> None:
+        """Buffer the comparison of a request with its shadow."""
+        comparison.requested_model = _clean(comparison.requested_model, MAX_MODEL_NAME_LENGTH)
+        self._put(self._shadows, comparison)
+
     async def flush(self) -> None:
         """Write all buffered rows."""
         await self._write(self._records)
         await self._write(self._contents)
+        await self._write(self._shadows)
 
-    def _put(self, buffer: WriteBuffer, row: Record | LoggedContent) -> None:
+    def _put(self, buffer: WriteBuffer, row: Record | LoggedContent | ShadowRecord) -> None:
         if len(buffer.rows) >= buffer.max_rows:
             buffer.rows.popleft()
             self._lost.labels(buffer.record_type).inc()

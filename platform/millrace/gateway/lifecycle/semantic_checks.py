@@ -22,7 +22,7 @@ from millrace.gateway.core.errors import ApiError
 from millrace.gateway.dispatch.execution import Execution
 
 if TYPE_CHECKING:
-    from millrace.conf.environment import CheckPayer
+    from millrace.conf.environment import Payer
 
 log = structlog.get_logger(__name__)
 
@@ -33,7 +33,7 @@ CHECK_SECONDS = 600.0
 class SemanticChecks:
     """The running checks of one gateway."""
 
-    def __init__(self, executions: SideExecutions, answers: AnswerCache, payer: CheckPayer) -> None:
+    def __init__(self, executions: SideExecutions, answers: AnswerCache, payer: Payer) -> None:
         self._executions = executions
         self._answers = answers
         self._payer = payer

@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any
 
 import msgspec
 import redis.asyncio as redis
@@ -24,7 +23,7 @@ from inference_worker.contract.request import TOKEN_CLASSES, ServiceClass, Token
 from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest, RateLimitAdmission
 from millrace.gateway.admission.budget_shares import BudgetShares
 from millrace.gateway.admission.disk import DiskWatch
-from millrace.gateway.answer_cache.answer_cache import ONLY_IF_CACHED, AnswerCache
+from millrace.gateway.answer_cache.answer_cache import AnswerCache
 from millrace.gateway.answer_cache.semantic_cache import Question
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core.catalog import ServedModel
@@ -42,9 +41,11 @@ from millrace.gateway.lifecycle.escalation import EscalationReserves
 from millrace.gateway.lifecycle.request_log import RequestTrace
 from millrace.gateway.lifecycle.routing_facts import has_images, request_size, routing_facts
 from millrace.gateway.lifecycle.semantic_checks import SemanticChecks
+from millrace.gateway.lifecycle.shadows import ShadowedAnswer, Shadows
 from millrace.gateway.lifecycle.summaries import Summaries, with_prompt
-from millrace.gateway.protocols import context_overflow, tools
+from millrace.gateway.protocols import context_overflow
 from millrace.gateway.protocols.prompts import is_short, tokenize, tokenize_here
+from millrace.gateway.protocols.tools import call_fields
 from millrace.gateway.protocols.writers import make_writer
 from millrace.gateway.routing.retry_budgets import RetryBudgets
 from millrace.gateway.routing.router import Route, Router
@@ -108,6 +109,7 @@ class ActiveRequest:
         self.summary = ""  # of the messages that were dropped
         self.summaries: list[Execution] = []
         self.question: Question | None = None  # its lookup in the semantic cache
+        self.shadowed: ShadowedAnswer | None = None  # its answer, if it has a shadow
         self._retry_budgets = retry_budgets
 
     @property
@@ -190,6 +192,7 @@ class InferenceService:
         latencies: LatencyTracker | None = None,
         budget_shares: BudgetShares | None = None,
         semantic_checks: SemanticChecks | None = None,
+        shadows: Shadows | None = None,
     ) -> None:
         self._router = router
         self._admission = admission
@@ -203,6 +206,7 @@ class InferenceService:
         self._latencies = latencies or LatencyTracker()
         self._budget_shares = budget_shares
         self._semantic_checks = semantic_checks
+        self._shadows = shadows
         self._retry_budgets = RetryBudgets()
         self._reserves = EscalationReserves(admission, dispatcher, self._tokenize)
         self._summaries = Summaries(router, admission, dispatcher, jobs, self._reserves, self._end, self._abandon)
@@ -282,6 +286,8 @@ class InferenceService:
         self._stopping.set()
         if self._semantic_checks is not None:
             await self._semantic_checks.stop()
+        if self._shadows is not None:
+            await self._shadows.stop()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._answers.stop()
 
@@ -320,11 +326,15 @@ class InferenceService:
     async def _events(self, active: ActiveRequest) -> AsyncIterator[AnswerEvent]:
         if active.escalates:
             for event in await self._checked_events(active):
+                if active.shadowed is not None:
+                    active.shadowed.add(event)
                 yield event
             return
         async for event in self._execution_events(active):
             if isinstance(event, End):
                 self._store_answer(active)
+            if active.shadowed is not None:
+                active.shadowed.add(event)
             yield event
 
     async def _checked_events(self, active: ActiveRequest) -> list[AnswerEvent]:
@@ -511,6 +521,7 @@ class InferenceService:
         await self._reserves.release(active)
         if model.tokenizer is not active.tokenizer:
             active.prompt, active.tokenizer = await self._tokenize(model, request), model.tokenizer
+        whole_prompt = active.prompt.ids
         summarizes = await self._shorten(active, model)
         batch = request.service_class == ServiceClass.BATCH
         rejection: ApiError | None = None
@@ -520,7 +531,6 @@ class InferenceService:
             if not key.answer_cache_seconds:
                 raise
             rejection = exc  # the answer may be cached
-        must_run = rejection is None and ONLY_IF_CACHED not in request.cache_directives
         demand = AdmissionRequest(
             active.request_id,
             active.admitted_at,
@@ -531,20 +541,20 @@ class InferenceService:
             len(active.executions),
         )
         echo = await self._echo(model, active) if request.echo else None
-        admitted = await self._admit_with_summary(active, demand) if summarizes and must_run else None
+        admitted = await self._admit_with_room(active, demand) if summarizes else None
+        summarized_prompt = None if admitted is None else whole_prompt
         if admitted is None:
             admitted = await self._admission.admit(demand)
-        await self._start(active, admitted, echo, rejection, reserves=True)
+        await self._start(active, admitted, echo, rejection, reserves=True, summarized_prompt=summarized_prompt)
 
-    async def _admit_with_summary(self, active: ActiveRequest, demand: AdmissionRequest) -> AdmittedRequest | None:
-        """Admit a prompt with a summary of its dropped messages. Return None if even its room does not fit a limit."""
+    async def _admit_with_room(self, active: ActiveRequest, demand: AdmissionRequest) -> AdmittedRequest | None:
+        """Admit a prompt with room for a summary of its dropped messages. Return None if that does not fit a limit."""
         prompt = _with_room(active.prompt, context_overflow.SUMMARY_ROOM)
         try:
-            admitted = await self._admission.admit(msgspec.structs.replace(demand, prompt=prompt))
+            return await self._admission.admit(msgspec.structs.replace(demand, prompt=prompt))
         except ApiError as exc:
             active.decision_record["not_summarizing"] = exc.code
             return None
-        return await self._summarize(active, demand.model, admitted)
 
     async def _shorten(self, active: ActiveRequest, model: ServedModel) -> bool:
         """Drop messages of a conversation that outgrows the context of the last candidate, if the policy says so.
@@ -581,25 +591,32 @@ class InferenceService:
         active.decision_record["dropped_messages"] = prompt.dropped_messages
         return prompt
 
-    async def _summarize(self, active: ActiveRequest, model: ServedModel, admitted: AdmittedRequest) -> AdmittedRequest:
-        """Return the admission of the prompt with a summary of its dropped messages, or without one if that fails.
+    async def _summarized(
+        self, active: ActiveRequest, admitted: AdmittedRequest, execution: Execution, echo: list[list[int]] | None
+    ) -> Execution:
+        """Return the execution of the prompt with a summary of its dropped messages, or without one if that fails.
 
-        Raises:
-            BaseException: the client has disconnected, and nothing is reserved.
+        Args:
+            admitted: with room for the summary.
+            execution: of the prompt without the summary, whose answer is not cached.
         """
-        summarizer = self._summaries.model_of(active)
-        try:
-            if summarizer is not None:
-                dropped = active.prompt.dropped_messages
-                active.summary = await self._summaries.summarize(active, summarizer, dropped)
-            if active.summary:
-                with contextlib.suppress(ApiError):  # the summary is longer than its room
-                    active.prompt = await self._shortened(active, model, admitted.demand.prompt_tokens)
-        except BaseException:
-            await self._dispatcher.record_not_started(admitted.billing_context)
-            await self._admission.close(admitted, None)
-            raise
-        return with_prompt(admitted, active.prompt)
+        model, summarizer, room_prompt = admitted.demand.model, self._summaries.model_of(active), admitted.demand.prompt
+        is_summarized = False
+        if summarizer is not None:
+            dropped = active.prompt.dropped_messages
+            active.summary = await self._summaries.summarize(active, summarizer, dropped)
+        if active.summary:
+            with contextlib.suppress(ApiError):  # the summary is longer than its room
+                active.prompt = await self._shortened(active, model, room_prompt.num_tokens)
+                is_summarized = True
+        active.reserved = [
+            with_prompt(each, active.prompt) if each.demand.prompt is room_prompt else each for each in active.reserved
+        ]
+        summarized = self._execution(active, with_prompt(admitted, active.prompt), echo)
+        summarized.answer, summarized.whole_prompt = execution.answer, execution.whole_prompt
+        if summarized.answer is not None and not is_summarized:
+            summarized.answer.seconds = 0  # later requests get an answer with a summary
+        return summarized
 
     async def _begin_reserved(self, active: ActiveRequest, reserved: AdmittedRequest) -> None:
         """Start an execution whose cost is reserved.
@@ -627,11 +644,13 @@ class InferenceService:
         rejection: ApiError | None = None,
         *,
         reserves: bool = False,
+        summarized_prompt: list[int] | None = None,
     ) -> None:
         """Serve an admitted execution from the answer cache or dispatch it, unless there is a rejection.
 
         Args:
             reserves: whether the escalations that may follow are reserved first.
+            summarized_prompt: the whole prompt, if a part of it is summarized before the execution is dispatched.
 
         Raises:
             ApiError: it cannot run, and nothing is reserved.
@@ -640,16 +659,24 @@ class InferenceService:
         try:
             if reserves:
                 await self._reserves.reserve(active, admitted)
-            execution = self._execution(active, admitted, echo)
+            asked = admitted if summarized_prompt is None else with_prompt(admitted, active.prompt)
+            execution = self._execution(active, asked, echo)
+            execution.whole_prompt = summarized_prompt
             if not await self._answers.serve(execution, request, key, active.question):
                 if rejection is not None:
                     raise rejection
+                if summarized_prompt is not None:
+                    execution = await self._summarized(active, admitted, execution, echo)
                 self._dispatcher.submit(execution)
+                if reserves and not active.executions and self._shadows is not None:
+                    active.shadowed = self._shadows.start(active, execution, self._tokenize)
         except BaseException:
             if execution is not None:
                 await self._answers.end_flight(execution)
             await self._dispatcher.record_not_started(admitted.billing_context)
             await self._admission.close(admitted, None)
+            if reserves:
+                await self._reserves.release(active)
             raise
         active.executions.append(execution)
         self._metrics.in_flight.set(self._dispatcher.in_flight)
@@ -677,7 +704,7 @@ class InferenceService:
             1 + len(request.more_prompts),
             echo=echo,
             echoed_parameters=request.echoed_parameters,
-            **_call_fields(request, admitted.demand.model),
+            **call_fields(request, admitted.demand.model),
         )
         return Execution(
             self._dispatcher.broker,
@@ -708,6 +735,8 @@ class InferenceService:
 
     async def _close(self, active: ActiveRequest, is_returning: bool) -> None:
         execution = active.execution
+        if active.shadowed is not None:
+            active.shadowed.close()
         try:
             if not execution.ended:
                 is_served = execution.answer is not None and execution.answer.layer  # no gateway can resume it
@@ -788,13 +817,6 @@ class InferenceService:
 def _with_room(prompt: Prompt, tokens: int) -> Prompt:
     """Return a prompt with placeholders for a summary, for the reservation."""
     return dataclasses.replace(prompt, ids=prompt.ids + prompt.ids[-1:] * tokens)
-
-
-def _call_fields(request: InferenceRequest, model: ServedModel) -> dict[str, Any]:
-    """Return the fields of `ResponseSpec` for the model's tool calls."""
-    if model.upstream is not None:
-        return tools.upstream_response_fields(request)
-    return tools.response_fields(request, model.tokenizer)
 
 
 async def _first(*events: asyncio.Event, seconds: float) -> bool:

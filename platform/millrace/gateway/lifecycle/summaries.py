@@ -2,7 +2,8 @@
 
 A summary is an execution of its own, with the request ID `<request>.0`, by the model that the routing policy names. It
 is billed once, at its own price. Its maximum cost is reserved together with that of the answer, before it starts. If
-the sum does not fit a budget, or if the summary fails, the messages are dropped without one.
+the sum does not fit a budget, or if the summary fails, the messages are dropped without one. The answer cache is read
+before it starts.
 """
 
 from __future__ import annotations

@@ -90,7 +90,9 @@ class PromptReader:
             raise ApiError(OVERLOADED, "The deployments of the model have changed. Retry later.")
         models = names[request.model]
         counting = next((model for model in models if model.key == result.deployment), models[0])
-        may_differ = any(model.tokenizer is not counting.tokenizer for model in models)
+        shadow = self._router.shadow_model(key, request.model)
+        others = models if shadow is None else [*models, shadow]
+        may_differ = any(model.tokenizer is not counting.tokenizer for model in others)
         body_to_retain = body if may_differ or _drops_messages(key, request.model) else None
         return dataclasses.replace(
             request, tokenized=_ProcessedPrompts(self, key, work, body_to_retain, counting, result)

@@ -14,6 +14,7 @@ from inference_worker.contract.output_formats import CallTags, ToolFormat
 from inference_worker.contract.request import StructuredSpec
 from inference_worker.contract.schema_keywords import value_types
 from inference_worker.contract.tokenizer import Tokenizer
+from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import InferenceRequest, Tool
 from millrace.gateway.protocols.unknown_fields import IgnoredFields
@@ -87,6 +88,11 @@ def remove_hosted_tools(fields: dict[str, Any], hosted: re.Pattern[str], ignored
         else:
             remaining.append(tool)
     fields["tools"] = remaining
+
+
+def call_fields(request: InferenceRequest, model: ServedModel) -> dict[str, Any]:
+    """Return the fields of `ResponseSpec` for the model's tool calls."""
+    return response_fields(request, model.tokenizer) if model.upstream is None else upstream_response_fields(request)
 
 
 def upstream_response_fields(request: InferenceRequest) -> dict[str, Any]:

@@ -65,6 +65,11 @@ class Router:
         """Return the deployment with this name, or None."""
         return self._models.get(name)
 
+    def shadow_model(self, key: ApiKeySnapshot, name: str) -> ServedModel | None:
+        """Return the deployment that shadows requests for the model `name`, if there is one."""
+        policy = key.policies.get(name)
+        return None if policy is None or policy.shadow is None else self._models.get(policy.shadow.model)
+
     def visible(self, key: ApiKeySnapshot) -> dict[str, ServedModel]:
         """Return the model names that this key may request, each with the deployment that describes it."""
         visible = dict(self._models)
@@ -109,7 +114,8 @@ class Router:
         policy = key.policies.get(name)
         experiment = key.experiments.get(name)
         arms = (arm.model for arm in experiment.arms) if experiment else ()
-        served = (self._models.get(model) for model in (*(policy.models if policy else (name,)), *arms))
+        shadows = (policy.shadow.model,) if policy and policy.shadow else ()
+        served = (self._models.get(model) for model in (*(policy.models if policy else (name,)), *arms, *shadows))
         return any(model is not None and model.upstream is not None for model in served)
 
     def assign_arm(self, key: ApiKeySnapshot, request: InferenceRequest, route: Route) -> Route:

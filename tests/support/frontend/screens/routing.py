@@ -19,7 +19,11 @@ def prepare(world: World) -> None:
         when = {"prompt_tokens": {"at_least": 900}, "keys": [key.pk], "hours": hours, "tools": False}
         big = [{"model": "smollm2-135m-int4"}, {"model": "gone", "weight": 0}]
         split = [{"model": "smollm2-135m", "weight": 9}, {"model": "smollm2-135m-int4"}]
-        body = {"rules": [{"when": when, "targets": big}, {"targets": split}], "fallback_on": ["error"]}
+        shadow = {"model": "smollm2-135m-int4", "percent": 20}
+        rules = [{"when": when, "targets": big}, {"targets": split}]
+        body = {"rules": rules, "fallback_on": ["error"], "shadow": shadow}
+        for number in range(3):
+            _compare(tenant, number)
         actions.do_publish_policy(tenant, "mine", body, created_by=world.owner)
         world.rows[f"{state}.policy"] = first.pk
         checked = {
@@ -29,10 +33,43 @@ def prepare(world: World) -> None:
             "escalate": {"on": ["pattern", "empty"], "pattern": "(yes|no)"},
             "targets": [*split, {"model": "gone", "weight": 0}],
         }
-        draft = {"rules": [checked, *body["rules"]], "fallback_on": ["error", "timeout"], "first_token_ms": 2000}
+        draft = {"rules": [checked, *rules], "fallback_on": ["error", "timeout"], "first_token_ms": 2000}
         world.rows[f"{state}.policy_draft"] = actions.do_save_policy_draft(
             tenant, "mine", draft, updated_by=world.owner
         ).pk
+
+
+def _compare(tenant: Any, number: int) -> None:
+    """Create a comparison with a shadow. The last one has no answer."""
+    from datetime import UTC, datetime, timedelta
+
+    from millrace.apps.request_log.models import ShadowComparison
+    from tenants.isolation.scopes import tenant_scope
+
+    answered = number < 2
+    with tenant_scope(tenant):
+        ShadowComparison.objects.create(
+            tenant_id=tenant.pk,
+            started_at=datetime.now(UTC) - timedelta(minutes=1 + number),
+            request_id=f"req_{number:032x}",
+            requested_model="mine",
+            policy_version=2,
+            served_model="smollm2-135m",
+            shadow_model="smollm2-135m-int4",
+            is_operator_paid=False,
+            code="" if answered else "server_is_overloaded",
+            has_schema=True,
+            failure="",
+            shadow_failure="schema" if number == 1 else "",
+            output_tokens=120,
+            cost_femto=9 * 10**10,
+            ttft_ms=180,
+            total_ms=900,
+            shadow_output_tokens=150 if answered else None,
+            shadow_cost_femto=4 * 10**10 if answered else None,
+            shadow_ttft_ms=120 if answered else None,
+            shadow_total_ms=640 if answered else None,
+        )
 
 
 def _newest(tenant: Any) -> int:
@@ -60,7 +97,7 @@ def _draft(tenant: Any) -> int:
 
 ONE = ("populated",)
 register(
-    Screen("routing-detail", "/t/{slug}/routing/{policy}", queries=16, states=("populated", "over")),
+    Screen("routing-detail", "/t/{slug}/routing/{policy}", queries=18, states=("populated", "over")),
     Screen("routing-edit", "/t/{slug}/routing/edit?from={policy}", queries=30, states=ONE),
     Screen("routing-new", "/t/{slug}/routing/edit", queries=20, states=("populated", "empty")),
     Screen("routing-draft", "/t/{slug}/routing/edit?draft={policy_draft}", queries=26, states=ONE, ready=".rule-row"),

@@ -16,6 +16,7 @@ from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.dispatch.stream_follower import StreamFollower, StreamNotFound
 from millrace.gateway.http.consumer import HttpConsumer
 from millrace.gateway.protocols.dialects import API_DIALECTS, OPENAI
+from millrace.gateway.protocols.writers import WRITERS
 
 
 class ResumeStream(HttpConsumer):
@@ -45,6 +46,8 @@ class ResumeStream(HttpConsumer):
         Raises:
             StreamNotFound: it cannot be resumed here.
         """
+        if response_spec.dialect not in WRITERS:
+            raise StreamNotFound  # of a summary or a shadow, whose events are not a response
         self.api_dialect = API_DIALECTS.get(response_spec.dialect, OPENAI)
 
     async def _follow(self, last_received: int, subscriber_id: str) -> None:
