@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +132,7 @@ class Worker:
             vector = [float(place == len(job.prompt_token_ids)) for place in range(VECTOR_SIZE)]
             events = [Vectors(name, attempt, 0, struct.pack(f"<{VECTOR_SIZE}f", *vector))]
         else:
-            usage = replace(usage, output=max(1, job.params.max_tokens // 2))
+            usage += TokenCounts(output=max(1, job.params.max_tokens // 2))
             if self.writes_text:
                 events = [Tokens(name, attempt, 0, [5], "word " * len(job.prompt_token_ids), prompt=usage)]
         event = ExecutionUsage(job.billing_context, attempt, "completed", "stop", usage, self.replica.name, 32)
