@@ -229,7 +229,7 @@ class Shadows:
         )
 
     def _cost(self, execution: Execution) -> str | None:
-        """Return the cost of an execution by the tenant's prices, whoever pays for it."""
+        """Return the cost of an execution by the tenant's prices."""
         demand, card = execution.admitted.demand, execution.admitted.rate_card
         if card is None:
             tier = TIERS[demand.request.service_class]
