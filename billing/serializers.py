@@ -198,6 +198,7 @@ class CountsOut(serializers.Serializer[Any]):
         help_text="Marked for caching, but not pinned because a limit was reached."
     )
     reasoning_tokens = serializers.IntegerField(help_text="The part of the output before the answers.")
+    searches = serializers.IntegerField(help_text="Searches of cross-encoders.")
     cost = CostOut(source="*")
 
 
@@ -228,7 +229,7 @@ class UsageOut(serializers.Serializer[Any]):
 
 
 class RatedLineOut(serializers.Serializer[Any]):
-    """Tokens of one class at one price: tokens x price is the cost, exactly."""
+    """Tokens of one class, or searches, at one price: tokens x price is the cost, exactly."""
 
     component = serializers.ChoiceField([each.value for each in COMPONENTS])
     tokens = serializers.IntegerField()
@@ -283,6 +284,7 @@ class UsageEventOut(serializers.ModelSerializer[UsageEvent]):
             "changed_at",
             "unpinned_tokens",
             "reasoning_tokens",
+            "searches",
             "usage_source",
             "unbilled_tokens",
             "cost",

@@ -6,7 +6,7 @@ import structlog
 from celery import shared_task
 from django.conf import settings
 
-from billing.actions.credits import do_expire_credits
+from billing.actions.credits import do_expire_credits, do_follow_credits
 from billing.actions.dunning import suspend_overdue
 from billing.actions.one_off_lines import do_count_due_lines
 from billing.actions.payment_events import do_purge_events
@@ -67,6 +67,12 @@ def send_payment_reminders() -> int:
 def expire_credits() -> int:
     """Expire credits. Return how many."""
     return do_expire_credits()
+
+
+@shared_task(name="billing.follow_credits")
+def follow_credits() -> int:
+    """Update the gates of prepaid tenants whose credit has started or expired. Return how many."""
+    return do_follow_credits()
 
 
 @shared_task(name="billing.collect_payments")

@@ -12,7 +12,15 @@ from django.db.models.functions import Cast, Coalesce
 from billing.actions.common import booking
 from billing.amounts import NANO_A_CENT
 from billing.ledger import PostedEntry, post
-from billing.models import Account, Commitment, CreditApplication, CreditGrant, Invoice, Period
+from billing.models import (
+    Account,
+    BillingProfile,
+    Commitment,
+    CreditApplication,
+    CreditGrant,
+    Invoice,
+    Period,
+)
 from tenants import audit
 from tenants.actions import ActionRefused
 from tenants.actions.common import check
@@ -87,6 +95,8 @@ def active_commitments(period: Period, tenant_id: int | None = None) -> QuerySet
 def grant_commitments(period: Period, tenant_id: int) -> list[Commitment]:
     """Grant the credit of the active commitments in the period, if it is missing. Return the commitments."""
     active = list(active_commitments(period, tenant_id))
+    if not active:
+        return []
     granted = set(
         CreditGrant.objects.for_tenant(tenant_id).filter(period=period).values_list("commitment_id", flat=True)
     )
@@ -222,6 +232,19 @@ def _still_wanted(grant: CreditGrant) -> bool:
         state=Invoice.State.DRAFT, **{f"period__{name}": value for name, value in within.items()}
     )
     return drafts.exists() or Period.objects.filter(closed_at__isnull=True, **within).exists()
+
+
+def do_follow_credits(now: datetime | None = None) -> int:
+    """Update the gate of each prepaid tenant whose credit has started or expired. Return how many."""
+    now = now or datetime.now(UTC)
+    with all_tenants_scope(BypassReason.BILLING):
+        profiles = BillingProfile.objects.all_tenants().filter(is_prepaid=True, balance_changes_at__lte=now)
+        alive = profiles.exclude(tenant__status=Tenant.Status.PURGED)
+        due = list(alive.order_by("tenant_id").values_list("tenant_id", flat=True))
+    for tenant_id in due:
+        with booking(tenant_id):
+            pass  # its end updates the gate
+    return len(due)
 
 
 def do_commit(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -178,13 +179,13 @@ def _blank(
         draft = newest
         lines_of(draft).delete()
     elif newest is None or newest.state == Invoice.State.VOID:
-        revision = documents.count() + 1
+        is_first = newest is None and corrected is None
         draft = Invoice(
             tenant=tenant,
             entity=period.entity,
             period=period,
             invoice_type=invoice_type,
-            revision=revision,
+            revision=1 if is_first else documents.count() + 1,
             currency=currency_of(tenant.pk),
         )
     else:
@@ -235,9 +236,9 @@ def one_offs(invoice: Invoice, lines: list[InvoiceLine]) -> list[InvoiceLine]:
     ]
 
 
-def bill_one_offs(invoice: Invoice) -> None:
-    """Mark the due one-off lines as billed by the invoice, whose lines they are."""
-    if invoice.invoice_type == Invoice.InvoiceType.INVOICE:
+def bill_one_offs(invoice: Invoice, lines: Iterable[InvoiceLine]) -> None:
+    """Mark the due one-off lines as billed by the invoice, whose `lines` contain them."""
+    if any(line.line_type == InvoiceLine.LineType.ONE_OFF for line in lines):
         _due_lines(invoice.period, invoice.tenant_id).update(invoice=invoice)
 
 
@@ -294,8 +295,8 @@ def write(invoice: Invoice, lines: list[InvoiceLine]) -> Invoice:
     return invoice
 
 
-def address(invoice: Invoice) -> None:
-    """Store the current addresses of seller and buyer."""
+def address(invoice: Invoice) -> BillingProfile | None:
+    """Store the current addresses of seller and buyer. Return the buyer's billing profile."""
     entity = invoice.entity
     invoice.seller = (
         entity.party()
@@ -312,6 +313,7 @@ def address(invoice: Invoice) -> None:
         invoice.buyer = {**nowhere, "name": _tenant_name(invoice.tenant), "country": entity.country, "po_number": ""}
     else:
         invoice.buyer = profile.party() | {"po_number": profile.po_number}
+    return profile
 
 
 def _tenant_name(tenant: Tenant) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
 
 from django.db import connection
@@ -20,7 +21,7 @@ from billing.actions.drafts import (
     zone,
 )
 from billing.actions.matching import match_deposits, note_balance, outstanding, written_off
-from billing.amounts import DEFAULT_CURRENCY, NANO_A_CENT, PPM, half_up
+from billing.amounts import DEFAULT_CURRENCY, NANO_A_CENT
 from billing.invoicing import document, pdf
 from billing.invoicing.lines import lines_of
 from billing.invoicing.taxes import NoTaxRule
@@ -38,7 +39,7 @@ from billing.models import (
     Period,
     Price,
 )
-from billing.pricing.currencies import exchange_rate
+from billing.pricing.currencies import CrossRate, exchange_rate
 from tenants import audit
 from tenants.actions import Conflict
 
@@ -64,16 +65,16 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
             return row
         if not row.complete:
             raise Conflict("The period was still open when this draft was created. Close the period and draft again.")
-        address(row)
-        _require_one_currency(row)
+        profile = address(row)
         lines = _with_rounding(row)
+        _require_one_currency(row, lines)
         try:
             applied = total(row, lines)
         except NoTaxRule as exc:
             raise Conflict(str(exc)) from exc
-        _issue(row, now)
+        _issue(row, now, profile)
         _fix(row, lines)
-        bill_one_offs(row)
+        bill_one_offs(row, lines)
         emit_finalized(row)
         credits.apply_credit(row, applied)
         _book(row)
@@ -83,15 +84,15 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
     return row
 
 
-def _require_one_currency(invoice: Invoice) -> None:
+def _require_one_currency(invoice: Invoice, lines: Iterable[InvoiceLine]) -> None:
     """Check that the prices of the usage are in the invoice's currency. A tenant's own prices are in its currency.
 
     Raises:
         Conflict: requests were admitted before the tenant was assigned to a price book of another currency.
     """
-    priced = lines_of(invoice).filter(price_id__isnull=False).order_by().values("price_id")
+    priced = {line.price_id for line in lines if line.price_id is not None}
     shared = Price.objects.filter(pk__in=priced, tenant_id=None)
-    other = shared.exclude(book__currency=invoice.currency).first()
+    other = shared.exclude(book__currency=invoice.currency).order_by().first() if priced else None
     if other is not None:
         raise Conflict(f"Usage of {other.model} has a price in another currency than {invoice.currency}.")
 
@@ -116,25 +117,28 @@ def _with_rounding(invoice: Invoice) -> list[InvoiceLine]:
     if invoice.invoice_type != Invoice.InvoiceType.INVOICE:
         return list(lines_of(invoice))
     renewed = [InvoiceLine.LineType.ONE_OFF, InvoiceLine.LineType.ROUNDING]
-    lines_of(invoice).filter(line_type__in=renewed).delete()
-    lines = list(lines_of(invoice))
+    stored = list(lines_of(invoice))
+    lines = [line for line in stored if line.line_type not in renewed]
+    if len(lines) < len(stored):
+        lines_of(invoice).filter(line_type__in=renewed).delete()
     added = one_offs(invoice, lines)
     added += rounding(invoice, [*lines, *added])
     InvoiceLine.objects.all_tenants().bulk_create(added)
     return [*lines, *added]
 
 
-def _issue(invoice: Invoice, now: datetime) -> None:
+def _issue(invoice: Invoice, now: datetime, profile: BillingProfile | None) -> None:
     """Set the dates and the display rate, and take the next number. The series is locked from here on."""
     entity, today = invoice.entity, now.astimezone(zone(invoice)).date()
     invoice.issued_at = now
     if not invoice.is_credit_note:
         invoice.due_on = today if invoice.sells_credit else today + timedelta(days=entity.terms_days)
     _set_tax_currency(invoice, today)
-    profile = BillingProfile.objects.for_tenant(invoice.tenant_id).first()
     if profile is not None and profile.currency not in (DEFAULT_CURRENCY, invoice.currency):
-        invoice.display_rate = exchange_rate(invoice.currency, profile.currency, today)
-        invoice.display_currency = "" if invoice.display_rate is None else profile.currency
+        digits = None if invoice.tax_rate is None else invoice.rate_digits
+        shown = exchange_rate(invoice.currency, profile.currency, today, digits)
+        if shown is not None:
+            invoice.display_currency, (invoice.display_rate, invoice.rate_digits) = profile.currency, shown
     prefix = entity.credit_note_prefix if invoice.is_credit_note else entity.invoice_prefix
     with connection.cursor() as cursor:
         cursor.execute(_NEXT_NUMBER, [entity.pk, prefix, today.year])
@@ -152,18 +156,19 @@ def _set_tax_currency(invoice: Invoice, today: date) -> None:
     billed, currency = invoice.refers_to, invoice.entity.tax_currency
     if billed is not None:
         invoice.tax_currency, invoice.tax_rate = billed.tax_currency, billed.tax_rate
+        invoice.rate_digits = billed.rate_digits
     elif currency not in ("", invoice.currency) and any(tax["category"] != "O" for tax in invoice.taxes):
         rate = exchange_rate(invoice.currency, currency, today)
         if rate is None:
             raise Conflict(f"There is no exchange rate of {currency}, the tax currency. Add one for {today} or before.")
-        invoice.tax_currency, invoice.tax_rate = currency, rate
+        invoice.tax_currency, (invoice.tax_rate, invoice.rate_digits) = currency, rate
     if invoice.tax_rate is not None:
         before = 0
         if billed is not None and invoice.is_credit_note:
             before = sum(tax["tax"] for note in _earlier_notes(invoice, billed) for tax in note.taxes)
         after = before + sum(tax["tax"] for tax in invoice.taxes)
-        start, end = (half_up(tax * invoice.tax_rate, PPM) for tax in (before, after))
-        invoice.converted_tax = end - start
+        rate = CrossRate(invoice.tax_rate, invoice.rate_digits)
+        invoice.converted_tax = rate.convert(after) - rate.convert(before)
 
 
 def _fix(invoice: Invoice, lines: list[InvoiceLine]) -> None:
@@ -200,8 +205,8 @@ def _book(invoice: Invoice) -> None:
         ]
     post(invoice.tenant_id, key, entries, invoice.currency)
     note_balance(invoice)  # an amount of zero is paid
-    match_deposits(invoice.tenant_id, invoice.pk if invoice.sells_credit else None)
-    invoice.refresh_from_db(fields=["state"])
+    if match_deposits(invoice.tenant_id, invoice.pk if invoice.sells_credit else None):
+        invoice.refresh_from_db(fields=["state"])
 
 
 def _book_note(note: Invoice, nano: dict[str, int], tax: int) -> None:

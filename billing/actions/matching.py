@@ -23,19 +23,20 @@ def written_off(invoice: Invoice) -> int:
     return balance(invoice.tenant_id, Account.BAD_DEBT, invoice.pk)
 
 
-def match_deposits(tenant_id: int, first: int | None = None) -> None:
+def match_deposits(tenant_id: int, first: int | None = None) -> bool:
     """Pay invoices from the tenant's deposits: the one with the id `first`, then open, then written-off ones, each from
-    the oldest.
+    the oldest. Return whether there were deposits.
     """
     deposits = -balance(tenant_id, Account.DEPOSITS)
     if deposits <= 0:
-        return
+        return False
     lost = Invoice.State.UNCOLLECTIBLE
     invoices = Invoice.objects.for_tenant(tenant_id).filter(
         invoice_type__in=CHARGES, state__in=[Invoice.State.OPEN, lost]
     )
     for invoice in sorted(invoices, key=lambda row: (row.pk != first, row.state == lost, row.issued_at, row.pk)):
         deposits -= _pay_from(invoice, deposits)
+    return True
 
 
 def pay_invoice(invoice: Invoice) -> None:

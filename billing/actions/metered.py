@@ -30,7 +30,7 @@ def do_record_metered_usage(
     *,
     reference: str,
 ) -> tuple[MeteredUsage, bool]:
-    """Record an amount of stored tokens or machines over a time, or of searches. Return the row and whether it is new.
+    """Record an amount of stored tokens or machines over a time. Return the row and whether it is new.
 
     The price is the one at the start. The cost is on the invoice of that month, or of the next open month.
 
@@ -42,8 +42,7 @@ def do_record_metered_usage(
         raise ActionRefused(f"component: Choose one of {', '.join(METERED)}.")
     if not 0 < amount <= MAX_AMOUNT:
         raise ActionRefused(f"amount: Choose a number from 1 to {MAX_AMOUNT}.")
-    is_instant = component == Component.SEARCHES
-    if not (started_at <= ended_at if is_instant else started_at < ended_at) or ended_at - started_at > MAX_TIME:
+    if not started_at < ended_at <= started_at + MAX_TIME:
         raise ActionRefused(f"ended_at: Choose a time after started_at, at most {MAX_TIME.days} days later.")
     if ended_at > datetime.now(UTC) + timedelta(days=1):
         raise ActionRefused("ended_at: Choose a time that has passed.")

@@ -20,7 +20,7 @@ from billing.metering.duplicate_events import (
     write_adjustment,
 )
 from billing.models import Price, UsageEvent
-from billing.pricing.pricing import COMPONENTS, OUTPUTS, Component
+from billing.pricing.pricing import COMPONENTS, PLAIN
 from billing.pricing.pricing import prices as applying_rates
 from billing.pricing.rating import rate_cards
 from inference_worker.contract.messages import BillingContext
@@ -55,9 +55,7 @@ def lower_charge(cursor: Any, key: ExecutionKey, counts: TokenCounts, *, apply: 
     if femto >= 0:
         return LoweredCharge(0, False)
     if apply:
-        plain = [
-            prices[COMPONENTS.index(Component.OUTPUT if name in OUTPUTS else Component.UNCACHED)] for name in COMPONENTS
-        ]
+        plain = [prices[COMPONENTS.index(PLAIN[name])] for name in COMPONENTS]
         saved = sum(count * _nano(price) for count, price in zip(change, plain, strict=True)) - femto
         context = BillingContext(
             0, key[1], key[2], event.tenant_id, event.project_id, event.key_id, event.model, event.price_version
@@ -89,7 +87,8 @@ def _prices(event: UsageEvent) -> list[Price | None]:
     prompt = sum(getattr(event, name) for name in PROMPT_CLASSES) + event.answer_hit_input
     at = (event.admitted_at - _EPOCH) // timedelta(microseconds=1)
     rates = {} if card is None else applying_rates(card, prompt, at)
-    ids: list[int | None] = list(event.price_ids or [None] * len(COMPONENTS))
+    ids: list[int | None] = list(event.price_ids or ())
+    ids += [None] * (len(COMPONENTS) - len(ids))  # events of earlier releases have no searches
     for place, component in enumerate(COMPONENTS):
         if ids[place] is None and component in rates:
             ids[place] = rates[component].price_id

@@ -15,10 +15,10 @@ from typing import Any, Literal, get_args
 from django.db import connection
 from django.db.models import QuerySet, Sum
 
-from billing.amounts import DEFAULT_CURRENCY, PPM
+from billing.amounts import DEFAULT_CURRENCY
 from billing.metering.usage import TooManyRows
 from billing.models import ExecutionCost, UsageChange, UsageEvent
-from billing.pricing.currencies import currency_of, exchange_rate
+from billing.pricing.currencies import dollar_rates, other_currencies
 
 Group = Literal["month", "tenant", "model"]
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -172,20 +172,17 @@ def revenues(costs: Sequence[ExecutionCost]) -> dict[tuple[str, int], int]:
     tenants = {
         (request, number): pk for request, number, pk in known.values_list("request_id", "execution", "tenant_id")
     }
-    rates = _dollar_rates(tenants.values())
+    currencies, rates = other_currencies(), dollar_rates(datetime.now(UTC).date())
+
+    def dollars(tenant_id: int, femto: int) -> int:
+        rate = rates.get(currencies.get(tenant_id, DEFAULT_CURRENCY))
+        return 0 if rate is None else rate.convert(femto)
+
     return {
-        (request, number): int(femto) * rates[tenants[request, number]] // PPM
+        (request, number): dollars(tenants[request, number], int(femto))
         for request, number, femto in sums
         if (request, number) in tenants
     }
-
-
-def _dollar_rates(tenant_ids: Iterable[int]) -> dict[int, int]:
-    """Return the millionths of a dollar per unit of each tenant's currency. Without an exchange rate: 0."""
-    today = datetime.now(UTC).date()
-    currencies = {pk: currency_of(pk) for pk in set(tenant_ids)}
-    rates = {code: exchange_rate(code, DEFAULT_CURRENCY, today) or 0 for code in set(currencies.values())}
-    return {pk: rates[currency] for pk, currency in currencies.items()}
 
 
 def month_of(day: date) -> str:

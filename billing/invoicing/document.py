@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from billing.amounts import NANO_DIGITS, PPM, cents, decimal, dollars, half_up, symbol
+from billing.amounts import FINE_RATE_DIGITS, NANO_DIGITS, RATE_DIGITS, cents, decimal, dollars, half_up, symbol
 from billing.models import CHARGES, Invoice, InvoiceLine
 
 COMPONENTS = {
@@ -21,7 +21,9 @@ COMPONENTS = {
     "output": "Output tokens",
     "answer_hit_input": "Input tokens of cached responses",
     "answer_hit_output": "Output tokens of cached responses",
+    "searches": "Searches",
 }
+_RATE_UNITS = {RATE_DIGITS: "micro", FINE_RATE_DIGITS: "pico"}  # by the decimals of exchange rates
 TITLES = {
     "invoice": "Invoice",
     "purchase": "Invoice",
@@ -92,14 +94,14 @@ def _tax_currency(invoice: Invoice) -> dict[str, Any]:
         return {}
     tax = invoice.converted_tax
     if tax is None:  # issued by an earlier release
-        tax = half_up(sum(item["tax"] for item in invoice.taxes) * invoice.tax_rate, PPM)
+        tax = half_up(sum(item["tax"] for item in invoice.taxes) * invoice.tax_rate, 10**invoice.rate_digits)
     shown = {"currency": invoice.tax_currency, _rate_name(invoice): invoice.tax_rate, "tax": tax}
     return {"tax_currency": shown}
 
 
 def _rate_name(invoice: Invoice) -> str:
-    """Return the name of an exchange rate, in millionths per unit of the document's currency."""
-    return f"micro_per_{invoice.currency.lower()}"
+    """Return the name of an exchange rate, which has its unit and the document's currency."""
+    return f"{_RATE_UNITS[invoice.rate_digits]}_per_{invoice.currency.lower()}"
 
 
 def encoded(document: Mapping[str, Any]) -> bytes:
@@ -115,7 +117,7 @@ def _line(line: InvoiceLine) -> dict[str, Any]:
 def _display(invoice: Invoice) -> dict[str, Any] | None:
     if invoice.display_rate is None:
         return None
-    total = half_up(invoice.total * invoice.display_rate, PPM)
+    total = half_up(invoice.total * invoice.display_rate, 10**invoice.rate_digits)
     return {"currency": invoice.display_currency, _rate_name(invoice): invoice.display_rate, "total": total}
 
 
@@ -238,15 +240,21 @@ def _totals(document: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 def _display_words(display: Mapping[str, Any] | None, currency: str) -> str:
     if display is None:
         return ""
-    rate = decimal(display[f"micro_per_{currency.lower()}"], 6, 2)
+    rate = _rate_words(display, currency)
     return f"{display['currency']} {decimal(display['total'], 2, 2)} at {rate} per {currency}, for information"
 
 
 def _tax_words(tax: Mapping[str, Any] | None, currency: str) -> str:
     if tax is None:
         return ""
-    rate = decimal(tax[f"micro_per_{currency.lower()}"], 6, 2)
+    rate = _rate_words(tax, currency)
     return f"Tax in {tax['currency']}: {decimal(tax['tax'], 2, 2)}, at {rate} per {currency}."
+
+
+def _rate_words(amount: Mapping[str, Any], currency: str) -> str:
+    names = ((f"{unit}_per_{currency.lower()}", digits) for digits, unit in _RATE_UNITS.items())
+    name, digits = next(item for item in names if item[0] in amount)
+    return decimal(amount[name], digits, 2)
 
 
 def _saved(document: Mapping[str, Any]) -> str:

@@ -19,28 +19,39 @@ from billing.models import Invoice, InvoiceLine, Period, ReratedInvoice, UsageEv
 from billing.pricing.corrected_prices import RatedDifference, differences
 from billing.pricing.price_book import WEEKDAYS
 from billing.pricing.pricing import COMPONENTS, DAYS_A_WEEK, MINUTES_A_DAY, UTC_ZONE
+from inference_worker.contract.request import TOKEN_COLUMNS
 
-_USED = """
-WITH billed_before AS (
-    SELECT DISTINCT admitted_at, request_id, execution, e.invoice_period AS billed_period
-    FROM billing_adjustment a JOIN billing_usageevent e USING (admitted_at, request_id, execution)
-    WHERE a.invoice_period = %(period)s AND e.invoice_period <> %(period)s
-        AND (%(tenant)s::bigint IS NULL OR a.tenant_id = %(tenant)s)
+_COUNTS = ", ".join(TOKEN_COLUMNS)
+# NOTE: events are summed by their array of prices before it is split, so that few rows are split instead of millions.
+# The result is the same: all events of an array have the same prices.
+_USED = f"""
+WITH change AS (
+    SELECT tenant_id, price_ids, admitted_at, NULL::bigint AS billed_period, {_COUNTS}
+    FROM billing_usageevent
+    WHERE invoice_period = %(period)s AND (%(tenant)s::bigint IS NULL OR tenant_id = %(tenant)s)
+    UNION ALL
+    SELECT a.tenant_id, a.price_ids, a.admitted_at, nullif(e.invoice_period, %(period)s),
+        {", ".join(f"a.{name}" for name in TOKEN_COLUMNS)}
+    FROM billing_adjustment a LEFT JOIN billing_usageevent e USING (admitted_at, request_id, execution)
+    WHERE a.invoice_period = %(period)s AND (%(tenant)s::bigint IS NULL OR a.tenant_id = %(tenant)s)
+), summed AS (
+    SELECT tenant_id, price_ids, billed_period, CASE WHEN admitted_at < %(starts_at)s
+            THEN to_char(admitted_at AT TIME ZONE %(zone)s, 'YYYY-MM') ELSE '' END AS usage_month,
+        count(*) AS events, min(admitted_at) AS first_at, max(admitted_at) AS last_at,
+        {", ".join(f"sum({name}) AS {name}" for name in TOKEN_COLUMNS)}
+    FROM change GROUP BY 1, 2, 3, 4
 ), used AS (
-    SELECT tenant_id, price_id, usage_month, billed_period, count(*) AS events,
-        sum(tokens)::bigint AS tokens, sum(femto) AS femto, min(admitted_at) AS first_at, max(admitted_at) AS last_at
-    FROM (
-        SELECT tenant_id, price_id, tokens, femto, admitted_at, billed_period, CASE WHEN admitted_at < %(starts_at)s
-            THEN to_char(admitted_at AT TIME ZONE %(zone)s, 'YYYY-MM') ELSE '' END AS usage_month
-        FROM billing_rated_line LEFT JOIN billed_before USING (admitted_at, request_id, execution)
-        WHERE invoice_period = %(period)s AND (%(tenant)s::bigint IS NULL OR tenant_id = %(tenant)s)
-    ) line GROUP BY tenant_id, price_id, usage_month, billed_period
+    SELECT tenant_id, line.price_id, usage_month, billed_period, sum(events)::bigint AS events,
+        sum(line.tokens)::bigint AS tokens, min(first_at) AS first_at, max(last_at) AS last_at
+    FROM summed CROSS JOIN LATERAL unnest(ARRAY[{_COUNTS}], price_ids) AS line (tokens, price_id)
+    WHERE line.price_id IS NOT NULL GROUP BY 1, 2, 3, 4
 )
-SELECT used.*, p.model, p.tier, p.component, p.from_tokens AS prompt_length_band, p.from_minute, p.until_minute,
-    p.from_weekday, p.until_weekday, p.time_zone, p.nano_per_million,
-    v.number AS version
+SELECT used.tenant_id, used.price_id, usage_month, billed_period, events, tokens,
+    tokens::numeric * p.nano_per_million AS femto, first_at, last_at,
+    p.model, p.tier, p.component, p.from_tokens AS prompt_length_band, p.from_minute, p.until_minute,
+    p.from_weekday, p.until_weekday, p.time_zone, p.nano_per_million, v.number AS version
 FROM used JOIN billing_price p ON p.id = used.price_id JOIN billing_priceversion v ON v.id = p.version_id
-"""
+"""  # noqa: S608  (column names, nothing from outside)
 _COUNT = """
 SELECT tenant_id, count(*), sum(saved_femto) FROM billing_usageevent
 WHERE invoice_period = %s AND (%s::bigint IS NULL OR tenant_id = %s) GROUP BY tenant_id

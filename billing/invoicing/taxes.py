@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from datetime import date
 from typing import Any
 
-from django.db.models import Q
-
 from billing.amounts import tax
 from billing.invoicing import vat_ids, vies
 from billing.iso_codes import EU_COUNTRIES
@@ -34,22 +32,24 @@ def tax_for(entity_id: int, seller: Mapping[str, Any], buyer: Mapping[str, Any],
     Raises:
         NoTaxRule: no rule matches, or the rule is reverse charge and a party has no valid VAT ID.
     """
-    rules = TaxRule.objects.filter(entity_id=entity_id)
+    rules = list(TaxRule.objects.filter(entity_id=entity_id))
     buyer_type = TaxRule.Buyer.BUSINESS if _has_vat_id(buyer) else TaxRule.Buyer.CONSUMER
-    fitting = rules.filter(
-        Q(ends_on__isnull=True) | Q(ends_on__gte=on),
-        country__in=["", buyer["country"]],
-        region__in=["", buyer["region"]],
-        buyer__in=["", buyer_type],
-        starts_on__lte=on,
-    )
+    fitting = [
+        rule
+        for rule in rules
+        if rule.starts_on <= on
+        and (rule.ends_on is None or on <= rule.ends_on)
+        and rule.country in ("", buyer["country"])
+        and rule.region in ("", buyer["region"])
+        and rule.buyer in ("", buyer_type)
+    ]
     rule = max(fitting, key=_precision, default=None)
     if rule is not None:
         if rule.category == TaxCategory.REVERSE_CHARGE:
             _require_vat_ids(seller, buyer)
         shown = {"category": rule.category, "rate_ppm": rule.rate_ppm, "label": rule.label}
         return {**shown, "note": rule.note or _NOTES.get(TaxCategory(rule.category), "")}
-    if rules.exists():
+    if rules:
         raise NoTaxRule(f"No tax rule for a {buyer_type.value} in {buyer['country']} on {on}.")
     return {**_OUT_OF_SCOPE, "note": _NOTES[TaxCategory.OUT_OF_SCOPE]}
 

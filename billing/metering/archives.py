@@ -175,18 +175,20 @@ def _write_part(cursor: Any, relation: str, columns: list[str], directory: Path,
 
 def _read_part(path: Path, columns: list[str]) -> Part:
     """Read a file completely and return its description."""
-    hashed, rows, sums = hashlib.sha256(), 0, [0] * len(SUMS)
+    hashed, rows = hashlib.sha256(), 0
     reader = csv_tables.read_rows(_lines(path, hashed))
     if (heading := next(reader, None)) != columns:
         raise ArchiveDamagedError(f"{path.name} has the columns {heading}, not {columns}.")
-    places = [columns.index(name) for name in SUMS]
+    names = [name for name in SUMS if name in columns]  # files of earlier releases have fewer
+    places = [columns.index(name) for name in names]
+    sums = [0] * len(names)
     for row in reader:
         rows += 1
         if len(row) != len(columns):
             raise ArchiveDamagedError(f"{path.name} has {len(row)} fields in row {rows}, not {len(columns)}.")
         for index, place in enumerate(places):
             sums[index] += int(row[place])
-    totals = {name: str(total) for name, total in zip(SUMS, sums, strict=True)}
+    totals = {name: str(total) for name, total in zip(names, sums, strict=True)}
     return Part(path.name, columns, rows, totals, hashed.hexdigest())
 
 

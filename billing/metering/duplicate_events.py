@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import structlog
@@ -177,4 +178,5 @@ def _priced(first: list[int | None] | None, second: list[int | None] | None) -> 
     """Return the price of each component that either of them has."""
     if first is None or second is None:
         return first or second
-    return [price if price is not None else other for price, other in zip(first, second, strict=True)]
+    # NOTE: events of earlier releases have fewer components.
+    return [price if price is not None else other for price, other in zip_longest(first, second)]

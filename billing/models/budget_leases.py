@@ -160,6 +160,7 @@ class Adjustment(models.Model):
     output = models.IntegerField()
     answer_hit_input = models.IntegerField()
     answer_hit_output = models.IntegerField()
+    searches = models.IntegerField(db_default=0, help_text="of a cross-encoder")
     price_version = models.BigIntegerField(null=True)
     price_ids = ArrayField(models.BigIntegerField(null=True), null=True)
     cost_femto = models.DecimalField(max_digits=38, decimal_places=0)

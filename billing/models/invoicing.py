@@ -11,7 +11,7 @@ from django.core.validators import MaxValueValidator
 from django.db import models
 from django.db.models import F, Q
 
-from billing.amounts import PPM
+from billing.amounts import PPM, RATE_DIGITS
 from billing.iso_codes import COUNTRIES, CURRENCIES
 from tenants.isolation.scopes import TenantManager
 from tenants.models import OutboxRow, Tenant
@@ -171,6 +171,9 @@ class BillingProfile(Party):
         max_length=150, blank=True, db_default="", default="", help_text="the provider's identifier of a saved method"
     )
     suspended_at = models.DateTimeField(null=True, blank=True, help_text="by dunning; null: not by dunning")
+    balance_changes_at = models.DateTimeField(
+        null=True, blank=True, help_text="of a prepaid tenant: when credit starts or expires next"
+    )
 
     objects = TenantManager()
 
@@ -339,9 +342,12 @@ class Invoice(models.Model):
     rounding_femto = models.DecimalField(max_digits=38, decimal_places=0, default=0)
     saved_femto = models.DecimalField(max_digits=38, decimal_places=0, default=0)
     display_currency = models.CharField(max_length=3, blank=True)
-    display_rate = models.BigIntegerField(null=True)  # millionths of it per dollar
+    display_rate = models.BigIntegerField(null=True, help_text="of the display currency per unit of the currency")
     tax_currency = models.CharField(max_length=3, blank=True, default="", db_default="")
-    tax_rate = models.BigIntegerField(null=True, help_text="millionths of the tax currency per unit of the currency")
+    tax_rate = models.BigIntegerField(null=True, help_text="of the tax currency per unit of the currency")
+    rate_digits = models.SmallIntegerField(
+        default=RATE_DIGITS, db_default=RATE_DIGITS, help_text="decimals of display_rate and tax_rate"
+    )
     converted_tax = models.BigIntegerField(
         null=True, help_text="the tax in cents of the tax currency; None: tax times tax_rate"
     )

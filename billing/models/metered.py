@@ -1,4 +1,4 @@
-"""Usage that is not part of a request: stored tokens and machines over time, and searches."""
+"""Usage that is not part of a request: stored tokens and machines over time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MeteredUsage(models.Model):
     reference = models.CharField(max_length=200, help_text="the sender's identifier")
     component = models.CharField(max_length=20, choices=[(each.value, each.value) for each in METERED])
     model = models.CharField(max_length=128, help_text="the model or deployment")
-    amount = models.BigIntegerField(help_text="tokens, machines or searches")
+    amount = models.BigIntegerField(help_text="tokens or machines")
     started_at = models.DateTimeField()
     ended_at = models.DateTimeField()
     price_id = models.BigIntegerField()

@@ -30,7 +30,7 @@ class _Grouped(models.Model):
 
 
 class _Summed(models.Model):
-    """Numbers of executions by outcome, and tokens by class without those of failed executions."""
+    """Numbers of executions by outcome, and tokens by class and searches without those of failed executions."""
 
     completed = models.BigIntegerField()
     cancelled = models.BigIntegerField()
@@ -42,6 +42,7 @@ class _Summed(models.Model):
     output = models.BigIntegerField()
     answer_hit_input = models.BigIntegerField()
     answer_hit_output = models.BigIntegerField()
+    searches = models.BigIntegerField(db_default=0, help_text="of cross-encoders")
     unpinned_tokens = models.BigIntegerField()
     reasoning_tokens = models.BigIntegerField(db_default=0, help_text="part of output")
     cost_femto = models.DecimalField(max_digits=38, decimal_places=0)

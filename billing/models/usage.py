@@ -92,6 +92,7 @@ class UsageEvent(models.Model):
     reserved_nano = models.BigIntegerField(null=True, help_text="reserved at admission, in nano-USD")
     answer_hit_input = models.IntegerField(db_default=0)
     answer_hit_output = models.IntegerField(db_default=0)
+    searches = models.IntegerField(db_default=0, help_text="of a cross-encoder")
     price_ids = ArrayField(
         models.BigIntegerField(null=True), null=True, help_text="in the order of pricing.COMPONENTS; None: not priced"
     )

@@ -1,4 +1,4 @@
-"""Requests to Stripe's API: hosted payment pages, and payments with a saved payment method.
+"""Requests to Stripe's API with its SDK: hosted payment pages, and payments with a saved payment method.
 
 A hosted page (Checkout) offers the payment methods that the operator enabled in Stripe for the currency: cards, and in
 EUR SEPA direct debit. Card numbers and bank accounts never reach the platform.
@@ -6,36 +6,29 @@ EUR SEPA direct debit. Card numbers and bank accounts never reach the platform.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import httpx2
-import msgspec
 from django.conf import settings
 
 from tenants.actions import ActionRefused, Conflict
 
+if TYPE_CHECKING:
+    from stripe import StripeClient
+
 TIMEOUT_SECONDS = 20
+_UNAVAILABLE = (409, 429)  # 409: the same request is running
 
 
-class _Failure(msgspec.Struct):
-    message: str = ""
-    type: str = ""
-    code: str | None = None
-
-
-class _Failed(msgspec.Struct):
-    error: _Failure
-
-
-class HostedPage(msgspec.Struct):
+class HostedPage(NamedTuple):
     """A page of the provider on which a tenant pays."""
 
     id: str
     url: str
 
 
-class SavedPayment(msgspec.Struct):
+class SavedPayment(NamedTuple):
     """A payment with a saved payment method. `status` is `succeeded`, `processing`, or needs the payer."""
 
     id: str
@@ -66,28 +59,23 @@ def create_page(charge: Charge, return_url: str, *, save_method: bool, idempoten
     Raises:
         Conflict: payments are not configured, or Stripe could not be reached. ActionRefused: Stripe rejected it.
     """
-    intent: dict[str, Any] = {"metadata": charge.metadata, "description": charge.description}
-    fields: dict[str, Any] = {
+    intent: dict[str, Any] = {"metadata": dict(charge.metadata), "description": charge.description}
+    product = {"name": charge.description}
+    price = {"currency": charge.currency.lower(), "unit_amount": charge.cents, "product_data": product}
+    params: Any = {
         "mode": "payment",
         "success_url": return_url,
         "cancel_url": return_url,
-        "metadata": charge.metadata,
+        "metadata": dict(charge.metadata),
         "payment_intent_data": intent,
-        "line_items": [
-            {
-                "quantity": 1,
-                "price_data": {
-                    "currency": charge.currency.lower(),
-                    "unit_amount": charge.cents,
-                    "product_data": {"name": charge.description},
-                },
-            }
-        ],
+        "line_items": [{"quantity": 1, "price_data": price}],
     }
     if save_method:
-        fields["customer_creation"] = "always"
+        params["customer_creation"] = "always"
         intent["setup_future_usage"] = "off_session"
-    return msgspec.json.decode(_post("checkout/sessions", fields, idempotency_key), type=HostedPage)
+    with _requests() as client:
+        session = client.v1.checkout.sessions.create(params, {"idempotency_key": idempotency_key})
+    return HostedPage(session.id, session.url or "")
 
 
 def charge_saved_method(charge: Charge, customer: str, method: str, idempotency_key: str) -> SavedPayment:
@@ -97,7 +85,7 @@ def charge_saved_method(charge: Charge, customer: str, method: str, idempotency_
         Declined: the method was declined, or requires the payer. Conflict: Stripe could not be reached. ActionRefused:
             Stripe rejected the request.
     """
-    fields = {
+    params: Any = {
         "amount": charge.cents,
         "currency": charge.currency.lower(),
         "customer": customer,
@@ -105,41 +93,36 @@ def charge_saved_method(charge: Charge, customer: str, method: str, idempotency_
         "off_session": True,
         "confirm": True,
         "description": charge.description,
-        "metadata": charge.metadata,
+        "metadata": dict(charge.metadata),
     }
-    return msgspec.json.decode(_post("payment_intents", fields, idempotency_key), type=SavedPayment)
+    with _requests() as client:
+        intent = client.v1.payment_intents.create(params, {"idempotency_key": idempotency_key})
+    return SavedPayment(intent.id, intent.status, intent.created)
 
 
-def _post(path: str, fields: Mapping[str, Any], idempotency_key: str) -> bytes:
+@contextmanager
+def _requests() -> Iterator[StripeClient]:
+    """Provide Stripe's client, and convert its errors. A request is sent once: the caller repeats it with its key."""
+    import stripe  # few processes send requests
+
     platform = settings.MILLRACE
     if not platform.stripe_api_key:
         raise Conflict("Online payments are not configured. Contact the operator.")
-    headers = {"Authorization": f"Bearer {platform.stripe_api_key}", "Idempotency-Key": idempotency_key}
+    stripe.enable_telemetry = False
+    client = stripe.StripeClient(
+        platform.stripe_api_key,
+        base_addresses={"api": platform.stripe_api_url},
+        max_network_retries=0,
+        http_client=stripe.RequestsClient(timeout=TIMEOUT_SECONDS),
+    )
     try:
-        response = httpx2.post(
-            f"{platform.stripe_api_url}/v1/{path}", data=dict(_flat(fields)), headers=headers, timeout=TIMEOUT_SECONDS
-        )
-    except httpx2.HTTPError as exc:
+        yield client
+    except stripe.APIConnectionError as exc:
         raise Conflict("The payment provider could not be reached. Try again later.") from exc
-    if response.status_code < 300:
-        return response.content
-    try:
-        failure = msgspec.json.decode(response.content, type=_Failed).error
-    except msgspec.MsgspecError:
-        failure = _Failure()
-    if response.status_code >= 500 or response.status_code in (409, 429):  # 409: the same request is running
-        raise Conflict("The payment provider is unavailable. Try again later.")
-    if response.status_code == 402:
-        raise Declined(failure.message or "The payment method was declined.")
-    raise ActionRefused(f"The payment provider rejected the request: {failure.message or response.status_code}")
-
-
-def _flat(fields: Any, prefix: str = "") -> list[tuple[str, str]]:
-    """Return nested fields as form fields, such as `line_items[0][quantity]`."""
-    if isinstance(fields, Mapping):
-        items = [(f"{prefix}[{name}]" if prefix else name, value) for name, value in fields.items()]
-    elif isinstance(fields, list):
-        items = [(f"{prefix}[{number}]", value) for number, value in enumerate(fields)]
-    else:
-        return [(prefix, str(fields).lower() if isinstance(fields, bool) else str(fields))]
-    return [pair for name, value in items for pair in _flat(value, name)]
+    except stripe.CardError as exc:
+        raise Declined(exc.user_message or "The payment method was declined.") from exc
+    except stripe.StripeError as exc:
+        status = exc.http_status or 500
+        if status < 400 or status >= 500 or status in _UNAVAILABLE:
+            raise Conflict("The payment provider is unavailable. Try again later.") from exc
+        raise ActionRefused(f"The payment provider rejected the request: {exc.user_message or status}") from exc

@@ -27,14 +27,14 @@ WITH corrected AS (
         from_weekday int, until_weekday int, time_zone text)
 ), changes AS (
     SELECT admitted_at, request_id, execution, uncached, cache_read, cache_write_5m, cache_write_1h, output,
-        answer_hit_input, answer_hit_output, price_ids, 1 AS events,
+        answer_hit_input, answer_hit_output, searches, price_ids, 1 AS events,
         uncached + cache_read + cache_write_5m + cache_write_1h + answer_hit_input AS prompt
     FROM billing_usageevent
     WHERE %(with_events)s AND tenant_id = %(tenant)s AND invoice_period = %(period)s
         AND admitted_at >= %(starts_at)s AND admitted_at < %(ends_at)s AND model = ANY(%(models)s)
     UNION ALL
     SELECT a.admitted_at, a.request_id, a.execution, a.uncached, a.cache_read, a.cache_write_5m, a.cache_write_1h,
-        a.output, a.answer_hit_input, a.answer_hit_output, a.price_ids, 0,
+        a.output, a.answer_hit_input, a.answer_hit_output, a.searches, a.price_ids, 0,
         e.uncached + e.cache_read + e.cache_write_5m + e.cache_write_1h + e.answer_hit_input
     FROM billing_adjustment a JOIN billing_usageevent e USING (admitted_at, request_id, execution)
     WHERE a.tenant_id = %(tenant)s AND e.invoice_period = %(period)s AND a.invoice_period = ANY(%(adjusted_in)s)
@@ -43,9 +43,9 @@ WITH corrected AS (
     SELECT c.admitted_at, c.prompt, c.events, line.component, line.tokens, line.price_id
     FROM changes c CROSS JOIN LATERAL unnest(
         ARRAY['uncached', 'cache_read', 'cache_write_5m', 'cache_write_1h', 'output',
-            'answer_hit_input', 'answer_hit_output'],
+            'answer_hit_input', 'answer_hit_output', 'searches'],
         ARRAY[c.uncached, c.cache_read, c.cache_write_5m, c.cache_write_1h, c.output,
-            c.answer_hit_input, c.answer_hit_output],
+            c.answer_hit_input, c.answer_hit_output, c.searches],
         c.price_ids
     ) AS line (component, tokens, price_id)
     WHERE line.price_id IS NOT NULL AND line.tokens <> 0

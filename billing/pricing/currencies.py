@@ -6,9 +6,23 @@ A tenant is billed in the currency of its price book. All its amounts are in thi
 from __future__ import annotations
 
 from datetime import date
+from typing import NamedTuple
 
-from billing.amounts import DEFAULT_CURRENCY, PPM, half_up
+from billing.amounts import DEFAULT_CURRENCY, FINE_RATE_DIGITS, PPM, RATE_DIGITS, half_up
 from billing.models import ExchangeRate, PriceBookAssignment
+
+_FINE_FROM = 5 * PPM  # of a currency per dollar, from which its rates need more decimals
+
+
+class CrossRate(NamedTuple):
+    """The amount of a currency per unit of another one, in units of 10^-digits."""
+
+    units: int
+    digits: int
+
+    def convert(self, amount: int) -> int:
+        """Return an amount in the other currency, rounded half up."""
+        return half_up(amount * self.units, 10**self.digits)
 
 
 def currency_of(tenant_id: int) -> str:
@@ -17,13 +31,31 @@ def currency_of(tenant_id: int) -> str:
     return DEFAULT_CURRENCY if row is None else row.book.currency
 
 
-def exchange_rate(source: str, target: str, on: date) -> int | None:
-    """Return the millionths of the target currency per unit of the source, by the newest rates. None: unknown."""
-    per_dollar = [_per_dollar(currency, on) for currency in (target, source)]
-    if None in per_dollar:
+def other_currencies() -> dict[int, str]:
+    """Return the currency of each tenant that is not billed in USD; inside `all_tenants_scope(…)`."""
+    rows = PriceBookAssignment.objects.all_tenants().exclude(book__currency=DEFAULT_CURRENCY)
+    return dict(rows.values_list("tenant_id", "book__currency"))
+
+
+def dollar_rates(on: date) -> dict[str, CrossRate]:
+    """Return the dollars per unit of each currency that tenants are billed in and that has an exchange rate."""
+    currencies = {DEFAULT_CURRENCY, *other_currencies().values()}
+    rates = {currency: exchange_rate(currency, DEFAULT_CURRENCY, on) for currency in currencies}
+    return {currency: rate for currency, rate in rates.items() if rate is not None}
+
+
+def exchange_rate(source: str, target: str, on: date, digits: int | None = None) -> CrossRate | None:
+    """Return the target currency per unit of the source, by the newest rates. None: unknown.
+
+    Args:
+        digits: decimals. By default, rates of a low-valued source have more, so that at least five are significant.
+    """
+    numerator, denominator = _per_dollar(target, on), _per_dollar(source, on)
+    if numerator is None or denominator is None:
         return None
-    numerator, denominator = (rate or 0 for rate in per_dollar)
-    return half_up(numerator * PPM, denominator)
+    if digits is None:
+        digits = FINE_RATE_DIGITS if denominator >= _FINE_FROM else RATE_DIGITS
+    return CrossRate(half_up(numerator * 10**digits, denominator), digits)
 
 
 def _per_dollar(currency: str, on: date) -> int | None:

@@ -1,6 +1,6 @@
 """Costs of metered usage, which is not part of a request. Does not import Django.
 
-A price is in nano-USD per million token-hours, machine-hours or searches.
+A price is in nano-USD per million token-hours or machine-hours. Earlier releases also recorded searches.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from billing.amounts import half_up
 from billing.pricing.pricing import METERED, Component
 
-MAX_AMOUNT = 10**12  # tokens, machines or searches of one record
+MAX_AMOUNT = 10**12  # tokens or machines of one record
 MAX_TIME = timedelta(days=31)  # of one record
 _MICROSECONDS_AN_HOUR = 3600 * 10**6
 

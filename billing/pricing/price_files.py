@@ -25,6 +25,7 @@ _COMPONENT = {
     "input_cost_per_token_cache_hit": Component.CACHE_READ,  # an older name of the same
     "cache_creation_input_token_cost": Component.CACHE_WRITE_5M,
     "cache_creation_input_token_cost_above_1hr": Component.CACHE_WRITE_1H,
+    "input_cost_per_query": Component.SEARCHES,
 }
 _TIER = {None: Tier.STANDARD, "batches": Tier.BATCH, "flex": Tier.FLEX, "priority": Tier.PRIORITY}
 _NAME = re.compile(
@@ -61,7 +62,7 @@ class Imported:
 
 
 def read_public(text: str | bytes, *, rounding: bool = False, models: Iterable[str] | None = None) -> Imported:
-    """Read the public price file: USD per token, by model.
+    """Read the public price file: USD per token or search, by model.
 
     Classes of cached tokens without a price get the price of uncached ones. If a model has a price for cache writes of
     5 minutes but not of an hour, the latter has no price, and such requests are rejected.

@@ -38,17 +38,20 @@ class Component(StrEnum):
     ANSWER_HIT_OUTPUT = "answer_hit_output"  # and of the answer
     CACHE_STORAGE = "cache_storage"  # by token-hours
     MACHINE_HOURS = "machine_hours"  # of a dedicated deployment
-    SEARCHES = "searches"  # of a cross-encoder
+    SEARCHES = "searches"  # of a cross-encoder; part of a request
 
 
 PRICED = tuple(Component)
-METERED = (Component.CACHE_STORAGE, Component.MACHINE_HOURS, Component.SEARCHES)
+METERED = (Component.CACHE_STORAGE, Component.MACHINE_HOURS)
 # NOTE: in the order of TOKEN_COLUMNS and of `UsageEvent.price_ids`
 COMPONENTS = tuple(component for component in Component if component not in METERED)
 OUTPUTS = (Component.OUTPUT, Component.ANSWER_HIT_OUTPUT)
 _FIRST_WEEKDAY = 3  # 1970 started on a Thursday
 # The components without a cache.
-_PLAIN = {component: Component.OUTPUT if component in OUTPUTS else Component.UNCACHED for component in COMPONENTS}
+PLAIN = {
+    **{component: Component.OUTPUT if component in OUTPUTS else Component.UNCACHED for component in COMPONENTS},
+    Component.SEARCHES: Component.SEARCHES,
+}
 
 
 class Tier(StrEnum):
@@ -158,7 +161,9 @@ def prices(rate_card: RateCard, prompt_tokens: int, at: int) -> dict[Component, 
 
 
 def price(rate_card: RateCard, counts: TokenCounts, at: int) -> Rated:
-    """Return the cost of an execution's tokens, admitted at that microsecond.
+    """Return the cost of an execution's tokens and searches, admitted at that microsecond.
+
+    Searches without a price cost nothing: a cross-encoder may be priced by tokens only.
 
     Raises:
         UnknownPriceError: a component used has no price.
@@ -174,6 +179,8 @@ def price(rate_card: RateCard, counts: TokenCounts, at: int) -> Rated:
             applies = rates[number]
             if applies is None:
                 component = COMPONENTS[number]
+                if component == Component.SEARCHES:
+                    continue
                 raise UnknownPriceError(f"{rate_card.model} ({rate_card.tier}) has no price for {component}")
             price_ids[number], nano_per_million, plain = applies
             cost += count * nano_per_million
@@ -190,6 +197,7 @@ def reservation_nano(
     n: int = 1,
     writes_5m: bool = False,
     writes_1h: bool = False,
+    searches: int = 0,
 ) -> int:
     """Return the maximum cost of a request in nano-USD, rounded up.
 
@@ -203,7 +211,7 @@ def reservation_nano(
         UnknownPriceError: a component it may use has no price.
     """
     classes = ["uncached", *["cache_read"] * (n > 0), *["cache_write_5m"] * writes_5m, *["cache_write_1h"] * writes_1h]
-    possible = [TokenCounts(**{name: prompt_tokens}, output=max_output * n) for name in classes]
+    possible = [TokenCounts(**{name: prompt_tokens}, output=max_output * n, searches=searches) for name in classes]
     return whole_units(max(price(rate_card, counts, at).cost_femto for counts in possible))
 
 
@@ -211,7 +219,7 @@ def _applying(rate_card: RateCard, prompt: int, at: int) -> list[tuple[int, int,
     """Return for each component the price's id, the price, and the price without a cache."""
     rates = prices(rate_card, prompt, at)
     return [
-        (rate.price_id, rate.nano_per_million, rates.get(_PLAIN[component], rate).nano_per_million)
+        (rate.price_id, rate.nano_per_million, rates.get(PLAIN[component], rate).nano_per_million)
         if (rate := rates.get(component))
         else None
         for component in COMPONENTS

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from billing.pricing.price_book import ModelTier, Proposal, check
-from billing.pricing.pricing import COMPONENTS, NO_END, Component, PriceIndex, Rate, RateCard, Tier, price
+from billing.pricing.pricing import COMPONENTS, METERED, NO_END, Component, PriceIndex, Rate, RateCard, Tier, price
 from inference_worker.contract.request import TokenCounts
 
 Tokens = Annotated[int, msgspec.Meta(ge=0, lt=NO_END)]
@@ -60,6 +60,8 @@ def quote(prices: Proposal, usage: QuotedUsage, at: int) -> Quote:
     rate_card = index.find(0, usage.model, usage.tier, at)
     if rate_card is None:
         raise ValueError(f"no price for the model {usage.model!r} in the tier {usage.tier} or standard")
+    if metered := usage.tokens.keys() & set(METERED):
+        raise ValueError(f"{min(metered)} is not part of a request")
     counts = TokenCounts(**usage.tokens)
     rated = price(rate_card, counts, at)
     rates = {rate.price_id: rate for rate in rate_card.rates}

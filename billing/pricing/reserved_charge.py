@@ -9,7 +9,17 @@ from typing import NamedTuple
 
 from msgspec.structs import astuple
 
-from billing.pricing.pricing import COMPONENTS, OUTPUTS, Component, Rate, RateCard, Rated, UnknownPriceError, prices
+from billing.pricing.pricing import (
+    COMPONENTS,
+    OUTPUTS,
+    PLAIN,
+    Component,
+    Rate,
+    RateCard,
+    Rated,
+    UnknownPriceError,
+    prices,
+)
 from inference_worker.contract.request import TOKEN_CLASSES, TokenCounts
 
 
@@ -56,7 +66,7 @@ def charge(
         charged[number] = fitting
         unbilled += (count - fitting) * nano
         if fitting and rate is not None:
-            plain = rates.get(Component.OUTPUT if component in OUTPUTS else Component.UNCACHED, rate)
+            plain = rates.get(PLAIN[component], rate)
             price_ids[number] = rate.price_id
             cost += fitting * nano
             saved += fitting * (plain.nano_per_million - nano)
@@ -71,7 +81,7 @@ def _fold_unpriced(rate_card: RateCard, rates: dict[Component, Rate], tokens: li
         UnknownPriceError: uncached or output tokens have no price.
     """
     for number, component in enumerate(COMPONENTS):
-        if not tokens[number] or component in rates:
+        if not tokens[number] or component in rates or component == Component.SEARCHES:
             continue
         if component not in TOKEN_CLASSES or component in OUTPUTS or Component.UNCACHED not in rates:
             raise UnknownPriceError(f"{rate_card.model} ({rate_card.tier}) has no price for {component}")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from billing.amounts import FEMTO_A_CENT
 from frontend.core import timezones
-from frontend.core.numbers import Money, compact, duration, exact
+from frontend.core.numbers import Money, compact, duration, exact, page_currency
 
 Unit = Literal["usd", "tokens", "count", "decimal", "ms", "percent"]
 Style = Literal["line", "area", "dash", "dots"]
@@ -17,8 +17,10 @@ Style = Literal["line", "area", "dash", "dots"]
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart. Values are femto-USD, tokens, microseconds ("ms") or hundredths ("decimal", "percent"). None
-    is a gap.
+    """One line of a chart. None is a gap.
+
+    Values are tokens, microseconds ("ms") or hundredths ("decimal", "percent"). With the unit "usd", they are in
+    femto-units of the currency of the page.
 
     `kind` selects its color in console.css: spend, forecast, limit, output, uncached, cached, written, p50, p95, goal.
     The legend shows `total`, unless `in_legend` is false, as for the edges of a band.
@@ -72,6 +74,7 @@ class Chart:
                 for series in self.series
             ],
             "unit": self.unit,
+            **({"currency": page_currency()} if self.unit == "usd" else {}),
             "bucket": self.bucket,
             "zone": timezones.label(self.zone) if self.bucket == "hour" else "UTC",
             "stacked": self.stacked,

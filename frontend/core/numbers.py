@@ -130,14 +130,14 @@ def exact_places(amounts: Iterable[Money]) -> int:
 
 @dataclass(frozen=True)
 class Margin:
-    """A price and its cost in femto-USD. The console shows every margin in percent of the price."""
+    """A price and its cost in femto-USD, on any page. The console shows every margin in percent of the price."""
 
     price: int
     cost: int
 
     @property
     def amount(self) -> Money:
-        return Money(self.price - self.cost)
+        return Money(self.price - self.cost, DEFAULT_CURRENCY)
 
     @property
     def is_loss(self) -> bool:

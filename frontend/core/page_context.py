@@ -227,11 +227,15 @@ def _run(
 
 
 def _currency(ctx: PageContext) -> str:
-    """Return the currency of the amounts on the page. Operator pages name other currencies than USD themselves."""
-    if ctx.access is None:
+    """Return the currency of the amounts on the page: that of the tenant that the page is about.
+
+    Operator pages about several tenants name other currencies than USD themselves.
+    """
+    tenant_id = ctx.arguments.get("tenant") if ctx.access is None else ctx.access.tenant.pk
+    if not isinstance(tenant_id, int):
         return DEFAULT_CURRENCY
     with all_tenants_scope(BypassReason.BILLING):
-        return currency_of(ctx.access.tenant.pk)
+        return currency_of(tenant_id)
 
 
 def require_reauthentication(request: HttpRequest, user: User) -> HttpResponse:

@@ -55,7 +55,7 @@ def money(amount: Money | None, how: str = "") -> str:
     if amount is None:
         return "–"
     if how == "less":
-        amount = Money(-amount.femto)
+        amount = Money(-amount.femto, amount.currency)
     return _money(amount, amount.parts, is_exact=amount.femto % FEMTO_A_CENT == 0)
 
 

@@ -161,6 +161,7 @@ class InferenceJob(msgspec.Struct, frozen=True):
     reasoning: ReasoningSpec | None = None
     input_lengths: tuple[int, ...] = ()  # for an encoder: lengths of the consecutive inputs in the prompt
     second_starts: tuple[int, ...] = ()  # for a cross-encoder: the position of the second text in each input
+    searches: int = 0  # for a cross-encoder: the searches that the request is billed for
     replicas_with_prefix: tuple[str, ...] = ()  # replicas that recently computed a prompt with the same start
     version: str = ""  # of the deployment that the prompt was tokenized for
     upstream: UpstreamRequest | None = None  # instead of the prompt's tokens, if an upstream runs the deployment

@@ -140,6 +140,7 @@ class Request:
     reasoning: ReasoningSpec | None = None
     input_lengths: tuple[int, ...] = ()  # for an encoder: lengths of the consecutive inputs in the prompt
     second_starts: tuple[int, ...] = ()  # for a cross-encoder: the position of the second text in each input
+    searches: int = 0  # for a cross-encoder: the searches that the request is billed for once it is complete
     paid: Mapping[bytes, int] = field(default_factory=dict)  # hashes of blocks pinned on any replica -> seconds
     speculates: bool = True  # whether drafts of its tokens may be verified, if the engine's configuration allows it
     prediction: tuple[int, ...] = ()  # tokens of the expected output, a source of drafts
@@ -147,7 +148,7 @@ class Request:
 
 
 class TokenCounts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Tokens by class, from the engine to the invoice. The first four classes always add up to the prompt's length."""
+    """Tokens by class and searches, from the engine to the invoice. The first four classes are the prompt's length."""
 
     uncached: int = 0
     cache_read: int = 0
@@ -156,6 +157,7 @@ class TokenCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     output: int = 0
     answer_hit_input: int = 0  # tokens that a cached answer made unnecessary: of the prompt,
     answer_hit_output: int = 0  # and of the answer
+    searches: int = 0  # of a cross-encoder
 
     @property
     def prompt(self) -> int:

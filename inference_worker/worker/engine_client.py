@@ -288,6 +288,7 @@ def _engine_request(live: ActiveJob) -> Request:
         reasoning=job.reasoning,
         input_lengths=job.input_lengths,
         second_starts=job.second_starts,
+        searches=job.searches,
         speculates=job.speculates,
         prediction=job.prediction,
         paid=live.paid.pins,

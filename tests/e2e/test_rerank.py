@@ -13,7 +13,7 @@ from inference_worker.contract.config import EngineConfig
 from inference_worker.contract.encoder_config import EncoderConfig
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.embeddings.embedding_runner import EmbeddingRunner
-from tests.support.e2e.rerank import USD_PER_MILLION
+from tests.support.e2e.rerank import USD_PER_MILLION, USD_PER_SEARCH
 from tests.support.stack import EMBEDDING_MODEL, MODEL, RERANK_MODEL, Stack
 
 QUERY = "how do i reset my pin?"
@@ -34,7 +34,7 @@ def expected(stack: Stack) -> tuple[list[float], int]:
     return scores, sum(len(ids) for ids, _ in pairs)
 
 
-def test_documents_are_ranked_and_billed_by_their_tokens(priced: Stack) -> None:
+def test_documents_are_ranked_and_billed_by_tokens_and_searches(priced: Stack) -> None:
     scores, tokens = expected(priced)
     response = post(priced, "v1/rerank", query=QUERY, documents=[DOCUMENTS[0], *({"text": t} for t in DOCUMENTS[1:])])
     answer = response.json()
@@ -49,8 +49,9 @@ def test_documents_are_ranked_and_billed_by_their_tokens(priced: Stack) -> None:
 
     event = priced.event(response.headers["x-request-id"])
     assert (event["input"], event["output"], event["outcome"]) == (tokens, 0, "completed")
-    cost = tokens * USD_PER_MILLION / 1_000_000
-    assert Decimal(response.headers["x-millrace-cost-usd"]) == cost
+    assert answer["meta"]["billed_units"]["search_units"] == event["searches"] == 1
+    cost = tokens * USD_PER_MILLION / 1_000_000 + USD_PER_SEARCH
+    assert Decimal(response.headers["x-millrace-cost-usd"]) == Decimal(event["cost"]["usd"]) == cost
 
 
 @pytest.mark.parametrize("path", ["v2/rerank", "rerank"])
@@ -75,6 +76,7 @@ def test_a_large_body_is_ranked_in_a_prompt_process(priced: Stack) -> None:
     """Documents are truncated as requested, so all have the same score, and equal scores keep their order."""
     answer = post(priced, "v1/rerank", query="a", documents=["x" * 90] * 200, max_tokens_per_doc=4).json()
     assert [result["index"] for result in answer["results"]] == list(range(200))
+    assert answer["meta"]["billed_units"]["search_units"] == 2
     assert answer["usage"]["prompt_tokens"] == 200 * (1 + 4 + 3)
 
 

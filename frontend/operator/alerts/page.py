@@ -8,7 +8,9 @@ from typing import Any
 
 from django.utils.timesince import timesince
 
+from billing.amounts import DEFAULT_CURRENCY
 from billing.models import BudgetAlert, BudgetPeriod
+from billing.pricing.currencies import other_currencies
 from frontend.core.lists import Choice, ListPage, keyset_page
 from frontend.core.numbers import Money, compact, exact, share
 from frontend.core.page_context import PageContext
@@ -44,8 +46,12 @@ def alerts(ctx: PageContext) -> dict[str, Any]:
     """Return the budget alerts of all tenants, newest first."""
     rows = BudgetAlert.objects.all_tenants().select_related("budget", "email", "budget_period", "tenant")
     page = keyset_page(ctx, rows, ctx.url("operator-alerts"), PAGE_SIZE)
-    deliveries = deliveries_of(list(page.rows), None)
-    return {"page": page, "rows": [_alert(row) | {"deliveries": deliveries[row.pk]} for row in page.rows]}
+    deliveries, others = deliveries_of(list(page.rows), None), other_currencies()
+    shown = [
+        _alert(row, others.get(row.tenant_id, DEFAULT_CURRENCY)) | {"deliveries": deliveries[row.pk]}
+        for row in page.rows
+    ]
+    return {"page": page, "rows": shown}
 
 
 def _duration(time: timedelta) -> str:
@@ -53,17 +59,17 @@ def _duration(time: timedelta) -> str:
     return timesince(start, start + time, depth=1) if time >= timedelta(minutes=1) else "Under a minute"
 
 
-def _alert(row: BudgetAlert) -> dict[str, Any]:
+def _alert(row: BudgetAlert, currency: str) -> dict[str, Any]:
     return {
         "alert": row,
         "is_forecast": row.threshold == BudgetAlert.FORECAST,
-        "used": _amount(row.budget.unit, row.used if row.forecast is None else row.forecast),
-        "limit": _amount(row.budget.unit, row.limit),
+        "used": _amount(row.budget.unit, row.used if row.forecast is None else row.forecast, currency),
+        "limit": _amount(row.budget.unit, row.limit, currency),
         "part": share(row.used, row.limit),
     }
 
 
-def _amount(unit: str, amount: int) -> str:
+def _amount(unit: str, amount: int, currency: str) -> str:
     if unit == BudgetPeriod.Unit.MONEY:
-        return Money.nano(amount).text
+        return Money.nano(amount, currency).text
     return f"{compact(amount) if amount >= 10**6 else exact(amount)} {unit}"

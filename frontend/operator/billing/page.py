@@ -11,7 +11,8 @@ from billing.actions.drafts import close_after
 from billing.amounts import DEFAULT_CURRENCY, NANO_A_CENT
 from billing.invoicing.lines import used, wanted
 from billing.metering.archives import require_usage
-from billing.models import Account, Invoice, InvoiceLine, LedgerEntry, Period, PriceBookAssignment
+from billing.models import Account, Invoice, InvoiceLine, LedgerEntry, Period
+from billing.pricing.currencies import other_currencies
 from frontend.core.lists import Choice, ListPage, changed_url, number_param, text_param, with_query
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
@@ -187,8 +188,7 @@ def comparison(ctx: PageContext) -> dict[str, Any]:
         was = sum(use.femto for use in wanted(Invoice.InvoiceType.INVOICE, uses))
         if was != int(billed.get(row.pk, 0)):
             differences.append((row, Money(int(billed.get(row.pk, 0)), row.currency), Money(was, row.currency)))
-    books = PriceBookAssignment.objects.all_tenants().exclude(book__currency=DEFAULT_CURRENCY)
-    others = dict(books.values_list("tenant_id", "book__currency"))
+    others = other_currencies()
     everything: dict[str, int] = {DEFAULT_CURRENCY: 0}
     for tenant_id, uses in (item for amount in usage.values() for item in amount.items()):
         currency = others.get(tenant_id, DEFAULT_CURRENCY)

@@ -12,7 +12,7 @@ from django.http import Http404
 from django.utils.http import urlencode
 
 from billing.amounts import DEFAULT_CURRENCY, NANO_DIGITS, decimal
-from billing.models import Price, PriceBook, PriceVersion
+from billing.models import Price, PriceBook, PriceVersion, Rerating
 from billing.pricing.currencies import currency_of
 from billing.pricing.price_book import NewPrice, PriceRanges, ranges_of
 from billing.pricing.price_files import CSV_COLUMNS, weekdays_text
@@ -125,8 +125,8 @@ def versions(ctx: PageContext) -> dict[str, Any]:
     return {"rows": listed, "drafts": drafts, "older_url": page.older_url}
 
 
-def currency_in(row: PriceVersion) -> str:
-    """Return the currency of a version's prices."""
+def currency_in(row: PriceVersion | Rerating) -> str:
+    """Return the currency of the prices of a version or re-rating."""
     return row.book.currency if row.tenant_id is None else currency_of(row.tenant_id)
 
 

@@ -19,7 +19,7 @@ from frontend.core.numbers import Money
 from frontend.core.page_context import FORM, PageContext, first_or_404, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
-from frontend.operator.prices.page import tenant_names
+from frontend.operator.prices.page import currency_in, tenant_names
 from frontend.operator.reratings.forms import RerateForm
 from tenants.actions import Conflict
 
@@ -85,7 +85,7 @@ def reratings(ctx: PageContext) -> HttpResponse:
 def rerating(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         row = _rerating(ctx)
-        context = _row(row, tenant_names([row.tenant_id]))
+        context = _row(row, tenant_names([row.tenant_id])) | {"currency": currency_in(row)}
     is_draft = row.state == Rerating.State.DRAFT
     prices = [(price, decimal(price.nano_per_million, NANO_DIGITS, 2)) for price in parse(row.body).prices[:MAX_ROWS]]
     context |= {"is_draft": is_draft, "is_own": is_draft and row.created_by_id == ctx.user.pk, "prices": prices}

@@ -22,8 +22,9 @@ from billing.models import (
     PriceBookAssignment,
     UsageQuarantine,
 )
+from billing.pricing.currencies import exchange_rate
 from frontend.core.charts import Chart, Series
-from frontend.core.numbers import Money, exact
+from frontend.core.numbers import Money, exact, page_currency
 from frontend.core.page_context import PageContext, first_or_404
 from frontend.operator.tenants import spending
 from frontend.operator.tenants.page import commitments
@@ -56,7 +57,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
         "used": used,
         "before": Money(sum(row["cost_femto"] for row in before)),  # in the same days of the previous month
         "before_label": f"{last:%B}",
-        "margin": spending.margin(used, spending.token_costs(now)),
+        "margin": spending.margin(used, spending.token_costs(now), exchange_rate(page_currency(), "USD", now.date())),
         "credit": sum(int(credit.rest) for credit in with_rest(_alive(ctx).filter(starts_at__lte=ctx.now))),
         "owed": max(0, balance(tenant.pk, Account.RECEIVABLE)),
         "open_invoices": owed.count(),

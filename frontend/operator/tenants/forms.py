@@ -10,17 +10,18 @@ from django import forms
 from django.utils.text import slugify
 
 from billing.amounts import NANO_A_DOLLAR
+from frontend.core.numbers import page_currency
 from frontend.core.one_time_secrets import OnceForm
 from tenants.models import Tenant
 
-MAX_USD = Decimal(10) ** 8
+MAX_AMOUNT = Decimal(10) ** 8  # dollars, or units of another currency
 _DAY = forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d")
 
 
-def _usd(label: str, help_text: str) -> forms.DecimalField:
+def _amount(label: str, help_text: str) -> forms.DecimalField:
     context: dict[str, Any] = {
         "min_value": Decimal("0.01"),
-        "max_value": MAX_USD,
+        "max_value": MAX_AMOUNT,
         "decimal_places": 2,
         "max_digits": 11,
     }
@@ -77,7 +78,7 @@ class BudgetRaiseForm(forms.Form):
         super().__init__(data, initial=initial)
         self._unit = unit
         if unit == "money":
-            self.fields["more"] = _usd("Raise by, in USD", "Added to the limit")
+            self.fields["more"] = _amount(f"Raise by, in {page_currency()}", "Added to the limit")
         else:
             self.fields["more"] = forms.IntegerField(
                 label=f"Raise by, in {unit}", help_text="Added to the limit", min_value=1, max_value=10**15

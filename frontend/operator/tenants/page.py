@@ -10,8 +10,10 @@ from typing import Any
 
 from django.db.models import Q
 
+from billing.amounts import DEFAULT_CURRENCY
 from billing.metering.usage import this_month
 from billing.models import Commitment, PriceBook, PriceBookAssignment
+from billing.pricing.currencies import dollar_rates
 from frontend.core.lists import Choice, changed_url, number_param, text_param
 from frontend.core.numbers import Margin, Money
 from frontend.core.page_context import PageContext
@@ -47,15 +49,17 @@ class TenantAdminRow:
     budget: BudgetText | None
     is_near: bool  # near or at a limit
     is_at_limit: bool
+    currency: str
+    dollars: int  # the spend in femto-USD, to sort by; 0 without an exchange rate
 
     @property
     def spend(self) -> Money:
-        return Money(self.used.femto)
+        return Money(self.used.femto, self.currency)
 
 
 _KEYS: dict[str, Callable[[TenantAdminRow], Any]] = {
     "name": lambda row: row.tenant.name.casefold(),
-    "spend": lambda row: row.used.femto,
+    "spend": lambda row: (row.dollars, row.used.femto),
     "margin": lambda row: -(10**30) if row.margin is None else row.margin.amount.femto,
     "limit": lambda row: _usage(row.budget),
     "requests": lambda row: row.used.requests,
@@ -77,10 +81,18 @@ def stats(ctx: PageContext) -> dict[str, Any]:
         "suspended": sum(row.tenant.is_suspended for row in rows),
         "near": sum(row.is_near for row in rows),
         "full": sum(row.is_at_limit for row in rows),
-        "spend": Money(sum(row.used.femto for row in rows)),
+        "spend": _by_currency(rows),
         "margin": spending.sum_margins(row.margin for row in rows),
         "month": this_month(ctx.now)[0],
     }
+
+
+def _by_currency(rows: list[TenantAdminRow]) -> list[Money]:
+    """Return the spend in USD, then that in each other currency."""
+    sums = {DEFAULT_CURRENCY: 0}
+    for row in rows:
+        sums[row.currency] = sums.get(row.currency, 0) + row.used.femto
+    return [Money(femto, currency) for currency, femto in sums.items() if femto or currency == DEFAULT_CURRENCY]
 
 
 def tenant_list(ctx: PageContext) -> dict[str, Any]:
@@ -115,23 +127,29 @@ def _tenant_rows(ctx: PageContext) -> list[TenantAdminRow]:
     start, now = this_month(ctx.now)
     used, rates = spending.spent(start), spending.token_costs(now)
     highest, near = highest_budgets(now), tenants_near_limits(now)
-    enforced = {tenant: BudgetText(budget) for tenant, (budget,) in highest.items() if budget.mode != "dry_run"}
-    books = dict(PriceBookAssignment.objects.all_tenants().values_list("tenant_id", "book__name"))
+    books = {row.tenant_id: row.book for row in PriceBookAssignment.objects.all_tenants().select_related("book")}
+    listed, dollars = PriceBook(name=PriceBook.LIST), dollar_rates(now.date())
     agreed = commitments(now)
-    none = Spent()
-    return [
-        TenantAdminRow(
-            tenant=tenant,
-            plan=books.get(tenant.pk, PriceBook.LIST),
-            commitments=", ".join(agreed[tenant.pk]),
-            used=used.get(tenant.pk, none),
-            margin=spending.margin(used[tenant.pk], rates) if tenant.pk in used else None,
-            budget=enforced.get(tenant.pk),
-            is_near=tenant.pk in near,
-            is_at_limit=tenant.pk in near and near[tenant.pk].budget.is_at_limit,
+    none, rows = Spent(), []
+    for tenant in Tenant.objects.all_tenants():
+        book, spend = books.get(tenant.pk, listed), used.get(tenant.pk, none)
+        rate = dollars.get(book.currency)
+        enforced = [budget for budget in highest.get(tenant.pk, ()) if budget.mode != "dry_run"]
+        rows.append(
+            TenantAdminRow(
+                tenant=tenant,
+                plan=book.name,
+                commitments=", ".join(agreed[tenant.pk]),
+                used=spend,
+                margin=spending.margin(spend, rates, rate) if tenant.pk in used else None,
+                budget=BudgetText(enforced[0], book.currency) if enforced else None,
+                is_near=tenant.pk in near,
+                is_at_limit=tenant.pk in near and near[tenant.pk].budget.is_at_limit,
+                currency=book.currency,
+                dollars=0 if rate is None else rate.convert(spend.femto),
+            )
         )
-        for tenant in Tenant.objects.all_tenants()
-    ]
+    return rows
 
 
 def commitments(now: datetime) -> Mapping[int, list[str]]:

@@ -13,6 +13,7 @@ from django.db.models.functions import Coalesce
 
 from billing.amounts import TOKENS_A_PRICE
 from billing.models import RollupState, UsageChange, UsageRollup, token_sum
+from billing.pricing.currencies import CrossRate
 from frontend.core.numbers import Margin, Money, compact, exact, share
 from millrace.apps.operations.budget_usage import BudgetPeriodUsage
 from millrace.apps.operations.costs import costs
@@ -25,7 +26,7 @@ _COLUMNS = ("tenant_id", "model", "cost", "requests", "tokens")
 
 @dataclass
 class Spent:
-    """The usage of one tenant since a midnight in UTC."""
+    """The usage of one tenant since a midnight in UTC, in its currency."""
 
     femto: int = 0
     requests: int = 0
@@ -41,6 +42,7 @@ class BudgetText:
     """The usage of a budget as text."""
 
     usage: BudgetPeriodUsage
+    currency: str = ""  # of the tenant; empty: that of the page
 
     @property
     def share(self) -> str:
@@ -48,20 +50,20 @@ class BudgetText:
 
     @property
     def of(self) -> str:
-        return f"{amount(self.usage.limit, self.usage.unit)} {PERIODS[self.usage.period]}"
+        return f"{amount(self.usage.limit, self.usage.unit, self.currency)} {PERIODS[self.usage.period]}"
 
     @property
     def used(self) -> str:
-        return amount(self.usage.used, self.usage.unit)
+        return amount(self.usage.used, self.usage.unit, self.currency)
 
 
 PERIODS = {"day": "per day", "month": "per month", "lifetime": "in total"}
 
 
-def amount(value: int, unit: str) -> str:
+def amount(value: int, unit: str, currency: str = "") -> str:
     """Return an amount of a budget's unit."""
     if unit == "money":
-        return Money.nano(value).text
+        return Money.nano(value, currency).text
     return f"{exact(value) if value < 10_000 else compact(value)} {unit}"
 
 
@@ -96,12 +98,16 @@ def token_costs(now: datetime) -> Mapping[str, int]:
     return {budget.model: budget.cost_per_million for budget in found if budget.cost_per_million is not None}
 
 
-def margin(used: Spent, rates: Mapping[str, int]) -> Margin | None:
-    """Return the margin of the spend over the machine costs; None if the cost of a model is unknown."""
-    if not rates or any(tokens and model not in rates for model, tokens in used.tokens.items()):
+def margin(used: Spent, rates: Mapping[str, int], dollars: CrossRate | None) -> Margin | None:
+    """Return the margin of the spend over the machine costs; None if the cost of a model is unknown.
+
+    Args:
+        dollars: per unit of the tenant's currency. None: unknown.
+    """
+    if dollars is None or not rates or any(tokens and model not in rates for model, tokens in used.tokens.items()):
         return None
     machines = sum(tokens * rates[model] // TOKENS_A_PRICE for model, tokens in used.tokens.items() if tokens)
-    return Margin(used.femto, machines)
+    return Margin(dollars.convert(used.femto), machines)
 
 
 def sum_margins(margins: Iterable[Margin | None]) -> Margin | None:

@@ -16,18 +16,25 @@
   const lang = document.documentElement.lang;
   const compact = new Intl.NumberFormat(lang, { notation: "compact", maximumFractionDigits: 1 });
   const whole = new Intl.NumberFormat(lang);
-  const dollars = new Intl.NumberFormat(lang === "en" ? "en-US" : lang, { style: "currency", currency: "USD" });
-  const small = new Intl.NumberFormat(lang === "en" ? "en-US" : lang, { style: "currency", currency: "USD", maximumSignificantDigits: 3 });
-  const usd = (v) => (v && Math.abs(v) < 0.1 ? small : dollars).format(v);
+  // The formats of amounts on the axis and in the tooltip. The unit "usd" is the currency of the page.
+  const moneyIn = (currency) => {
+    const locale = lang === "en" ? "en-US" : lang;
+    const dollars = new Intl.NumberFormat(locale, { style: "currency", currency });
+    const small = new Intl.NumberFormat(locale, { style: "currency", currency, maximumSignificantDigits: 3 });
+    const symbol = dollars.formatToParts(0).find((part) => part.type === "currency").value;
+    return {
+      axis: (v) => (v >= 1000 ? `${symbol}${compact.format(v).toLowerCase()}` : v && v < 0.1 ? small.format(v) : `${symbol}${Number.isInteger(v) ? v : v.toFixed(2)}`),
+      exact: (v) => (v && Math.abs(v) < 0.1 ? small : dollars).format(v),
+    };
+  };
   const AXIS = {
-    usd: (v) => (v >= 1000 ? `$${compact.format(v).toLowerCase()}` : v && v < 0.1 ? small.format(v) : `$${Number.isInteger(v) ? v : v.toFixed(2)}`),
     tokens: (v) => compact.format(v),
     count: (v) => compact.format(v),
     decimal: (v) => compact.format(v),
     ms: (v) => (v ? `${whole.format(v)} ms` : "0"),
     percent: (v) => `${+v.toFixed(2)}%`,
   };
-  const EXACT = { usd, tokens: whole.format, count: whole.format, decimal: (v) => v.toFixed(2), ms: (v) => `${whole.format(Math.round(v))} ms`, percent: (v) => `${v.toFixed(2)}%` };
+  const EXACT = { tokens: whole.format, count: whole.format, decimal: (v) => v.toFixed(2), ms: (v) => `${whole.format(Math.round(v))} ms`, percent: (v) => `${v.toFixed(2)}%` };
   const times = (zone) => {
     const form = (options) => { const f = new Intl.DateTimeFormat(lang === "en" ? "en-GB" : lang, { timeZone: zone, ...options }); return (s) => f.format(new Date(s * 1000)); };
     return { day: form({ day: "numeric", month: "short" }), hour: form({ hour: "2-digit", minute: "2-digit" }) };
@@ -114,8 +121,9 @@
       ? config.series.slice(0, -1).map((item, i) => ({ series: [i + 1, i + 2], fill: color(TOKENS[item.kind] || "blue", 0.36) }))
       : band ? [{ series: [band[0] + 1, band[1] + 1], fill: () => hatch(TOKENS[config.series[band[0]].kind] || "blue") }] : [];
     const ys = config.stacked ? stackValues(config.series) : config.series.map((item) => item.y);
-    const format = EXACT[config.unit];
-    const label = AXIS[config.unit];
+    const money = config.unit === "usd" ? moneyIn(config.currency) : null;
+    const format = money ? money.exact : EXACT[config.unit];
+    const label = money ? money.axis : AXIS[config.unit];
     const maxLabel = label(Math.max(...ys.flat().filter((v) => v != null), 0));
     const axis = { stroke: text, font, ticks: { show: false } };
     element.drawn = new uPlot({

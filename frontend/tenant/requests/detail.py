@@ -52,6 +52,7 @@ COMPONENTS = {
     "output": "Output",
     "answer_hit_input": "Cached response, input",
     "answer_hit_output": "Cached response, output",
+    "searches": "Searches",
 }
 WRITE_DELAY = timedelta(minutes=1)  # records and usage are written in bulk, some seconds after a request's end
 

@@ -178,9 +178,11 @@ class EmbeddingEngine:
         del self._tasks[task.name]
         if task.unscheduled:
             self._waiting.remove(task.sequence)
-        output.usage = TokenCounts(uncached=task.scheduled_tokens)
+        is_complete = output.finish_reason == "stop"
+        searches = task.request.searches if is_complete else 0
+        output.usage = TokenCounts(uncached=task.scheduled_tokens, searches=searches)
         output.scheduled_at = task.sequence.group.scheduled_at
-        if output.finish_reason == "stop":
+        if is_complete:
             output.vectors = task.vectors()
         self.metrics.finished(task.sequence.group, output, self._clock())
         return output

@@ -186,7 +186,7 @@ InvoiceState = Literal["draft", "open", "paid", "void", "uncollectible"]
 InvoiceTypeEnum = Literal["invoice", "purchase", "correction", "credit_note", "debit_note"]
 KindEnum = Literal["webhook", "slack", "pagerduty"]
 LayerEnum = Literal["exact", "single_flight", "semantic", "prefix", "host_memory", "computed"]
-MeteredComponent = Literal["cache_storage", "machine_hours", "searches"]
+MeteredComponent = Literal["cache_storage", "machine_hours"]
 ModeEnum = Literal["hard", "soft", "dry_run"]
 PaymentEventStatus = Literal["handled", "ignored", "failed"]
 PeriodEnum = Literal["day", "month", "lifetime"]
@@ -216,7 +216,14 @@ TenantStatus = Literal["active", "suspended", "purged"]
 TermTypeEnum = Literal["graduated", "volume", "discount", "minimum"]
 TierEnum = Literal["standard", "batch", "flex", "priority"]
 TokenComponent = Literal[
-    "uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output", "answer_hit_input", "answer_hit_output"
+    "uncached",
+    "cache_read",
+    "cache_write_5m",
+    "cache_write_1h",
+    "output",
+    "answer_hit_input",
+    "answer_hit_output",
+    "searches",
 ]
 UnknownParametersEnum = Literal["default", "reject", "warn"]
 UsageSourceEnum = Literal["engine", "upstream", "estimated"]
@@ -459,6 +466,7 @@ class Counts(TypedDict):
     answer_hits: AnswerHits
     unpinned_tokens: int  # Marked for caching, but not pinned because a limit was reached.
     reasoning_tokens: int  # The part of the output before the answers.
+    searches: int  # Searches of cross-encoders.
     cost: Cost
 
 
@@ -970,7 +978,7 @@ class MeteredUsage(TypedDict):
     reference: str  # the sender's identifier
     component: MeteredComponent
     model: str  # the model or deployment
-    amount: int  # tokens, machines or searches
+    amount: int  # tokens or machines
     started_at: str
     ended_at: str
     recorded_at: str
@@ -1237,7 +1245,7 @@ class PromptAdvice(TypedDict):
 
 
 class RatedLine(TypedDict):
-    """Tokens of one class at one price: tokens x price is the cost, exactly."""
+    """Tokens of one class, or searches, at one price: tokens x price is the cost, exactly."""
 
     component: TokenComponent
     tokens: int
@@ -1664,6 +1672,7 @@ class UsageEvent(TypedDict):
     changed_at: int | None  # the prompt's first token that differs from a known prefix
     unpinned_tokens: int  # requested to be pinned and not pinned for lack of space
     reasoning_tokens: int  # part of output
+    searches: int  # of a cross-encoder
     usage_source: UsageSourceEnum
     unbilled_tokens: int  # reported above the reservation; not charged, and in no other count
     cost: Cost
@@ -1682,6 +1691,7 @@ class UsageRow(TypedDict):
     answer_hits: AnswerHits
     unpinned_tokens: int  # Marked for caching, but not pinned because a limit was reached.
     reasoning_tokens: int  # The part of the output before the answers.
+    searches: int  # Searches of cross-encoders.
     cost: Cost
     start: NotRequired[str]  # The bucket's first instant.
     model: NotRequired[str]

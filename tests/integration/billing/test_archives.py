@@ -110,6 +110,19 @@ def test_a_month_is_archived_and_restored(acme: Tenant, tmp_path: Path, drop: bo
         assert sums(UsageReport(acme.pk, OCTOBER.replace(day=1, hour=0), LATER)) == counted
 
 
+def test_an_archive_of_a_release_without_searches_is_restored(
+    acme: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, columns_of = rows(), archives._columns
+    with monkeypatch.context() as patch:
+        patch.setattr(archives, "_columns", lambda model: [name for name in columns_of(model) if name != "searches"])
+        patch.setattr(archives, "SUMS", tuple(name for name in archives.SUMS if name != "searches"))
+        manifest = do_archive(MONTH, tmp_path, drop=True)
+    assert "searches" not in {*manifest.usage.columns, *manifest.usage.sums}
+    do_restore(manifest_path(tmp_path, MONTH))
+    assert rows() == before
+
+
 def test_a_restored_month_is_protected_as_before(acme: Tenant, tmp_path: Path, as_owner: Any) -> None:
     do_archive(MONTH, tmp_path, drop=True)
     do_restore(manifest_path(tmp_path, MONTH))

@@ -1,4 +1,4 @@
-"""Metered usage: cache storage, machine-hours and searches, recorded once, priced at its start and invoiced."""
+"""Metered usage: cache storage and machine-hours, recorded once, priced at its start and invoiced."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from tenants.actions import ActionRefused, Conflict, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
-from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, make_months
+from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, period
 from tests.support.rows import unscoped
 from tests.support.tenants.management_api import by_person
 
 pytestmark = pytest.mark.django_db
 CSV = """model,tier,component,usd_per_million
 alpha,standard,cache_storage,4.5
-alpha,standard,searches,2000
 box,standard,machine_hours,1990000
 """
 
@@ -52,7 +51,6 @@ def test_published_examples():
     assert metered_cost(Component.CACHE_STORAGE, units, 4_500_000_000) == 675 * 10**12
     second = metered_units(Component.MACHINE_HOURS, 1, OCTOBER, OCTOBER + timedelta(seconds=1))
     assert metered_cost(Component.MACHINE_HOURS, second, 10**15) == 277_777_777_778  # $1 an hour, rounded half up
-    assert metered_cost(Component.SEARCHES, 3, 2 * 10**12) == 6 * 10**12  # $2 per 1,000
 
 
 def test_it_is_recorded_once_and_invoiced(acme):
@@ -62,12 +60,10 @@ def test_it_is_recorded_once_and_invoiced(acme):
         record(acme, Component.CACHE_STORAGE, 100_001, 1.5, "c1")
     record(acme, Component.CACHE_STORAGE, 100_000, 1.5, "c2")
     record(acme, Component.MACHINE_HOURS, 2, 0.25, "m1", model="box")
-    record(acme, Component.SEARCHES, 30, 0, "s1")
     october = invoiced(acme, OCTOBER)
     rows = sorted(unscoped(InvoiceLine).filter(invoice_id=october.pk), key=lambda row: row.position)
     assert [(row.description, int(row.femto), row.cents) for row in rows] == [
         ("Cache storage: 300000 token-hours at $4.50 per million", 135 * FEMTO_A_CENT, 135),
-        ("Searches: 30 searches at $2000.00 per million", 6 * FEMTO_A_CENT, 6),
         ("Machine time: 0.5 machine-hours at $1990000.00 per million", 995 * FEMTO_A_CENT // 10, 100),
     ]
     record(acme, Component.CACHE_STORAGE, 100_000, 2, "late")
@@ -84,6 +80,7 @@ def test_it_is_recorded_once_and_invoiced(acme):
     ("fields", "name"),
     [
         ({"component": Component.OUTPUT}, "component"),
+        ({"component": Component.SEARCHES}, "component"),
         ({"amount": 0}, "amount"),
         ({"hours": 0}, "ended_at"),
         ({"hours": 24 * 32}, "ended_at"),
@@ -95,6 +92,30 @@ def test_wrong_usage_is_refused_with_the_name_of_the_field(acme, fields, name):
     with pytest.raises(ActionRefused, match=name):
         record(acme, **given)
     assert unscoped(MeteredUsage).all() == []
+
+
+def test_searches_that_an_earlier_release_recorded_are_invoiced(acme):
+    month = period(OCTOBER)
+    with all_tenants_scope(BypassReason.COMMAND):
+        MeteredUsage.objects.all_tenants().bulk_create(
+            [
+                MeteredUsage(
+                    tenant=acme,
+                    reference="s1",
+                    component="searches",
+                    model="alpha",
+                    amount=30,
+                    started_at=OCTOBER,
+                    ended_at=OCTOBER,
+                    price_id=1,
+                    nano_per_million=2 * 10**12,
+                    cost_femto=6 * FEMTO_A_CENT,
+                    invoice_period=month.pk,
+                )
+            ]
+        )
+    (row,) = unscoped(InvoiceLine).filter(invoice_id=invoiced(acme, OCTOBER).pk)
+    assert (row.description, row.cents) == ("Searches: 30 searches at $2000.00 per million", 6)
 
 
 def test_api(acme):

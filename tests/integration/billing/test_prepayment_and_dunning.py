@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -10,11 +11,12 @@ from django.core import mail
 
 from billing.actions.budgets import do_change_budget, do_remove_budget
 from billing.actions.corrections import do_issue_credit_note
-from billing.actions.credits import do_grant_credit
+from billing.actions.credits import do_follow_credits, do_grant_credit
 from billing.actions.dunning import suspend_overdue
 from billing.actions.metered import do_record_metered_usage
 from billing.actions.one_off_lines import do_add_one_off_line, do_count_due_lines
 from billing.actions.prices import do_propose_prices, do_publish_prices
+from billing.actions.purchases import do_sell_credit
 from billing.actions.setup import do_set_prepaid, do_set_profile
 from billing.invoicing import emails
 from billing.models import BillingEntity, Budget, BudgetPeriod, CreditGrant, InvoiceEmail
@@ -178,6 +180,80 @@ def test_the_balance_of_a_prepaid_tenant_pays_metered_usage_and_one_off_lines(ac
     assert limit() == 5_000
     invoiced(acme, NOVEMBER)
     assert limit() == 5_000
+
+
+PROMOTIONAL = CreditGrant.GrantType.PROMOTIONAL
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[datetime], int]:
+    """Return a function that follows the credits at a time, and returns the number of updated gates."""
+
+    def follow(now: datetime) -> int:
+        monkeypatch.setattr("billing.actions.prepayment.datetime", SimpleNamespace(now=lambda zone: now))
+        return do_follow_credits(now)
+
+    return follow
+
+
+def test_credit_counts_from_its_start(acme, at):
+    do_set_prepaid(acme, is_prepaid=True)
+    start = NOVEMBER + timedelta(days=2)
+    do_grant_credit(acme, PROMOTIONAL, 1_000 * CENT, starts_at=start)
+    do_grant_credit(acme, PROMOTIONAL, 500 * CENT, starts_at=start + timedelta(days=1))
+    assert (limit(), at(start - timedelta(seconds=1)), limit()) == (0, 0, 0)
+    assert [(at(start + timedelta(seconds=seconds)), limit()) for seconds in (0, 60)] == [(1, 1_000), (0, 1_000)]
+    spend(acme, "4")
+    assert (at(start + timedelta(days=3)), at(start + timedelta(days=4)), limit()) == (1, 0, 1_100)
+
+
+def test_expired_credit_counts_for_the_usage_that_it_still_pays(acme, at):
+    do_set_prepaid(acme, is_prepaid=True)
+    end = NOVEMBER + timedelta(days=3)
+    do_grant_credit(acme, PROMOTIONAL, 1_000 * CENT, expires_at=end)
+    pay(500, as_credit=True)  # 400 before the tax of 25 %
+    spend(acme, "4")
+    assert (at(end - timedelta(seconds=1)), limit()) == (0, 1_000)
+    assert (at(end), at(end), limit()) == (1, 0, 400)
+    invoice = invoiced(acme, NOVEMBER)
+    assert (invoice.total, limit()) == (0, 400)
+
+
+def test_expired_prepaid_credit_pays_usage_with_tax(acme, at):
+    do_set_prepaid(acme, is_prepaid=True)
+    change_entity(voucher_type=MULTI)
+    end = NOVEMBER + timedelta(days=3)
+    pay(1_000)
+    do_sell_credit(acme, 1_000 * CENT, expires_at=end)
+    spend(acme, "4")  # 500 with tax
+    assert (limit(), at(end), limit()) == (400, 1, 0)
+    pay(250, "p2", as_credit=True)
+    assert limit() == 200
+    invoice = invoiced(acme, NOVEMBER)
+    assert (invoice.total - invoice.prepaid, limit()) == (0, 200)
+
+
+def test_credit_is_applied_as_on_the_invoice_before_it_expires(acme, at):
+    """The credit without an end is applied first, so nothing is left that expired credit could pay."""
+    do_set_prepaid(acme, is_prepaid=True)
+    end = NOVEMBER + timedelta(days=3)
+    do_grant_credit(acme, PROMOTIONAL, 1_000 * CENT, expires_at=end)
+    do_grant_credit(acme, PROMOTIONAL, 1_000 * CENT, priority=50)
+    spend(acme, "8")
+    assert (at(end), limit()) == (1, 200)
+    invoiced(acme, NOVEMBER)
+    assert limit() == 200
+
+
+def test_credit_that_is_not_used_up_in_its_month_does_not_pay_the_next_one(acme, at):
+    do_set_prepaid(acme, is_prepaid=True)
+    end = datetime(2026, 12, 1, tzinfo=UTC)
+    do_grant_credit(acme, PROMOTIONAL, 1_000 * CENT, expires_at=end)
+    spend(acme, "4")
+    use(acme, end + timedelta(hours=1), (price("3", model="late", number=11), 10**6))
+    assert (at(end), limit()) == (1, -300)
+    pay(1_250, as_credit=True)
+    assert limit() == 700  # $10.00, less $3.00 of December
 
 
 def test_a_one_off_line_counts_from_its_month_on(acme, monkeypatch):

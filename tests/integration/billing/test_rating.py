@@ -12,8 +12,9 @@ import pytest
 from django.db import connection
 from rest_framework.test import APIClient
 
+from billing.invoicing import checks, document
 from billing.metering.ingest import UsageMessage, settle
-from billing.models import InvoiceLine, Price, UsageEvent, UsageQuarantine
+from billing.models import Invoice, InvoiceLine, Price, UsageEvent, UsageQuarantine
 from billing.pricing.pricing import COMPONENTS, Tier
 from inference_worker.contract.messages import encode
 from tenants.actions import do_create_api_key, do_create_tenant
@@ -71,6 +72,32 @@ def test_worked_examples_1_and_2_after_settlement(event, usage, cost):
     lines = rated_lines(1)
     assert sum(femto for *_, femto in lines) == row.cost_femto
     assert {component: tokens for component, _, tokens, _ in lines} == {name: n for name, n in usage.items() if n}
+
+
+def test_searches_are_invoiced_like_tokens(acme, client, event):
+    version = publish({"uncached": "0.05", "searches": "2000"})
+    used = {"tenant_id": acme.pk, "uncached": 1000, "cache_read": 0, "output": 0, "at": NOW, "price_version": version}
+    rows = settled(*(event(model="m", searches=searches, **used) for searches in (3, 2)))
+    assert [usd(row.cost_femto) for row in rows] == [Decimal("0.00605"), Decimal("0.00405")]
+    assert sorted((component, tokens) for component, _, tokens, _ in rated_lines(acme.pk)) == [
+        ("searches", 2),
+        ("searches", 3),
+        ("uncached", 1000),
+        ("uncached", 1000),
+    ]
+    assert client.get("/api/usage").json()["total"]["searches"] == 5
+    found = client.get("/api/usage/events").json()["results"]
+    assert {row["searches"] for row in found} == {2, 3}
+    assert {line["component"] for line in found[0]["lines"]} == {"uncached", "searches"}
+    invoice = invoiced(acme, NOW)
+    lines = {line.component: line for line in unscoped(InvoiceLine).filter(invoice_id=invoice.pk)}
+    assert (lines["searches"].tokens, lines["searches"].events, lines["searches"].cents) == (5, 2, 1)
+    with all_tenants_scope(BypassReason.BILLING):
+        row = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk)
+        result = checks.check(row)
+    assert (result.unrated, result.same_data, result.same_pdf) == (0, True, True)
+    texts = document.in_words(document.described(row, [lines["uncached"], lines["searches"]]))
+    assert texts["groups"][0]["lines"][1]["what"] == "Searches"
 
 
 def test_worked_example_5_batch_at_half(event):

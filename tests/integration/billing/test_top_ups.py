@@ -112,7 +112,7 @@ def save_method() -> None:
     """Receive the webhook of a hosted page on which the payer saved the payment method."""
     metadata = {"tenant": "acme", "credit": "true", "save_method": "true"}
     body = stripe.payment(1_250, customer="cus_1", payment_method="pm_1", metadata=metadata)
-    do_record_event(Stripe(stripe.SECRET, clock=lambda: stripe.NOW).event(body, stripe.signed(body)))
+    do_record_event(Stripe(stripe.SECRET).event(body, stripe.signed(body)))
 
 
 def test_a_tenant_pays_on_hosted_pages(acme, client, fake):
@@ -242,7 +242,7 @@ def test_a_direct_debit_that_fails_later_stops_automatic_top_ups(acme, fake, eve
     item = stripe.resource("payment_intent", id=unscoped(TopUp).get().reference, amount_received=0) | failure
     body = stripe.event(event_type, item)
     for _ in range(2):
-        row = do_record_event(Stripe(stripe.SECRET, clock=lambda: stripe.NOW).event(body, stripe.signed(body)))
+        row = do_record_event(Stripe(stripe.SECRET).event(body, stripe.signed(body)))
         assert row.status == "ignored"
     top_up = unscoped(TopUp).get()
     assert (top_up.state, top_up.detail) == ("failed", "The account has insufficient funds.")
@@ -260,7 +260,7 @@ def test_a_failure_that_arrives_before_the_response_is_sent_again(acme, fake):
     def receive(payment: str, tenant: str) -> tuple[int, str]:
         item = stripe.resource("payment_intent", id=payment, amount_received=0, metadata={"tenant": tenant})
         body = stripe.event("payment_intent.payment_failed", item, f"evt_{payment}_{tenant}")
-        event = Stripe(stripe.SECRET, clock=lambda: stripe.NOW).event(body, stripe.signed(body))
+        event = Stripe(stripe.SECRET).event(body, stripe.signed(body))
         with suppress(Conflict):
             do_record_event(event)
         row = unscoped(PaymentEvent).get(reference=event.reference)

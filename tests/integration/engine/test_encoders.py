@@ -35,7 +35,7 @@ from transformers import (
 
 from inference_worker.contract.config import EngineConfig, ModelConfig, ModelError
 from inference_worker.contract.encoder_config import EncoderConfig, read_model_config
-from inference_worker.contract.request import Request, RequestRejected
+from inference_worker.contract.request import Request, RequestRejected, TokenCounts
 from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.architectures import encoder
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
@@ -340,5 +340,12 @@ def test_the_engine_accepts_only_requests_of_its_models_type(tmp_path: Path) -> 
         engine.add_request(right)
         (output,) = engine.step()
         assert (output.finish_reason, output.usage and output.usage.uncached) == ("stop", 4)
+    scores.add_request(Request("s", [5, 6, 7, 8], input_lengths=(3, 1), second_starts=(1, 1), searches=2))
+    (output,) = scores.step()
+    assert output.usage == TokenCounts(uncached=4, searches=2)
+    scores.add_request(Request("t", [5, 6], input_lengths=(2,), second_starts=(1,), searches=2))
+    cancelled = scores.abort("t")
+    assert cancelled is not None
+    assert cancelled.usage == TokenCounts()  # nothing was searched
     with pytest.raises(RequestRejected, match="second text"):
         scores.add_request(Request("r", [5, 6, 7, 8], input_lengths=(3, 1), second_starts=(1,)))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 import pytest
 from django.test import Client
 
 from billing.actions.budgets import do_make_budget
+from billing.actions.setup import do_add_exchange_rate
+from billing.budgets.alerts import check_thresholds
 from billing.models import Budget, BudgetPeriod, CreditGrant
 from billing.pricing.rate_cards import current_prices
 from frontend.core import impersonation
@@ -19,6 +21,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, Invitation, Tenant, User
 from tests.support.billing import books
+from tests.support.billing.euros import bill_in_euros
 from tests.support.frontend.console import PASSWORD, remembered
 from tests.support.rows import of, only_project, unscoped
 
@@ -135,6 +138,33 @@ def test_a_margin_is_in_percent_of_the_price(client, operator, use, acme, monkey
         assert MACHINE_COST_MARGIN in page
         assert text in page
         assert ("−" in page) == bool(dollars_an_hour)
+
+
+def test_amounts_are_in_the_currency_of_each_tenant(client, operator, use, acme, monkeypatch):
+    bill_in_euros(acme)
+    version = books.rate_card()
+    for tenant in (acme, actions.do_create_tenant("lab", "Lab")):
+        use(tenant, uncached=10**6, price_version=version)  # costs 3
+    budget = do_make_budget(acme, name="All", unit="money", period="lifetime", amount=10**10)
+    with all_tenants_scope(BypassReason.BILLING):
+        fields = {"unit": "money", "period_start": datetime(1970, 1, 1, tzinfo=UTC), "used": 6 * 10**15}
+        BudgetPeriod.objects.create(tenant_id=acme.pk, budget_id=budget.pk, **fields)
+    listed, detail = "/operator/tenants/", f"/operator/tenants/{acme.pk}/"
+    page = client.get(listed).content.decode()
+    assert (page.count(">$3<"), page.count(">€3<")) == (2, 2)  # of a tenant, and of all tenants in the currency
+    assert "of €10.00 in total" in page
+    page = client.get(detail).content.decode()
+    assert (">€3<" in page, ">$" in page, "€6.00" in page) == (True, False, True)
+    assert "Raise by, in EUR" in client.get(f"{detail}budgets/{budget.pk}/raise").content.decode()
+    check_thresholds()
+    page = client.get("/operator/alerts/?show=budgets").content.decode()
+    assert "€6.00" in page and "€10.00" in page
+    monkeypatch.setattr(spending, "token_costs", lambda now: {"smollm2-135m": 10**15})
+    assert [client.get(address).content.decode().count(">$2<") for address in (listed, detail)] == [2, 0]
+    do_add_exchange_rate(currency="EUR", on=date(2020, 1, 1), micro_per_usd=500_000)
+    pages = [client.get(address).content.decode() for address in (listed, detail)]
+    assert [page.count(">$5<") for page in pages] == [1, 1]  # 3 euros are 6 dollars
+    assert pages[0].count(">$7<") == 1
 
 
 def test_no_tenant_yet(client, operator):

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
+from billing.actions.setup import do_add_exchange_rate
+from billing.metering import rollups
+from billing.models import PriceBook, PriceBookAssignment
 from inference_worker.contract import metric_families as families
 from millrace.apps.operations import history
 from millrace.apps.operations.costs import costs, do_set_machine_cost
 from millrace.apps.operations.fleet_status import read_fleet_status
 from millrace.apps.operations.models import ReplicaSample
-from tenants.actions import ActionRefused
+from tenants.actions import ActionRefused, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry
+from tests.support.billing.books import rate_card
+from tests.support.frontend.console import meter
 from tests.support.operations.heartbeats import metrics
 from tests.support.rows import unscoped
 
@@ -96,6 +101,27 @@ def test_the_models_of_one_worker_are_separate_and_versions_are_not(speak: Calla
         ("w-0", "n", 200, 3),
     ]
     assert [(cost.model, cost.served, cost.machine_minutes) for cost in found] == [("m", 400, 3), ("n", 200, 3)]
+
+
+def test_revenue_in_other_currencies_is_converted_to_dollars(
+    speak: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    speak("m-0.aa", metrics=metrics(counted(PROMPT_TOKENS=100)), model="m")
+    history.sample(read_fleet_status(), NOON)
+    euros, dollars, other = (do_create_tenant(name, name) for name in ("euros", "dollars", "other"))
+    with all_tenants_scope(BypassReason.PRICES):
+        for tenant, currency in ((euros, "EUR"), (other, "SEK")):
+            book = PriceBook.objects.create(name=currency.lower(), currency=currency)
+            PriceBookAssignment.objects.create(tenant=tenant, book=book)
+    do_add_exchange_rate(currency="EUR", on=date(2020, 1, 1), micro_per_usd=500_000)
+    version = rate_card("m")
+    for tenant in (euros, dollars, other):
+        meter(tenant, at=NOON, model="m", uncached=10**6, price_version=version)  # costs 3
+    monkeypatch.setattr(rollups, "MARGIN", timedelta(seconds=-5))
+    rollups.build()
+    with all_tenants_scope(BypassReason.OPERATOR):
+        (found,) = costs(NOON, NOON + timedelta(hours=1))
+    assert (found.revenue, found.billed) == (9 * 10**15, 2 * 10**6)  # there is no rate of SEK
 
 
 def test_the_cost_of_tokens_follows_the_machine_cost(speak: Callable[..., None]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
+import time
 from pathlib import Path
 from typing import Any
+
+from stripe import WebhookSignature
 
 RESOURCES: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[2] / "data" / "stripe" / "resources.json").read_bytes()
@@ -15,10 +16,11 @@ SECRET, NOW = "whsec_tests", 1_793_000_000
 PAYMENT, CHARGE = "pi_1", "ch_1"
 
 
-def signed(body: bytes, at: int = NOW, secret: str = SECRET) -> dict[str, str]:
-    """Return the signature header of a body."""
-    proof = hmac.new(secret.encode(), f"{at}.".encode() + body, hashlib.sha256).hexdigest()
-    return {"Stripe-Signature": f"t={at},v1={'0' * 64},v1={proof}"}
+def signed(body: bytes, age: int = 0, secret: str = SECRET) -> dict[str, str]:
+    """Return the signature header of a body that was signed some seconds ago, after a signature of another secret."""
+    header = WebhookSignature.generate_signature_header(body.decode(), secret, int(time.time()) - age)
+    signed_at, _, proof = header.partition(",")
+    return {"Stripe-Signature": f"{signed_at},v1={'0' * 64},{proof}"}
 
 
 def event(event_type: str, item: dict[str, Any], reference: str = "evt_1") -> bytes:

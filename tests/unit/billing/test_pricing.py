@@ -175,6 +175,18 @@ def test_an_encoder_requires_only_a_price_of_the_prompt():
     assert reservation_nano(rate_card(*rates(uncached="0.05")), 1000, 0, 0, n=0) == 50_000
 
 
+def test_searches_are_charged_if_they_have_a_price():
+    """$2 per 1,000 searches. Without a price, a cross-encoder is charged for its tokens only."""
+    both = rate_card(*rates(uncached="0.05", searches="2000"))
+    assert cost(both, uncached=1000, searches=3) == Decimal("0.00605")
+    assert price(both, TokenCounts(uncached=1000, searches=3), 0).saved_femto == 0
+    assert reservation_nano(both, 1000, 0, 0, n=0, searches=3) == 6_050_000
+    tokens = rate_card(*rates(uncached="0.05"))
+    assert reservation_nano(tokens, 1000, 0, 0, n=0, searches=3) == 50_000
+    rated = price(tokens, TokenCounts(uncached=1000, searches=3), 0)
+    assert (rated.cost_femto, rated.price_ids and rated.price_ids[COMPONENTS.index(C.SEARCHES)]) == (50 * 10**9, None)
+
+
 def test_cache_writes_require_a_price_if_they_are_possible():
     assert reservation_nano(B, 10, 10, 0)
     with pytest.raises(UnknownPriceError, match="cache_write_1h"):

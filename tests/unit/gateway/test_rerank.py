@@ -22,7 +22,7 @@ from millrace.gateway.core.types import InferenceRequest, ResponseSpec
 from millrace.gateway.prompt_processes.prompt_frames import PackedPrompt
 from millrace.gateway.protocols.dialect_readers import READERS
 from millrace.gateway.protocols.prompt_bounds import SMALL_PROMPT_COST, prompt_cost
-from millrace.gateway.protocols.prompts import tokenize
+from millrace.gateway.protocols.prompts import count_searches, tokenize
 from millrace.gateway.protocols.rerank import (
     MAX_PAIRS,
     MAX_QUERY_CHARACTERS,
@@ -56,7 +56,10 @@ def score(first: Any, second: Any, **fields: Any) -> InferenceRequest:
 def write(writer: type[RerankWriter] | type[ScoreWriter], request: InferenceRequest, *scores: float) -> dict[str, Any]:
     spec = ResponseSpec("d", "req_1", "m", 5, 7, echoed_parameters=request.echoed_parameters)
     data = struct.pack(f"<{len(scores)}f", *scores)
-    events: list[AnswerEvent] = [Vectors("req_1", 1, 0, data), End("req_1", 1, 1, "stop", None, TokenCounts(7))]
+    events: list[AnswerEvent] = [
+        Vectors("req_1", 1, 0, data),
+        End("req_1", 1, 1, "stop", None, TokenCounts(7, searches=2)),
+    ]
     return writer(spec, None).whole(events)  # type: ignore[arg-type]
 
 
@@ -115,6 +118,7 @@ async def test_a_pair_is_tokenized_as_by_the_library() -> None:
     assert prompt.ids == [token for pair in pairs for token in pair.ids]
     assert prompt.input_lengths == tuple(len(pair.ids) for pair in pairs)
     assert prompt.second_starts == (4, 4)
+    assert prompt.searches == 1
     assert PackedPrompt.pack(prompt).unpack() == prompt
 
 
@@ -149,6 +153,26 @@ def test_a_repeated_query_counts_for_each_document() -> None:
     assert prompt_cost(rerank(query="q" * 100, documents=["a"] * 100), 1000) > SMALL_PROMPT_COST
 
 
+@pytest.mark.parametrize(
+    ("queries", "searches"),
+    [
+        (["q"], 1),
+        (["q"] * 100, 1),
+        (["q"] * 101, 2),
+        (["q"] * 1000, 10),
+        (["a", "b"], 2),
+        (["a"] * 101 + ["b"] * 100, 3),
+    ],
+)
+def test_a_search_has_one_query_and_up_to_100_documents(queries: list[str], searches: int) -> None:
+    assert count_searches(queries) == searches
+
+
+async def test_searches_are_counted_from_all_pairs() -> None:
+    assert (await tokenize(MODEL, rerank(documents=["a"] * 101))).searches == 2
+    assert (await tokenize(MODEL, score(["a", "b", "a"], ["c", "d", "e"]))).searches == 2
+
+
 def test_results_are_sorted_and_ties_keep_their_order() -> None:
     request = rerank(documents=["a", "b", "c", "d"], top_n=3, return_documents=True)
     answer = write(RerankWriter, request, 0.25, 0.5, 0.25, 0.125)
@@ -158,6 +182,7 @@ def test_results_are_sorted_and_ties_keep_their_order() -> None:
         {"index": 2, "relevance_score": 0.25, "document": {"text": "c"}},
     ]
     assert answer["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    assert answer["meta"] == {"billed_units": {"search_units": 2}}
     whole = write(RerankWriter, rerank(), -1.0, 2.0)
     assert whole["results"] == [{"index": 1, "relevance_score": 2.0}, {"index": 0, "relevance_score": -1.0}]
 

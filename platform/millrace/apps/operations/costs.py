@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from django.db import connection
-from django.db.models import Sum
+from django.db.models import Case, Sum, Value, When
 
-from billing.amounts import FEMTO_A_NANO, TOKENS_A_PRICE
+from billing.amounts import DEFAULT_CURRENCY, FEMTO_A_NANO, TOKENS_A_PRICE
 from billing.models import UsageRollup, token_sum
+from billing.pricing.currencies import dollar_rates, other_currencies
 from millrace.apps.operations.history import span
 from millrace.apps.operations.models import MAX_NANO_PER_HOUR, MachineCost
 from tenants import audit
@@ -29,7 +30,7 @@ class ModelCost:
     machine_minutes: int  # of all its replicas
     served: int  # tokens that its engines served
     billed: int  # tokens that were billed
-    revenue: int
+    revenue: int  # converted to USD at the newest exchange rates
 
     @property
     def cost(self) -> int | None:
@@ -83,8 +84,15 @@ def costs(start: datetime, end: datetime) -> tuple[ModelCost, ...]:
 
 
 def _billed(start: datetime, end: datetime) -> dict[str, tuple[int, int]]:
-    """Return tokens and revenue by model."""
-    tokens = token_sum()
+    """Return tokens and revenue in femto-USD by model. Usage in a currency without an exchange rate is left out."""
+    others, rates = other_currencies(), dollar_rates(end.date())
+    currency = Case(*(When(tenant_id=tenant_id, then=Value(code)) for tenant_id, code in others.items()),
+                    default=Value(DEFAULT_CURRENCY))  # fmt: skip
     rows = UsageRollup.objects.all_tenants().filter(bucket=UsageRollup.Bucket.HOUR, start__gte=start, start__lt=end)
-    sums = rows.order_by().values("model").annotate(tokens=Sum(tokens), revenue=Sum("cost_femto"))
-    return {row["model"]: (int(row["tokens"]), int(row["revenue"])) for row in sums}
+    sums = rows.order_by().values("model", currency=currency).annotate(tokens=Sum(token_sum()), femto=Sum("cost_femto"))
+    found: dict[str, tuple[int, int]] = {}
+    for row in sums:
+        if (rate := rates.get(row["currency"])) is not None:
+            tokens, revenue = found.get(row["model"], (0, 0))
+            found[row["model"]] = tokens + int(row["tokens"]), revenue + rate.convert(int(row["femto"]))
+    return found

@@ -47,4 +47,5 @@ class CostEstimate(msgspec.Struct, frozen=True):
             n=demand.sequences,
             writes_5m=demand.writes(300),
             writes_1h=demand.writes(3600),
+            searches=demand.prompt.searches,
         )

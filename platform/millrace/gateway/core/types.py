@@ -81,6 +81,7 @@ class Prompt:
     upstream: UpstreamRequest | None = None  # instead of tokens, for a model that an upstream runs
     ignored: tuple[str, ...] | None = None  # the request's fields without effect at the upstream; None: the request's
     dropped_messages: int = 0  # messages in the middle of the conversation that were left out, so that it fits
+    searches: int = 0  # cross-encoders: the searches that the request is billed for
 
     @property
     def num_tokens(self) -> int:

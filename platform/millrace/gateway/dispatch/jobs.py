@@ -46,6 +46,7 @@ class InferenceJobBuilder:
             breakpoints=prompt.breakpoints,
             input_lengths=prompt.input_lengths,
             second_starts=prompt.second_starts,
+            searches=prompt.searches,
             structured=structured,
             reasoning=prompt.reasoning,
             version=demand.model.version,

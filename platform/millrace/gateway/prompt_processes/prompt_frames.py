@@ -68,6 +68,7 @@ class PackedPrompt(msgspec.Struct, frozen=True, array_like=True):
     upstream: UpstreamRequest | None = None
     ignored: tuple[str, ...] | None = None
     dropped_messages: int = 0
+    searches: int = 0
 
     @classmethod
     def pack(cls, prompt: Prompt) -> PackedPrompt:
@@ -82,6 +83,7 @@ class PackedPrompt(msgspec.Struct, frozen=True, array_like=True):
             prompt.upstream,
             prompt.ignored,
             prompt.dropped_messages,
+            prompt.searches,
         )
 
     def unpack(self) -> Prompt:
@@ -97,6 +99,7 @@ class PackedPrompt(msgspec.Struct, frozen=True, array_like=True):
             self.upstream,
             self.ignored,
             self.dropped_messages,
+            self.searches,
         )
 
 

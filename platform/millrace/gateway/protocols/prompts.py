@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inference_worker.contract.chat_template import ChatTemplateError
@@ -27,6 +28,7 @@ _TASKS: Mapping[ModelTask, str] = {
     "embed": "is an embedding model. Use /v1/embeddings",
     "rerank": "is a cross-encoder. Use /v1/rerank or /v1/score",
 }
+MAX_DOCUMENTS_A_SEARCH = 100
 DENSITY_LIMIT = 2  # a prompt is rejected if its first pieces have this multiple of the maximum tokens
 
 
@@ -137,7 +139,12 @@ def _tokenize_pairs(model: ServedModel, request: InferenceRequest) -> Prompt:
         lengths.append(len(pair))
         starts.append(start)
     _check_ids(model, ids, request.input_param)
-    return Prompt(ids, input_lengths=tuple(lengths), second_starts=tuple(starts))
+    return Prompt(ids, input_lengths=tuple(lengths), second_starts=tuple(starts), searches=count_searches(queries))
+
+
+def count_searches(queries: Sequence[str]) -> int:
+    """Return the searches of pairs with these queries: one for each query and up to MAX_DOCUMENTS_A_SEARCH texts."""
+    return sum(-(-pairs // MAX_DOCUMENTS_A_SEARCH) for pairs in Counter(queries).values())
 
 
 def _encode_pair(

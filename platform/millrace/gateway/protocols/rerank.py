@@ -152,6 +152,7 @@ class RerankWriter(BufferedWriter):
             "model": self.spec.model,
             "results": results,
             "usage": usage_object(usage),
+            "meta": {"billed_units": {"search_units": usage.searches}},
         }
 
 
