@@ -169,7 +169,11 @@ def _entry(
     if row.before is None:  # omit unset fields of a new object
         changes = tuple(change for change in changes if change.after != NONE)
     tenant = tenants.get(row.tenant_id or 0)
-    gone = f"tenant {row.tenant_id}" if row.tenant_id is not None and ctx.access is None else ""
+    gone = (
+        _("tenant %(tenant_id)s") % {"tenant_id": row.tenant_id}
+        if row.tenant_id is not None and ctx.access is None
+        else ""
+    )
     shown = tuple(AuditChange(c.field, _short(c.before), _short(c.after)) for c in changes[:MAX_LISTED_CHANGES])
     name = gone if tenant is None else tenant.name
     return ListedEntry(row, action_label(row.action), tenant, name, shown, max(0, len(changes) - MAX_LISTED_CHANGES))
@@ -204,5 +208,5 @@ def _time_lookups(ctx: PageContext) -> tuple[dict[str, datetime], str]:
             try:
                 found[lookup] = instant(text).astimezone(UTC) + more
             except ValueError:
-                return {}, "Enter dates as YYYY-MM-DD."
+                return {}, _("Enter dates as YYYY-MM-DD.")
     return found, ""

@@ -14,7 +14,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
 from billing.amounts import FEMTO_A_CENT, FEMTO_DIGITS
-from frontend.core import gauges, layout, numbers
+from frontend.core import gauges, labels, languages, layout, numbers
 from frontend.core.charts import Chart, Unit, format_value
 from frontend.core.labels import OUTCOME_KINDS, REQUEST_COUNTS, REQUEST_LABELS, outcome_label
 from frontend.core.languages import day_text
@@ -107,6 +107,16 @@ def duration(microseconds: int | None) -> str:
 @register.filter
 def initials(user: User) -> str:
     return layout.initials(user.name or user.email)
+
+
+@register.filter
+def in_sentence(label: str) -> str:
+    return languages.in_sentence(label)
+
+
+@register.filter
+def choice_label(label: str) -> str:
+    return labels.choice_label(label)
 
 
 @register.filter

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.db.models import Count, Q, QuerySet, Sum
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from billing.actions.drafts import close_after
 from billing.amounts import DEFAULT_CURRENCY, NANO_A_CENT
 from billing.invoicing.lines import used, wanted
 from billing.metering.archives import require_usage
 from billing.models import Account, Invoice, InvoiceLine, LedgerEntry, Period, PriceBookAssignment
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import Choice, ListPage, changed_url, number_param, text_param, with_query
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
@@ -21,7 +24,14 @@ from tenants.actions import Conflict
 MONTHS = 6
 PAGE_SIZE = 50
 MAX_PAGE = 10**5
-STATES = {"": "All", "draft": "Draft", "open": "Open", "paid": "Paid", "void": "Void", "uncollectible": "Uncollectible"}
+STATES = {
+    "": _lazy("All"),
+    "draft": _lazy("Draft"),
+    "open": _lazy("Open"),
+    "paid": _lazy("Paid"),
+    "void": _lazy("Void"),
+    "uncollectible": _lazy("Uncollectible"),
+}
 
 
 def month_of(ctx: PageContext) -> str:
@@ -68,16 +78,21 @@ def runs(ctx: PageContext) -> list[dict[str, Any]]:
 def _run(ctx: PageContext, period: Period, drafts: int) -> dict[str, Any]:
     over = period.ends_at + close_after() <= ctx.now
     if not over:
-        message, kind = "Current month. Drafts are previews and cannot be finalized.", "info"
+        message, kind = _("Current month. Drafts are previews and cannot be finalized."), "info"
     elif period.closed_at is None:
-        message, kind = "The month has ended. Late usage is added until it is closed.", "warn"
+        message, kind = _("The month has ended. Late usage is added until it is closed."), "warn"
     elif drafts:
-        message, kind = f"Closed. {drafts} draft{'' if drafts == 1 else 's'} to finalize.", "warn"
+        message, kind = _drafts_left(drafts), "warn"
     elif period.invoiced_at is None:
-        message, kind = "Closed. No drafts to finalize.", ""
+        message, kind = _("Closed. No drafts to finalize."), ""
     else:
-        message, kind = "Closed. All tenants are invoiced.", "good"
+        message, kind = _("Closed. All tenants are invoiced."), "good"
     return {"period": period, "message": message, "kind": kind, "drafts": drafts}
+
+
+def _drafts_left(number: int) -> str:
+    text = ngettext("Closed. %(number)s draft to finalize.", "Closed. %(number)s drafts to finalize.", number)
+    return text % {"number": number}
 
 
 def _invoices(ctx: PageContext) -> QuerySet[Invoice]:

@@ -12,6 +12,7 @@ from django.db.models import Q
 
 from billing.metering.usage import this_month
 from billing.models import Commitment, PriceBook, PriceBookAssignment
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import Choice, changed_url, number_param, text_param
 from frontend.core.numbers import Margin, Money
 from frontend.core.page_context import PageContext
@@ -22,16 +23,22 @@ from tenants.models import Tenant
 
 PAGE_SIZE = 50
 USUAL = "-spend"
-VIEWS = (("", "All"), ("active", "Active"), ("near", "Near a limit"), ("suspended", "Suspended"), ("purged", "Purged"))
+VIEWS = (
+    ("", _lazy("All")),
+    ("active", _lazy("Active")),
+    ("near", _lazy("Near a limit")),
+    ("suspended", _lazy("Suspended")),
+    ("purged", _lazy("Purged")),
+)
 SORTS = (
-    ("name", "Tenant", ""),
-    ("", "Plan", ""),
-    ("spend", "Spend", "numeric"),
-    ("margin", "Margin", "numeric"),
-    ("limit", "Highest budget usage", ""),
-    ("requests", "Requests", "numeric"),
-    ("", "Status", ""),
-    ("since", "Since", "numeric"),
+    ("name", _lazy("Tenant"), ""),
+    ("", _lazy("Plan"), ""),
+    ("spend", _lazy("Spend"), "numeric"),
+    ("margin", _lazy("Margin"), "numeric"),
+    ("limit", _lazy("Highest budget usage"), ""),
+    ("requests", _lazy("Requests"), "numeric"),
+    ("", _lazy("Status"), ""),
+    ("since", _lazy("Since"), "numeric"),
 )
 
 

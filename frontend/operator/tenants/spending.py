@@ -10,9 +10,11 @@ from typing import Any
 
 from django.db.models import F, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
+from django.utils.translation import gettext as _
 
 from billing.amounts import TOKENS_A_PRICE
 from billing.models import RollupState, UsageChange, UsageRollup, token_sum
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Margin, Money, compact, exact, share
 from millrace.apps.operations.budget_usage import BudgetPeriodUsage
 from millrace.apps.operations.costs import costs
@@ -44,7 +46,7 @@ class BudgetText:
 
     @property
     def share(self) -> str:
-        return share(self.usage.used, self.usage.limit) if self.usage.limit > 0 else "no budget left"
+        return share(self.usage.used, self.usage.limit) if self.usage.limit > 0 else _("no budget left")
 
     @property
     def of(self) -> str:
@@ -55,7 +57,7 @@ class BudgetText:
         return amount(self.usage.used, self.usage.unit)
 
 
-PERIODS = {"day": "per day", "month": "per month", "lifetime": "in total"}
+PERIODS = {"day": _lazy("per day"), "month": _lazy("per month"), "lifetime": _lazy("in total")}
 
 
 def amount(value: int, unit: str) -> str:

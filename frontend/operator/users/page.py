@@ -7,14 +7,21 @@ from typing import Any
 
 from allauth.mfa.models import Authenticator
 from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.utils.translation import gettext as _
 
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import Choice, changed_url, text_param
 from frontend.core.page_context import PageContext, first_or_404
 from tenants.models import AuditEntry, Membership, User
 
 MAX_ROWS = 100  # users per page; others are found by search
 MAX_CHANGES = 10
-FILTERS = (("", "All"), ("operators", "Operators"), ("unprotected", "Without 2FA"), ("deactivated", "Deactivated"))
+FILTERS = (
+    ("", _lazy("All")),
+    ("operators", _lazy("Operators")),
+    ("unprotected", _lazy("Without 2FA")),
+    ("deactivated", _lazy("Deactivated")),
+)
 
 
 def filters(ctx: PageContext) -> dict[str, Any]:
@@ -50,11 +57,11 @@ def user_page(ctx: PageContext) -> dict[str, Any]:
     """Return the user, and the labels, names and icons of the actions that are possible."""
     user = user_of(ctx)
     offered = (
-        ("Remove 2FA", "operator-users-remove-second-factor", "lock", user.has_factor),  # type: ignore[attr-defined]
-        ("Revoke operator rights", "operator-users-revoke-operator", "undo", user.is_staff),
-        ("Grant operator rights", "operator-users-grant-operator", "admin", not user.is_staff and user.is_active),
-        ("Deactivate", "operator-users-deactivate", "ban", user.is_active),
-        ("Reactivate", "operator-users-reactivate", "play", not user.is_active),
+        (_("Remove 2FA"), "operator-users-remove-second-factor", "lock", user.has_factor),  # type: ignore[attr-defined]
+        (_("Revoke operator rights"), "operator-users-revoke-operator", "undo", user.is_staff),
+        (_("Grant operator rights"), "operator-users-grant-operator", "admin", not user.is_staff and user.is_active),
+        (_("Deactivate"), "operator-users-deactivate", "ban", user.is_active),
+        (_("Reactivate"), "operator-users-reactivate", "play", not user.is_active),
     )
     is_you = user.pk == ctx.user.pk
     return {"user": user, "is_you": is_you, "actions": [action for action in offered if action[3] and not is_you]}

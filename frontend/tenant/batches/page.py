@@ -119,7 +119,7 @@ def size_text(size: int) -> str:
     for unit, name in ((10**6, "MB"), (10**3, "kB")):
         if size >= unit:
             return f"{-(-size // unit):,} {name}"
-    return f"{size} bytes"
+    return _("%(size)s bytes") % {"size": size}
 
 
 def batch_of(ctx: PageContext) -> Batch:
@@ -138,7 +138,7 @@ def file_of(ctx: PageContext) -> File:
 def status(ctx: PageContext) -> dict[str, Any]:
     """Return the progress of the batch in the URL, with its key and files."""
     batch = batch_of(ctx)
-    names = {"Input": batch.input_file, "Output": batch.output_file, "Errors": batch.error_file}
+    names = {_("Input"): batch.input_file, _("Output"): batch.output_file, _("Errors"): batch.error_file}
     rows = File.objects.for_tenant(ctx.tenant).filter(
         name__in=[name for name in names.values() if name], purpose__in=_TENANTS_PURPOSES, expires_at__gt=ctx.now
     )

@@ -127,8 +127,8 @@ def delete_file(ctx: PageContext) -> HttpResponse:
         lambda _: do_delete_file(row),
         submit=_("Delete file"),
         back=ctx.url("batches"),
-        message=lambda _: f"{row.filename or row.name} was deleted.",
-        effect=f"{row.filename or row.name} is deleted permanently.",
+        message=lambda _done: _("%(name)s was deleted.") % {"name": row.filename or row.name},
+        effect=_("%(name)s is deleted permanently.") % {"name": row.filename or row.name},
         danger=True,
         breadcrumbs=_breadcrumbs(ctx),
     )

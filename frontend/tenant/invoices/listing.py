@@ -15,6 +15,7 @@ from billing.invoicing.preview import period_at
 from billing.ledger import balance
 from billing.metering.usage import UsageReport, sums, total
 from billing.models import CHARGES, Account, CreditGrant, Invoice, LedgerEntry
+from frontend.core.languages import day_text
 from frontend.core.lists import ListPage, keyset_page
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
@@ -37,7 +38,7 @@ def upcoming(ctx: PageContext) -> dict[str, Any] | None:
     end = period.ends_at.astimezone(zone)
     first, last = period.starts_at.astimezone(zone).date(), (end - timedelta(microseconds=1)).date()
     return {
-        "month": f"{first:%B %Y}",
+        "month": day_text(first, "F Y"),
         "first": first,
         "last": last,
         "zone": period.entity.time_zone,
@@ -82,7 +83,7 @@ def _row(ctx: PageContext, invoice: Invoice, owed: Money) -> dict[str, Any]:
     final = invoice.state != Invoice.State.DRAFT
     return {
         "invoice": invoice,
-        "month": f"{invoice.period.starts_at.astimezone(ZoneInfo(invoice.entity.time_zone)):%B %Y}",
+        "month": day_text(invoice.period.starts_at.astimezone(ZoneInfo(invoice.entity.time_zone)), "F Y"),
         "state": state_of(invoice, today_of(invoice, ctx.now), owed),
         "owed": None if invoice.is_credit_note or not final else owed,
         "final": final,

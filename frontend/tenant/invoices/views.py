@@ -107,7 +107,13 @@ def line(ctx: PageContext) -> HttpResponse:
     name, up = found.number or _("Draft"), ctx.url("invoices-detail", found.pk)
     breadcrumbs = (*_crumbs(ctx), Breadcrumb(name, up))
     return render_page(
-        ctx, "invoices/line.html", f"Line {row.position}", breadcrumbs=breadcrumbs, trace=trace, up=up, name=name
+        ctx,
+        "invoices/line.html",
+        _("Line %(position)s") % {"position": row.position},
+        breadcrumbs=breadcrumbs,
+        trace=trace,
+        up=up,
+        name=name,
     )
 
 

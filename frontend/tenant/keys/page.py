@@ -7,6 +7,7 @@ from typing import Any
 
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from billing.metering.usage import UsageReport, accepted, sums
 from billing.models import Budget
@@ -153,17 +154,23 @@ def owner(key: ApiKey) -> str:
     creator: str | None = key.creator  # type: ignore[attr-defined]  # an annotation
     if creator is None or creator == PLATFORM.name:
         return _("Operator")
-    return creator.replace("key ", "API key ", 1) if creator.startswith("key ") else f"{creator} (deleted user)"
+    return (
+        _("API key %(name)s") % {"name": creator.removeprefix("key ")}
+        if creator.startswith("key ")
+        else _("%(creator)s (deleted user)") % {"creator": creator}
+    )
 
 
 def restrictions(key: ApiKey) -> str:
     """Return a short description of the key's models and networks."""
     found = []
     if key.allowed_models is not None:
-        found.append(f"{len(key.allowed_models)} model{'' if len(key.allowed_models) == 1 else 's'}")
+        number = len(key.allowed_models)
+        found.append(ngettext("%(number)s model", "%(number)s models", number) % {"number": number})
     if key.allowed_ip_ranges is not None:
-        found.append(f"{len(key.allowed_ip_ranges)} network{'' if len(key.allowed_ip_ranges) == 1 else 's'}")
-    return f"only {' and '.join(found)}" if found else ""
+        number = len(key.allowed_ip_ranges)
+        found.append(ngettext("%(number)s network", "%(number)s networks", number) % {"number": number})
+    return _("only %(found)s") % {"found": ", ".join(found)} if found else ""
 
 
 def status(ctx: PageContext, key: ApiKey, bounds: list[dict[str, Any]], *, replaced: bool) -> tuple[str, str]:

@@ -219,7 +219,10 @@ def listed_rows(ctx: PageContext, listed: Sequence[ListedRequest]) -> list[Reque
         .filter(pk__in={row.record.key_id for row in listed})
         .values_list("pk", "name")
     )
-    return [RequestLogRow(row, keys.get(row.record.key_id, f"Key {row.record.key_id}, deleted")) for row in listed]
+    return [
+        RequestLogRow(row, keys.get(row.record.key_id, _("Key %(key_id)s, deleted") % {"key_id": row.record.key_id}))
+        for row in listed
+    ]
 
 
 EXPORTED_COLUMNS = (
@@ -276,9 +279,15 @@ def _search_note(ctx: PageContext) -> str:
     if not typed or typed.startswith(ID_PREFIX):
         return ""
     if not ctx.tenant.content_retention_days:
-        return f"Prompt logging is off, so only request IDs can be searched. They start with {ID_PREFIX}."
+        return _("Prompt logging is off, so only request IDs can be searched. They start with %(prefix)s.") % {
+            "prefix": ID_PREFIX
+        }
     found = search_of(ctx)
-    return "" if found.complete else f"Searched the newest {exact(found.searched)} stored requests of this period."
+    return (
+        ""
+        if found.complete
+        else _("Searched the newest %(searched)s stored requests of this period.") % {"searched": exact(found.searched)}
+    )
 
 
 def status_text(code: str, bound: Mapping[str, object] | None) -> str:
@@ -295,8 +304,10 @@ def bound_text(bound: Mapping[str, object]) -> str:
 def bound_label(kind: str, scope: str, name: str, model: str) -> str:
     """Return the label of a limit or budget."""
     if kind == "budget":
-        return f"budget {name}".strip()
-    return f"{name.replace('_', ' ')} of the {scope}" + (f", {model}" if model else "")
+        return (_("budget %(name)s") % {"name": name}).strip()
+    return _("%(limit)s of the %(scope)s") % {"limit": name.replace("_", " "), "scope": scope} + (
+        f", {model}" if model else ""
+    )
 
 
 def compares(ctx: PageContext) -> bool:

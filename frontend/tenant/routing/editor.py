@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 from django.db.models import Value
 from django.http import QueryDict
+from django.utils.translation import gettext as _
 
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext
 from frontend.tenant.routing import page, positions
 from frontend.tenant.routing.positions import PolicyError
@@ -19,7 +21,7 @@ from tenants.models import ApiKey, Project
 from tenants.routing_policies.diffs import pretty
 from tenants.routing_policies.policy import MAX_RULES, Policy, Rule
 
-NEW_RULE = {"name": "New rule", "when": {"prompt_tokens": {"at_most": 1000}}}
+NEW_RULE = {"name": _lazy("New rule"), "when": {"prompt_tokens": {"at_most": 1000}}}
 MAX_CHOICES = 200  # API keys and projects
 
 
@@ -141,7 +143,7 @@ def _change(rule: Rule, index: int, active: tuple[Rule, ...]) -> str:
         return ""
     names = {other.name for other in active if other.name}
     is_known = rule.name in names if rule.name else index < len(active)
-    return "Changed" if is_known else "Added"
+    return _("Changed") if is_known else _("Added")
 
 
 def _count(post: QueryDict) -> int:

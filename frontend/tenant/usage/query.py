@@ -24,7 +24,7 @@ from tenants.models import ApiKey, Project
 
 GROUPS = {
     "model": _lazy("Model"),
-    "key": "API key",
+    "key": _lazy("API key"),
     "project": _lazy("Project"),
     "member": _lazy("Member"),
     "tier": _lazy("Tier"),

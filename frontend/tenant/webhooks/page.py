@@ -62,7 +62,11 @@ def delivery_detail(ctx: PageContext) -> dict[str, Any]:
         **_delivery(ctx, row),
         "body": json.dumps(body, indent=2, ensure_ascii=False),
         "attempts": [
-            (attempt, _answer(attempt.status, attempt.error), f"Start of the response to attempt {number}")
+            (
+                attempt,
+                _answer(attempt.status, attempt.error),
+                _("Start of the response to attempt %(number)s") % {"number": number},
+            )
             for number, attempt in attempts
         ],
     }
