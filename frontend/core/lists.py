@@ -26,7 +26,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class ListPage:
-    """A page of a list. A URL is empty if there is no such page. `places`: the decimals of its column of money."""
+    """A page of a list. A URL is empty if there is no such page. `places`: the decimals of its column of money.
+
+    `columns` and `headings` are the names and labels of the columns that the user shows.
+    """
 
     rows: Sequence[Any]
     newer_url: str = ""
@@ -34,6 +37,8 @@ class ListPage:
     newest_url: str = ""
     filtered: bool = False
     places: int = 2
+    columns: Sequence[str] = ()
+    headings: Sequence[str] = ()
 
 
 def text_param(ctx: PageContext, name: str, most: int = 100) -> str:

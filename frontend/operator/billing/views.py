@@ -67,9 +67,8 @@ CHECKS = Panels(
 @operator_page()
 def billing(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        filters = page.filters(ctx)
-    metered = metering(ctx.now)
-    return render_page(ctx, "operator/billing/page.html", TITLE, panels=PANELS, filters=filters, metering=metered)
+        context = {"filters": page.filters(ctx), "metering": metering(ctx.now), **page.TOOLS.page(ctx)}
+    return render_page(ctx, "operator/billing/page.html", TITLE, panels=PANELS, **context)
 
 
 @operator_page()
@@ -391,6 +390,7 @@ def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
 
 urlpatterns = [
     path("operator/billing/", billing, name="operator-billing"),
+    *page.TOOLS.operator_urls("operator/billing/"),
     PANELS.operator_url("operator/billing/"),
     path("operator/billing/months/<int:period>/draft", draft, name="operator-billing-draft"),
     path("operator/billing/months/<int:period>/finalize", finalize_all, name="operator-billing-finalize-all"),

@@ -12,8 +12,9 @@ from django.utils.translation import gettext as _
 
 from billing.costs.margin import Group, MarginQuery, MarginRow, execution_costs, margins, month_of, revenues, total
 from billing.models import DailyCost, ExecutionCost
+from frontend.core.filter_chips import choice_chip, filter_bar
 from frontend.core.languages import lazy_text as _lazy
-from frontend.core.lists import Choice, changed_url, options, text_param
+from frontend.core.lists import Choice, changed_url, text_param
 from frontend.core.numbers import Margin, Money, common_places
 from frontend.core.page_context import PageContext
 from tenants.models import Tenant
@@ -81,10 +82,16 @@ def filters(ctx: PageContext) -> dict[str, Any]:
     return {
         "months": [Choice(month, changed_url(ctx, url, month=month), month == now.month) for month in months],
         "groups": [
-            Choice(name, changed_url(ctx, url, group=key), key == now.group) for key, (name, _) in GROUPS.items()
+            Choice(name, changed_url(ctx, url, group=key), key == now.group) for key, (name, _names) in GROUPS.items()
         ],
-        "models": options(((name, name) for name in models), now.model),
-        "tenants": options(tenants, now.tenant.slug if now.tenant else ""),
+        "bar": filter_bar(
+            ctx,
+            url,
+            (
+                choice_chip(ctx, url, "model", _("Deployment"), ((name, name) for name in models), now.model or None),
+                choice_chip(ctx, url, "tenant", _("Tenant"), tenants, now.tenant.slug if now.tenant else None),
+            ),
+        ),
         "now": now,
     }
 

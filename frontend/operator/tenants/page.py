@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -13,6 +13,7 @@ from django.db.models import Q
 from billing.metering.usage import this_month
 from billing.models import Commitment, PriceBook, PriceBookAssignment
 from frontend.core.languages import lazy_text as _lazy
+from frontend.core.list_tools import ListTools
 from frontend.core.lists import Choice, changed_url, number_param, text_param
 from frontend.core.numbers import Margin, Money
 from frontend.core.page_context import PageContext
@@ -92,11 +93,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
 
 def tenant_list(ctx: PageContext) -> dict[str, Any]:
     """Return the selected page of tenants."""
-    found = [row for row in _all(ctx) if _is_shown(row, ctx.query.get("show", ""), text_param(ctx, "q").casefold())]
-    sort = ctx.query.get("sort", "")
-    sort = sort if sort.removeprefix("-") in _KEYS else USUAL
-    found.sort(key=_KEYS["name"])
-    found.sort(key=_KEYS[sort.removeprefix("-")], reverse=sort.startswith("-"))
+    found, sort = _selected(ctx)
     page = min(max(number_param(ctx, "page") or 1, 1), max(1, -(-len(found) // PAGE_SIZE)))
     shown = found[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]
     has_margin = any(row.margin is not None for row in found)
@@ -111,6 +108,38 @@ def tenant_list(ctx: PageContext) -> dict[str, Any]:
         "older_url": _url(ctx, page=page + 1) if page * PAGE_SIZE < len(found) else "",
         "filtered": bool(text_param(ctx, "q") or ctx.query.get("show")),
     }
+
+
+def _selected(ctx: PageContext) -> tuple[list[TenantAdminRow], str]:
+    """Return the tenants that the filters of the page select, in its order, and that order."""
+    found = [row for row in _all(ctx) if _is_shown(row, ctx.query.get("show", ""), text_param(ctx, "q").casefold())]
+    sort = ctx.query.get("sort", "")
+    sort = sort if sort.removeprefix("-") in _KEYS else USUAL
+    found.sort(key=_KEYS["name"])
+    found.sort(key=_KEYS[sort.removeprefix("-")], reverse=sort.startswith("-"))
+    return found, sort
+
+
+def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+    """Yield all tenants with the page's filters. Call inside `ctx.scope()`."""
+    for row in _selected(ctx)[0]:
+        tenant = row.tenant
+        yield (
+            *(tenant.slug, tenant.name, tenant.status, row.plan, row.commitments, row.spend.exact),
+            *(row.margin and row.margin.amount.exact, row.budget and row.budget.share, row.used.requests),
+            tenant.created_at.isoformat(),
+        )
+
+
+TOOLS = ListTools(
+    "operator-tenants",
+    exported=(
+        *("tenant", "name", "status", "plan", "commitments", "spend_this_month", "margin", "highest_budget_usage"),
+        *("requests", "created_at"),
+    ),
+    rows=exported,
+    columns={},
+)
 
 
 def _all(ctx: PageContext) -> list[TenantAdminRow]:

@@ -55,7 +55,7 @@ DETAIL_PANELS = Panels(
 
 @operator_page()
 def tenants(ctx: PageContext) -> HttpResponse:
-    context: dict[str, Any] = {"filters": page.filters(ctx), "metering": metering(ctx.now)}
+    context: dict[str, Any] = {"filters": page.filters(ctx), "metering": metering(ctx.now), **page.TOOLS.page(ctx)}
     return render_page(ctx, "operator/tenants/page.html", _("Tenants"), panels=LIST, **context)
 
 
@@ -271,6 +271,7 @@ def _tenants(ctx: PageContext) -> Breadcrumb:
 
 urlpatterns = [
     path("operator/tenants/", tenants, name="operator-tenants"),
+    *page.TOOLS.operator_urls("operator/tenants/"),
     path("operator/tenants/new", new, name="operator-tenants-new"),
     path("operator/tenants/view/end", end_view, name="operator-tenants-view-end"),
     LIST.operator_url("operator/tenants/"),

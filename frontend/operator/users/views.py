@@ -99,7 +99,9 @@ ACTIONS = {
 
 @operator_page()
 def users(ctx: PageContext) -> HttpResponse:
-    return render_page(ctx, "operator/users/page.html", _("Users"), panels=LIST, filters=page.filters(ctx))
+    return render_page(
+        ctx, "operator/users/page.html", _("Users"), panels=LIST, filters=page.filters(ctx), **page.TOOLS.page(ctx)
+    )
 
 
 @operator_page()
@@ -144,6 +146,7 @@ def _users(ctx: PageContext) -> Breadcrumb:
 
 urlpatterns = [
     path("operator/users/", users, name="operator-users"),
+    *page.TOOLS.operator_urls("operator/users/"),
     LIST.operator_url("operator/users/"),
     path("operator/users/<int:user>/", user, name="operator-users-detail"),
     DETAIL_PANELS.operator_url("operator/users/<int:user>/"),

@@ -48,8 +48,8 @@ DETAIL_PANELS = Panels(
 @tenant_page(READS)
 def batches(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        filters = page.filters(ctx)
-    return render_page(ctx, "batches/page.html", _("Batches"), panels=PANELS, filters=filters)
+        context = {"filters": page.filters(ctx), **page.TOOLS.page(ctx)}
+    return render_page(ctx, "batches/page.html", _("Batches"), panels=PANELS, **context)
 
 
 @tenant_page(READS)
@@ -167,6 +167,7 @@ urlpatterns = [
     path("t/<slug:slug>/batches/", batches, name="batches"),
     path("t/<slug:slug>/batches/new", new_batch, name="batches-new"),
     PANELS.tenant_url("t/<slug:slug>/batches/", READS),
+    *page.TOOLS.tenant_urls("t/<slug:slug>/batches/", READS),
     path("t/<slug:slug>/batches/<str:batch>/", batch, name="batches-detail"),
     path("t/<slug:slug>/batches/<str:batch>/cancel", cancel, name="batches-cancel"),
     DETAIL_PANELS.tenant_url("t/<slug:slug>/batches/<str:batch>/", READS),

@@ -60,7 +60,9 @@ CHECKS = Panels(
 
 @tenant_page(NEEDS)
 def invoices(ctx: PageContext) -> HttpResponse:
-    return render_page(ctx, "invoices/page.html", _("Invoices"), panels=PANELS, metering=metering(ctx.now))
+    with ctx.scope():
+        context = {"filters": listing.filters(ctx), "metering": metering(ctx.now), **listing.TOOLS.page(ctx)}
+    return render_page(ctx, "invoices/page.html", _("Invoices"), panels=PANELS, **context)
 
 
 @tenant_page(NEEDS)
@@ -172,6 +174,7 @@ def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
 urlpatterns = [
     path("t/<slug:slug>/invoices/", invoices, name="invoices"),
     PANELS.tenant_url("t/<slug:slug>/invoices/", NEEDS),
+    *listing.TOOLS.tenant_urls("t/<slug:slug>/invoices/", NEEDS),
     path("t/<slug:slug>/invoices/upcoming", upcoming, name="invoices-upcoming"),
     path("t/<slug:slug>/invoices/<int:invoice>", invoice, name="invoices-detail"),
     path("t/<slug:slug>/invoices/<int:invoice>/lines/<int:line>", line, name="invoices-line"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -12,8 +13,10 @@ from django.utils.translation import ngettext
 from billing.metering.usage import UsageReport, accepted, sums
 from billing.models import Budget
 from frontend.core.date_ranges import month_of
+from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar, text_chip
 from frontend.core.languages import lazy_text as _lazy
-from frontend.core.lists import Choice, changed_url, keyset_page, named_rows, number_param, options, text_param
+from frontend.core.list_tools import MAX_EXPORTED, ListTools
+from frontend.core.lists import Choice, changed_url, keyset_page, named_rows, number_param, text_param
 from frontend.core.numbers import Money, common_places
 from frontend.core.page_context import PageContext
 from frontend.tenant.keys.key_limits import row_of
@@ -75,24 +78,62 @@ def safety(ctx: PageContext) -> list[dict[str, Any]]:
     ]
 
 
-def filters(ctx: PageContext) -> dict[str, Any]:
-    typed, project = text_param(ctx, "q"), ctx.query.get("project", "")
-    return {
-        "typed": typed,
-        "view": _view(ctx),
-        "projects": options(named_rows(Project.objects.for_tenant(ctx.tenant)), number_param(ctx, "project")),
-        "clear_url": changed_url(ctx, ctx.url("keys"), q="", project="") if typed or project else "",
-    }
+def filters(ctx: PageContext) -> FilterBar:
+    """Return the filter chips. Call inside `ctx.scope()`."""
+    url = ctx.url("keys")
+    projects = named_rows(Project.objects.for_tenant(ctx.tenant))
+    chips = (choice_chip(ctx, url, "project", _("Project"), projects, number_param(ctx, "project")),)
+    return filter_bar(ctx, url, chips, text_chip(ctx, url, "q", _("Name or prefix")))
 
 
-def keys(ctx: PageContext) -> dict[str, Any]:
-    """Return a page of the keys, newest first."""
+def _filtered(ctx: PageContext) -> QuerySet[ApiKey]:
+    """Return the keys that the filters of the page select."""
     rows = ApiKey.objects.for_tenant(ctx.tenant).filter(conditions(ctx)[_view(ctx)])
     if typed := text_param(ctx, "q"):
         rows = rows.filter(Q(name__icontains=typed) | Q(prefix__istartswith=typed))
     if (project := number_param(ctx, "project")) is not None:
         rows = rows.filter(project_id=project)
-    filtered = bool(typed or project is not None or _view(ctx))
+    return rows
+
+
+def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+    """Yield the newest keys with the page's filters. Call inside `ctx.scope()`."""
+    rows = list(with_last_used(ctx, _filtered(ctx)).order_by("-pk")[:MAX_EXPORTED])
+    spent = spending(ctx, "key") if rows else {}
+    for row in rows:
+        times = (row.created_at, row.last_used, row.expires_at, row.revoked_at)
+        yield (
+            *(row.pk, row.name, row.prefix, row.project.slug, owner(row), " ".join(row.scopes)),
+            *(None if row.allowed_models is None else " ".join(row.allowed_models),),
+            *(None if row.allowed_ip_ranges is None else " ".join(row.allowed_ip_ranges),),
+            *(at.isoformat() if at else None for at in times),
+            Money(spent[row.pk]["cost_femto"] if row.pk in spent else 0).exact,
+        )
+
+
+TOOLS = ListTools(
+    "keys",
+    exported=(
+        *("id", "name", "prefix", "project", "owner", "scopes", "allowed_models", "allowed_ip_ranges"),
+        *("created_at", "last_used_at", "expires_at", "revoked_at", "spend_this_month"),
+    ),
+    rows=exported,
+    columns={
+        "project": _lazy("Project, owner"),
+        "permissions": _lazy("Permissions"),
+        "used": _lazy("Last used"),
+        "limit": _lazy("#Tightest limit"),
+        "spend": _lazy("#Spend this month"),
+        "status": _lazy("Status"),
+    },
+    views=((_lazy("Active"), {}),),
+)
+
+
+def keys(ctx: PageContext) -> dict[str, Any]:
+    """Return a page of the keys, newest first."""
+    rows = _filtered(ctx)
+    filtered = bool(filters(ctx).is_filtered or _view(ctx))
     page = keyset_page(ctx, with_last_used(ctx, rows), ctx.url("keys"), PAGE_SIZE, filtered=filtered)
     shown = list(page.rows)
     bounds = binding(ctx.tenant.pk, shown) if shown else {}
@@ -104,6 +145,7 @@ def keys(ctx: PageContext) -> dict[str, Any]:
         "page": page,
         "rows": listed,
         "none_yet": not shown and not filtered and not ApiKey.objects.for_tenant(ctx.tenant).exists(),
+        **TOOLS.table(ctx),
         "spend_places": common_places(row["spend"] for row in listed),
     }
 

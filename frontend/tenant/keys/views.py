@@ -69,8 +69,8 @@ DETAIL_PANELS = Panels(
 @tenant_page(Permission.KEYS_READ)
 def keys(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        filters = page.filters(ctx)
-    return render_page(ctx, "keys/page.html", _("API keys"), panels=PANELS, filters=filters, metering=metering(ctx.now))
+        context = {"filters": page.filters(ctx), "metering": metering(ctx.now), **page.TOOLS.page(ctx)}
+    return render_page(ctx, "keys/page.html", _("API keys"), panels=PANELS, **context)
 
 
 @tenant_page(Permission.KEYS_READ)
@@ -277,6 +277,7 @@ urlpatterns = [
     path("t/<slug:slug>/keys/", keys, name="keys"),
     path("t/<slug:slug>/keys/new", new_key, name="keys-new"),
     PANELS.tenant_url("t/<slug:slug>/keys/", Permission.KEYS_READ),
+    *page.TOOLS.tenant_urls("t/<slug:slug>/keys/", Permission.KEYS_READ),
     path("t/<slug:slug>/keys/<int:key>/", key, name="keys-detail"),
     path("t/<slug:slug>/keys/<int:key>/edit", edit_key, name="keys-edit"),
     path("t/<slug:slug>/keys/<int:key>/rotate", rotate_key, name="keys-rotate"),

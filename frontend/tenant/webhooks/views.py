@@ -66,8 +66,8 @@ class NewEndpointForm(OnceForm, EndpointForm):
 @tenant_page(Permission.WEBHOOKS_READ)
 def webhooks(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        filters = page.filters(ctx)
-    return render_page(ctx, "webhooks/page.html", _("Webhooks"), panels=PANELS, filters=filters)
+        context = {"filters": page.filters(ctx), **page.TOOLS.page(ctx)}
+    return render_page(ctx, "webhooks/page.html", _("Webhooks"), panels=PANELS, **context)
 
 
 @tenant_page(Permission.WEBHOOKS_READ)
@@ -225,6 +225,7 @@ _ROOT = "t/<slug:slug>/webhooks/"
 urlpatterns = [
     path(_ROOT, webhooks, name="webhooks"),
     path(f"{_ROOT}new", new, name="webhooks-new"),
+    *page.TOOLS.tenant_urls(_ROOT, Permission.WEBHOOKS_READ),
     path(f"{_ROOT}<int:endpoint>/", endpoint, name="webhooks-detail"),
     path(f"{_ROOT}<int:endpoint>/edit", edit, name="webhooks-edit"),
     path(f"{_ROOT}<int:endpoint>/rotate", rotate, name="webhooks-rotate"),
