@@ -8,6 +8,7 @@ from typing import Any
 
 from django.http import HttpResponse
 from django.urls import URLPattern, path
+from django.utils import translation
 
 from frontend.core.exports import export_response, export_urls
 from frontend.core.lists import Choice, changed_url, text_param
@@ -84,10 +85,12 @@ class ListTools:
 
     def export(self, ctx: PageContext) -> HttpResponse:
         """Return the newest rows with the page's filters, at most MAX_EXPORTED."""
-        with ctx.scope():
+        with ctx.scope(), translation.override("en"):
             rows = list(self.rows(ctx))
         owner = "" if ctx.access is None else f"-{ctx.tenant.slug}"
-        return export_response(ctx, f"{self.screen.removeprefix('operator-')}{owner}", self.exported, rows)
+        return export_response(
+            ctx, f"{self.screen.removeprefix('operator-')}{owner}-{ctx.now:%Y-%m-%d}", self.exported, rows
+        )
 
     def save(self, ctx: PageContext) -> HttpResponse:
         return save_view(ctx, self.screen)

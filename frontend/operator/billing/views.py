@@ -180,7 +180,7 @@ def finalize_all(ctx: PageContext) -> HttpResponse:
         drafts = Invoice.objects.all_tenants().filter(period=period, state=Invoice.State.DRAFT, complete=True)
         sums = drafts.order_by("currency").values_list("currency").annotate(Count("pk"), Sum("total"))
         found = [(count, dollars(total, currency)) for currency, count, total in sums]
-    number, worth = sum(row[0] for row in found), " + ".join(row[1] for row in found) or dollars(0)
+    number, worth = sum(row[0] for row in found), _(" and ").join(row[1] for row in found) or dollars(0)
     numbered = ngettext(
         "%(number)s invoice of %(month)s (total %(total)s) is numbered, booked and emailed.",
         "%(number)s invoices of %(month)s (total %(total)s) are numbered, booked and emailed.",

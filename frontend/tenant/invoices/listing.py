@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, timedelta
 from typing import Any
@@ -98,7 +98,7 @@ def filters(ctx: PageContext) -> FilterBar:
     )
 
 
-def _known(ctx: PageContext, name: str, values: Iterable[str]) -> str | None:
+def _known(ctx: PageContext, name: str, values: Sequence[str]) -> str | None:
     return value if (value := ctx.query.get(name)) in values else None
 
 

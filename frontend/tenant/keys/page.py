@@ -101,7 +101,8 @@ def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
     rows = list(with_last_used(ctx, _filtered(ctx)).order_by("-pk")[:MAX_EXPORTED])
     spent = spending(ctx, "key") if rows else {}
     for row in rows:
-        times = (row.created_at, row.last_used, row.expires_at, row.revoked_at)
+        used = row.last_used  # type: ignore[attr-defined]  # an annotation
+        times = (row.created_at, used, row.expires_at, row.revoked_at)
         yield (
             *(row.pk, row.name, row.prefix, row.project.slug, owner(row), " ".join(row.scopes)),
             *(None if row.allowed_models is None else " ".join(row.allowed_models),),

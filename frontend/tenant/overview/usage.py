@@ -102,7 +102,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
         "failed": _rate(traffic.total.failed, traffic),
         "limited": _rate(traffic.total.limited, traffic),
         "limited_by": _bound(traffic),
-        "p50": traffic.total,
+        "total": traffic.total,
         "before": _("vs %(first)s – %(last)s")
         % {"first": day_text(first, "j" if first.month == last.month else "j M"), "last": day_text(last, "j M")},
     }
@@ -194,7 +194,7 @@ def first_token(ctx: PageContext) -> dict[str, Any]:
         "p95": series[1].total,
     }
     over = sum(value is not None and value * 1000 > goal for value in slow)
-    of += _(", against a target of %(total)s missed in %(over)s hours") % {"p50": series[2].total, "over": over}
+    of += _(", against a target of %(total)s missed in %(over)s hours") % {"total": series[2].total, "over": over}
     return {"chart": Chart("first-token", of, tuple(hours), series, "ms", "hour", ctx.zone), "hours": _HOURS}
 
 

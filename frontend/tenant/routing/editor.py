@@ -12,7 +12,6 @@ from django.db.models import Value
 from django.http import QueryDict
 from django.utils.translation import gettext as _
 
-from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext
 from frontend.tenant.routing import page, positions
 from frontend.tenant.routing.positions import PolicyError
@@ -21,7 +20,7 @@ from tenants.models import ApiKey, Project
 from tenants.routing_policies.diffs import pretty
 from tenants.routing_policies.policy import MAX_RULES, Policy, Rule
 
-NEW_RULE = {"name": _lazy("New rule"), "when": {"prompt_tokens": {"at_most": 1000}}}
+NEW_RULE = {"name": "New rule", "when": {"prompt_tokens": {"at_most": 1000}}}
 MAX_CHOICES = 200  # API keys and projects
 
 

@@ -210,4 +210,4 @@ def _conditions(when: When, keys: Mapping[int, str], projects: Mapping[int, str]
 
 
 def _listed(parts: Iterable[str]) -> str:
-    return ", ".join(parts)
+    return ", ".join(map(str, parts))
