@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -99,7 +99,7 @@ def _filtered(ctx: PageContext) -> QuerySet[ApiKey]:
 def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
     """Yield the newest keys with the page's filters. Call inside `ctx.scope()`."""
     rows = list(with_last_used(ctx, _filtered(ctx)).order_by("-pk")[:MAX_EXPORTED])
-    spent = spending(ctx, "key") if rows else {}
+    spent = spending(ctx, "key", (row.pk for row in rows)) if rows else {}
     for row in rows:
         used = row.last_used  # type: ignore[attr-defined]  # an annotation
         times = (row.created_at, used, row.expires_at, row.revoked_at)
@@ -138,7 +138,7 @@ def keys(ctx: PageContext) -> dict[str, Any]:
     page = keyset_page(ctx, with_last_used(ctx, rows), ctx.url("keys"), PAGE_SIZE, filtered=filtered)
     shown = list(page.rows)
     bounds = binding(ctx.tenant.pk, shown) if shown else {}
-    spent = spending(ctx, "key") if shown else {}
+    spent = spending(ctx, "key", (key.pk for key in shown)) if shown else {}
     replaced = successors(ctx, shown)
     listed = [_row(ctx, key, bounds[key.pk], spent.get(key.pk), key.pk in replaced) for key in shown]
     return {
@@ -167,10 +167,11 @@ def successors(ctx: PageContext, keys: list[ApiKey]) -> set[int]:
     return set(rows.values_list("replaces_id", flat=True)) if keys else set()
 
 
-def spending(ctx: PageContext, group: Any) -> dict[int, dict[str, Any]]:
-    """Return this month's usage of each key or project."""
+def spending(ctx: PageContext, group: Any, keys: Iterable[int] | None = None) -> dict[int, dict[str, Any]]:
+    """Return this month's usage of each key or project, only of the given keys."""
     start, end = month_of(ctx)
-    found = sums(UsageReport(ctx.tenant.pk, start=start, end=end), group_by=(group,))
+    key_ids = None if keys is None else tuple(keys)
+    found = sums(UsageReport(ctx.tenant.pk, start=start, end=end, key_ids=key_ids), group_by=(group,))
     return {row[f"{group}_id"]: row for row in found}
 
 

@@ -164,7 +164,7 @@ def key_secret(ctx: PageContext) -> HttpResponse:
 def revoke_key(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         row = _editable_key(ctx)
-        spent = page.spending(ctx, "key").get(row.pk)
+        spent = page.spending(ctx, "key", [row.pk]).get(row.pk)
     return form_view(
         ctx,
         _("Revoke %(name)s") % {"name": row.name},

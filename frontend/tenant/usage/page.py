@@ -24,7 +24,7 @@ from inference_worker.contract.request import PROMPT_CLASSES
 from millrace.apps.request_log.cache_layers import cache_layers
 from millrace.apps.request_log.models import RequestOutcome
 from millrace.apps.request_log.prompt_advisor import prompt_advice
-from millrace.apps.request_log.selectors import rates
+from millrace.apps.request_log.selectors import outcome_rates
 from millrace.apps.request_log.semantic_status import cache_misses, semantic_status
 
 _DAY = timedelta(days=1)
@@ -213,7 +213,7 @@ def _miss(row: Mapping[str, Any], all_missed: int) -> dict[str, Any]:
 def rejections(ctx: PageContext) -> dict[str, Any]:
     """Return the requests answered with 429, by limit or budget."""
     now = query_of(ctx)
-    traffic = rates(ctx.tenant.pk, now.date_range.start, now.date_range.end, "day")
+    traffic = outcome_rates(ctx.tenant.pk, now.date_range.start, now.date_range.end)
     params = {name: value for name, value in ctx.query.items() if name in ("range", "from", "to")}
     limited = traffic.total.limited
     return {

@@ -8,7 +8,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from billing.metering.usage import UsageReport
-from billing.models import UsageRollup
+from billing.models import UsageRollup, totals_of
 from frontend.core.date_ranges import DateRange, date_range_of
 from frontend.core.filter_chips import choice_chip, filter_bar
 from frontend.core.languages import lazy_text as _lazy
@@ -60,7 +60,7 @@ def filters(ctx: PageContext) -> dict[str, Any]:
     """Return the filter chips, the groups and the URL of the export."""
     now, url = query_of(ctx), ctx.url("usage")
     tenant, asked = ctx.tenant, now.question
-    rollups = UsageRollup.objects.for_tenant(tenant).filter(bucket=UsageRollup.Bucket.DAY)
+    rollups = UsageRollup.objects.for_tenant(tenant).filter(bucket=totals_of(UsageRollup.Bucket.DAY))
     models = {*rollups.order_by().values_list("model", flat=True).distinct()[:MAX_CHOICES]}
     if asked.model:
         models.add(asked.model)

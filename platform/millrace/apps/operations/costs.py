@@ -9,7 +9,7 @@ from django.db import connection
 from django.db.models import Sum
 
 from billing.amounts import FEMTO_A_NANO, TOKENS_A_PRICE
-from billing.models import UsageRollup, token_sum
+from billing.models import UsageRollup, token_sum, totals_of
 from millrace.apps.operations.history import span
 from millrace.apps.operations.models import MAX_NANO_PER_HOUR, MachineCost
 from tenants import audit
@@ -85,6 +85,8 @@ def costs(start: datetime, end: datetime) -> tuple[ModelCost, ...]:
 def _billed(start: datetime, end: datetime) -> dict[str, tuple[int, int]]:
     """Return tokens and revenue by model."""
     tokens = token_sum()
-    rows = UsageRollup.objects.all_tenants().filter(bucket=UsageRollup.Bucket.HOUR, start__gte=start, start__lt=end)
+    rows = UsageRollup.objects.all_tenants().filter(
+        bucket=totals_of(UsageRollup.Bucket.HOUR), start__gte=start, start__lt=end
+    )
     sums = rows.order_by().values("model").annotate(tokens=Sum(tokens), revenue=Sum("cost_femto"))
     return {row["model"]: (int(row["tokens"]), int(row["revenue"])) for row in sums}
