@@ -24,6 +24,13 @@ _NAMES = {"_": False, "_lazy": False, "ngettext": True}  # functions, and whethe
 _STRING = r"(u?'(?:[^'\\]|\\.)*'|u?\"(?:[^\"\\]|\\.)*\")"
 _TEMPLATE = re.compile(rf"\b(?:_|gettext)\(\s*{_STRING}\s*\)|\bngettext\(\s*{_STRING}\s*,\s*{_STRING}\s*,")
 _ENTRY = re.compile(r'^(msgid|msgid_plural|msgstr(?:\[\d\])?) (".*")$')
+_REGION = re.compile(r"{%\s*(blocktranslate|comment)\b.*?{%\s*end\1\s*%}|{%.*?%}|{#.*?#}", re.DOTALL)
+_VARIABLE, _TAG = re.compile(r"{{.*?}}"), re.compile(r"<(/?)(\w*)[^>]*>")
+_ATTRIBUTE = re.compile(r'\b(?:aria-label|title|placeholder|data-label|alt)="([^"]*)"')
+_MARKED_ARGUMENT = re.compile(r'_\("[^"]*"\)')
+_TABLE, _STAT = re.compile(r"{%\s*table\b(.*?)%}"), re.compile(r'{%\s*stat\s+"([^"]*)"')
+_SHOWN_KEYWORDS = ("label", "help_text", "submit", "effect", "message")
+_SAME_EVERYWHERE = {"Millrace", "MR", "JSON", "CSV", "UTC", "webhook-id", "request-detail"}
 HEADER = "Content-Type: text/plain; charset=UTF-8\nLanguage: {}\nPlural-Forms: nplurals=2; plural=(n != 1);\n"
 Message = tuple[str, str]  # the text and its plural, which may be empty
 Catalog = dict[Message, tuple[str, ...]]
@@ -51,6 +58,38 @@ def _of_module(source: str) -> Iterator[Message]:
             texts = [part.value for part in node.args[:2] if isinstance(part, ast.Constant)]
             if texts:
                 yield (str(texts[0]), str(texts[1]) if _NAMES[node.func.id] else "")
+
+
+def unmarked_in_template(source: str) -> list[str]:
+    """Return the visible texts of a template that are not translated: text, labels, and arguments of tags."""
+    # A tag of the template ends a text. A star stands for it, so that attributes of HTML tags can contain it.
+    bare = _VARIABLE.sub(" ", _REGION.sub("*", source))
+    found, at, code = [], 0, False
+    for tag in [*_TAG.finditer(bare), None]:
+        if not code:
+            found += bare[at : tag.start() if tag else len(bare)].split("*")
+        if tag is not None:
+            found += [text for value in _ATTRIBUTE.findall(tag.group()) for text in value.split("*")]
+            if tag.group(2) in ("code", "script", "style", "kbd"):
+                code = not tag.group(1)
+            at = tag.end()
+    for arguments in _TABLE.findall(source):
+        found += re.findall(r'"([^"]*)"', _MARKED_ARGUMENT.sub("", arguments.partition(" kind=")[0]))
+    found += _STAT.findall(source)
+    texts = (re.sub(r"&\w+;", " ", text).strip(" ·\n") for text in found)
+    return [text for text in texts if re.search(r"[A-Za-z]{2}", text) and text not in _SAME_EVERYWHERE]
+
+
+def unmarked_in_module(source: str) -> list[str]:
+    """Return the texts of forms and messages in a module that are not translated."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.keyword) and node.arg in _SHOWN_KEYWORDS:
+            value = node.value.body if isinstance(node.value, ast.Lambda) else node.value
+            parts = value.values if isinstance(value, ast.JoinedStr) else [value]
+            texts = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+            found += [text for text in texts if re.search(r"[A-Za-z]{2,} |^[A-Z][a-z]", text)]
+    return found
 
 
 def read(path: Path) -> Catalog:

@@ -11,13 +11,13 @@ from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from django.db.models import F, Q, QuerySet, Sum
+from django.db.models import F, QuerySet, Sum
 from django.db.models.functions import TruncDay
 
 from billing.amounts import FEMTO_A_NANO, whole_units
 from billing.budgets.projection import FEWEST_DAYS, fit, project
 from billing.metering.usage import UsageReport, sums, total
-from billing.models import Budget, BudgetPeriod, UsageRollup, token_sum
+from billing.models import Budget, BudgetPeriod, UsageRollup, token_sum, totals_of
 from billing.periods import billing_zone, month_bounds
 from tenants.models import ApiKey
 
@@ -68,26 +68,29 @@ def forecast_tenant(tenant_id: int, now: datetime | None = None, zone: ZoneInfo 
     now, zone = now or datetime.now(UTC), zone or billing_zone(tenant_id)
     local = now.astimezone(zone)
     start, end = month_bounds(zone.key, local.year, local.month)
-    rollups = UsageRollup.objects.for_tenant(tenant_id)
+    rollups = UsageRollup.objects.for_tenant(tenant_id).filter(bucket=totals_of(UsageRollup.Bucket.DAY))
     daily = _daily(rollups, BudgetPeriod.Unit.MONEY, start, now)
     used = total(sums(UsageReport(tenant_id, start=start, end=now)))["cost_femto"]
     return _forecast(daily, start, end, whole_units(used), now)
 
 
 def _rollups(budget: Budget) -> QuerySet[UsageRollup]:
-    """Return the rollups to which the budget applies."""
+    """Return the rollups of days to which the budget applies."""
     rows = UsageRollup.objects.for_tenant(budget.tenant_id)
+    by_key = rows.filter(bucket=UsageRollup.Bucket.DAY)
     if budget.member_id is not None:
         keys = ApiKey.objects.for_tenant(budget.tenant_id).filter(created_by_id=budget.member_id)
-        return rows.filter(key_id__in=keys.values("pk"))
-    scope = Q() if budget.project_id is None else Q(project_id=budget.project_id)
-    return rows.filter(scope if budget.key_id is None else Q(key_id=budget.key_id))
+        return by_key.filter(key_id__in=keys.values("pk"))
+    if budget.key_id is not None:
+        return by_key.filter(key_id=budget.key_id)
+    totals = rows.filter(bucket=totals_of(UsageRollup.Bucket.DAY))
+    return totals if budget.project_id is None else totals.filter(project_id=budget.project_id)
 
 
 def _daily(rows: QuerySet[UsageRollup], unit: BudgetPeriod.Unit, since: datetime, now: datetime) -> Mapping[date, int]:
-    """Return the usage by day in whole units, of the last eight weeks and of the period."""
+    """Return the usage by day in whole units, of the last eight weeks and of the period. `rows` are of days."""
     first = min(now - HISTORY, since).astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    days = rows.filter(bucket=UsageRollup.Bucket.DAY, start__gte=first, start__lte=now)
+    days = rows.filter(start__gte=first, start__lte=now)
     sums = days.annotate(day=TruncDay("start", tzinfo=UTC)).values("day").annotate(sum=Sum(_COUNTED[unit]))
     divisor = FEMTO_A_NANO if unit == BudgetPeriod.Unit.MONEY else 1
     return {row["day"].date(): int(row["sum"]) // divisor for row in sums.order_by("day")}

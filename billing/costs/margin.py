@@ -34,17 +34,16 @@ _IN_DOLLARS = """CASE WHEN rates.tenant_id IS NULL THEN sum({0})
 _FILTER = "(%(tenant)s::bigint IS NULL OR tenant_id = %(tenant)s) AND (%(model)s::text IS NULL OR model = %(model)s)"
 # NOTE: one statement, so that a concurrent run of the rollups does not count a change twice.
 _MARGIN = f"""
-WITH state AS (
-    SELECT coalesce((SELECT settled_before FROM billing_rollupstate), '-infinity'::timestamptz) AS settled_before
-), parts AS (
+WITH parts AS (
     SELECT to_char(start AT TIME ZONE 'UTC', 'YYYY-MM') AS month, tenant_id, model,
         completed + cancelled + failed AS executions, cost_femto AS revenue_femto, 0 AS costed, 0 AS cost_femto,
         0 AS failed_femto, 0 AS unbilled_femto, 0 AS uncosted_tokens, 0 AS estimated
-    FROM billing_usagerollup WHERE bucket = 'day' AND start >= %(start)s AND start < %(end)s AND {_FILTER}
+    FROM billing_usagerollup
+    WHERE bucket = billing_rollup_bucket('day') AND start >= %(start)s AND start < %(end)s AND {_FILTER}
     UNION ALL
     SELECT to_char(admitted_at AT TIME ZONE 'UTC', 'YYYY-MM'), tenant_id, model, completed + cancelled + failed,
         cost_femto, 0, 0, 0, 0, 0, 0
-    FROM billing_usagechange WHERE settled_at >= (SELECT settled_before FROM state)
+    FROM billing_usagechange WHERE settled_at >= billing_rollup_settled_before()
         AND admitted_at >= %(start)s AND admitted_at < %(end)s AND {_FILTER}
     UNION ALL
     SELECT to_char(day, 'YYYY-MM'), tenant_id, model, 0, 0, executions, cost_femto, failed_femto, unbilled_femto,

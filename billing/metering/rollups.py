@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from django.db import connection
 
@@ -41,6 +42,16 @@ _DAYS = f"""
 FROM billing_usagerollup
 WHERE bucket = 'hour' AND start >= %(start)s AND start < %(end)s {_UPSERT}
 """  # noqa: S608
+_BY_KEY = [name for name in GROUPED if name != "key_id"]
+_TOTALS = f"""
+{_INTO} SELECT %(bucket)s, start, {", ".join("0" if name == "key_id" else name for name in GROUPED)}, {_SUMS}
+FROM billing_usagerollup
+WHERE bucket = %(of)s AND start >= %(start)s AND start < %(end)s
+GROUP BY 2, {", ".join(_BY_KEY)}
+ON CONFLICT (tenant_id, bucket, start, {", ".join(GROUPED[1:])}) DO UPDATE SET {_KEPT}
+"""  # noqa: S608
+_BUCKETS: tuple[dict[str, Any], ...] = ({"bucket": "hours", "of": "hour"}, {"bucket": "days", "of": "day"})
+_ALL = {"start": datetime(1970, 1, 1, tzinfo=UTC), "end": datetime(2200, 1, 1, tzinfo=UTC)}
 
 
 @dataclass(frozen=True)
@@ -58,17 +69,23 @@ def build() -> Built:
         cursor.execute("SELECT clock_timestamp()")
         before = cursor.fetchone()[0] - MARGIN
         state = RollupState.objects.first()
-        since = None if state is None else state.settled_before - OVERLAP
+        # A process of the version before the totals does not update them.
+        done = [at for at in (state and state.settled_before, state and state.totals_before) if at]
+        since = min(done) - OVERLAP if done else None
         cursor.execute(_TOUCHED, {"before": before, "since": since})
         hours = [hour for (hour,) in cursor.fetchall()]
         days = sorted({hour.astimezone(UTC).replace(hour=0) for hour in hours})
-        for statement, starts, length in (
-            (_HOURS, sorted(hours), timedelta(hours=1)),
-            (_DAYS, days, timedelta(days=1)),
+        for statement, totals, starts, length in (
+            (_HOURS, _BUCKETS[0], sorted(hours), timedelta(hours=1)),
+            (_DAYS, _BUCKETS[1], days, timedelta(days=1)),
         ):
             for start, end in _ranges(starts, length):
                 cursor.execute(statement, {"start": start, "end": end, "before": before})
-        RollupState.objects.update_or_create(pk=1, defaults={"settled_before": before})
+                cursor.execute(_TOTALS, {"start": start, "end": end, **totals})
+        if state is not None and state.totals_before is None:
+            for totals in _BUCKETS:
+                cursor.execute(_TOTALS, _ALL | totals)
+        RollupState.objects.update_or_create(pk=1, defaults={"settled_before": before, "totals_before": before})
     return Built(before, len(hours))
 
 

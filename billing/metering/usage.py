@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Literal, get_args
 
-from django.db.models import DecimalField, Q, QuerySet, Subquery, Sum, Value
-from django.db.models.functions import Coalesce, TruncDay, TruncHour, TruncMonth
+from django.db.models import DecimalField, Q, QuerySet, Sum, Value
+from django.db.models.functions import TruncDay, TruncHour, TruncMonth
 
-from billing.models import SUMMED, ExecutionOutcome, RollupState, UsageChange, UsageEvent, UsageRollup
+from billing.models import SUMMED, ExecutionOutcome, UsageChange, UsageEvent, UsageRollup, not_rolled_up, totals_of
 
 Group = Literal["model", "key", "project", "tier", "miss_reason"]
 Bucket = Literal["hour", "day", "month"]
@@ -50,6 +50,7 @@ class UsageReport:
     project_id: int | None = None
     outcome: str | None = None
     request_id: str | None = None
+    key_ids: tuple[int, ...] | None = None
 
     def events(self) -> QuerySet[UsageEvent]:
         given = self._given() | _present(outcome=self.outcome, request_id=self.request_id)
@@ -58,7 +59,7 @@ class UsageReport:
     def changes(self) -> QuerySet[UsageChange]:
         """Return the changes that are not in the rollups, and all changes of partial hours."""
         first, last = self._hours()
-        late = Q(settled_at__gte=Coalesce(Subquery(RollupState.objects.values("settled_before")[:1]), _EARLIEST))
+        late = not_rolled_up()
         cut = Q()
         if self.start is not None:
             cut |= Q(admitted_at__lt=first)
@@ -67,11 +68,18 @@ class UsageReport:
         rows = UsageChange.objects.for_tenant(self.tenant_id).filter(late | cut if cut else late)
         return rows.filter(**self._times("admitted_at"), **self._given())
 
-    def rollups(self, *, by_hour: bool) -> QuerySet[UsageRollup]:
-        """Return the rollups of the complete hours in the time range, by days unless `by_hour`."""
+    def rollups(self, *, by_hour: bool, by_key: bool) -> QuerySet[UsageRollup]:
+        """Return the rollups of the complete hours in the time range, by days unless `by_hour`.
+
+        Without `by_key` and without selected keys, they are the totals of all keys.
+        """
         first, last = self._hours()
         rows = UsageRollup.objects.for_tenant(self.tenant_id).filter(start__gte=first, start__lt=last, **self._given())
-        hours, days = Q(bucket=UsageRollup.Bucket.HOUR), Q(bucket=UsageRollup.Bucket.DAY)
+        hour, day_ = UsageRollup.Bucket.HOUR, UsageRollup.Bucket.DAY
+        if by_key or self.key_id is not None or self.key_ids is not None:
+            hours, days = Q(bucket=hour), Q(bucket=day_)
+        else:
+            hours, days = Q(bucket=totals_of(hour)), Q(bucket=totals_of(day_))
         if by_hour:
             return rows.filter(hours)
         day, end = first + (_EARLIEST - first) % _DAY, last - (last - _EARLIEST) % _DAY
@@ -88,7 +96,7 @@ class UsageReport:
         return _present(**{f"{column}__gte": self.start, f"{column}__lt": self.end})
 
     def _given(self) -> dict[str, Any]:
-        return _present(model=self.model, key_id=self.key_id, project_id=self.project_id)
+        return _present(model=self.model, key_id=self.key_id, project_id=self.project_id, key_id__in=self.key_ids)
 
 
 def _present(**wanted: Any) -> dict[str, Any]:
@@ -103,13 +111,17 @@ def this_month(now: datetime | None = None, zone: tzinfo = UTC) -> tuple[datetim
 
 
 def sums(
-    question: UsageReport, group_by: tuple[Group, ...] = (), bucket: Bucket | None = None, zone: tzinfo = UTC
+    question: UsageReport,
+    group_by: tuple[Group, ...] = (),
+    bucket: Bucket | None = None,
+    zone: tzinfo = UTC,
+    summed: tuple[str, ...] = SUMMED,
 ) -> list[dict[str, Any]]:
     """Return the sums of the selected usage, one dict for each group and bucket, oldest first.
 
-    Keys: `start` (with a bucket), the requested GROUP_COLUMNS, and SUMMED. Tokens of failed executions are in no sum,
-    because they are not billed. The selection's outcome and request are ignored. Buckets follow the clocks of `zone`: a
-    repeated hour gives two buckets, a day may have 23 or 25 hours.
+    Keys: `start` (with a bucket), the requested GROUP_COLUMNS, and `summed`, which are some of SUMMED. Tokens of failed
+    executions are in no sum, because they are not billed. The selection's outcome and request are ignored. Buckets
+    follow the clocks of `zone`: a repeated hour gives two buckets, a day may have 23 or 25 hours.
 
     Raises: OddHours, TooManyRows.
     """
@@ -118,13 +130,15 @@ def sums(
     columns = [*(["start"] if bucket else []), *(GROUP_COLUMNS[group] for group in group_by)]
     # One statement, so that a concurrent run of the rollups does not count a change twice.
     by_hour = bucket == "hour" or (bucket is not None and zone is not UTC)
-    rolled = _grouped(question.rollups(by_hour=by_hour), "start", columns, bucket, zone)
-    grouped = rolled.union(_grouped(question.changes(), "admitted_at", columns, bucket, zone), all=True)
+    rolled = _grouped(
+        question.rollups(by_hour=by_hour, by_key="key" in group_by), "start", columns, summed, bucket, zone
+    )
+    grouped = rolled.union(_grouped(question.changes(), "admitted_at", columns, summed, bucket, zone), all=True)
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for values in grouped[: 2 * MAX_ROWS + 2]:
         group, counts = values[1 : len(columns) + 1], [int(value or 0) for value in values[len(columns) + 1 :]]
-        row = merged.setdefault(group, dict(zip(columns, group, strict=True)) | dict.fromkeys(SUMMED, 0))
-        for name, count in zip(SUMMED, counts, strict=True):
+        row = merged.setdefault(group, dict(zip(columns, group, strict=True)) | dict.fromkeys(summed, 0))
+        for name, count in zip(summed, counts, strict=True):
             row[name] += count
     if len(merged) > MAX_ROWS:
         raise TooManyRows
@@ -148,14 +162,19 @@ def _require_whole_hours(question: UsageReport, zone: tzinfo) -> None:
 
 
 def _grouped(
-    rows: QuerySet[Any, Any], time: str, columns: list[str], bucket: Bucket | None, zone: tzinfo
+    rows: QuerySet[Any, Any],
+    time: str,
+    columns: list[str],
+    summed: tuple[str, ...],
+    bucket: Bucket | None,
+    zone: tzinfo,
 ) -> QuerySet[Any, Any]:
     """Yield tuples of 1, the columns' values and the sums, in the same form for rollups and changes."""
     # NOTE: hours of such zones are UTC's, and cut as these: by the zone's clocks one that comes twice would be one.
     truncated = {"at": _TRUNCATE[bucket](time, tzinfo=UTC if bucket == "hour" else zone)} if bucket else {}
     names = ["one", *("at" if name == "start" else name for name in columns)]
     grouped = rows.order_by().annotate(one=Value(1), **truncated).values(*names)
-    totals = {f"sum_{name}": Sum(name, output_field=_WHOLE) for name in SUMMED}
+    totals = {f"sum_{name}": Sum(name, output_field=_WHOLE) for name in summed}
     found: QuerySet[Any, Any] = grouped.annotate(**totals).values_list(*names, *totals)
     return found
 

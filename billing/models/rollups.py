@@ -73,13 +73,18 @@ class UsageChange(_Grouped, _Summed):
 
 
 class UsageRollup(_Grouped, _Summed):
-    """The sum of the changes of an hour or a day that were settled before `RollupState.settled_before`."""
+    """The sum of the changes of an hour or a day that were settled before `RollupState.settled_before`.
+
+    The totals of all keys have key ID 0. Queries without keys read them: a tenant has far fewer of them.
+    """
 
     class Bucket(models.TextChoices):
         HOUR = "hour"
         DAY = "day"
+        HOUR_TOTAL = "hours"
+        DAY_TOTAL = "days"
 
-    bucket = models.CharField(max_length=4, choices=Bucket)
+    bucket = models.CharField(max_length=5, choices=Bucket)
     start = models.DateTimeField()
 
     objects = TenantManager()
@@ -88,16 +93,35 @@ class UsageRollup(_Grouped, _Summed):
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["tenant_id", "bucket", "start", *GROUPED[1:]], name="rollup_once"),
         ]
-        indexes: ClassVar = [models.Index(fields=["bucket", "start"], name="rollup_start")]
+        indexes: ClassVar = [
+            models.Index(fields=["bucket", "start"], name="rollup_start"),
+            models.Index(fields=["key_id", "bucket", "start"], name="rollup_key"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.bucket} {self.start}: {self.model}"
+
+
+def totals_of(bucket: UsageRollup.Bucket) -> models.Func:
+    """Return the bucket of the totals of all keys; while they are not complete, the bucket itself."""
+    text = models.CharField()
+    return models.Func(models.Value(bucket.value), function="billing_rollup_bucket", output_field=text)
+
+
+def not_rolled_up() -> models.Q:
+    """Return the filter for the changes that are not in the rollups.
+
+    It is a stable function: the planner knows its value, and so how few rows are later.
+    """
+    before = models.Func(function="billing_rollup_settled_before", output_field=models.DateTimeField())
+    return models.Q(settled_at__gte=before)
 
 
 class RollupState(models.Model):
     """The progress of the rollups, in one row."""
 
     settled_before = models.DateTimeField()
+    totals_before = models.DateTimeField(null=True, help_text="the totals are complete if it is `settled_before`")
 
     def __str__(self) -> str:
         return f"rollups up to {self.settled_before}"

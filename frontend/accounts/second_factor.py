@@ -12,6 +12,7 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect, JsonResponse
 from django.urls import reverse
 from django.utils.http import urlencode
+from django.utils.translation import gettext as _
 
 from frontend.core.page_context import leave_for, page_of
 from tenants.models import User
@@ -38,9 +39,11 @@ class OperatorSecondFactor:
             if request.path == reverse("mfa_reauthenticate"):
                 return self.get_response(request)
             url = f"{reverse('mfa_reauthenticate')}?{urlencode({'next': page_of(request)})}"
-            return _refuse(request, "second_factor_required", "Enter your two-factor authentication code first.", url)
+            return _refuse(
+                request, "second_factor_required", _("Enter your two-factor authentication code first."), url
+            )
         if settings.OPERATORS_NEED_TOTP and not proofs.has_totp and not request.path.startswith("/account/"):
-            detail = "Operators must set up two-factor authentication first."
+            detail = _("Operators must set up two-factor authentication first.")
             return _refuse(request, "totp_required", detail, reverse("mfa_activate_totp"))
         return self.get_response(request)
 

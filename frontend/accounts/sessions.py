@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from allauth.usersessions.models import UserSession
 from django.http import HttpRequest
+from django.utils.translation import gettext as _
 
 from tenants import audit
 from tenants.models import User
@@ -29,9 +30,9 @@ class ListedSession:
 
 def device_of(user_agent: str) -> str:
     """Return the browser and the system of a user agent, such as `Firefox on Windows`."""
-    browser = next((name for part, name in _BROWSERS if part in user_agent), "Unknown browser")
+    browser = next((name for part, name in _BROWSERS if part in user_agent), _("Unknown browser"))
     system = next((name for part, name in _SYSTEMS if part in user_agent), "")
-    return f"{browser} on {system}" if system else browser
+    return _("%(browser)s on %(system)s") % {"browser": browser, "system": system} if system else browser
 
 
 def sessions_of(request: HttpRequest, user: User) -> list[ListedSession]:

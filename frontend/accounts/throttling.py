@@ -20,6 +20,7 @@ from django.core import signing
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.crypto import constant_time_compare, salted_hmac
+from django.utils.translation import gettext as _
 
 from inference_worker.contract import valkey
 from tenants.login_throttle import Attempt, Throttle, Throttled
@@ -49,7 +50,8 @@ def attempt(request: HttpRequest, step: str, email: str) -> Iterator[Attempt]:
     except Throttled as exc:
         setattr(request, _WAIT, max(exc.seconds, getattr(request, _WAIT, 0)))
         raise ValidationError(
-            f"Too many failed attempts. Try again in {in_words(exc.seconds)}.", code="too_many_login_attempts"
+            _("Too many failed attempts. Try again in %(in_words)s.") % {"in_words": in_words(exc.seconds)},
+            code="too_many_login_attempts",
         ) from exc
     yield counted
 

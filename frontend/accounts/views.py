@@ -128,7 +128,7 @@ def account(request: HttpRequest) -> HttpResponse:
     form = ProfileForm(request.POST if request.method == "POST" else None, initial={"name": user.name})
     if request.method == "POST" and form.is_valid():
         actions.do_rename_user(user, form.cleaned_data["name"])
-        return _account_changed(request, "Name saved.")
+        return _account_changed(request, _("Name saved."))
     context = {
         "layout": user_layout(request, _("Account"), _tenants(user)),
         "form": form,
@@ -148,7 +148,7 @@ def end_sessions(request: HttpRequest) -> HttpResponse:
     text = request.POST.get("session", "")
     is_one = text.isascii() and text.isdigit() and len(text) < 19
     ended = sessions.end_sessions(request, signed_in_user(request), int(text) if is_one else None)
-    return _account_changed(request, f"{ended} other session{'' if ended == 1 else 's'} signed out.")
+    return _account_changed(request, _("Other sessions signed out: %(number)s.") % {"number": ended})
 
 
 @require_POST
@@ -164,8 +164,12 @@ def alert_emails(request: HttpRequest) -> HttpResponse:
         actions.do_set_alert_emails(found[0].tenant, user, wanted=is_on)
     except actions.Conflict as exc:
         raise Http404 from exc
+    if is_on:
+        return _account_changed(
+            request, _("Alerts of %(name)s are sent to you by email.") % {"name": found[0].tenant.name}
+        )
     return _account_changed(
-        request, f"Alerts of {found[0].tenant.name} are {'sent to you' if is_on else 'no longer sent to you'} by email."
+        request, _("Alerts of %(name)s are no longer sent to you by email.") % {"name": found[0].tenant.name}
     )
 
 

@@ -27,8 +27,9 @@ from frontend.core.audit_words import (
     units_of,
     value_text,
 )
-from frontend.core.exports import export_urls
 from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar, text_chip
+from frontend.core.languages import lazy_text as _lazy
+from frontend.core.list_tools import MAX_EXPORTED, ListTools
 from frontend.core.lists import ListPage, keyset_page, text_param
 from frontend.core.numbers import shown_currency
 from frontend.core.page_context import PageContext, first_or_404
@@ -36,7 +37,6 @@ from tenants.models import AuditEntry, Tenant
 
 PAGE_SIZE = 50
 MAX_LISTED_CHANGES = 3  # changed fields per row of the list; the drawer shows all
-MAX_EXPORTED = 5000
 MAX_VALUE_CHARACTERS = 80  # characters of a value in the list
 _TEXTS = {"action": "action__istartswith", "actor": "actor__icontains", "object": "object_name__icontains"}
 
@@ -92,19 +92,15 @@ def filters(ctx: PageContext) -> FilterBar:
     return filter_bar(ctx, url, chips)
 
 
-def page_context(ctx: PageContext, export_url: str) -> dict[str, Any]:
-    """Return the context of the page around the panel."""
-    return {
-        "filters": filters(ctx),
-        "error": _time_lookups(ctx)[1],
-        "export_urls": export_urls(ctx, export_url),
-    }
+def page_context(ctx: PageContext) -> dict[str, Any]:
+    """Return the context of the page around the panel. Call inside `ctx.scope()`."""
+    return {"filters": filters(ctx), "error": _time_lookups(ctx)[1], **tools_of(ctx).page(ctx)}
 
 
 def entries(ctx: PageContext) -> ListPage:
     """Return a page of entries, newest first. Call inside `ctx.scope()`."""
     page = keyset_page(ctx, _filtered(ctx), _url(ctx), PAGE_SIZE, filtered=filters(ctx).is_filtered)
-    return replace(page, rows=listed(ctx, page.rows))
+    return replace(page, rows=listed(ctx, page.rows), **tools_of(ctx).table(ctx))
 
 
 def exported_rows(ctx: PageContext) -> list[tuple[Any, ...]]:
@@ -112,6 +108,40 @@ def exported_rows(ctx: PageContext) -> list[tuple[Any, ...]]:
     rows = list(_filtered(ctx).order_by("-pk")[:MAX_EXPORTED])
     words = _words(ctx, rows)
     return [_exported(row, _changes(row, words)) for row in rows]
+
+
+_COLUMNS = {
+    "time": _lazy("Time"),
+    "actor": _lazy("Actor"),
+    "changed": _lazy("Changed"),
+    "ip": _lazy("IP address"),
+    "request": _lazy("Request ID"),
+}
+_DEFAULT = ("time", "actor", "changed")
+TOOLS = ListTools(
+    "audit",
+    exported=EXPORTED_COLUMNS,
+    rows=exported_rows,
+    columns=_COLUMNS,
+    views=(
+        (_lazy("All"), {}),
+        (_lazy("API keys"), {"action": "key."}),
+        (_lazy("Budgets"), {"action": "budget."}),
+        (_lazy("Members"), {"action": "member."}),
+    ),
+    default=_DEFAULT,
+)
+OPERATOR_TOOLS = ListTools(
+    "operator-audit",
+    exported=EXPORTED_COLUMNS,
+    rows=exported_rows,
+    columns={"time": _lazy("Time"), "actor": _lazy("Actor"), "tenant": _lazy("Tenant"), **_COLUMNS},
+    default=("time", "actor", "tenant", "changed"),
+)
+
+
+def tools_of(ctx: PageContext) -> ListTools:
+    return OPERATOR_TOOLS if ctx.access is None else TOOLS
 
 
 def _exported(row: AuditEntry, changes: Sequence[AuditChange]) -> tuple[Any, ...]:
@@ -169,7 +199,11 @@ def _entry(
     if row.before is None:  # omit unset fields of a new object
         changes = tuple(change for change in changes if change.after != NONE)
     tenant = tenants.get(row.tenant_id or 0)
-    gone = f"tenant {row.tenant_id}" if row.tenant_id is not None and ctx.access is None else ""
+    gone = (
+        _("tenant %(tenant_id)s") % {"tenant_id": row.tenant_id}
+        if row.tenant_id is not None and ctx.access is None
+        else ""
+    )
     shown = tuple(AuditChange(c.field, _short(c.before), _short(c.after)) for c in changes[:MAX_LISTED_CHANGES])
     name = gone if tenant is None else tenant.name
     return ListedEntry(row, action_label(row.action), tenant, name, shown, max(0, len(changes) - MAX_LISTED_CHANGES))
@@ -204,5 +238,5 @@ def _time_lookups(ctx: PageContext) -> tuple[dict[str, datetime], str]:
             try:
                 found[lookup] = instant(text).astimezone(UTC) + more
             except ValueError:
-                return {}, "Enter dates as YYYY-MM-DD."
+                return {}, _("Enter dates as YYYY-MM-DD.")
     return found, ""

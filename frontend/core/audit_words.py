@@ -12,90 +12,94 @@ from datetime import datetime
 from typing import Any
 
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from billing.amounts import DEFAULT_CURRENCY
 from billing.models import Budget, BudgetPeriod, PriceBookAssignment
+from frontend.core.languages import day_text
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money, exact
 from frontend.core.page_context import PageContext
 from tenants.models import ApiKey, AuditEntry, Project, User
 
 NONE = "none"
 OBJECTS = {
-    "batch": "Batch",
-    "billing_entity": "Billing entity",
-    "billing_profile": "Billing details",
-    "budget": "Budget",
-    "budget_alert": "Budget alert",
-    "channel": "Alert channel",
-    "commitment": "Commitment",
-    "cost_card": "Cost card",
-    "credential": "Credential",
-    "credit": "Credit",
-    "deployment": "Deployment",
-    "exchange_rate": "Exchange rate",
-    "experiment": "Experiment",
-    "file": "File",
-    "invitation": "Invitation",
-    "invoice": "Invoice",
-    "key": "API key",
-    "limits": "Rate limits",
-    "machine_cost": "Machine cost",
-    "member": "Member",
-    "metered_usage": "Metered usage",
-    "one_off_line": "One-off line",
-    "payment": "Payment",
-    "payment_event": "Payment event",
-    "period": "Billing period",
-    "policy": "Routing policy",
-    "policy_draft": "Policy draft",
-    "price_book": "Price book",
-    "price_term": "Price term",
-    "price_version": "Price version",
-    "project": "Project",
-    "quarantine": "Quarantined usage",
-    "tax_rule": "Tax rule",
-    "tenant": "Organization",
-    "top_up": "Top-up",
-    "user": "User",
-    "webhook": "Webhook",
-    "worker": "Worker",
+    "batch": _lazy("Batch"),
+    "billing_entity": _lazy("Billing entity"),
+    "billing_profile": _lazy("Billing details"),
+    "budget": _lazy("Budget"),
+    "budget_alert": _lazy("Budget alert"),
+    "channel": _lazy("Alert channel"),
+    "commitment": _lazy("Commitment"),
+    "cost_card": _lazy("Cost card"),
+    "credential": _lazy("Credential"),
+    "credit": _lazy("Credit"),
+    "deployment": _lazy("Deployment"),
+    "exchange_rate": _lazy("Exchange rate"),
+    "experiment": _lazy("Experiment"),
+    "file": _lazy("File"),
+    "invitation": _lazy("Invitation"),
+    "invoice": _lazy("Invoice"),
+    "key": _lazy("API key"),
+    "limits": _lazy("Rate limits"),
+    "machine_cost": _lazy("Machine cost"),
+    "member": _lazy("Member"),
+    "metered_usage": _lazy("Metered usage"),
+    "one_off_line": _lazy("One-off line"),
+    "payment": _lazy("Payment"),
+    "payment_event": _lazy("Payment event"),
+    "period": _lazy("Billing period"),
+    "policy": _lazy("Routing policy"),
+    "policy_draft": _lazy("Policy draft"),
+    "price_book": _lazy("Price book"),
+    "price_term": _lazy("Price term"),
+    "price_version": _lazy("Price version"),
+    "project": _lazy("Project"),
+    "quarantine": _lazy("Quarantined usage"),
+    "tax_rule": _lazy("Tax rule"),
+    "tenant": _lazy("Organization"),
+    "top_up": _lazy("Top-up"),
+    "user": _lazy("User"),
+    "webhook": _lazy("Webhook"),
+    "worker": _lazy("Worker"),
 }
 _FIELDS = {
-    "user_id": "User",
-    "member_id": "Member",
-    "key_id": "API key",
-    "project_id": "Project",
-    "tenant_id": "Tenant",
-    "replaces_id": "Replaces key",
-    "cents": "Amount",
-    "nano": "Amount",
-    "nano_per_hour": "Cost per hour",
-    "rate_ppm": "Rate",
-    "fee": "Monthly fee",
-    "included_nano": "Included per month",
-    "top_up_cents": "Top-up amount",
-    "top_up_below": "Top up below",
-    "daily_spend_limit_nano": "Daily spend limit",
-    "is_active": "Active",
-    "is_staff": "Operator",
-    "is_superuser": "Superuser",
-    "content_retention_days": "Prompts stored for",
-    "answer_cache_seconds": "Answers cached for",
-    "answer_cache_sampled": "Sampled answers cached",
-    "allowed_ip_ranges": "Allowed IPs",
-    "allowed_models": "Allowed models",
-    "event_types": "Events",
-    "scopes": "Permissions",
-    "thresholds": "Alert at",
-    "alert_forecast": "Alert on forecast",
-    "alert_emails": "Alerts by email",
-    "vat_id": "VAT ID",
-    "po_number": "PO number",
+    "user_id": _lazy("User"),
+    "member_id": _lazy("Member"),
+    "key_id": _lazy("API key"),
+    "project_id": _lazy("Project"),
+    "tenant_id": _lazy("Tenant"),
+    "replaces_id": _lazy("Replaces key"),
+    "cents": _lazy("Amount"),
+    "nano": _lazy("Amount"),
+    "nano_per_hour": _lazy("Cost per hour"),
+    "rate_ppm": _lazy("Rate"),
+    "fee": _lazy("Monthly fee"),
+    "included_nano": _lazy("Included per month"),
+    "top_up_cents": _lazy("Top-up amount"),
+    "top_up_below": _lazy("Top up below"),
+    "daily_spend_limit_nano": _lazy("Daily spend limit"),
+    "is_active": _lazy("Active"),
+    "is_staff": _lazy("Operator"),
+    "is_superuser": _lazy("Superuser"),
+    "content_retention_days": _lazy("Prompts stored for"),
+    "answer_cache_seconds": _lazy("Answers cached for"),
+    "answer_cache_sampled": _lazy("Sampled answers cached"),
+    "allowed_ip_ranges": _lazy("Allowed IPs"),
+    "allowed_models": _lazy("Allowed models"),
+    "event_types": _lazy("Events"),
+    "scopes": _lazy("Permissions"),
+    "thresholds": _lazy("Alert at"),
+    "alert_forecast": _lazy("Alert on forecast"),
+    "alert_emails": _lazy("Alerts by email"),
+    "vat_id": _lazy("VAT ID"),
+    "po_number": _lazy("PO number"),
     "iban": "IBAN",
     "bic": "BIC",
     "url": "URL",
-    "dry_run": "Dry run",
-    "why": "Reason",
+    "dry_run": _lazy("Dry run"),
+    "why": _lazy("Reason"),
 }
 _CENTS = {"cents", "total", "fee", "top_up_cents", "top_up_below"}
 _BUDGET_AMOUNTS = {"amount", "rollover_limit", "temporary_increase"}
@@ -166,7 +170,7 @@ def value_text(field: str, value: Any, names: Names, unit: str = "") -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if field in _REFERENCES and isinstance(value, int):
-        return names.get((_REFERENCES[field], value), f"ID {value}")
+        return names.get((_REFERENCES[field], value), _("ID %(number)s") % {"number": value})
     if isinstance(value, int):
         return _number(field, value, unit)
     if isinstance(value, str):
@@ -196,7 +200,7 @@ def _number(field: str, value: int, unit: str) -> str:
     if field.endswith("_seconds"):
         return f"{exact(value // 3600)} h" if value and value % 3600 == 0 else f"{exact(value)} s"
     if field.endswith("_days"):
-        return f"{exact(value)} day{'' if value == 1 else 's'}"
+        return ngettext("%(days)s day", "%(days)s days", value) % {"days": exact(value)}
     return exact(value)
 
 
@@ -209,4 +213,4 @@ def _time(value: str) -> str:
     if at.tzinfo is None:
         return value
     here = timezone.localtime(at)
-    return f"{here:%-d %b %Y, %H:%M}"
+    return day_text(here, "j M Y, H:i")

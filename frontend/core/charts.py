@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from billing.amounts import FEMTO_A_CENT
 from frontend.core import timezones
+from frontend.core.languages import day_text
 from frontend.core.numbers import Money, compact, duration, exact, page_currency
 
 Unit = Literal["usd", "tokens", "count", "decimal", "ms", "percent"]
@@ -103,8 +104,8 @@ class Chart:
 
     def _when(self, at: datetime) -> str:
         if self.bucket == "day":
-            return f"{at.astimezone(UTC):%-d %b %Y}"
-        return f"{at.astimezone(self.zone):%-d %b, %H:%M}"
+            return day_text(at.astimezone(UTC))
+        return day_text(at.astimezone(self.zone), "j M, H:i")
 
 
 def format_value(value: int | None, unit: Unit) -> str:

@@ -93,11 +93,11 @@ def find_actions(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
     for label, route, icon, needs in _ACTIONS:
         if ctx.may(needs) and all(word in label.lower() for word in words):
             yield SearchResult(label, ctx.url(route), icon)
-    if ctx.may(Permission.LIMITS_WRITE) and words and "raise budget".startswith(words[0]):
+    if ctx.may(Permission.LIMITS_WRITE) and words and _("raise budget").startswith(words[0]):
         rows = Budget.objects.for_tenant(ctx.tenant).filter(active=True).order_by("name", "pk")
         rest = " ".join(words[1:]).removeprefix("budget").strip()
         for row in rows.filter(name__icontains=rest)[:MAX_RESULTS_PER_KIND]:
-            yield SearchResult(f"Raise budget {row.name}", ctx.url("budgets-raise", row.pk), "up")
+            yield SearchResult(_("Raise budget %(name)s") % {"name": row.name}, ctx.url("budgets-raise", row.pk), "up")
 
 
 def find_invoices(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
@@ -136,23 +136,23 @@ def find_prices(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
     """Yield models that have or had a price."""
     rows = Price.objects.filter(model__icontains=typed).order_by("model")
     for model in rows.values_list("model", flat=True).distinct()[:MAX_RESULTS_PER_KIND]:
-        yield SearchResult(model, f"{reverse('operator-prices')}?{urlencode({'q': model})}", "prices", "prices")
+        yield SearchResult(model, f"{reverse('operator-prices')}?{urlencode({'q': model})}", "prices", _("prices"))
 
 
 # Finders by group, called inside `ctx.scope()` with the typed text.
 TENANT: dict[str, Finder] = {
-    "Actions": find_actions,
-    "API keys": find_keys,
-    "Projects": find_projects,
-    "Requests": find_requests,
-    "Invoices": find_invoices,
+    _lazy("Actions"): find_actions,
+    _lazy("API keys"): find_keys,
+    _lazy("Projects"): find_projects,
+    _lazy("Requests"): find_requests,
+    _lazy("Invoices"): find_invoices,
 }
 OPERATOR: dict[str, Finder] = {
-    "Models": find_models,
-    "Tenants": find_tenants,
-    "Users": find_users,
-    "Prices": find_prices,
-    "Invoices": find_invoices,
+    _lazy("Models"): find_models,
+    _lazy("Tenants"): find_tenants,
+    _lazy("Users"): find_users,
+    _lazy("Prices"): find_prices,
+    _lazy("Invoices"): find_invoices,
 }
 
 
@@ -168,7 +168,7 @@ def _results(ctx: PageContext) -> tuple[SearchResultGroup, ...]:
         with ctx.scope():
             finders = OPERATOR if ctx.access is None else TENANT
             found += [
-                SearchResultGroup(kind, tuple(islice(find(ctx, typed), MAX_RESULTS_PER_KIND)))
+                SearchResultGroup(str(kind), tuple(islice(find(ctx, typed), MAX_RESULTS_PER_KIND)))
                 for kind, find in finders.items()
             ]
     return tuple(hits for hits in found if hits.hits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django import forms
+from django.utils.translation import gettext as _
 
 
 class Confirm(forms.Form):
@@ -18,10 +19,10 @@ class Confirm(forms.Form):
         super().__init__(data)
         self._name = name
         self.fields["typed"].widget.attrs |= {"autocomplete": "off", "spellcheck": "false"}
-        self.fields["typed"].label = f"Type {name} to confirm"
+        self.fields["typed"].label = _("Type %(name)s to confirm") % {"name": name}
 
     def clean_typed(self) -> str:
         typed: str = self.cleaned_data["typed"]
         if typed.strip() != self._name:
-            raise forms.ValidationError(f"This does not match {self._name}.")
+            raise forms.ValidationError(_("This does not match %(name)s.") % {"name": self._name})
         return typed

@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
+from django.utils.translation import gettext as _
+
 from billing.metering.usage import instant, this_month
 from billing.periods import billing_zone
 from frontend.core.languages import day_text
@@ -104,7 +106,7 @@ def date_range_of(ctx: PageContext) -> DateRange:
         label = f"{day_text(opens, 'j F')}, {opens:%H:%M} – {day_text(closes, 'j F Y')}, {closes:%H:%M}"
     choices = tuple(Choice(text, _url(ctx, option, first, last), option == name) for option, text in _LABELS.items())
     if name == "times":
-        choices = (*choices, Choice("Selected time", f"?{urlencode(ctx.query)}", current=True))
+        choices = (*choices, Choice(_("Selected time"), f"?{urlencode(ctx.query)}", current=True))
     return DateRange(name, start, end, label, choices, first.isoformat(), last.isoformat(), zone, error, _others(ctx))
 
 
@@ -135,11 +137,11 @@ def _dates(ctx: PageContext) -> tuple[datetime, datetime]:
         start = instant(ctx.query.get("from", ""))
         end = instant(ctx.query.get("to", "")) + _DAY
     except ValueError as exc:
-        raise ValueError("Enter both dates as YYYY-MM-DD.") from exc
+        raise ValueError(_("Enter both dates as YYYY-MM-DD.")) from exc
     if start >= end:
-        raise ValueError("The start date is after the end date.")
+        raise ValueError(_("The start date is after the end date."))
     if end - start > _MAX_RANGE:
-        raise ValueError("Choose a range of one year or less.")
+        raise ValueError(_("Choose a range of one year or less."))
     return start, min(end, max(ctx.now, start + _DAY))
 
 
@@ -148,9 +150,9 @@ def _times(ctx: PageContext) -> tuple[datetime, datetime]:
     try:
         start, end = instant(ctx.query.get("from", "")), instant(ctx.query.get("to", ""))
     except ValueError as exc:
-        raise ValueError("Select the times again.") from exc
+        raise ValueError(_("Select the times again.")) from exc
     if not timedelta() < end - start <= _MAX_RANGE:
-        raise ValueError("Choose a range of one year or less.")
+        raise ValueError(_("Choose a range of one year or less."))
     return start, end
 
 

@@ -27,3 +27,67 @@ REQUEST_COUNTS = {
 def outcome_label(outcome: str) -> str:
     """Return the label of a request's outcome."""
     return str(_OUTCOMES.get(outcome, outcome.capitalize()))
+
+
+# Labels of choices that models define in English.
+_CHOICES = {
+    "Active": _lazy("Active"),
+    "Admin": _lazy("Admin"),
+    "Applied": _lazy("Applied"),
+    "API key": _lazy("API key"),
+    "Batch": _lazy("Batch"),
+    "Batch Output": _lazy("Batch Output"),
+    "Billing": _lazy("Billing"),
+    "Cancelled": _lazy("Cancelled"),
+    "Cancelling": _lazy("Cancelling"),
+    "Commitment": _lazy("Commitment"),
+    "Completed": _lazy("Completed"),
+    "Conflict": _lazy("Conflict"),
+    "Conversation": _lazy("Conversation"),
+    "Correction": _lazy("Correction"),
+    "Credit Note": _lazy("Credit Note"),
+    "Debit Note": _lazy("Debit Note"),
+    "Delivered": _lazy("Delivered"),
+    "Developer": _lazy("Developer"),
+    "Discarded": _lazy("Discarded"),
+    "Draft": _lazy("Draft"),
+    "Draining": _lazy("Draining"),
+    "End user": _lazy("End user"),
+    "Expired": _lazy("Expired"),
+    "Failed": _lazy("Failed"),
+    "Finalizing": _lazy("Finalizing"),
+    "In Progress": _lazy("In Progress"),
+    "Invoice": _lazy("Invoice"),
+    "Loading": _lazy("Loading"),
+    "Metadata field": _lazy("Metadata field"),
+    "Open": _lazy("Open"),
+    "Owner": _lazy("Owner"),
+    "Paid": _lazy("Paid"),
+    "Pending": _lazy("Pending"),
+    "Planned end reached": _lazy("Planned end reached"),
+    "Prepaid": _lazy("Prepaid"),
+    "Promotional": _lazy("Promotional"),
+    "Published": _lazy("Published"),
+    "Purchase": _lazy("Purchase"),
+    "Purged": _lazy("Purged"),
+    "Queued": _lazy("Queued"),
+    "Read Only": _lazy("Read Only"),
+    "Ready": _lazy("Ready"),
+    "Refused": _lazy("Refused"),
+    "Running": _lazy("Running"),
+    "Sent": _lazy("Sent"),
+    "Stopped": _lazy("Stopped"),
+    "Stopped automatically: a guardrail was crossed": _lazy("Stopped automatically: a guardrail was crossed"),
+    "Stopped by a user": _lazy("Stopped by a user"),
+    "Suspended": _lazy("Suspended"),
+    "Uncollectible": _lazy("Uncollectible"),
+    "Undecodable": _lazy("Undecodable"),
+    "Unplaceable": _lazy("Unplaceable"),
+    "Validating": _lazy("Validating"),
+    "Void": _lazy("Void"),
+}
+
+
+def choice_label(label: str) -> str:
+    """Return the label of a model's choice in the language of the page."""
+    return str(_CHOICES.get(label, label))

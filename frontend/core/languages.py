@@ -55,6 +55,17 @@ def is_german() -> bool:
     return translation.get_language() == "de"
 
 
+def in_sentence(label: str) -> str:
+    """Return a label inside a sentence: `API key` stays, `Deployment` becomes `deployment`; German nouns stay."""
+    return label if is_german() or label[1:2].isupper() else label[:1].lower() + label[1:]
+
+
+def in_english(text: str) -> str:
+    """Return a text of `lazy_text` in English, for exports."""
+    with translation.override("en"):
+        return str(text)
+
+
 def localized(number: str) -> str:
     """Return a number that is written in English with the separators of the language: `1,234.5` as `1.234,5`."""
     return number.translate(_SWAPPED) if is_german() else number

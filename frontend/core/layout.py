@@ -11,6 +11,7 @@ from django.utils.translation import gettext as _
 
 from frontend.core import timezones
 from frontend.core.impersonation import ImpersonationSession, impersonation_of
+from frontend.core.labels import choice_label
 from frontend.core.navigation import Link, Section, sections
 from frontend.core.page_context import PageContext
 from tenants.models import Membership, Tenant, User
@@ -85,7 +86,7 @@ def layout_for(ctx: PageContext, title: str, breadcrumbs: tuple[Breadcrumb, ...]
         ctx.user,
         title=f"{title} · {tenant.name}",
         heading=tenant.name,
-        detail=Membership.Role(role).label if role else _("Read-only view"),
+        detail=choice_label(Membership.Role(role).label) if role else _("Read-only view"),
         sections=sections(ctx),
         breadcrumbs=(Breadcrumb(tenant.name, ctx.url("overview")), *breadcrumbs, Breadcrumb(title)),
         tenants=tuple(others),
@@ -107,7 +108,7 @@ def user_layout(request: HttpRequest, title: str, tenants: Sequence[Tenant]) -> 
         user,
         title=title,
         heading="Millrace",
-        detail="Console",
+        detail=_("Console"),
         sections=(Section("", (link,)),),
         breadcrumbs=(Breadcrumb(title),),
     )
@@ -141,7 +142,7 @@ def _layout(
         initials=initials(heading),
         sections=sections,
         tenants=tenants,
-        more=(*more, Link("API reference", reverse("docs"), "reference")),
+        more=(*more, Link(_("API reference"), reverse("docs"), "reference")),
         breadcrumbs=breadcrumbs,
         palette=palette,
         shortcuts=shortcuts,

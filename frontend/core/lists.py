@@ -17,7 +17,7 @@ CURSORS = ("before", "after", "cursor", "page")
 
 @dataclass(frozen=True)
 class Choice:
-    """A link that changes one parameter of the page, or an option of a filter form, whose `url` is its value."""
+    """A link that changes one parameter of the page."""
 
     label: str
     url: str
@@ -26,7 +26,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class ListPage:
-    """A page of a list. A URL is empty if there is no such page. `places`: the decimals of its column of money."""
+    """A page of a list. A URL is empty if there is no such page. `places`: the decimals of its column of money.
+
+    `columns` and `headings` are the names and labels of the columns that the user shows.
+    """
 
     rows: Sequence[Any]
     newer_url: str = ""
@@ -34,6 +37,8 @@ class ListPage:
     newest_url: str = ""
     filtered: bool = False
     places: int = 2
+    columns: Sequence[str] = ()
+    headings: Sequence[str] = ()
 
 
 def text_param(ctx: PageContext, name: str, most: int = 100) -> str:
@@ -58,13 +63,8 @@ def changed_url(ctx: PageContext, url: str, **changes: Any) -> str:
     return with_query(url, **{name: value for name, value in ctx.query.items() if name not in CURSORS} | changes)
 
 
-def options(rows: Iterable[tuple[Any, str]], chosen: Any) -> list[Choice]:
-    """Return the options of a filter form from values and labels."""
-    return [Choice(label, str(value), value == chosen) for value, label in rows]
-
-
 def named_rows(rows: QuerySet[Any]) -> Iterable[tuple[Any, str]]:
-    """Return the IDs and names of rows, for `options`."""
+    """Return the IDs and names of rows, for the choices of a filter."""
     return rows.order_by("name", "pk").values_list("pk", "name")[:MAX_CHOICES]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
 from django.http import HttpResponse
+from django.utils.translation import gettext as _
 
 from frontend.core.lists import CURSORS, Choice, with_query
 from frontend.core.page_context import PageContext
@@ -55,7 +56,7 @@ def save_view(ctx: PageContext, screen: str) -> HttpResponse:
         row = actions.do_save_view(ctx.tenant, ctx.user, screen, sent.get("name", "").replace("\0", ""), query)
     except actions.ActionRefused as exc:
         return redirect_with_message(ctx, url, str(exc), failed=True)
-    return redirect_with_message(ctx, url, f"View {row.name} saved.")
+    return redirect_with_message(ctx, url, _("View %(name)s saved.") % {"name": row.name})
 
 
 def delete_view(ctx: PageContext, screen: str) -> HttpResponse:
@@ -63,4 +64,4 @@ def delete_view(ctx: PageContext, screen: str) -> HttpResponse:
     text = ctx.request.POST.get("view", "")
     if text.isascii() and text.isdigit() and len(text) < 19:
         actions.do_delete_view(ctx.tenant, ctx.user, int(text))
-    return redirect_with_message(ctx, ctx.url(screen), "View deleted.")
+    return redirect_with_message(ctx, ctx.url(screen), _("View deleted."))

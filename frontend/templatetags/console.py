@@ -14,7 +14,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
 from billing.amounts import FEMTO_A_CENT, FEMTO_DIGITS
-from frontend.core import gauges, layout, numbers
+from frontend.core import gauges, labels, languages, layout, numbers
 from frontend.core.charts import Chart, Unit, format_value
 from frontend.core.labels import OUTCOME_KINDS, REQUEST_COUNTS, REQUEST_LABELS, outcome_label
 from frontend.core.languages import day_text
@@ -107,6 +107,16 @@ def duration(microseconds: int | None) -> str:
 @register.filter
 def initials(user: User) -> str:
     return layout.initials(user.name or user.email)
+
+
+@register.filter
+def in_sentence(label: str) -> str:
+    return languages.in_sentence(label)
+
+
+@register.filter
+def choice_label(label: str) -> str:
+    return labels.choice_label(label)
 
 
 @register.filter
@@ -220,13 +230,24 @@ def chart(of: Chart) -> SafeString:
 
 
 @register.simple_block_tag
-def table(content: str, label: str, caption: str, *columns: str, kind: str = "scroll stacked") -> SafeString:
+def table(
+    content: str, label: str, caption: str, *columns: str, more: Sequence[str] = (), kind: str = "scroll stacked"
+) -> SafeString:
     """Return a table in a region that scrolls; the content is its rows.
 
-    A column "#Cost" is numeric. The label of "!Actions" is hidden. Other columns are shown as they are.
+    A column "#Cost" is numeric. The label of "!Actions" is hidden. Other columns are shown as they are. `more` are
+    further columns, such as those that the user has chosen, whose cells are in `column` tags.
     """
-    shown = {"label": label, "caption": caption, "columns": [_heading(column) for column in columns], "kind": kind}
+    headings = [_heading(column) for column in (*columns, *more)]
+    shown = {"label": label, "caption": caption, "columns": headings, "kind": kind}
     return render_to_string("frontend/parts/table.html", shown | {"content": content})
+
+
+@register.simple_block_tag(takes_context=True)
+def column(context: Any, content: SafeString, name: str) -> SafeString:
+    """Return the cell of a column if the user shows it: its name is in `panel.columns`."""
+    shown = template.Variable("panel.columns").resolve(context)
+    return content if name in shown else SafeString("")
 
 
 def _heading(column: str) -> SafeString:

@@ -7,10 +7,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.utils.timesince import timesince
+from django.utils.translation import gettext as _
 
 from billing.amounts import DEFAULT_CURRENCY
 from billing.models import BudgetAlert, BudgetPeriod
 from billing.pricing.currencies import other_currencies
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import Choice, ListPage, keyset_page
 from frontend.core.numbers import Money, compact, exact, share
 from frontend.core.page_context import PageContext
@@ -18,7 +20,7 @@ from frontend.tenant.budgets.alerts import deliveries_of
 from millrace.apps.operations.models import HealthEvent
 
 PAGE_SIZE = 50
-SHOWS = (("health", "Health"), ("budgets", "Budgets"))
+SHOWS = (("health", _lazy("Health")), ("budgets", _lazy("Budgets")))
 
 
 def query_of(ctx: PageContext) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def query_of(ctx: PageContext) -> dict[str, Any]:
         "show": show,
         "shows": [Choice(label, "?" if name == "health" else f"?show={name}", name == show) for name, label in SHOWS],
         "only_open": only_open,
-        "states": (Choice("All", "?", not only_open), Choice("Open", "?state=open", only_open)),
+        "states": (Choice(_("All"), "?", not only_open), Choice(_("Open"), "?state=open", only_open)),
     }
 
 
@@ -56,7 +58,7 @@ def alerts(ctx: PageContext) -> dict[str, Any]:
 
 def _duration(time: timedelta) -> str:
     start = datetime(2000, 1, 1, tzinfo=UTC)
-    return timesince(start, start + time, depth=1) if time >= timedelta(minutes=1) else "Under a minute"
+    return timesince(start, start + time, depth=1) if time >= timedelta(minutes=1) else _("Under a minute")
 
 
 def _alert(row: BudgetAlert, currency: str) -> dict[str, Any]:

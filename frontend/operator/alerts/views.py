@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from django.http import HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from frontend.operator.alerts import page
 
 HEALTH = Panels(
-    "operator-alerts-panel", (Panel("events", "Health", "operator/alerts/events.html", page.events, every=30),)
+    "operator-alerts-panel", (Panel("events", _lazy("Health"), "operator/alerts/events.html", page.events, every=30),)
 )
 BUDGETS = Panels(
-    "operator-alerts-budgets", (Panel("alerts", "Budgets", "operator/alerts/alerts.html", page.alerts, every=60),)
+    "operator-alerts-budgets",
+    (Panel("alerts", _lazy("Budgets"), "operator/alerts/alerts.html", page.alerts, every=60),),
 )
 
 
@@ -22,7 +25,7 @@ BUDGETS = Panels(
 def alerts(ctx: PageContext) -> HttpResponse:
     query = page.query_of(ctx)
     panels = BUDGETS if query["show"] == "budgets" else HEALTH
-    return render_page(ctx, "operator/alerts/page.html", "Alerts", panels=panels, query=query)
+    return render_page(ctx, "operator/alerts/page.html", _("Alerts"), panels=panels, query=query)
 
 
 urlpatterns = [

@@ -4,49 +4,38 @@ from __future__ import annotations
 
 from django.http import HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from frontend.core import audit_log
-from frontend.core.exports import export_response
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 
 PANELS = Panels(
-    "operator-audit-panel", (Panel("entries", "Changes", "audit_log/entries.html", audit_log.entries, every=0),)
+    "operator-audit-panel", (Panel("entries", _lazy("Changes"), "audit_log/entries.html", audit_log.entries, every=0),)
 )
 
 
 @operator_page()
 def audit(ctx: PageContext) -> HttpResponse:
-    return render_page(
-        ctx,
-        "operator/audit/page.html",
-        "Audit log",
-        panels=PANELS,
-        **audit_log.page_context(ctx, ctx.url("operator-audit-export")),
-    )
+    with ctx.scope():
+        context = audit_log.page_context(ctx)
+    return render_page(ctx, "operator/audit/page.html", _("Audit log"), panels=PANELS, **context)
 
 
 @operator_page()
 def entry(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         detail = audit_log.detail(ctx, ctx.arguments["pk"])
-    breadcrumbs = (Breadcrumb("Audit log", ctx.url("operator-audit")),)
+    breadcrumbs = (Breadcrumb(_("Audit log"), ctx.url("operator-audit")),)
     return render_page(ctx, "audit_log/detail.html", detail["entry"].label, breadcrumbs=breadcrumbs, **detail)
-
-
-@operator_page()
-def export(ctx: PageContext) -> HttpResponse:
-    """Return the newest entries with the page's filters."""
-    with ctx.scope():
-        rows = audit_log.exported_rows(ctx)
-    return export_response(ctx, "audit", audit_log.EXPORTED_COLUMNS, rows)
 
 
 urlpatterns = [
     path("operator/audit/", audit, name="operator-audit"),
-    path("operator/audit/export", export, name="operator-audit-export"),
+    *audit_log.OPERATOR_TOOLS.operator_urls("operator/audit/"),
     path("operator/audit/<int:pk>", entry, name="operator-audit-detail"),
     PANELS.operator_url("operator/audit/"),
 ]

@@ -7,9 +7,11 @@ from decimal import Decimal
 from typing import Any
 
 from django import forms
+from django.utils.translation import gettext as _
 
 from billing.models import CreditGrant
 from frontend.core.confirmation import Confirm
+from frontend.core.languages import lazy_text as _lazy
 
 _MAX = Decimal(10) ** 9  # dollars, or units of another currency
 
@@ -31,7 +33,7 @@ class BillingRunAmount(forms.DecimalField):
 class WithReason(Confirm):
     """Form for voiding and writing off."""
 
-    reason = forms.CharField(max_length=200, label="Reason", help_text="Recorded in the audit log")
+    reason = forms.CharField(max_length=200, label=_lazy("Reason"), help_text=_lazy("Recorded in the audit log"))
     field_order = ("reason", "typed")
 
 
@@ -46,29 +48,33 @@ class WithAmount(Confirm):
 class RecordPayment(WithAmount):
     """A payment that did not come through a payment provider's webhook."""
 
-    amount = BillingRunAmount("Amount", "An overpayment is applied to the oldest open invoice, or the next one")
+    amount = BillingRunAmount(
+        _lazy("Amount"), _lazy("An overpayment is applied to the oldest open invoice, or the next one")
+    )
     reference = forms.CharField(
-        max_length=200, label="Reference", help_text="Bank reference. Each reference is recorded once"
+        max_length=200, label=_lazy("Reference"), help_text=_lazy("Bank reference. Each reference is recorded once")
     )
     received_on = forms.DateField(
-        label="Received on", widget=forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d")
+        label=_lazy("Received on"), widget=forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d")
     )
-    note = forms.CharField(max_length=200, required=False, label="Note")
+    note = forms.CharField(max_length=200, required=False, label=_lazy("Note"))
     field_order = ("amount", "reference", "received_on", "note", "typed")
 
     def clean_received_on(self) -> date:
         day: date = self.cleaned_data["received_on"]
         if day > datetime.now(UTC).date():
-            raise forms.ValidationError("Choose today or an earlier date.")
+            raise forms.ValidationError(_("Choose today or an earlier date."))
         return day
 
 
 class IssueNote(WithAmount):
     """A credit note. `seen` is the number of notes when the page was shown."""
 
-    amount = BillingRunAmount("Amount before tax")
-    description = forms.CharField(max_length=200, label="Description", help_text="Shown as the line on the credit note")
-    reason = forms.CharField(max_length=200, label="Reason", help_text="Also shown on the credit note")
+    amount = BillingRunAmount(_lazy("Amount before tax"))
+    description = forms.CharField(
+        max_length=200, label=_lazy("Description"), help_text=_lazy("Shown as the line on the credit note")
+    )
+    reason = forms.CharField(max_length=200, label=_lazy("Reason"), help_text=_lazy("Also shown on the credit note"))
     seen = forms.IntegerField(widget=forms.HiddenInput, min_value=0)
     field_order = ("amount", "description", "reason", "typed")
 
@@ -77,20 +83,22 @@ class GrantCredit(WithAmount):
     """Credit for a tenant. `seen` and `currency` are the number of its credits and its currency when it was shown."""
 
     kind = forms.ChoiceField(
-        label="Kind",
+        label=_lazy("Kind"),
         choices=(
-            (CreditGrant.GrantType.PROMOTIONAL, "Promotional: free credit"),
-            (CreditGrant.GrantType.PREPAID, "Prepaid: from advance payments"),
+            (CreditGrant.GrantType.PROMOTIONAL, _lazy("Promotional: free credit")),
+            (CreditGrant.GrantType.PREPAID, _lazy("Prepaid: from advance payments")),
         ),
     )
-    amount = BillingRunAmount("Amount", "Applied to future invoices, before tax")
+    amount = BillingRunAmount(_lazy("Amount"), _lazy("Applied to future invoices, before tax"))
     expires_on = forms.DateField(
         required=False,
-        label="Expires on",
-        help_text="UTC. Leave blank for no expiration date",
+        label=_lazy("Expires on"),
+        help_text=_lazy("UTC. Leave blank for no expiration date"),
         widget=forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d"),
     )
-    note = forms.CharField(max_length=200, label="Note", help_text="Shown on the invoice the credit is applied to")
+    note = forms.CharField(
+        max_length=200, label=_lazy("Note"), help_text=_lazy("Shown on the invoice the credit is applied to")
+    )
     seen = forms.IntegerField(widget=forms.HiddenInput, min_value=0)
     currency = forms.CharField(widget=forms.HiddenInput, max_length=3)
     field_order = ("kind", "amount", "expires_on", "note", "typed")

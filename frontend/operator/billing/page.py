@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from django.db.models import Count, Q, QuerySet, Sum
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from billing.actions.drafts import close_after
 from billing.amounts import DEFAULT_CURRENCY, NANO_A_CENT
@@ -13,7 +15,10 @@ from billing.invoicing.lines import used, wanted
 from billing.metering.archives import require_usage
 from billing.models import Account, Invoice, InvoiceLine, LedgerEntry, Period
 from billing.pricing.currencies import other_currencies
-from frontend.core.lists import Choice, ListPage, changed_url, number_param, text_param, with_query
+from frontend.core.filter_chips import choice_chip, filter_bar, text_chip
+from frontend.core.languages import lazy_text as _lazy
+from frontend.core.list_tools import MAX_EXPORTED, ListTools
+from frontend.core.lists import Choice, ListPage, changed_url, number_param, text_param
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
 from frontend.tenant.invoices.states import owed_on, state_of, today_of
@@ -22,7 +27,13 @@ from tenants.actions import Conflict
 MONTHS = 6
 PAGE_SIZE = 50
 MAX_PAGE = 10**5
-STATES = {"": "All", "draft": "Draft", "open": "Open", "paid": "Paid", "void": "Void", "uncollectible": "Uncollectible"}
+STATES = {
+    "draft": _lazy("Draft"),
+    "open": _lazy("Open"),
+    "paid": _lazy("Paid"),
+    "void": _lazy("Void"),
+    "uncollectible": _lazy("Uncollectible"),
+}
 
 
 def month_of(ctx: PageContext) -> str:
@@ -44,18 +55,13 @@ def _labels() -> list[str]:
 
 
 def filters(ctx: PageContext) -> dict[str, Any]:
-    month, state, tenant = month_of(ctx), ctx.query.get("state", ""), ctx.query.get("tenant", "")
+    month, url, state = month_of(ctx), ctx.url("operator-billing"), ctx.query.get("state", "")
     labels = _labels()
     near = [label for label in labels[:MONTHS] if label != month] + [month]
-    months = [
-        Choice(label, with_query("", state=state, tenant=tenant, month=label), label == month)
-        for label in sorted(near, reverse=True)
-    ]
-    states = [
-        Choice(label, with_query("", month=month, tenant=tenant, state=name), name == state)
-        for name, label in STATES.items()
-    ]
-    return {"months": months, "states": states, "month": month, "tenant": tenant, "state": state}
+    months = [Choice(label, changed_url(ctx, url, month=label), label == month) for label in sorted(near, reverse=True)]
+    chips = (choice_chip(ctx, url, "state", _("State"), STATES.items(), state if state in STATES else None),)
+    bar = filter_bar(ctx, url, chips, text_chip(ctx, url, "tenant", _("Tenant or number")))
+    return {"months": months, "bar": bar, "month": month}
 
 
 def runs(ctx: PageContext) -> list[dict[str, Any]]:
@@ -69,16 +75,21 @@ def runs(ctx: PageContext) -> list[dict[str, Any]]:
 def _run(ctx: PageContext, period: Period, drafts: int) -> dict[str, Any]:
     over = period.ends_at + close_after() <= ctx.now
     if not over:
-        message, kind = "Current month. Drafts are previews and cannot be finalized.", "info"
+        message, kind = _("Current month. Drafts are previews and cannot be finalized."), "info"
     elif period.closed_at is None:
-        message, kind = "The month has ended. Late usage is added until it is closed.", "warn"
+        message, kind = _("The month has ended. Late usage is added until it is closed."), "warn"
     elif drafts:
-        message, kind = f"Closed. {drafts} draft{'' if drafts == 1 else 's'} to finalize.", "warn"
+        message, kind = _drafts_left(drafts), "warn"
     elif period.invoiced_at is None:
-        message, kind = "Closed. No drafts to finalize.", ""
+        message, kind = _("Closed. No drafts to finalize."), ""
     else:
-        message, kind = "Closed. All tenants are invoiced.", "good"
+        message, kind = _("Closed. All tenants are invoiced."), "good"
     return {"period": period, "message": message, "kind": kind, "drafts": drafts}
+
+
+def _drafts_left(number: int) -> str:
+    text = ngettext("Closed. %(number)s draft to finalize.", "Closed. %(number)s drafts to finalize.", number)
+    return text % {"number": number}
 
 
 def _invoices(ctx: PageContext) -> QuerySet[Invoice]:
@@ -98,7 +109,6 @@ def stats(ctx: PageContext) -> dict[str, Any]:
             (label if currency == DEFAULT_CURRENCY else f"{label}, {currency}", count, Money.cents(total, currency))
             for currency in currencies
             for state, label in STATES.items()
-            if state
             for count, total in [found.get((currency, state), (0, 0))]
             if count or currency == DEFAULT_CURRENCY
         ],
@@ -113,22 +123,62 @@ def _owed_in(currency: str, opened: list[Invoice], owed: Mapping[int, Money]) ->
 
 def invoice_list(ctx: PageContext) -> ListPage:
     """Return a page of the month's invoices, ordered by tenant."""
-    rows = _invoices(ctx).select_related("tenant", "entity", "period", "refers_to")
-    state, typed = ctx.query.get("state", ""), text_param(ctx, "tenant")
-    if state in STATES and state:
-        rows = rows.filter(state=state)
-    if typed:
-        rows = rows.filter(Q(tenant__name__icontains=typed) | Q(tenant__slug__icontains=typed) | Q(number=typed))
     page = min(number_param(ctx, "page") or 0, MAX_PAGE)
     start = page * PAGE_SIZE
-    found = list(rows.order_by("tenant__name", "tenant_id", "pk")[start : start + PAGE_SIZE + 1])
+    found = list(_selected(ctx)[start : start + PAGE_SIZE + 1])
     shown = found[:PAGE_SIZE]
     owed, booked = owed_on(LedgerEntry.objects.all_tenants(), shown), _ledger_totals(shown)
     return ListPage(
         [_row(ctx, row, owed[row.pk], booked.get(row.pk)) for row in shown],
         older_url=changed_url(ctx, "", page=page + 1) if len(found) > PAGE_SIZE else "",
         newest_url=changed_url(ctx, "") if start else "",
+        columns=TOOLS.shown(ctx),
+        headings=TOOLS.headings(ctx),
     )
+
+
+def _selected(ctx: PageContext) -> QuerySet[Invoice]:
+    """Return the invoices that the filters of the page select, ordered by tenant."""
+    rows = _invoices(ctx).select_related("tenant", "entity", "period", "refers_to")
+    state, typed = ctx.query.get("state", ""), text_param(ctx, "tenant")
+    if state in STATES:
+        rows = rows.filter(state=state)
+    if typed:
+        rows = rows.filter(Q(tenant__name__icontains=typed) | Q(tenant__slug__icontains=typed) | Q(number=typed))
+    return rows.order_by("tenant__name", "tenant_id", "pk")
+
+
+def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+    """Yield the month's invoices with the page's filters. Call inside `ctx.scope()`."""
+    rows = list(_selected(ctx)[:MAX_EXPORTED])
+    owed, booked = owed_on(LedgerEntry.objects.all_tenants(), rows), _ledger_totals(rows)
+    for invoice in rows:
+        row = _row(ctx, invoice, owed[invoice.pk], booked.get(invoice.pk))
+        matches = None if row["agrees"] is None else "yes" if row["agrees"] else "no"
+        yield (
+            *(invoice.tenant.slug, invoice.number or "", invoice.invoice_type, invoice.state, invoice.period.label),
+            *(invoice.currency, row["subtotal"].exact, row["total"].exact, row["owed"] and row["owed"].exact),
+            *(invoice.due_on, matches),
+        )
+
+
+TOOLS = ListTools(
+    "operator-billing",
+    exported=(
+        *("tenant", "number", "type", "state", "period", "currency", "subtotal", "total", "balance_due", "due_on"),
+        "ledger_match",
+    ),
+    rows=exported,
+    columns={
+        "state": _lazy("State"),
+        "due": _lazy("Due"),
+        "subtotal": _lazy("#Subtotal"),
+        "total": _lazy("#Total"),
+        "owed": _lazy("#Balance due"),
+        "ledger": _lazy("Ledger match"),
+        "actions": _lazy("!Actions"),
+    },
+)
 
 
 def _ledger_totals(rows: list[Invoice]) -> Mapping[int, bool]:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import structlog
+from django.utils.translation import gettext as _
 
 from billing.actions.common import booking
 from billing.actions.corrections import do_issue_credit_note
@@ -64,7 +65,9 @@ def finalize_all(period: Period) -> Finalized:
         except Exception as exc:  # an error of one tenant must not stop the others
             log.exception("not_finalized", tenant=row.tenant.slug, period=period.label)
             known = isinstance(exc, ActionRefused)
-            refused.append(f"{row.tenant.slug}: {exc}" if known else f"{row.tenant.slug}: see the server log")
+            refused.append(
+                f"{row.tenant.slug}: {exc}" if known else _("%(slug)s: see the server log") % {"slug": row.tenant.slug}
+            )
         else:
             count += 1
     return Finalized(count, 0, tuple(refused))
@@ -82,7 +85,7 @@ def credit_note(invoice: Invoice, data: Mapping[str, Any]) -> Invoice:
     """Issue a credit note, unless another one was issued since the form was shown."""
     with booking(invoice.tenant_id):
         if notes_on(invoice).count() != data["seen"]:
-            raise Conflict("Another credit note was issued on this invoice. Reload and check the balance.")
+            raise Conflict(_("Another credit note was issued on this invoice. Reload and check the balance."))
         return do_issue_credit_note(invoice, [(data["description"], cents_of(data["amount"]))], data["reason"])
 
 
@@ -92,9 +95,12 @@ def grant(tenant: Tenant, data: Mapping[str, Any]) -> CreditGrant:
     expires = last and datetime.combine(last + timedelta(days=1), datetime.min.time(), UTC)
     with booking(tenant.pk):
         if credits_of(tenant) != data["seen"]:
-            raise Conflict("Another credit was added. Reload and check the balance.")
+            raise Conflict(_("Another credit was added. Reload and check the balance."))
         if currency_of(tenant.pk) != data["currency"]:
-            raise Conflict(f"{tenant.name} is not billed in {data['currency']} any more. Reload the page.")
+            raise Conflict(
+                _("%(name)s is not billed in %(currency)s any more. Reload the page.")
+                % {"name": tenant.name, "currency": data["currency"]}
+            )
         nano = cents_of(data["amount"]) * NANO_A_CENT
         if data["kind"] == CreditGrant.GrantType.PREPAID:
             return do_sell_credit(tenant, nano, expires_at=expires, note=data["note"])

@@ -8,6 +8,8 @@ from typing import Any
 from django.db.models import Count, Sum
 from django.http import Http404, HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from billing.actions.corrections import do_void, do_write_off
 from billing.actions.drafts import notes_on
@@ -19,6 +21,7 @@ from billing.models import Invoice, InvoiceLine, Period
 from billing.pricing.currencies import currency_of
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, first_or_404, operator_page
@@ -31,8 +34,8 @@ from frontend.tenant.invoices.document import document_of
 from frontend.tenant.invoices.tracing import trace_line
 from tenants.models import Tenant
 
-TITLE = "Billing runs"
-NO_EXPIRY = "This cannot be undone. Final invoices can only be corrected by a credit note or voided."
+TITLE = _lazy("Billing runs")
+NO_EXPIRY = _lazy("This cannot be undone. Final invoices can only be corrected by a credit note or voided.")
 
 
 def _check(ctx: PageContext) -> dict[str, Any]:
@@ -42,12 +45,12 @@ def _check(ctx: PageContext) -> dict[str, Any]:
 PANELS = Panels(
     "operator-billing-panel",
     (
-        Panel("runs", "Billing period status", "operator/billing/runs.html", page.runs),
-        Panel("stats", "Invoices by state", "operator/billing/stats.html", page.stats),
-        Panel("list", "Invoices of the month", "operator/billing/list.html", page.invoice_list),
+        Panel("runs", _lazy("Billing period status"), "operator/billing/runs.html", page.runs),
+        Panel("stats", _lazy("Invoices by state"), "operator/billing/stats.html", page.stats),
+        Panel("list", _lazy("Invoices of the month"), "operator/billing/list.html", page.invoice_list),
         Panel(
             "comparison",
-            "Invoices against usage",
+            _lazy("Invoices against usage"),
             "operator/billing/comparison.html",
             page.comparison,
             every=0,
@@ -57,16 +60,15 @@ PANELS = Panels(
 )
 CHECKS = Panels(
     "operator-billing-detail-panel",
-    (Panel("check", "Usage check", "invoices/check.html", _check, every=0, lazy=True),),
+    (Panel("check", _lazy("Usage check"), "invoices/check.html", _check, every=0, lazy=True),),
 )
 
 
 @operator_page()
 def billing(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        filters = page.filters(ctx)
-    metered = metering(ctx.now)
-    return render_page(ctx, "operator/billing/page.html", TITLE, panels=PANELS, filters=filters, metering=metered)
+        context = {"filters": page.filters(ctx), "metering": metering(ctx.now), **page.TOOLS.page(ctx)}
+    return render_page(ctx, "operator/billing/page.html", TITLE, panels=PANELS, **context)
 
 
 @operator_page()
@@ -125,10 +127,16 @@ def line(ctx: PageContext) -> HttpResponse:
         row = first_or_404(rows.filter(position=ctx.arguments["line"]))
         here = ctx.url("operator-billing-line", found.pk, row.position)
         trace = trace_line(ctx, found, row, here, "")
-    name, up = found.number or "Draft", ctx.url("operator-billing-detail", found.pk)
+    name, up = found.number or _("Draft"), ctx.url("operator-billing-detail", found.pk)
     breadcrumbs = (*_crumbs(ctx), Breadcrumb(name, up))
     return render_page(
-        ctx, "invoices/line.html", f"Line {row.position}", breadcrumbs=breadcrumbs, trace=trace, up=up, name=name
+        ctx,
+        "invoices/line.html",
+        _("Line %(position)s") % {"position": row.position},
+        breadcrumbs=breadcrumbs,
+        trace=trace,
+        up=up,
+        name=name,
     )
 
 
@@ -139,9 +147,14 @@ def line(ctx: PageContext) -> HttpResponse:
 def draft(ctx: PageContext) -> HttpResponse:
     period = _period(ctx)
     closes = period.closed_at is None and period.ends_at <= ctx.now
-    effect = f"Every tenant’s draft of {period.label} is recreated from its usage. Final invoices do not change."
+    effect = _("Every tenant’s draft of %(label)s is recreated from its usage. Final invoices do not change.") % {
+        "label": period.label
+    }
     if closes:
-        effect = f"{period.label} is closed permanently. Later usage goes to the next month. {effect}"
+        effect = _("%(label)s is closed permanently. Later usage goes to the next month. %(effect)s") % {
+            "label": period.label,
+            "effect": effect,
+        }
 
     def action(data: dict[str, Any]) -> int:
         return services.draft(period, ctx.now)
@@ -150,11 +163,13 @@ def draft(ctx: PageContext) -> HttpResponse:
         ctx,
         Confirm(period.label, bound_data(ctx)),
         action,
-        title=f"Draft {period.label}",
-        submit="Close and draft" if closes else "Draft",
+        title=_("Draft %(label)s") % {"label": period.label},
+        submit=_("Close and draft") if closes else _("Draft"),
         effect=effect,
         back=_month_url(ctx, period),
-        message=lambda count: f"{count} drafts of {period.label} were created.",
+        message=lambda count: (
+            _("%(count)s drafts of %(label)s were created.") % {"count": count, "label": period.label}
+        ),
     )
 
 
@@ -165,21 +180,30 @@ def finalize_all(ctx: PageContext) -> HttpResponse:
         drafts = Invoice.objects.all_tenants().filter(period=period, state=Invoice.State.DRAFT, complete=True)
         sums = drafts.order_by("currency").values_list("currency").annotate(Count("pk"), Sum("total"))
         found = [(count, dollars(total, currency)) for currency, count, total in sums]
-    count, worth = sum(each for each, _ in found), " and ".join(total for _, total in found) or dollars(0)
-    many = f"{count} invoice{'' if count == 1 else 's'}"
-    effect = f"{many} of {period.label} (total {worth}) are numbered, booked and emailed. {NO_EXPIRY}"
+    number, worth = sum(row[0] for row in found), _(" and ").join(row[1] for row in found) or dollars(0)
+    numbered = ngettext(
+        "%(number)s invoice of %(month)s (total %(total)s) is numbered, booked and emailed.",
+        "%(number)s invoices of %(month)s (total %(total)s) are numbered, booked and emailed.",
+        number,
+    ) % {"number": number, "month": period.label, "total": worth}
+    effect = f"{numbered} {NO_EXPIRY}"
 
     def message(did: services.Finalized) -> str:
-        left = f" {did.left} remaining. Run Finalize all again." if did.left else ""
-        errors = f" Not finalized: {'; '.join(did.refused)}." if did.refused else ""
-        return f"{did.done} invoices of {period.label} finalized.{left}{errors}"
+        left = _(" %(left)s remaining. Run Finalize all again.") % {"left": did.left} if did.left else ""
+        errors = _(" Not finalized: %(refused)s.") % {"refused": "; ".join(did.refused)} if did.refused else ""
+        return _("%(done)s invoices of %(label)s finalized.%(left)s%(errors)s") % {
+            "done": did.done,
+            "label": period.label,
+            "left": left,
+            "errors": errors,
+        }
 
     return _confirm(
         ctx,
         Confirm(period.label, bound_data(ctx)),
         lambda data: services.finalize_all(period),
-        title=f"Finalize {period.label}",
-        submit="Finalize all",
+        title=_("Finalize %(label)s") % {"label": period.label},
+        submit=_("Finalize all"),
         effect=effect,
         back=_month_url(ctx, period),
         message=message,
@@ -194,19 +218,25 @@ def finalize(ctx: PageContext) -> HttpResponse:
     found = _invoice(ctx)
     if found.state != Invoice.State.DRAFT:
         return redirect_with_message(
-            ctx, ctx.url("operator-billing-detail", found.pk), f"{found.number} is already final."
+            ctx,
+            ctx.url("operator-billing-detail", found.pk),
+            _("%(number)s is already final.") % {"number": found.number},
         )
     name = found.tenant.slug
-    what = f"The draft of {found.period.label} for {found.tenant.name}, {dollars(found.total, found.currency)}"
+    what = _("The draft of %(label)s for %(name)s, %(dollars)s") % {
+        "label": found.period.label,
+        "name": found.tenant.name,
+        "dollars": dollars(found.total, found.currency),
+    }
     return _on_invoice(
         ctx,
         found,
         Confirm(name, bound_data(ctx)),
         lambda data: do_finalize(found),
-        title=f"Finalize {found.period.label} of {found.tenant.name}",
-        submit="Finalize",
-        effect=f"{what}, is numbered, booked and emailed. {NO_EXPIRY}",
-        message=lambda row: f"{row.number} was finalized.",
+        title=_("Finalize %(label)s of %(name)s") % {"label": found.period.label, "name": found.tenant.name},
+        submit=_("Finalize"),
+        effect=_("%(what)s, is numbered, booked and emailed. %(note)s") % {"what": what, "note": NO_EXPIRY},
+        message=lambda row: _("%(number)s was finalized.") % {"number": row.number},
     )
 
 
@@ -221,11 +251,12 @@ def payment(ctx: PageContext) -> HttpResponse:
         found,
         form,
         lambda data: services.pay(found, data),
-        title=f"Record payment on {found.number}",
-        submit="Record payment",
-        effect=f"Books the amount as received from {found.tenant.name}. Balance due: {dollars(owed, found.currency)}.",
+        title=_("Record payment on %(number)s") % {"number": found.number},
+        submit=_("Record payment"),
+        effect=_("Books the amount as received from %(name)s. Balance due: %(dollars)s.")
+        % {"name": found.tenant.name, "dollars": dollars(owed, found.currency)},
         message=lambda paid: (
-            "The payment was recorded." if paid[1] else "This payment was already recorded. Nothing changed."
+            _("The payment was recorded.") if paid[1] else _("This payment was already recorded. Nothing changed.")
         ),
         danger=False,
     )
@@ -233,37 +264,41 @@ def payment(ctx: PageContext) -> HttpResponse:
 
 @operator_page(methods=FORM, step_up=True)
 def credit_note(ctx: PageContext) -> HttpResponse:
-    found, _ = _final(ctx)
+    found = _final(ctx)[0]
     with ctx.scope():
         seen = notes_on(found).count()
     form = IssueNote(str(found.number), found.currency, bound_data(ctx))
     form.initial = {"seen": seen}
-    context = "Reduces the balance due. Excess payments go to future invoices and applied credits are restored."
+    context = _("Reduces the balance due. Excess payments go to future invoices and applied credits are restored.")
     return _on_invoice(
         ctx,
         found,
         form,
         lambda data: services.credit_note(found, data),
-        title=f"Credit note on {found.number}",
-        submit="Issue credit note",
-        effect=f"Credits the amount with tax to {found.tenant.name} and emails the credit note. {context}",
-        message=lambda note: f"{note.number} was issued.",
+        title=_("Credit note on %(number)s") % {"number": found.number},
+        submit=_("Issue credit note"),
+        effect=_("Credits the amount with tax to %(name)s and emails the credit note. %(context)s")
+        % {"name": found.tenant.name, "context": context},
+        message=lambda note: _("%(number)s was issued.") % {"number": note.number},
     )
 
 
 @operator_page(methods=FORM, step_up=True)
 def void(ctx: PageContext) -> HttpResponse:
-    found, _ = _final(ctx)
+    found = _final(ctx)[0]
     return _on_invoice(
         ctx,
         found,
         WithReason(str(found.number), bound_data(ctx)),
         lambda data: do_void(found, data["reason"]),
-        title=f"Void {found.number}",
-        submit="Void",
-        effect=f"{found.number} has no balance due. The number is kept, applied credits are restored and"
-        " the month can be drafted again. This cannot be undone.",
-        message=lambda row: f"{row.number} was voided.",
+        title=_("Void %(number)s") % {"number": found.number},
+        submit=_("Void"),
+        effect=_(
+            "%(number)s has no balance due. The number is kept, applied credits are restored and the month can "
+            "be drafted again. This cannot be undone."
+        )
+        % {"number": found.number},
+        message=lambda row: _("%(number)s was voided.") % {"number": row.number},
     )
 
 
@@ -275,11 +310,11 @@ def write_off(ctx: PageContext) -> HttpResponse:
         found,
         WithReason(str(found.number), bound_data(ctx)),
         lambda data: do_write_off(found, data["reason"]),
-        title=f"Write off {found.number}",
-        submit="Write off",
-        effect=f"The {dollars(owed, found.currency)} that {found.tenant.name} owes become bad debt."
-        " This cannot be undone.",
-        message=lambda row: f"{row.number} was written off.",
+        title=_("Write off %(number)s") % {"number": found.number},
+        submit=_("Write off"),
+        effect=_("The %(dollars)s that %(name)s owes become bad debt. This cannot be undone.")
+        % {"dollars": dollars(owed, found.currency), "name": found.tenant.name},
+        message=lambda row: _("%(number)s was written off.") % {"number": row.number},
     )
 
 
@@ -295,11 +330,15 @@ def credit(ctx: PageContext) -> HttpResponse:
         ctx,
         form,
         lambda data: services.grant(tenant, data),
-        title=f"Add credit for {tenant.name}",
-        submit="Add credit",
-        effect=f"Reduces future invoices of {tenant.name}, before tax, until the credit is used up or expires.",
+        title=_("Add credit for %(name)s") % {"name": tenant.name},
+        submit=_("Add credit"),
+        effect=_("Reduces future invoices of %(name)s, before tax, until the credit is used up or expires.")
+        % {"name": tenant.name},
         back=ctx.url("operator-tenants-detail", tenant.pk),
-        message=lambda grant: f"{dollars(grant.nano // NANO_A_CENT, currency)} credit added for {tenant.name}.",
+        message=lambda grant: (
+            _("%(dollars)s credit added for %(name)s.")
+            % {"dollars": dollars(grant.nano // NANO_A_CENT, currency), "name": tenant.name}
+        ),
         danger=False,
     )
 
@@ -351,6 +390,7 @@ def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
 
 urlpatterns = [
     path("operator/billing/", billing, name="operator-billing"),
+    *page.TOOLS.operator_urls("operator/billing/"),
     PANELS.operator_url("operator/billing/"),
     path("operator/billing/months/<int:period>/draft", draft, name="operator-billing-draft"),
     path("operator/billing/months/<int:period>/finalize", finalize_all, name="operator-billing-finalize-all"),

@@ -8,6 +8,7 @@ import redis
 from django.http import HttpResponse
 from django.template.loader import render_to_string
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from frontend.core.gauges import percent
 from frontend.core.page_context import PageContext, operator_page
@@ -39,7 +40,7 @@ def result(ctx: PageContext) -> HttpResponse:
     except redis.RedisError:
         found = {"state": "running"}
     if found is None:
-        return _fragment(ctx, error="The check ended without a result. Try again.")
+        return _fragment(ctx, error=_("The check ended without a result. Try again."))
     if found["state"] == "running":
         return _fragment(ctx, check_id=check_id)
     if error := found.get("error"):
@@ -53,12 +54,12 @@ def _view_model(report: dict[str, Any]) -> dict[str, Any]:
     problems = [problem["message"] for problem in checkpoint["problems"]]
     if fit.get("problem"):
         problems.append(fit["problem"])
-    values: list[tuple[str, str]] = [("Architecture", checkpoint["architecture"] or "–")]
+    values: list[tuple[str, str]] = [(_("Architecture"), checkpoint["architecture"] or "–")]
     for label, name, unit in (
-        ("Context", "context", "tokens"),
-        ("Streams of that context", "streams", ""),
-        ("One stream, at most", "decode_tokens_per_second", "tokens/s"),
-        ("All streams, at most", "batch_tokens_per_second", "tokens/s"),
+        (_("Context"), "context", "tokens"),
+        (_("Streams of that context"), "streams", ""),
+        (_("One stream, at most"), "decode_tokens_per_second", "tokens/s"),
+        (_("All streams, at most"), "batch_tokens_per_second", "tokens/s"),
     ):
         if fit.get(name) is not None:
             values.append((label, f"{fit[name]:,.0f} {unit}".strip()))
@@ -77,7 +78,7 @@ def _memory(fit: dict[str, Any], machine: dict[str, Any]) -> dict[str, Any] | No
     if not free or fit.get("weight_bytes") is None:
         return None
     parts: list[tuple[str, str, str, str, str]] = []
-    for label, name, kind in (("Weights", "weight_bytes", "fill"), ("KV cache", "kv_bytes", "reserved")):
+    for label, name, kind in ((_("Weights"), "weight_bytes", "fill"), (_("KV cache"), "kv_bytes", "reserved")):
         if (size := fit.get(name)) is not None:
             parts.append((label, _gib(size), kind, percent(used, free), percent(min(size, free - used), free)))
             used = min(used + size, free)

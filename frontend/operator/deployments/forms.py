@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from django import forms
+from django.utils.translation import gettext as _
 
+from frontend.core.languages import lazy_text as _lazy
+from frontend.core.numbers import exact
 from inference_worker.contract.config import DTypeName, QuantizationName, SpeculationName
 from inference_worker.contract.output_formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
 from inference_worker.contract.upstream_presets import PRESETS
@@ -37,80 +40,93 @@ class DeploymentForm(forms.Form):
     """The options of a deployment."""
 
     name = forms.CharField(
-        label="Name", max_length=64, widget=_BOX, help_text="The model name that requests use, e.g. llama-3.2-1b"
+        label=_lazy("Name"),
+        max_length=64,
+        widget=_BOX,
+        help_text=_lazy("The model name that requests use, e.g. llama-3.2-1b"),
     )
     source = forms.CharField(
-        label="Source",
+        label=_lazy("Source"),
         max_length=1024,
         widget=_MONO,
-        help_text="A model directory or a .gguf file on the machines of the workers, embedded, or embedded:minilm",
+        help_text=_lazy(
+            "A model directory or a .gguf file on the machines of the workers, embedded, or embedded:minilm"
+        ),
     )
     revision = forms.CharField(
-        label="Revision",
+        label=_lazy("Revision"),
         max_length=128,
         required=False,
         widget=_BOX,
-        help_text="Identifies the content of the source. A new revision is loaded beside the old one",
+        help_text=_lazy("Identifies the content of the source. A new revision is loaded beside the old one"),
     )
-    dtype = forms.ChoiceField(label="Precision", choices=_choices(*get_args(DTypeName)), initial="auto")
+    dtype = forms.ChoiceField(label=_lazy("Precision"), choices=_choices(*get_args(DTypeName)), initial="auto")
     quantization = forms.ChoiceField(
-        label="Quantization",
+        label=_lazy("Quantization"),
         choices=_choices(*get_args(QuantizationName)),
         initial="none",
-        help_text="Of the weights when they are loaded",
+        help_text=_lazy("Of the weights when they are loaded"),
     )
     kv_cache_dtype = forms.ChoiceField(
-        label="KV cache precision",
+        label=_lazy("KV cache precision"),
         required=False,
-        choices=[("auto", "Precision of the model"), *_choices("int8", "fp8")],
+        choices=[("auto", _lazy("Precision of the model")), *_choices("int8", "fp8")],
         initial="auto",
-        help_text="int8 on CPUs, fp8 on GPUs. Fits about twice the tokens",
+        help_text=_lazy("int8 on CPUs, fp8 on GPUs. Fits about twice the tokens"),
     )
     max_model_len = forms.IntegerField(
-        label="Maximum context", required=False, help_text="Tokens. Leave blank for the model's own maximum"
+        label=_lazy("Maximum context"),
+        required=False,
+        help_text=_lazy("Tokens. Leave blank for the model's own maximum"),
     )
     kv_cache_memory = forms.CharField(
-        label="KV cache memory",
+        label=_lazy("KV cache memory"),
         max_length=16,
         required=False,
         widget=_BOX,
-        help_text="A size, e.g. 2GiB, or a share, e.g. 0.9. Leave blank for the worker's setting",
+        help_text=_lazy("A size, e.g. 2GiB, or a share, e.g. 0.9. Leave blank for the worker's setting"),
     )
     block_size = forms.IntegerField(
-        label="Block size", required=False, help_text="Tokens. Leave blank for the worker's setting"
+        label=_lazy("Block size"), required=False, help_text=_lazy("Tokens. Leave blank for the worker's setting")
     )
     speculation = forms.ChoiceField(
-        label="Speculative decoding",
+        label=_lazy("Speculative decoding"),
         required=False,
-        choices=[("", "Worker's setting"), *_choices(*get_args(SpeculationName))],
+        choices=[("", _lazy("Worker's setting")), *_choices(*get_args(SpeculationName))],
     )
     draft_model = forms.CharField(
-        label="Draft model",
+        label=_lazy("Draft model"),
         max_length=1024,
         required=False,
         widget=_MONO,
-        help_text="A source with the same tokenizer, or the quantized model, e.g. self:int8. Leave blank for none",
+        help_text=_lazy(
+            "A source with the same tokenizer, or the quantized model, e.g. self:int8. Leave blank for none"
+        ),
     )
     pools = forms.CharField(
-        label="Replicas",
+        label=_lazy("Replicas"),
         initial="default=1",
         max_length=1024,
         widget=_BOX,
-        help_text="Worker pool=replicas, comma-separated. 0: one on each worker of the pool",
+        help_text=_lazy("Worker pool=replicas, comma-separated. 0: one on each worker of the pool"),
     )
     idle_seconds = forms.IntegerField(
-        label="Scale to zero after",
+        label=_lazy("Scale to zero after"),
         required=False,
         min_value=0,
         max_value=MAX_IDLE_SECONDS,
-        help_text="Seconds without requests. Leave blank to keep it loaded",
+        help_text=_lazy("Seconds without requests. Leave blank to keep it loaded"),
     )
     default_max_tokens = forms.IntegerField(
-        label="Default max_tokens", required=False, help_text="For requests without a limit. Leave blank for 1,024"
+        label=_lazy("Default max_tokens"),
+        required=False,
+        help_text=_lazy("For requests without a limit. Leave blank for 1,024"),
     )
-    tool_parser = forms.ChoiceField(label="Tool parser", choices=_choices(AUTO, NONE, *TOOL_FORMATS), initial=AUTO)
+    tool_parser = forms.ChoiceField(
+        label=_lazy("Tool parser"), choices=_choices(AUTO, NONE, *TOOL_FORMATS), initial=AUTO
+    )
     reasoning_parser = forms.ChoiceField(
-        label="Reasoning parser", choices=_choices(AUTO, NONE, *REASONING_FORMATS), initial=AUTO
+        label=_lazy("Reasoning parser"), choices=_choices(AUTO, NONE, *REASONING_FORMATS), initial=AUTO
     )
 
     def __init__(self, data: Any = None, row: Deployment | None = None) -> None:
@@ -122,9 +138,9 @@ class DeploymentForm(forms.Form):
     def clean_pools(self) -> dict[str, int]:
         pools = {}
         for part in self.cleaned_data["pools"].split(","):
-            name, _, count = part.strip().partition("=")
+            name, _sign, count = part.strip().partition("=")
             if not name or not count.isdecimal() or len(count) > 4:
-                raise forms.ValidationError("Enter a pool and its number of replicas, e.g. default=1.")
+                raise forms.ValidationError(_("Enter a pool and its number of replicas, e.g. default=1."))
             pools[name] = int(count)
         return pools
 
@@ -139,57 +155,67 @@ class UpstreamForm(DeploymentForm):
     """The options of a deployment that another server runs."""
 
     engine = forms.ChoiceField(
-        label="Runs on",
+        label=_lazy("Runs on"),
         choices=[
-            (UpstreamEngine.OPENAI.value, "An OpenAI-compatible server"),
-            (UpstreamEngine.ANTHROPIC.value, "An Anthropic-compatible server"),
-            (UpstreamEngine.MANAGED.value, "A server that the worker starts"),
+            (UpstreamEngine.OPENAI.value, _lazy("An OpenAI-compatible server")),
+            (UpstreamEngine.ANTHROPIC.value, _lazy("An Anthropic-compatible server")),
+            (UpstreamEngine.MANAGED.value, _lazy("A server that the worker starts")),
         ],
     )
     preset = forms.ChoiceField(
-        label="Provider",
+        label=_lazy("Provider"),
         required=False,
-        choices=[("", "Other"), *((name, preset.title) for name, preset in PRESETS.items())],
-        help_text="Sets the authentication and the parameters that requests may have",
+        choices=[("", _lazy("Other")), *((name, preset.title) for name, preset in PRESETS.items())],
+        help_text=_lazy("Sets the authentication and the parameters that requests may have"),
     )
     base_url = forms.CharField(
-        label="Base URL",
+        label=_lazy("Base URL"),
         max_length=1024,
         required=False,
         widget=_MONO,
-        help_text="With the version, e.g. https://api.example.com/v1. Leave blank for the provider's URL",
+        help_text=_lazy("With the version, e.g. https://api.example.com/v1. Leave blank for the provider's URL"),
     )
     upstream_model = forms.CharField(
-        label="Upstream model", max_length=256, widget=_MONO, help_text="The model's name at the upstream"
+        label=_lazy("Upstream model"), max_length=256, widget=_MONO, help_text=_lazy("The model's name at the upstream")
     )
     command = forms.CharField(
-        label="Command",
+        label=_lazy("Command"),
         max_length=MAX_COMMAND_LENGTH,
         required=False,
         widget=_MONO,
-        help_text="Of a server that the worker starts, e.g. vllm serve {model} --host {host} --port {port}",
+        help_text=_lazy("Of a server that the worker starts, e.g. vllm serve {model} --host {host} --port {port}"),
     )
     credential_id = forms.TypedChoiceField(
-        label="Credential", required=False, coerce=int, empty_value=None, help_text="Stored API key of the upstream"
+        label=_lazy("Credential"),
+        required=False,
+        coerce=int,
+        empty_value=None,
+        help_text=_lazy("Stored API key of the upstream"),
     )
     secret = forms.CharField(
-        label="New API key",
+        label=_lazy("New API key"),
         max_length=MAX_SECRET_LENGTH,
         required=False,
         widget=_SECRET,
-        help_text="Instead of a credential. Stored encrypted with the deployment's name, and never shown again",
+        help_text=_lazy("Instead of a credential. Stored encrypted with the deployment's name, and never shown again"),
     )
     allow_internal = forms.BooleanField(
-        label="Allow internal addresses", required=False, help_text="For servers in your own network"
+        label=_lazy("Allow internal addresses"), required=False, help_text=_lazy("For servers in your own network")
     )
     concurrency = forms.IntegerField(
-        label="Concurrent requests", initial=256, min_value=1, max_value=MAX_CONCURRENCY, help_text="Per replica"
+        label=_lazy("Concurrent requests"),
+        initial=256,
+        min_value=1,
+        max_value=MAX_CONCURRENCY,
+        help_text=_lazy("Per replica"),
     )
-    images = forms.BooleanField(label="Image input", required=False)
-    tools = forms.BooleanField(label="Tool calls", required=False, initial=True)
-    reasoning = forms.BooleanField(label="Reasoning", required=False)
-    task = forms.ChoiceField(label="Task", choices=_choices("generate", "embed"), initial="generate")
-    dimensions = forms.IntegerField(label="Dimensions", required=False, help_text="Vector size, if the task is embed")
+    images = forms.BooleanField(label=_lazy("Image input"), required=False)
+    tools = forms.BooleanField(label=_lazy("Tool calls"), required=False, initial=True)
+    reasoning = forms.BooleanField(label=_lazy("Reasoning"), required=False)
+    task = forms.ChoiceField(label=_lazy("Task"), choices=_choices("generate", "embed"), initial="generate")
+    dimensions = forms.IntegerField(
+        label=_lazy("Dimensions"), required=False, help_text=_lazy("Vector size, if the task is embed")
+    )
 
     field_order = (
         *("name", "engine", "preset", "base_url", "command", "upstream_model", "credential_id", "secret"),
@@ -203,7 +229,9 @@ class UpstreamForm(DeploymentForm):
         super().__init__(data, row)
         for name in _OWN_ENGINE:
             del self.fields[name]
-        self.fields["max_model_len"].help_text = f"Tokens. Leave blank for {DEFAULT_CONTEXT_LENGTH:,}"
+        self.fields["max_model_len"].help_text = _("Tokens. Leave blank for %(limit)s") % {
+            "limit": exact(DEFAULT_CONTEXT_LENGTH)
+        }
         choice = self.fields["credential_id"]
         choice.choices = [("", "None"), *credentials]  # type: ignore[attr-defined]
         if row is not None:
@@ -223,12 +251,12 @@ class TestCallForm(forms.Form):
 
     __test__ = False  # for pytest
     api_key = forms.CharField(
-        label="API key",
+        label=_lazy("API key"),
         max_length=200,
         widget=_SECRET,
-        help_text="The request is billed to its tenant. The key is not stored",
+        help_text=_lazy("The request is billed to its tenant. The key is not stored"),
     )
-    prompt = forms.CharField(label="Prompt", max_length=2000, initial=PROMPT)
+    prompt = forms.CharField(label=_lazy("Prompt"), max_length=2000, initial=PROMPT)
 
 
 def _initial(row: Deployment) -> dict[str, Any]:

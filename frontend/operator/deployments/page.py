@@ -11,8 +11,11 @@ import redis
 from django.conf import settings
 from django.db import connection
 from django.db.models import Sum
+from django.utils.translation import gettext as _
 
 from billing.models import DailyCost
+from frontend.core.languages import in_sentence
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import Choice, changed_url, text_param
 from frontend.core.numbers import Margin, Money
 from frontend.core.page_context import PageContext
@@ -31,17 +34,17 @@ HOUR, HOUR_MINUTES = timedelta(hours=1), 60
 RATE_MINUTES, TREND_MINUTES = 5, 2  # of the rate, and of a point of its trend
 MIN_FAILING_SHARE = 5  # an upstream is failing if one of this many requests fails
 LABELS: Mapping[DeploymentState, tuple[str, str]] = {  # label and badge
-    DeploymentState.READY: ("Ready", "good"),
-    DeploymentState.UPDATING: ("Updating", "info"),
-    DeploymentState.LOADING: ("Loading", "info"),
-    DeploymentState.PENDING: ("No worker", "warn"),
-    DeploymentState.DEGRADED: ("Degraded", "warn"),
-    DeploymentState.FAILED: ("Failed", "bad"),
-    DeploymentState.SCALED_TO_ZERO: ("Scaled to zero", ""),
-    DeploymentState.DRAINING: ("Draining", "warn"),
-    DeploymentState.DRAINED: ("Drained", "warn"),
-    DeploymentState.UNLOADED: ("Unloaded", ""),
-    DeploymentState.UNKNOWN: ("Unknown", "warn"),
+    DeploymentState.READY: (_lazy("Ready"), "good"),
+    DeploymentState.UPDATING: (_lazy("Updating"), "info"),
+    DeploymentState.LOADING: (_lazy("Loading"), "info"),
+    DeploymentState.PENDING: (_lazy("No worker"), "warn"),
+    DeploymentState.DEGRADED: (_lazy("Degraded"), "warn"),
+    DeploymentState.FAILED: (_lazy("Failed"), "bad"),
+    DeploymentState.SCALED_TO_ZERO: (_lazy("Scaled to zero"), ""),
+    DeploymentState.DRAINING: (_lazy("Draining"), "warn"),
+    DeploymentState.DRAINED: (_lazy("Drained"), "warn"),
+    DeploymentState.UNLOADED: (_lazy("Unloaded"), ""),
+    DeploymentState.UNKNOWN: (_lazy("Unknown"), "warn"),
 }
 _TRAFFIC = """
 SELECT served_model, percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_ms)
@@ -110,7 +113,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
     found = statuses(ctx)
     states = [status.state for status in found]
     not_ready = [
-        f"{states.count(state)} {LABELS[state][0].lower()}"
+        f"{states.count(state)} {in_sentence(str(LABELS[state][0]))}"
         for state in DeploymentState
         if state != DeploymentState.READY and state in states
     ]
@@ -118,7 +121,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
     known = [cost for cost in spent.values() if cost.cost is not None]
     below = [name for name, cost in spent.items() if _is_below_cost(cost)]
     return {
-        "ready_of": f"{states.count(DeploymentState.READY)} of {len(found)}",
+        "ready_of": _("%(ready)s of %(number)s") % {"ready": states.count(DeploymentState.READY), "number": len(found)},
         "not_ready": ", ".join(not_ready),
         "tokens": sum(map(_rate, _TOKENS_BY_MINUTE.get(ctx.now).values())),
         "running": sum(status.running for status in found),
@@ -149,7 +152,7 @@ def deployments(ctx: PageContext) -> dict[str, Any]:
 def filters(ctx: PageContext) -> dict[str, Any]:
     """Return the typed text, the chosen state, and links to the list of each state that a deployment has."""
     states, chosen, url = [status.state for status in statuses(ctx)], ctx.query.get("state", ""), ctx.url(_PAGE)
-    links = [Choice(f"All {len(states)}", changed_url(ctx, url, state=""), not chosen)]
+    links = [Choice(_("All %(states)s") % {"states": len(states)}, changed_url(ctx, url, state=""), not chosen)]
     links += [
         Choice(f"{LABELS[state][0]} {states.count(state)}", changed_url(ctx, url, state=state.value), state == chosen)
         for state in DeploymentState
@@ -204,15 +207,15 @@ def _upstream_row(status: DeploymentStatus, counts: Sequence[Any] | None) -> dic
     if status.state != DeploymentState.READY:
         label, badge = LABELS[status.state]
     elif failed * MIN_FAILING_SHARE >= total > 0:
-        label, badge = "Failing", "bad"
+        label, badge = _("Failing"), "bad"
     elif overloaded:
-        label, badge = "Rate limited", "warn"
+        label, badge = _("Rate limited"), "warn"
     else:
         label, badge = LABELS[status.state]
     row = status.deployment
     return {
         "name": row.name,
-        "host": "Managed" if row.engine == UpstreamEngine.MANAGED else urlsplit(row.source).hostname or row.source,
+        "host": _("Managed") if row.engine == UpstreamEngine.MANAGED else urlsplit(row.source).hostname or row.source,
         "model": row.upstream_model,
         "shares_cache": row.upstream is not None and not preset_of(row.upstream).cache_key,
         "label": label,

@@ -8,9 +8,11 @@ from django import forms
 from django.conf import settings
 from django.http import HttpResponse
 from django.urls import path, reverse
+from django.utils.translation import gettext as _
 
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, operator_page
@@ -29,9 +31,9 @@ TEST_SECONDS = 60.0  # of a test call
 PANELS = Panels(
     "operator-deployments-panel",
     (
-        Panel("stats", "Figures", "operator/deployments/stats.html", page.stats, every=15),
-        Panel("list", "Deployments", "operator/deployments/list.html", page.deployments, every=5),
-        Panel("upstreams", "Upstreams", "operator/deployments/upstreams.html", page.upstreams, every=15),
+        Panel("stats", _lazy("Figures"), "operator/deployments/stats.html", page.stats, every=15),
+        Panel("list", _lazy("Deployments"), "operator/deployments/list.html", page.deployments, every=5),
+        Panel("upstreams", _lazy("Upstreams"), "operator/deployments/upstreams.html", page.upstreams, every=15),
     ),
 )
 
@@ -40,7 +42,7 @@ PANELS = Panels(
 def deployments(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         context: dict[str, Any] = {"filters": page.filters(ctx), "metering": metering(ctx.now)}
-    return render_page(ctx, "operator/deployments/page.html", "Deployments", panels=PANELS, **context)
+    return render_page(ctx, "operator/deployments/page.html", _("Deployments"), panels=PANELS, **context)
 
 
 @operator_page(methods=FORM, step_up=True)
@@ -51,13 +53,13 @@ def new(ctx: PageContext) -> HttpResponse:
 
     return form_view(
         ctx,
-        "Add deployment",
+        _("Add deployment"),
         DeploymentForm(bound_data(ctx)),
         add,
         message=_added,
         template="operator/deployments/form.html",
-        other=("operator-deployments-new-upstream", "Add a model of another server or provider"),
-        **_sheet("Add deployment"),
+        other=("operator-deployments-new-upstream", _("Add a model of another server or provider")),
+        **_sheet(_("Add deployment")),
     )
 
 
@@ -69,13 +71,13 @@ def new_upstream(ctx: PageContext) -> HttpResponse:
 
     return form_view(
         ctx,
-        "Add upstream",
+        _("Add upstream"),
         UpstreamForm(bound_data(ctx), None, _credentials(ctx)),
         add,
         message=_added,
         template="operator/deployments/new.html",
-        other=("operator-deployments-new", "Add a model that Millrace's engine runs"),
-        **_sheet("Add deployment"),
+        other=("operator-deployments-new", _("Add a model that Millrace's engine runs")),
+        **_sheet(_("Add deployment")),
     )
 
 
@@ -93,11 +95,11 @@ def test(ctx: PageContext) -> HttpResponse:
 
     return form_view(
         ctx,
-        f"Test {name}",
+        _("Test %(name)s") % {"name": name},
         TestCallForm(bound_data(ctx)),
         send,
-        message=lambda result: f"{name} answered: {result.summary}",
-        **_sheet("Send request"),
+        message=lambda result: _("%(name)s answered: %(summary)s") % {"name": name, "summary": result.summary},
+        **_sheet(_("Send request")),
     )
 
 
@@ -109,38 +111,44 @@ def edit(ctx: PageContext) -> HttpResponse:
         if row.upstream is None
         else UpstreamForm(bound_data(ctx), row, _credentials(ctx))
     )
-    effect = (
-        "A change of the source, revision, precision, context, KV cache or parsers loads a new version beside the old"
-        " one, which serves until then."
+    effect = _(
+        "A change of the source, revision, precision, context, KV cache or parsers loads a new version "
+        "beside the old one, which serves until then."
     )
     return form_view(
         ctx,
-        f"Edit {row.name}",
+        _("Edit %(name)s") % {"name": row.name},
         form,
         lambda data: catalog.do_update_deployment(row.name, **data),
-        message=lambda changed: f"{changed.name} was updated.",
-        **_sheet("Save", effect),
+        message=lambda changed: _("%(name)s was updated.") % {"name": changed.name},
+        **_sheet(_("Save"), effect),
     )
 
 
 @operator_page(methods=FORM, step_up=True)
 def load(ctx: PageContext) -> HttpResponse:
     name = _deployment(ctx).name
-    return _state_view(ctx, name, WantedState.LOADED, "Load", f"Workers load {name}, and it accepts requests.")
+    return _state_view(
+        ctx, name, WantedState.LOADED, _("Load"), _("Workers load %(name)s, and it accepts requests.") % {"name": name}
+    )
 
 
 @operator_page(methods=FORM, step_up=True)
 def drain(ctx: PageContext) -> HttpResponse:
     name = _deployment(ctx).name
-    effect = f"{name} accepts no new requests: they receive 503. Running streams end, and the weights stay loaded."
-    return _state_view(ctx, name, WantedState.DRAINED, "Drain", effect)
+    effect = _(
+        "%(name)s accepts no new requests: they receive 503. Running streams end, and the weights stay loaded."
+    ) % {"name": name}
+    return _state_view(ctx, name, WantedState.DRAINED, _("Drain"), effect)
 
 
 @operator_page(methods=FORM, step_up=True)
 def unload(ctx: PageContext) -> HttpResponse:
     name = _deployment(ctx).name
-    effect = f"{name} accepts no new requests: they receive 503. Its weights are dropped after its running streams."
-    return _state_view(ctx, name, WantedState.UNLOADED, "Unload", effect)
+    effect = _(
+        "%(name)s accepts no new requests: they receive 503. Its weights are dropped after its running streams."
+    ) % {"name": name}
+    return _state_view(ctx, name, WantedState.UNLOADED, _("Unload"), effect)
 
 
 @operator_page(methods=FORM, step_up=True)
@@ -148,27 +156,32 @@ def remove(ctx: PageContext) -> HttpResponse:
     name = _deployment(ctx).name
     return form_view(
         ctx,
-        f"Remove {name}",
+        _("Remove %(name)s") % {"name": name},
         Confirm(name, bound_data(ctx)),
         lambda _: catalog.do_remove_deployment(name),
-        message=lambda _: f"{name} was removed.",
+        message=lambda _done: _("%(name)s was removed.") % {"name": name},
         danger=True,
-        **_sheet("Remove", f"Requests for {name} receive 404. Running streams end first. Prices and usage stay."),
+        **_sheet(
+            _("Remove"),
+            _("Requests for %(name)s receive 404. Running streams end first. Prices and usage stay.") % {"name": name},
+        ),
     )
 
 
 @operator_page(methods=FORM, step_up=True)
 def price(ctx: PageContext) -> HttpResponse:
     name = _deployment(ctx).name
-    effect = f"Requests for {name} receive 503 until it has a price. Another operator publishes the draft."
+    effect = _("Requests for %(name)s receive 503 until it has a price. Another operator publishes the draft.") % {
+        "name": name
+    }
     return form_view(
         ctx,
-        f"Draft a price of {name}",
+        _("Draft a price of %(name)s") % {"name": name},
         forms.Form(bound_data(ctx)),  # a form without fields
         lambda _: catalog.do_draft_offered_price(name, by=ctx.user),
-        message=lambda draft: f"Draft {draft.pk} was created. Review it in the price book.",
+        message=lambda draft: _("Draft %(number)s was created. Review it in the price book.") % {"number": draft.pk},
         then=lambda draft: reverse("operator-prices-detail", args=[draft.pk]),
-        **_sheet("Create draft", effect),
+        **_sheet(_("Create draft"), effect),
     )
 
 
@@ -181,13 +194,22 @@ def _credentials(ctx: PageContext) -> list[tuple[int, str]]:
 
 def _added(row: Deployment) -> str:
     if catalog.has_price(row.name):
-        return f"{row.name} was added. Workers load it."
-    return f"{row.name} was added. It has no price yet: its requests receive 503 until you publish one."
+        return _("%(name)s was added. Workers load it.") % {"name": row.name}
+    return _("%(name)s was added. It has no price yet: its requests receive 503 until you publish one.") % {
+        "name": row.name
+    }
 
 
 def _deployment(ctx: PageContext) -> Deployment:
     found: Deployment = ctx.get(lambda: Deployment.objects.filter(name=ctx.arguments["name"]))
     return found
+
+
+_STATES_DONE = {
+    WantedState.LOADED: _lazy("%(name)s is being loaded."),
+    WantedState.DRAINED: _lazy("%(name)s is being drained."),
+    WantedState.UNLOADED: _lazy("%(name)s is being unloaded."),
+}
 
 
 def _state_view(ctx: PageContext, name: str, state: WantedState, submit: str, effect: str) -> HttpResponse:
@@ -196,7 +218,7 @@ def _state_view(ctx: PageContext, name: str, state: WantedState, submit: str, ef
         f"{submit} {name}",
         forms.Form(bound_data(ctx)),
         lambda _: catalog.do_set_deployment_state(name, state),
-        message=lambda _: f"{name} is being {state.value}.",
+        message=lambda _done: _STATES_DONE[state] % {"name": name},
         danger=state != WantedState.LOADED,
         **_sheet(submit, effect),
     )
@@ -204,7 +226,7 @@ def _state_view(ctx: PageContext, name: str, state: WantedState, submit: str, ef
 
 def _sheet(submit: str, effect: str = "") -> dict[str, Any]:
     back = reverse("operator-deployments")
-    return {"submit": submit, "back": back, "effect": effect, "breadcrumbs": (Breadcrumb("Deployments", back),)}
+    return {"submit": submit, "back": back, "effect": effect, "breadcrumbs": (Breadcrumb(_("Deployments"), back),)}
 
 
 urlpatterns = [

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import redis
+from django.utils.translation import gettext as _
 
 from frontend.core.charts import Chart, Series, Unit
 from frontend.core.lists import Choice, with_query
@@ -56,8 +57,8 @@ def query_of(ctx: PageContext) -> FleetQuery:
     model = model if model in known else ""
     label, length, bucket = RANGES[name]
     end = ctx.now + bucket - (ctx.now - _EPOCH) % bucket
-    spans = tuple(Choice(text, _url(option, model), option == name) for option, (text, _, _) in RANGES.items())
-    models = tuple(Choice(option or "All models", _url(name, option), option == model) for option in ("", *known))
+    spans = tuple(Choice(text, _url(option, model), option == name) for option, (text, *_rest) in RANGES.items())
+    models = tuple(Choice(option or _("All models"), _url(name, option), option == model) for option in ("", *known))
     return FleetQuery(name, label, end - length, end, bucket, model, spans, models if len(known) > 1 else ())
 
 
@@ -76,7 +77,7 @@ def history(ctx: PageContext) -> dict[str, Any]:
     query = query_of(ctx)
     points = _points(query, query.bucket)
     pairs = {(point.worker, point.model) for point in points}
-    shared = {worker for worker, count in Counter(worker for worker, _ in pairs).items() if count > 1}
+    shared = {worker for worker, count in Counter(worker for worker, _model in pairs).items() if count > 1}
     names = {pair: " · ".join(pair) if pair[0] in shared else pair[0] for pair in pairs}
     served: dict[str, int] = {}
     for point in points:
@@ -85,12 +86,18 @@ def history(ctx: PageContext) -> dict[str, Any]:
     drawn = sorted(sorted(served, key=lambda name: -served[name])[:CHARTS])
     seen = {(point.at, names[point.worker, point.model]): point for point in points}
     kinds: tuple[tuple[str, str, str, Unit, Callable[[FleetPoint], int | None]], ...] = (
-        ("compute", "Compute use", "share of time in forward passes", "percent", lambda point: point.forward),
-        ("batch", "Batch size", "requests per step, average", "decimal", lambda point: point.batch),
-        ("memory", "KV cache use", "blocks held by running requests", "percent", lambda point: point.kv_used),
-        ("queue", "Queue", "requests claimed and not started, maximum", "count", lambda point: point.waiting),
-        ("hits", "Prefix-cache hits", "share of prompt tokens", "percent", lambda point: point.hits),
-        ("tokens", "Tokens served", f"every {_minutes(query.bucket)}", "tokens", lambda point: point.tokens),
+        ("compute", _("Compute use"), _("share of time in forward passes"), "percent", lambda point: point.forward),
+        ("batch", _("Batch size"), _("requests per step, average"), "decimal", lambda point: point.batch),
+        ("memory", _("KV cache use"), _("blocks held by running requests"), "percent", lambda point: point.kv_used),
+        ("queue", _("Queue"), _("requests claimed and not started, maximum"), "count", lambda point: point.waiting),
+        ("hits", _("Prefix-cache hits"), _("share of prompt tokens"), "percent", lambda point: point.hits),
+        (
+            "tokens",
+            _("Tokens served"),
+            _("every %(minutes)s") % {"minutes": _minutes(query.bucket)},
+            "tokens",
+            lambda point: point.tokens,
+        ),
     )
     drawings = [
         (title, detail, _chart(ctx, query, name, f"{title}, {detail}", unit, read, drawn, seen))
@@ -156,7 +163,11 @@ def _cost(of: ModelCost) -> dict[str, Any]:
 
 def _minutes(bucket: timedelta) -> str:
     minutes = bucket // MINUTE
-    return f"{minutes} minutes" if minutes < 60 else f"{minutes // 60} hours"
+    return (
+        _("%(minutes)s minutes") % {"minutes": minutes}
+        if minutes < 60
+        else _("%(minutes)s hours") % {"minutes": minutes // 60}
+    )
 
 
 def _url(name: str, model: str) -> str:

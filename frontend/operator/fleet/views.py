@@ -7,9 +7,11 @@ from typing import Any
 from django import forms
 from django.http import Http404, HttpResponse
 from django.urls import path, reverse
+from django.utils.translation import gettext as _
 
 from billing.pricing.price_book import nano_per_million
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, operator_page
@@ -22,9 +24,9 @@ from millrace.apps.operations.deployments import served_specs
 PANELS = Panels(
     "operator-fleet-panel",
     (
-        Panel("workers", "Workers", "operator/fleet/workers.html", page.workers, every=30),
-        Panel("history", "History", "operator/fleet/history.html", page.history, every=60),
-        Panel("cost", "Cost and price", "operator/fleet/cost.html", page.cost, every=60),
+        Panel("workers", _lazy("Workers"), "operator/fleet/workers.html", page.workers, every=30),
+        Panel("history", _lazy("History"), "operator/fleet/history.html", page.history, every=60),
+        Panel("cost", _lazy("Cost and price"), "operator/fleet/cost.html", page.cost, every=60),
     ),
 )
 
@@ -34,8 +36,8 @@ class FleetMachineCost(forms.Form):
 
     amount = forms.CharField(
         max_length=20,
-        label="USD per hour and replica",
-        help_text="Machine, power and hosting cost, e.g. 0.40",
+        label=_lazy("USD per hour and replica"),
+        help_text=_lazy("Machine, power and hosting cost, e.g. 0.40"),
         widget=forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"}),
     )
 
@@ -43,13 +45,13 @@ class FleetMachineCost(forms.Form):
         try:
             return nano_per_million(self.cleaned_data["amount"].strip().removeprefix("$"))
         except ValueError as exc:
-            raise forms.ValidationError(f"Enter an amount, e.g. 0.40: {exc}.") from exc
+            raise forms.ValidationError(_("Enter an amount, e.g. 0.40: %(exc)s.") % {"exc": exc}) from exc
 
 
 @operator_page()
 def fleet(ctx: PageContext) -> HttpResponse:
     context: dict[str, Any] = {"query": page.query_of(ctx), "metering": metering(ctx.now)}
-    return render_page(ctx, "operator/fleet/page.html", "Fleet", panels=PANELS, **context)
+    return render_page(ctx, "operator/fleet/page.html", _("Fleet"), panels=PANELS, **context)
 
 
 @operator_page(methods=FORM)
@@ -60,13 +62,13 @@ def cost(ctx: PageContext) -> HttpResponse:
     back = reverse("operator-fleet")
     return form_view(
         ctx,
-        f"Machine cost of {model}",
+        _("Machine cost of %(model)s") % {"model": model},
         FleetMachineCost(bound_data(ctx)),
         lambda data: do_set_machine_cost(model, data["amount"]),
-        submit="Save",
+        submit=_("Save"),
         back=back,
-        message=lambda _: f"Machine cost of {model} saved.",
-        breadcrumbs=(Breadcrumb("Fleet", back),),
+        message=lambda _done: _("Machine cost of %(model)s saved.") % {"model": model},
+        breadcrumbs=(Breadcrumb(_("Fleet"), back),),
     )
 
 

@@ -9,9 +9,11 @@ import redis
 from django.conf import settings
 from django.db import connection
 from django.urls import reverse, reverse_lazy
+from django.utils.translation import gettext as _
 
 from billing.models import Reconciliation, UsageQuarantine
-from frontend.core.numbers import duration
+from frontend.core.languages import lazy_text as _lazy
+from frontend.core.numbers import duration, exact
 from frontend.core.page_context import PageContext
 from millrace.apps.operations import health
 from millrace.apps.operations.deployments import served_specs
@@ -25,25 +27,25 @@ UNITS = ("tokens", "requests")
 MILLISECOND = 1000  # microseconds
 # Link of each issue type: label and URL name.
 _SCREENS: dict[IssueType, tuple[str, str]] = {
-    IssueType.BUDGET: ("Budgets", "budgets"),
-    IssueType.COST: ("Margin", "operator-margin"),
-    IssueType.CORDON: ("Workers", "operator-models"),
-    IssueType.FAILURES: ("Fleet", "operator-fleet"),
-    IssueType.MODEL: ("Workers", "operator-models"),
-    IssueType.OBJECTIVE: ("Fleet", "operator-fleet"),
-    IssueType.OVERAGE: ("Margin", "operator-margin"),
-    IssueType.PAYMENT: ("Billing runs", "operator-billing"),
-    IssueType.PREFIX_ROUTING: ("Workers", "operator-models"),
-    IssueType.PRICE: ("Price book", "operator-prices"),
-    IssueType.QUEUE: ("Fleet", "operator-fleet"),
-    IssueType.REPLICA: ("Workers", "operator-models"),
-    IssueType.UNPRICED: ("Price book", "operator-prices"),
-    IssueType.WEBHOOK: ("Webhooks", "webhooks"),
+    IssueType.BUDGET: (_lazy("Budgets"), "budgets"),
+    IssueType.COST: (_lazy("Margin"), "operator-margin"),
+    IssueType.CORDON: (_lazy("Workers"), "operator-models"),
+    IssueType.FAILURES: (_lazy("Fleet"), "operator-fleet"),
+    IssueType.MODEL: (_lazy("Workers"), "operator-models"),
+    IssueType.OBJECTIVE: (_lazy("Fleet"), "operator-fleet"),
+    IssueType.OVERAGE: (_lazy("Margin"), "operator-margin"),
+    IssueType.PAYMENT: (_lazy("Billing runs"), "operator-billing"),
+    IssueType.PREFIX_ROUTING: (_lazy("Workers"), "operator-models"),
+    IssueType.PRICE: (_lazy("Price book"), "operator-prices"),
+    IssueType.QUEUE: (_lazy("Fleet"), "operator-fleet"),
+    IssueType.REPLICA: (_lazy("Workers"), "operator-models"),
+    IssueType.UNPRICED: (_lazy("Price book"), "operator-prices"),
+    IssueType.WEBHOOK: (_lazy("Webhooks"), "webhooks"),
 }
 _PLACES = {
-    IssueType.INVOICE: ("Billing", reverse_lazy("operator-billing")),
-    IssueType.QUARANTINE: ("Quarantine", "#panel-quarantine"),
-    IssueType.RECONCILIATION: ("Report", "#panel-reconciliation"),
+    IssueType.INVOICE: (_lazy("Billing"), reverse_lazy("operator-billing")),
+    IssueType.QUARANTINE: (_lazy("Quarantine"), "#panel-quarantine"),
+    IssueType.RECONCILIATION: (_lazy("Report"), "#panel-reconciliation"),
 }
 
 
@@ -78,7 +80,7 @@ def reconciliation(ctx: PageContext) -> dict[str, Any]:
     rows = [
         {
             "what": next(f"{kind} {difference[kind]}" for kind in KINDS if kind in difference),
-            "tenant": names.get(difference["tenant"], f"tenant {difference['tenant']}"),
+            "tenant": names.get(difference["tenant"], _("tenant %(tenant)s") % {"tenant": difference["tenant"]}),
             "reserved": str(difference.get("reserved", "–")),
             "used": ", ".join(
                 [
@@ -115,29 +117,36 @@ def _link(issue: HealthIssue) -> tuple[str, str]:
 
 def _board_stats(board: FleetStatus | None) -> tuple[Stat, ...]:
     if board is None:
-        return (("Broker", "Unavailable", "new requests receive 503", "bad"),)
+        return ((_("Broker"), _("Unavailable"), _("new requests receive 503"), "bad"),)
     alive = [status for status in board.replicas if status.state != ReplicaState.SILENT]
     ready = sum(status.state == ReplicaState.READY for status in alive)
     waits = [queue for gateway in board.gateways for queue in gateway.presence.waiting if not queue.batch]
     waiting = sum(queue.requests for queue in waits)
     oldest = max((queue.oldest_ms for queue in waits), default=0)
     flight = sum(gateway.presence.in_flight for gateway in board.gateways)
-    queued = f"oldest {duration(oldest * MILLISECOND)}" if waiting else "queue empty"
-    settler, backlog, lag = board.settler, "–", "no settler running"
+    queued = _("oldest %(oldest)s") % {"oldest": duration(oldest * MILLISECOND)} if waiting else _("queue empty")
+    settler, backlog, lag = board.settler, "–", _("no settler running")
     if settler is not None:
         backlog = f"{settler.backlog:,}"
-        lag = f"{duration(settler.lag_ms * MILLISECOND)} behind" if board.settler_runs else lag
+        lag = _("%(lag_ms)s behind") % {"lag_ms": duration(settler.lag_ms * MILLISECOND)} if board.settler_runs else lag
     return (
-        ("Replicas ready", f"{ready} of {len(board.replicas)}", _other_stats(board), "" if ready else "bad"),
-        ("Requests in flight", f"{flight:,}", f"gateways: {len(board.gateways)}", ""),
-        ("Requests waiting", f"{waiting:,}", queued, "warn" if oldest > MILLISECOND else ""),
-        ("Records to settle", backlog, lag, "" if board.settler_runs else "bad"),
+        (
+            _("Replicas ready"),
+            _("%(ready)s of %(replicas)s") % {"ready": ready, "replicas": len(board.replicas)},
+            _other_stats(board),
+            "" if ready else "bad",
+        ),
+        (_("Requests in flight"), f"{flight:,}", f"gateways: {len(board.gateways)}", ""),
+        (_("Requests waiting"), f"{waiting:,}", queued, "warn" if oldest > MILLISECOND else ""),
+        (_("Records to settle"), backlog, lag, "" if board.settler_runs else "bad"),
     )
 
 
 def _other_stats(board: FleetStatus) -> str:
     states = [status.state for status in board.replicas if status.state != ReplicaState.READY]
-    return ", ".join(f"{states.count(state)} {state}" for state in ReplicaState if state in states) or "all accept work"
+    return ", ".join(f"{states.count(state)} {state}" for state in ReplicaState if state in states) or _(
+        "all accept work"
+    )
 
 
 def _ttft(ctx: PageContext) -> Stat:
@@ -151,9 +160,12 @@ def _ttft(ctx: PageContext) -> Stat:
         row: Any = cursor.fetchone()
     p95, number = row
     if p95 is None:
-        return "TTFT, p95", "–", "no requests in the last hour", ""
+        return "TTFT, p95", "–", _("no requests in the last hour"), ""
     late = p95 > objective
-    detail = f"of {number:,} in the last hour; target {duration(objective * MILLISECOND)}"
+    detail = _("of %(number)s in the last hour; target %(objective)s") % {
+        "number": exact(number),
+        "objective": duration(objective * MILLISECOND),
+    }
     return "TTFT, p95", duration(p95 * MILLISECOND), detail, "warn" if late else ""
 
 

@@ -8,10 +8,12 @@ from django import forms
 from django.conf import settings
 from django.http import HttpResponse
 from django.urls import path, reverse
+from django.utils.translation import gettext as _
 
 from billing.actions.quarantine import do_dismiss_quarantined, do_replay_quarantined
 from billing.models import UsageQuarantine
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, operator_page
@@ -22,23 +24,29 @@ from frontend.operator.health import page
 PANELS = Panels(
     "operator-health-panel",
     (
-        Panel("issues", "Needs attention", "operator/health/issues.html", page.issues, every=10),
-        Panel("stats", "Now", "operator/health/stats.html", page.stats, every=5),
-        Panel("queues", "Queues", "operator/health/queues.html", page.queues, every=5),
-        Panel("reconciliation", "Reconciliation", "operator/health/reconciliation.html", page.reconciliation, every=60),
-        Panel("quarantine", "Quarantine", "operator/health/quarantine.html", page.quarantine, every=30),
+        Panel("issues", _lazy("Needs attention"), "operator/health/issues.html", page.issues, every=10),
+        Panel("stats", _lazy("Now"), "operator/health/stats.html", page.stats, every=5),
+        Panel("queues", _lazy("Queues"), "operator/health/queues.html", page.queues, every=5),
+        Panel(
+            "reconciliation",
+            _lazy("Reconciliation"),
+            "operator/health/reconciliation.html",
+            page.reconciliation,
+            every=60,
+        ),
+        Panel("quarantine", _lazy("Quarantine"), "operator/health/quarantine.html", page.quarantine, every=30),
     ),
 )
 
 
 class Dismissal(forms.Form):
-    reason = forms.CharField(max_length=200, label="Reason", help_text="Recorded in the audit log")
+    reason = forms.CharField(max_length=200, label=_lazy("Reason"), help_text=_lazy("Recorded in the audit log"))
 
 
 @operator_page()
 def health(ctx: PageContext) -> HttpResponse:
     context: dict[str, Any] = {"metering": metering(ctx.now), "objective": settings.MILLRACE.ttft_slo_ms}
-    return render_page(ctx, "operator/health/page.html", "Health", panels=PANELS, **context)
+    return render_page(ctx, "operator/health/page.html", _("Health"), panels=PANELS, **context)
 
 
 @operator_page(methods=FORM, step_up=True)
@@ -46,9 +54,9 @@ def replay(ctx: PageContext) -> HttpResponse:
     return _quarantined(
         ctx,
         forms.Form(bound_data(ctx)),  # a form without fields
-        "Settle again",
-        "Prices and stores the record once, as if received now, and bills its tenant.",
-        "Record settled.",
+        _("Settle again"),
+        _("Prices and stores the record once, as if received now, and bills its tenant."),
+        _("Record settled."),
         lambda pk, data: do_replay_quarantined(pk),
     )
 
@@ -58,9 +66,9 @@ def dismiss(ctx: PageContext) -> HttpResponse:
     return _quarantined(
         ctx,
         Dismissal(bound_data(ctx)),
-        "Dismiss",
-        "The usage in this record is never counted or billed.",
-        "Record dismissed.",
+        _("Dismiss"),
+        _("The usage in this record is never counted or billed."),
+        _("Record dismissed."),
         lambda pk, data: do_dismiss_quarantined(pk, data["reason"]),
     )
 
@@ -73,13 +81,13 @@ def _quarantined(
     back = reverse("operator-health")
     return form_view(
         ctx,
-        f"{submit}: record {row.stream_id}",
+        _("%(submit)s: record %(stream_id)s") % {"submit": submit, "stream_id": row.stream_id},
         form,
         lambda data: action(pk, data),
         submit=submit,
         back=back,
         message=lambda _: message,
-        breadcrumbs=(Breadcrumb("Health", back),),
+        breadcrumbs=(Breadcrumb(_("Health"), back),),
         effect=effect,
     )
 

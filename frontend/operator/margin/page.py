@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.http import Http404
+from django.utils.translation import gettext as _
 
 from billing.costs.margin import Group, MarginQuery, MarginRow, execution_costs, margins, month_of, revenues, total
 from billing.models import DailyCost, ExecutionCost
-from frontend.core.lists import Choice, changed_url, options, text_param
+from frontend.core.filter_chips import choice_chip, filter_bar
+from frontend.core.languages import lazy_text as _lazy
+from frontend.core.lists import Choice, changed_url, text_param
 from frontend.core.numbers import Margin, Money, common_places
 from frontend.core.page_context import PageContext
 from tenants.models import Tenant
@@ -20,9 +23,9 @@ MONTHS = 6
 MAX_LISTED = 200  # groups shown; the export has all
 MAX_EXECUTIONS = 25
 GROUPS: dict[str, tuple[str, tuple[Group, ...]]] = {
-    "model": ("Deployment", ("model",)),
-    "tenant": ("Tenant", ("tenant",)),
-    "both": ("Tenant and deployment", ("tenant", "model")),
+    "model": (_lazy("Deployment"), ("model",)),
+    "tenant": (_lazy("Tenant"), ("tenant",)),
+    "both": (_lazy("Tenant and deployment"), ("tenant", "model")),
 }
 DEFAULT_GROUP = "model"
 _MONTH = re.compile(r"20\d\d-(0[1-9]|1[0-2])")
@@ -79,10 +82,16 @@ def filters(ctx: PageContext) -> dict[str, Any]:
     return {
         "months": [Choice(month, changed_url(ctx, url, month=month), month == now.month) for month in months],
         "groups": [
-            Choice(name, changed_url(ctx, url, group=key), key == now.group) for key, (name, _) in GROUPS.items()
+            Choice(name, changed_url(ctx, url, group=key), key == now.group) for key, (name, _names) in GROUPS.items()
         ],
-        "models": options(((name, name) for name in models), now.model),
-        "tenants": options(tenants, now.tenant.slug if now.tenant else ""),
+        "bar": filter_bar(
+            ctx,
+            url,
+            (
+                choice_chip(ctx, url, "model", _("Deployment"), ((name, name) for name in models), now.model or None),
+                choice_chip(ctx, url, "tenant", _("Tenant"), tenants, now.tenant.slug if now.tenant else None),
+            ),
+        ),
         "now": now,
     }
 
@@ -133,8 +142,10 @@ def tenant_names(ids: Iterable[int | None]) -> dict[int, str]:
 
 def _row(ctx: PageContext, row: MarginRow, names: dict[int, str]) -> dict[str, Any]:
     return {
-        "name": row.model or names.get(row.tenant_id or 0, f"tenant {row.tenant_id}"),
-        "detail": names.get(row.tenant_id, f"tenant {row.tenant_id}") if row.model and row.tenant_id else "",
+        "name": row.model or names.get(row.tenant_id or 0, _("tenant %(tenant_id)s") % {"tenant_id": row.tenant_id}),
+        "detail": names.get(row.tenant_id, _("tenant %(tenant_id)s") % {"tenant_id": row.tenant_id})
+        if row.model and row.tenant_id
+        else "",
         "row": row,
         "revenue": Money(row.revenue_femto),
         "cost": Money(row.cost_femto),
@@ -147,7 +158,7 @@ def _row(ctx: PageContext, row: MarginRow, names: dict[int, str]) -> dict[str, A
 def _execution(row: ExecutionCost, revenue: int | None, names: dict[int, str]) -> dict[str, Any]:
     return {
         "cost_of": row,
-        "tenant": names.get(row.tenant_id, f"tenant {row.tenant_id}"),
+        "tenant": names.get(row.tenant_id, _("tenant %(tenant_id)s") % {"tenant_id": row.tenant_id}),
         "revenue": None if revenue is None else Money(revenue),
         "cost": Money(int(row.cost_femto)),
         "margin": None if revenue is None else Margin(revenue, int(row.cost_femto)),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from django.http import HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from billing.costs.margin import margins
 from billing.metering.usage import TooManyRows
 from billing.serializers import usd
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.metering import metering
 from frontend.core.page_context import PageContext, operator_page
 from frontend.core.panels import Panel, Panels
@@ -18,9 +20,9 @@ from tenants import csv_tables
 PANELS = Panels(
     "operator-margin-panel",
     (
-        Panel("stats", "Key figures", "operator/margins/stats.html", page.stats),
-        Panel("groups", "Margin by group", "operator/margins/groups.html", page.groups),
-        Panel("executions", "Newest executions", "operator/margins/executions.html", page.executions),
+        Panel("stats", _lazy("Key figures"), "operator/margins/stats.html", page.stats),
+        Panel("groups", _lazy("Margin by group"), "operator/margins/groups.html", page.groups),
+        Panel("executions", _lazy("Newest executions"), "operator/margins/executions.html", page.executions),
     ),
 )
 _COUNTS = ("executions", "costed", "estimated", "uncosted_tokens")
@@ -32,7 +34,7 @@ def margin(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         filters = page.filters(ctx)
     metered = metering(ctx.now)
-    return render_page(ctx, "operator/margins/page.html", "Margin", panels=PANELS, filters=filters, metering=metered)
+    return render_page(ctx, "operator/margins/page.html", _("Margin"), panels=PANELS, filters=filters, metering=metered)
 
 
 @operator_page()
@@ -44,7 +46,7 @@ def margin_csv(ctx: PageContext) -> HttpResponse:
             rows = margins(now.query)
         except TooManyRows:
             return HttpResponse(
-                "The export would have too many rows. Group by tenant or by deployment, or add a filter.",
+                _("The export would have too many rows. Group by tenant or by deployment, or add a filter."),
                 status=422,
                 content_type="text/plain",
             )

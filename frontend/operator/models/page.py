@@ -10,9 +10,11 @@ from typing import Any
 import redis
 from django.conf import settings
 from django.db import connection
+from django.utils.translation import gettext as _
 
 from billing.models import CompiledRateCard
 from billing.pricing.pricing import Component, Tier
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
 from inference_worker.contract.encoder_config import ModelTask, model_task
@@ -23,7 +25,11 @@ from millrace.apps.operations.history import ttft_p95
 from millrace.apps.operations.models import Cordon
 
 HOUR = timedelta(hours=1)
-_KINDS: Mapping[ModelTask, str] = {"generate": "Answers", "embed": "Embeddings", "rerank": "Rerank"}
+_KINDS: Mapping[ModelTask, str] = {
+    "generate": _lazy("Answers"),
+    "embed": _lazy("Embeddings"),
+    "rerank": _lazy("Rerank"),
+}
 _BADGES = {
     ReplicaState.READY: "good",
     ReplicaState.STARTING: "info",
@@ -125,7 +131,13 @@ def _prices(now: datetime) -> Mapping[str, tuple[tuple[str, Money], ...]]:
 
 def _replica(status: ReplicaStatus, cordon: Cordon | None, p95: int | None) -> dict[str, Any]:
     beat, machine = status.beat, status.beat.machine
-    device = "–" if machine is None else f"{machine.cores} cores" if machine.device == "cpu" else machine.device
+    device = (
+        "–"
+        if machine is None
+        else _("%(cores)s cores") % {"cores": machine.cores}
+        if machine.device == "cpu"
+        else machine.device
+    )
     return {
         "status": status,
         "beat": beat,

@@ -7,9 +7,12 @@ from typing import Any
 from django import forms
 from django.http import Http404, HttpResponse
 from django.urls import path, reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, operator_page
@@ -23,8 +26,8 @@ from millrace.apps.operations.models import Cordon
 PANELS = Panels(
     "operator-models-panel",
     (
-        Panel("models", "Models", "operator/models/models.html", page.models, every=30),
-        Panel("replicas", "Replicas", "operator/models/replicas.html", page.replicas, every=5),
+        Panel("models", _lazy("Models"), "operator/models/models.html", page.models, every=30),
+        Panel("replicas", _lazy("Replicas"), "operator/models/replicas.html", page.replicas, every=5),
     ),
 )
 
@@ -33,34 +36,45 @@ class CordonForm(Confirm):
     """The worker's name and the reason of the cordon."""
 
     reason = forms.CharField(
-        max_length=200, required=False, label="Reason", help_text="Shown here and in the audit log"
+        max_length=200, required=False, label=_lazy("Reason"), help_text=_lazy("Shown here and in the audit log")
     )
 
 
 @operator_page()
 def models(ctx: PageContext) -> HttpResponse:
     return render_page(
-        ctx, "operator/models/page.html", "Models and workers", panels=PANELS, metering=metering(ctx.now)
+        ctx, "operator/models/page.html", _("Models and workers"), panels=PANELS, metering=metering(ctx.now)
     )
 
 
 @operator_page(methods=FORM)
 def cordon(ctx: PageContext) -> HttpResponse:
     worker, effect = _worker(ctx)
-    says = f"{worker} receives no new requests within a second, also after a restart. {_others(effect)}"
-    goes_on = f" Its {effect.requests} running requests continue." if effect.requests else ""
-    return _cordon_view(ctx, worker, "Cordon", says + goes_on, drain=False)
+    says = _("%(worker)s receives no new requests within a second, also after a restart. %(others)s") % {
+        "worker": worker,
+        "others": _others(effect),
+    }
+    goes_on = (
+        _(" Its %(requests)s running requests continue.") % {"requests": effect.requests} if effect.requests else ""
+    )
+    return _cordon_view(ctx, worker, _("Cordon"), says + goes_on, drain=False)
 
 
 @operator_page(methods=FORM)
 def drain(ctx: PageContext) -> HttpResponse:
     worker, effect = _worker(ctx)
-    says = f"{worker} receives no new requests within a second, also after a restart. {_others(effect)}"
-    back = "move to other replicas" if effect.others else "wait and are rejected eventually"
+    says = _("%(worker)s receives no new requests within a second, also after a restart. %(others)s") % {
+        "worker": worker,
+        "others": _others(effect),
+    }
+    back = _("move to other replicas") if effect.others else _("wait and are rejected eventually")
     goes_on = (
-        f" Of its {effect.requests} requests, started ones continue and the others {back}." if effect.requests else ""
+        _(" Of its %(requests)s requests, started ones continue and the others %(back)s.")
+        % {"requests": effect.requests, "back": back}
+        if effect.requests
+        else ""
     )
-    return _cordon_view(ctx, worker, "Drain", says + goes_on, drain=True)
+    return _cordon_view(ctx, worker, _("Drain"), says + goes_on, drain=True)
 
 
 @operator_page(methods=FORM)
@@ -69,11 +83,11 @@ def uncordon(ctx: PageContext) -> HttpResponse:
     ctx.get(lambda: Cordon.objects.filter(worker=worker))
     return form_view(
         ctx,
-        f"Uncordon {worker}",
+        _("Uncordon %(worker)s") % {"worker": worker},
         forms.Form(bound_data(ctx)),  # a form without fields
         lambda _: do_uncordon(worker),
-        message=lambda _: f"{worker} accepts work again.",
-        **_sheet("Uncordon", f"{worker} receives requests again within a second."),
+        message=lambda _done: _("%(worker)s accepts work again.") % {"worker": worker},
+        **_sheet(_("Uncordon"), _("%(worker)s receives requests again within a second.") % {"worker": worker}),
     )
 
 
@@ -87,8 +101,13 @@ def _worker(ctx: PageContext) -> tuple[str, CordonEffect]:
 
 def _others(effect: CordonEffect) -> str:
     if not effect.others:
-        return f"No other replica serves {effect.model}: its requests will be rejected with 503."
-    return f"Its requests go to {effect.others} other replica{'' if effect.others == 1 else 's'} of {effect.model}."
+        return _("No other replica serves %(model)s: its requests will be rejected with 503.") % {"model": effect.model}
+    text = ngettext(
+        "Its requests go to %(number)s other replica of %(model)s.",
+        "Its requests go to %(number)s other replicas of %(model)s.",
+        effect.others,
+    )
+    return text % {"number": effect.others, "model": effect.model}
 
 
 def _cordon_view(ctx: PageContext, worker: str, submit: str, effect: str, *, drain: bool) -> HttpResponse:
@@ -97,7 +116,7 @@ def _cordon_view(ctx: PageContext, worker: str, submit: str, effect: str, *, dra
         f"{submit} {worker}",
         CordonForm(worker, bound_data(ctx)),
         lambda data: do_cordon(worker, drain=drain, reason=data["reason"]),
-        message=lambda _: f"{worker} receives no new work.",
+        message=lambda _done: _("%(worker)s receives no new work.") % {"worker": worker},
         danger=True,
         **_sheet(submit, effect),
     )
@@ -109,7 +128,7 @@ def _sheet(submit: str, effect: str) -> dict[str, Any]:
         "submit": submit,
         "back": back,
         "effect": effect,
-        "breadcrumbs": (Breadcrumb("Models and workers", back),),
+        "breadcrumbs": (Breadcrumb(_("Models and workers"), back),),
     }
 
 

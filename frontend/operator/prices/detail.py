@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.db.models import Q
+from django.utils.translation import gettext as _
 
 from billing.models import Price, PriceVersion
 from billing.pricing import rerating
@@ -93,7 +94,7 @@ def _change_of(key: Key, was: int | None, to_be: int | None, currency: str) -> d
 def _percent(part: int, whole: int) -> str:
     """Return a change in percent with its sign and one decimal, truncated."""
     if not whole:
-        return "from free"
+        return _("from free")
     tenths = abs(part) * 1000 // whole
     return f"{'+' if part > 0 else '−'}{tenths // 10:,}.{tenths % 10}%"
 
@@ -116,7 +117,7 @@ def preview(ctx: PageContext) -> dict[str, Any]:
         "rows": [
             (
                 comparison,
-                names.get(comparison.tenant_id, f"tenant {comparison.tenant_id}"),
+                names.get(comparison.tenant_id, _("tenant %(tenant_id)s") % {"tenant_id": comparison.tenant_id}),
                 Money(comparison.was_femto, currency),
                 Money(comparison.would_be_femto, currency),
                 Money(comparison.would_be_femto - comparison.was_femto, currency),

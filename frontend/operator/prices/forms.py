@@ -7,12 +7,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django import forms
+from django.utils.translation import gettext as _
 
 from billing.metering.usage import instant
 from billing.models import PriceBook
 from billing.pricing.price_book import MAX_NAME_LENGTH, ModelTier, NewPrice, Proposal, nano_per_million
 from billing.pricing.price_files import Imported, read_csv, read_public
 from billing.pricing.pricing import Tier
+from frontend.core.languages import lazy_text as _lazy
 from frontend.tenant.prices.page import COLUMNS, TIERS
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -26,32 +28,32 @@ class PriceDraftForm(forms.Form):
     """The price book or tenant of new prices, and their effective time."""
 
     book = forms.SlugField(
-        label="Price book",
+        label=_lazy("Price book"),
         max_length=50,
         initial=PriceBook.LIST,
         required=False,
-        help_text="“list” applies to tenants without another price book. A new name creates a price book",
+        help_text=_lazy("“list” applies to tenants without another price book. A new name creates a price book"),
         widget=forms.TextInput(attrs=_NO_AUTOCOMPLETE),
     )
     tenant = forms.CharField(
-        label="Or one tenant",
+        label=_lazy("Or one tenant"),
         max_length=50,
         required=False,
-        help_text="Tenant slug. Tenant prices override the price book",
+        help_text=_lazy("Tenant slug. Tenant prices override the price book"),
         widget=forms.TextInput(attrs=_NO_AUTOCOMPLETE),
     )
     since = forms.CharField(
-        label="Effective from",
+        label=_lazy("Effective from"),
         max_length=25,
         required=False,
-        help_text="UTC, e.g. 2026-12-01 or 2026-12-01 14:30. Leave blank to start on publication",
+        help_text=_lazy("UTC, e.g. 2026-12-01 or 2026-12-01 14:30. Leave blank to start on publication"),
         widget=forms.TextInput(attrs=_NO_AUTOCOMPLETE),
     )
     note = forms.CharField(
-        label="Note",
+        label=_lazy("Note"),
         max_length=200,
         required=False,
-        help_text="Note for the approver",
+        help_text=_lazy("Note for the approver"),
         widget=forms.TextInput(attrs=_NO_AUTOCOMPLETE),
     )
 
@@ -62,9 +64,9 @@ class PriceDraftForm(forms.Form):
         try:
             since = instant(text)
         except ValueError:
-            raise forms.ValidationError("Enter a date, or a date and time, e.g. 2026-12-01 14:30.") from None
+            raise forms.ValidationError(_("Enter a date, or a date and time, e.g. 2026-12-01 14:30.")) from None
         if since <= datetime.now(UTC):
-            raise forms.ValidationError("Choose a time in the future.")
+            raise forms.ValidationError(_("Choose a time in the future."))
         return since
 
     def clean_tenant(self) -> Tenant | None:
@@ -74,7 +76,7 @@ class PriceDraftForm(forms.Form):
         with all_tenants_scope(BypassReason.OPERATOR):
             found = Tenant.objects.all_tenants().filter(slug=slug).first()
         if found is None:
-            raise forms.ValidationError("Tenant not found. Check the slug.")
+            raise forms.ValidationError(_("Tenant not found. Check the slug."))
         return found
 
     def clean(self) -> dict[str, Any]:
@@ -86,8 +88,10 @@ class PriceDraftForm(forms.Form):
 class ModelPricesForm(PriceDraftForm):
     """All prices of one model in one tier, for all prompts at any time."""
 
-    model = forms.CharField(label="Model", max_length=MAX_NAME_LENGTH, widget=forms.TextInput(attrs=_NO_AUTOCOMPLETE))
-    tier = forms.ChoiceField(label="Tier", choices=[(tier.value, label) for tier, label in TIERS.items()])
+    model = forms.CharField(
+        label=_lazy("Model"), max_length=MAX_NAME_LENGTH, widget=forms.TextInput(attrs=_NO_AUTOCOMPLETE)
+    )
+    tier = forms.ChoiceField(label=_lazy("Tier"), choices=[(tier.value, label) for tier, label in TIERS.items()])
 
     def __init__(self, data: Any = None, initial: dict[str, Any] | None = None) -> None:
         super().__init__(data, initial=initial)
@@ -95,15 +99,15 @@ class ModelPricesForm(PriceDraftForm):
         for component, label in COLUMNS:
             self.fields[component.value] = forms.CharField(label=label, max_length=30, required=False, widget=box)
         last = self.fields[COLUMNS[-1][0].value]
-        last.help_text = "Requests using an unpriced token type are rejected. Enter 0 for free"
+        last.help_text = _("Requests using an unpriced token type are rejected. Enter 0 for free")
         self.order_fields(
-            ["model", "tier", *(component.value for component, _ in COLUMNS), *PriceDraftForm.base_fields]
+            ["model", "tier", *(component.value for component, _label in COLUMNS), *PriceDraftForm.base_fields]
         )
 
     def clean(self) -> dict[str, Any]:
         context = super().clean()
         prices = []
-        for component, _ in COLUMNS:
+        for component, _label in COLUMNS:
             text = (context.get(component.value) or "").strip()
             if not text:
                 continue
@@ -114,26 +118,28 @@ class ModelPricesForm(PriceDraftForm):
                 continue
             prices.append(NewPrice(context.get("model", ""), Tier(context.get("tier", Tier.STANDARD)), component, nano))
         if not prices and not self.errors:
-            raise forms.ValidationError("Enter at least one price.")
+            raise forms.ValidationError(_("Enter at least one price."))
         return context | {"proposal": Proposal(tuple(prices))}
 
 
 class CsvImportForm(PriceDraftForm):
     """Prices as a CSV file or as text."""
 
-    file = forms.FileField(label="CSV file", required=False)
+    file = forms.FileField(label=_lazy("CSV file"), required=False)
     text = forms.CharField(
-        label="Or paste CSV",
+        label=_lazy("Or paste CSV"),
         required=False,
         strip=False,
-        help_text="Columns: model, tier, component, usd_per_million. Optional: from_tokens, until_tokens,"
-        " from_time, until_time, weekdays, time_zone. Replaces all prices of the listed models and tiers",
+        help_text=_lazy(
+            "Columns: model, tier, component, usd_per_million. Optional: from_tokens, until_tokens, from_time, "
+            "until_time, weekdays, time_zone. Replaces all prices of the listed models and tiers"
+        ),
         widget=forms.Textarea(attrs=_NO_AUTOCOMPLETE | {"rows": 12, "class": "mono", "wrap": "off"}),
     )
     withdrawn = forms.CharField(
-        label="No longer priced",
+        label=_lazy("No longer priced"),
         required=False,
-        help_text="One per line: model or model,tier. Their requests are then rejected",
+        help_text=_lazy("One per line: model or model,tier. Their requests are then rejected"),
         widget=forms.Textarea(attrs=_NO_AUTOCOMPLETE | {"rows": 2, "class": "mono"}),
     )
     field_order = ("file", "text", "withdrawn", "book", "tenant", "since", "note")
@@ -154,13 +160,13 @@ class PublicPricesForm(forms.Form):
 
     file = forms.FileField(label="model_prices_and_context_window.json")
     models = forms.CharField(
-        label="Only these models",
+        label=_lazy("Only these models"),
         required=False,
-        help_text="Names as in the file, separated by lines or commas. Leave blank for all",
+        help_text=_lazy("Names as in the file, separated by lines or commas. Leave blank for all"),
         widget=forms.Textarea(attrs=_NO_AUTOCOMPLETE | {"rows": 3, "class": "mono"}),
     )
     rounding = forms.BooleanField(
-        label="Round prices that are not whole nano-USD instead of skipping them", required=False
+        label=_lazy("Round prices that are not whole nano-USD instead of skipping them"), required=False
     )
 
     def clean(self) -> dict[str, Any]:
@@ -172,9 +178,9 @@ class PublicPricesForm(forms.Form):
             text = _content(context["file"])
             imported: Imported = read_public(text, rounding=context["rounding"], models=models)
         except (ValueError, TypeError, AttributeError, KeyError) as exc:
-            raise forms.ValidationError("Invalid file. Choose a JSON file with an object of models.") from exc
+            raise forms.ValidationError(_("Invalid file. Choose a JSON file with an object of models.")) from exc
         if models and (missing := sorted(models - {price.model for price in imported.prices} - set(imported.unpriced))):
-            self.add_error("models", f"Not in the file: {', '.join(missing[:10])}.")
+            self.add_error("models", _("Not in the file: %(missing)s.") % {"missing": ", ".join(missing[:10])})
         return context | {"imported": imported}
 
 
@@ -187,7 +193,7 @@ def _content(file: Any) -> str:
     if not file:
         return ""
     if file.size > MAX_FILE_BYTES:
-        raise ValueError(f"The file is larger than {MAX_FILE_BYTES // 2**20} MB")
+        raise ValueError(_("The file is larger than %(size)s MB") % {"size": MAX_FILE_BYTES // 2**20})
     text: str = file.read().decode("utf-8-sig")
     return text
 

@@ -10,6 +10,7 @@ from typing import Any
 from django.db.models import Q, QuerySet
 from django.http import Http404
 from django.utils.http import urlencode
+from django.utils.translation import gettext as _
 
 from billing.amounts import DEFAULT_CURRENCY, NANO_DIGITS, decimal
 from billing.models import Price, PriceBook, PriceVersion, Rerating
@@ -17,6 +18,7 @@ from billing.pricing.currencies import currency_of
 from billing.pricing.price_book import NewPrice, PriceRanges, ranges_of
 from billing.pricing.price_files import CSV_COLUMNS, weekdays_text
 from billing.pricing.pricing import MINUTES_A_DAY, NO_END, UTC_ZONE, Component, Tier
+from frontend.core.labels import choice_label
 from frontend.core.lists import Choice, keyset_page
 from frontend.core.page_context import PageContext
 from frontend.tenant.prices.page import COLUMNS, models_of
@@ -42,7 +44,7 @@ class PriceBooksQuery:
 
     @property
     def label(self) -> str:
-        return f"{self.tenant.name}’s own prices" if self.tenant else self.book
+        return _("%(name)s’s own prices") % {"name": self.tenant.name} if self.tenant else self.book
 
 
 def query_of(ctx: PageContext) -> PriceBooksQuery:
@@ -132,13 +134,17 @@ def currency_in(row: PriceVersion | Rerating) -> str:
 
 def version_row(ctx: PageContext, row: PriceVersion, names: dict[int, str]) -> dict[str, Any]:
     """Return a version with its title, the tenant or book it applies to, its state and the color of the state."""
-    state, level = row.get_state_display(), {"published": "good", "draft": "info"}.get(row.state, "")
+    state, level = choice_label(row.get_state_display()), {"published": "good", "draft": "info"}.get(row.state, "")
     if row.state == PriceVersion.State.PUBLISHED and row.effective_from and row.effective_from > ctx.now:
-        state, level = "Scheduled", "warn"
+        state, level = _("Scheduled"), "warn"
     return {
         "version": row,
-        "heading": f"Version {row.number}" if row.number else f"Draft {row.pk}",
-        "owner": row.book.name if row.tenant_id is None else names.get(row.tenant_id, f"tenant {row.tenant_id}"),
+        "heading": _("Version %(number)s") % {"number": row.number}
+        if row.number
+        else _("Draft %(number)s") % {"number": row.pk},
+        "owner": row.book.name
+        if row.tenant_id is None
+        else names.get(row.tenant_id, _("tenant %(tenant_id)s") % {"tenant_id": row.tenant_id}),
         "state": state,
         "level": level,
     }

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.http import HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from billing.actions.prices import do_discard_prices, do_propose_prices, do_publish_prices
 from billing.models import PriceVersion
@@ -13,6 +14,8 @@ from billing.pricing.price_book import parse
 from billing.pricing.pricing import Tier
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.languages import day_text, in_sentence
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
@@ -24,16 +27,21 @@ MAX_LISTED = 100  # skipped prices shown per reason
 BOOK = Panels(
     "operator-prices-panel",
     (
-        Panel("versions", "Versions", "operator/prices/versions.html", page.versions),
-        Panel("active", "Active prices", "operator/prices/active.html", page.active_prices, every=0),
+        Panel("versions", _lazy("Versions"), "operator/prices/versions.html", page.versions),
+        Panel("active", _lazy("Active prices"), "operator/prices/active.html", page.active_prices, every=0),
     ),
 )
 DETAIL_PANELS = Panels(
     "operator-prices-detail-panel",
     (
-        Panel("diff", "Changes", "operator/prices/diff.html", detail.diff, every=0),
+        Panel("diff", _lazy("Changes"), "operator/prices/diff.html", detail.diff, every=0),
         Panel(
-            "preview", "Last month at these prices", "operator/prices/preview.html", detail.preview, every=0, lazy=True
+            "preview",
+            _lazy("Last month at these prices"),
+            "operator/prices/preview.html",
+            detail.preview,
+            every=0,
+            lazy=True,
         ),
     ),
 )
@@ -43,7 +51,7 @@ DETAIL_PANELS = Panels(
 def prices(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         filters = page.filters(ctx)
-    return render_page(ctx, "operator/prices/page.html", "Price book", panels=BOOK, filters=filters)
+    return render_page(ctx, "operator/prices/page.html", _("Price book"), panels=BOOK, filters=filters)
 
 
 @operator_page()
@@ -59,14 +67,14 @@ def version(ctx: PageContext) -> HttpResponse:
 def model(ctx: PageContext) -> HttpResponse:
     """Draft the prices of one model, starting from the active ones."""
     form = forms.ModelPricesForm(bound_data(ctx), _plain(ctx))
-    return _draft(ctx, form, "Prices of a model", "operator/prices/model.html")
+    return _draft(ctx, form, _("Prices of a model"), "operator/prices/model.html")
 
 
 @operator_page(methods=FORM)
 def upload(ctx: PageContext) -> HttpResponse:
     """Draft prices as CSV, starting from a model or a version in the query string."""
     form = forms.CsvImportForm(bound_data(ctx), ctx.request.FILES or None, initial=_rows(ctx))
-    return _draft(ctx, form, "Prices as CSV", "operator/prices/csv.html")
+    return _draft(ctx, form, _("Prices as CSV"), "operator/prices/csv.html")
 
 
 def _draft(ctx: PageContext, form: forms.PriceDraftForm, title: str, template: str) -> HttpResponse:
@@ -75,9 +83,9 @@ def _draft(ctx: PageContext, form: forms.PriceDraftForm, title: str, template: s
         title,
         form,
         lambda data: _propose(ctx, data),
-        submit="Create draft",
+        submit=_("Create draft"),
         back=ctx.url("operator-prices"),
-        message=lambda _: "Draft created. Another operator must publish it.",
+        message=lambda _done: _("Draft created. Another operator must publish it."),
         then=lambda made: ctx.url("operator-prices-detail", made.pk),
         template=template,
         breadcrumbs=(_book(ctx),),
@@ -99,7 +107,7 @@ def _propose(ctx: PageContext, data: dict[str, Any]) -> PriceVersion:
 def public(ctx: PageContext) -> HttpResponse:
     """Read the public price file and show the prices that cannot be imported. The others continue as CSV."""
     form = forms.PublicPricesForm(bound_data(ctx), ctx.request.FILES or None)
-    context, title = _given(ctx), "Import public price file"
+    context, title = _given(ctx), _("Import public price file")
     if ctx.request.method == "POST":
         if not form.is_valid():
             return render_form_errors(ctx, "operator/prices/import.html", title, form, **context)
@@ -107,18 +115,18 @@ def public(ctx: PageContext) -> HttpResponse:
         left = tuple(
             (label, rows[:MAX_LISTED], len(rows), max(0, len(rows) - MAX_LISTED))
             for label, rows in (
-                ("Rounded to whole nano-USD" if read.rounded else "Skipped: not whole nano-USD", read.not_whole),
-                ("Invalid: negative or not a number", read.refused),
-                ("Models without a price per token", read.unpriced),
-                ("Models listed as free", read.free),
+                (_("Rounded to whole nano-USD") if read.rounded else _("Skipped: not whole nano-USD"), read.not_whole),
+                (_("Invalid: negative or not a number"), read.refused),
+                (_("Models without a price per token"), read.unpriced),
+                (_("Models listed as free"), read.free),
                 (
-                    "Prices of unmetered usage",
+                    _("Prices of unmetered usage"),
                     [f"{k}: {n}" for k, n in read.other_fields.most_common()],
                 ),
             )
             if rows
         )
-        draft = forms.CsvImportForm(initial={"text": page.as_text(read.prices), "note": "Public price file"})
+        draft = forms.CsvImportForm(initial={"text": page.as_text(read.prices), "note": _("Public price file")})
         models = len({price.model for price in read.prices})
         shown = context | {"action": ctx.url("operator-prices-csv"), "left": left, "models": models}
         return render_page(
@@ -131,19 +139,28 @@ def public(ctx: PageContext) -> HttpResponse:
 def publish(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         header, row = detail.header(ctx), detail.version_of(ctx)
-    since = f"From {row.effective_from:%-d %B %Y, %H:%M} UTC" if row.effective_from else "From now"
-    owner = header["owner"] if row.tenant_id is not None else f"all tenants on “{row.book.name}”"
+    since = (
+        _("From %(effective_from)s UTC") % {"effective_from": day_text(row.effective_from, "j F Y, H:i")}
+        if row.effective_from
+        else _("From now")
+    )
+    owner = header["owner"] if row.tenant_id is not None else _("all tenants on “%(name)s”") % {"name": row.book.name}
     return form_view(
         ctx,
-        f"Publish {header['heading'].lower()}",
-        Confirm(f"publish {row.pk}", bound_data(ctx)),
+        _("Publish %(version)s") % {"version": in_sentence(header["heading"])},
+        Confirm(_("publish %(number)s") % {"number": row.pk}, bound_data(ctx)),
         lambda _: do_publish_prices(row, by=ctx.user),
-        submit="Publish",
+        submit=_("Publish"),
         back=ctx.url("operator-prices-detail", row.pk),
-        message=lambda made: f"Version {made.number} of {made.book} was published.",
+        message=lambda made: (
+            _("Version %(number)s of %(book)s was published.") % {"number": made.number, "book": made.book}
+        ),
         breadcrumbs=(_book(ctx),),
-        effect=f"{since}, {header['prices']} prices of {header['models']} models apply to {owner}."
-        " Published prices never change. A later version replaces them.",
+        effect=_(
+            "%(since)s, %(prices)s prices of %(models)s models apply to %(owner)s. Published prices never "
+            "change. A later version replaces them."
+        )
+        % {"since": since, "prices": header["prices"], "models": header["models"], "owner": owner},
         danger=True,
     )
 
@@ -154,14 +171,14 @@ def discard(ctx: PageContext) -> HttpResponse:
         row = detail.version_of(ctx)
     return form_view(
         ctx,
-        f"Discard draft {row.pk}",
-        Confirm(f"discard {row.pk}", bound_data(ctx)),
+        _("Discard draft %(number)s") % {"number": row.pk},
+        Confirm(_("discard %(number)s") % {"number": row.pk}, bound_data(ctx)),
         lambda _: do_discard_prices(row, by=ctx.user),
-        submit="Discard",
+        submit=_("Discard"),
         back=ctx.url("operator-prices-detail", row.pk),
-        message=lambda _: f"Draft {row.pk} was discarded.",
+        message=lambda _done: _("Draft %(number)s was discarded.") % {"number": row.pk},
         breadcrumbs=(_book(ctx),),
-        effect="The draft stays readable and can be copied to a new draft. It can no longer be published.",
+        effect=_("The draft stays readable and can be copied to a new draft. It can no longer be published."),
         danger=True,
     )
 
@@ -171,7 +188,7 @@ def _given(ctx: PageContext) -> dict[str, Any]:
 
 
 def _book(ctx: PageContext) -> Breadcrumb:
-    return Breadcrumb("Price book", ctx.url("operator-prices"))
+    return Breadcrumb(_("Price book"), ctx.url("operator-prices"))
 
 
 def _price_owner(ctx: PageContext) -> dict[str, Any]:

@@ -6,11 +6,13 @@ from datetime import datetime
 from typing import Any
 
 from django import forms
+from django.utils.translation import gettext as _
 
 from billing.metering.usage import instant
 from billing.models import PriceBook
 from billing.pricing.price_book import Proposal
 from billing.pricing.price_files import read_csv
+from frontend.core.languages import lazy_text as _lazy
 from frontend.operator.prices.forms import PriceDraftForm
 
 _PLAIN = {"autocomplete": "off", "spellcheck": "false"}
@@ -20,37 +22,45 @@ class RerateForm(PriceDraftForm):
     """Corrected prices as CSV, and the times of admission of the usage that they apply to."""
 
     book = forms.SlugField(
-        label="Price book",
+        label=_lazy("Price book"),
         max_length=50,
         initial=PriceBook.LIST,
         required=False,
-        help_text="“list” applies to tenants without another price book",
+        help_text=_lazy("“list” applies to tenants without another price book"),
         widget=forms.TextInput(attrs=_PLAIN),
     )
     tenant = forms.CharField(
-        label="Or one tenant",
+        label=_lazy("Or one tenant"),
         max_length=50,
         required=False,
-        help_text="Slug of a tenant with its own prices, which are corrected instead",
+        help_text=_lazy("Slug of a tenant with its own prices, which are corrected instead"),
         widget=forms.TextInput(attrs=_PLAIN),
     )
     since = forms.CharField(
-        label="Admitted from", max_length=25, help_text="UTC, e.g. 2026-10-01", widget=forms.TextInput(attrs=_PLAIN)
+        label=_lazy("Admitted from"),
+        max_length=25,
+        help_text="UTC, e.g. 2026-10-01",
+        widget=forms.TextInput(attrs=_PLAIN),
     )
     until = forms.CharField(
-        label="Admitted before", max_length=25, help_text="UTC, e.g. 2026-11-01", widget=forms.TextInput(attrs=_PLAIN)
+        label=_lazy("Admitted before"),
+        max_length=25,
+        help_text="UTC, e.g. 2026-11-01",
+        widget=forms.TextInput(attrs=_PLAIN),
     )
     note = forms.CharField(
-        label="Reason",
+        label=_lazy("Reason"),
         max_length=200,
-        help_text="Printed on the credit and debit notes",
+        help_text=_lazy("Printed on the credit and debit notes"),
         widget=forms.TextInput(attrs=_PLAIN),
     )
     text = forms.CharField(
-        label="Corrected prices as CSV",
+        label=_lazy("Corrected prices as CSV"),
         strip=False,
-        help_text="Columns: model, tier, component, usd_per_million. Optional: from_tokens, until_tokens,"
-        " from_time, until_time, weekdays, time_zone. Other prices do not change",
+        help_text=_lazy(
+            "Columns: model, tier, component, usd_per_million. Optional: from_tokens, until_tokens, from_time, "
+            "until_time, weekdays, time_zone. Other prices do not change"
+        ),
         widget=forms.Textarea(attrs=_PLAIN | {"rows": 8, "class": "mono", "wrap": "off"}),
     )
     field_order = ("text", "since", "until", "book", "tenant", "note")
@@ -70,7 +80,7 @@ class RerateForm(PriceDraftForm):
     def clean(self) -> dict[str, Any]:
         context = super().clean()
         if "since" in context and "until" in context and context["since"] >= context["until"]:
-            self.add_error("until", "Choose a time after the first one.")
+            self.add_error("until", _("Choose a time after the first one."))
         return context
 
 
@@ -78,4 +88,4 @@ def _time(text: str) -> datetime:
     try:
         return instant(text.strip())
     except ValueError:
-        raise forms.ValidationError("Enter a date, or a date and time, e.g. 2026-10-01 14:30.") from None
+        raise forms.ValidationError(_("Enter a date, or a date and time, e.g. 2026-10-01 14:30.")) from None

@@ -6,6 +6,7 @@ from typing import Any
 
 from django.http import HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from billing.actions.reratings import do_apply_rerating, do_discard_rerating, do_propose_rerating, preview_rerating
 from billing.amounts import DEFAULT_CURRENCY, NANO_DIGITS, decimal
@@ -13,6 +14,8 @@ from billing.models import Rerating
 from billing.pricing.price_book import parse
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.labels import choice_label
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.lists import keyset_page
 from frontend.core.numbers import Money
@@ -35,9 +38,13 @@ def _rerating(ctx: PageContext) -> Rerating:
 
 
 def _row(row: Rerating, names: dict[int, str]) -> dict[str, Any]:
-    owner = row.book.name if row.tenant_id is None else f"{names.get(row.tenant_id, 'a tenant')}’s own prices"
+    owner = (
+        row.book.name
+        if row.tenant_id is None
+        else _("%(tenant_id)s’s own prices") % {"tenant_id": names.get(row.tenant_id, "a tenant")}
+    )
     level = _LEVELS[Rerating.State(row.state)]
-    return {"rerating": row, "owner": owner, "state": row.get_state_display(), "level": level}
+    return {"rerating": row, "owner": owner, "state": choice_label(row.get_state_display()), "level": level}
 
 
 def listing(ctx: PageContext) -> dict[str, Any]:
@@ -66,18 +73,18 @@ def changes(ctx: PageContext) -> dict[str, Any]:
 
 
 LIST_PANELS = Panels(
-    "operator-reratings-panel", (Panel("list", "Re-ratings", "operator/reratings/list.html", listing, every=0),)
+    "operator-reratings-panel", (Panel("list", _lazy("Re-ratings"), "operator/reratings/list.html", listing, every=0),)
 )
 DETAIL_PANELS = Panels(
     "operator-reratings-detail-panel",
-    (Panel("changes", "Changes by invoice", "operator/reratings/changes.html", changes, every=0, lazy=True),),
+    (Panel("changes", _lazy("Changes by invoice"), "operator/reratings/changes.html", changes, every=0, lazy=True),),
 )
 
 
 @operator_page()
 def reratings(ctx: PageContext) -> HttpResponse:
     return render_page(
-        ctx, "operator/reratings/page.html", "Re-ratings", panels=LIST_PANELS, breadcrumbs=_crumbs(ctx)[:1]
+        ctx, "operator/reratings/page.html", _("Re-ratings"), panels=LIST_PANELS, breadcrumbs=_crumbs(ctx)[:1]
     )
 
 
@@ -90,7 +97,7 @@ def rerating(ctx: PageContext) -> HttpResponse:
     prices = [(price, decimal(price.nano_per_million, NANO_DIGITS, 2)) for price in parse(row.body).prices[:MAX_ROWS]]
     context |= {"is_draft": is_draft, "is_own": is_draft and row.created_by_id == ctx.user.pk, "prices": prices}
     breadcrumbs = _crumbs(ctx)
-    title = f"Re-rating {row.pk}"
+    title = _("Re-rating %(number)s") % {"number": row.pk}
     return render_page(
         ctx, "operator/reratings/detail.html", title, panels=DETAIL_PANELS, breadcrumbs=breadcrumbs, **context
     )
@@ -100,7 +107,7 @@ def rerating(ctx: PageContext) -> HttpResponse:
 def draft(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
-        "New re-rating",
+        _("New re-rating"),
         RerateForm(bound_data(ctx)),
         lambda data: do_propose_rerating(
             data["text"],
@@ -111,9 +118,9 @@ def draft(ctx: PageContext) -> HttpResponse:
             tenant=data["tenant"],
             created_by=ctx.user,
         ),
-        submit="Create draft",
+        submit=_("Create draft"),
         back=ctx.url("operator-reratings"),
-        message=lambda _: "Draft created. Another operator must apply it.",
+        message=lambda _done: _("Draft created. Another operator must apply it."),
         then=lambda made: ctx.url("operator-reratings-detail", made.pk),
         breadcrumbs=_crumbs(ctx),
     )
@@ -125,15 +132,19 @@ def apply(ctx: PageContext) -> HttpResponse:
         row = _rerating(ctx)
     return form_view(
         ctx,
-        f"Apply re-rating {row.pk}",
-        Confirm(f"apply {row.pk}", bound_data(ctx)),
+        _("Apply re-rating %(number)s") % {"number": row.pk},
+        Confirm(_("apply %(number)s") % {"number": row.pk}, bound_data(ctx)),
         lambda _: do_apply_rerating(row, by=ctx.user),
-        submit="Apply",
+        submit=_("Apply"),
         back=ctx.url("operator-reratings-detail", row.pk),
-        message=lambda made: f"Re-rating {made.pk} was applied. Its notes are issued within minutes.",
+        message=lambda made: (
+            _("Re-rating %(number)s was applied. Its notes are issued within minutes.") % {"number": made.pk}
+        ),
         breadcrumbs=_crumbs(ctx),
-        effect="Each affected invoice gets a credit note or a debit note, which is emailed to the tenant."
-        " This cannot be undone. Another re-rating can correct it.",
+        effect=_(
+            "Each affected invoice gets a credit note or a debit note, which is emailed to the tenant. This "
+            "cannot be undone. Another re-rating can correct it."
+        ),
         danger=True,
     )
 
@@ -144,21 +155,21 @@ def discard(ctx: PageContext) -> HttpResponse:
         row = _rerating(ctx)
     return form_view(
         ctx,
-        f"Discard re-rating {row.pk}",
-        Confirm(f"discard {row.pk}", bound_data(ctx)),
+        _("Discard re-rating %(number)s") % {"number": row.pk},
+        Confirm(_("discard %(number)s") % {"number": row.pk}, bound_data(ctx)),
         lambda _: do_discard_rerating(row, by=ctx.user),
-        submit="Discard",
+        submit=_("Discard"),
         back=ctx.url("operator-reratings-detail", row.pk),
-        message=lambda made: f"Re-rating {made.pk} was discarded.",
+        message=lambda made: _("Re-rating %(number)s was discarded.") % {"number": made.pk},
         breadcrumbs=_crumbs(ctx),
-        effect="The draft stays readable. It can no longer be applied.",
+        effect=_("The draft stays readable. It can no longer be applied."),
         danger=True,
     )
 
 
 def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
-    book = Breadcrumb("Price book", ctx.url("operator-prices"))
-    return book, Breadcrumb("Re-ratings", ctx.url("operator-reratings"))
+    book = Breadcrumb(_("Price book"), ctx.url("operator-prices"))
+    return book, Breadcrumb(_("Re-ratings"), ctx.url("operator-reratings"))
 
 
 urlpatterns = [

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from django.db.models import Q, QuerySet
+from django.utils.translation import gettext as _
 
 from billing.actions.credits import with_rest
 from billing.ledger import balance
@@ -24,6 +25,9 @@ from billing.models import (
 )
 from billing.pricing.currencies import exchange_rate
 from frontend.core.charts import Chart, Series
+from frontend.core.labels import choice_label
+from frontend.core.languages import day_text
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money, exact, page_currency
 from frontend.core.page_context import PageContext, first_or_404
 from frontend.operator.tenants import spending
@@ -36,7 +40,7 @@ MAX_ROWS = 8
 MAX_CHANGES = 5
 MAX_BUDGETS = 50
 DAYS = 30
-MODES = {"hard": "Blocks", "soft": "Alerts only", "dry_run": "Dry run"}
+MODES = {"hard": _lazy("Blocks"), "soft": _lazy("Alerts only"), "dry_run": _lazy("Dry run")}
 MAX_QUARANTINED = 500  # messages in quarantine that are searched
 
 
@@ -56,7 +60,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
     return {
         "used": used,
         "before": Money(sum(row["cost_femto"] for row in before)),  # in the same days of the previous month
-        "before_label": f"{last:%B}",
+        "before_label": day_text(last, "F"),
         "margin": spending.margin(used, spending.token_costs(now), exchange_rate(page_currency(), "USD", now.date())),
         "credit": sum(int(credit.rest) for credit in with_rest(_alive(ctx).filter(starts_at__lte=ctx.now))),
         "owed": max(0, balance(tenant.pk, Account.RECEIVABLE)),
@@ -75,8 +79,8 @@ def spend(ctx: PageContext) -> Chart | None:
     if not any(values):
         return None
     total = Money(sum(values)).text
-    of = f"Spend by day, last {DAYS} days: {total} in total"
-    return Chart("spend", of, tuple(days), (Series("Spend", "spend", values, "area", total),), "usd", height=214)
+    of = _("Spend by day, last %(days)s days: %(total)s in total") % {"days": DAYS, "total": total}
+    return Chart("spend", of, tuple(days), (Series(_("Spend"), "spend", values, "area", total),), "usd", height=214)
 
 
 def plan(ctx: PageContext) -> dict[str, Any]:
@@ -109,7 +113,13 @@ def limits(ctx: PageContext) -> dict[str, Any]:
 
 
 def _owner(row: LimitSet) -> str:
-    return f"Key {row.key.name}" if row.key else f"Project {row.project.name}" if row.project else "The tenant"
+    return (
+        _("Key %(name)s") % {"name": row.key.name}
+        if row.key
+        else _("Project %(name)s") % {"name": row.project.name}
+        if row.project
+        else _("The tenant")
+    )
 
 
 def _limits(row: LimitSet) -> str:
@@ -124,8 +134,10 @@ def members(ctx: PageContext) -> dict[str, Any]:
     ranks = {role: place for place, role in enumerate(Membership.Role.values)}
     found = sorted(rows, key=lambda row: (ranks[row.role], row.user.email))
     waiting = Invitation.objects.for_tenant(tenant).filter(accepted_at=None, revoked_at=None, expires_at__gt=ctx.now)
-    persons = [(row.user, row.get_role_display(), False) for row in found]
-    persons += [(User(email=row.email), row.get_role_display(), True) for row in waiting.order_by("email")]
+    persons = [(row.user, choice_label(row.get_role_display()), False) for row in found]
+    persons += [
+        (User(email=row.email), choice_label(row.get_role_display()), True) for row in waiting.order_by("email")
+    ]
     return {"tenant": tenant, "rows": persons[:MAX_ROWS], "more": max(0, len(persons) - MAX_ROWS)}
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from django import forms
 from django.utils.text import slugify
+from django.utils.translation import gettext as _
 
 from billing.amounts import NANO_A_DOLLAR
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import page_currency
 from frontend.core.one_time_secrets import OnceForm
 from tenants.models import Tenant
@@ -30,18 +32,18 @@ def _amount(label: str, help_text: str) -> forms.DecimalField:
 
 
 class NewTenantForm(OnceForm):
-    name = forms.CharField(label="Name", max_length=200, widget=forms.TextInput(attrs={"autocomplete": "off"}))
+    name = forms.CharField(label=_lazy("Name"), max_length=200, widget=forms.TextInput(attrs={"autocomplete": "off"}))
     slug = forms.CharField(
-        label="Slug",
+        label=_lazy("Slug"),
         max_length=50,
         required=False,
-        help_text="Used in URLs: lowercase letters, digits and hyphens. Leave blank to create it from the name",
+        help_text=_lazy("Used in URLs: lowercase letters, digits and hyphens. Leave blank to create it from the name"),
         widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
     )
     email = forms.EmailField(
-        label="First owner’s email address",
+        label=_lazy("First owner’s email address"),
         max_length=254,
-        help_text="Receives an invitation that works once, for 7 days",
+        help_text=_lazy("Receives an invitation that works once, for 7 days"),
         widget=forms.EmailInput(attrs={"autocomplete": "off"}),
     )
 
@@ -49,21 +51,21 @@ class NewTenantForm(OnceForm):
         context = super().clean() or {}
         slug = context.get("slug") or slugify(context.get("name", ""))[: Tenant._meta.get_field("slug").max_length]
         if not slug or slug != slugify(slug):
-            self.add_error("slug", "Use lowercase letters, digits and hyphens.")
+            self.add_error("slug", _("Use lowercase letters, digits and hyphens."))
         return context | {"slug": slug}
 
 
 class TenantAdminInvite(OnceForm):
     email = forms.EmailField(
-        label="Email address", max_length=254, widget=forms.EmailInput(attrs={"autocomplete": "off"})
+        label=_lazy("Email address"), max_length=254, widget=forms.EmailInput(attrs={"autocomplete": "off"})
     )
 
 
 class ImpersonationForm(forms.Form):
     reason = forms.CharField(
-        label="Reason",
+        label=_lazy("Reason"),
         max_length=200,
-        help_text="For example a ticket. Shown in the tenant’s audit log",
+        help_text=_lazy("For example a ticket. Shown in the tenant’s audit log"),
         widget=forms.TextInput(attrs={"autocomplete": "off"}),
     )
 
@@ -71,17 +73,21 @@ class ImpersonationForm(forms.Form):
 class BudgetRaiseForm(forms.Form):
     """A temporary raise of a budget until the end of a day. `unit` is that of the budget."""
 
-    until = forms.DateField(label="Until", help_text="UTC. The limit then reverts", widget=_DAY)
+    until = forms.DateField(label=_lazy("Until"), help_text=_lazy("UTC. The limit then reverts"), widget=_DAY)
     field_order = ("more", "until")
 
     def __init__(self, unit: str, data: Any = None, initial: dict[str, Any] | None = None) -> None:
         super().__init__(data, initial=initial)
         self._unit = unit
         if unit == "money":
-            self.fields["more"] = _amount(f"Raise by, in {page_currency()}", "Added to the limit")
+            label = _("Raise by, in %(unit)s") % {"unit": page_currency()}
+            self.fields["more"] = _amount(label, _("Added to the limit"))
         else:
             self.fields["more"] = forms.IntegerField(
-                label=f"Raise by, in {unit}", help_text="Added to the limit", min_value=1, max_value=10**15
+                label=_("Raise by, in %(unit)s") % {"unit": unit},
+                help_text=_("Added to the limit"),
+                min_value=1,
+                max_value=10**15,
             )
         self.order_fields(self.field_order)
 
@@ -89,7 +95,7 @@ class BudgetRaiseForm(forms.Form):
         context = super().clean() or {}
         until = day_end(context.get("until"))
         if until is not None and until <= datetime.now(UTC):
-            self.add_error("until", "Choose today or a later date.")
+            self.add_error("until", _("Choose today or a later date."))
         more = context.get("more", 0)
         return context | {
             "temporary_increase": int(more * NANO_A_DOLLAR) if self._unit == "money" else more,
@@ -99,7 +105,7 @@ class BudgetRaiseForm(forms.Form):
 
 class PriceBookForm(forms.Form):
     book = forms.ChoiceField(
-        label="Price book", help_text="Applies from now. The tenant’s own prices override the price book"
+        label=_lazy("Price book"), help_text=_lazy("Applies from now. The tenant’s own prices override the price book")
     )
 
     def __init__(self, books: list[str], data: Any = None, book: str = "") -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,6 +14,8 @@ from billing.amounts import DEFAULT_CURRENCY
 from billing.metering.usage import this_month
 from billing.models import Commitment, PriceBook, PriceBookAssignment
 from billing.pricing.currencies import dollar_rates
+from frontend.core.languages import lazy_text as _lazy
+from frontend.core.list_tools import ListTools
 from frontend.core.lists import Choice, changed_url, number_param, text_param
 from frontend.core.numbers import Margin, Money
 from frontend.core.page_context import PageContext
@@ -24,16 +26,22 @@ from tenants.models import Tenant
 
 PAGE_SIZE = 50
 USUAL = "-spend"
-VIEWS = (("", "All"), ("active", "Active"), ("near", "Near a limit"), ("suspended", "Suspended"), ("purged", "Purged"))
+VIEWS = (
+    ("", _lazy("All")),
+    ("active", _lazy("Active")),
+    ("near", _lazy("Near a limit")),
+    ("suspended", _lazy("Suspended")),
+    ("purged", _lazy("Purged")),
+)
 SORTS = (
-    ("name", "Tenant", ""),
-    ("", "Plan", ""),
-    ("spend", "Spend", "numeric"),
-    ("margin", "Margin", "numeric"),
-    ("limit", "Highest budget usage", ""),
-    ("requests", "Requests", "numeric"),
-    ("", "Status", ""),
-    ("since", "Since", "numeric"),
+    ("name", _lazy("Tenant"), ""),
+    ("", _lazy("Plan"), ""),
+    ("spend", _lazy("Spend"), "numeric"),
+    ("margin", _lazy("Margin"), "numeric"),
+    ("limit", _lazy("Highest budget usage"), ""),
+    ("requests", _lazy("Requests"), "numeric"),
+    ("", _lazy("Status"), ""),
+    ("since", _lazy("Since"), "numeric"),
 )
 
 
@@ -97,11 +105,7 @@ def _by_currency(rows: list[TenantAdminRow]) -> list[Money]:
 
 def tenant_list(ctx: PageContext) -> dict[str, Any]:
     """Return the selected page of tenants."""
-    found = [row for row in _all(ctx) if _is_shown(row, ctx.query.get("show", ""), text_param(ctx, "q").casefold())]
-    sort = ctx.query.get("sort", "")
-    sort = sort if sort.removeprefix("-") in _KEYS else USUAL
-    found.sort(key=_KEYS["name"])
-    found.sort(key=_KEYS[sort.removeprefix("-")], reverse=sort.startswith("-"))
+    found, sort = _selected(ctx)
     page = min(max(number_param(ctx, "page") or 1, 1), max(1, -(-len(found) // PAGE_SIZE)))
     shown = found[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]
     has_margin = any(row.margin is not None for row in found)
@@ -116,6 +120,38 @@ def tenant_list(ctx: PageContext) -> dict[str, Any]:
         "older_url": _url(ctx, page=page + 1) if page * PAGE_SIZE < len(found) else "",
         "filtered": bool(text_param(ctx, "q") or ctx.query.get("show")),
     }
+
+
+def _selected(ctx: PageContext) -> tuple[list[TenantAdminRow], str]:
+    """Return the tenants that the filters of the page select, in its order, and that order."""
+    found = [row for row in _all(ctx) if _is_shown(row, ctx.query.get("show", ""), text_param(ctx, "q").casefold())]
+    sort = ctx.query.get("sort", "")
+    sort = sort if sort.removeprefix("-") in _KEYS else USUAL
+    found.sort(key=_KEYS["name"])
+    found.sort(key=_KEYS[sort.removeprefix("-")], reverse=sort.startswith("-"))
+    return found, sort
+
+
+def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+    """Yield all tenants with the page's filters. Call inside `ctx.scope()`."""
+    for row in _selected(ctx)[0]:
+        tenant = row.tenant
+        yield (
+            *(tenant.slug, tenant.name, tenant.status, row.plan, row.commitments, row.spend.exact),
+            *(row.margin and row.margin.amount.exact, row.budget and row.budget.share, row.used.requests),
+            tenant.created_at.isoformat(),
+        )
+
+
+TOOLS = ListTools(
+    "operator-tenants",
+    exported=(
+        *("tenant", "name", "status", "plan", "commitments", "spend_this_month", "margin", "highest_budget_usage"),
+        *("requests", "created_at"),
+    ),
+    rows=exported,
+    columns={},
+)
 
 
 def _all(ctx: PageContext) -> list[TenantAdminRow]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.db.models import F, Q, QuerySet, Subquery, Sum
-from django.db.models.functions import Coalesce
+from django.db.models import F, QuerySet, Sum
+from django.utils.translation import gettext as _
 
 from billing.amounts import TOKENS_A_PRICE
-from billing.models import RollupState, UsageChange, UsageRollup, token_sum
+from billing.models import UsageChange, UsageRollup, not_rolled_up, token_sum, totals_of
 from billing.pricing.currencies import CrossRate
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Margin, Money, compact, exact, share
 from millrace.apps.operations.budget_usage import BudgetPeriodUsage
 from millrace.apps.operations.costs import costs
@@ -46,7 +47,7 @@ class BudgetText:
 
     @property
     def share(self) -> str:
-        return share(self.usage.used, self.usage.limit) if self.usage.limit > 0 else "no budget left"
+        return share(self.usage.used, self.usage.limit) if self.usage.limit > 0 else _("no budget left")
 
     @property
     def of(self) -> str:
@@ -57,7 +58,7 @@ class BudgetText:
         return amount(self.usage.used, self.usage.unit, self.currency)
 
 
-PERIODS = {"day": "per day", "month": "per month", "lifetime": "in total"}
+PERIODS = {"day": _lazy("per day"), "month": _lazy("per month"), "lifetime": _lazy("in total")}
 
 
 def amount(value: int, unit: str, currency: str = "") -> str:
@@ -69,9 +70,8 @@ def amount(value: int, unit: str, currency: str = "") -> str:
 
 def spent(since: datetime) -> dict[int, Spent]:
     """Return the usage of each tenant since a midnight, in one statement. Call inside `system(…)`."""
-    late = Q(settled_at__gte=Coalesce(Subquery(RollupState.objects.values("settled_before")[:1]), _EARLIEST))
-    rolled = UsageRollup.objects.all_tenants().filter(bucket=UsageRollup.Bucket.DAY, start__gte=since)
-    fresh = UsageChange.objects.all_tenants().filter(late, admitted_at__gte=since)
+    rolled = UsageRollup.objects.all_tenants().filter(bucket=totals_of(UsageRollup.Bucket.DAY), start__gte=since)
+    fresh = UsageChange.objects.all_tenants().filter(not_rolled_up(), admitted_at__gte=since)
     found: dict[int, Spent] = defaultdict(Spent)
     for tenant, model, cost, requests, tokens in _summed(rolled).union(_summed(fresh), all=True):
         total = found[tenant]

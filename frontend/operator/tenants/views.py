@@ -9,6 +9,7 @@ from django.conf import settings
 from django.http import HttpResponse
 from django.urls import path
 from django.utils.http import url_has_allowed_host_and_scheme
+from django.utils.translation import gettext as _
 
 from billing.actions.budgets import do_change_budget
 from billing.actions.prices import do_assign_book
@@ -16,6 +17,7 @@ from billing.models import Budget, PriceBook, PriceBookAssignment
 from frontend.core import impersonation
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.one_time_secrets import secret_form_view, take_secret
@@ -31,30 +33,30 @@ T = TypeVar("T")
 LIST = Panels(
     "operator-tenants-panel",
     (
-        Panel("stats", "All tenants", "operator/tenants/stats.html", page.stats, every=60),
-        Panel("list", "Tenants", "operator/tenants/list.html", page.tenant_list, every=60),
+        Panel("stats", _lazy("All tenants"), "operator/tenants/stats.html", page.stats, every=60),
+        Panel("list", _lazy("Tenants"), "operator/tenants/list.html", page.tenant_list, every=60),
     ),
 )
 DETAIL_PANELS = Panels(
     "operator-tenants-detail-panel",
     (
-        Panel("stats", "Figures", "operator/tenants/detail_stats.html", detail.stats),
-        Panel("spend", "Spend by day", "operator/tenants/spend.html", detail.spend, every=0),
-        Panel("plan", "Plan", "operator/tenants/plan.html", detail.plan, every=0),
-        Panel("limits", "Budgets and limits", "operator/tenants/limits.html", detail.limits),
-        Panel("members", "Members", "operator/tenants/members.html", detail.members, every=0),
-        Panel("credits", "Credits", "operator/tenants/credits.html", detail.credits, every=0),
-        Panel("invoices", "Invoices", "operator/tenants/invoices.html", detail.invoices, every=0),
-        Panel("quarantine", "Quarantine", "operator/tenants/quarantine.html", detail.quarantine),
-        Panel("changes", "Latest changes", "operator/tenants/changes.html", detail.changes),
+        Panel("stats", _lazy("Figures"), "operator/tenants/detail_stats.html", detail.stats),
+        Panel("spend", _lazy("Spend by day"), "operator/tenants/spend.html", detail.spend, every=0),
+        Panel("plan", _lazy("Plan"), "operator/tenants/plan.html", detail.plan, every=0),
+        Panel("limits", _lazy("Budgets and limits"), "operator/tenants/limits.html", detail.limits),
+        Panel("members", _lazy("Members"), "operator/tenants/members.html", detail.members, every=0),
+        Panel("credits", _lazy("Credits"), "operator/tenants/credits.html", detail.credits, every=0),
+        Panel("invoices", _lazy("Invoices"), "operator/tenants/invoices.html", detail.invoices, every=0),
+        Panel("quarantine", _lazy("Quarantine"), "operator/tenants/quarantine.html", detail.quarantine),
+        Panel("changes", _lazy("Latest changes"), "operator/tenants/changes.html", detail.changes),
     ),
 )
 
 
 @operator_page()
 def tenants(ctx: PageContext) -> HttpResponse:
-    context: dict[str, Any] = {"filters": page.filters(ctx), "metering": metering(ctx.now)}
-    return render_page(ctx, "operator/tenants/page.html", "Tenants", panels=LIST, **context)
+    context: dict[str, Any] = {"filters": page.filters(ctx), "metering": metering(ctx.now), **page.TOOLS.page(ctx)}
+    return render_page(ctx, "operator/tenants/page.html", _("Tenants"), panels=LIST, **context)
 
 
 @operator_page()
@@ -72,10 +74,10 @@ def new(ctx: PageContext) -> HttpResponse:
 
     return secret_form_view(
         ctx,
-        "Create tenant",
+        _("Create tenant"),
         forms.NewTenantForm(bound_data(ctx)),
         create,
-        submit="Create tenant",
+        submit=_("Create tenant"),
         back=ctx.url("operator-tenants"),
         breadcrumbs=(_tenants(ctx),),
     )
@@ -98,7 +100,9 @@ def invitation(ctx: PageContext) -> HttpResponse:
     url = ctx.url("operator-tenants-detail", found.pk)
     link = take_secret(ctx) if ctx.request.method == "GET" else None
     if link is None:
-        message = f"The invitation link of {made.email} was shown once. Invite the owner again to get a new one."
+        message = _("The invitation link of %(email)s was shown once. Invite the owner again to get a new one.") % {
+            "email": made.email
+        }
         return redirect_with_message(ctx, url, message)
     platform = settings.MILLRACE
     context: dict[str, Any] = {
@@ -109,7 +113,7 @@ def invitation(ctx: PageContext) -> HttpResponse:
         "url": url,
         "breadcrumbs": (_tenants(ctx),),
     }
-    return render_page(ctx, "operator/tenants/invitation.html", "Invitation link", **context)
+    return render_page(ctx, "operator/tenants/invitation.html", _("Invitation link"), **context)
 
 
 @operator_page(methods=FORM, step_up=True)
@@ -118,13 +122,20 @@ def suspend(ctx: PageContext) -> HttpResponse:
     return _form_view(
         ctx,
         found,
-        f"Suspend {found.name}",
+        _("Suspend %(name)s") % {"name": found.name},
         Confirm(found.slug, bound_data(ctx)),
         lambda _: actions.do_suspend_tenant(found),
-        submit="Suspend",
-        message=lambda was: f"{found.name} was suspended." if was else f"{found.name} was already suspended.",
-        effect=f"Within a second all keys of {found.name} receive 403, running requests end and batches pause."
-        " Members can still sign in. Usage so far is billed.",
+        submit=_("Suspend"),
+        message=lambda was: (
+            _("%(name)s was suspended.") % {"name": found.name}
+            if was
+            else _("%(name)s was already suspended.") % {"name": found.name}
+        ),
+        effect=_(
+            "Within a second all keys of %(name)s receive 403, running requests end and batches pause. Members "
+            "can still sign in. Usage so far is billed."
+        )
+        % {"name": found.name},
         danger=True,
     )
 
@@ -135,12 +146,16 @@ def resume(ctx: PageContext) -> HttpResponse:
     return _form_view(
         ctx,
         found,
-        f"Resume {found.name}",
+        _("Resume %(name)s") % {"name": found.name},
         Confirm(found.slug, bound_data(ctx)),
         lambda _: actions.do_resume_tenant(found),
-        submit="Resume",
-        message=lambda was: f"{found.name} was resumed." if was else f"{found.name} was not suspended.",
-        effect=f"Within a second the keys of {found.name} work again and their usage is billed.",
+        submit=_("Resume"),
+        message=lambda was: (
+            _("%(name)s was resumed.") % {"name": found.name}
+            if was
+            else _("%(name)s was not suspended.") % {"name": found.name}
+        ),
+        effect=_("Within a second the keys of %(name)s work again and their usage is billed.") % {"name": found.name},
     )
 
 
@@ -151,14 +166,14 @@ def raise_budget(ctx: PageContext) -> HttpResponse:
     return _form_view(
         ctx,
         found,
-        f"Raise “{budget.name}”",
+        _("Raise “%(name)s”") % {"name": budget.name},
         forms.BudgetRaiseForm(budget.unit, bound_data(ctx)),
         lambda data: do_change_budget(
             budget, temporary_increase=data["temporary_increase"], increase_expires_at=data["increase_expires_at"]
         ),
-        submit="Raise",
+        submit=_("Raise"),
         message=lambda changed: f"“{budget.name}” raised. {effect_of(changed)}",
-        effect="Takes effect within a second and replaces a current temporary raise.",
+        effect=_("Takes effect within a second and replaces a current temporary raise."),
     )
 
 
@@ -171,12 +186,12 @@ def book(ctx: PageContext) -> HttpResponse:
     return _form_view(
         ctx,
         found,
-        f"Price book of {found.name}",
+        _("Price book of %(name)s") % {"name": found.name},
         forms.PriceBookForm(books, bound_data(ctx), assigned.book.name if assigned else PriceBook.LIST),
         lambda data: do_assign_book(found, data["book"]),
-        submit="Assign",
-        message=lambda _: f"{found.name} now uses this price book.",
-        effect="Applies to requests received from now. Earlier requests keep their prices.",
+        submit=_("Assign"),
+        message=lambda _done: _("%(name)s now uses this price book.") % {"name": found.name},
+        effect=_("Applies to requests received from now. Earlier requests keep their prices."),
     )
 
 
@@ -186,10 +201,10 @@ def invite(ctx: PageContext) -> HttpResponse:
     back = ctx.url("operator-tenants-detail", found.pk)
     return secret_form_view(
         ctx,
-        f"Invite owner of {found.name}",
+        _("Invite owner of %(name)s") % {"name": found.name},
         forms.TenantAdminInvite(bound_data(ctx)),
         lambda data: _invited(ctx, found, data["email"]),
-        submit="Invite",
+        submit=_("Invite"),
         back=back,
         breadcrumbs=(_tenants(ctx), Breadcrumb(found.name, back)),
     )
@@ -205,14 +220,14 @@ def view(ctx: PageContext) -> HttpResponse:
     return _form_view(
         ctx,
         found,
-        f"View as {found.name}: read-only for up to 1 hour",
+        _("View as %(name)s: read-only for up to 1 hour") % {"name": found.name},
         forms.ImpersonationForm(bound_data(ctx)),
         lambda data: impersonation.start(ctx.request, found, data["reason"]),
-        submit="View",
-        message=lambda _: f"You are viewing {found.name}, read-only.",
+        submit=_("View"),
+        message=lambda _done: _("You are viewing %(name)s, read-only.") % {"name": found.name},
         then=url if inside else home,
         action_url=ctx.request.get_full_path(),
-        effect="The view is recorded in the tenant’s audit log, with its time and your reason.",
+        effect=_("The view is recorded in the tenant’s audit log, with its time and your reason."),
     )
 
 
@@ -220,9 +235,9 @@ def view(ctx: PageContext) -> HttpResponse:
 def end_view(ctx: PageContext) -> HttpResponse:
     found = impersonation.end(ctx.request)
     if found is None:
-        return redirect_with_message(ctx, ctx.url("operator-tenants"), "The view has already ended.")
+        return redirect_with_message(ctx, ctx.url("operator-tenants"), _("The view has already ended."))
     return redirect_with_message(
-        ctx, ctx.url("operator-tenants-detail", found.tenant_id), f"View of {found.name} ended."
+        ctx, ctx.url("operator-tenants-detail", found.tenant_id), _("View of %(name)s ended.") % {"name": found.name}
     )
 
 
@@ -251,11 +266,12 @@ def _form_view(
 
 
 def _tenants(ctx: PageContext) -> Breadcrumb:
-    return Breadcrumb("Tenants", ctx.url("operator-tenants"))
+    return Breadcrumb(_("Tenants"), ctx.url("operator-tenants"))
 
 
 urlpatterns = [
     path("operator/tenants/", tenants, name="operator-tenants"),
+    *page.TOOLS.operator_urls("operator/tenants/"),
     path("operator/tenants/new", new, name="operator-tenants-new"),
     path("operator/tenants/view/end", end_view, name="operator-tenants-view-end"),
     LIST.operator_url("operator/tenants/"),

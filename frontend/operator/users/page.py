@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 from allauth.mfa.models import Authenticator
 from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.utils.translation import gettext as _
 
+from frontend.core.languages import lazy_text as _lazy
+from frontend.core.list_tools import MAX_EXPORTED, ListTools
 from frontend.core.lists import Choice, changed_url, text_param
 from frontend.core.page_context import PageContext, first_or_404
 from tenants.models import AuditEntry, Membership, User
 
 MAX_ROWS = 100  # users per page; others are found by search
 MAX_CHANGES = 10
-FILTERS = (("", "All"), ("operators", "Operators"), ("unprotected", "Without 2FA"), ("deactivated", "Deactivated"))
+FILTERS = (
+    ("", _lazy("All")),
+    ("operators", _lazy("Operators")),
+    ("unprotected", _lazy("Without 2FA")),
+    ("deactivated", _lazy("Deactivated")),
+)
 
 
 def filters(ctx: PageContext) -> dict[str, Any]:
@@ -25,6 +34,14 @@ def filters(ctx: PageContext) -> dict[str, Any]:
 
 def user_list(ctx: PageContext) -> dict[str, Any]:
     """Return the users that match, by email address, each with the number of its tenants."""
+    rows = _selected(ctx)
+    found = list(rows[:MAX_ROWS])
+    counts = Counter(Membership.objects.all_tenants().filter(user__in=found).values_list("user_id", flat=True))
+    return {"rows": [(user, counts[user.pk]) for user in found], "number": rows.count()}
+
+
+def _selected(ctx: PageContext) -> QuerySet[User]:
+    """Return the users that the filters of the page select, by email address."""
     typed, chosen = text_param(ctx, "q"), ctx.query.get("show", "")
     rows = _users().order_by("email")
     if typed:
@@ -35,9 +52,30 @@ def user_list(ctx: PageContext) -> dict[str, Any]:
         rows = rows.filter(is_active=False)
     elif chosen == "unprotected":
         rows = rows.filter(is_active=True, has_factor=False)
-    found = list(rows[:MAX_ROWS])
-    counts = Counter(Membership.objects.all_tenants().filter(user__in=found).values_list("user_id", flat=True))
-    return {"rows": [(user, counts[user.pk]) for user in found], "number": rows.count()}
+    return rows
+
+
+def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+    """Yield the users with the page's filters. Call inside `ctx.scope()`."""
+    found = list(_selected(ctx)[:MAX_EXPORTED])
+    members = Membership.objects.all_tenants().filter(user__in=found).order_by("tenant__slug")
+    tenants = defaultdict[int, list[str]](list)
+    for pk, slug in members.values_list("user_id", "tenant__slug"):
+        tenants[pk].append(slug)
+    for user in found:
+        yield (
+            *(user.pk, user.email, user.name, "active" if user.is_active else "deactivated"),
+            *("yes" if user.is_staff else "no", "yes" if user.has_factor else "no"),  # type: ignore[attr-defined]
+            *(" ".join(tenants[user.pk]), user.last_login.isoformat() if user.last_login else None),
+        )
+
+
+TOOLS = ListTools(
+    "operator-users",
+    exported=("id", "email", "name", "status", "operator", "two_factor", "tenants", "last_sign_in"),
+    rows=exported,
+    columns={},
+)
 
 
 def user_of(ctx: PageContext) -> User:
@@ -50,11 +88,11 @@ def user_page(ctx: PageContext) -> dict[str, Any]:
     """Return the user, and the labels, names and icons of the actions that are possible."""
     user = user_of(ctx)
     offered = (
-        ("Remove 2FA", "operator-users-remove-second-factor", "lock", user.has_factor),  # type: ignore[attr-defined]
-        ("Revoke operator rights", "operator-users-revoke-operator", "undo", user.is_staff),
-        ("Grant operator rights", "operator-users-grant-operator", "admin", not user.is_staff and user.is_active),
-        ("Deactivate", "operator-users-deactivate", "ban", user.is_active),
-        ("Reactivate", "operator-users-reactivate", "play", not user.is_active),
+        (_("Remove 2FA"), "operator-users-remove-second-factor", "lock", user.has_factor),  # type: ignore[attr-defined]
+        (_("Revoke operator rights"), "operator-users-revoke-operator", "undo", user.is_staff),
+        (_("Grant operator rights"), "operator-users-grant-operator", "admin", not user.is_staff and user.is_active),
+        (_("Deactivate"), "operator-users-deactivate", "ban", user.is_active),
+        (_("Reactivate"), "operator-users-reactivate", "play", not user.is_active),
     )
     is_you = user.pk == ctx.user.pk
     return {"user": user, "is_you": is_you, "actions": [action for action in offered if action[3] and not is_you]}

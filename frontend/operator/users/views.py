@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
@@ -19,12 +21,14 @@ from frontend.operator.users import page
 from tenants import actions
 from tenants.models import User
 
-LIST = Panels("operator-users-panel", (Panel("list", "Users", "operator/users/list.html", page.user_list, every=0),))
+LIST = Panels(
+    "operator-users-panel", (Panel("list", _lazy("Users"), "operator/users/list.html", page.user_list, every=0),)
+)
 DETAIL_PANELS = Panels(
     "operator-users-detail-panel",
     (
-        Panel("memberships", "Tenants", "operator/users/memberships.html", page.memberships, every=0),
-        Panel("changes", "Latest changes", "operator/users/changes.html", page.changes, every=0),
+        Panel("memberships", _lazy("Tenants"), "operator/users/memberships.html", page.memberships, every=0),
+        Panel("changes", _lazy("Latest changes"), "operator/users/changes.html", page.changes, every=0),
     ),
 )
 
@@ -45,53 +49,59 @@ class Action:
 ACTIONS = {
     "deactivate": Action(
         actions.do_deactivate_user,
-        "Deactivate {}",
-        "Deactivate",
-        "{} is signed out on all devices and cannot sign in until reactivated. Playground sessions end."
-        " API keys and memberships stay.",
-        "{} was deactivated.",
-        "{} was already deactivated.",
+        _lazy("Deactivate {}"),
+        _lazy("Deactivate"),
+        _lazy(
+            "{} is signed out on all devices and cannot sign in until reactivated. Playground sessions end. API "
+            "keys and memberships stay."
+        ),
+        _lazy("{} was deactivated."),
+        _lazy("{} was already deactivated."),
     ),
     "reactivate": Action(
         actions.do_reactivate_user,
-        "Reactivate {}",
-        "Reactivate",
-        "{} can sign in again, with the same password, two-factor authentication and memberships.",
-        "{} was reactivated.",
-        "{} was already active.",
+        _lazy("Reactivate {}"),
+        _lazy("Reactivate"),
+        _lazy("{} can sign in again, with the same password, two-factor authentication and memberships."),
+        _lazy("{} was reactivated."),
+        _lazy("{} was already active."),
         is_dangerous=False,
     ),
     "grant-operator": Action(
         actions.do_grant_operator,
-        "Grant operator rights to {}",
-        "Grant",
-        "{} gets every permission in every tenant, and this operator console.",
-        "Operator rights were granted to {}.",
-        "{} was already an operator.",
+        _lazy("Grant operator rights to {}"),
+        _lazy("Grant"),
+        _lazy("{} gets every permission in every tenant, and this operator console."),
+        _lazy("Operator rights were granted to {}."),
+        _lazy("{} was already an operator."),
     ),
     "revoke-operator": Action(
         actions.do_revoke_operator,
-        "Revoke operator rights of {}",
-        "Revoke",
-        "{} loses the operator console and is signed out on all devices. Memberships stay.",
-        "Operator rights of {} were revoked.",
-        "{} was not an operator.",
+        _lazy("Revoke operator rights of {}"),
+        _lazy("Revoke"),
+        _lazy("{} loses the operator console and is signed out on all devices. Memberships stay."),
+        _lazy("Operator rights of {} were revoked."),
+        _lazy("{} was not an operator."),
     ),
     "remove-second-factor": Action(
         actions.do_remove_second_factor,
-        "Remove two-factor authentication of {}",
-        "Remove",
-        "{} can sign in with only the password, is signed out on all devices, and gets an email about this."
-        " Verify the user's identity first.",
-        "Two-factor authentication of {} was removed.",
-        "{} had no two-factor authentication.",
+        _lazy("Remove two-factor authentication of {}"),
+        _lazy("Remove"),
+        _lazy(
+            "{} can sign in with only the password, is signed out on all devices, and gets an email about this. "
+            "Verify the user's identity first."
+        ),
+        _lazy("Two-factor authentication of {} was removed."),
+        _lazy("{} had no two-factor authentication."),
     ),
 }
 
 
 @operator_page()
 def users(ctx: PageContext) -> HttpResponse:
-    return render_page(ctx, "operator/users/page.html", "Users", panels=LIST, filters=page.filters(ctx))
+    return render_page(
+        ctx, "operator/users/page.html", _("Users"), panels=LIST, filters=page.filters(ctx), **page.TOOLS.page(ctx)
+    )
 
 
 @operator_page()
@@ -131,11 +141,12 @@ def _form(action: Action) -> Callable[..., HttpResponseBase]:
 
 
 def _users(ctx: PageContext) -> Breadcrumb:
-    return Breadcrumb("Users", ctx.url("operator-users"))
+    return Breadcrumb(_("Users"), ctx.url("operator-users"))
 
 
 urlpatterns = [
     path("operator/users/", users, name="operator-users"),
+    *page.TOOLS.operator_urls("operator/users/"),
     LIST.operator_url("operator/users/"),
     path("operator/users/<int:user>/", user, name="operator-users-detail"),
     DETAIL_PANELS.operator_url("operator/users/<int:user>/"),

@@ -13,6 +13,8 @@ from billing.actions.alerts import do_acknowledge_alert
 from billing.actions.budgets import do_change_budget
 from billing.models import Budget, BudgetAlert
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.labels import choice_label
+from frontend.core.languages import day_text
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
@@ -57,12 +59,14 @@ def mute(ctx: PageContext) -> HttpResponse:
         until = changed.alerts_muted_until
         when = until and until.astimezone(ctx.zone)
         return (
-            f"Alerts of {row.name} are muted until {when:%-d %B, %H:%M}." if when else f"Alerts of {row.name} are sent."
+            _("Alerts of %(name)s are muted until %(when)s.") % {"name": row.name, "when": day_text(when, "j F, H:i")}
+            if when
+            else _("Alerts of %(name)s are sent.") % {"name": row.name}
         )
 
     return form_view(
         ctx,
-        f"Mute alerts of {row.name}",
+        _("Mute alerts of %(name)s") % {"name": row.name},
         form,
         lambda _: do_change_budget(row, alerts_muted_until=form.until(ctx.now)),
         submit=_("Save"),
@@ -103,7 +107,10 @@ def _new_channel(
         create,
         submit=_("Add channel"),
         back=ctx.url("alerts"),
-        message=lambda made: f"{made.get_kind_display()} channel added. Send a test event to check it.",
+        message=lambda made: (
+            _("%(kind)s channel added. Send a test event to check it.")
+            % {"kind": choice_label(made.get_kind_display())}
+        ),
         breadcrumbs=(Breadcrumb(_("Alerts"), ctx.url("alerts")),),
     )
 

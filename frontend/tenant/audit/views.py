@@ -7,7 +7,6 @@ from django.urls import path
 from django.utils.translation import gettext as _
 
 from frontend.core import audit_log
-from frontend.core.exports import export_response
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import PageContext, tenant_page
@@ -22,9 +21,9 @@ PANELS = Panels(
 
 @tenant_page(Permission.AUDIT_READ)
 def audit(ctx: PageContext) -> HttpResponse:
-    return render_page(
-        ctx, "audit/page.html", _("Audit log"), panels=PANELS, **audit_log.page_context(ctx, ctx.url("audit-export"))
-    )
+    with ctx.scope():
+        context = audit_log.page_context(ctx)
+    return render_page(ctx, "audit/page.html", _("Audit log"), panels=PANELS, **context)
 
 
 @tenant_page(Permission.AUDIT_READ)
@@ -35,17 +34,9 @@ def entry(ctx: PageContext) -> HttpResponse:
     return render_page(ctx, "audit_log/detail.html", detail["entry"].label, breadcrumbs=breadcrumbs, **detail)
 
 
-@tenant_page(Permission.AUDIT_READ)
-def export(ctx: PageContext) -> HttpResponse:
-    """Return the newest entries with the page's filters."""
-    with ctx.scope():
-        rows = audit_log.exported_rows(ctx)
-    return export_response(ctx, f"audit-{ctx.tenant.slug}", audit_log.EXPORTED_COLUMNS, rows)
-
-
 urlpatterns = [
     path("t/<slug:slug>/audit/", audit, name="audit"),
-    path("t/<slug:slug>/audit/export", export, name="audit-export"),
+    *audit_log.TOOLS.tenant_urls("t/<slug:slug>/audit/", Permission.AUDIT_READ),
     path("t/<slug:slug>/audit/<int:entry>", entry, name="audit-detail"),
     PANELS.tenant_url("t/<slug:slug>/audit/", Permission.AUDIT_READ),
 ]

@@ -9,6 +9,7 @@ from django import forms
 from django.db.models import Q
 from django.utils.translation import gettext as _
 
+from frontend.core.languages import day_text
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext
 from millrace.apps.batches.models import File
@@ -50,7 +51,7 @@ class BatchForm(forms.Form):
         initial: Any = None,
     ) -> None:
         super().__init__(data, uploads, initial=initial)
-        named = [(row.name, f"{row.filename or row.name} ({row.created_at:%-d %b})") for row in files]
+        named = [(row.name, f"{row.filename or row.name} ({day_text(row.created_at, 'j M')})") for row in files]
         self.fields["file"].choices = [("", _("None")), *named]  # type: ignore[attr-defined]
         self.fields["key"].choices = [  # type: ignore[attr-defined]
             (value, f"{row.name} ({row.project.name})") for value, row in keys.items()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from django.db.models import Count, Q
+from django.db.models import Count, Q, QuerySet
 from django.utils.translation import gettext as _
 
 from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar
+from frontend.core.labels import choice_label
+from frontend.core.languages import lazy_text as _lazy
+from frontend.core.list_tools import MAX_EXPORTED, ListTools
 from frontend.core.lists import ListPage, keyset_page, named_rows, number_param
 from frontend.core.numbers import share
 from frontend.core.page_context import PageContext, first_or_404
@@ -72,27 +75,68 @@ def filters(ctx: PageContext) -> FilterBar:
     """Return the filter chips. Call inside `ctx.scope()`."""
     url, status = ctx.url("batches"), ctx.query.get("status")
     projects = named_rows(Project.objects.for_tenant(ctx.tenant))
+    statuses = [(value, choice_label(label)) for value, label in Batch.Status.choices]
     chosen = status if status in Batch.Status.values else None
     return filter_bar(
         ctx,
         url,
         (
-            choice_chip(ctx, url, "status", _("Status"), Batch.Status.choices, chosen),
+            choice_chip(ctx, url, "status", _("Status"), statuses, chosen),
             choice_chip(ctx, url, "project", _("Project"), projects, number_param(ctx, "project")),
         ),
     )
 
 
-def batches(ctx: PageContext) -> ListPage:
-    """Return a page of batches, newest first."""
-    rows = Batch.objects.for_tenant(ctx.tenant)
+def _filtered(ctx: PageContext) -> QuerySet[Batch]:
+    """Return the batches that the filters of the page select."""
+    rows: QuerySet[Batch] = Batch.objects.for_tenant(ctx.tenant)
     if (status := ctx.query.get("status")) in Batch.Status.values:
         rows = rows.filter(status=status)
     if (project := number_param(ctx, "project")) is not None:
         rows = rows.filter(project_id=project)
+    return rows
+
+
+def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+    """Yield the newest batches with the page's filters. Call inside `ctx.scope()`."""
+    for row in _progress(ctx, list(_filtered(ctx).order_by("-pk")[:MAX_EXPORTED])):
+        batch = row.batch
+        times = (batch.created_at, batch.completed_at, batch.expires_at)
+        yield (
+            *(batch.name, batch.status, batch.endpoint, batch.project_id, batch.key_id, batch.total),
+            *(row.succeeded, row.errored, batch.cancelled, batch.expired),
+            *(at.isoformat() if at else None for at in times),
+        )
+
+
+TOOLS = ListTools(
+    "batches",
+    exported=(
+        *("id", "status", "endpoint", "project_id", "key_id", "requests", "succeeded", "failed", "cancelled"),
+        *("expired", "created_at", "completed_at", "expires_at"),
+    ),
+    rows=exported,
+    columns={
+        "status": _lazy("Status"),
+        "progress": _lazy("Progress"),
+        "failed": _lazy("#Failed"),
+        "created": _lazy("Created"),
+        "completed": _lazy("Completed"),
+    },
+    views=(
+        (_lazy("All"), {}),
+        (_lazy("In progress"), {"status": "in_progress"}),
+        (_lazy("Failed"), {"status": "failed"}),
+    ),
+    default=("status", "progress", "failed", "created"),
+)
+
+
+def batches(ctx: PageContext) -> ListPage:
+    """Return a page of batches, newest first."""
     filtered = any(ctx.query.get(name) for name in ("status", "project"))
-    page = keyset_page(ctx, rows, ctx.url("batches"), PAGE_SIZE, filtered=filtered)
-    return replace(page, rows=_progress(ctx, page.rows))
+    page = keyset_page(ctx, _filtered(ctx), ctx.url("batches"), PAGE_SIZE, filtered=filtered)
+    return replace(page, rows=_progress(ctx, page.rows), **TOOLS.table(ctx))
 
 
 def _progress(ctx: PageContext, rows: Sequence[Batch]) -> list[BatchProgress]:
@@ -119,7 +163,7 @@ def size_text(size: int) -> str:
     for unit, name in ((10**6, "MB"), (10**3, "kB")):
         if size >= unit:
             return f"{-(-size // unit):,} {name}"
-    return f"{size} bytes"
+    return _("%(size)s bytes") % {"size": size}
 
 
 def batch_of(ctx: PageContext) -> Batch:
@@ -138,7 +182,7 @@ def file_of(ctx: PageContext) -> File:
 def status(ctx: PageContext) -> dict[str, Any]:
     """Return the progress of the batch in the URL, with its key and files."""
     batch = batch_of(ctx)
-    names = {"Input": batch.input_file, "Output": batch.output_file, "Errors": batch.error_file}
+    names = {_("Input"): batch.input_file, _("Output"): batch.output_file, _("Errors"): batch.error_file}
     rows = File.objects.for_tenant(ctx.tenant).filter(
         name__in=[name for name in names.values() if name], purpose__in=_TENANTS_PURPOSES, expires_at__gt=ctx.now
     )

@@ -48,8 +48,8 @@ DETAIL_PANELS = Panels(
 @tenant_page(READS)
 def batches(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        filters = page.filters(ctx)
-    return render_page(ctx, "batches/page.html", _("Batches"), panels=PANELS, filters=filters)
+        context = {"filters": page.filters(ctx), **page.TOOLS.page(ctx)}
+    return render_page(ctx, "batches/page.html", _("Batches"), panels=PANELS, **context)
 
 
 @tenant_page(READS)
@@ -127,8 +127,8 @@ def delete_file(ctx: PageContext) -> HttpResponse:
         lambda _: do_delete_file(row),
         submit=_("Delete file"),
         back=ctx.url("batches"),
-        message=lambda _: f"{row.filename or row.name} was deleted.",
-        effect=f"{row.filename or row.name} is deleted permanently.",
+        message=lambda _done: _("%(name)s was deleted.") % {"name": row.filename or row.name},
+        effect=_("%(name)s is deleted permanently.") % {"name": row.filename or row.name},
         danger=True,
         breadcrumbs=_breadcrumbs(ctx),
     )
@@ -167,6 +167,7 @@ urlpatterns = [
     path("t/<slug:slug>/batches/", batches, name="batches"),
     path("t/<slug:slug>/batches/new", new_batch, name="batches-new"),
     PANELS.tenant_url("t/<slug:slug>/batches/", READS),
+    *page.TOOLS.tenant_urls("t/<slug:slug>/batches/", READS),
     path("t/<slug:slug>/batches/<str:batch>/", batch, name="batches-detail"),
     path("t/<slug:slug>/batches/<str:batch>/cancel", cancel, name="batches-cancel"),
     DETAIL_PANELS.tenant_url("t/<slug:slug>/batches/<str:batch>/", READS),

@@ -42,7 +42,11 @@ def alert_rows(ctx: PageContext, rows: list[BudgetAlert]) -> list[dict[str, Any]
 def _alert(row: BudgetAlert) -> dict[str, Any]:
     unit = row.budget.unit
     expected = row.threshold == BudgetAlert.FORECAST
-    what = f"Forecast {BudgetAmount.whole(unit, row.forecast or 0).text}" if expected else f"{row.threshold}% reached"
+    what = (
+        _("Forecast %(whole)s") % {"whole": BudgetAmount.whole(unit, row.forecast or 0).text}
+        if expected
+        else f"{row.threshold}% reached"
+    )
     return {
         "alert": row,
         "what": what,
@@ -83,11 +87,17 @@ def _delivery_rows(mail: OutboxEmail | None, sent: list[WebhookDelivery]) -> tup
     for (state, reason), count in sorted(alike.items()):
         fared, kind = _WEBHOOK_STATES[WebhookDelivery.State(state)]
         hooks.append(
-            BudgetDelivery(f"{exact(count)} webhooks {fared}" if count > 1 else f"Webhook {fared}", kind, reason)
+            BudgetDelivery(
+                _("%(count)s webhooks %(fared)s") % {"count": exact(count), "fared": fared}
+                if count > 1
+                else _("Webhook %(fared)s") % {"fared": fared},
+                kind,
+                reason,
+            )
         )
     if mail is None:
-        return (BudgetDelivery(_("Email"), "", "no longer stored"), *hooks)
-    return (BudgetDelivery(f"Email {mail.state}", _EMAIL_LEVELS[mail.state], mail.error), *hooks)
+        return (BudgetDelivery(_("Email"), "", _("no longer stored")), *hooks)
+    return (BudgetDelivery(_("Email %(state)s") % {"state": mail.state}, _EMAIL_LEVELS[mail.state], mail.error), *hooks)
 
 
 def _last_error(delivery: WebhookDelivery) -> str:

@@ -67,7 +67,7 @@ def parse(text: str, unit: str) -> int:
             raise ValueError(_("Enter a whole number, e.g. 1,000,000"))
         value = int(bare)
     if value > MAX_BUDGET:
-        raise ValueError(f"Enter {BudgetAmount.whole(unit, MAX_BUDGET).text} or less.")
+        raise ValueError(_("Enter %(limit)s or less.") % {"limit": BudgetAmount.whole(unit, MAX_BUDGET).text})
     return value
 
 

@@ -15,14 +15,14 @@ from frontend.tenant.keys.key_limits import NAMES
 from millrace.apps.request_log.dry_runs import DryRunResult, budget_would_refuse, limits_would_refuse
 from tenants.models import LIMITS
 
-_UNTIL = {"day": "the next day", "month": "the next month", "lifetime": "you raise the limit"}
-_PERIODS = {"day": "per day", "month": "per month", "lifetime": "in total"}
+_UNTIL = {"day": _lazy("the next day"), "month": _lazy("the next month"), "lifetime": _lazy("you raise the limit")}
+_PERIODS = {"day": _lazy("per day"), "month": _lazy("per month"), "lifetime": _lazy("in total")}
 NOT_SIMULATED = ("long_prompt_threshold", "long_prompt_concurrency")
 _WHEN = {
-    "requests": "when the token bucket is empty; it refills continuously",
-    "tokens": "when a request’s tokens exceed the bucket; it refills continuously",
-    "concurrency": "when this many requests are running",
-    "max": "with 400 if the request is too long",
+    "requests": _lazy("when the token bucket is empty; it refills continuously"),
+    "tokens": _lazy("when a request’s tokens exceed the bucket; it refills continuously"),
+    "concurrency": _lazy("when this many requests are running"),
+    "max": _lazy("with 400 if the request is too long"),
     "long_prompt_threshold": _lazy("Blocks nothing: longer prompts use a separate queue"),
     "long_prompt_concurrency": _lazy("Blocks nothing: more long prompts wait"),
 }
@@ -50,9 +50,14 @@ def simulate_budget(
 ) -> BudgetSimulation:
     """Return the effect of a budget as typed so far. Call inside the tenant's scope."""
     code = "429 budget_exceeded" if unit == "money" else "429 quota_exceeded"
-    until = _UNTIL.get(period, "the budget resets")
+    until = _UNTIL.get(period, _("the budget resets"))
     blocks, kind, when = {
-        "hard": (_("Blocks"), "bad", f"A request that exceeds the remaining budget receives {code} until {until}."),
+        "hard": (
+            _("Blocks"),
+            "bad",
+            _("A request that exceeds the remaining budget receives %(code)s until %(until)s.")
+            % {"code": code, "until": until},
+        ),
         "soft": (_("Does not block"), "good", _("No requests are rejected. Alerts are sent at the thresholds.")),
         "dry_run": (_("Does not block"), "good", _("No requests are rejected. Requests over budget are counted.")),
     }.get(mode, ("", "", ""))
@@ -64,7 +69,11 @@ def simulate_budget(
         return BudgetSimulation(blocks, kind, when, "")
     tried = budget_would_refuse(owner.scope(tenant_id), unit, period, limit)
     amount_text, rejected = BudgetAmount.whole(unit, limit).text, _rejected_text(tried)
-    would = f"A hard limit of {amount_text} {_PERIODS[period]} would have rejected {rejected}."
+    would = _("A hard limit of %(amount)s %(period)s would have rejected %(rejected)s.") % {
+        "amount": amount_text,
+        "period": _PERIODS[period],
+        "rejected": rejected,
+    }
     return BudgetSimulation(blocks, kind, when, would)
 
 
@@ -82,7 +91,11 @@ def simulate_limits(
     simulated = {name: value for name, value in values.items() if name not in NOT_SIMULATED}
     tried = limits_would_refuse(owner.scope(tenant_id, model), simulated) if owner and simulated else {}
     for name in NAMES:
-        would = f"Last week: {_rejected_text(tried[name])}." if name in tried else errors.get(name, "")
+        would = (
+            _("Last week: %(rejected_text)s.") % {"rejected_text": _rejected_text(tried[name])}
+            if name in tried
+            else errors.get(name, "")
+        )
         yield LimitSimulation(name, _when(name, dry_run=dry_run), would)
 
 
@@ -93,12 +106,17 @@ def _when(name: str, *, dry_run: bool) -> str:
     how = _WHEN.get(kind, _WHEN["tokens"])
     if dry_run:
         return _("Does not block: counts requests over the limit.")
-    return f"Blocks {how}." if kind == "max" else f"Blocks with 429 {how}."
+    return _("Blocks %(how)s.") % {"how": how} if kind == "max" else _("Blocks with 429 %(how)s.") % {"how": how}
 
 
 def _rejected_text(tried: DryRunResult) -> str:
     if not tried.requests:
-        return "nothing (no requests in the last 7 days)"
-    since = "from the last 7 days" if tried.complete else "checked from the last 7 days"
+        return _("nothing (no requests in the last 7 days)")
+    since = _("from the last 7 days") if tried.complete else _("checked from the last 7 days")
     part = f" ({share(tried.refused, tried.requests)})" if tried.refused else ""
-    return f"{exact(tried.refused)} of the {exact(tried.requests)} requests {since}{part}"
+    return _("%(refused)s of the %(requests)s requests %(since)s%(part)s") % {
+        "refused": exact(tried.refused),
+        "requests": exact(tried.requests),
+        "since": since,
+        "part": part,
+    }

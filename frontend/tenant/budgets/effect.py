@@ -15,4 +15,6 @@ def effect_of(budget: Budget) -> str:
     if not pending:
         return _("The change has taken effect in every gateway.")
     named = ", ".join(pending)
-    return f"The change has not taken effect in these gateways yet, because they do not respond: {named}."
+    return _("The change has not taken effect in these gateways yet, because they do not respond: %(named)s.") % {
+        "named": named
+    }

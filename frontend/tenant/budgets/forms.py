@@ -21,14 +21,14 @@ from tenants.models import LIMITS, LimitSet
 _PLAIN = {"autocomplete": "off", "spellcheck": "false"}
 _NUMBER = {**_PLAIN, "inputmode": "decimal"}
 # The words of the sentence that a budget's form is.
-UNITS = (("money", "spend"), ("tokens", "tokens"), ("requests", "requests"))
-PERIODS = (("month", "per month"), ("day", "per day"), ("lifetime", "in total"))
+UNITS = (("money", _lazy("spend")), ("tokens", _lazy("tokens")), ("requests", _lazy("requests")))
+PERIODS = (("month", _lazy("per month")), ("day", _lazy("per day")), ("lifetime", _lazy("in total")))
 MODES = (
-    (Budget.Mode.HARD, "reject requests"),
-    (Budget.Mode.SOFT, "only send alerts"),
-    (Budget.Mode.DRY_RUN, "only count (dry run)"),
+    (Budget.Mode.HARD, _lazy("reject requests")),
+    (Budget.Mode.SOFT, _lazy("only send alerts")),
+    (Budget.Mode.DRY_RUN, _lazy("only count (dry run)")),
 )
-_ADVERBS = {"month": "monthly", "day": "daily", "lifetime": "in total"}
+_ADVERBS = {"month": _lazy("monthly"), "day": _lazy("daily"), "lifetime": _lazy("in total")}
 LIMIT_MODES = (
     ("hard", _lazy("Hard limit: reject requests over budget")),
     ("dry_run", _lazy("Dry run: count requests over budget")),
@@ -230,7 +230,7 @@ class NewLimits(LimitsForm):
     def __init__(self, owners: dict[str, BudgetOwnerScope], data: Any = None, initial: Any = None) -> None:
         super().__init__(data, initial=initial)
         self.fields["owner"].choices = [(value, owner.label) for value, owner in owners.items()]  # type: ignore[attr-defined]
-        models = [(model.name, f"{model.name} only") for model in served_specs()]
+        models = [(model.name, _("%(name)s only") % {"name": model.name}) for model in served_specs()]
         self.fields["model"].choices = [("", _("All models")), *models]  # type: ignore[attr-defined]
 
 

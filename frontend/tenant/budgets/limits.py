@@ -11,6 +11,7 @@ from django.utils.translation import gettext as _
 
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.languages import in_sentence
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.tenant.budgets import dry_runs
@@ -40,7 +41,7 @@ def new_limits(ctx: PageContext) -> HttpResponse:
         _("Set rate limits"),
         form,
         make,
-        message=lambda owner: f"{owner.label}: rate limits set.",
+        message=lambda owner: _("%(label)s: rate limits set.") % {"label": owner.label},
         template="budgets/limits_form.html",
         try_url=ctx.url("budgets-limits-try"),
         **_sheet(ctx, _("Set limits")),
@@ -55,7 +56,7 @@ def _reject_duplicate(ctx: PageContext, owner: BudgetOwnerScope, model: str, *, 
             **ids, model=model, set_by_operator=False, dry_run=dry_run
         )
         if rows.exists():
-            raise Conflict(f"{owner.label} already has limits. Edit those limits instead.")
+            raise Conflict(_("%(label)s already has limits. Edit those limits instead.") % {"label": owner.label})
 
 
 @tenant_page(WRITES, methods=FORM)
@@ -71,16 +72,16 @@ def edit_limits(ctx: PageContext) -> HttpResponse:
         if form.is_dry_run() != row.dry_run:
             do_remove_limits(row)  # if the process is killed before this line, both sets apply
 
-    title = f"Limits of {owner.label[0].lower()}{owner.label[1:]}"
+    title = _("Limits of %(owner)s") % {"owner": in_sentence(owner.label)}
     return form_view(
         ctx,
         title,
         form,
         change,
-        message=lambda _: f"{owner.label}: rate limits set.",
+        message=lambda _done: _("%(label)s: rate limits set.") % {"label": owner.label},
         template="budgets/limits_form.html",
         try_url=f"{ctx.url('budgets-limits-try')}?set={row.pk}",
-        owner=owner.label + (f", {row.model} only" if row.model else ""),
+        owner=owner.label + (_(", %(model)s only") % {"model": row.model} if row.model else ""),
         **_sheet(ctx, _("Save")),
     )
 
@@ -94,9 +95,9 @@ def remove_limits(ctx: PageContext) -> HttpResponse:
         _("Remove limits"),
         Confirm(owner.row.name if owner.row else ctx.tenant.name, bound_data(ctx)),
         lambda _: do_remove_limits(row),
-        message=lambda _: f"{owner.label}: rate limits removed.",
-        effect=f"{owner.label} loses these limits within a second. Other limits that apply to its requests stay"
-        " active.",
+        message=lambda _done: _("%(label)s: rate limits removed.") % {"label": owner.label},
+        effect=_("%(label)s loses these limits within a second. Other limits that apply to its requests stay active.")
+        % {"label": owner.label},
         danger=True,
         **_sheet(ctx, _("Remove limits")),
     )

@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 from billing.models import Budget, BudgetAlert, BudgetPeriod
 from billing.models.budgets import current_periods
 from frontend.core.gauges import Gauge, Mark, percent
+from frontend.core.languages import day_text, in_sentence
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.amounts import BudgetAmount
@@ -23,7 +24,7 @@ RECENT = timedelta(hours=1)
 FULL_AT = 99  # percent; the rest is too small for most requests
 NEAR_AT = 80
 _MIN_LABEL_DISTANCE = 12  # minimum distance of two labels, in percent of the gauge
-PERIODS = {"day": "daily", "month": "monthly", "lifetime": "in total"}
+PERIODS = {"day": "daily", "month": "monthly", "lifetime": _lazy("in total")}
 MODES = {"hard": _lazy("Blocks"), "soft": _lazy("Alerts only"), "dry_run": _lazy("Dry run")}
 
 
@@ -155,9 +156,15 @@ def _row(ctx: PageContext, status: BudgetUsage, sent: set[str]) -> dict[str, Any
     budget, whole = status.budget, status.limit.millionths
     notes = []
     if status.raised and budget.increase_expires_at:
-        notes.append(f"{status.raised.text} more until {budget.increase_expires_at.astimezone(ctx.zone):%-d %b %H:%M}")
+        notes.append(
+            _("%(raised)s more until %(zone)s")
+            % {
+                "raised": status.raised.text,
+                "zone": day_text(budget.increase_expires_at.astimezone(ctx.zone), "j M H:i"),
+            }
+        )
     if status.rolled_over:
-        notes.append(f"{status.rolled_over.text} rolled over")
+        notes.append(_("%(rolled_over)s rolled over") % {"rolled_over": status.rolled_over.text})
     if budget.reduce_max_tokens:
         notes.append(_("Reduces max_tokens to fit"))
     return {
@@ -175,13 +182,17 @@ def gauge(status: BudgetUsage, sent: set[str]) -> Gauge:
     """Return the gauge of the used and reserved parts, with a scale that ends a little past the limit."""
     used, whole = status.used.millionths, status.limit.millionths
     scale = max(whole * 17 // 15, used + status.reserved.millionths, 1)
-    marks = [Mark(percent(whole, scale), f"Limit {status.limit.text}", is_limit=True)]
+    marks = [Mark(percent(whole, scale), _("Limit %(limit)s") % {"limit": status.limit.text}, is_limit=True)]
     for threshold in status.budget.thresholds:
         if threshold < 100:
             place = percent(whole * threshold // 100, scale)
             near = any(mark.label and abs(float(place) - float(mark.at)) < _MIN_LABEL_DISTANCE for mark in marks)
             marks.append(Mark(place, "" if near else f"{threshold}%" + (", sent" if str(threshold) in sent else "")))
-    label = f"{status.used.text} used and {status.reserved.text} reserved of {status.limit.text}"
+    label = _("%(used)s used and %(reserved)s reserved of %(limit)s") % {
+        "used": status.used.text,
+        "reserved": status.reserved.text,
+        "limit": status.limit.text,
+    }
     return Gauge(percent(used, scale), percent(used + status.reserved.millionths, scale), tuple(marks), label)
 
 
@@ -202,19 +213,29 @@ def notices(ctx: PageContext) -> list[dict[str, Any]]:
         short = BudgetAmount.whole(status.budget.unit, needed.get(status.budget.pk, 0))
         if status.is_hard and (status.is_full or short.millionths > status.left.millionths):
             ends = status.ends and status.ends.astimezone(ctx.zone)
-            until = f" until {ends:%-d %B, %H:%M}, or until you raise it." if ends else " until you raise it."
-            message = f"{status.used.text} of {status.limit.text} used."
+            until = (
+                _(" until %(ends)s, or until you raise it.") % {"ends": day_text(ends, "j F, H:i")}
+                if ends
+                else _(" until you raise it.")
+            )
+            message = _("%(used)s of %(limit)s used.") % {"used": status.used.text, "limit": status.limit.text}
             if not status.is_full:
-                message = f"{status.left.text} left. The latest request needed up to {short.text}."
+                message = _("%(left)s left. The latest request needed up to %(short)s.") % {
+                    "left": status.left.text,
+                    "short": short.text,
+                }
             code = "budget_exceeded" if status.budget.unit == "money" else "quota_exceeded"
             found.append(
                 {
                     "budget": status.budget,
                     "title": f"{status.budget.name}: "
-                    + ("hard limit reached." if status.is_full else "requests are rejected."),
-                    "text": f"{message} Requests of {_owner_text(status.budget)} receive",
+                    + (_("hard limit reached.") if status.is_full else _("requests are rejected.")),
+                    "text": _("%(message)s Requests of %(owner_text)s receive")
+                    % {"message": message, "owner_text": _owner_text(status.budget)},
                     "code": f"429 {code}",
-                    "after": until if status.is_full else f" if they exceed the remaining budget,{until}",
+                    "after": until
+                    if status.is_full
+                    else _(" if they exceed the remaining budget,%(until)s") % {"until": until},
                 }
             )
     return found[:5]
@@ -222,4 +243,4 @@ def notices(ctx: PageContext) -> list[dict[str, Any]]:
 
 def _owner_text(budget: Budget) -> str:
     owner = owner_of(budget)
-    return "the organization" if owner.row is None else owner.label[0].lower() + owner.label[1:]
+    return _("the organization") if owner.row is None else in_sentence(owner.label)

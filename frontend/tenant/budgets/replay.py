@@ -10,6 +10,7 @@ from django.utils.translation import gettext as _
 
 from billing.amounts import FEMTO_A_NANO, MAX_BUDGET, MILLIONTHS, NANO_A_DOLLAR
 from frontend.core.gauges import percent
+from frontend.core.languages import day_text
 from frontend.core.lists import with_query
 from frontend.core.numbers import exact
 from frontend.tenant.budgets.amounts import BudgetAmount, input_text
@@ -66,7 +67,7 @@ def month_replay(
     `limit` is None if no valid amount is typed. `url` is the page of the form, which `typed` fills.
     """
     found = replay_budget(owner.scope(tenant_id), unit, period, limit, thresholds)
-    month = f"{found.start.astimezone(found.zone):%B}"
+    month = day_text(found.start.astimezone(found.zone), "F")
     headline, text = _result(found, month, mode, limit)
     whole = None if limit is None else BudgetAmount.whole(unit, limit)
     fits = whole is not None and whole.millionths * 100 >= _amount(unit, found.peak).millionths * _SPARE
@@ -74,9 +75,9 @@ def month_replay(
     rejected = _amount(unit, found.rejected_amount) if found.rejected_amount else None
     used = _amount(unit, found.used)
     scale = max(found.peak, min(_native(unit, limit), 2 * found.peak) if limit is not None else 0, 1)
-    label = f"{month} by day: {used.text} used"
+    label = _("%(month)s by day: %(used)s used") % {"month": month, "used": used.text}
     if whole is not None:
-        label += f", against a limit of {whole.text}"
+        label += _(", against a limit of %(whole)s") % {"whole": whole.text}
     return BudgetReplayView(
         month=month,
         headline=headline,
@@ -100,16 +101,25 @@ def month_replay(
 def _result(found: BudgetReplay, month: str, mode: str, limit: int | None) -> tuple[str, str]:
     """Return the headline and its explanation."""
     if not found.used:
-        return f"No usage in {month}.", _("The replay needs a month of usage.")
+        return _("No usage in %(month)s.") % {"month": month}, _("The replay needs a month of usage.")
     if limit is None:
-        return f"Usage in {month}.", _("Type a limit to replay it on this month.")
+        return _("Usage in %(month)s.") % {"month": month}, _("Type a limit to replay it on this month.")
     if not found.rejected_amount:
-        return f"Not reached in {month}.", f"All {exact(found.requests)} requests would have passed."
+        return _("Not reached in %(month)s.") % {"month": month}, _("All %(requests)s requests would have passed.") % {
+            "requests": exact(found.requests)
+        }
     last = len(found.days) - found.reached_days
-    part = "on every day" if not last else f"on {found.reached_days} of {len(found.days)} days"
-    requests = f"≈ {exact(found.rejected)} of {exact(found.requests)} requests"
-    verb = "would have been rejected" if mode == "hard" else "would have been over the limit"
-    return f"Reached in {month}, {part}.", f"{requests} {verb}."
+    part = (
+        _("on every day")
+        if not last
+        else _("on %(reached_days)s of %(days)s days") % {"reached_days": found.reached_days, "days": len(found.days)}
+    )
+    requests = _("≈ %(rejected)s of %(requests)s requests") % {
+        "rejected": exact(found.rejected),
+        "requests": exact(found.requests),
+    }
+    verb = _("would have been rejected") if mode == "hard" else _("would have been over the limit")
+    return _("Reached in %(month)s, %(part)s.") % {"month": month, "part": part}, f"{requests} {verb}."
 
 
 def _amount(unit: str, native: int) -> BudgetAmount:

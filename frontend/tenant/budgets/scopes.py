@@ -32,7 +32,7 @@ class BudgetOwnerScope:
         if self.row is None:
             return _("The organization")
         if isinstance(self.row, User):
-            return f"Keys created by {user_label(self.row)}"
+            return _("Keys created by %(user_label)s") % {"user_label": user_label(self.row)}
         return f"{self.kind.capitalize()} {self.row.name}"
 
     @property

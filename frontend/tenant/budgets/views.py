@@ -15,6 +15,7 @@ from billing.actions.budgets import do_change_budget, do_make_budget, do_remove_
 from billing.models import Budget
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.languages import in_sentence
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
@@ -80,7 +81,9 @@ def new_budget(ctx: PageContext) -> HttpResponse:
         _("New budget"),
         form,
         lambda data: do_make_budget(ctx.tenant, **owners[data["owner"]].named, **form.chosen()),
-        message=lambda made: f"{made.name} was created. {effect_of(made)}",
+        message=lambda made: (
+            _("%(name)s was created. %(effect_of)s") % {"name": made.name, "effect_of": effect_of(made)}
+        ),
         template="budgets/form.html",
         try_url=ctx.url("budgets-try"),
         **_sheet(ctx, _("Create budget")),
@@ -93,10 +96,12 @@ def edit_budget(ctx: PageContext) -> HttpResponse:
     form = BudgetForm(bound_data(ctx), row, _typed(ctx, {}))
     return form_view(
         ctx,
-        f"Edit {row.name}",
+        _("Edit %(name)s") % {"name": row.name},
         form,
         lambda _: do_change_budget(row, **form.chosen()),
-        message=lambda changed: f"{changed.name} was updated. {effect_of(changed)}",
+        message=lambda changed: (
+            _("%(name)s was updated. %(effect_of)s") % {"name": changed.name, "effect_of": effect_of(changed)}
+        ),
         template="budgets/form.html",
         try_url=f"{ctx.url('budgets-try')}?budget={row.pk}",
         fixed={"unit": dict(UNITS)[row.unit], "owner": owner_of(row).label, "period": dict(PERIODS)[row.period]},
@@ -117,11 +122,15 @@ def raise_budget(ctx: PageContext) -> HttpResponse:
 
     def message(changed: Budget) -> str:
         more = BudgetAmount.whole(row.unit, changed.temporary_increase).text
-        return f"{row.name} raised by {more}. {effect_of(changed)}"
+        return _("%(name)s raised by %(more)s. %(effect_of)s") % {
+            "name": row.name,
+            "more": more,
+            "effect_of": effect_of(changed),
+        }
 
     return form_view(
         ctx,
-        f"Temporarily raise {row.name}",
+        _("Temporarily raise %(name)s") % {"name": row.name},
         RaiseForm(row.unit, ctx.zone, bound_data(ctx), initial),
         lambda data: do_change_budget(row, temporary_increase=data["more"], increase_expires_at=data["until"]),
         message=message,
@@ -141,8 +150,11 @@ def lower_budget(ctx: PageContext) -> HttpResponse:
         _("End temporary raise"),
         django_forms.Form(bound_data(ctx)),
         lambda _: do_change_budget(row, temporary_increase=0, increase_expires_at=None),
-        message=lambda changed: f"Temporary raise of {row.name} ended. {effect_of(changed)}",
-        effect=f"The limit of {row.name} returns to {BudgetAmount.whole(row.unit, row.amount).text} within a second.",
+        message=lambda changed: (
+            _("Temporary raise of %(name)s ended. %(effect_of)s") % {"name": row.name, "effect_of": effect_of(changed)}
+        ),
+        effect=_("The limit of %(name)s returns to %(whole)s within a second.")
+        % {"name": row.name, "whole": BudgetAmount.whole(row.unit, row.amount).text},
         **_sheet(ctx, _("End temporary raise"), row),
     )
 
@@ -150,17 +162,20 @@ def lower_budget(ctx: PageContext) -> HttpResponse:
 @tenant_page(WRITES, methods=FORM)
 def remove_budget(ctx: PageContext) -> HttpResponse:
     row = _active_budget(ctx)
-    hard = " Rejected requests pass within a second." if row.mode == Budget.Mode.HARD else ""
-    owner = owner_of(row).label
-    effect = f"{row.name} no longer limits {owner[0].lower()}{owner[1:]} and sends no more alerts.{hard}"
+    hard = _(" Rejected requests pass within a second.") if row.mode == Budget.Mode.HARD else ""
+    effect = _("%(name)s no longer limits %(owner)s and sends no more alerts.%(hard)s") % {
+        "name": row.name,
+        "owner": in_sentence(owner_of(row).label),
+        "hard": hard,
+    }
     return form_view(
         ctx,
-        f"Remove {row.name}",
+        _("Remove %(name)s") % {"name": row.name},
         Confirm(row.name, bound_data(ctx)),
         lambda _: do_remove_budget(row),
-        message=lambda _: f"{row.name} was removed.",
+        message=lambda _done: _("%(name)s was removed.") % {"name": row.name},
         then=ctx.url("budgets"),
-        effect=f"{effect} Its history is kept.",
+        effect=_("%(effect)s Its history is kept.") % {"effect": effect},
         danger=True,
         **_sheet(ctx, _("Remove budget"), row),
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from django import forms
 
+from frontend.core.languages import lazy_text as _lazy
 from millrace.apps.experiments.metrics import METRICS
 from tenants.models import Experiment
 from tenants.models.experiments import MAX_DAYS
@@ -17,58 +18,58 @@ _UNITS = [choice for choice in Experiment.Unit.choices if choice[0] != Experimen
 class ExperimentForm(forms.Form):
     """A control and a treatment, with two guardrails."""
 
-    name = forms.CharField(label="Name", max_length=64, widget=forms.TextInput(attrs=_PLAIN))
+    name = forms.CharField(label=_lazy("Name"), max_length=64, widget=forms.TextInput(attrs=_PLAIN))
     model = forms.CharField(
-        label="Model name",
+        label=_lazy("Model name"),
         max_length=64,
-        help_text="Alias or model. Requests for this name are in the experiment.",
+        help_text=_lazy("Alias or model. Requests for this name are in the experiment."),
         widget=forms.TextInput(attrs=_PLAIN),
     )
     control = forms.CharField(
-        label="Control (A)",
+        label=_lazy("Control (A)"),
         max_length=64,
         required=False,
-        help_text="Leave blank to use the current routing policy.",
+        help_text=_lazy("Leave blank to use the current routing policy."),
         widget=forms.TextInput(attrs=_PLAIN),
     )
     treatment = forms.CharField(
-        label="Treatment (B)",
+        label=_lazy("Treatment (B)"),
         max_length=64,
-        help_text="Model to compare with the control.",
+        help_text=_lazy("Model to compare with the control."),
         widget=forms.TextInput(attrs=_PLAIN),
     )
     share = forms.IntegerField(
-        label="Traffic share of each arm (%)",
+        label=_lazy("Traffic share of each arm (%)"),
         min_value=1,
         max_value=50,
         initial=50,
-        help_text="The rest is not in the experiment.",
+        help_text=_lazy("The rest is not in the experiment."),
     )
     unit = forms.ChoiceField(
-        label="Assign by",
+        label=_lazy("Assign by"),
         choices=_UNITS,
-        help_text="All requests of one end user, conversation or key use the same arm.",
+        help_text=_lazy("All requests of one end user, conversation or key use the same arm."),
     )
     primary_metric = forms.ChoiceField(
-        label="Primary metric", choices=[(metric.name, metric.label) for metric in METRICS.values()]
+        label=_lazy("Primary metric"), choices=[(metric.name, metric.label) for metric in METRICS.values()]
     )
     ttft = forms.FloatField(
-        label="Guardrail: TTFT at most (+%)",
+        label=_lazy("Guardrail: TTFT at most (+%)"),
         min_value=0,
         max_value=1000,
         initial=10,
         required=False,
-        help_text="The experiment stops if the change is certainly larger. Leave blank for no guardrail.",
+        help_text=_lazy("The experiment stops if the change is certainly larger. Leave blank for no guardrail."),
     )
     success = forms.FloatField(
-        label="Guardrail: success rate at least (−pp)",
+        label=_lazy("Guardrail: success rate at least (−pp)"),
         min_value=0,
         max_value=100,
         initial=2,
         required=False,
-        help_text="Percentage points. Leave blank for no guardrail.",
+        help_text=_lazy("Percentage points. Leave blank for no guardrail."),
     )
-    planned_days = forms.IntegerField(label="Days", min_value=1, max_value=MAX_DAYS, initial=14)
+    planned_days = forms.IntegerField(label=_lazy("Days"), min_value=1, max_value=MAX_DAYS, initial=14)
 
     @staticmethod
     def fields_of(data: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext as _
+
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money, duration
 from frontend.core.page_context import PageContext
 from millrace.apps.experiments.metrics import ALPHA, METRICS, MIN_UNITS, Metric
@@ -21,15 +24,15 @@ from millrace.apps.experiments.results import (
 from tenants.models import Experiment
 
 MAX_EXPERIMENTS = 100  # in the list
-STATES = {"draft": ("Draft", ""), "running": ("Running", "info"), "stopped": ("Stopped", "")}
+STATES = {"draft": (_lazy("Draft"), ""), "running": (_lazy("Running"), "info"), "stopped": (_lazy("Stopped"), "")}
 _SCALES = (0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0)
 _RESULTS = {
-    "waiting": ("Waiting for data", ""),
-    "better": ("Better", "good"),
-    "worse": ("Worse", "warn"),
-    "harm": ("Guardrail crossed", "bad"),
-    "within": ("Within guardrail", ""),
-    "unclear": ("No clear difference", ""),
+    "waiting": (_lazy("Waiting for data"), ""),
+    "better": (_lazy("Better"), "good"),
+    "worse": (_lazy("Worse"), "warn"),
+    "harm": (_lazy("Guardrail crossed"), "bad"),
+    "within": (_lazy("Within guardrail"), ""),
+    "unclear": (_lazy("No clear difference"), ""),
 }
 
 
@@ -120,29 +123,51 @@ def _banner(results: ExperimentResults) -> Banner:
     row = results.experiment
     metric = METRICS[row.primary_metric].label
     if results.decision == "draft":
-        return Banner("info", "info", "Not started", "Start the experiment to assign requests to its arms.")
+        return Banner("info", "info", _("Not started"), _("Start the experiment to assign requests to its arms."))
     if results.decision == "sample_ratio":
-        text = "More units are missing from one arm than chance explains. Do not use these results."
-        return Banner("bad", "danger", "Sample ratio mismatch", text)
+        text = _("More units are missing from one arm than chance explains. Do not use these results.")
+        return Banner("bad", "danger", _("Sample ratio mismatch"), text)
     if results.decision == "harm":
         label = METRICS[row.stop_metric].label if row.stop_metric in METRICS else "A guardrail"
-        text = f"{label} became worse than its guardrail allows. All requests use the route without the experiment."
-        return Banner("bad", "stop", "Stopped automatically", text)
+        text = _(
+            "%(label)s became worse than its guardrail allows. All requests use the route without the experiment."
+        ) % {"label": label}
+        return Banner("bad", "stop", _("Stopped automatically"), text)
     if results.decision == "better":
         change = _primary(results, results.winner)
-        text = f"{metric}: {_change(change)}, with 95% confidence. No guardrail is crossed."
-        return Banner("good", "check", f"Ready to roll out: {results.winner}", text)
+        text = _("%(metric)s: %(change)s, with 95%% confidence. No guardrail is crossed.") % {
+            "metric": metric,
+            "change": _change(change),
+        }
+        return Banner("good", "check", _("Ready to roll out: %(winner)s") % {"winner": results.winner}, text)
     if results.decision == "worse":
-        return Banner("warn", "warning", "Keep the control", f"{metric} is worse with 95% confidence.")
+        return Banner(
+            "warn",
+            "warning",
+            _("Keep the control"),
+            _("%(metric)s is worse with 95%% confidence.") % {"metric": metric},
+        )
     if results.decision == "no_difference":
-        return Banner("info", "info", "No difference that matters", f"{metric} differs by less than its guardrail.")
+        return Banner(
+            "info",
+            "info",
+            _("No difference that matters"),
+            _("%(metric)s differs by less than its guardrail.") % {"metric": metric},
+        )
     if results.decision == "waiting":
-        return Banner("info", "clock", "Collecting data", f"Results appear from {MIN_UNITS} units per arm on.")
+        return Banner(
+            "info",
+            "clock",
+            _("Collecting data"),
+            _("Results appear from %(units)s units per arm on.") % {"units": MIN_UNITS},
+        )
     if any(change.is_primary and change.result == "better" for arm in results.arms[1:] for change in arm.changes):
-        text = f"{metric} is better, but a guardrail may still be crossed. More requests are needed."
+        text = _("%(metric)s is better, but a guardrail may still be crossed. More requests are needed.") % {
+            "metric": metric
+        }
     else:
-        text = f"{metric} is not clearly different. More requests are needed."
-    return Banner("info", "clock", "No decision yet", text)
+        text = _("%(metric)s is not clearly different. More requests are needed.") % {"metric": metric}
+    return Banner("info", "clock", _("No decision yet"), text)
 
 
 def _primary(results: ExperimentResults, name: str) -> MetricChange:
@@ -168,11 +193,15 @@ def _scale(changes: Sequence[MetricChange]) -> float:
 def _row(change: MetricChange, scale: float) -> ChangeRow:
     metric, interval = change.metric, change.interval
     label, kind = _RESULTS[change.result]
-    direction = "lower is better" if metric.is_lower_better else "higher is better"
-    roles = ["Primary"] if change.is_primary else []
+    direction = _("lower is better") if metric.is_lower_better else _("higher is better")
+    roles = [_("Primary")] if change.is_primary else []
     if change.allowed is not None:
-        roles.append(f"Guardrail, {_allowed(metric, change.allowed)}")
-    bounds = "" if interval is None else f"{_signed(metric, interval.low)} to {_signed(metric, interval.high)}"
+        roles.append(_("Guardrail, %(allowed)s") % {"allowed": _allowed(metric, change.allowed)})
+    bounds = (
+        ""
+        if interval is None
+        else _("%(low)s to %(high)s") % {"low": _signed(metric, interval.low), "high": _signed(metric, interval.high)}
+    )
     return ChangeRow(
         label=metric.label,
         role=", ".join([*roles, direction]).capitalize(),
@@ -219,7 +248,11 @@ def _signed(metric: Metric, value: float) -> str:
 def _allowed(metric: Metric, value: float) -> str:
     sign = "+" if metric.is_lower_better else "−"
     amount = f"{sign}{value * 100:g}{'%' if metric.is_relative else ' pp'}"
-    return f"{'at most' if metric.is_lower_better else 'at least'} {amount}"
+    return (
+        _("at most %(amount)s") % {"amount": amount}
+        if metric.is_lower_better
+        else _("at least %(amount)s") % {"amount": amount}
+    )
 
 
 def _value(metric: Metric, value: float | None) -> str:

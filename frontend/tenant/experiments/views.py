@@ -7,8 +7,10 @@ from typing import Any
 from django import forms
 from django.http import HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
@@ -19,12 +21,12 @@ from tenants import actions
 from tenants.models import Experiment
 from tenants.permissions import Permission
 
-PANELS = Panels("experiments-panel", (Panel("list", "Experiments", "experiments/list.html", page.experiments),))
+PANELS = Panels("experiments-panel", (Panel("list", _lazy("Experiments"), "experiments/list.html", page.experiments),))
 
 
 @tenant_page(Permission.POLICIES_READ)
 def experiments(ctx: PageContext) -> HttpResponse:
-    return render_page(ctx, "experiments/page.html", "Experiments", panels=PANELS)
+    return render_page(ctx, "experiments/page.html", _("Experiments"), panels=PANELS)
 
 
 @tenant_page(Permission.POLICIES_READ)
@@ -39,12 +41,12 @@ def detail(ctx: PageContext) -> HttpResponse:
 def new(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
-        "New experiment",
+        _("New experiment"),
         ExperimentForm(bound_data(ctx)),
         lambda data: actions.do_create_experiment(ctx.tenant, **ExperimentForm.fields_of(data), created_by=ctx.user),
-        message=lambda made: f"{made.name} created. Start it when you are ready.",
+        message=lambda made: _("%(name)s created. Start it when you are ready.") % {"name": made.name},
         then=lambda made: ctx.url("experiments-detail", made.pk),
-        **_sheet(ctx, "Create draft", ctx.url("experiments")),
+        **_sheet(ctx, _("Create draft"), ctx.url("experiments")),
     )
 
 
@@ -53,12 +55,13 @@ def start(ctx: PageContext) -> HttpResponse:
     row = _experiment(ctx)
     return form_view(
         ctx,
-        f"Start {row.name}",
+        _("Start %(name)s") % {"name": row.name},
         forms.Form(bound_data(ctx)),
         lambda _: actions.do_start_experiment(row),
-        message=lambda made: f"{made.name} started.",
-        effect=f"Requests for {row.model} are assigned to its arms within a second. The arms can't be changed later.",
-        **_sheet(ctx, "Start", ctx.url("experiments-detail", row.pk)),
+        message=lambda made: _("%(name)s started.") % {"name": made.name},
+        effect=_("Requests for %(model)s are assigned to its arms within a second. The arms can't be changed later.")
+        % {"model": row.model},
+        **_sheet(ctx, _("Start"), ctx.url("experiments-detail", row.pk)),
     )
 
 
@@ -67,13 +70,16 @@ def stop(ctx: PageContext) -> HttpResponse:
     row = _experiment(ctx)
     return form_view(
         ctx,
-        f"Stop {row.name}",
+        _("Stop %(name)s") % {"name": row.name},
         forms.Form(bound_data(ctx)),
         lambda _: actions.do_stop_experiment(row),
-        message=lambda made: f"{row.name} stopped." if made else "Already stopped.",
-        effect=f"All requests for {row.model} use the route without the experiment within a second. A stopped"
-        " experiment can't be started again.",
-        **_sheet(ctx, "Stop", ctx.url("experiments-detail", row.pk)),
+        message=lambda made: _("%(name)s stopped.") % {"name": row.name} if made else _("Already stopped."),
+        effect=_(
+            "All requests for %(model)s use the route without the experiment within a second. A stopped "
+            "experiment can't be started again."
+        )
+        % {"model": row.model},
+        **_sheet(ctx, _("Stop"), ctx.url("experiments-detail", row.pk)),
     )
 
 
@@ -82,13 +88,13 @@ def delete(ctx: PageContext) -> HttpResponse:
     row = _experiment(ctx)
     return form_view(
         ctx,
-        f"Delete {row.name}",
+        _("Delete %(name)s") % {"name": row.name},
         forms.Form(bound_data(ctx)),
         lambda _: actions.do_delete_experiment(row),
-        message=lambda was: f"{row.name} deleted." if was else "Already deleted.",
+        message=lambda was: _("%(name)s deleted.") % {"name": row.name} if was else _("Already deleted."),
         danger=True,
-        effect="The draft is deleted permanently.",
-        **_sheet(ctx, "Delete", ctx.url("experiments")),
+        effect=_("The draft is deleted permanently."),
+        **_sheet(ctx, _("Delete"), ctx.url("experiments")),
     )
 
 
@@ -97,7 +103,7 @@ def _experiment(ctx: PageContext) -> Experiment:
 
 
 def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
-    return (Breadcrumb("Experiments", ctx.url("experiments")),)
+    return (Breadcrumb(_("Experiments"), ctx.url("experiments")),)
 
 
 def _sheet(ctx: PageContext, submit: str, back: str) -> dict[str, Any]:

@@ -7,10 +7,13 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from billing.amounts import decimal, symbol
 from billing.invoicing import document
 from billing.models import Account, Invoice, InvoiceEmail, InvoiceLine, LedgerEntry
-from frontend.core.numbers import Money
+from frontend.core.languages import lazy_text as _lazy
+from frontend.core.numbers import Money, exact
 from frontend.tenant.invoices.states import owed_on, state_of, today_of
 
 
@@ -81,7 +84,7 @@ def _line(line: InvoiceLine, url: str, currency: str) -> dict[str, Any]:
     """Return one line: tokens x price = exact, which is rounded once to `amount`."""
     amounts = {"exact": Money(int(line.femto), currency), "amount": Money.cents(line.cents, currency)}
     if line.nano_per_million is None:
-        what = "Monthly commitment" if line.line_type == InvoiceLine.LineType.COMMITMENT else line.description
+        what = _("Monthly commitment") if line.line_type == InvoiceLine.LineType.COMMITMENT else line.description
         return {"label": what, "note": "", "tokens": None, "price": None, "url": "", **amounts}
     return {
         "label": document.COMPONENTS[line.component],
@@ -97,8 +100,10 @@ def note_of(line: InvoiceLine) -> str:
     """Return the details that distinguish a line from its neighbors."""
     parts = (
         line.description,
-        f"used in {line.usage_month}" if line.usage_month else "",
-        f"prompts from {line.prompt_length_band:,} tokens" if line.prompt_length_band else "",
+        _("used in %(usage_month)s") % {"usage_month": line.usage_month} if line.usage_month else "",
+        _("prompts from %(prompt_length_band)s tokens") % {"prompt_length_band": exact(line.prompt_length_band)}
+        if line.prompt_length_band
+        else "",
         document.window_words(line.window),
         f"v{line.price_version}",
     )
@@ -106,21 +111,24 @@ def note_of(line: InvoiceLine) -> str:
 
 
 def _totals(invoice: Invoice) -> Iterable[tuple[str, Money]]:
-    yield ("Subtotal", Money.cents(invoice.subtotal, invoice.currency))
+    yield (_("Subtotal"), Money.cents(invoice.subtotal, invoice.currency))
     for credit in invoice.credits:
         yield (credit["label"], Money.cents(-credit["cents"], invoice.currency))
     if invoice.credits:
-        yield ("Taxable amount", Money.cents(invoice.taxable, invoice.currency))
+        yield (_("Taxable amount"), Money.cents(invoice.taxable, invoice.currency))
     for tax in invoice.taxes:
-        label = f"{tax['label']}, reverse charge" if tax["category"] == "AE" else tax["label"]
+        label = _("%(label)s, reverse charge") % {"label": tax["label"]} if tax["category"] == "AE" else tax["label"]
         yield (f"{label} {decimal(tax['rate_ppm'], 4)} %", Money.cents(tax["tax"], invoice.currency))
     if invoice.prepaid:
-        yield ("Total", Money.cents(invoice.total, invoice.currency))
+        yield (_("Total"), Money.cents(invoice.total, invoice.currency))
         is_purchase = invoice.invoice_type == Invoice.InvoiceType.PURCHASE
-        yield ("Paid" if is_purchase else "Paid with prepaid credit", Money.cents(-invoice.prepaid, invoice.currency))
+        yield (
+            _("Paid") if is_purchase else _("Paid with prepaid credit"),
+            Money.cents(-invoice.prepaid, invoice.currency),
+        )
 
 
-_MOVEMENTS = {"void": "Reversed", "bad-debt": "Written off", "recovery": "Write-off reversed"}
+_MOVEMENTS = {"void": _lazy("Reversed"), "bad-debt": _lazy("Written off"), "recovery": _lazy("Write-off reversed")}
 
 
 def _movements(invoice: Invoice, invoice_url: Callable[[int], str]) -> list[tuple[Any, ...]]:
@@ -135,38 +143,42 @@ def _movements(invoice: Invoice, invoice_url: Callable[[int], str]) -> list[tupl
 
 
 def _movement(entry: LedgerEntry, notes: dict[int, Invoice], invoice_url: Callable[[int], str]) -> tuple[Any, ...]:
-    kind, _, rest = entry.transaction.key.partition(":")
+    kind, _sign, rest = entry.transaction.key.partition(":")
     amount, at, url = Money.nano(entry.nano, entry.transaction.currency), entry.transaction.created_at, ""
     if kind == "invoice" and rest.isdigit() and int(rest) in notes:
-        label, url = f"Credit note {notes[int(rest)].number}", invoice_url(int(rest))
+        label, url = _("Credit note %(number)s") % {"number": notes[int(rest)].number}, invoice_url(int(rest))
     elif kind == "match":
-        label = "Payment" if entry.nano < 0 else "Payment reversed"
+        label = _("Payment") if entry.nano < 0 else _("Payment reversed")
     else:
-        label = _MOVEMENTS.get(kind, "Correction")
+        label = _MOVEMENTS.get(kind, _("Correction"))
     return at, label, amount, url
 
 
 def _details(invoice: Invoice, words: dict[str, Any]) -> Iterable[tuple[str, str]]:
     if invoice.pk:
-        yield "Invoice ID", str(invoice.pk)
+        yield _("Invoice ID"), str(invoice.pk)
     if invoice.due_on is not None and invoice.issued_at is not None:
-        yield "Terms", f"Net {(invoice.due_on - today_of(invoice, invoice.issued_at)).days}"
+        yield _("Terms"), _("Net %(days)s") % {"days": (invoice.due_on - today_of(invoice, invoice.issued_at)).days}
     if words["payment"]:
-        yield "Payment", words["payment"]
+        yield _("Payment"), words["payment"]
     if words["po_number"]:
-        yield "PO number", words["po_number"]
+        yield _("PO number"), words["po_number"]
     if invoice.revision > 1:
-        yield "Revision", str(invoice.revision)
-    yield "Currency", invoice.currency
+        yield _("Revision"), str(invoice.revision)
+    yield _("Currency"), invoice.currency
 
 
 def _activity(invoice: Invoice) -> list[tuple[datetime, str, str]]:
     """Return the invoice's activity, newest first: time, event and details."""
-    found = [(invoice.issued_at, "Finalized", f"as {invoice.number}")] if invoice.issued_at else []
+    found = (
+        [(invoice.issued_at, _("Finalized"), _("as %(number)s") % {"number": invoice.number})]
+        if invoice.issued_at
+        else []
+    )
     sent = InvoiceEmail.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice, sent_at__isnull=False)
     for mail in sent.order_by("pk"):
-        what = "Sent" if mail.email_type == InvoiceEmail.EmailType.ISSUED else "Reminder sent"
-        found.append((mail.sent_at, what, f"to {', '.join(mail.sent_to)}"))  # type: ignore[arg-type]
+        what = _("Sent") if mail.email_type == InvoiceEmail.EmailType.ISSUED else _("Reminder sent")
+        found.append((mail.sent_at, what, _("to %(sent_to)s") % {"sent_to": ", ".join(mail.sent_to)}))  # type: ignore[arg-type]
     return sorted(found, key=lambda entry: entry[0], reverse=True)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
+from django.utils.translation import gettext as _
 
 from billing.actions.credits import with_rest
 from billing.budgets.forecast import forecast_tenant
@@ -15,6 +17,11 @@ from billing.invoicing.preview import period_at
 from billing.ledger import balance
 from billing.metering.usage import UsageReport, sums, total
 from billing.models import CHARGES, Account, CreditGrant, Invoice, LedgerEntry
+from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar
+from frontend.core.labels import choice_label
+from frontend.core.languages import day_text
+from frontend.core.languages import lazy_text as _lazy
+from frontend.core.list_tools import MAX_EXPORTED, ListTools
 from frontend.core.lists import ListPage, keyset_page
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
@@ -37,7 +44,7 @@ def upcoming(ctx: PageContext) -> dict[str, Any] | None:
     end = period.ends_at.astimezone(zone)
     first, last = period.starts_at.astimezone(zone).date(), (end - timedelta(microseconds=1)).date()
     return {
-        "month": f"{first:%B %Y}",
+        "month": day_text(first, "F Y"),
         "first": first,
         "last": last,
         "zone": period.entity.time_zone,
@@ -70,11 +77,77 @@ def balance_due(ctx: PageContext) -> dict[str, Any]:
 def invoice_list(ctx: PageContext) -> ListPage:
     """Return a page of invoices, newest first, without drafts of the current month, which `upcoming` shows."""
     with all_tenants_scope(BypassReason.BILLING):  # periods and entities belong to no tenant
-        rows = Invoice.objects.for_tenant(ctx.tenant).select_related("period", "entity", "refers_to")
-        rows = rows.exclude(state=Invoice.State.DRAFT, complete=False)
-        page = keyset_page(ctx, rows, ctx.url("invoices"), PAGE_SIZE)
+        page = keyset_page(ctx, _filtered(ctx), ctx.url("invoices"), PAGE_SIZE, filtered=filters(ctx).is_filtered)
         owed = owed_on(LedgerEntry.objects.for_tenant(ctx.tenant), page.rows)
-    return replace(page, rows=[_row(ctx, row, owed[row.pk]) for row in page.rows])
+    return replace(page, rows=[_row(ctx, row, owed[row.pk]) for row in page.rows], **TOOLS.table(ctx))
+
+
+def filters(ctx: PageContext) -> FilterBar:
+    """Return the filter chips."""
+    url = ctx.url("invoices")
+    state, kind = (_known(ctx, "state", Invoice.State.values), _known(ctx, "type", Invoice.InvoiceType.values))
+    states = [(value, choice_label(label)) for value, label in Invoice.State.choices]
+    kinds = [(value, choice_label(label)) for value, label in Invoice.InvoiceType.choices]
+    return filter_bar(
+        ctx,
+        url,
+        (
+            choice_chip(ctx, url, "state", _("State"), states, state),
+            choice_chip(ctx, url, "type", _("Type"), kinds, kind),
+        ),
+    )
+
+
+def _known(ctx: PageContext, name: str, values: Sequence[str]) -> str | None:
+    return value if (value := ctx.query.get(name)) in values else None
+
+
+def _filtered(ctx: PageContext) -> QuerySet[Invoice]:
+    """Return the invoices that the filters of the page select."""
+    rows = Invoice.objects.for_tenant(ctx.tenant).select_related("period", "entity", "refers_to")
+    rows = rows.exclude(state=Invoice.State.DRAFT, complete=False)
+    if state := _known(ctx, "state", Invoice.State.values):
+        rows = rows.filter(state=state)
+    if kind := _known(ctx, "type", Invoice.InvoiceType.values):
+        rows = rows.filter(invoice_type=kind)
+    return rows
+
+
+def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+    """Yield the newest invoices with the page's filters. Amounts of credit notes are negative."""
+    with all_tenants_scope(BypassReason.BILLING):
+        rows = list(_filtered(ctx).order_by("-pk")[:MAX_EXPORTED])
+        owed = owed_on(LedgerEntry.objects.for_tenant(ctx.tenant), rows)
+    for row in rows:
+        sign = -1 if row.is_credit_note else 1
+        amounts = [Money.cents(sign * cents, row.currency).exact for cents in (row.subtotal, row.total)]
+        yield (
+            *(row.number or "", row.invoice_type, row.state, row.period.label, row.currency, *amounts),
+            None if row.is_credit_note or row.state == Invoice.State.DRAFT else owed[row.pk].exact,
+            row.issued_at.isoformat() if row.issued_at else None,
+            row.due_on,
+            row.refers_to.number if row.refers_to else None,
+        )
+
+
+TOOLS = ListTools(
+    "invoices",
+    exported=(
+        *("number", "type", "state", "period", "currency", "subtotal", "total", "balance_due", "issued_at", "due_on"),
+        "refers_to",
+    ),
+    rows=exported,
+    columns={
+        "period": _lazy("Period"),
+        "state": _lazy("State"),
+        "issued": _lazy("Issued"),
+        "due": _lazy("Due"),
+        "total": _lazy("#Total"),
+        "owed": _lazy("#Balance due"),
+        "download": _lazy("!Download"),
+    },
+    views=((_lazy("All"), {}), (_lazy("Open"), {"state": "open"}), (_lazy("Paid"), {"state": "paid"})),
+)
 
 
 def _row(ctx: PageContext, invoice: Invoice, owed: Money) -> dict[str, Any]:
@@ -82,7 +155,7 @@ def _row(ctx: PageContext, invoice: Invoice, owed: Money) -> dict[str, Any]:
     final = invoice.state != Invoice.State.DRAFT
     return {
         "invoice": invoice,
-        "month": f"{invoice.period.starts_at.astimezone(ZoneInfo(invoice.entity.time_zone)):%B %Y}",
+        "month": day_text(invoice.period.starts_at.astimezone(ZoneInfo(invoice.entity.time_zone)), "F Y"),
         "state": state_of(invoice, today_of(invoice, ctx.now), owed),
         "owed": None if invoice.is_credit_note or not final else owed,
         "final": final,

@@ -12,6 +12,7 @@ from django.db.models import QuerySet, Sum
 from django.utils.translation import gettext as _
 
 from billing.models import Account, Invoice, LedgerEntry
+from frontend.core.languages import day_text
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money
 
@@ -43,8 +44,14 @@ def state_of(invoice: Invoice, today: date, owed: Money) -> State:
         return State(label, kind, _("Updated until finalized. No number assigned yet."))
     if invoice.state == Invoice.State.OPEN and invoice.due_on is not None:
         if invoice.due_on < today:
-            return State(_("Past due"), "warn", f"Was due {_day(invoice.due_on)}. {owed.text} outstanding.")
-        return State(label, kind, f"Due {_day(invoice.due_on)}. {owed.text} outstanding.")
+            return State(
+                _("Past due"),
+                "warn",
+                _("Was due %(day)s. %(owed)s outstanding.") % {"day": _day(invoice.due_on), "owed": owed.text},
+            )
+        return State(
+            label, kind, _("Due %(day)s. %(owed)s outstanding.") % {"day": _day(invoice.due_on), "owed": owed.text}
+        )
     message = {
         Invoice.State.PAID: _("Paid in full."),
         Invoice.State.VOID: _("Voided. No payment due."),
@@ -59,7 +66,7 @@ def today_of(invoice: Invoice, now: datetime) -> date:
 
 
 def _day(of: date) -> str:
-    return f"{of.day} {of:%B %Y}"
+    return day_text(of, "j F Y")
 
 
 def owed_on(entries: QuerySet[LedgerEntry], invoices: Iterable[Invoice]) -> dict[int, Money]:

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.db import connection
+from django.utils.translation import gettext as _
 
 from billing.invoicing import document
 from billing.metering.archives import require_usage
@@ -73,7 +74,7 @@ def trace_line(ctx: PageContext, invoice: Invoice, line: InvoiceLine, here: str,
         "price": Money.nano(line.nano_per_million, currency),
         "exact": exact,
         "amount": amount,
-        "rounding": f"rounding {signed(residue)}" if residue.femto else "no rounding",
+        "rounding": _("rounding %(residue)s") % {"residue": signed(residue)} if residue.femto else _("no rounding"),
         "events": events,
         "page_tokens": sum(event.tokens for event in events),
         "page_cost": Money(sum(event.cost.femto for event in events), currency),

@@ -60,7 +60,9 @@ CHECKS = Panels(
 
 @tenant_page(NEEDS)
 def invoices(ctx: PageContext) -> HttpResponse:
-    return render_page(ctx, "invoices/page.html", _("Invoices"), panels=PANELS, metering=metering(ctx.now))
+    with ctx.scope():
+        context = {"filters": listing.filters(ctx), "metering": metering(ctx.now), **listing.TOOLS.page(ctx)}
+    return render_page(ctx, "invoices/page.html", _("Invoices"), panels=PANELS, **context)
 
 
 @tenant_page(NEEDS)
@@ -107,7 +109,13 @@ def line(ctx: PageContext) -> HttpResponse:
     name, up = found.number or _("Draft"), ctx.url("invoices-detail", found.pk)
     breadcrumbs = (*_crumbs(ctx), Breadcrumb(name, up))
     return render_page(
-        ctx, "invoices/line.html", f"Line {row.position}", breadcrumbs=breadcrumbs, trace=trace, up=up, name=name
+        ctx,
+        "invoices/line.html",
+        _("Line %(position)s") % {"position": row.position},
+        breadcrumbs=breadcrumbs,
+        trace=trace,
+        up=up,
+        name=name,
     )
 
 
@@ -166,6 +174,7 @@ def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
 urlpatterns = [
     path("t/<slug:slug>/invoices/", invoices, name="invoices"),
     PANELS.tenant_url("t/<slug:slug>/invoices/", NEEDS),
+    *listing.TOOLS.tenant_urls("t/<slug:slug>/invoices/", NEEDS),
     path("t/<slug:slug>/invoices/upcoming", upcoming, name="invoices-upcoming"),
     path("t/<slug:slug>/invoices/<int:invoice>", invoice, name="invoices-detail"),
     path("t/<slug:slug>/invoices/<int:invoice>/lines/<int:line>", line, name="invoices-line"),

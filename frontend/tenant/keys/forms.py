@@ -8,8 +8,11 @@ from datetime import date, datetime, time, timedelta, tzinfo
 from typing import Any
 
 from django import forms
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from frontend.core.languages import lazy_text as _lazy
+from frontend.core.numbers import exact
 from frontend.core.one_time_secrets import OnceForm
 from frontend.core.page_context import PageContext
 from frontend.tenant.keys.page import SCOPES, owner
@@ -135,11 +138,18 @@ def _models(ctx: PageContext) -> list[str]:
 
 def revocation_effect(key: ApiKey, requests: int) -> str:
     """Return a description of the effect of revoking the key."""
-    used = f" It had {requests:,} accepted request{'' if requests == 1 else 's'} this month." if requests else ""
-    return (
-        f"{key.name} ({key.prefix}…), created by {owner(key)}, stops working immediately. Its running streams "
-        f"end.{used} This cannot be undone. Past usage is still billed."
-    )
+    texts = [
+        _("%(name)s (%(prefix)s…), created by %(owner)s, stops working immediately. Its running streams end.")
+        % {"name": key.name, "prefix": key.prefix, "owner": owner(key)}
+    ]
+    if requests:
+        text = ngettext(
+            "It had %(number)s accepted request this month.",
+            "It had %(number)s accepted requests this month.",
+            requests,
+        )
+        texts.append(text % {"number": exact(requests)})
+    return " ".join([*texts, _("This cannot be undone. Past usage is still billed.")])
 
 
 class RevokeKeysForm(forms.Form):

@@ -9,12 +9,17 @@ from frontend.tenant.budgets.amounts import BudgetAmount
 from millrace.apps.request_log.limiting_factor import LimitingFactor
 
 _SCOPE_LABELS = {
-    "key": "its own",
-    "project": "its project’s",
-    "tenant": "the organization’s",
-    "member": "its creator’s",
+    "key": _lazy("its own"),
+    "project": _lazy("its project’s"),
+    "tenant": _lazy("the organization’s"),
+    "member": _lazy("its creator’s"),
 }
-_PERIODS = {"minute": "per minute", "day": "per day", "month": "per month", "lifetime": "in total"}
+_PERIODS = {
+    "minute": _lazy("per minute"),
+    "day": _lazy("per day"),
+    "month": _lazy("per month"),
+    "lifetime": _lazy("in total"),
+}
 NAMES = {
     "requests_per_minute": _lazy("Requests per minute"),
     "input_tokens_per_minute": _lazy("Input tokens per minute"),

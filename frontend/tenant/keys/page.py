@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
 from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from billing.metering.usage import UsageReport, accepted, sums
 from billing.models import Budget
 from frontend.core.date_ranges import month_of
+from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar, text_chip
 from frontend.core.languages import lazy_text as _lazy
-from frontend.core.lists import Choice, changed_url, keyset_page, named_rows, number_param, options, text_param
+from frontend.core.list_tools import MAX_EXPORTED, ListTools
+from frontend.core.lists import Choice, changed_url, keyset_page, named_rows, number_param, text_param
 from frontend.core.numbers import Money, common_places
 from frontend.core.page_context import PageContext
 from frontend.tenant.keys.key_limits import row_of
@@ -74,28 +78,67 @@ def safety(ctx: PageContext) -> list[dict[str, Any]]:
     ]
 
 
-def filters(ctx: PageContext) -> dict[str, Any]:
-    typed, project = text_param(ctx, "q"), ctx.query.get("project", "")
-    return {
-        "typed": typed,
-        "view": _view(ctx),
-        "projects": options(named_rows(Project.objects.for_tenant(ctx.tenant)), number_param(ctx, "project")),
-        "clear_url": changed_url(ctx, ctx.url("keys"), q="", project="") if typed or project else "",
-    }
+def filters(ctx: PageContext) -> FilterBar:
+    """Return the filter chips. Call inside `ctx.scope()`."""
+    url = ctx.url("keys")
+    projects = named_rows(Project.objects.for_tenant(ctx.tenant))
+    chips = (choice_chip(ctx, url, "project", _("Project"), projects, number_param(ctx, "project")),)
+    return filter_bar(ctx, url, chips, text_chip(ctx, url, "q", _("Name or prefix")))
 
 
-def keys(ctx: PageContext) -> dict[str, Any]:
-    """Return a page of the keys, newest first."""
+def _filtered(ctx: PageContext) -> QuerySet[ApiKey]:
+    """Return the keys that the filters of the page select."""
     rows = ApiKey.objects.for_tenant(ctx.tenant).filter(conditions(ctx)[_view(ctx)])
     if typed := text_param(ctx, "q"):
         rows = rows.filter(Q(name__icontains=typed) | Q(prefix__istartswith=typed))
     if (project := number_param(ctx, "project")) is not None:
         rows = rows.filter(project_id=project)
-    filtered = bool(typed or project is not None or _view(ctx))
+    return rows
+
+
+def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+    """Yield the newest keys with the page's filters. Call inside `ctx.scope()`."""
+    rows = list(with_last_used(ctx, _filtered(ctx)).order_by("-pk")[:MAX_EXPORTED])
+    spent = spending(ctx, "key", (row.pk for row in rows)) if rows else {}
+    for row in rows:
+        used = row.last_used  # type: ignore[attr-defined]  # an annotation
+        times = (row.created_at, used, row.expires_at, row.revoked_at)
+        yield (
+            *(row.pk, row.name, row.prefix, row.project.slug, owner(row), " ".join(row.scopes)),
+            *(None if row.allowed_models is None else " ".join(row.allowed_models),),
+            *(None if row.allowed_ip_ranges is None else " ".join(row.allowed_ip_ranges),),
+            *(at.isoformat() if at else None for at in times),
+            Money(spent[row.pk]["cost_femto"] if row.pk in spent else 0).exact,
+        )
+
+
+TOOLS = ListTools(
+    "keys",
+    exported=(
+        *("id", "name", "prefix", "project", "owner", "scopes", "allowed_models", "allowed_ip_ranges"),
+        *("created_at", "last_used_at", "expires_at", "revoked_at", "spend_this_month"),
+    ),
+    rows=exported,
+    columns={
+        "project": _lazy("Project, owner"),
+        "permissions": _lazy("Permissions"),
+        "used": _lazy("Last used"),
+        "limit": _lazy("#Tightest limit"),
+        "spend": _lazy("#Spend this month"),
+        "status": _lazy("Status"),
+    },
+    views=((_lazy("Active"), {}),),
+)
+
+
+def keys(ctx: PageContext) -> dict[str, Any]:
+    """Return a page of the keys, newest first."""
+    rows = _filtered(ctx)
+    filtered = bool(filters(ctx).is_filtered or _view(ctx))
     page = keyset_page(ctx, with_last_used(ctx, rows), ctx.url("keys"), PAGE_SIZE, filtered=filtered)
     shown = list(page.rows)
     bounds = binding(ctx.tenant.pk, shown) if shown else {}
-    spent = spending(ctx, "key") if shown else {}
+    spent = spending(ctx, "key", (key.pk for key in shown)) if shown else {}
     replaced = successors(ctx, shown)
     listed = [_row(ctx, key, bounds[key.pk], spent.get(key.pk), key.pk in replaced) for key in shown]
     return {
@@ -103,6 +146,7 @@ def keys(ctx: PageContext) -> dict[str, Any]:
         "page": page,
         "rows": listed,
         "none_yet": not shown and not filtered and not ApiKey.objects.for_tenant(ctx.tenant).exists(),
+        **TOOLS.table(ctx),
         "spend_places": common_places(row["spend"] for row in listed),
     }
 
@@ -123,10 +167,11 @@ def successors(ctx: PageContext, keys: list[ApiKey]) -> set[int]:
     return set(rows.values_list("replaces_id", flat=True)) if keys else set()
 
 
-def spending(ctx: PageContext, group: Any) -> dict[int, dict[str, Any]]:
-    """Return this month's usage of each key or project."""
+def spending(ctx: PageContext, group: Any, keys: Iterable[int] | None = None) -> dict[int, dict[str, Any]]:
+    """Return this month's usage of each key or project, only of the given keys."""
     start, end = month_of(ctx)
-    found = sums(UsageReport(ctx.tenant.pk, start=start, end=end), group_by=(group,))
+    key_ids = None if keys is None else tuple(keys)
+    found = sums(UsageReport(ctx.tenant.pk, start=start, end=end, key_ids=key_ids), group_by=(group,))
     return {row[f"{group}_id"]: row for row in found}
 
 
@@ -153,17 +198,23 @@ def owner(key: ApiKey) -> str:
     creator: str | None = key.creator  # type: ignore[attr-defined]  # an annotation
     if creator is None or creator == PLATFORM.name:
         return _("Operator")
-    return creator.replace("key ", "API key ", 1) if creator.startswith("key ") else f"{creator} (deleted user)"
+    return (
+        _("API key %(name)s") % {"name": creator.removeprefix("key ")}
+        if creator.startswith("key ")
+        else _("%(creator)s (deleted user)") % {"creator": creator}
+    )
 
 
 def restrictions(key: ApiKey) -> str:
     """Return a short description of the key's models and networks."""
     found = []
     if key.allowed_models is not None:
-        found.append(f"{len(key.allowed_models)} model{'' if len(key.allowed_models) == 1 else 's'}")
+        number = len(key.allowed_models)
+        found.append(ngettext("%(number)s model", "%(number)s models", number) % {"number": number})
     if key.allowed_ip_ranges is not None:
-        found.append(f"{len(key.allowed_ip_ranges)} network{'' if len(key.allowed_ip_ranges) == 1 else 's'}")
-    return f"only {' and '.join(found)}" if found else ""
+        number = len(key.allowed_ip_ranges)
+        found.append(ngettext("%(number)s network", "%(number)s networks", number) % {"number": number})
+    return _("only %(found)s") % {"found": ", ".join(found)} if found else ""
 
 
 def status(ctx: PageContext, key: ApiKey, bounds: list[dict[str, Any]], *, replaced: bool) -> tuple[str, str]:

@@ -69,8 +69,8 @@ DETAIL_PANELS = Panels(
 @tenant_page(Permission.KEYS_READ)
 def keys(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        filters = page.filters(ctx)
-    return render_page(ctx, "keys/page.html", _("API keys"), panels=PANELS, filters=filters, metering=metering(ctx.now))
+        context = {"filters": page.filters(ctx), "metering": metering(ctx.now), **page.TOOLS.page(ctx)}
+    return render_page(ctx, "keys/page.html", _("API keys"), panels=PANELS, **context)
 
 
 @tenant_page(Permission.KEYS_READ)
@@ -102,10 +102,10 @@ def edit_key(ctx: PageContext) -> HttpResponse:
         form = KeyForm(ctx, bound_data(ctx), row)
     return form_view(
         ctx,
-        f"Edit {row.name}",
+        _("Edit %(name)s") % {"name": row.name},
         form,
         lambda _: actions.do_update_api_key(row, **_changes(form)),
-        message=lambda _: f"{form.cleaned_data['name']} was updated.",
+        message=lambda _done: _("%(name)s was updated.") % {"name": form.cleaned_data["name"]},
         **_key_form(ctx, row, _("Save"), _("Changes apply within a second.")),
     )
 
@@ -128,9 +128,13 @@ def rotate_key(ctx: PageContext) -> HttpResponse:
         successor, secret = actions.do_rotate_api_key(row, overlap, created_by=ctx.user)
         return ctx.url("keys-secret", successor.pk), secret
 
-    effect = f"Creates a new key with the same permissions and limits as {row.name}. The old key then expires."
+    effect = _("Creates a new key with the same permissions and limits as %(name)s. The old key then expires.") % {
+        "name": row.name
+    }
     context = _key_form(ctx, row, _("Rotate"), effect)
-    return secret_form_view(ctx, f"Rotate {row.name}", RotationForm(bound_data(ctx)), rotate, **context)
+    return secret_form_view(
+        ctx, _("Rotate %(name)s") % {"name": row.name}, RotationForm(bound_data(ctx)), rotate, **context
+    )
 
 
 @tenant_page(Permission.KEYS_WRITE)
@@ -141,7 +145,9 @@ def key_secret(ctx: PageContext) -> HttpResponse:
     url = ctx.url("keys-detail", row.pk)
     secret = take_secret(ctx) if ctx.request.method == "GET" else None
     if secret is None:
-        message = f"The secret of {row.name} was shown once and cannot be shown again. Rotate the key to get a new one."
+        message = _(
+            "The secret of %(name)s was shown once and cannot be shown again. Rotate the key to get a new one."
+        ) % {"name": row.name}
         return redirect_with_message(ctx, url, message)
     context: dict[str, Any] = {
         "row": row,
@@ -158,13 +164,13 @@ def key_secret(ctx: PageContext) -> HttpResponse:
 def revoke_key(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         row = _editable_key(ctx)
-        spent = page.spending(ctx, "key").get(row.pk)
+        spent = page.spending(ctx, "key", [row.pk]).get(row.pk)
     return form_view(
         ctx,
-        f"Revoke {row.name}",
+        _("Revoke %(name)s") % {"name": row.name},
         Confirm(row.name, bound_data(ctx)),
         lambda _: actions.do_revoke_api_key(row),
-        message=lambda _: f"{row.name} was revoked.",
+        message=lambda _done: _("%(name)s was revoked.") % {"name": row.name},
         then=ctx.url("keys"),
         danger=True,
         **_key_form(ctx, row, _("Revoke key"), revocation_effect(row, accepted(spent) if spent else 0)),
@@ -205,7 +211,7 @@ def new_project(ctx: PageContext) -> HttpResponse:
         _("New project"),
         NewProjectForm(bound_data(ctx)),
         lambda data: actions.do_create_project(ctx.tenant, data["slug"], data["name"]),
-        message=lambda made: f"{made.name} was created.",
+        message=lambda made: _("%(name)s was created.") % {"name": made.name},
         **_list_form(ctx, _("Create project")),
     )
 
@@ -215,10 +221,10 @@ def edit_project(ctx: PageContext) -> HttpResponse:
     row = _project(ctx)
     return form_view(
         ctx,
-        f"Rename {row.name}",
+        _("Rename %(name)s") % {"name": row.name},
         ProjectNameForm(bound_data(ctx), initial={"name": row.name}),
         lambda data: actions.do_update_project(row, name=data["name"]),
-        message=lambda changed: f"Project renamed to {changed.name}.",
+        message=lambda changed: _("Project renamed to %(name)s.") % {"name": changed.name},
         **_list_form(ctx, _("Rename")),
     )
 
@@ -228,11 +234,12 @@ def delete_project(ctx: PageContext) -> HttpResponse:
     row = _project(ctx)
     return form_view(
         ctx,
-        f"Delete {row.name}",
+        _("Delete %(name)s") % {"name": row.name},
         Confirm(row.name, bound_data(ctx)),
         lambda _: actions.do_delete_project(row),
-        message=lambda _: f"{row.name} was deleted.",
-        effect=f"Deletes {row.name} with its limits and budgets. Only projects that never had a key can be deleted.",
+        message=lambda _done: _("%(name)s was deleted.") % {"name": row.name},
+        effect=_("Deletes %(name)s with its limits and budgets. Only projects that never had a key can be deleted.")
+        % {"name": row.name},
         danger=True,
         **_list_form(ctx, _("Delete project")),
     )
@@ -270,6 +277,7 @@ urlpatterns = [
     path("t/<slug:slug>/keys/", keys, name="keys"),
     path("t/<slug:slug>/keys/new", new_key, name="keys-new"),
     PANELS.tenant_url("t/<slug:slug>/keys/", Permission.KEYS_READ),
+    *page.TOOLS.tenant_urls("t/<slug:slug>/keys/", Permission.KEYS_READ),
     path("t/<slug:slug>/keys/<int:key>/", key, name="keys-detail"),
     path("t/<slug:slug>/keys/<int:key>/edit", edit_key, name="keys-edit"),
     path("t/<slug:slug>/keys/<int:key>/rotate", rotate_key, name="keys-rotate"),

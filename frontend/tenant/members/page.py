@@ -7,6 +7,7 @@ from typing import Any
 from allauth.mfa.models import Authenticator
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
+from frontend.core.labels import choice_label
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import text_param
 from frontend.core.page_context import PageContext
@@ -18,22 +19,37 @@ MAX_MEMBERS = 200  # members per page; others are found by search
 Role = Membership.Role
 # Description of each permission, in table order.
 AREAS: tuple[tuple[str, tuple[tuple[Permission, str], ...]], ...] = (
-    (_lazy("Usage and requests"), ((P.USAGE_READ, "see"),)),
+    (_lazy("Usage and requests"), ((P.USAGE_READ, _lazy("see")),)),
     (
-        "API keys",
-        ((P.KEYS_READ, "see"), (P.KEYS_WRITE, "create, rotate, revoke"), (P.KEYS_MANAGE, "including management keys")),
+        _lazy("API keys"),
+        (
+            (P.KEYS_READ, _lazy("see")),
+            (P.KEYS_WRITE, _lazy("create, rotate, revoke")),
+            (P.KEYS_MANAGE, _lazy("including management keys")),
+        ),
     ),
-    (_lazy("Projects"), ((P.PROJECTS_READ, "see"), (P.PROJECTS_WRITE, "change"))),
-    (_lazy("Budgets and limits"), ((P.LIMITS_READ, "see"), (P.LIMITS_WRITE, "change"))),
-    (_lazy("Routing"), ((P.POLICIES_READ, "see"), (P.POLICIES_WRITE, "publish"))),
-    (_lazy("Invoices and billing"), ((P.BILLING_READ, "see"), (P.BILLING_WRITE, "change"))),
-    (_lazy("Webhooks"), ((P.WEBHOOKS_READ, "see"), (P.WEBHOOKS_WRITE, "change"))),
-    (_lazy("Members"), ((P.MEMBERS_READ, "see"), (P.MEMBERS_WRITE, "change"), (P.OWNERS_WRITE, "including owners"))),
+    (_lazy("Projects"), ((P.PROJECTS_READ, _lazy("see")), (P.PROJECTS_WRITE, _lazy("change")))),
+    (_lazy("Budgets and limits"), ((P.LIMITS_READ, _lazy("see")), (P.LIMITS_WRITE, _lazy("change")))),
+    (_lazy("Routing"), ((P.POLICIES_READ, _lazy("see")), (P.POLICIES_WRITE, _lazy("publish")))),
+    (_lazy("Invoices and billing"), ((P.BILLING_READ, _lazy("see")), (P.BILLING_WRITE, _lazy("change")))),
+    (_lazy("Webhooks"), ((P.WEBHOOKS_READ, _lazy("see")), (P.WEBHOOKS_WRITE, _lazy("change")))),
+    (
+        _lazy("Members"),
+        (
+            (P.MEMBERS_READ, _lazy("see")),
+            (P.MEMBERS_WRITE, _lazy("change")),
+            (P.OWNERS_WRITE, _lazy("including owners")),
+        ),
+    ),
     (
         _lazy("Settings"),
-        ((P.TENANT_READ, "see"), (P.TENANT_UPDATE, "change"), (P.TENANT_DELETE, "delete organization")),
+        (
+            (P.TENANT_READ, _lazy("see")),
+            (P.TENANT_UPDATE, _lazy("change")),
+            (P.TENANT_DELETE, _lazy("delete organization")),
+        ),
     ),
-    (_lazy("Audit log"), ((P.AUDIT_READ, "see"),)),
+    (_lazy("Audit log"), ((P.AUDIT_READ, _lazy("see")),)),
 )
 
 
@@ -82,10 +98,10 @@ def invitations(ctx: PageContext) -> list[tuple[Invitation, bool]]:
 
 def roles() -> dict[str, Any]:
     """Return the table of role permissions from `tenants.permissions`."""
-    labels = [Role(name).label for name in ROLES]
+    labels = [choice_label(Role(name).label) for name in ROLES]
     areas = []
     for name, words in AREAS:
-        allowed = (", ".join(word for permission, word in words if permission in ROLES[role]) for role in ROLES)
+        allowed = (", ".join(str(word) for permission, word in words if permission in ROLES[role]) for role in ROLES)
         asks_again = any(permission in STEP_UP for permission, _ in words)
         areas.append((name, asks_again, list(zip(labels, allowed, strict=True))))
     return {"names": labels, "areas": areas}

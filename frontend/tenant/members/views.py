@@ -13,6 +13,7 @@ from django.utils.translation import gettext as _
 
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.labels import choice_label
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
@@ -77,7 +78,7 @@ def invite(ctx: PageContext) -> HttpResponse:
         _("Invite member"),
         MemberInvite(ctx, bound_data(ctx)),
         lambda data: actions.do_invite(ctx.tenant, data["email"], data["role"], by=ctx.user),
-        message=lambda made: f"{made.email} was invited.{_unsent()}",
+        message=lambda made: _("%(email)s was invited.%(unsent)s") % {"email": made.email, "unsent": _unsent()},
         **_sheet(ctx, _("Send invitation")),
     )
 
@@ -87,10 +88,10 @@ def resend(ctx: PageContext) -> HttpResponse:
     row = _invitation(ctx)
     return form_view(
         ctx,
-        f"Resend invitation to {row.email}",
+        _("Resend invitation to %(email)s") % {"email": row.email},
         forms.Form(bound_data(ctx)),
         lambda _: actions.do_invite(ctx.tenant, row.email, row.role, by=ctx.user),
-        message=lambda made: f"{made.email} was invited again.{_unsent()}",
+        message=lambda made: _("%(email)s was invited again.%(unsent)s") % {"email": made.email, "unsent": _unsent()},
         effect=_("Sends a new invitation email. The previous link stops working."),
         **_sheet(ctx, _("Resend")),
     )
@@ -101,11 +102,13 @@ def revoke_invitation(ctx: PageContext) -> HttpResponse:
     row = _invitation(ctx)
     return form_view(
         ctx,
-        f"Revoke invitation of {row.email}",
+        _("Revoke invitation of %(email)s") % {"email": row.email},
         forms.Form(bound_data(ctx)),
         lambda _: actions.do_revoke_invitation(row),
         message=lambda was: (
-            f"Invitation of {row.email} revoked." if was else _("The invitation was already used or revoked.")
+            _("Invitation of %(email)s revoked.") % {"email": row.email}
+            if was
+            else _("The invitation was already used or revoked.")
         ),
         effect=_("The invitation link stops working immediately."),
         **_sheet(ctx, _("Revoke")),
@@ -117,10 +120,13 @@ def role(ctx: PageContext) -> HttpResponse:
     row = _member(ctx)
     return form_view(
         ctx,
-        f"Role of {row.user.email}",
+        _("Role of %(email)s") % {"email": row.user.email},
         RoleForm(ctx, bound_data(ctx), row.role),
         lambda data: actions.do_change_role(row, data["role"]),
-        message=lambda changed: f"Role of {row.user.email} changed to {changed.get_role_display()}.",
+        message=lambda changed: (
+            _("Role of %(email)s changed to %(role)s.")
+            % {"email": row.user.email, "role": choice_label(changed.get_role_display())}
+        ),
         **_sheet(ctx, _("Change role")),
     )
 
@@ -130,12 +136,15 @@ def remove(ctx: PageContext) -> HttpResponse:
     row = _member(ctx)
     return form_view(
         ctx,
-        f"Remove {row.user.email}",
+        _("Remove %(email)s") % {"email": row.user.email},
         Confirm(row.user.email, bound_data(ctx)),
         lambda _: actions.do_remove_member(row),
-        message=lambda _: f"{row.user.email} was removed.",
-        effect=f"{row.user.email} loses access to {ctx.tenant.name} immediately. Keys the member created keep"
-        " working, because keys belong to projects. Revoke the keys the member has seen.",
+        message=lambda _done: _("%(email)s was removed.") % {"email": row.user.email},
+        effect=_(
+            "%(email)s loses access to %(name)s immediately. Keys the member created keep working, because keys "
+            "belong to projects. Revoke the keys the member has seen."
+        )
+        % {"email": row.user.email, "name": ctx.tenant.name},
         danger=True,
         **_sheet(ctx, _("Remove")),
     )
@@ -146,12 +155,12 @@ def leave(ctx: PageContext) -> HttpResponse:
     row = ctx.get(lambda: page.memberships(ctx).filter(user=ctx.user))
     return form_view(
         ctx,
-        f"Leave {ctx.tenant.name}",
+        _("Leave %(name)s") % {"name": ctx.tenant.name},
         Confirm(ctx.tenant.slug, bound_data(ctx)),
         lambda _: actions.do_remove_member(row),
-        message=lambda _: f"You left {ctx.tenant.name}.",
+        message=lambda _done: _("You left %(name)s.") % {"name": ctx.tenant.name},
         then=reverse("home"),
-        effect=f"You lose access to {ctx.tenant.name} immediately, until you are invited again.",
+        effect=_("You lose access to %(name)s immediately, until you are invited again.") % {"name": ctx.tenant.name},
         danger=True,
         **_sheet(ctx, _("Leave")),
     )
@@ -161,7 +170,7 @@ def _unsent() -> str:
     """Return the directory of emails if no mail server is configured. Inviters never see the link itself."""
     if settings.MILLRACE.email_url:
         return ""
-    return " No mail server is configured. The operator can find the email in the platform’s data directory."
+    return _(" No mail server is configured. The operator can find the email in the platform’s data directory.")
 
 
 def _sheet(ctx: PageContext, submit: str) -> dict[str, Any]:

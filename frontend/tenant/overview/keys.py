@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -26,10 +27,12 @@ MAX_BATCHES = 4
 
 def keys(ctx: PageContext) -> dict[str, Any]:
     date_range = date_range_of(ctx)
-    rows = sums(UsageReport(ctx.tenant.pk, start=date_range.start, end=date_range.end), group_by=("key",))
+    question = UsageReport(ctx.tenant.pk, start=date_range.start, end=date_range.end)
+    rows = sums(question, group_by=("key",), summed=("cost_femto",))
     rows.sort(key=lambda row: (-row["cost_femto"], row["key_id"]))
-    top = rows[:MAX_KEYS]
-    ids = [row["key_id"] for row in top]
+    ids = [row["key_id"] for row in rows[:MAX_KEYS]]
+    top = sums(replace(question, key_ids=tuple(ids)), group_by=("key",)) if ids else []
+    top.sort(key=lambda row: ids.index(row["key_id"]))
     known = ApiKey.objects.for_tenant(ctx.tenant).in_bulk(ids)
     filters = {"unit": BudgetPeriod.Unit.MONEY, "mode": Budget.Mode.HARD, "active": True, "key_id__in": ids}
     budgets = list(Budget.objects.for_tenant(ctx.tenant).filter(**filters)) if ids else []

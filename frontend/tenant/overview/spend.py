@@ -14,6 +14,8 @@ from billing.models import Budget, BudgetAlert, BudgetPeriod
 from frontend.core.charts import Chart, Series
 from frontend.core.date_ranges import billing_time_zone_of, days_of, month_of
 from frontend.core.gauges import Gauge, Mark, percent
+from frontend.core.languages import day_text
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money, share
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.page import BudgetUsage, statuses_of
@@ -21,7 +23,7 @@ from frontend.tenant.overview.usage import by_day
 
 _DAY = timedelta(days=1)
 _MIN_LABEL_DISTANCE = 17  # minimum distance of two labels, in percent of the gauge
-_PERIODS = {"day": "for today", "month": "for this month", "lifetime": "in total"}
+_PERIODS = {"day": _lazy("for today"), "month": _lazy("for this month"), "lifetime": _lazy("in total")}
 
 
 def hard_budgets(ctx: PageContext) -> list[BudgetUsage]:
@@ -61,7 +63,7 @@ def spend(ctx: PageContext) -> dict[str, Any]:
     if tightest is None:
         return shown
     return shown | {
-        "period": {"day": "per day", "lifetime": "in total"}.get(tightest.budget.period, ""),
+        "period": {"day": _("per day"), "lifetime": _("in total")}.get(tightest.budget.period, ""),
         "used": share(tightest.used.millionths, tightest.limit.millionths),
         "gauge": _gauge(ctx, tightest, expected),
     }
@@ -76,21 +78,28 @@ def _chart(
     forecast = [path.get(day.date()) if day.date() >= now.astimezone(UTC).date() else None for day in at]
     actual = tuple(running[i] if i < len(running) else None for i in range(len(at)))
     series = [Series(_("Spend so far"), "spend", actual, "area")]
-    of = f"Spend by day, cumulative: {Money(running[-1]).text} until {now:%-d %B}"
+    upper, lower = _("80% interval, to"), _("80% interval, from")
+    of = _("Spend by day, cumulative: %(spend)s until %(now)s") % {
+        "spend": Money(running[-1]).text,
+        "now": day_text(now, "j F"),
+    }
     if expected:
         point = [None if day is None or day.point is None else day.point * FEMTO_A_NANO for day in forecast]
         point[len(running) - 1] = running[-1]  # the forecast starts where the spend ends
         high = tuple(None if day is None or day.high is None else day.high * FEMTO_A_NANO for day in forecast)
         low = tuple(None if day is None or day.low is None else day.low * FEMTO_A_NANO for day in forecast)
         series.append(Series(_("Forecast"), "forecast", tuple(point), "dash", Money.nano(expected.point).text))
-        series.append(Series("80% interval, to", "forecast", high, "dash", in_legend=False))
-        series.append(Series("80% interval, from", "forecast", low, "dash", in_legend=False))
-        of += f", forecast {Money.nano(expected.point).text} on {last:%-d %B}"
+        series.append(Series(upper, "forecast", high, "dash", in_legend=False))
+        series.append(Series(lower, "forecast", low, "dash", in_legend=False))
+        of += _(", forecast %(nano)s on %(last)s") % {
+            "nano": Money.nano(expected.point).text,
+            "last": day_text(last, "j F"),
+        }
     top = max(running[-1], expected.high * FEMTO_A_NANO if expected else 0)
     if tightest and tightest.budget.period == Budget.Period.MONTH and tightest.limit.millionths <= 3 * top:
         series.append(Series(_("Hard limit"), "limit", (tightest.limit.millionths,) * len(at)))
-        of += f", against a limit of {tightest.limit.text}"
-    band = ("80% interval, to", "80% interval, from") if expected else None
+        of += _(", against a limit of %(limit)s") % {"limit": tightest.limit.text}
+    band = (upper, lower) if expected else None
     shaded = _("Shaded: 80% confidence") if expected else ""
     return Chart("spend", of, tuple(at), tuple(series), "usd", band=band, band_label=shaded, height=214)
 
@@ -103,7 +112,7 @@ def _gauge(ctx: PageContext, of: BudgetUsage, expected: Forecast | None) -> Gaug
     sent = {
         row.threshold: row.created_at for row in alerts_of(ctx.tenant.pk, of.budget.pk) if _of_budget_period(row, of)
     }
-    marks = [Mark(percent(limit, scale), f"Limit {of.limit.text}", is_limit=True)]
+    marks = [Mark(percent(limit, scale), _("Limit %(limit)s") % {"limit": of.limit.text}, is_limit=True)]
     for threshold in sorted(of.budget.thresholds):
         if threshold < 100:
             amount = limit * threshold // 100
@@ -113,9 +122,9 @@ def _gauge(ctx: PageContext, of: BudgetUsage, expected: Forecast | None) -> Gaug
             words = _alert(threshold, sent.get(str(threshold)), amount, expected if monthly else None, passed=passed)
             marks.append(Mark(place, "" if near else words))
     used = share(of.used.millionths, limit)
-    label = f"{used} of the {of.limit.text} limit used"
+    label = _("%(used)s of the %(limit)s limit used") % {"used": used, "limit": of.limit.text}
     if forecast:
-        label += f"; forecast {share(forecast.femto, limit)} by the end of the month"
+        label += _("; forecast %(share)s by the end of the month") % {"share": share(forecast.femto, limit)}
     return Gauge(
         percent(of.used.millionths, scale), percent(forecast.femto, scale) if forecast else None, tuple(marks), label
     )
@@ -127,7 +136,7 @@ def _of_budget_period(row: BudgetAlert, of: BudgetUsage) -> bool:
 
 def _alert(threshold: int, sent: datetime | None, femto: int, expected: Forecast | None, *, passed: bool) -> str:
     if sent:
-        return f"{threshold}% alert, sent {sent:%-d %b}"
+        return _("%(threshold)s%% alert, sent %(sent)s") % {"threshold": threshold, "sent": day_text(sent, "j M")}
     if passed:
         return f"{threshold}% alert, due"
     day = crossing(expected, femto)
@@ -149,14 +158,20 @@ def notices(ctx: PageContext) -> list[dict[str, str]]:
     for status in budgets:
         if status.is_full:
             ends = status.budget_period.period_end if status.budget_period else None
-            until = f" until {ends:%-d %B}" if ends else ""
-            text = f"{status.used.text} of {status.limit.text} {_PERIODS[status.budget.period]} used. Requests receive"
+            until = _(" until %(ends)s") % {"ends": day_text(ends, "j F")} if ends else ""
+            text = _("%(used)s of %(limit)s %(period)s used. Requests receive") % {
+                "used": status.used.text,
+                "limit": status.limit.text,
+                "period": _PERIODS[status.budget.period],
+            }
             found.append(
                 {
                     "kind": "bad",
-                    "title": f"{status.budget.name}: hard limit reached.",
+                    "title": _("%(name)s: hard limit reached.") % {"name": status.budget.name},
                     "text": text,
-                    "after": f"{until}, or until you raise it." if until else " until you raise it.",
+                    "after": _("%(until)s, or until you raise it.") % {"until": until}
+                    if until
+                    else _(" until you raise it."),
                 }
             )
     monthly = [status for status in budgets if status.budget.period == Budget.Period.MONTH and not status.is_full]
@@ -166,13 +181,13 @@ def notices(ctx: PageContext) -> list[dict[str, str]]:
         day = crossing(expected, least.limit.millionths)
         if day:
             days = (expected.path[-1].day - day).days + 1
-            rest = "on the last day" if days == 1 else f"for the last {days} days"
+            rest = _("on the last day") if days == 1 else _("for the last %(days)s days") % {"days": days}
             found.append(
                 {
                     "kind": "warn",
-                    "title": f"Hard limit likely on {day:%-d %B}.",
+                    "title": _("Hard limit likely on %(day)s.") % {"day": day_text(day, "j F")},
                     "text": _("At the current rate, requests receive"),
-                    "after": f" {rest} of the month.",
+                    "after": _(" %(rest)s of the month.") % {"rest": rest},
                 }
             )
     return found

@@ -13,11 +13,11 @@ from billing.metering.usage import UsageReport, accepted, sums, total
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import legend_total as summed
 from frontend.core.date_ranges import date_range_of, days_of
-from frontend.core.languages import localized
+from frontend.core.languages import day_text, in_sentence, localized
 from frontend.core.numbers import Money, duration, share
 from frontend.core.page_context import PageContext
 from inference_worker.contract.request import PROMPT_CLASSES
-from millrace.apps.request_log.selectors import Rates, rates, ttft_slo_ms
+from millrace.apps.request_log.selectors import Rates, outcome_rates, rates, ttft_slo_ms
 
 _HOUR = timedelta(hours=1)
 _HOURS = 48
@@ -61,7 +61,8 @@ def cache(ctx: PageContext) -> dict[str, Any]:
     hit = share(counts["cache_read"], all_input(counts))
     chart = Chart(
         "hits",
-        f"Share of input served from cache by day, {date_range.label}: {hit} in total",
+        _("Share of input served from cache by day, %(label)s: %(hit)s in total")
+        % {"label": date_range.label, "hit": hit},
         tuple(row["start"].astimezone(UTC) for row in days),
         (
             Series(
@@ -91,7 +92,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
     start, end = date_range.previous
     now = _metered(ctx, date_range.start, date_range.end)
     then = _metered(ctx, start, end)
-    traffic = rates(ctx.tenant.pk, date_range.start, date_range.end, "day")
+    traffic = outcome_rates(ctx.tenant.pk, date_range.start, date_range.end)
     first, last = start.astimezone(date_range.zone), (end - timedelta(microseconds=1)).astimezone(date_range.zone)
     return {
         "accepted": now[0],
@@ -102,7 +103,8 @@ def stats(ctx: PageContext) -> dict[str, Any]:
         "limited": _rate(traffic.total.limited, traffic),
         "limited_by": _bound(traffic),
         "total": traffic.total,
-        "before": f"vs {first:{'%-d' if first.month == last.month else '%-d %b'}} – {last:%-d %b}",
+        "before": _("vs %(first)s – %(last)s")
+        % {"first": day_text(first, "j" if first.month == last.month else "j M"), "last": day_text(last, "j M")},
     }
 
 
@@ -139,7 +141,10 @@ def _bound(traffic: Rates) -> str:
         return ""
     most = traffic.bounds[0]
     name = most.name if most.kind == "budget" else most.name.replace("_", " ")
-    return f"{share(most.requests, traffic.total.limited)} by {name or most.kind}"
+    return _("%(share)s by %(name)s") % {
+        "share": share(most.requests, traffic.total.limited),
+        "name": name or most.kind,
+    }
 
 
 def tokens(ctx: PageContext) -> dict[str, Any]:
@@ -153,10 +158,17 @@ def tokens(ctx: PageContext) -> dict[str, Any]:
     )
     used = [item for item in kinds if any(item[2]) or item[1] != "written"]  # explicit cache writes are rare
     series = tuple(Series(label, kind, values, "area", summed(values)) for label, kind, values in used)
-    message = ", ".join(f"{line.label.lower()} {line.total}" for line in series)
+    message = ", ".join(f"{in_sentence(line.label)} {line.total}" for line in series)
     at = tuple(row["start"].astimezone(UTC) for row in days)
-    chart = Chart("tokens", f"Tokens by day, {date_range.label}: {message}", at, series, "tokens", stacked=True)
-    return {"chart": chart if any(any(values) for _, _, values in kinds) else None, "date_range": date_range.label}
+    chart = Chart(
+        "tokens",
+        _("Tokens by day, %(label)s: %(message)s") % {"label": date_range.label, "message": message},
+        at,
+        series,
+        "tokens",
+        stacked=True,
+    )
+    return {"chart": chart if any(any(values) for *_names, values in kinds) else None, "date_range": date_range.label}
 
 
 def first_token(ctx: PageContext) -> dict[str, Any]:
@@ -176,9 +188,13 @@ def first_token(ctx: PageContext) -> dict[str, Any]:
         Series("p95", "p95", _micros(slow), total=_top_limit(traffic.total.ttft_p95_ms)),
         Series(_("Target, p95"), "goal", (goal,) * _HOURS, "dots", duration(goal)),
     )
-    of = f"Time to first token by hour, last {_HOURS} hours: p50 {series[0].total}, p95 {series[1].total}"
+    of = _("Time to first token by hour, last %(hours)s hours: p50 %(p50)s, p95 %(p95)s") % {
+        "hours": _HOURS,
+        "p50": series[0].total,
+        "p95": series[1].total,
+    }
     over = sum(value is not None and value * 1000 > goal for value in slow)
-    of += f", against a target of {series[2].total} missed in {over} hours"
+    of += _(", against a target of %(total)s missed in %(over)s hours") % {"total": series[2].total, "over": over}
     return {"chart": Chart("first-token", of, tuple(hours), series, "ms", "hour", ctx.zone), "hours": _HOURS}
 
 

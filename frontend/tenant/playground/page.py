@@ -10,6 +10,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db.models import Q
+from django.utils.translation import gettext as _
 
 from billing.pricing.price_book import NewPrice
 from billing.pricing.pricing import Tier
@@ -90,7 +91,9 @@ def _usable(ctx: PageContext) -> Any:
 
 def _models(ctx: PageContext) -> dict[str, str]:
     """Return the names that can be requested, with a description."""
-    own = {name: f"Alias for {', '.join(targets)}" for name, targets in _policies(ctx).items()}
+    own = {
+        name: _("Alias for %(targets)s") % {"targets": ", ".join(targets)} for name, targets in _policies(ctx).items()
+    }
     served = [spec.name for spec in served_specs(wanted_loaded=True) if model_task(spec.source) == "generate"]
     return {name: "" for name in served if name not in own} | own
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from django.db.models import Q
+from django.utils.translation import gettext as _
 
 from billing.models import CompiledRateCard
 from billing.pricing.price_book import WEEKDAYS, NewPrice, PriceRanges
@@ -17,7 +18,7 @@ from billing.pricing.pricing import DAYS_A_WEEK, MINUTES_A_DAY, NO_END, Componen
 from billing.pricing.rate_cards import current_prices
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import text_param
-from frontend.core.numbers import Money
+from frontend.core.numbers import Money, exact
 from frontend.core.page_context import PageContext
 
 MAX_CHANGES = 12
@@ -106,7 +107,7 @@ def _rows(found: list[NewPrice], columns: list[tuple[Component, str]], currency:
     """Return one row for each tier, or for each range of prompt lengths and hours in which its prices differ."""
     for tier, label in TIERS.items():
         tier_prices = [price for price in found if price.tier == tier]
-        for place, costs in _ranges(tier_prices, [component for component, _ in columns]):
+        for place, costs in _ranges(tier_prices, [component for component, _label in columns]):
             cells = (
                 PriceCell(name, None if nano is None else Money.nano(nano, currency))
                 for (_, name), nano in zip(columns, costs, strict=True)
@@ -162,15 +163,19 @@ def condition_text(place: PriceRanges) -> str:
     message = []
     if until != NO_END:
         message.append(
-            f"prompts up to {until - 1:,} tokens" if not since else f"prompts of {since:,} to {until - 1:,} tokens"
+            _("prompts up to %(until)s tokens") % {"until": exact(until - 1)}
+            if not since
+            else _("prompts of %(since)s to %(until)s tokens") % {"since": exact(since), "until": exact(until - 1)}
         )
     elif since:
-        message.append(f"prompts of {since:,} tokens or more")
+        message.append(_("prompts of %(since)s tokens or more") % {"since": exact(since)})
     is_daily = (first, last) == (0, DAYS_A_WEEK)
     if not is_daily:
-        message.append(" to ".join(WEEKDAYS[day].title() for day in dict.fromkeys((first, last - 1))))
+        message.append(_(" to ").join(WEEKDAYS[day].title() for day in dict.fromkeys((first, last - 1))))
     if (opens, closes) != (0, MINUTES_A_DAY) or not is_daily:
-        message.append(f"{_time(opens)} to {_time(closes)} {zone}")
+        message.append(
+            _("%(opens)s to %(closes)s %(zone)s") % {"opens": _time(opens), "closes": _time(closes), "zone": zone}
+        )
     return ", ".join(message)
 
 

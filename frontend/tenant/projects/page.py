@@ -49,7 +49,8 @@ def keys(ctx: PageContext) -> dict[str, Any]:
     start, end = month_of(ctx)
     rows = ApiKey.objects.for_tenant(ctx.tenant).filter(project=project).select_related("usage")
     page: ListPage = keyset_page(ctx, rows, ctx.url("projects-detail", project.pk), PAGE_SIZE)
-    found = sums(UsageReport(ctx.tenant.pk, start=start, end=end), group_by=("key",))
+    question = UsageReport(ctx.tenant.pk, start=start, end=end, key_ids=tuple(row.pk for row in page.rows))
+    found = sums(question, group_by=("key",))
     spent = {row["key_id"]: Money(row["cost_femto"]) for row in found}
     listed = [
         {

@@ -8,8 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 from django.utils.http import urlencode
+from django.utils.translation import gettext as _
 
 from billing.models import Adjustment, UsageEvent
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money, duration, exact, exact_places, share
 from frontend.core.page_context import PageContext
 from frontend.tenant.requests.log import CACHE_LABELS, bound_text, status_text
@@ -24,35 +26,35 @@ from tenants.models import ApiKey, Project
 from tenants.permissions import Permission
 
 BY = {
-    "prefix": "prefix cached",
-    "spill": "prefix replica overloaded",
-    "load": "least busy",
+    "prefix": _lazy("prefix cached"),
+    "spill": _lazy("prefix replica overloaded"),
+    "load": _lazy("least busy"),
 }
 MISSES = {
-    "too_short": "prompt shorter than one cache block",
-    "first_use": "new prefix",
-    "expired_or_evicted": "expired or evicted",
-    "other_worker": "cached on another replica or before a restart",
-    "prefix_changed": "prefix changed",
+    "too_short": _lazy("prompt shorter than one cache block"),
+    "first_use": _lazy("new prefix"),
+    "expired_or_evicted": _lazy("expired or evicted"),
+    "other_worker": _lazy("cached on another replica or before a restart"),
+    "prefix_changed": _lazy("prefix changed"),
 }
 SOURCES = {
-    "upstream": "Tokens as counted by the provider",
-    "estimated": "Tokens estimated, because the provider sent no final count",
+    "upstream": _lazy("Tokens as counted by the provider"),
+    "estimated": _lazy("Tokens estimated, because the provider sent no final count"),
 }
 ADJUSTMENTS = {
-    "failed": "Corrected: failed",
-    "cancelled": "Corrected: cancelled",
-    "reconciled": "Corrected: the provider counted fewer tokens",
+    "failed": _lazy("Corrected: failed"),
+    "cancelled": _lazy("Corrected: cancelled"),
+    "reconciled": _lazy("Corrected: the provider counted fewer tokens"),
 }
 COMPONENTS = {
-    "uncached": "Input",
-    "cache_read": "Cache reads",
-    "cache_write_5m": "Cache writes, 5 min",
-    "cache_write_1h": "Cache writes, 1 h",
-    "output": "Output",
-    "answer_hit_input": "Cached response, input",
-    "answer_hit_output": "Cached response, output",
-    "searches": "Searches",
+    "uncached": _lazy("Input"),
+    "cache_read": _lazy("Cache reads"),
+    "cache_write_5m": _lazy("Cache writes, 5 min"),
+    "cache_write_1h": _lazy("Cache writes, 1 h"),
+    "output": _lazy("Output"),
+    "answer_hit_input": _lazy("Cached response, input"),
+    "answer_hit_output": _lazy("Cached response, output"),
+    "searches": _lazy("Searches"),
 }
 WRITE_DELAY = timedelta(minutes=1)  # records and usage are written in bulk, some seconds after a request's end
 
@@ -102,14 +104,14 @@ def _writing(ctx: PageContext, found: RequestStory) -> bool:
 
 def _bound(bound: Mapping[str, Any]) -> list[tuple[str, str]]:
     unit = str(bound.get("unit", ""))
-    facts = [("Limit or budget", bound_text(bound))]
-    for name, label in (("limit", "Limit"), ("left", "Left"), ("needed", "Needed")):
+    facts = [(_("Limit or budget"), bound_text(bound))]
+    for name, label in (("limit", _("Limit")), ("left", _("Left")), ("needed", _("Needed"))):
         if name in bound:
             facts.append((label, _amount(int(bound[name]), unit)))
     if bound.get("reset_ms"):
-        facts.append(("Retry after", duration(int(bound["reset_ms"]) * 1000)))
+        facts.append((_("Retry after"), duration(int(bound["reset_ms"]) * 1000)))
     if bound.get("resets_at"):
-        facts.append(("Resets at", str(bound["resets_at"])[:16].replace("T", " ") + " UTC"))
+        facts.append((_("Resets at"), str(bound["resets_at"])[:16].replace("T", " ") + " UTC"))
     return facts
 
 
@@ -120,26 +122,28 @@ def _facts(ctx: PageContext, record: RequestRecord | None, first: UsageEvent | N
     key = ApiKey.objects.for_tenant(ctx.tenant).filter(pk=source.key_id).values_list("name", flat=True).first()
     project = Project.objects.for_tenant(ctx.tenant).filter(pk=source.project_id).values_list("name", flat=True).first()
     facts: list[Fact] = [
-        ("Key", key or f"Key {source.key_id}, deleted", False),
-        ("Project", project or f"Project {source.project_id}, deleted", False),
+        (_("Key"), key or _("Key %(key_id)s, deleted") % {"key_id": source.key_id}, False),
+        (_("Project"), project or _("Project %(project_id)s, deleted") % {"project_id": source.project_id}, False),
     ]
     if record is not None:
-        facts += [("Endpoint", record.endpoint + (", streamed" if record.stream else ""), False)]
-        facts += [("Requested model", record.requested_model or "–", True)]
+        facts += [(_("Endpoint"), record.endpoint + (", streamed" if record.stream else ""), False)]
+        facts += [(_("Requested model"), record.requested_model or "–", True)]
         if served := selectors.served_model(record):
-            facts.append(("Served model", served, True))
+            facts.append((_("Served model"), served, True))
         if record.cache_layer:
-            facts.append(("Cache layer", CACHE_LABELS.get(record.cache_layer, record.cache_layer), False))
+            facts.append((_("Cache layer"), CACHE_LABELS.get(record.cache_layer, record.cache_layer), False))
         if record.ttft_ms is not None:
-            facts.append(("Time to first token", duration(record.ttft_ms * 1000), False))
-        facts.append(("Total latency (client)", duration(record.total_ms * 1000), False))
+            facts.append((_("Time to first token"), duration(record.ttft_ms * 1000), False))
+        facts.append((_("Total latency (client)"), duration(record.total_ms * 1000), False))
         if record.prompt_tokens is not None:
-            facts.append(("Prompt", f"{exact(record.prompt_tokens)} tokens", False))
+            facts.append(
+                (_("Prompt"), _("%(prompt_tokens)s tokens") % {"prompt_tokens": exact(record.prompt_tokens)}, False)
+            )
         if record.max_tokens is not None:
-            facts.append(("max_tokens", f"{exact(record.max_tokens)} tokens", False))
+            facts.append(("max_tokens", _("%(max_tokens)s tokens") % {"max_tokens": exact(record.max_tokens)}, False))
         if record.batch_id is not None:
-            facts.append(("Batch line", exact((record.batch_line or 0) + 1), False))
-        facts.append(("Gateway", record.gateway_id, True))
+            facts.append((_("Batch line"), exact((record.batch_line or 0) + 1), False))
+        facts.append((_("Gateway"), record.gateway_id, True))
     return facts
 
 
@@ -175,9 +179,9 @@ def _limit(check: Mapping[str, Any]) -> dict[str, Any]:
         "limit": check["limit"],
         "left": check["left"],
         "cost": check.get("cost", 0),
-        "result": ("would have been rejected" if dry else "rejected")
+        "result": (_("would have been rejected") if dry else "rejected")
         if refused
-        else "passed (dry run)"
+        else _("passed (dry run)")
         if dry
         else "passed",
         "kind": ("warn" if dry else "bad") if refused else "good",
@@ -188,12 +192,17 @@ def _route(record: RequestRecord) -> list[Fact]:
     route = record.route
     policy = route.get("policy")
     if policy is None:
-        return [("Policy", "None (model requested by name)", False), *_answer_cache(route)]
+        return [(_("Policy"), _("None (model requested by name)"), False), *_answer_cache(route)]
     name = f": {policy['rule_name']}" if policy.get("rule_name") else ""
     facts: list[Fact] = [
-        ("Policy", f"{record.requested_model}, version {policy['version']}", False),
-        ("Rule", f"{policy['rule'] + 1}{name} (first match)", False),
-        ("Targets in order", ", ".join(route.get("targets", ())), True),
+        (
+            _("Policy"),
+            _("%(requested_model)s, version %(version)s")
+            % {"requested_model": record.requested_model, "version": policy["version"]},
+            False,
+        ),
+        (_("Rule"), _("%(rule)s%(name)s (first match)") % {"rule": policy["rule"] + 1, "name": name}, False),
+        (_("Targets in order"), ", ".join(route.get("targets", ())), True),
     ]
     return facts + _choice(policy) + _changes(route) + _answer_cache(route)
 
@@ -201,39 +210,48 @@ def _route(record: RequestRecord) -> list[Fact]:
 def _choice(policy: Mapping[str, Any]) -> list[Fact]:
     """Return what the first target was chosen by."""
     if "strategy" not in policy:
-        return [("Drawn by weight", exact(int(policy.get("draw", 0))), False)]
-    facts: list[Fact] = [("Strategy", str(policy["strategy"]).replace("_", " "), False)]
-    for name, label in (("cost_nano", "Estimated cost"), ("ttft_ms", "Time to first token"), ("load", "Load")):
+        return [(_("Drawn by weight"), exact(int(policy.get("draw", 0))), False)]
+    facts: list[Fact] = [(_("Strategy"), str(policy["strategy"]).replace("_", " "), False)]
+    for name, label in (("cost_nano", _("Estimated cost")), ("ttft_ms", _("Time to first token")), ("load", _("Load"))):
         for model, value in policy.get(name, {}).items():
             facts.append((f"{label}, {model}", _measure(name, value), False))
     if policy.get("probe"):
-        facts.append(("Probe", "Another target is faster. This request measures this one.", False))
+        facts.append((_("Probe"), _("Another target is faster. This request measures this one."), False))
     return facts
 
 
 def _measure(name: str, value: float) -> str:
     if name == "cost_nano":
         return Money.nano(int(value)).text
-    return duration(round(value * 1000)) if name == "ttft_ms" else f"{value:.2f} requests per slot"
+    return (
+        duration(round(value * 1000))
+        if name == "ttft_ms"
+        else _("%(load)s requests per slot") % {"load": f"{value:.2f}"}
+    )
 
 
 def _changes(route: Mapping[str, Any]) -> list[Fact]:
     """Return the escalations and what was left out."""
     facts: list[Fact] = [
-        (f"Escalated from {each['model']}", f"Answer failed the check {str(each['check']).replace('_', ' ')}", False)
+        (
+            _("Escalated from %(model)s") % {"model": each["model"]},
+            _("Answer failed the check %(check)s") % {"check": str(each["check"]).replace("_", " ")},
+            False,
+        )
         for each in route.get("escalations", ())
     ]
     if reason := route.get("not_escalating"):
-        facts.append(("No escalation", str(reason).replace("_", " "), False))
+        facts.append((_("No escalation"), str(reason).replace("_", " "), False))
     if dropped := route.get("dropped_messages"):
-        facts.append(("Dropped messages", exact(int(dropped)), False))
+        facts.append((_("Dropped messages"), exact(int(dropped)), False))
     if shadow := route.get("shadow"):
         reason = str(route.get("not_shadowing", "")).replace("_", " ")
-        facts.append(("Shadow", f"{shadow['model']}{f' (no answer: {reason})' if reason else ''}", False))
+        text = _("%(model)s (no answer: %(reason)s)") if reason else "%(model)s"
+        facts.append((_("Shadow"), text % {"model": shadow["model"], "reason": reason}, False))
     elif reason := route.get("not_shadowing"):
-        facts.append(("No shadow", str(reason).replace("_", " "), False))
+        facts.append((_("No shadow"), str(reason).replace("_", " "), False))
     if route.get("retry_budget"):
-        facts.append(("Retry budget", str(route["retry_budget"]), False))
+        facts.append((_("Retry budget"), str(route["retry_budget"]), False))
     return facts
 
 
@@ -243,15 +261,22 @@ def _answer_cache(route: Mapping[str, Any]) -> list[Fact]:
     if not note:
         return []
     result = note.get("layer") or f"miss ({note.get('miss', '')})"
-    facts = [("Answer cache", str(result).replace("_", " "), False)]
+    facts = [(_("Answer cache"), str(result).replace("_", " "), False)]
     similar = note if note.get("layer") == "semantic" else note.get("semantic") or {}
     if reason := similar.get("miss"):
         reasons = ", ".join((reason, *similar.get("guards", ()))).replace("_", " ")
-        facts.append(("Similar question", f"not served ({reasons})", False))
+        facts.append((_("Similar question"), _("not served (%(reasons)s)") % {"reasons": reasons}, False))
     if "similarity" in similar:
-        facts.append(("Similarity", f"{similar['similarity']:.4f}, margin {similar['margin']:.4f}", False))
+        facts.append(
+            (
+                _("Similarity"),
+                _("%(similarity)s, margin %(margin)s")
+                % {"similarity": f"{similar['similarity']:.4f}", "margin": f"{similar['margin']:.4f}"},
+                False,
+            )
+        )
     if similar.get("request_id"):
-        facts.append(("Matched request", str(similar["request_id"]), True))
+        facts.append((_("Matched request"), str(similar["request_id"]), True))
     return facts
 
 
@@ -285,13 +310,13 @@ def _execution(execution: RequestExecution) -> dict[str, Any]:
     if event.host_tokens:
         tokens.append(("of the cache reads, from CPU memory", event.host_tokens))
     if event.reasoning_tokens:
-        tokens.append(("of that, reasoning", event.reasoning_tokens))
+        tokens.append((_("of that, reasoning"), event.reasoning_tokens))
     if event.accepted_drafts or event.rejected_drafts:
-        tokens.append(("of that, accepted drafts", event.accepted_drafts))
-        tokens.append(("Rejected drafts, not billed", event.rejected_drafts))
+        tokens.append((_("of that, accepted drafts"), event.accepted_drafts))
+        tokens.append((_("Rejected drafts, not billed"), event.rejected_drafts))
     if event.unbilled_tokens:
-        tokens.append(("Not charged, above the reservation", event.unbilled_tokens))
-    cost = Money(int(event.cost_femto) + sum(cost.femto for _, _, cost in adjustments))
+        tokens.append((_("Not charged, above the reservation"), event.unbilled_tokens))
+    cost = Money(int(event.cost_femto) + sum(cost.femto for *_reason, cost in adjustments))
     return {
         "event": event,
         "number": event.execution + 1,
@@ -321,12 +346,16 @@ def _cache(event: UsageEvent) -> dict[str, Any] | None:
 def _miss(event: UsageEvent) -> str:
     text = MISSES.get(event.miss_reason, event.miss_reason.replace("_", " "))
     if event.miss_reason == "prefix_changed":
-        return text + (f" from token {exact(event.changed_at)}" if event.changed_at is not None else "")
+        return text + (
+            _(" from token %(changed_at)s") % {"changed_at": exact(event.changed_at)}
+            if event.changed_at is not None
+            else ""
+        )
     return text
 
 
 def _place_reason(adjustment: Adjustment) -> str:
-    return ADJUSTMENTS.get(adjustment.outcome, "Written off: too late")
+    return ADJUSTMENTS.get(adjustment.outcome, _("Written off: too late"))
 
 
 def _content(found: RequestStory) -> dict[str, Any] | None:

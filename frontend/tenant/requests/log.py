@@ -13,7 +13,8 @@ from frontend.core.date_ranges import date_range_of
 from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar, text_chip
 from frontend.core.labels import outcome_label
 from frontend.core.languages import lazy_text as _lazy
-from frontend.core.lists import Choice, ListPage, changed_url, named_rows, number_param, text_param
+from frontend.core.list_tools import MAX_EXPORTED, ListTools
+from frontend.core.lists import ListPage, changed_url, named_rows, number_param, text_param
 from frontend.core.numbers import Money, common_places, exact, share
 from frontend.core.page_context import PageContext
 from frontend.tenant.overview.usage import delta_of
@@ -23,7 +24,6 @@ from millrace.apps.request_log.selectors import BadCursor, ContentSearch, Filter
 from tenants.models import ApiKey, Project
 
 PAGE_SIZE = 50
-MAX_EXPORTED = 5000
 ID_PREFIX = "req_"
 _FILTERS = ("model", "key", "project", "outcome", "code", "slow", "cache", "q")
 SLOW = {"1": _lazy("Over 1 s"), "10": _lazy("Over 10 s"), "60": _lazy("Over 60 s")}
@@ -150,23 +150,6 @@ def filters(ctx: PageContext) -> FilterBar:
     return filter_bar(ctx, url, chips, text_chip(ctx, url, "q", _("Request ID or stored text")))
 
 
-def columns(ctx: PageContext) -> tuple[str, ...]:
-    """Return the shown columns, in the order of COLUMNS. The query string has them if they are not the default."""
-    wanted = text_param(ctx, "columns", 200).split(",")
-    return tuple(name for name in COLUMNS if name in wanted) or DEFAULT_COLUMNS
-
-
-def column_choices(ctx: PageContext) -> list[Choice]:
-    """Return a link for each column that shows or hides it. One column always stays."""
-    shown, url = columns(ctx), ctx.url("requests")
-    found = []
-    for name, label in COLUMNS.items():
-        changed = [other for other in COLUMNS if (other in shown) != (other == name)]
-        value = "" if tuple(changed) == DEFAULT_COLUMNS or not changed else ",".join(changed)
-        found.append(Choice(label, changed_url(ctx, url, columns=value), name in shown))
-    return found
-
-
 def histogram(ctx: PageContext) -> dict[str, Any]:
     """Return the requests over time with the page's filters, as bars of a drawing of 100 by 100."""
     wanted = _filters(ctx)
@@ -219,7 +202,10 @@ def listed_rows(ctx: PageContext, listed: Sequence[ListedRequest]) -> list[Reque
         .filter(pk__in={row.record.key_id for row in listed})
         .values_list("pk", "name")
     )
-    return [RequestLogRow(row, keys.get(row.record.key_id, f"Key {row.record.key_id}, deleted")) for row in listed]
+    return [
+        RequestLogRow(row, keys.get(row.record.key_id, _("Key %(key_id)s, deleted") % {"key_id": row.record.key_id}))
+        for row in listed
+    ]
 
 
 EXPORTED_COLUMNS = (
@@ -250,6 +236,16 @@ def exported_rows(ctx: PageContext) -> Iterator[RequestLogRow]:
             return
 
 
+TOOLS = ListTools(
+    "requests",
+    exported=EXPORTED_COLUMNS,
+    rows=lambda ctx: map(export_row, exported_rows(ctx)),
+    columns=COLUMNS,
+    views=VIEWS,
+    default=DEFAULT_COLUMNS,
+)
+
+
 def log(ctx: PageContext) -> dict[str, Any]:
     """Return a page of the log."""
     cursor, error = ctx.query.get("cursor") or None, ""
@@ -262,7 +258,7 @@ def log(ctx: PageContext) -> dict[str, Any]:
     newer, older = (changed_url(ctx, ctx.url("requests"), cursor=to) if to else "" for to in (page.newer, page.older))
     places = common_places(row.cost for row in rows)
     return {
-        "headings": [(name, COLUMNS[name], name in NUMERIC) for name in columns(ctx)],
+        "headings": [(name, COLUMNS[name], name in NUMERIC) for name in TOOLS.shown(ctx)],
         "longest_ms": max((row.record.total_ms for row in rows), default=0),
         "page": ListPage(rows, newer, older, filtered=_filtered(ctx), places=places),
         "error": error,
@@ -276,9 +272,15 @@ def _search_note(ctx: PageContext) -> str:
     if not typed or typed.startswith(ID_PREFIX):
         return ""
     if not ctx.tenant.content_retention_days:
-        return f"Prompt logging is off, so only request IDs can be searched. They start with {ID_PREFIX}."
+        return _("Prompt logging is off, so only request IDs can be searched. They start with %(prefix)s.") % {
+            "prefix": ID_PREFIX
+        }
     found = search_of(ctx)
-    return "" if found.complete else f"Searched the newest {exact(found.searched)} stored requests of this period."
+    return (
+        ""
+        if found.complete
+        else _("Searched the newest %(searched)s stored requests of this period.") % {"searched": exact(found.searched)}
+    )
 
 
 def status_text(code: str, bound: Mapping[str, object] | None) -> str:
@@ -295,8 +297,10 @@ def bound_text(bound: Mapping[str, object]) -> str:
 def bound_label(kind: str, scope: str, name: str, model: str) -> str:
     """Return the label of a limit or budget."""
     if kind == "budget":
-        return f"budget {name}".strip()
-    return f"{name.replace('_', ' ')} of the {scope}" + (f", {model}" if model else "")
+        return (_("budget %(name)s") % {"name": name}).strip()
+    return _("%(limit)s of the %(scope)s") % {"limit": name.replace("_", " "), "scope": scope} + (
+        f", {model}" if model else ""
+    )
 
 
 def compares(ctx: PageContext) -> bool:

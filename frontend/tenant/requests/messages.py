@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings
+from django.utils.translation import gettext as _
 
 from millrace.apps.request_log.models import RequestContent, RequestRecord
 
@@ -60,15 +61,15 @@ def messages_of(content: RequestContent | None) -> list[StoredMessage]:
     rows: list[Any] = given if isinstance(given, list) else [given] if given else []
     found = []
     if body.get("system") or body.get("instructions"):
-        found.append(StoredMessage("System", _text(body.get("system") or body.get("instructions"))))
+        found.append(StoredMessage(_("System"), _text(body.get("system") or body.get("instructions"))))
     for row in rows[-MAX_MESSAGES:]:
         if isinstance(row, dict) and "role" in row:
             calls = [_call(call) for call in row.get("tool_calls") or () if isinstance(call, dict)]
             text = "\n".join(part for part in (_text(row.get("content")), *calls) if part)
             found.append(StoredMessage(str(row["role"])[:40].capitalize(), text))
         else:
-            found.append(StoredMessage("User", _text(row)))
-    return [*found, *(StoredMessage("Assistant", str(answer)) for answer in content.answers)]
+            found.append(StoredMessage(_("User"), _text(row)))
+    return [*found, *(StoredMessage(_("Assistant"), str(answer)) for answer in content.answers)]
 
 
 def _text(content: Any) -> str:
@@ -89,7 +90,10 @@ def _text(content: Any) -> str:
 def _call(call: Mapping[str, Any]) -> str:
     function = call.get("function")
     named = function if isinstance(function, dict) else call
-    return f"Tool call: {named.get('name', '')}({named.get('arguments', '')})"
+    return _("Tool call: %(name)s(%(arguments)s)") % {
+        "name": named.get("name", ""),
+        "arguments": named.get("arguments", ""),
+    }
 
 
 def curl_of(record: RequestRecord, content: RequestContent | None) -> str:

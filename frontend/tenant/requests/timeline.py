@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from frontend.core.gauges import percent
 from frontend.core.numbers import Money, duration, exact
 from millrace.apps.request_log.models import RequestRecord
@@ -77,7 +79,7 @@ def timeline_of(story: RequestStory) -> RequestTimeline | None:
         tokens=exact(tokens),
         speed=_tenths((tokens - 1) * 10_000_000 // decode) if has_speed else "",
         per_token=f"{_tenths(decode // (tokens - 1) // 100)} ms" if has_speed else "",
-        label=f"Timeline of {duration(total)}: {parts}",
+        label=_("Timeline of %(total)s: %(parts)s") % {"total": duration(total), "parts": parts},
     )
 
 
@@ -90,11 +92,11 @@ def _spans(story: RequestStory) -> list[TimelineSpan]:
         event = execution.event
         at = max(0, (event.admitted_at - began) // _MICROSECOND)
         if not found and at:
-            found.append(TimelineSpan("Admission", "wait", 0, at))
+            found.append(TimelineSpan(_("Admission"), "wait", 0, at))
         number = f" {event.execution + 1}" if len(story.executions) > 1 else ""
         wait = at + queued[event.execution]
         if wait > at:
-            found.append(TimelineSpan(f"Gateway queue{number}", "wait", at, wait))
+            found.append(TimelineSpan(_("Gateway queue") + number, "wait", at, wait))
         found += _execution_spans(execution, number, wait)
     return found
 
@@ -102,13 +104,13 @@ def _spans(story: RequestStory) -> list[TimelineSpan]:
 def _execution_spans(execution: RequestExecution, number: str, at: int) -> list[TimelineSpan]:
     event = execution.event
     if event.outcome == "failed":
-        return [TimelineSpan(f"Failed execution{number}", "lost", at, at + event.duration_us)]
+        return [TimelineSpan(_("Failed execution") + number, "lost", at, at + event.duration_us)]
     queue = at + event.queue_us
     prefill = queue + execution.prefill_us
     return [
-        TimelineSpan(f"Engine queue{number}", "wait", at, queue),
-        TimelineSpan(f"Prefill{number}", "prefill", queue, prefill),
-        TimelineSpan(f"Decode{number}", "decode", prefill, prefill + execution.decode_us),
+        TimelineSpan(_("Engine queue") + number, "wait", at, queue),
+        TimelineSpan(_("Prefill") + number, "prefill", queue, prefill),
+        TimelineSpan(_("Decode") + number, "decode", prefill, prefill + execution.decode_us),
     ]
 
 
@@ -133,11 +135,18 @@ def events_of(story: RequestStory) -> list[tuple[str, str, str]]:
     record = story.record
     if record is None:
         return []
-    found = [("+0 ms", "request.received", f"gateway {record.gateway_id}")]
+    found = [("+0 ms", "request.received", _("gateway %(gateway_id)s") % {"gateway_id": record.gateway_id})]
     if record.limits:
         refused = sum(bool(check.get("refused")) and not check.get("dry") for check in record.limits)
         name = "limits.rejected" if refused else "limits.passed"
-        found.append(("", name, f"{exact(len(record.limits) - refused)} of {exact(len(record.limits))}"))
+        found.append(
+            (
+                "",
+                name,
+                _("%(passed)s of %(number)s")
+                % {"passed": exact(len(record.limits) - refused), "number": exact(len(record.limits))},
+            )
+        )
     if story.rejecting_budget is not None or record.code in ("budget_exceeded", "quota_exceeded"):
         found.append(("", "budget.rejected", str((record.limited_by or {}).get("name", ""))))
     elif story.reserved_nano is not None:
@@ -146,16 +155,33 @@ def events_of(story: RequestStory) -> list[tuple[str, str, str]]:
     if record.ttft_ms is not None:
         found.append((f"+{exact(record.ttft_ms)} ms", "token.first", ""))
     ended = "completed" if record.outcome == "completed" else str(record.outcome)
-    found.append((f"+{exact(record.total_ms)} ms", f"request.{ended}", record.code or f"status {record.status}"))
+    found.append(
+        (
+            f"+{exact(record.total_ms)} ms",
+            f"request.{ended}",
+            record.code or _("status %(status)s") % {"status": record.status},
+        )
+    )
     for execution in story.executions:
         event = execution.event
         settled = max(0, (event.settled_at - record.started_at) // timedelta(milliseconds=1))
         cost = Money(int(event.cost_femto)).exact_text
-        found.append((f"+{exact(settled)} ms", "usage.settled", f"execution {event.execution + 1}, {cost}"))
+        found.append(
+            (
+                f"+{exact(settled)} ms",
+                "usage.settled",
+                _("execution %(execution)s, %(cost)s") % {"execution": event.execution + 1, "cost": cost},
+            )
+        )
     return found
 
 
 def _placed(placement: Mapping[str, Any]) -> tuple[str, str, str]:
     attempt = int(placement["attempt"])
     name = "route.selected" if attempt == 1 and not placement["execution"] else "route.retried"
-    return ("", name, f"{placement['replica']}, execution {int(placement['execution']) + 1}, attempt {attempt}")
+    return (
+        "",
+        name,
+        _("%(replica)s, execution %(execution)s, attempt %(attempt)s")
+        % {"replica": placement["replica"], "execution": int(placement["execution"]) + 1, "attempt": attempt},
+    )

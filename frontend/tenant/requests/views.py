@@ -9,16 +9,13 @@ from django.urls import path
 from django.utils.translation import gettext as _
 
 from frontend.core.date_ranges import date_range_of
-from frontend.core.exports import export_response, export_urls
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.lists import changed_url
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
-from frontend.core.saved_views import delete_view, save_view, saved_views
 from frontend.tenant.requests import detail, log
-from frontend.tenant.requests.log import EXPORTED_COLUMNS, export_row
 from tenants.permissions import Permission
 
 NEEDS = Permission.USAGE_READ
@@ -36,43 +33,18 @@ LIVE_PANELS = Panels(PANELS.route, (STATS, HISTOGRAM, replace(LOG, every=LIVE_SE
 def requests(ctx: PageContext) -> HttpResponse:
     is_live = ctx.query.get("live") == "on"
     with ctx.scope():
-        filters = log.filters(ctx)
-        views = saved_views(ctx, "requests", log.VIEWS, "requests-views-save", "requests-views-delete")
+        context = {"filters": log.filters(ctx), **log.TOOLS.page(ctx)}
     return render_page(
         ctx,
         "requests/page.html",
         _("Requests"),
         panels=LIVE_PANELS if is_live else PANELS,
-        views=views,
-        column_choices=log.column_choices(ctx),
         is_live=is_live,
         live_url=changed_url(ctx, ctx.url("requests"), live="" if is_live else "on"),
         date_range=date_range_of(ctx),
-        filters=filters,
         compares=log.compares(ctx),
         compare_url=changed_url(ctx, ctx.url("requests"), compare="" if log.compares(ctx) else "previous"),
-        export_urls=export_urls(ctx, ctx.url("requests-export")),
-    )
-
-
-@tenant_page(NEEDS, methods=("POST",), step_up=False)
-def save(ctx: PageContext) -> HttpResponse:
-    return save_view(ctx, "requests")
-
-
-@tenant_page(NEEDS, methods=("POST",), step_up=False)
-def delete(ctx: PageContext) -> HttpResponse:
-    return delete_view(ctx, "requests")
-
-
-@tenant_page(NEEDS)
-def export(ctx: PageContext) -> HttpResponse:
-    """Return the newest requests with the page's filters, with all digits of their costs."""
-    with ctx.scope():
-        rows = [export_row(row) for row in log.exported_rows(ctx)]
-    date_range = date_range_of(ctx)
-    return export_response(
-        ctx, f"requests-{ctx.tenant.slug}-{date_range.first}-{date_range.last}", EXPORTED_COLUMNS, rows
+        **context,
     )
 
 
@@ -88,9 +60,7 @@ def request(ctx: PageContext) -> HttpResponse:
 
 urlpatterns = [
     path("t/<slug:slug>/requests/", requests, name="requests"),
-    path("t/<slug:slug>/requests/export", export, name="requests-export"),
-    path("t/<slug:slug>/requests/views/save", save, name="requests-views-save"),
-    path("t/<slug:slug>/requests/views/delete", delete, name="requests-views-delete"),
+    *log.TOOLS.tenant_urls("t/<slug:slug>/requests/", NEEDS),
     PANELS.tenant_url("t/<slug:slug>/requests/", NEEDS),
     path("t/<slug:slug>/requests/<str:name>", request, name="requests-detail"),
 ]

@@ -6,6 +6,8 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from django.utils.translation import gettext as _
+
 from frontend.core.page_context import PageContext
 from frontend.tenant.routing import page, positions
 from frontend.tenant.routing.positions import PolicyError
@@ -75,7 +77,7 @@ def publish(ctx: PageContext, *, name: str, body: str, base: int | None) -> Rout
     """
     found = positions.read(body)
     if isinstance(found, PolicyError):
-        raise actions.ActionRefused(f"Line {found.line}: {found.message}")
+        raise actions.ActionRefused(_("Line %(line)s: %(message)s") % {"line": found.line, "message": found.message})
     with tenant_scope(ctx.tenant):
         # NOTE: the publication locks the tenant's row, so the version read after it was active before it.
         made = actions.do_publish_policy(ctx.tenant, name, found[0], created_by=ctx.user)
@@ -83,7 +85,9 @@ def publish(ctx: PageContext, *, name: str, body: str, base: int | None) -> Rout
         before = rows.order_by("-version").first()
         was = None if before is None else before.version
         if base is not None and was is not None and was > base:
-            raise Conflict(f"Version {was} was published while you were editing. Start from that version.")
+            raise Conflict(
+                _("Version %(was)s was published while you were editing. Start from that version.") % {"was": was}
+            )
         if draft := RoutingPolicyDraft.objects.for_tenant(ctx.tenant).filter(name=name).first():
             actions.do_discard_policy_draft(draft)
     return made
@@ -98,7 +102,7 @@ def save_draft(ctx: PageContext, *, name: str, body: str) -> RoutingPolicyDraft:
     try:
         parsed = json.loads(body)
     except (ValueError, RecursionError) as exc:
-        raise actions.ActionRefused("A draft must be JSON.") from exc
+        raise actions.ActionRefused(_("A draft must be JSON.")) from exc
     if not isinstance(parsed, dict):
-        raise actions.ActionRefused("A draft must be a JSON object.")
+        raise actions.ActionRefused(_("A draft must be a JSON object."))
     return actions.do_save_policy_draft(ctx.tenant, name, parsed, updated_by=ctx.user)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from django.db.models import Value
 from django.http import QueryDict
+from django.utils.translation import gettext as _
 
 from frontend.core.page_context import PageContext
 from frontend.tenant.routing import page, positions
@@ -141,7 +142,7 @@ def _change(rule: Rule, index: int, active: tuple[Rule, ...]) -> str:
         return ""
     names = {other.name for other in active if other.name}
     is_known = rule.name in names if rule.name else index < len(active)
-    return "Changed" if is_known else "Added"
+    return _("Changed") if is_known else _("Added")
 
 
 def _count(post: QueryDict) -> int:

@@ -8,8 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 from django.db.models import QuerySet
+from django.utils.translation import gettext as _
 
-from frontend.core.numbers import Money, duration
+from frontend.core.languages import lazy_text as _lazy
+from frontend.core.numbers import Money, duration, exact
 from frontend.core.page_context import PageContext
 from millrace.apps.request_log.shadow_results import ShadowResult, shadow_results
 from tenants.models import ApiKey, Project, RoutingPolicy, RoutingPolicyDraft
@@ -22,23 +24,23 @@ from tenants.routing_policies.policy import MAX_TARGETS, Policy, Rule, When
 SHADOW_DAYS = 7  # of the results of shadows
 MAX_VERSIONS = 100  # aliases, or versions of one alias
 FALLBACKS = {
-    "error": "worker error",
-    "overload": "overload",
-    "rate_limit": "rate limit",
-    "context": "context overflow",
-    "timeout": "no token in time",
+    "error": _lazy("worker error"),
+    "overload": _lazy("overload"),
+    "rate_limit": _lazy("rate limit"),
+    "context": _lazy("context overflow"),
+    "timeout": _lazy("no token in time"),
 }
 STRATEGIES = {
-    "ordered": "in order",
-    "cheapest": "cheapest that fits",
-    "lowest_latency": "lowest latency",
-    "least_busy": "least busy",
+    "ordered": _lazy("in order"),
+    "cheapest": _lazy("cheapest that fits"),
+    "lowest_latency": _lazy("lowest latency"),
+    "least_busy": _lazy("least busy"),
 }
 CHECKS = {
-    "schema": "is not valid under the schema",
-    "tool_arguments": "has invalid tool arguments",
-    "pattern": "does not match the pattern",
-    "empty": "is empty",
+    "schema": _lazy("is not valid under the schema"),
+    "tool_arguments": _lazy("has invalid tool arguments"),
+    "pattern": _lazy("does not match the pattern"),
+    "empty": _lazy("is empty"),
 }
 
 
@@ -187,25 +189,32 @@ def _size(row: RoutingPolicy) -> tuple[int, tuple[str, ...]]:
 
 def _fallback(condition: str, policy: Policy) -> str:
     if condition == "timeout" and policy.first_token_ms is not None:
-        return f"no token after {policy.first_token_ms / 1000:g} s"
+        return _("no token after %(first_token_ms)s s") % {"first_token_ms": f"{policy.first_token_ms / 1000:g}"}
     return FALLBACKS[condition]
 
 
 def _policy_facts(policy: Policy) -> Iterator[str]:
     if policy.retries.max_per_request < MAX_TARGETS - 1:
-        yield f"A request falls back at most {policy.retries.max_per_request} times."
+        yield _("A request falls back at most %(max_per_request)s times.") % {
+            "max_per_request": policy.retries.max_per_request
+        }
     if policy.retries.max_percent is not None:
-        yield f"At most {policy.retries.max_percent} fallbacks per 100 requests."
+        yield _("At most %(max_percent)s fallbacks per 100 requests.") % {"max_percent": policy.retries.max_percent}
     if policy.complexity is not None:
-        yield f"Complexity classifier: {policy.complexity.trained or 'trained'}."
+        yield _("Complexity classifier: %(name)s.") % {"name": policy.complexity.trained or "trained"}
     if policy.context_overflow == "drop_middle":
-        yield "Messages in the middle of too long conversations are dropped."
+        yield _("Messages in the middle of too long conversations are dropped.")
     if policy.context_overflow == "summarize":
-        yield f"{policy.summarizer} summarizes messages in the middle of too long conversations."
+        yield _("%(summarizer)s summarizes messages in the middle of too long conversations.") % {
+            "summarizer": policy.summarizer
+        }
     if policy.semantic_cache:
-        yield "Similar questions may receive cached answers."
+        yield _("Similar questions may receive cached answers.")
     if policy.shadow is not None:
-        yield f"{policy.shadow.model} also answers {policy.shadow.percent}% of the requests, for comparison only."
+        yield _("%(model)s also answers %(percent)s%% of the requests, for comparison only.") % {
+            "model": policy.shadow.model,
+            "percent": policy.shadow.percent,
+        }
 
 
 def _rule(number: int, rule: Rule, keys: Mapping[int, str], projects: Mapping[int, str]) -> dict[str, Any]:
@@ -227,37 +236,51 @@ def _rule(number: int, rule: Rule, keys: Mapping[int, str], projects: Mapping[in
 def _conditions(when: When, keys: Mapping[int, str], projects: Mapping[int, str]) -> Iterator[str]:
     if (tokens := when.prompt_tokens) is not None:
         if tokens.at_most is None:
-            yield f"prompt of {tokens.at_least:,} tokens or more"
+            yield _("prompt of %(at_least)s tokens or more") % {"at_least": exact(tokens.at_least)}
         elif not tokens.at_least:
-            yield f"prompt of at most {tokens.at_most:,} tokens"
+            yield _("prompt of at most %(at_most)s tokens") % {"at_most": exact(tokens.at_most)}
         else:
-            yield f"prompt of {tokens.at_least:,} to {tokens.at_most:,} tokens"
+            yield _("prompt of %(at_least)s to %(at_most)s tokens") % {
+                "at_least": exact(tokens.at_least),
+                "at_most": exact(tokens.at_most),
+            }
     if when.tools is not None:
-        yield "with tools" if when.tools else "without tools"
+        yield _("with tools") if when.tools else _("without tools")
     if when.schema is not None:
-        yield "structured output" if when.schema else "no structured output"
+        yield _("structured output") if when.schema else _("no structured output")
     if when.keys is not None:
-        yield f"by key {_listed(keys.get(key, f'no. {key}') for key in when.keys)}"
+        yield _("by key %(listed)s") % {"listed": _listed(keys.get(key, f"no. {key}") for key in when.keys)}
     if when.images is not None:
-        yield "with images" if when.images else "without images"
+        yield _("with images") if when.images else _("without images")
     if when.task is not None:
-        yield f"task {_listed(when.task)}"
+        yield _("task %(listed)s") % {"listed": _listed(when.task)}
     for name, values in (when.metadata or {}).items():
-        yield f"{name} is {_listed(values)}"
+        yield _("%(name)s is %(listed)s") % {"name": name, "listed": _listed(values)}
     if when.projects is not None:
-        yield f"in project {_listed(projects.get(project, f'no. {project}') for project in when.projects)}"
+        yield _("in project %(listed)s") % {
+            "listed": _listed(projects.get(project, _("No. %(pk)s") % {"pk": project}) for project in when.projects)
+        }
     if (left := when.budget_left) is not None:
-        most = "" if left.at_most is None else f"at most {left.at_most}%"
-        least = f"at least {left.at_least}%" if left.at_least or not most else ""
-        yield f"{' and '.join(filter(None, (least, most)))} of the budget left"
+        most = "" if left.at_most is None else _("at most %(at_most)s%%") % {"at_most": left.at_most}
+        least = _("at least %(at_least)s%%") % {"at_least": left.at_least} if left.at_least or not most else ""
+        yield _("%(filter)s of the budget left") % {"filter": _(" and ").join(filter(None, (least, most)))}
     if (score := when.complexity) is not None:
-        most = "" if score.at_most is None else f"at most {score.at_most}"
-        least = f"at least {score.at_least}" if score.at_least or not most else ""
-        yield f"complexity {' and '.join(filter(None, (least, most)))}"
+        most = "" if score.at_most is None else _("at most %(at_most)s") % {"at_most": score.at_most}
+        least = _("at least %(at_least)s") % {"at_least": score.at_least} if score.at_least or not most else ""
+        yield _("complexity %(filter)s") % {"filter": _(" and ").join(filter(None, (least, most)))}
     if (hours := when.hours) is not None:
-        days = "" if len(hours.days) == len(DAYS) else f" on {_listed(day.capitalize() for day in hours.days)}"
-        yield f"{hours.start} to {hours.end} {hours.zone}{days}"
+        days = (
+            ""
+            if len(hours.days) == len(DAYS)
+            else _(" on %(listed)s") % {"listed": _listed(day.capitalize() for day in hours.days)}
+        )
+        yield _("%(start)s to %(end)s %(zone)s%(days)s") % {
+            "start": hours.start,
+            "end": hours.end,
+            "zone": hours.zone,
+            "days": days,
+        }
 
 
 def _listed(parts: Iterable[str]) -> str:
-    return ", ".join(parts)
+    return ", ".join(map(str, parts))

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext as _
+
+from frontend.core.numbers import exact
 from tenants.routing_policies import policy
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
@@ -36,15 +39,15 @@ class PolicyError:
 def read(text: str) -> tuple[dict[str, Any], policy.Policy] | PolicyError:
     """Return the body and the policy that the text describes, or the error."""
     if len(text) > MAX_LENGTH:
-        return PolicyError(f"Longer than {MAX_LENGTH:,} characters.", "", 1, ())
+        return PolicyError(_("Longer than %(limit)s characters.") % {"limit": exact(MAX_LENGTH)}, "", 1, ())
     try:
         body = json.loads(text)
     except json.JSONDecodeError as exc:
         return _at(text, exc.msg, "", exc.lineno)
     except RecursionError:
-        return PolicyError("Nested too deeply.", "", 1, ())
+        return PolicyError(_("Nested too deeply."), "", 1, ())
     if not isinstance(body, dict):
-        return _at(text, "Expected an object: {…}", "", 1)
+        return _at(text, _("Expected an object: {…}"), "", 1)
     try:
         return body, policy.parse(body)
     except ValueError as exc:

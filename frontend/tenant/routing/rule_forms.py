@@ -8,31 +8,33 @@ from typing import Any
 import msgspec
 from django import forms
 from django.http import QueryDict
+from django.utils.translation import gettext as _
 
+from frontend.core.languages import lazy_text as _lazy
 from tenants.routing_policies.conditions import DAYS, Hours
 from tenants.routing_policies.policy import MAX_ESCALATIONS, MAX_NAME_LENGTH, Policy, PolicyTarget, Rule
 from tenants.routing_policies.strategies import STRATEGIES
 
-EITHER = (("", "Any"), ("true", "Yes"), ("false", "No"))
+EITHER = (("", _lazy("Any")), ("true", _lazy("Yes")), ("false", _lazy("No")))
 STRATEGY_NAMES = {
-    "weighted": "Weighted",
-    "ordered": "In order",
-    "cheapest": "Cheapest that fits",
-    "lowest_latency": "Lowest latency",
-    "least_busy": "Least busy",
+    "weighted": _lazy("Weighted"),
+    "ordered": _lazy("In order"),
+    "cheapest": _lazy("Cheapest that fits"),
+    "lowest_latency": _lazy("Lowest latency"),
+    "least_busy": _lazy("Least busy"),
 }
 CHECKS = {
-    "schema": "Not valid under the schema",
-    "tool_arguments": "Invalid tool arguments",
-    "pattern": "Pattern does not match",
-    "empty": "Empty answer",
+    "schema": _lazy("Not valid under the schema"),
+    "tool_arguments": _lazy("Invalid tool arguments"),
+    "pattern": _lazy("Pattern does not match"),
+    "empty": _lazy("Empty answer"),
 }
 FALLBACKS = {
-    "error": "Worker error",
-    "overload": "Overload",
-    "rate_limit": "Rate limit",
-    "context": "Context overflow",
-    "timeout": "No token in time",
+    "error": _lazy("Worker error"),
+    "overload": _lazy("Overload"),
+    "rate_limit": _lazy("Rate limit"),
+    "context": _lazy("Context overflow"),
+    "timeout": _lazy("No token in time"),
 }
 MAX_TEXT = 8192  # characters of a text field
 
@@ -60,36 +62,40 @@ def _boxes(label: str, choices: Mapping[Any, str]) -> forms.MultipleChoiceField:
 class RuleForm(forms.Form):
     """A rule. `initial_of` returns the fields of a rule, `rule` the JSON of the fields."""
 
-    name = _text("Name", max_length=MAX_NAME_LENGTH)
-    tokens_at_least = _number("Prompt tokens, at least")
-    tokens_at_most = _number("Prompt tokens, at most")
-    tools = _either("Tools")
-    schema = _either("Structured output")
-    images = _either("Images")
-    task = _text("Task labels", "Separate labels by commas.")
-    metadata = _text("Metadata", "One field per line: team = a, b", rows=2)
-    keys = _boxes("API keys", {})
-    projects = _boxes("Projects", {})
-    start = _text("From (HH:MM)", max_length=5)
-    end = _text("To (HH:MM)", max_length=5)
-    zone = _text("Time zone", max_length=64)
-    days = _boxes("On", {day: day.capitalize() for day in DAYS})
-    budget_at_least = _number("Budget left, at least (%)")
-    budget_at_most = _number("Budget left, at most (%)")
-    complexity_at_least = _number("Complexity, at least")
-    complexity_at_most = _number("Complexity, at most")
-    strategy = forms.ChoiceField(label="Strategy", choices=list(STRATEGY_NAMES.items()))
-    targets = _text("Targets", "One model per line, with its weight. Weight 0: only a fallback.", rows=3)
-    checks = _boxes("Use the next target if the answer fails", CHECKS)
-    pattern = _text("Pattern of the answer", max_length=512)
-    escalations = forms.IntegerField(label="Escalations", required=False, min_value=1, max_value=MAX_ESCALATIONS)
+    name = _text(_lazy("Name"), max_length=MAX_NAME_LENGTH)
+    tokens_at_least = _number(_lazy("Prompt tokens, at least"))
+    tokens_at_most = _number(_lazy("Prompt tokens, at most"))
+    tools = _either(_lazy("Tools"))
+    schema = _either(_lazy("Structured output"))
+    images = _either(_lazy("Images"))
+    task = _text(_lazy("Task labels"), _lazy("Separate labels by commas."))
+    metadata = _text(_lazy("Metadata"), _lazy("One field per line: team = a, b"), rows=2)
+    keys = _boxes(_lazy("API keys"), {})
+    projects = _boxes(_lazy("Projects"), {})
+    start = _text(_lazy("From (HH:MM)"), max_length=5)
+    end = _text(_lazy("To (HH:MM)"), max_length=5)
+    zone = _text(_lazy("Time zone"), max_length=64)
+    days = _boxes(_lazy("On"), {day: day.capitalize() for day in DAYS})
+    budget_at_least = _number(_lazy("Budget left, at least (%)"))
+    budget_at_most = _number(_lazy("Budget left, at most (%)"))
+    complexity_at_least = _number(_lazy("Complexity, at least"))
+    complexity_at_most = _number(_lazy("Complexity, at most"))
+    strategy = forms.ChoiceField(label=_lazy("Strategy"), choices=list(STRATEGY_NAMES.items()))
+    targets = _text(_lazy("Targets"), _lazy("One model per line, with its weight. Weight 0: only a fallback."), rows=3)
+    checks = _boxes(_lazy("Use the next target if the answer fails"), CHECKS)
+    pattern = _text(_lazy("Pattern of the answer"), max_length=512)
+    escalations = forms.IntegerField(label=_lazy("Escalations"), required=False, min_value=1, max_value=MAX_ESCALATIONS)
 
     def __init__(self, data: QueryDict | None, keys: Mapping[int, str], projects: Mapping[int, str], **options: Any):
         super().__init__(data, **options)
         for name, known in (("keys", keys), ("projects", projects)):
             # IDs in a policy may be of deleted keys.
             given = self.initial.get(name) or (data.getlist(self.add_prefix(name)) if data else ())
-            unknown = {int(pk): f"No. {pk}" for pk in given or () if str(pk).isdecimal() and int(pk) not in known}
+            unknown = {
+                int(pk): _("No. %(pk)s") % {"pk": pk}
+                for pk in given or ()
+                if str(pk).isdecimal() and int(pk) not in known
+            }
             self.fields[name].choices = list({**known, **unknown}.items())  # type: ignore[attr-defined]
 
     def conditions(self) -> list[forms.BoundField]:
@@ -142,23 +148,27 @@ class RuleForm(forms.Form):
 class PolicyForm(forms.Form):
     """The fields of a policy without its rules."""
 
-    fallback_on = _boxes("Fall back before the first token on", FALLBACKS)
-    first_token_ms = _number("Time to the first token (ms)")
-    max_per_request = _number("Fallbacks per request")
-    max_percent = _number("Fallbacks per 100 requests")
+    fallback_on = _boxes(_lazy("Fall back before the first token on"), FALLBACKS)
+    first_token_ms = _number(_lazy("Time to the first token (ms)"))
+    max_per_request = _number(_lazy("Fallbacks per request"))
+    max_percent = _number(_lazy("Fallbacks per 100 requests"))
     context_overflow = forms.ChoiceField(
-        label="Conversations that outgrow the context",
+        label=_lazy("Conversations that outgrow the context"),
         choices=(
-            ("refuse", "Reject"),
-            ("drop_middle", "Drop messages in the middle"),
-            ("summarize", "Summarize messages in the middle"),
+            ("refuse", _lazy("Reject")),
+            ("drop_middle", _lazy("Drop messages in the middle")),
+            ("summarize", _lazy("Summarize messages in the middle")),
         ),
     )
-    summarizer = _text("Model that summarizes", max_length=128)
+    summarizer = _text(_lazy("Model that summarizes"), max_length=128)
     complexity = forms.JSONField(required=False, widget=forms.HiddenInput)  # the classifier
-    semantic_cache = forms.BooleanField(label="Serve cached answers to similar questions", required=False)
-    shadow_model = _text("Shadow model", "Also answers a share of requests, for comparison only.", max_length=128)
-    shadow_percent = forms.IntegerField(label="Requests with a shadow (%)", required=False, min_value=1, max_value=100)
+    semantic_cache = forms.BooleanField(label=_lazy("Serve cached answers to similar questions"), required=False)
+    shadow_model = _text(
+        _lazy("Shadow model"), _lazy("Also answers a share of requests, for comparison only."), max_length=128
+    )
+    shadow_percent = forms.IntegerField(
+        label=_lazy("Requests with a shadow (%)"), required=False, min_value=1, max_value=100
+    )
 
     def policy(self) -> dict[str, Any]:
         """Return the JSON of a valid form."""

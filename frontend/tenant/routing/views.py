@@ -7,9 +7,11 @@ from typing import Any
 from django import forms
 from django.http import HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
@@ -23,7 +25,7 @@ from tenants.models import RoutingPolicy, RoutingPolicyDraft
 from tenants.permissions import Permission
 from tenants.routing_policies.diffs import pretty
 
-PANELS = Panels("routing-panel", (Panel("names", "Aliases", "routing/names.html", page.names, every=0),))
+PANELS = Panels("routing-panel", (Panel("names", _lazy("Aliases"), "routing/names.html", page.names, every=0),))
 EXAMPLE = """{
   "rules": [
     {
@@ -42,13 +44,13 @@ class Editor(forms.Form):
     """The text of a policy. `base` is the version that was active when editing started."""
 
     name = forms.CharField(
-        label="Alias",
+        label=_lazy("Alias"),
         max_length=64,
-        help_text="Value of `model` in your requests.",
+        help_text=_lazy("Value of `model` in your requests."),
         widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
     )
     body = forms.CharField(
-        label="Policy",
+        label=_lazy("Policy"),
         strip=False,
         max_length=positions.MAX_LENGTH,
         widget=forms.Textarea(attrs={"rows": 20, "spellcheck": "false", "class": "mono", "wrap": "off"}),
@@ -58,7 +60,7 @@ class Editor(forms.Form):
 
 @tenant_page(Permission.POLICIES_READ)
 def routing(ctx: PageContext) -> HttpResponse:
-    return render_page(ctx, "routing/page.html", "Routing policy", panels=PANELS)
+    return render_page(ctx, "routing/page.html", _("Routing policy"), panels=PANELS)
 
 
 @tenant_page(Permission.POLICIES_READ)
@@ -87,19 +89,24 @@ def edit(ctx: PageContext) -> HttpResponse:
             if "draft" in ctx.request.POST:
                 row = checking.save_draft(ctx, name=given["name"], body=given["body"])
                 url = f"{ctx.url('routing-edit')}?draft={row.pk}"
-                return redirect_with_message(ctx, url, f"Draft of {row.name} saved. Requests do not use it.")
+                return redirect_with_message(
+                    ctx, url, _("Draft of %(name)s saved. Requests do not use it.") % {"name": row.name}
+                )
             made = checking.publish(ctx, **given)
         except ActionRefused as exc:
             form.add_error(None, str(exc))
         else:
-            message = f"Version {made.version} of {made.name} published. It is live within a second."
+            message = _("Version %(version)s of %(name)s published. It is live within a second.") % {
+                "version": made.version,
+                "name": made.name,
+            }
             return redirect_with_message(ctx, ctx.url("routing-detail", made.pk), message)
     name = form["name"].value() or ""
     context = _editor_context(ctx, name, text, rule_forms, policy_form)
     if name and not is_post and draft is None and context["checked"].active is not None:
         form.initial["base"] = context["checked"].active.version
     context |= {"breadcrumbs": _crumbs(ctx), "back": ctx.url("routing"), "draft": draft}
-    title = f"Edit {name}" if name else "New alias"
+    title = _("Edit %(name)s") % {"name": name} if name else _("New alias")
     if acts and form.errors:
         return render_form_errors(ctx, "routing/edit.html", title, form, **context)
     return render_page(ctx, "routing/edit.html", title, form=form, **context)
@@ -112,7 +119,7 @@ def check(ctx: PageContext) -> HttpResponse:
     text, rule_forms, policy_form = submitted_text(ctx)
     context = _editor_context(ctx, post.get("name", ""), text, rule_forms, policy_form)
     context["is_from_rows"] = post.get("source") == "rules" or "op" in post
-    return render_page(ctx, "routing/check_result.html", "Check", **context)
+    return render_page(ctx, "routing/check_result.html", _("Check"), **context)
 
 
 def _editor_context(
@@ -134,13 +141,13 @@ def discard(ctx: PageContext) -> HttpResponse:
     row = ctx.get(lambda: page.drafts(ctx).filter(pk=ctx.arguments["draft"]))
     return form_view(
         ctx,
-        f"Discard the draft of {row.name}",
+        _("Discard the draft of %(name)s") % {"name": row.name},
         forms.Form(bound_data(ctx)),
         lambda _: actions.do_discard_policy_draft(row),
-        message=lambda _: f"The draft of {row.name} was discarded.",
-        effect="The draft cannot be restored. Requests are not affected.",
+        message=lambda _done: _("The draft of %(name)s was discarded.") % {"name": row.name},
+        effect=_("The draft cannot be restored. Requests are not affected."),
         danger=True,
-        **_sheet(ctx, "Discard"),
+        **_sheet(ctx, _("Discard")),
     )
 
 
@@ -149,12 +156,15 @@ def revert(ctx: PageContext) -> HttpResponse:
     row = _version(ctx, ctx.arguments["policy"])
     return form_view(
         ctx,
-        f"Restore version {row.version} of {row.name}",
+        _("Restore version %(version)s of %(name)s") % {"version": row.version, "name": row.name},
         forms.Form(bound_data(ctx)),
         lambda _: actions.do_revert_policy(row, created_by=ctx.user),
-        message=lambda made: f"Version {row.version} restored as version {made.version}.",
-        effect=f"Requests for {row.name} use version {row.version} within a second. A new version is created.",
-        **_sheet(ctx, "Restore"),
+        message=lambda made: (
+            _("Version %(version)s restored as version %(new)s.") % {"version": row.version, "new": made.version}
+        ),
+        effect=_("Requests for %(name)s use version %(version)s within a second. A new version is created.")
+        % {"name": row.name, "version": row.version},
+        **_sheet(ctx, _("Restore")),
     )
 
 
@@ -163,14 +173,17 @@ def unpublish(ctx: PageContext) -> HttpResponse:
     row = _version(ctx, ctx.arguments["policy"])
     return form_view(
         ctx,
-        f"Unpublish {row.name}",
+        _("Unpublish %(name)s") % {"name": row.name},
         Confirm(row.name, bound_data(ctx)),
         lambda _: actions.do_withdraw_policy(ctx.tenant, row.name),
-        message=lambda was: f"{row.name} was unpublished." if was else "Already unpublished.",
-        effect=f"Requests for {row.name} receive 404 within a second, unless a model has this name. Its versions"
-        " are kept and can be restored.",
+        message=lambda was: _("%(name)s was unpublished.") % {"name": row.name} if was else _("Already unpublished."),
+        effect=_(
+            "Requests for %(name)s receive 404 within a second, unless a model has this name. Its versions are "
+            "kept and can be restored."
+        )
+        % {"name": row.name},
         danger=True,
-        **_sheet(ctx, "Unpublish"),
+        **_sheet(ctx, _("Unpublish")),
     )
 
 
@@ -196,7 +209,7 @@ def _version(ctx: PageContext, pk: int) -> RoutingPolicy:
 
 
 def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
-    return (Breadcrumb("Routing policy", ctx.url("routing")),)
+    return (Breadcrumb(_("Routing policy"), ctx.url("routing")),)
 
 
 def _sheet(ctx: PageContext, submit: str) -> dict[str, Any]:

@@ -6,9 +6,11 @@ from datetime import timedelta
 from typing import Any
 
 from django.conf import settings as django_settings
+from django.utils.translation import gettext as _
 
 from billing.models import BillingEntity, BillingProfile
 from billing.pricing.currencies import currency_of
+from frontend.core.labels import choice_label
 from frontend.core.page_context import PageContext
 from millrace.apps.request_log.selectors import ttft_slo_ms
 from tenants.isolation.db_roles import BypassReason
@@ -21,9 +23,9 @@ def settings(ctx: PageContext) -> dict[str, Any]:
     """Return the content of the page. `billing` is None without permission."""
     with ctx.scope():
         tenant = Tenant.objects.for_tenant(ctx.tenant).get()
-    label, badge = tenant.get_status_display(), "good"
+    label, badge = choice_label(tenant.get_status_display()), "good"
     if tenant.purge_after is not None:
-        label, badge = "Scheduled for deletion", "bad"
+        label, badge = _("Scheduled for deletion"), "bad"
     elif tenant.is_suspended:
         badge = "warn"
     return {

@@ -10,10 +10,12 @@ from django.core.exceptions import ValidationError
 from django.core.validators import validate_email
 from django.http import HttpResponse
 from django.urls import path
+from django.utils.translation import gettext as _
 
 from billing.actions.setup import do_set_profile
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.rendering import render_page
@@ -32,37 +34,41 @@ MAX_EMAILS = 10
 
 
 class SettingsName(forms.Form):
-    name = forms.CharField(label="Name", max_length=200, help_text="Display name. The URL path does not change.")
+    name = forms.CharField(
+        label=_lazy("Name"), max_length=200, help_text=_lazy("Display name. The URL path does not change.")
+    )
 
 
 class SettingsContent(forms.Form):
     days = forms.IntegerField(
-        label="Days",
+        label=_lazy("Days"),
         min_value=0,
         max_value=MAX_CONTENT_DAYS,
-        help_text="Enter 0 to turn prompt logging off and delete stored prompts.",
+        help_text=_lazy("Enter 0 to turn prompt logging off and delete stored prompts."),
     )
 
 
 class SettingsAnswerCache(forms.Form):
     hours = forms.IntegerField(
-        label="Hours",
+        label=_lazy("Hours"),
         min_value=0,
         max_value=MAX_ANSWER_CACHE_SECONDS // 3600,
-        help_text="Time for which answers are cached. Enter 0 to turn the cache off and delete cached answers.",
+        help_text=_lazy("Time for which answers are cached. Enter 0 to turn the cache off and delete cached answers."),
     )
     sampled = forms.BooleanField(
-        label="Also cache answers to requests with a temperature above 0",
+        label=_lazy("Also cache answers to requests with a temperature above 0"),
         required=False,
-        help_text="Equal requests then receive the same answer instead of a new sample.",
+        help_text=_lazy("Equal requests then receive the same answer instead of a new sample."),
     )
     max_error = forms.IntegerField(
-        label="Maximum error rate for similar questions (%)",
+        label=_lazy("Maximum error rate for similar questions (%)"),
         min_value=0,
         max_value=MAX_SEMANTIC_ERROR_PERCENT,
         required=False,
-        help_text="Applies to model names whose routing policy serves similar questions. Needs prompt logging. Enter 0"
-        " to serve equal requests only.",
+        help_text=_lazy(
+            "Applies to model names whose routing policy serves similar questions. Needs prompt logging. Enter 0 "
+            "to serve equal requests only."
+        ),
     )
     warming = forms.CharField(
         label="Daily budget for cache warming (USD)",
@@ -88,24 +94,24 @@ class SettingsAnswerCache(forms.Form):
 class SettingsViewsBilling(forms.Form):
     """The tenant's data on the next invoices, and the recipients of invoices."""
 
-    name = forms.CharField(label="Name on the invoice", max_length=200)
-    street = forms.CharField(label="Street", max_length=200, required=False)
-    postcode = forms.CharField(label="Postcode", max_length=20, required=False)
-    city = forms.CharField(label="City", max_length=100, required=False)
-    region = forms.CharField(label="Region or state", max_length=100, required=False)
-    country = forms.CharField(label="Country", max_length=2, help_text="Two-letter code, e.g. DE, US, JP")
-    vat_id = forms.CharField(label="VAT ID", max_length=20, required=False)
-    po_number = forms.CharField(label="PO number", max_length=100, required=False)
+    name = forms.CharField(label=_lazy("Name on the invoice"), max_length=200)
+    street = forms.CharField(label=_lazy("Street"), max_length=200, required=False)
+    postcode = forms.CharField(label=_lazy("Postcode"), max_length=20, required=False)
+    city = forms.CharField(label=_lazy("City"), max_length=100, required=False)
+    region = forms.CharField(label=_lazy("Region or state"), max_length=100, required=False)
+    country = forms.CharField(label=_lazy("Country"), max_length=2, help_text=_lazy("Two-letter code, e.g. DE, US, JP"))
+    vat_id = forms.CharField(label=_lazy("VAT ID"), max_length=20, required=False)
+    po_number = forms.CharField(label=_lazy("PO number"), max_length=100, required=False)
     currency = forms.CharField(
-        label="Additional display currency",
+        label=_lazy("Additional display currency"),
         max_length=3,
-        help_text="Three-letter code, e.g. EUR, GBP. Enter USD for none",
+        help_text=_lazy("Three-letter code, e.g. EUR, GBP. Enter USD for none"),
     )
     emails = forms.CharField(
-        label="Invoices go to",
+        label=_lazy("Invoices go to"),
         required=False,
         widget=forms.Textarea(attrs={"rows": 3, "spellcheck": "false"}),
-        help_text="One email address per line. Leave blank for owners and billing members",
+        help_text=_lazy("One email address per line. Leave blank for owners and billing members"),
     )
 
     def clean_country(self) -> str:
@@ -117,29 +123,29 @@ class SettingsViewsBilling(forms.Form):
     def clean_emails(self) -> list[str]:
         found = [part.strip() for part in self.cleaned_data["emails"].replace(",", "\n").splitlines() if part.strip()]
         if len(found) > MAX_EMAILS:
-            raise ValidationError(f"Enter up to {MAX_EMAILS} email addresses.")
+            raise ValidationError(_("Enter up to %(limit)s email addresses.") % {"limit": MAX_EMAILS})
         for address in found:
             try:
                 validate_email(address)
             except ValidationError as exc:
-                raise ValidationError(f"{address} is not an email address.") from exc
+                raise ValidationError(_("%(address)s is not an email address.") % {"address": address}) from exc
         return found
 
 
 @tenant_page()
 def settings(ctx: PageContext) -> HttpResponse:
-    return render_page(ctx, "settings/page.html", "Settings", **page.settings(ctx))
+    return render_page(ctx, "settings/page.html", _("Settings"), **page.settings(ctx))
 
 
 @tenant_page(Permission.TENANT_UPDATE, methods=FORM)
 def name(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
-        "Rename organization",
+        _("Rename organization"),
         SettingsName(bound_data(ctx), initial={"name": ctx.tenant.name}),
         lambda data: actions.do_update_tenant(ctx.tenant, **data),
-        message=lambda changed: f"Renamed to {changed.name}.",
-        **_sheet(ctx, "Save"),
+        message=lambda changed: _("Renamed to %(name)s.") % {"name": changed.name},
+        **_sheet(ctx, _("Save")),
     )
 
 
@@ -147,12 +153,16 @@ def name(ctx: PageContext) -> HttpResponse:
 def content(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
-        "Prompt logging",
+        _("Prompt logging"),
         SettingsContent(bound_data(ctx), initial={"days": ctx.tenant.content_retention_days}),
         lambda data: (actions.do_set_content_retention(ctx.tenant, data["days"]), data["days"])[1],
-        message=lambda days: f"Prompts and responses are stored for {days} days." if days else "Prompt logging is off.",
-        effect="Members with access to requests can read stored prompts and replay them in the playground.",
-        **_sheet(ctx, "Save"),
+        message=lambda days: (
+            _("Prompts and responses are stored for %(days)s days.") % {"days": days}
+            if days
+            else _("Prompt logging is off.")
+        ),
+        effect=_("Members with access to requests can read stored prompts and replay them in the playground."),
+        **_sheet(ctx, _("Save")),
     )
 
 
@@ -180,14 +190,16 @@ def answer_cache(ctx: PageContext) -> HttpResponse:
 
     return form_view(
         ctx,
-        "Answer cache",
+        _("Answer cache"),
         SettingsAnswerCache(bound_data(ctx), initial=initial),
         save,
         message=lambda time: (
-            f"Answers are cached for {page.readable_time(time)}." if time else "The answer cache is off."
+            _("Answers are cached for %(readable_time)s.") % {"readable_time": page.readable_time(time)}
+            if time
+            else _("The answer cache is off.")
         ),
-        effect="A request that equals an earlier one receives its answer, at the price of a cached answer.",
-        **_sheet(ctx, "Save"),
+        effect=_("A request that equals an earlier one receives its answer, at the price of a cached answer."),
+        **_sheet(ctx, _("Save")),
     )
 
 
@@ -200,11 +212,11 @@ def billing(ctx: PageContext) -> HttpResponse:
         initial = {field: getattr(row, field) for field in names} | {"emails": "\n".join(row.emails)}
     return form_view(
         ctx,
-        "Billing details",
+        _("Billing details"),
         SettingsViewsBilling(bound_data(ctx), initial=initial),
         lambda data: do_set_profile(ctx.tenant, **data),
-        message=lambda _: "Billing details saved. They apply to the next invoice.",
-        **_sheet(ctx, "Save"),
+        message=lambda _done: _("Billing details saved. They apply to the next invoice."),
+        **_sheet(ctx, _("Save")),
     )
 
 
@@ -213,14 +225,18 @@ def delete(ctx: PageContext) -> HttpResponse:
     days = django_settings.MILLRACE.deletion_grace_days
     return form_view(
         ctx,
-        f"Delete {ctx.tenant.name}",
+        _("Delete %(name)s") % {"name": ctx.tenant.name},
         Confirm(ctx.tenant.slug, bound_data(ctx)),
         lambda _: actions.do_delete_tenant(ctx.tenant),
-        message=lambda was: "Scheduled for deletion." if was else "Already scheduled for deletion.",
-        effect=f"API keys stop working within a second. You can restore the organization for {days} days. Then keys,"
-        " projects, members, limits and policies are deleted permanently. Invoices, usage and the audit log are kept.",
+        message=lambda was: _("Scheduled for deletion.") if was else _("Already scheduled for deletion."),
+        effect=_(
+            "API keys stop working within a second. You can restore the organization for %(days)s days. Then "
+            "keys, projects, members, limits and policies are deleted permanently. Invoices, usage and the audit "
+            "log are kept."
+        )
+        % {"days": days},
         danger=True,
-        **_sheet(ctx, "Delete"),
+        **_sheet(ctx, _("Delete")),
     )
 
 
@@ -228,18 +244,20 @@ def delete(ctx: PageContext) -> HttpResponse:
 def restore(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
-        f"Restore {ctx.tenant.name}",
+        _("Restore %(name)s") % {"name": ctx.tenant.name},
         forms.Form(bound_data(ctx)),
         lambda _: actions.do_restore_tenant(ctx.tenant),
-        message=lambda was: "Organization restored." if was else "The organization was not scheduled for deletion.",
-        effect="API keys work again within a second.",
-        **_sheet(ctx, "Restore"),
+        message=lambda was: (
+            _("Organization restored.") if was else _("The organization was not scheduled for deletion.")
+        ),
+        effect=_("API keys work again within a second."),
+        **_sheet(ctx, _("Restore")),
     )
 
 
 def _sheet(ctx: PageContext, submit: str) -> dict[str, Any]:
     back = ctx.url("settings")
-    return {"submit": submit, "back": back, "breadcrumbs": (Breadcrumb("Settings", back),)}
+    return {"submit": submit, "back": back, "breadcrumbs": (Breadcrumb(_("Settings"), back),)}
 
 
 urlpatterns = [

@@ -178,7 +178,11 @@ def _of_projects(ctx: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
 
     def name(pk: int) -> Name:
         url = _narrowed(ctx, project=str(pk), group="key")
-        return (known[pk].name, known[pk].slug, url) if pk in known else (f"Project {pk}, deleted", "", url)
+        return (
+            (known[pk].name, known[pk].slug, url)
+            if pk in known
+            else (_("Project %(pk)s, deleted") % {"pk": pk}, "", url)
+        )
 
     return name
 
@@ -188,7 +192,11 @@ def _of_keys(ctx: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
 
     def name(pk: int) -> Name:
         url = _narrowed(ctx, key=str(pk), group="model")
-        return (known[pk].name, f"{known[pk].prefix}…", url) if pk in known else (f"Key {pk}, deleted", "", url)
+        return (
+            (known[pk].name, f"{known[pk].prefix}…", url)
+            if pk in known
+            else (_("Key %(pk)s, deleted") % {"pk": pk}, "", url)
+        )
 
     return name
 
@@ -238,4 +246,4 @@ def _routes(question: UsageReport) -> list[tuple[Name, Mapping[str, int]]]:
 def _route(to: str, model: str) -> Name:
     if not to:
         return model, _("Request record no longer available"), ""
-    return to, _("Served as requested") if to == model else f"Served by {model}", ""
+    return to, _("Served as requested") if to == model else _("Served by %(model)s") % {"model": model}, ""

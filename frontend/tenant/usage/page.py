@@ -13,6 +13,7 @@ from billing.metering.usage import accepted, sums, total
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import legend_total as summed
 from frontend.core.date_ranges import days_of
+from frontend.core.languages import in_sentence
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import with_query
 from frontend.core.numbers import Money, share
@@ -23,7 +24,7 @@ from inference_worker.contract.request import PROMPT_CLASSES
 from millrace.apps.request_log.cache_layers import cache_layers
 from millrace.apps.request_log.models import RequestOutcome
 from millrace.apps.request_log.prompt_advisor import prompt_advice
-from millrace.apps.request_log.selectors import rates
+from millrace.apps.request_log.selectors import outcome_rates
 from millrace.apps.request_log.semantic_status import cache_misses, semantic_status
 from millrace.apps.request_log.warming_status import warming_status
 
@@ -86,16 +87,16 @@ def tokens(ctx: PageContext) -> dict[str, Any]:
         (_("Cache writes, 1 h"), "written", tuple(row["cache_write_1h"] for row in days)),
         (_("Cached input"), "cached", tuple(row["cache_read"] for row in days)),
     )
-    if not any(any(values) for _, _, values in kinds):
+    if not any(any(values) for *_names, values in kinds):
         return {"chart": None, "date_range": now.date_range.label}
     series = tuple(
         Series(label, kind, values, "area", summed(values))
         for label, kind, values in kinds
         if any(values) or kind != "written"
     )
-    message = ", ".join(f"{line.label.lower()} {line.total}" for line in series)
+    message = ", ".join(f"{in_sentence(line.label)} {line.total}" for line in series)
     at = tuple(row["start"].astimezone(UTC) for row in days)
-    of = f"Tokens by type and day, {now.date_range.label}: {message}"
+    of = _("Tokens by type and day, %(label)s: %(message)s") % {"label": now.date_range.label, "message": message}
     return {"chart": Chart("tokens", of, at, series, "tokens", stacked=True)}
 
 
@@ -110,9 +111,17 @@ def cost(ctx: PageContext) -> dict[str, Any]:
     series = [Series(_("Cost"), "spend", spent, "area", Money(sum(spent)).text)]
     if without != spent:
         series.append(Series(_("Without caches"), "goal", without, "dots", Money(sum(without)).text))
-    message = ", ".join(f"{line.label.lower()} {line.total}" for line in series)
+    message = ", ".join(f"{in_sentence(line.label)} {line.total}" for line in series)
     at = tuple(row["start"].astimezone(UTC) for row in days)
-    return {"chart": Chart("cost", f"Cost by day, {now.date_range.label}: {message}", at, tuple(series), "usd")}
+    return {
+        "chart": Chart(
+            "cost",
+            _("Cost by day, %(label)s: %(message)s") % {"label": now.date_range.label, "message": message},
+            at,
+            tuple(series),
+            "usd",
+        )
+    }
 
 
 def caches(ctx: PageContext) -> dict[str, Any]:
@@ -186,18 +195,18 @@ def _warming(ctx: PageContext, start: datetime, end: datetime) -> dict[str, Any]
 
 # Reason of the answer cache -> text of the usage page.
 ANSWER_MISSES: Mapping[str, str] = {
-    "not_cached": "No equal request was cached",
-    "sampled": "Temperature above 0",
-    "no-store": "The request turned the cache off",
-    "no-cache": "The request asked for a new answer",
-    "unpriced": "Cached answers have no price",
-    "not_generated": "Embedding or reranking",
-    "leader_failed": "The equal concurrent request failed",
-    "semantic_margin": "No similar question, or several with different answers",
-    "semantic_guard": "A similar question differed in a number, name, date or negation",
-    "semantic_evidence": "Not enough checks to serve similar questions",
-    "semantic_no_questions": "No question was stored for this prompt",
-    "semantic_late": "The similarity was not computed in time",
+    "not_cached": _lazy("No equal request was cached"),
+    "sampled": _lazy("Temperature above 0"),
+    "no-store": _lazy("The request turned the cache off"),
+    "no-cache": _lazy("The request asked for a new answer"),
+    "unpriced": _lazy("Cached answers have no price"),
+    "not_generated": _lazy("Embedding or reranking"),
+    "leader_failed": _lazy("The equal concurrent request failed"),
+    "semantic_margin": _lazy("No similar question, or several with different answers"),
+    "semantic_guard": _lazy("A similar question differed in a number, name, date or negation"),
+    "semantic_evidence": _lazy("Not enough checks to serve similar questions"),
+    "semantic_no_questions": _lazy("No question was stored for this prompt"),
+    "semantic_late": _lazy("The similarity was not computed in time"),
 }
 
 
@@ -216,7 +225,7 @@ def _miss(row: Mapping[str, Any], all_missed: int) -> dict[str, Any]:
 def rejections(ctx: PageContext) -> dict[str, Any]:
     """Return the requests answered with 429, by limit or budget."""
     now = query_of(ctx)
-    traffic = rates(ctx.tenant.pk, now.date_range.start, now.date_range.end, "day")
+    traffic = outcome_rates(ctx.tenant.pk, now.date_range.start, now.date_range.end)
     params = {name: value for name, value in ctx.query.items() if name in ("range", "from", "to")}
     limited = traffic.total.limited
     return {

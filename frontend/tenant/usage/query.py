@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from billing.metering.usage import UsageReport
-from billing.models import UsageRollup
+from billing.models import UsageRollup, totals_of
 from frontend.core.date_ranges import DateRange, date_range_of
+from frontend.core.filter_chips import choice_chip, filter_bar
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import (
     MAX_CHOICES,
@@ -15,7 +18,6 @@ from frontend.core.lists import (
     changed_url,
     named_rows,
     number_param,
-    options,
     text_param,
     with_query,
 )
@@ -24,14 +26,13 @@ from tenants.models import ApiKey, Project
 
 GROUPS = {
     "model": _lazy("Model"),
-    "key": "API key",
+    "key": _lazy("API key"),
     "project": _lazy("Project"),
     "member": _lazy("Member"),
     "tier": _lazy("Tier"),
     "route": _lazy("Route"),
     "day": _lazy("Day"),
 }
-_FILTERS = ("model", "key", "project")
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,10 @@ def query_of(ctx: PageContext) -> UsageReportQuery:
 
 
 def filters(ctx: PageContext) -> dict[str, Any]:
-    """Return the values of the filter form. `hidden` are the parameters that the form keeps."""
-    now = query_of(ctx)
-    params = {name: value for name, value in ctx.query.items() if name in ("range", "from", "to", "group")}
+    """Return the filter chips, the groups and the URL of the export."""
+    now, url = query_of(ctx), ctx.url("usage")
     tenant, asked = ctx.tenant, now.question
-    rollups = UsageRollup.objects.for_tenant(tenant).filter(bucket=UsageRollup.Bucket.DAY)
+    rollups = UsageRollup.objects.for_tenant(tenant).filter(bucket=totals_of(UsageRollup.Bucket.DAY))
     models = {*rollups.order_by().values_list("model", flat=True).distinct()[:MAX_CHOICES]}
     if asked.model:
         models.add(asked.model)
@@ -68,10 +68,17 @@ def filters(ctx: PageContext) -> dict[str, Any]:
         "groups": [
             Choice(label, changed_url(ctx, "", group=name), name == now.group) for name, label in GROUPS.items()
         ],
-        "models": options(((name, name) for name in sorted(models)), asked.model),
-        "keys": options(named_rows(ApiKey.objects.for_tenant(tenant)), asked.key_id),
-        "projects": options(named_rows(Project.objects.for_tenant(tenant)), asked.project_id),
-        "hidden": params.items(),
-        "clear_url": with_query(ctx.url("usage"), **params) if any(ctx.query.get(name) for name in _FILTERS) else "",
+        "bar": filter_bar(
+            ctx,
+            url,
+            (
+                choice_chip(ctx, url, "model", _("Model"), ((name, name) for name in sorted(models)), asked.model),
+                choice_chip(ctx, url, "key", _("API key"), named_rows(ApiKey.objects.for_tenant(tenant)), asked.key_id),
+                choice_chip(
+                    *(ctx, url, "project", _("Project"), named_rows(Project.objects.for_tenant(tenant))),
+                    asked.project_id,
+                ),
+            ),
+        ),
         "csv_url": with_query(ctx.url("usage-csv"), **ctx.query),
     }

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from billing.metering.usage import TooManyRows
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import Choice, changed_url, with_query
 from frontend.core.numbers import Money, common_places, share
 from frontend.core.page_context import PageContext
@@ -16,26 +19,26 @@ from tenants.models import ApiKey
 
 MAX_ROWS = 50
 LABELS: Mapping[SuccessGroup, str] = {
-    "model": "Model",
-    "policy": "Policy version",
-    "cache_layer": "Cache layer",
-    "key": "API key",
-    "end_user": "End user",
+    "model": _lazy("Model"),
+    "policy": _lazy("Policy version"),
+    "cache_layer": _lazy("Cache layer"),
+    "key": _lazy("API key"),
+    "end_user": _lazy("End user"),
 }
 _SIGNS = {
-    "bad_feedback": "bad feedback",
+    "bad_feedback": _lazy("bad feedback"),
     "schema_failures": "schema",
-    "tool_failures": "tool call",
-    "retried": "sent again",
+    "tool_failures": _lazy("tool call"),
+    "retried": _lazy("sent again"),
     "cancelled": "aborted",
     "errors": "error",
 }
 COLUMNS = ("requests", "succeeded", "feedback", *_SIGNS)
 _EMPTY = {
-    "model": "No model",
-    "policy": "Without a policy",
-    "cache_layer": "Unknown layer",
-    "end_user": "Without an end user",
+    "model": _lazy("No model"),
+    "policy": _lazy("Without a policy"),
+    "cache_layer": _lazy("Unknown layer"),
+    "end_user": _lazy("Without an end user"),
 }
 
 
@@ -57,7 +60,13 @@ def named_rows(ctx: PageContext) -> list[tuple[str, SuccessCosts]]:
     if group == "key":
         known = ApiKey.objects.for_tenant(ctx.tenant).in_bulk([int(row.name) for row in rows])
         return [
-            (known[int(row.name)].name if int(row.name) in known else f"Key {row.name}, deleted", row) for row in rows
+            (
+                known[int(row.name)].name
+                if int(row.name) in known
+                else _("Key %(name)s, deleted") % {"name": row.name},
+                row,
+            )
+            for row in rows
         ]
     if group == "cache_layer":
         return [(CACHE_LABELS.get(row.name, row.name) or _EMPTY[group], row) for row in rows]
@@ -76,7 +85,7 @@ def success(ctx: PageContext) -> dict[str, Any]:
     shown = [_row(name, row) for name, row in rows[:MAX_ROWS]]
     return panel | {
         "rows": shown,
-        "total": _row("All", total_success_costs([row for _, row in rows])),
+        "total": _row(_("All"), total_success_costs([row for _name, row in rows])),
         "others": len(rows) - len(shown),
         "places": common_places(row["per_success"] for row in shown if row["per_success"] is not None),
         "csv_url": with_query(ctx.url("usage-success-csv"), **ctx.query),

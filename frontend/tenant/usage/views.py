@@ -9,6 +9,7 @@ from django.urls import path
 from django.utils.translation import gettext as _
 
 from billing.metering.usage import TooManyRows
+from frontend.core.languages import in_english
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.metering import metering
 from frontend.core.numbers import Money
@@ -66,7 +67,7 @@ def usage_csv(ctx: PageContext) -> HttpResponse:
             rows = all_rows(ctx, now)
     except TooManyRows:
         return _too_many_rows()
-    heading = (GROUPS[now.group].lower().replace(" ", "_"), "detail", *_HEADING, "cost_usd", "saved_usd")
+    heading = (in_english(GROUPS[now.group]).lower().replace(" ", "_"), "detail", *_HEADING, "cost_usd", "saved_usd")
     table = (
         (
             row.name,
@@ -89,7 +90,12 @@ def success_csv(ctx: PageContext) -> HttpResponse:
     except TooManyRows:
         return _too_many_rows()
     group = group_of(ctx)
-    heading = (LABELS[group].lower().replace(" ", "_"), *SUCCESS_COLUMNS, "cost_usd", "cost_per_success_usd")
+    heading = (
+        in_english(LABELS[group]).lower().replace(" ", "_"),
+        *SUCCESS_COLUMNS,
+        "cost_usd",
+        "cost_per_success_usd",
+    )
     table = (
         (
             name,
@@ -103,7 +109,7 @@ def success_csv(ctx: PageContext) -> HttpResponse:
 
 
 def _too_many_rows() -> HttpResponse:
-    message = "The export would have too many rows. Choose a shorter period."
+    message = _("The export would have too many rows. Choose a shorter period.")
     return HttpResponse(message, status=422, content_type="text/plain")
 
 

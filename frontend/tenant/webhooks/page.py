@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
-from frontend.core.lists import ListPage, keyset_page, number_param, options
+from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar
+from frontend.core.labels import choice_label
+from frontend.core.languages import lazy_text as _lazy
+from frontend.core.list_tools import MAX_EXPORTED, ListTools
+from frontend.core.lists import ListPage, keyset_page, number_param
 from frontend.core.page_context import PageContext, first_or_404
 from tenants.models import WebhookDelivery, WebhookEndpoint
 from tenants.webhooks.event_types import EVENT_TYPES
@@ -29,19 +35,25 @@ def endpoint(ctx: PageContext) -> dict[str, Any]:
     return _endpoint(ctx, first_or_404(endpoints_with_last(ctx.tenant.pk).filter(pk=ctx.arguments["endpoint"])))
 
 
-def filters(ctx: PageContext) -> dict[str, Any]:
-    """Return the values of the filter form. Call inside `ctx.scope()`."""
+def filters(ctx: PageContext) -> FilterBar:
+    """Return the filter chips. Call inside `ctx.scope()`."""
+    url, state, kind = ctx.url("webhooks"), ctx.query.get("state"), ctx.query.get("kind")
     rows = WebhookEndpoint.objects.for_tenant(ctx.tenant).order_by("pk").values_list("pk", "url")
-    return {
-        "endpoints": options(rows, number_param(ctx, "endpoint")),
-        "states": options(State.choices, ctx.query.get("state")),
-        "kinds": options(((kind, kind) for kind in EVENT_TYPES), ctx.query.get("kind")),
-        "clear_url": ctx.url("webhooks") if _filtered(ctx) else "",
-    }
+    states = [(value, choice_label(label)) for value, label in State.choices]
+    kinds = [(name, name) for name in EVENT_TYPES]
+    return filter_bar(
+        ctx,
+        url,
+        (
+            choice_chip(ctx, url, "state", _("State"), states, state if state in State.values else None),
+            choice_chip(ctx, url, "kind", _("Event"), kinds, kind if kind in EVENT_TYPES else None),
+            choice_chip(ctx, url, "endpoint", _("Endpoint"), rows, number_param(ctx, "endpoint")),
+        ),
+    )
 
 
-def log(ctx: PageContext) -> ListPage:
-    """Return a page of deliveries, newest first."""
+def _selected(ctx: PageContext) -> QuerySet[WebhookDelivery]:
+    """Return the deliveries that the filters of the page select."""
     rows = deliveries(ctx.tenant.pk)
     if (state := ctx.query.get("state")) in State.values:
         rows = rows.filter(state=state)
@@ -49,8 +61,43 @@ def log(ctx: PageContext) -> ListPage:
         rows = rows.filter(event__event_type=kind)
     if (chosen := number_param(ctx, "endpoint")) is not None:
         rows = rows.filter(endpoint_id=chosen)
-    page = keyset_page(ctx, rows, ctx.url("webhooks"), PAGE_SIZE, filtered=_filtered(ctx))
-    return replace(page, rows=[_delivery(ctx, row) for row in page.rows])
+    return rows
+
+
+def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+    """Yield the newest deliveries with the page's filters. Call inside `ctx.scope()`."""
+    for row in _selected(ctx).order_by("-pk")[:MAX_EXPORTED]:
+        tries = list(row.attempts.all())
+        last = tries[-1] if tries else None
+        yield (
+            *(row.event.public_id, row.event.event_type, row.created_at.isoformat(), row.endpoint.url, row.state),
+            *(len(tries), last and last.status, last and last.error),
+        )
+
+
+TOOLS = ListTools(
+    "webhooks",
+    exported=("webhook_id", "event", "created_at", "url", "state", "attempts", "last_status", "last_error"),
+    rows=exported,
+    columns={
+        "time": _lazy("Time"),
+        "endpoint": _lazy("Endpoint"),
+        "state": _lazy("State"),
+        "attempts": _lazy("#Attempts"),
+        "last": _lazy("Last response"),
+    },
+    views=(
+        (_lazy("All"), {}),
+        (_lazy("Failed"), {"state": "failed"}),
+        (_lazy("Pending"), {"state": "pending"}),
+    ),
+)
+
+
+def log(ctx: PageContext) -> ListPage:
+    """Return a page of deliveries, newest first."""
+    page = keyset_page(ctx, _selected(ctx), ctx.url("webhooks"), PAGE_SIZE, filtered=_filtered(ctx))
+    return replace(page, rows=[_delivery(ctx, row) for row in page.rows], **TOOLS.table(ctx))
 
 
 def delivery_detail(ctx: PageContext) -> dict[str, Any]:
@@ -62,7 +109,11 @@ def delivery_detail(ctx: PageContext) -> dict[str, Any]:
         **_delivery(ctx, row),
         "body": json.dumps(body, indent=2, ensure_ascii=False),
         "attempts": [
-            (attempt, _answer(attempt.status, attempt.error), f"Start of the response to attempt {number}")
+            (
+                attempt,
+                _answer(attempt.status, attempt.error),
+                _("Start of the response to attempt %(number)s") % {"number": number},
+            )
             for number, attempt in attempts
         ],
     }

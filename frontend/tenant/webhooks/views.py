@@ -66,8 +66,8 @@ class NewEndpointForm(OnceForm, EndpointForm):
 @tenant_page(Permission.WEBHOOKS_READ)
 def webhooks(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        filters = page.filters(ctx)
-    return render_page(ctx, "webhooks/page.html", _("Webhooks"), panels=PANELS, filters=filters)
+        context = {"filters": page.filters(ctx), **page.TOOLS.page(ctx)}
+    return render_page(ctx, "webhooks/page.html", _("Webhooks"), panels=PANELS, **context)
 
 
 @tenant_page(Permission.WEBHOOKS_READ)
@@ -104,7 +104,7 @@ def edit(ctx: PageContext) -> HttpResponse:
         _("Edit endpoint"),
         form(bound_data(ctx), initial=initial),
         lambda data: actions.do_update_endpoint(row, **data),
-        message=lambda changed: f"{changed.url} was updated.",
+        message=lambda changed: _("%(url)s was updated.") % {"url": changed.url},
         submit=_("Save"),
         **_sheet(ctx),
     )
@@ -129,7 +129,7 @@ def secret(ctx: PageContext) -> HttpResponse:
     back = ctx.url("webhooks")
     found = take_secret(ctx) if ctx.request.method == "GET" else None
     if found is None:
-        message = f"The signing secret of {row.url} was shown once. Rotate it to get a new one."
+        message = _("The signing secret of %(url)s was shown once. Rotate it to get a new one.") % {"url": row.url}
         return redirect_with_message(ctx, back, message)
     context: dict[str, Any] = {"endpoint": row, "secret": found, "back": back}
     return render_page(ctx, "webhooks/secret.html", _("Signing secret"), breadcrumbs=_crumbs(ctx), **context)
@@ -143,8 +143,8 @@ def test(ctx: PageContext) -> HttpResponse:
         _("Send test event"),
         forms.Form(bound_data(ctx)),
         lambda _: actions.do_send_test_event(row),
-        message=lambda _: f"Test event queued for {row.url}. See the delivery log.",
-        effect=f"Sends one webhook.test event to {row.url}.",
+        message=lambda _done: _("Test event queued for %(url)s. See the delivery log.") % {"url": row.url},
+        effect=_("Sends one webhook.test event to %(url)s.") % {"url": row.url},
         submit=_("Send"),
         **_sheet(ctx),
     )
@@ -162,10 +162,14 @@ def toggle(ctx: PageContext) -> HttpResponse:
     )
     return form_view(
         ctx,
-        f"{action} endpoint",
+        _("Disable endpoint") if row.active else _("Enable endpoint"),
         forms.Form(bound_data(ctx)),
         lambda _: actions.do_update_endpoint(row, active=not row.active),
-        message=lambda changed: f"{changed.url} is {'enabled' if changed.active else 'disabled'}.",
+        message=lambda changed: (
+            _("%(url)s is enabled.") % {"url": changed.url}
+            if changed.active
+            else _("%(url)s is disabled.") % {"url": changed.url}
+        ),
         effect=effect,
         submit=action,
         **_sheet(ctx),
@@ -181,8 +185,8 @@ def delete(ctx: PageContext) -> HttpResponse:
         _("Delete endpoint"),
         Confirm(host, bound_data(ctx)),
         lambda _: actions.do_delete_endpoint(row),
-        message=lambda _: f"{row.url} was deleted.",
-        effect=f"{row.url} receives no more events. Its delivery log is deleted.",
+        message=lambda _done: _("%(url)s was deleted.") % {"url": row.url},
+        effect=_("%(url)s receives no more events. Its delivery log is deleted.") % {"url": row.url},
         danger=True,
         submit=_("Delete"),
         **_sheet(ctx),
@@ -198,7 +202,8 @@ def replay(ctx: PageContext) -> HttpResponse:
         forms.Form(bound_data(ctx)),
         lambda _: actions.do_replay(row),
         message=lambda _result: _("Replay queued. It is sent within seconds."),
-        effect=f"Sends {row.event.event_type} to {row.endpoint.url} again with the same webhook-id.",
+        effect=_("Sends %(event_type)s to %(url)s again with the same webhook-id.")
+        % {"event_type": row.event.event_type, "url": row.endpoint.url},
         submit=_("Replay"),
         **_sheet(ctx),
     )
@@ -220,6 +225,7 @@ _ROOT = "t/<slug:slug>/webhooks/"
 urlpatterns = [
     path(_ROOT, webhooks, name="webhooks"),
     path(f"{_ROOT}new", new, name="webhooks-new"),
+    *page.TOOLS.tenant_urls(_ROOT, Permission.WEBHOOKS_READ),
     path(f"{_ROOT}<int:endpoint>/", endpoint, name="webhooks-detail"),
     path(f"{_ROOT}<int:endpoint>/edit", edit, name="webhooks-edit"),
     path(f"{_ROOT}<int:endpoint>/rotate", rotate, name="webhooks-rotate"),

@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from django.db import connection
+from django.db.models import F
 
 from billing.metering import rollups, usage
 from billing.metering.ingest import UsageMessage, settle
@@ -34,6 +35,8 @@ QUESTIONS: list[tuple[dict[str, Any], tuple[str, ...], str | None]] = [
     ({"start": NOON - timedelta(days=1, minutes=10), "end": NOON + HOUR}, ("project",), "day"),
     ({"start": NOON + timedelta(minutes=10), "end": NOON + timedelta(minutes=20)}, (), None),
     ({"model": "a", "key_id": 4}, ("key",), None),
+    ({"key_ids": (3,)}, ("model",), "day"),
+    ({"key_ids": ()}, ("key",), None),
     ({"start": NOON - timedelta(days=40), "project_id": 2}, (), "day"),
 ]
 
@@ -90,6 +93,50 @@ def test_rolled_up_hours_are_read_from_the_rollups(event, as_owner):
     with all_tenants_scope(BypassReason.COMMAND):
         UsageRollup.objects.all_tenants().update(output=7)
     assert answers()[0][0]["output"] == 7
+
+
+def test_queries_without_keys_read_the_totals_of_all_keys(event):
+    store(*some_events(event, 5))
+    rollups.build()
+    expected = answers()
+    with all_tenants_scope(BypassReason.COMMAND):
+        totals = UsageRollup.objects.all_tenants().filter(bucket__in=("hours", "days"))
+        assert set(totals.values_list("key_id", flat=True)) == {0}
+        totals.update(output=F("output") + 1)
+    (changed,) = answers()[0]
+    assert changed["output"] > expected[0][0]["output"]
+    assert answers()[1] == expected[1]  # by key
+    with all_tenants_scope(BypassReason.COMMAND):
+        totals.update(output=F("output") - 1)
+    assert answers() == expected
+
+
+def test_totals_that_are_not_complete_are_not_read_until_the_next_run(event):
+    """A process of the version before the totals has built the rollups, or the totals do not exist yet."""
+    store(*some_events(event, 6))
+    rollups.build()
+    with all_tenants_scope(BypassReason.COMMAND):
+        UsageRollup.objects.all_tenants().filter(bucket__in=("hours", "days")).delete()
+        for totals_before in (None, NOON - timedelta(days=2)):
+            RollupState.objects.update(totals_before=totals_before)
+            expected = answers()
+            assert expected[0][0]["output"] > 0
+    rollups.build()
+    assert any(row.bucket == "days" for row in unscoped(UsageRollup).all())
+    assert answers() == expected
+
+
+def test_the_first_run_builds_the_totals_of_all_rollups(event):
+    store(*some_events(event, 7))
+    rollups.build()
+    expected = answers()
+    with all_tenants_scope(BypassReason.COMMAND):
+        UsageRollup.objects.all_tenants().filter(bucket__in=("hours", "days")).delete()
+        later = datetime.now(UTC) + timedelta(minutes=30)  # no hour is touched again
+        RollupState.objects.update(settled_before=later, totals_before=None)
+    rollups.build()
+    assert answers() == expected
+    assert any(row.bucket == "hours" for row in unscoped(UsageRollup).all())
 
 
 def test_rollups_are_independent_of_order_and_repetition(event):

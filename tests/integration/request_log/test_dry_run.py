@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from random import Random
 from typing import Any
 
 import pytest
@@ -90,6 +91,32 @@ def expected(unit: str, period: str, amount: int) -> int:
         else:
             used[window] = used.get(window, 0) + needed
     return count
+
+
+@pytest.mark.parametrize("most_mixed", [0, 1, 20])
+@pytest.mark.parametrize("unit", ["money", "tokens", "requests"])
+def test_chunks_of_requests_give_the_same_result_as_single_ones(acme, monkeypatch, unit, most_mixed):
+    monkeypatch.setattr("millrace.apps.request_log.dry_runs.MAX_MIXED_CHUNKS", most_mixed)
+    random, line = Random(7), price("1")
+    made = []
+    for number in range(80):
+        at, tokens = NOW - timedelta(minutes=5 * number + random.randrange(5), seconds=number % 60), random.randrange(9)
+        use(acme, at, (line, tokens))
+        made.append((at, tokens))
+    with tenant_scope(acme):
+        for amount in (0, 3, 11, 40, 200, 1000):
+            limit = amount * 1000 if unit == "money" else amount
+            for period in ("day", "lifetime"):
+                used: dict[Any, int] = {}
+                refused = 0
+                for at, tokens in sorted(made):
+                    window, needed = at.date() if period == "day" else None, 1 if unit == "requests" else tokens
+                    if used.get(window, 0) + needed > amount:
+                        refused += 1
+                    else:
+                        used[window] = used.get(window, 0) + needed
+                tried = budget_would_refuse(DryRunScope(acme.pk), unit, period, limit, days=1, now=NOW)
+                assert (tried.requests, tried.refused) == (80, refused), (amount, period)
 
 
 def test_earlier_usage_of_the_month_counts(week):

@@ -25,6 +25,43 @@ def test_every_text_of_the_console_is_translated(path):
     assert path.with_suffix(".mo").read_bytes() == messages.compiled(path.parents[1].name, catalog)
 
 
+TEMPLATES = sorted(messages.FRONTEND.rglob("*.html"))
+MODULES = sorted(messages.FRONTEND.rglob("*.py"))
+
+
+def test_every_visible_text_of_a_template_is_marked():
+    found = {path.name: messages.unmarked_in_template(path.read_text(encoding="utf-8")) for path in TEMPLATES}
+    assert len(found) > 150
+    assert {name: texts for name, texts in found.items() if texts} == {}
+
+
+def test_every_text_of_a_form_or_message_is_marked():
+    found = {str(path): messages.unmarked_in_module(path.read_text(encoding="utf-8")) for path in MODULES}
+    assert {name: texts for name, texts in found.items() if texts} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "texts"),
+    [
+        ("<p>Save</p>", ["Save"]),
+        ('<p>{% translate "Save" %} · {{ name }} <code>model</code></p>', []),
+        ("<p>{{ n }} rows{% if more %} of {{ all }}{% endif %}</p>", ["rows", "of"]),
+        ('<a {% opens "dialog" "keys-new" %} aria-label="New {{ name }}">{% icon "plus" %}</a>', ["New"]),
+        ("<td data-label=\"{% translate 'Name' %}\">{% blocktranslate %}{{ n }} rows{% endblocktranslate %}</td>", []),
+        ('{% table _("Keys") "All keys" _("#Cost") %}', ["All keys"]),
+        ('{% stat "Spend" panel.spend|money %}{% endstat %}', ["Spend"]),
+    ],
+)
+def test_unmarked_texts_of_templates_are_found(source, texts):
+    assert messages.unmarked_in_template(source) == texts
+
+
+def test_unmarked_texts_of_modules_are_found():
+    source = """form(label="Name", help_text=_lazy("A name"), name="Key one", submit="save")
+view(message=lambda made: f"{made.name} was saved.", effect=_("Saves %(name)s") % {"name": "Key"})"""
+    assert messages.unmarked_in_module(source) == ["Name", " was saved."]
+
+
 def test_texts_of_templates_and_modules_are_found(tmp_path: Path) -> None:
     template = """<p>{% translate "One" %}</p>{% blocktranslate with n=a.b %}Two {{ n }} 5%{% endblocktranslate %}
         {% blocktranslate count n=n %}{{ n }} row{% plural %}{{ n }} rows{% endblocktranslate %}

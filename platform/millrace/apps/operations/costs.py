@@ -9,7 +9,7 @@ from django.db import connection
 from django.db.models import Case, Sum, Value, When
 
 from billing.amounts import DEFAULT_CURRENCY, FEMTO_A_NANO, TOKENS_A_PRICE
-from billing.models import UsageRollup, token_sum
+from billing.models import UsageRollup, token_sum, totals_of
 from billing.pricing.currencies import dollar_rates, other_currencies
 from millrace.apps.operations.history import span
 from millrace.apps.operations.models import MAX_NANO_PER_HOUR, MachineCost
@@ -88,7 +88,9 @@ def _billed(start: datetime, end: datetime) -> dict[str, tuple[int, int]]:
     others, rates = other_currencies(), dollar_rates(end.date())
     currency = Case(*(When(tenant_id=tenant_id, then=Value(code)) for tenant_id, code in others.items()),
                     default=Value(DEFAULT_CURRENCY))  # fmt: skip
-    rows = UsageRollup.objects.all_tenants().filter(bucket=UsageRollup.Bucket.HOUR, start__gte=start, start__lt=end)
+    rows = UsageRollup.objects.all_tenants().filter(
+        bucket=totals_of(UsageRollup.Bucket.HOUR), start__gte=start, start__lt=end
+    )
     sums = rows.order_by().values("model", currency=currency).annotate(tokens=Sum(token_sum()), femto=Sum("cost_femto"))
     found: dict[str, tuple[int, int]] = {}
     for row in sums:

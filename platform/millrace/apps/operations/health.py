@@ -27,6 +27,7 @@ from billing.models import (
     Reconciliation,
     UsageQuarantine,
     UsageRollup,
+    totals_of,
 )
 from billing.pricing.pricing import Tier
 from inference_worker.contract.disk import FreeSpace
@@ -371,7 +372,7 @@ def _since(first: datetime, now: datetime) -> str:
 
 def _unrated(now: datetime) -> Iterator[HealthIssue]:
     rows = UsageRollup.objects.all_tenants().filter(
-        bucket=UsageRollup.Bucket.HOUR, start__gte=now - timedelta(days=1), tier="", completed__gt=0
+        bucket=totals_of(UsageRollup.Bucket.HOUR), start__gte=now - timedelta(days=1), tier="", completed__gt=0
     )
     for row in rows.order_by().values("model").annotate(executions=Sum("completed")).order_by("model"):
         yield HealthIssue(

@@ -16,7 +16,9 @@ from zoneinfo import ZoneInfo
 
 import redis
 from django.conf import settings
-from django.db.models import F, QuerySet, Sum
+from django.core.exceptions import EmptyResultSet
+from django.db import connection
+from django.db.models import F, QuerySet, Sum, Value
 
 from billing.amounts import FEMTO_A_NANO
 from billing.metering.usage import UsageReport, sums, total
@@ -28,6 +30,12 @@ from tenants.models import ApiKey
 
 DAYS = 7
 MAX_REQUESTS = 100_000  # evaluated, from the start of the period
+MAX_MIXED_CHUNKS = 20  # read one by one; after them, all requests are
+_CHUNK = timedelta(minutes=15)
+_CHUNKS = """
+SELECT date_bin('15 minutes', admitted_at, '1970-01-01 00:00:00+00') AS start, count(*), sum(cost), min(cost)
+FROM ({}) r GROUP BY 1 ORDER BY 1
+"""
 _PERIODS = {"minute": 60.0, "day": 86_400.0}
 
 
@@ -95,31 +103,67 @@ def budget_would_refuse(
 ) -> DryRunResult:
     """Return the result of a hard budget of `amount` (nano-USD, tokens or requests) per period.
 
-    The first period includes its usage before the start. Lifetime budgets count from the start.
+    The first period includes its usage before the start. Lifetime budgets count from the start. Only the requests of
+    chunks in which some fit and some do not are read one by one: periods begin at quarters of an hour.
     """
     end = now or datetime.now(UTC)
     start, zone = end - timedelta(days=days), billing_zone(scope.tenant_id)
     most = amount * FEMTO_A_NANO if unit == "money" else amount
     window = period_start(period, start, zone)
     used = 0 if period == Budget.Period.LIFETIME else scope.used_before(unit, window, start)
-    column = {"money": F("cost_femto"), "tokens": token_sum()}.get(unit)
-    rows = scope.events(start, end).order_by("admitted_at", "request_id", "execution")
-    values = rows.annotate(cost=column) if column is not None else rows
-    seen = refused = 0
-    for at, cost in values.values_list("admitted_at", "cost" if column is not None else "execution")[
-        : MAX_REQUESTS + 1
-    ]:
-        if seen == MAX_REQUESTS:
-            return DryRunResult(seen, refused, complete=False)
-        needed = 1 if column is None else int(cost)
-        if (begun := period_start(period, at, zone)) != window:
+    cost = {"money": F("cost_femto"), "tokens": token_sum()}.get(unit, Value(1))
+
+    def events(since: datetime, until: datetime) -> QuerySet[UsageEvent, tuple[datetime, Any]]:
+        rows = scope.events(since, until).order_by("admitted_at", "request_id", "execution")
+        return rows.annotate(cost=cost).values_list("admitted_at", "cost")
+
+    chunks = _chunks(events(start, end)[: MAX_REQUESTS + 1])
+    requests = sum(chunk.requests for chunk in chunks)
+    complete = requests <= MAX_REQUESTS
+    refused = mixed = 0
+    for chunk in chunks:
+        if (begun := period_start(period, chunk.start, zone)) != window:
             window, used = begun, 0
-        seen += 1
-        if used + needed > most:
-            refused += 1
+        is_cut = not complete and chunk is chunks[-1]  # has one request that is not evaluated
+        if not is_cut and used + chunk.cost <= most:
+            used += chunk.cost
+        elif not is_cut and used + chunk.least > most:
+            refused += chunk.requests
+        elif mixed == MAX_MIXED_CHUNKS:
+            left = MAX_REQUESTS - sum(each.requests for each in chunks if each.start < chunk.start)
+            for at, needed in events(max(start, chunk.start), end)[:left]:
+                if (begun := period_start(period, at, zone)) != window:
+                    window, used = begun, 0
+                fits = used + int(needed) <= most
+                used, refused = (used + int(needed), refused) if fits else (used, refused + 1)
+            break
         else:
-            used += needed
-    return DryRunResult(seen, refused, complete=True)
+            mixed += 1
+            rows = events(max(start, chunk.start), min(end, chunk.start + _CHUNK))
+            for _at, needed in rows[: chunk.requests - is_cut]:
+                fits = used + int(needed) <= most
+                used, refused = (used + int(needed), refused) if fits else (used, refused + 1)
+    return DryRunResult(min(requests, MAX_REQUESTS), refused, complete)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """The requests of a quarter of an hour, with their cost together and the least cost of one."""
+
+    start: datetime
+    requests: int
+    cost: int
+    least: int
+
+
+def _chunks(rows: QuerySet[UsageEvent, tuple[datetime, Any]]) -> list[_Chunk]:
+    try:
+        statement, params = rows.query.sql_with_params()
+    except EmptyResultSet:  # a member without keys
+        return []
+    with connection.cursor() as cursor:
+        cursor.execute(_CHUNKS.format(statement), params)
+        return [_Chunk(at, count, int(cost), int(least)) for at, count, cost, least in cursor.fetchall()]
 
 
 def limits_would_refuse(

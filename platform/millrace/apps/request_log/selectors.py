@@ -393,6 +393,40 @@ GROUP BY 1, 2, 3, 4, 5 ORDER BY 6 DESC, 1, 3 LIMIT %(most)s
 """
 
 
+# The number of all requests is read from the primary key, the others from the index of requests that failed.
+_OUTCOMES = """
+SELECT 'all', count(*) FROM request_log_requestrecord
+WHERE tenant_id = %(tenant)s AND started_at >= %(start)s AND started_at < %(end)s
+UNION ALL
+SELECT outcome, count(*) FROM request_log_requestrecord
+WHERE tenant_id = %(tenant)s AND started_at >= %(start)s AND started_at < %(end)s AND outcome <> 'completed'
+GROUP BY outcome
+"""
+
+
+def outcome_rates(tenant_id: int, start: datetime, end: datetime) -> Rates:
+    """Return the total of `rates` without buckets and times to the first token. It reads fewer rows."""
+    values: dict[str, Any] = {"tenant": tenant_id, "start": start, "end": end}
+    with connection.cursor() as cursor:
+        cursor.execute(_OUTCOMES, values)
+        counts = dict(cursor.fetchall())
+        cursor.execute(_BOUNDS, {**values, "most": _MAX_LIMITS})
+        bounds = tuple(BoundBy(*row) for row in cursor.fetchall())
+    requests = counts.pop("all")
+    total = Counts(
+        start,
+        requests,
+        completed=requests - sum(counts.values()),
+        cancelled=counts.get(RequestOutcome.CANCELLED, 0),
+        failed=counts.get(RequestOutcome.FAILED, 0),
+        limited=counts.get(RequestOutcome.LIMITED, 0),
+        refused=counts.get(RequestOutcome.REFUSED, 0),
+        ttft_p50_ms=None,
+        ttft_p95_ms=None,
+    )
+    return Rates((), total, bounds)
+
+
 def rates(tenant_id: int, start: datetime, end: datetime, bucket: Bucket = "hour") -> Rates:
     """Return numbers of requests by outcome and bucket, and by the limit or budget that rejected them.
 

@@ -22,7 +22,7 @@ def _newest(tenant: Any) -> int:
 
 ONE = ("populated",)
 register(
-    Screen("audit", "/t/{slug}/audit/", queries=20),
+    Screen("audit", "/t/{slug}/audit/", queries=24),
     Screen("audit-filtered", "/t/{slug}/audit/?action=member&from=2020-01-01", 16, states=ONE),
     Screen("audit-detail", "/t/{slug}/audit/{entry}", queries=16, states=ONE),
     prepare=prepare,

@@ -48,9 +48,9 @@ def _project(tenant: Any) -> int:
 
 
 register(
-    Screen("keys", "/t/{slug}/keys/", queries=38),
-    Screen("keys-unlimited", "/t/{slug}/keys/?show=unlimited", queries=38, states=("populated", "empty")),
-    Screen("keys-ended", "/t/{slug}/keys/?show=ended&q=go", queries=38, states=("populated",)),
+    Screen("keys", "/t/{slug}/keys/", queries=40),
+    Screen("keys-unlimited", "/t/{slug}/keys/?show=unlimited", queries=40, states=("populated", "empty")),
+    Screen("keys-ended", "/t/{slug}/keys/?show=ended&q=go", queries=40, states=("populated",)),
     Screen("keys-detail", "/t/{slug}/keys/{key}/", queries=46, states=("populated", "over", "error")),
     Screen("keys-rotated", "/t/{slug}/keys/{old}/", queries=42, states=("populated",)),
     Screen("keys-new", "/t/{slug}/keys/new", queries=18, states=("populated", "empty")),

@@ -53,7 +53,7 @@ def _delivery(tenant: Any) -> int:
 ONE = ("populated",)
 ENDPOINT = "/t/{slug}/webhooks/{endpoint}/"
 register(
-    Screen("webhooks", "/t/{slug}/webhooks/", queries=19),
+    Screen("webhooks", "/t/{slug}/webhooks/", queries=20),
     Screen("webhooks-filtered", "/t/{slug}/webhooks/?state=failed", 19, states=ONE),
     Screen("webhooks-new", "/t/{slug}/webhooks/new", 10, states=ONE),
     Screen("webhooks-detail", ENDPOINT, 12, states=ONE),

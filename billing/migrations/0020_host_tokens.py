@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('billing', '0018_currencies_and_price_schedules'),
+        ('billing', '0019_searches_and_credit_times'),
     ]
 
     operations = [
