@@ -117,14 +117,14 @@ class Prefix(NamedTuple):
     characters: int
 
 
-class Candidates(NamedTuple):
+class WarmingCandidates(NamedTuple):
     """The candidates of a tenant, and the time of the oldest request that was read."""
 
     found: list[Candidate]
     observed_since: datetime
 
 
-def find_candidates(tenant_id: int, now: datetime) -> Candidates:
+def find_candidates(tenant_id: int, now: datetime) -> WarmingCandidates:
     """Return the frequent prompts and shared prefixes of the tenant's stored prompts. Its scope must be open."""
     answers: dict[bytes, Candidate] = {}
     prefixes: dict[bytes, Candidate] = {}
@@ -148,7 +148,7 @@ def find_candidates(tenant_id: int, now: datetime) -> Candidates:
             prefixes[prefix.fingerprint].requests.append(request)
             parent = prefix.fingerprint
     frequent = [each for each in answers.values() if len(each.requests) >= MIN_REQUESTS and _is_cacheable(each)]
-    return Candidates([*frequent, *_longest(prefixes, parents)], observed_since)
+    return WarmingCandidates([*frequent, *_longest(prefixes, parents)], observed_since)
 
 
 def stored_requests(tenant_id: int, start: datetime) -> Iterator[tuple[StoredRequest, dict[str, Any]]]:
