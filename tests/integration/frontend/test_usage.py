@@ -12,6 +12,7 @@ import pytest
 
 from billing.metering.usage import UsageReport, sums, total
 from frontend.core.labels import REQUEST_COUNTS
+from millrace.apps.request_log.models import RequestRecord, WarmedPrompt
 from tenants import actions
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import Tenant, User
@@ -82,8 +83,6 @@ def test_invalid_filters_in_the_url_are_ignored(client, acme):
 
 
 def test_the_limits_that_rejected_requests_are_named(client, acme):
-    from millrace.apps.request_log.models import RequestRecord
-
     bound = {"kind": "budget", "scope": "", "id": 4, "name": "All of it", "model": ""}
     with tenant_scope(acme):
         RequestRecord.objects.for_tenant(acme).bulk_create(
@@ -111,6 +110,54 @@ def test_the_limits_that_rejected_requests_are_named(client, acme):
     assert "budget All of it" in panel
     assert re.search(r'data-label="Rejected">3<', panel)
     assert "/t/acme/requests/?outcome=limited" in panel
+
+
+def test_the_layers_show_what_cache_warming_spent_and_saved(client, acme):
+    now = datetime.now(UTC)
+    with tenant_scope(acme):
+        RequestRecord.objects.create(
+            tenant_id=acme.pk,
+            started_at=now,
+            request_id="req_1",
+            project_id=1,
+            key_id=1,
+            gateway_id="gw",
+            endpoint="chat.completions",
+            requested_model="m",
+            served_model="m",
+            stream=False,
+            status="200",
+            code="",
+            outcome="completed",
+            total_ms=1,
+            cache_layer="computed",
+        )
+    url = "/t/acme/usage/panels/layers"
+    assert "Cache warming" not in client.get(url).content.decode()
+    with tenant_scope(acme):
+        for number, hits in enumerate((2, 0)):
+            WarmedPrompt.objects.create(
+                tenant_id=acme.pk,
+                cache="answer",
+                fingerprint=b"f",
+                key_id=1,
+                model="m",
+                source_request_id="req_1",
+                batch_id=1,
+                batch_line=number,
+                created_at=now,
+                expires_at=now,
+                expected_femto=1,
+                max_femto=1,
+                request_id=f"req_w{number}",
+                cost_femto=10**15,
+                hits=hits,
+                saved_femto=3 * 10**15 if hits else 0,
+            )
+    text = re.sub(r"<[^>]+>", "", client.get(url).content.decode())
+    shown = "prompts computed ahead: 2, for $2.00. Used prompts: 1. Requests that used them: 2. Saved: $3.00."
+    assert f"Cache warming: {shown}" in text
+    assert "Prompt cache in CPU memory" in text
 
 
 def test_each_number_of_requests_is_named(client, acme, use):
@@ -149,8 +196,6 @@ def test_the_page_loads_without_request_records(client, acme):
 
 
 def test_the_cost_per_success_is_shown_and_exported(client, acme, use):
-    from millrace.apps.request_log.models import RequestRecord
-
     now = datetime.now(UTC)
     made = {"project_id": 1, "gateway_id": "g", "endpoint": "chat.completions", "requested_model": "m", "code": ""}
     made |= {"served_model": "=cmd", "stream": False, "status": "200", "total_ms": 1, "started_at": now, "key_id": 1}
