@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from billing.models import Budget, BudgetPeriod, UsageEvent
 from millrace.apps.request_log import selectors
-from millrace.apps.request_log.models import RequestContent, RequestRecord
+from millrace.apps.request_log.models import RequestContent, RequestOutcome, RequestRecord
 from millrace.apps.request_log.selectors import BadCursor, Filters
 from millrace.apps.request_log.tasks import purge_expired
 from tenants import actions
@@ -183,6 +184,18 @@ def test_another_tenants_requests_are_not_visible(acme):
     for name in (event.request_id, "req_001", "req_unknown"):
         assert client.get(f"/api/requests/{name}").status_code == 404
     assert client.get("/api/requests").json()["results"] == []
+
+
+@pytest.mark.parametrize("outcomes", [(), ("completed", "completed", "failed"), tuple(RequestOutcome.values) * 2])
+def test_the_rates_by_outcome_are_the_total_of_all_rates(acme, outcomes):
+    for number, outcome in enumerate(outcomes):
+        record(acme, number, outcome=outcome)
+    with tenant_scope(acme):
+        rates = selectors.rates(acme.pk, NOW - timedelta(hours=2), NOW + timedelta(seconds=1))
+        found = selectors.outcome_rates(acme.pk, NOW - timedelta(hours=2), NOW + timedelta(seconds=1))
+        assert found.total == replace(rates.total, ttft_p50_ms=None, ttft_p95_ms=None)
+        assert found.bounds == rates.bounds
+        assert selectors.outcome_rates(acme.pk, NOW, NOW).total.requests == 0
 
 
 def test_rates_by_hour(acme):
