@@ -30,7 +30,7 @@ from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.dispatch.answer_lookup import AnswerLookup
 from millrace.gateway.dispatch.monitor import DispatchMonitor
-from millrace.gateway.lifecycle.service import ActiveRequest
+from millrace.gateway.lifecycle.active_request import ActiveRequest
 from millrace.gateway.protocols.openai import completions
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 from tests.integration.gateway.test_service import Gate, serving

@@ -25,7 +25,8 @@ from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
 from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
-from millrace.gateway.lifecycle.service import ActiveRequest, InferenceService
+from millrace.gateway.lifecycle.active_request import ActiveRequest
+from millrace.gateway.lifecycle.service import InferenceService
 from millrace.gateway.protocols.openai import completions
 from millrace.gateway.routing.router import Router
 from tenants.keys.snapshot import ApiKeySnapshot

@@ -38,8 +38,9 @@ from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.monitor import DispatchMonitor
 from millrace.gateway.lifecycle import semantic_checks
+from millrace.gateway.lifecycle.active_request import ActiveRequest
 from millrace.gateway.lifecycle.semantic_checks import SemanticChecks
-from millrace.gateway.lifecycle.service import ActiveRequest, InferenceService
+from millrace.gateway.lifecycle.service import InferenceService
 from millrace.gateway.protocols.openai import completions
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 from tenants.routing_policies.policy import parse

@@ -39,8 +39,9 @@ from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
 from millrace.gateway.lifecycle import shadows as shadows_module
+from millrace.gateway.lifecycle.active_request import ActiveRequest
 from millrace.gateway.lifecycle.request_log import RequestLogWriter, ShadowRecord
-from millrace.gateway.lifecycle.service import ActiveRequest, InferenceService
+from millrace.gateway.lifecycle.service import InferenceService
 from millrace.gateway.lifecycle.shadows import Shadows, is_selected
 from millrace.gateway.protocols.openai import completions
 from tenants.keys.snapshot import ApiKeySnapshot

@@ -20,7 +20,7 @@ from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from millrace.gateway.admission.budget_admission import RequestAdmission
 from millrace.gateway.admission.spend_limits import SpendLimits
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.lifecycle.service import FALLBACK
+from millrace.gateway.lifecycle.active_request import FALLBACK
 from tenants.keys.snapshot import ApiKeySnapshot
 from tenants.models import UpstreamCredential
 from tests.integration.billing.test_execution_costs import cost_card

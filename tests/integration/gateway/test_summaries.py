@@ -18,7 +18,8 @@ from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt
 from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.lifecycle import service as lifecycle
-from millrace.gateway.lifecycle.service import ActiveRequest, InferenceService
+from millrace.gateway.lifecycle.active_request import ActiveRequest
+from millrace.gateway.lifecycle.service import InferenceService
 from millrace.gateway.protocols import context_overflow
 from millrace.gateway.protocols.openai import completions
 from tenants.keys.snapshot import ApiKeySnapshot

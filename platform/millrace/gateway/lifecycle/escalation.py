@@ -18,7 +18,7 @@ from millrace.gateway.core.types import InferenceRequest, Prompt
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 
 if TYPE_CHECKING:
-    from millrace.gateway.lifecycle.service import ActiveRequest
+    from millrace.gateway.lifecycle.active_request import ActiveRequest
 
 Tokenize = Callable[[ServedModel, InferenceRequest], Awaitable[Prompt]]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from millrace.gateway.core.types import InferenceRequest
     from millrace.gateway.dispatch.execution import Execution
     from millrace.gateway.dispatch.metrics import GatewayMetrics
-    from millrace.gateway.lifecycle.service import ActiveRequest
+    from millrace.gateway.lifecycle.active_request import ActiveRequest
 
 log = structlog.get_logger(__name__)
 

@@ -24,10 +24,9 @@ from millrace.gateway.admission.admission import AdmissionRequest, AdmittedReque
 from millrace.gateway.admission.budget_shares import BudgetShares
 from millrace.gateway.admission.disk import DiskWatch
 from millrace.gateway.answer_cache.answer_cache import AnswerCache
-from millrace.gateway.answer_cache.semantic_cache import Question
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core.catalog import ServedModel
-from millrace.gateway.core.errors import OVERLOADED, ApiError
+from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.multi_prompt import merge_events, part_id, whole_id
 from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec, Writer
 from millrace.gateway.dispatch.dispatcher import Dispatcher
@@ -36,19 +35,20 @@ from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
 from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
 from millrace.gateway.dispatch.streams import LOCAL_FAILURES, LogEvent
+from millrace.gateway.lifecycle.active_request import ActiveRequest
 from millrace.gateway.lifecycle.answer_checks import failed_check
 from millrace.gateway.lifecycle.escalation import EscalationReserves
 from millrace.gateway.lifecycle.request_log import RequestTrace
 from millrace.gateway.lifecycle.routing_facts import has_images, request_size, routing_facts
 from millrace.gateway.lifecycle.semantic_checks import SemanticChecks
-from millrace.gateway.lifecycle.shadows import ShadowedAnswer, Shadows
+from millrace.gateway.lifecycle.shadows import Shadows
 from millrace.gateway.lifecycle.summaries import Summaries, with_prompt
 from millrace.gateway.protocols import context_overflow
 from millrace.gateway.protocols.prompts import is_short, tokenize, tokenize_here
 from millrace.gateway.protocols.tools import call_fields
 from millrace.gateway.protocols.writers import make_writer
 from millrace.gateway.routing.retry_budgets import RetryBudgets
-from millrace.gateway.routing.router import Route, Router
+from millrace.gateway.routing.router import Router
 from millrace.gateway.routing.signals import LatencyTracker
 from tenants.keys.snapshot import ApiKeySnapshot
 
@@ -56,125 +56,7 @@ log = structlog.get_logger(__name__)
 
 RESUME_SECONDS = 30.0  # how long an execution continues without a reader, for a client that intends to return
 POLL_SECONDS = 1.0
-USAGE_SECONDS = 0.5  # how long an error event waits for the usage of a cancelled request
-USAGE_POLL_SECONDS = 0.01
 END_SECONDS = 30.0  # how long to wait for the end of a cancelled execution
-# Failure -> condition in a routing policy. Other failures depend on the request and are the same for every model. A
-# request that was lost with several workers (`not_served`) is not sent to another model, whose workers it could end.
-FALLBACK = {
-    OVERLOADED: "overload",
-    "model_loading": "overload",
-    "upstream_limit_reached": "overload",
-    "worker_lost": "error",
-    "internal_error": "error",
-    "upstream_error": "error",
-    "context_length_exceeded": "context",
-    "rate_limit_exceeded": "rate_limit",
-    "first_token_timeout": "timeout",
-}
-
-
-class ActiveRequest:
-    """One prompt of a request, with its executions."""
-
-    def __init__(
-        self,
-        key: ApiKeySnapshot,
-        request: InferenceRequest,
-        dialect: str,
-        request_id: str,
-        prompt: Prompt,
-        counting_model: ServedModel,
-        route: Route,
-        retry_budgets: RetryBudgets,
-    ) -> None:
-        self.key = key
-        self.request = request
-        self.dialect = dialect
-        self.request_id = request_id
-        self.prompt = prompt
-        self.tokenizer = counting_model.tokenizer  # that the prompt is tokenized with
-        self.route = route
-        self.remaining_candidates = list(route.candidates)
-        self.target: ServedModel | None = None  # the deployment of the current execution, or the last that was tried
-        self.decision_record = route.decision_record
-        self.admitted_at = time.time_ns() // 1000
-        self.started_at = time.monotonic()
-        self.further_prompts: list[ActiveRequest] = []  # one for each further prompt
-        self.executions: list[Execution] = []  # the last one is current
-        self.fallbacks = 0
-        self.reserved: list[AdmittedRequest] = []  # for escalations, in their order
-        self.escalates = False  # complete answers are checked
-        self.escalations = 0
-        self.summary = ""  # of the messages that were dropped
-        self.summaries: list[Execution] = []
-        self.question: Question | None = None  # its lookup in the semantic cache
-        self.shadowed: ShadowedAnswer | None = None  # its answer, if it has a shadow
-        self._retry_budgets = retry_budgets
-
-    @property
-    def execution(self) -> Execution:
-        """Return the current execution."""
-        return self.executions[-1]
-
-    @property
-    def model(self) -> str:
-        """Return the name of the current deployment; empty if none was tried."""
-        return "" if self.target is None else self.target.name
-
-    def writer(self) -> Writer:
-        return make_writer(self.execution.response_spec, self.execution.admitted.demand.model.tokenizer)
-
-    async def final_usage(self) -> TokenCounts | None:
-        """Wait shortly until a cancelled request's usage is known, and return it with that of its further prompts."""
-        executions = [part.execution for part in (self, *self.further_prompts)]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(USAGE_SECONDS):
-                while any(execution.usage is None for execution in executions):
-                    await asyncio.sleep(USAGE_POLL_SECONDS)
-        usages = [execution.usage for execution in executions if execution.usage is not None]
-        return sum(usages, TokenCounts()) if len(usages) == len(executions) else None
-
-    def take_fallback(self, error: ApiError) -> bool:
-        """Count a fallback after this failure, if the routing policy allows it. Return whether it does."""
-        policy = self.route.policy
-        if policy is None or not self.falls_back(FALLBACK.get(error.code, "")):
-            return False
-        if not self._retry_budgets.take((self.key.tenant_id, self.request.model), policy.retries.max_percent):
-            self.decision_record["retry_budget"] = "used up"
-            return False
-        self.fallbacks += 1
-        return True
-
-    def falls_back(self, condition: str) -> bool:
-        """Return whether another candidate follows under a condition of the routing policy."""
-        policy = self.route.policy
-        if policy is None or not self.remaining_candidates or condition not in self.route.fallback_on:
-            return False
-        return self.fallbacks < policy.retries.max_per_request
-
-    @property
-    def first_token_seconds(self) -> float | None:
-        """The time after which the current execution is replaced if it has no token; None: no limit."""
-        policy, answer = self.route.policy, self.execution.answer
-        if policy is None or policy.first_token_ms is None or not self.falls_back("timeout"):
-            return None
-        return None if answer is not None and answer.layer else policy.first_token_ms / 1000
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """The request's fields that have no effect with the current deployment."""
-        return self.request.ignored if self.prompt.ignored is None else self.prompt.ignored
-
-    def make_current(self, execution: Execution) -> None:
-        """Make an earlier execution the one that the response is written from."""
-        self.executions.remove(execution)
-        self.executions.append(execution)
-        self.target, self.prompt = execution.admitted.demand.model, execution.admitted.demand.prompt
-
-    def skip(self, error: ApiError) -> None:
-        """Record why a candidate did not run the request."""
-        self.decision_record.setdefault("skipped", []).append({"model": self.model, "reason": error.code})
 
 
 class InferenceService:

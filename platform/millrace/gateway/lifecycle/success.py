@@ -13,7 +13,7 @@ from tenants.routing_policies.experiments import CONVERSATION, ArmAssignment
 
 if TYPE_CHECKING:
     from millrace.gateway.dispatch.execution import Execution
-    from millrace.gateway.lifecycle.service import ActiveRequest
+    from millrace.gateway.lifecycle.active_request import ActiveRequest
 
 MAX_END_USER_LENGTH = 128
 _TAIL_TOKENS, _TAIL_BYTES = 256, 4096  # of a prompt, which identify it together with its length

@@ -29,7 +29,7 @@ from millrace.gateway.protocols import context_overflow
 from millrace.gateway.routing.router import Router
 
 if TYPE_CHECKING:
-    from millrace.gateway.lifecycle.service import ActiveRequest
+    from millrace.gateway.lifecycle.active_request import ActiveRequest
 
 SUMMARY_SECONDS = 60.0
 SUMMARY_DIALECT = "summary"

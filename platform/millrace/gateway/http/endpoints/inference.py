@@ -23,8 +23,8 @@ from millrace.gateway.core.types import InferenceRequest, Writer
 from millrace.gateway.dispatch.stream_follower import StreamFollower, StreamNotFound
 from millrace.gateway.http.client_paths import DEPLOYMENT
 from millrace.gateway.http.consumer import ANY_METHOD, Headers, HttpConsumer
+from millrace.gateway.lifecycle.active_request import ActiveRequest
 from millrace.gateway.lifecycle.routing_facts import MAX_TASK_LENGTH
-from millrace.gateway.lifecycle.service import ActiveRequest
 from millrace.gateway.lifecycle.success import SCHEMA
 from millrace.gateway.protocols import rerank
 from millrace.gateway.protocols.dialects import Dialect, requested_dialect

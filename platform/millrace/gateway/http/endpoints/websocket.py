@@ -29,8 +29,8 @@ from millrace.gateway.core.ids import new_request_id
 from millrace.gateway.core.request_body import too_large
 from millrace.gateway.core.types import Writer
 from millrace.gateway.http.consumer import STALLED_SECONDS
+from millrace.gateway.lifecycle.active_request import ActiveRequest
 from millrace.gateway.lifecycle.request_log import RequestTrace
-from millrace.gateway.lifecycle.service import ActiveRequest
 from millrace.gateway.protocols.dialect_readers import SOCKET
 from millrace.gateway.protocols.openai import chat
 from millrace.gateway.protocols.openai.writer import DONE
