@@ -296,6 +296,7 @@ async def test_a_shadow_is_dropped_if_no_replica_has_a_free_slot(
     sees_load: bool,
 ) -> None:
     b.running = 20
+    gate.dispatcher.queue_seconds = 600.0  # so that a shadow that waits in the queue fails the test
 
     async def is_full() -> bool:
         return (gate.dispatcher.relative_load("b") or 0) > 2
