@@ -62,7 +62,7 @@ def _of_module(source: str) -> Iterator[Message]:
 
 def unmarked_in_template(source: str) -> list[str]:
     """Return the visible texts of a template that are not translated: text, labels, and arguments of tags."""
-    # A tag of the template ends a text. A star stands for it, so that attributes of HTML tags can contain it.
+    # A tag of the template ends a text. A star replaces it, so that attributes of HTML tags can contain it.
     bare = _VARIABLE.sub(" ", _REGION.sub("*", source))
     found, at, code = [], 0, False
     for tag in [*_TAG.finditer(bare), None]:
