@@ -87,3 +87,30 @@ def test_drawings_have_points_in_every_language(client, acme):
         from django.template import Context, Template
 
         assert Template('<rect width="{{ w }}%"/>').render(Context({"w": 12.5})) == '<rect width="12.5%"/>'
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/t/acme/settings/", "Datenaufbewahrung"),
+        ("/t/acme/routing/", "Noch keine Aliasse"),
+        ("/t/acme/experiments/", "Noch keine Experimente"),
+        ("/t/acme/keys/", "Ansicht speichern"),
+        ("/operator/", "Erfordert Aufmerksamkeit"),
+        ("/operator/deployments/", "Deployment hinzufügen"),
+        ("/operator/tenants/", "Mandant anlegen"),
+        ("/operator/prices/", "Neuer Entwurf"),
+        ("/operator/reratings/", "Noch keine Nachberechnungen"),
+        ("/operator/billing/", "Noch keine Abrechnungszeiträume"),
+        ("/operator/margin/", "Keine Kosten in diesem Monat"),
+        ("/operator/users/", "Ohne 2FA"),
+        ("/operator/fleet/", "Keine Worker in diesem Zeitraum"),
+        ("/operator/audit/", "Audit-Log"),
+    ],
+)
+def test_pages_of_operators_and_of_settings_are_translated(client, acme, path, expected):
+    if path.startswith("/operator/"):
+        client.force_login(User.objects.create_superuser("operator@example.com"))
+    german = page(client, path, **GERMAN)
+    assert '<html lang="de"' in german
+    assert expected in german

@@ -54,7 +54,7 @@ ONE = ("populated",)
 ENDPOINT = "/t/{slug}/webhooks/{endpoint}/"
 register(
     Screen("webhooks", "/t/{slug}/webhooks/", queries=20),
-    Screen("webhooks-filtered", "/t/{slug}/webhooks/?state=failed", 19, states=ONE),
+    Screen("webhooks-filtered", "/t/{slug}/webhooks/?state=failed", 20, states=ONE),
     Screen("webhooks-new", "/t/{slug}/webhooks/new", 10, states=ONE),
     Screen("webhooks-detail", ENDPOINT, 12, states=ONE),
     Screen("webhooks-delete", f"{ENDPOINT}delete", 12, states=ONE),
