@@ -263,6 +263,26 @@ async def test_a_cached_answer_makes_a_summary_unnecessary(
     await sync_to_async(check_invariants)()
 
 
+async def test_a_conversation_with_other_dropped_messages_is_not_served_from_the_cache(
+    broker: redis.Redis, gateway: Any, budget: Any, key: ApiKeySnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await prices()
+    await sync_to_async(budget)(amount=10**9)
+    workers = SummaryWorkers(broker)
+    service = make_service(broker, workers, await gateway())
+    key = msgspec.structs.replace(with_policy(key, POLICY), answer_cache_seconds=60)
+    greedy = SamplingParams(temperature=0.0)
+    await run(service, key, 1, greedy)
+    await asyncio.gather(*service._background)
+    changed = [*CONVERSATION[:2], ("assistant", 701), CONVERSATION[3]]
+    monkeypatch.setattr(f"{__name__}.CONVERSATION", changed)
+    other = await run(service, key, 2, greedy)
+    await service.drain()
+    assert isinstance(other, ActiveRequest)
+    assert other.decision_record["dropped_messages"] == 2
+    assert (other.summary, other.execution.cache_layer) == ("they met", "computed")
+
+
 async def test_an_answer_without_its_summary_is_not_cached(
     broker: redis.Redis, gateway: Any, budget: Any, key: ApiKeySnapshot
 ) -> None:
