@@ -98,6 +98,7 @@ def test_worked_example_8_affordable_output() -> None:
 
 def test_the_first_candidate_requires_a_price() -> None:
     budget_admission = BudgetAdmission(None, None, None)  # type: ignore[arg-type]  # nothing is reserved
+    budget_admission.has_prices = True
     priced = RateCard(1, None, MODEL.name, Tier.STANDARD, 0, (Rate(1, Component.OUTPUT, 1),))
     budget_admission.prices.add([priced])
 
