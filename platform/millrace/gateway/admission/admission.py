@@ -186,19 +186,20 @@ class RateLimitAdmission:
         vars(admitted).clear()  # `replace` copies cached properties
         return admitted
 
-    async def admit_shadow(
-        self, demand: AdmissionRequest, max_tokens: int, *, is_operator_paid: bool
+    async def admit_side_execution(
+        self, demand: AdmissionRequest, max_tokens: int | None = None, *, is_operator_paid: bool
     ) -> AdmittedRequest:
-        """Reserve the maximum cost of a shadow, which counts toward no rate limit.
+        """Reserve the maximum cost of a side execution, which counts toward no rate limit.
 
         Args:
-            max_tokens: of the request's own answer.
+            max_tokens: a lower maximum than that of the request.
             is_operator_paid: no budget of the tenant is used.
 
         Raises:
             ApiError: it does not fit a budget, or cannot run at all.
         """
-        max_tokens = min(max_tokens, _max_tokens(demand, demand.limit_sets))
+        highest = _max_tokens(demand, demand.limit_sets)
+        max_tokens = highest if max_tokens is None else min(max_tokens, highest)
         return AdmittedRequest(demand, max_tokens, is_operator_paid=is_operator_paid)
 
     async def charge(self, key: ApiKeySnapshot) -> None:

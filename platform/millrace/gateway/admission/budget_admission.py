@@ -511,10 +511,10 @@ class RequestAdmission(RateLimitAdmission):
                 raise
         return admitted
 
-    async def admit_shadow(
-        self, demand: AdmissionRequest, max_tokens: int, *, is_operator_paid: bool
+    async def admit_side_execution(
+        self, demand: AdmissionRequest, max_tokens: int | None = None, *, is_operator_paid: bool
     ) -> AdmittedRequest:
-        admitted = await super().admit_shadow(demand, max_tokens, is_operator_paid=is_operator_paid)
+        admitted = await super().admit_side_execution(demand, max_tokens, is_operator_paid=is_operator_paid)
         if self._spend_limits is not None:
             await self._spend_limits.reserve(admitted)
         if is_operator_paid:

@@ -148,12 +148,14 @@ class AnswerCache:
             await self._semantic.record(execution, question, lookup.events, execution.request_id, lookup.seconds)
 
     async def record_check(
-        self, hit: Execution, question: Question, events: Sequence[AnswerEvent], *, discards: bool
+        self, hit: Execution, question: Question, events: Sequence[AnswerEvent], *, is_operator_paid: bool
     ) -> None:
-        """Record the computed answer to the request of a semantic hit. With `discards`, its vector is not billed."""
+        """Record the computed answer to the request of a semantic hit. The operator may pay for its vector."""
         if self._semantic is not None and hit.answer is not None:
             seconds = hit.answer.seconds
-            await self._semantic.record(hit, question, events, f"{hit.request_id}.v", seconds, discards=discards)
+            await self._semantic.record(
+                hit, question, events, f"{hit.request_id}.v", seconds, is_operator_paid=is_operator_paid
+            )
 
     async def end_flight(self, execution: Execution) -> None:
         """End the flight that the execution leads, if it does, so that no other request waits for its answer."""

@@ -44,7 +44,7 @@ class QuestionEmbedder:
         name: str,
         text: str,
         *,
-        discards: bool = False,
+        is_operator_paid: bool = False,
         on_start: Callable[[Execution], None] | None = None,
     ) -> NDArray[np.float32] | None:
         """Return the vector of a text, of length 1; None if the text is too long for the model.
@@ -52,7 +52,7 @@ class QuestionEmbedder:
         Args:
             key: of the request that the text is from.
             name: the ID of the execution.
-            discards: the vector is not billed.
+            is_operator_paid: the tenant does not pay for the vector.
             on_start: receives the execution when it has been sent.
 
         Raises:
@@ -71,7 +71,7 @@ class QuestionEmbedder:
         prompt = Prompt(ids, input_lengths=(len(ids),))
         spec = ResponseSpec(_DIALECT, name, model.name, int(time.time()), len(ids))
         _, events = await self._executions.run(
-            name, key, request, prompt, model, spec, {}, discards=discards, on_start=on_start
+            name, key, request, prompt, model, spec, {}, is_operator_paid=is_operator_paid, on_start=on_start
         )
         data = b"".join(event.data for event in events if isinstance(event, Vectors))
         import numpy as np  # 14 MB in a gateway whose tenants receive no semantic hits

@@ -173,7 +173,7 @@ class SemanticCache:
         request_id: str,
         seconds: int,
         *,
-        discards: bool = False,
+        is_operator_paid: bool = False,
     ) -> None:
         """Add the check of the lookup's nearest entry to the evidence, then store the computed answer.
 
@@ -182,7 +182,7 @@ class SemanticCache:
             events: of the computed answer.
             request_id: of the execution that computed it.
             seconds: lifetime of the entry; 0: the answer is not stored.
-            discards: the answer's vector is not billed.
+            is_operator_paid: the tenant does not pay for the answer's vector.
         """
         end = events[-1] if events else None
         text = "".join(event.text for event in events if isinstance(event, Tokens))
@@ -197,7 +197,7 @@ class SemanticCache:
             vector = await asyncio.shield(question.vector)
             if vector is None or vector.size != question.vector_size:
                 return
-            answer_vector = await self._vector(key, f"{request_id}.a", text, discards=discards)
+            answer_vector = await self._vector(key, f"{request_id}.a", text, is_operator_paid=is_operator_paid)
             packed = b"" if answer_vector is None else answer_vector.astype("float16").tobytes()
             answer = Answer(self._store.answer_digest(text), packed)
             group, nearest = 0, question.nearest
@@ -271,13 +271,13 @@ class SemanticCache:
         name: str,
         text: str,
         *,
-        discards: bool = False,
+        is_operator_paid: bool = False,
         on_start: Callable[[Execution], None] | None = None,
     ) -> Vector | None:
         """Return the vector of a text; None if it cannot be computed."""
         try:
             async with asyncio.timeout(VECTOR_SECONDS):
-                return await self._embedder.embed(key, name, text, discards=discards, on_start=on_start)
+                return await self._embedder.embed(key, name, text, is_operator_paid=is_operator_paid, on_start=on_start)
         except _FAILURES as exc:
             log.info("vector_not_computed", execution=name, error=str(exc))
         except Exception:

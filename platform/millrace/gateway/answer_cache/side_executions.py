@@ -1,6 +1,7 @@
 """Side executions: executions beside that of the request, such as the vector of a question, or a shadow.
 
-Each has its own ID and is admitted and billed like a request of the key, but does not count toward its rate limits.
+Each has its own ID and is admitted and billed like a request of the key, but does not count toward its rate limits. The
+operator may pay for it. Then it uses no budget of the tenant and none of its upstream credentials.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ class SideExecutions:
         spec: ResponseSpec,
         decision_record: dict[str, Any],
         *,
-        discards: bool = False,
+        is_operator_paid: bool = False,
         on_start: Callable[[Execution], None] | None = None,
     ) -> tuple[Execution, list[AnswerEvent]]:
         """Run an execution with this ID. Return it with its events, the last of which is the end.
 
         Args:
-            discards: mark it as failed however it ends, so that it is not billed.
+            is_operator_paid: the tenant does not pay for it.
             on_start: receives the execution when it has been sent.
 
         Raises:
@@ -60,10 +61,15 @@ class SideExecutions:
         """
         batch = request.service_class == ServiceClass.BATCH
         self._dispatcher.require_capacity(model.key, key.tenant_id, key.weight, batch=batch)
-        without_limits = msgspec.structs.replace(key, limits=LimitSnapshot())
-        demand = AdmissionRequest(name, time.time_ns() // 1000, without_limits, request, prompt, [model])
-        admitted = await self._admission.admit(demand)
-        return await self.run_admitted(admitted, spec, decision_record, discards=discards, on_start=on_start)
+        key = msgspec.structs.replace(key, limits=LimitSnapshot())
+        if is_operator_paid:
+            key = msgspec.structs.replace(key, credentials={})
+        demand = AdmissionRequest(name, time.time_ns() // 1000, key, request, prompt, [model])
+        if is_operator_paid:
+            admitted = await self._admission.admit_side_execution(demand, is_operator_paid=True)
+        else:
+            admitted = await self._admission.admit(demand)
+        return await self.run_admitted(admitted, spec, decision_record, on_start=on_start)
 
     async def run_admitted(
         self,
@@ -71,7 +77,6 @@ class SideExecutions:
         spec: ResponseSpec,
         decision_record: dict[str, Any],
         *,
-        discards: bool = False,
         may_wait: bool = True,
         on_start: Callable[[Execution], None] | None = None,
     ) -> tuple[Execution, list[AnswerEvent]]:
@@ -95,7 +100,7 @@ class SideExecutions:
                 raise self._dispatcher.overloaded(made.deployment_key, None)
             return made, await _events(made)
         finally:
-            await asyncio.shield(self._discard_and_end(admitted, execution, discards))
+            await asyncio.shield(self._end(admitted, execution))
 
     async def discard(self, execution: Execution) -> None:
         """Mark an execution as failed, even if it has ended, so that it is not billed."""
@@ -105,13 +110,6 @@ class SideExecutions:
             await self._dispatcher.send_stop(execution)
         except (redis.RedisError, OSError) as exc:  # the failure is sent later
             log.warning("cancellation_failed", request_id=execution.request_id, error=str(exc))
-
-    async def _discard_and_end(self, admitted: AdmittedRequest, execution: Execution | None, discards: bool) -> None:
-        try:
-            if discards and execution is not None:
-                await self.discard(execution)
-        finally:
-            await self._end(admitted, execution)
 
     async def _end(self, admitted: AdmittedRequest, execution: Execution | None) -> None:
         usage = None

@@ -55,7 +55,7 @@ class SemanticChecks:
         demand = hit.admitted.demand
         request = dataclasses.replace(demand.request, service_class=ServiceClass.BATCH)
         name, record = f"{hit.request_id}.v", {"checks": hit.request_id}
-        discards = self._payer == "operator"
+        is_operator_paid = self._payer == "operator"
         try:
             async with asyncio.timeout(CHECK_SECONDS):
                 _, events = await self._executions.run(
@@ -66,9 +66,9 @@ class SemanticChecks:
                     demand.model,
                     hit.response_spec,
                     record,
-                    discards=discards,
+                    is_operator_paid=is_operator_paid,
                 )
-            await self._answers.record_check(hit, question, events, discards=discards)
+            await self._answers.record_check(hit, question, events, is_operator_paid=is_operator_paid)
         except (ApiError, redis.RedisError, OSError, TimeoutError) as exc:
             log.info("semantic_check_failed", request_id=hit.request_id, error=str(exc))
         except Exception:

@@ -184,7 +184,7 @@ class Shadows:
         request = dataclasses.replace(active.request, priority=LOWEST_PRIORITY)
         name = f"{active.request_id}.s"
         demand = AdmissionRequest(name, time.time_ns() // 1000, key, request, prompt, [model])
-        return await self._admission.admit_shadow(
+        return await self._admission.admit_side_execution(
             demand, primary.admitted.max_tokens, is_operator_paid=self._is_operator_paid
         )
 
