@@ -71,12 +71,14 @@ class SettingsAnswerCache(forms.Form):
         ),
     )
     warming = forms.CharField(
-        label="Daily budget for cache warming (USD)",
+        label=_lazy("Daily budget for cache warming (USD)"),
         max_length=20,
         required=False,
         widget=forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"}),
-        help_text="Frequent prompts and shared prefixes are computed ahead in off-peak hours if that should save money."
-        " Needs prompt logging. Enter 0 to turn cache warming off.",
+        help_text=_lazy(
+            "Frequent prompts and shared prefixes are computed ahead in off-peak hours if that should save money."
+            " Needs prompt logging. Enter 0 to turn cache warming off."
+        ),
     )
 
     def clean_warming(self) -> int | None:
@@ -87,7 +89,7 @@ class SettingsAnswerCache(forms.Form):
         except ValueError as exc:
             raise ValidationError(str(exc)) from exc
         if nano > MAX_CACHE_WARMING_NANO:
-            raise ValidationError("Enter $1,000,000 or less.")
+            raise ValidationError(_("Enter $1,000,000 or less."))
         return nano
 
 

@@ -55,7 +55,7 @@ def test_a_row_contains_all_fields_of_its_event(settler, send, event):
     assert (row.uncached, row.cache_read, row.cache_write_5m, row.cache_write_1h, row.output) == (10, 64, 8, 0, 7)
     assert (row.price_version, row.lease_id, row.fencing_token, row.reserved_nano) == (version, 5, 6, 400_000)
     assert row.cost_femto == 10 * 3 * 10**9 + 64 * 3 * 10**8 + 8 * 3_750_000_000 + 7 * 15 * 10**9
-    assert [price is not None for price in row.price_ids] == [True, True, True, False, True, False, False]
+    assert [price is not None for price in row.price_ids] == [True, True, True, False, True, False, False, False]
     assert row.invoice_period is not None
     assert (row.queue_us, row.ttft_us, row.duration_us, row.block_size) == (1, 2, 3, 32)
     assert (row.attempt, row.outcome, row.finish_reason) == (1, "completed", "stop")

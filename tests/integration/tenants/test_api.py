@@ -291,7 +291,7 @@ SENT = {
     "api-credential": {"name": "y"},
     "api-credential-rotate": {"secret": "sk-y"},
 }
-QUERIES = {"api-requests-outcomes": "?model=x&weak=y&strong=z"}
+QUERIES = {"api-requests-outcomes": "?model=x&weak=y&strong=z", "api-policy-shadow-results": "?name=x"}
 TRIED = [
     (route, method, needed)
     for route, (_, view) in routes(TenantView).items()

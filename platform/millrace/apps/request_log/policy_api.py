@@ -142,13 +142,13 @@ class ShadowResultOut(serializers.Serializer[ShadowResult]):
 
 @extend_schema(tags=["policies"])
 class ShadowResultsView(TenantView):
-    permissions: ClassVar = {"GET": Permission.USAGE_READ}
+    permissions: ClassVar = {"GET": Permission.POLICIES_READ}
     pagination_class = None
 
     @extend_schema(operation_id="policy_shadow_results", parameters=[ShadowQuery], responses=ShadowResultOut(many=True))
     def get(self, request: Request) -> Response:
         """Return the comparison of answers with those of the policy's shadow. Default: 1 day."""
-        self.require(request, Permission.POLICIES_READ)
+        self.require(request, Permission.USAGE_READ)
         values = check_query(ShadowQuery, request).validated_data
         start, end = read_period(values)
         with self.scope():

@@ -49,7 +49,7 @@ register(
     Screen(
         "operator-tenants-raise",
         "/operator/tenants/{tenant}/budgets/{tenant_budget}/raise",
-        queries=12,
+        queries=15,
         who="operator",
         states=("populated",),
     ),
