@@ -1,11 +1,11 @@
-// Draws each [data-chart] from the JSON element with that ID (frontend/core/charts.py), again after a change of theme or size.
+// Draws each [data-chart] from the JSON element with that ID (frontend/core/charts.py).
 "use strict";
 {
   const root = document.documentElement;
   const probe = document.createElement("span");
   probe.hidden = true;
   document.body.append(probe);
-  // A canvas cannot read light-dark(), so the browser resolves the token.
+  // A canvas cannot read light-dark().
   const color = (token, alpha = 1) => {
     probe.style.color = `var(--${token})`;
     const [r, g, b] = getComputedStyle(probe).color.match(/[\d.]+/g);
@@ -16,21 +16,20 @@
   const lang = document.documentElement.lang;
   const compact = new Intl.NumberFormat(lang, { notation: "compact", maximumFractionDigits: 1 });
   const whole = new Intl.NumberFormat(lang);
-  // The formats of amounts on the axis and in the tooltip. The unit "usd" is the currency of the page.
+  // The unit "usd" is the currency of the page.
   const moneyIn = (currency) => {
-    const locale = lang === "en" ? "en-US" : lang;
-    const dollars = new Intl.NumberFormat(locale, { style: "currency", currency });
-    const small = new Intl.NumberFormat(locale, { style: "currency", currency, maximumSignificantDigits: 3 });
+    const money = (options) => new Intl.NumberFormat(lang === "en" ? "en-US" : lang, { style: "currency", currency, ...options });
+    const dollars = money();
+    const small = money({ maximumSignificantDigits: 3 });
+    const format = (v) => (v && Math.abs(v) < 0.1 ? small : dollars).format(v);
     const symbol = dollars.formatToParts(0).find((part) => part.type === "currency").value;
-    return {
-      axis: (v) => (v >= 1000 ? `${symbol}${compact.format(v).toLowerCase()}` : v && v < 0.1 ? small.format(v) : `${symbol}${Number.isInteger(v) ? v : v.toFixed(2)}`),
-      exact: (v) => (v && Math.abs(v) < 0.1 ? small : dollars).format(v),
-    };
+    return [(v) => (v && v < 0.1 ? format(v) : symbol + (v >= 1000 ? count(v).toLowerCase() : Number.isInteger(v) ? v : v.toFixed(2))), format];
   };
+  const count = (v) => compact.format(v);
   const AXIS = {
-    tokens: (v) => compact.format(v),
-    count: (v) => compact.format(v),
-    decimal: (v) => compact.format(v),
+    tokens: count,
+    count,
+    decimal: count,
     ms: (v) => (v ? `${whole.format(v)} ms` : "0"),
     percent: (v) => `${+v.toFixed(2)}%`,
   };
@@ -76,7 +75,7 @@
     };
   };
 
-  // Stacked values: each series is added to the following ones, so the first is on top.
+  // Each series is added to the following ones.
   const stackValues = (series) => series.map((_, i) => series[0].y.map((_, at) => series.slice(i).reduce((sum, item) => sum + (item.y[at] || 0), 0)));
 
   const hatch = (token) => {
@@ -112,7 +111,7 @@
         width: item.style === "line" || item.style === "area" ? 2 : 1.75,
         dash: DASHES[item.style],
         fill: item.style === "area" && !config.stacked ? color(token, 0.11) : config.stacked && i === config.series.length - 1 ? color(token, 0.34) : undefined,
-        // Points only for values with a gap on both sides, which no line shows.
+        // Points of values that no line shows.
         points: { show: true, size: 5, fill: color(token), filter: () => item.y.flatMap((v, at) => (v != null && item.y[at - 1] == null && item.y[at + 1] == null ? [at] : [])) },
         spanGaps: false,
       };
@@ -121,9 +120,7 @@
       ? config.series.slice(0, -1).map((item, i) => ({ series: [i + 1, i + 2], fill: color(TOKENS[item.kind] || "blue", 0.36) }))
       : band ? [{ series: [band[0] + 1, band[1] + 1], fill: () => hatch(TOKENS[config.series[band[0]].kind] || "blue") }] : [];
     const ys = config.stacked ? stackValues(config.series) : config.series.map((item) => item.y);
-    const money = config.unit === "usd" ? moneyIn(config.currency) : null;
-    const format = money ? money.exact : EXACT[config.unit];
-    const label = money ? money.axis : AXIS[config.unit];
+    const [label, format] = config.unit === "usd" ? moneyIn(config.currency) : [AXIS[config.unit], EXACT[config.unit]];
     const maxLabel = label(Math.max(...ys.flat().filter((v) => v != null), 0));
     const axis = { stroke: text, font, ticks: { show: false } };
     element.drawn = new uPlot({

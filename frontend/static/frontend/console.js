@@ -1,11 +1,11 @@
-// Scripts of the console. Links and forms also work without them.
+// Links and forms also work without scripts.
 "use strict";
 const root = document.documentElement;
 const $ = (selector, within = document) => within.querySelector(selector);
 const on = (type, act, target = document) => target.addEventListener(type, act);
 const year = 60 * 60 * 24 * 365;
 
-// Theme, time zone and shortcuts. The theme changes immediately, the others on the next page.
+// The theme changes immediately, the time zone and shortcuts on the next page.
 on("click", (event) => {
   const button = event.target.closest("[data-preferences] button");
   if (!button) return;
@@ -44,7 +44,7 @@ on("click", (event) => {
 });
 for (const dialog of document.querySelectorAll("dialog")) on("close", () => dialog.id !== "palette" && dialog.replaceChildren(), dialog);
 
-// Panels do not refresh while the page is hidden, they have focus, or rows are selected. An unchanged response is not swapped in.
+// Panels do not refresh while the page is hidden, they have focus, or rows are selected.
 const last = new WeakMap();
 on("htmx:beforeRequest", (event) => {
   const { elt, requestConfig } = event.detail;
@@ -71,7 +71,7 @@ on("htmx:sendError", ({ detail: { elt } }) => elt.matches(".panel") || showError
 on("click", (event) => event.target.closest(".toast")?.remove());
 setTimeout(() => document.querySelectorAll(".toast.success").forEach((toast) => toast.remove()), 5000);
 
-// Tabs of code examples. Without scripts all examples are shown below each other.
+// Tabs of code examples.
 for (const tabs of document.querySelectorAll("[data-tabs]")) {
   const list = $("[role=tablist]", tabs);
   const buttons = [...list.children];
@@ -102,10 +102,9 @@ for (const tabs of document.querySelectorAll("[data-tabs]")) {
   }, list);
 }
 
-// Filter forms apply when a choice changes. Their button is hidden by CSS if scripts run.
+// Filter forms apply when a choice changes.
 on("change", ({ target }) => target.closest("form[data-auto]")?.requestSubmit());
 
-// Copying.
 on("click", async (event) => {
   const button = event.target.closest("[data-copy]");
   if (!button) return;
