@@ -122,7 +122,7 @@ def replay(
     services, numbers, tenants = Services(), count(), dict[str, int]()
     upcoming = iter([iter(each) for each in conversations])
     ends: list[tuple[float, int, str, Waiting]] = []
-    now, last, prompt_tokens, output_tokens, requests, dearest = 0.0, 0.0, 0, 0, 0, 0
+    now, last, prompt_tokens, output_tokens, requests, highest_cost = 0.0, 0.0, 0, 0, 0, 0
 
     def submit(following: Iterator[Any] | None) -> None:
         while following is not None:
@@ -161,7 +161,7 @@ def replay(
             replica.computing.append((replica.free_at, chosen.turn))
             end = replica.free_at + chosen.turn.output / options.decode
             heapq.heappush(ends, (end, next(numbers), replica.name, chosen))
-            requests, dearest = requests + 1, max(dearest, chosen.cost)
+            requests, highest_cost = requests + 1, max(highest_cost, chosen.cost)
             prompt_tokens, output_tokens = prompt_tokens + len(chosen.turn.tokens), output_tokens + chosen.turn.output
         now, _, name, ended = heapq.heappop(ends)
         last = now
@@ -173,7 +173,7 @@ def replay(
         "computed": computed / prompt_tokens,
         "throughput": (prompt_tokens + output_tokens) / last,
         "violation": services.largest,
-        "bound": 2 * (locality_tokens + dearest),  # the difference is within the bound in both directions
+        "bound": 2 * (locality_tokens + highest_cost),  # the difference is within the bound in both directions
     }
 
 
