@@ -41,6 +41,12 @@ def platform(stack: Stack) -> Iterator[Stack]:
     eventually(lambda: ask(stack, BRIEF).status_code == 200)
     yield stack
     run("remove", BRIEF)
+    with httpx.Client(base_url=stack.url, headers=stack.headers, timeout=60) as client:
+        found = client.get("/api/policies", params={"active": "true"}).raise_for_status().json()["results"]
+        for policy in found:
+            if policy["name"] == ALIAS:
+                client.delete(f"/api/policies/{policy['id']}").raise_for_status()
+    eventually(lambda: not {ALIAS, BRIEF} & {model.id for model in stack.client().models.list()})
 
 
 def ask(stack: Stack, model: str, messages: Any = "Hi", **fields: Any) -> httpx.Response:
