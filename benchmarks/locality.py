@@ -21,7 +21,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -59,30 +59,46 @@ class Violations:
 
 def main() -> int:
     """Replay and print."""
-    options = parse_arguments()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = parse_with(parser, conversations=48, blocks=1200)
+    return compare(options, ("violation",), measure)
+
+
+def parse_with(parser: argparse.ArgumentParser, conversations: int, blocks: int) -> argparse.Namespace:
+    """Add the arguments of a comparison, with these defaults, and parse all."""
+    parser.add_argument("--tokens", type=int, nargs="+", default=[0, 2048, 8192, 32768], help="values to compare")
+    parser.add_argument("--conversations", type=int, default=conversations, help="of tau-bench (default %(default)s)")
+    parser.add_argument("--tenants", type=int, default=8, help="of tau-bench (default %(default)s)")
+    parser.add_argument("--requests", type=int, default=400, help="of each adversarial tenant (default %(default)s)")
+    parser.add_argument("--blocks", type=int, default=blocks, help="of 32 tokens, in each cache (default %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write the figures")
+    return parse(parser, {"tokens": [0, 2048], "conversations": 2, "requests": 10})
+
+
+def compare(
+    options: argparse.Namespace,
+    columns: Sequence[str],
+    replay: Callable[[list[Conversation], int, int, int], dict[str, Any]],
+) -> int:
+    """Replay each trace with each value of `--tokens`, and print a table with the additional `columns`.
+
+    Args:
+        replay: returns the figures for the conversations, blocks of a cache, concurrent conversations and value.
+    """
     rows = []
     for trace, conversations, blocks, window in traces(options):
-        print(f"\n{trace}, cache of {blocks * BLOCK:,} tokens")
-        print(f"{'locality':>9} {'requests':>9} {'computed':>9} {'throughput':>11} {'violation':>10}")
+        print(f"\n{trace}, caches of {blocks * BLOCK:,} tokens")
+        print(
+            f"{'locality':>9} {'requests':>9} {'computed':>9} {'throughput':>11}", *(f"{name:>10}" for name in columns)
+        )
         for tokens in options.tokens:
-            row = {"trace": trace, "locality_tokens": tokens, **measure(conversations, blocks, window, tokens)}
+            row = {"trace": trace, "locality_tokens": tokens, **replay(conversations, blocks, window, tokens)}
             rows.append(row)
-            figures = f"{row['requests']:>9,} {row['computed']:>9.1%} {row['throughput']:>7,.0f} t/s"
-            print(f"{tokens:>9,} {figures} {row['violation']:>10,.0f}", flush=True)
+            figures = f"{tokens:>9,} {row['requests']:>9,} {row['computed']:>9.1%} {row['throughput']:>7,.0f} t/s"
+            print(figures, *(f"{row[name]:>10,.0f}" for name in columns), flush=True)
     if options.json:
         Path(options.json).write_text(json.dumps(rows, indent=2), encoding="utf-8")
     return 0
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[0, 2048, 8192, 32768], help="values to compare")
-    parser.add_argument("--conversations", type=int, default=48, help="of tau-bench (default %(default)s)")
-    parser.add_argument("--tenants", type=int, default=8, help="of tau-bench (default %(default)s)")
-    parser.add_argument("--requests", type=int, default=400, help="of each adversarial tenant (default %(default)s)")
-    parser.add_argument("--blocks", type=int, default=1200, help="of 32 tokens, in the cache (default %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures")
-    return parse(parser, {"tokens": [0, 2048], "conversations": 2, "requests": 10})
 
 
 def traces(options: argparse.Namespace) -> Iterator[tuple[str, list[Conversation], int, int]]:

@@ -20,17 +20,14 @@ from __future__ import annotations
 
 import argparse
 import heapq
-import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations, count
-from pathlib import Path
 from typing import Any
 
-from benchmarks.locality import traces
-from benchmarks.options import parse
+from benchmarks.locality import compare, parse_with
 from benchmarks.replicas import SALT, GatewayPlacement, SimulatedReplica, Turn
 from inference_worker.contract.messages import BillingContext, InferenceJob
 from inference_worker.contract.prefix_digest import hash_block
@@ -79,36 +76,17 @@ class Services:
 
 def main() -> int:
     """Replay and print."""
-    options = parse_arguments()
-    rows = []
-    for trace, conversations, blocks, window in traces(options):
-        conversations = [list(each) for each in conversations]
-        print(f"\n{trace}, {options.replicas} replicas with caches of {blocks * BLOCK:,} tokens")
-        print(f"{'locality':>9} {'requests':>9} {'computed':>9} {'throughput':>11} {'violation':>10} {'bound':>10}")
-        for tokens in options.tokens:
-            row = {"trace": trace, "locality_tokens": tokens}
-            row |= replay(conversations, blocks, window * options.replicas, tokens, options)
-            rows.append(row)
-            figures = f"{row['requests']:>9,} {row['computed']:>9.1%} {row['throughput']:>7,.0f} t/s"
-            print(f"{tokens:>9,} {figures} {row['violation']:>10,} {row['bound']:>10,}", flush=True)
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=2), encoding="utf-8")
-    return 0
-
-
-def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[0, 2048, 8192, 32768], help="values to compare")
     parser.add_argument("--replicas", type=int, default=2, help="(default %(default)s)")
     parser.add_argument("--slots", type=int, default=4, help="requests of a replica (default %(default)s)")
-    parser.add_argument("--conversations", type=int, default=96, help="of tau-bench (default %(default)s)")
-    parser.add_argument("--tenants", type=int, default=8, help="of tau-bench (default %(default)s)")
-    parser.add_argument("--requests", type=int, default=400, help="of each adversarial tenant (default %(default)s)")
-    parser.add_argument("--blocks", type=int, default=600, help="of 32 tokens, in each cache (default %(default)s)")
     parser.add_argument("--prefill", type=float, default=10_000, help="tokens per second (default %(default)s)")
     parser.add_argument("--decode", type=float, default=40, help="tokens per second of an output (default %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="write the figures")
-    return parse(parser, {"tokens": [0, 2048], "conversations": 2, "requests": 10})
+    options = parse_with(parser, conversations=96, blocks=600)
+
+    def measure(conversations: list[Conversation], blocks: int, window: int, tokens: int) -> dict[str, Any]:
+        return replay(conversations, blocks, window * options.replicas, tokens, options)
+
+    return compare(options, ("violation", "bound"), measure)
 
 
 def replay(
