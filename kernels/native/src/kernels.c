@@ -107,6 +107,30 @@ INLINE float maximum(floats x)
 #endif
 }
 
+INLINE int32_t largest(ints x)
+{
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)x);
+#else
+    int32_t top = x[0];
+    for (int i = 1; i < LANES; i++)
+        top = x[i] > top ? x[i] : top;
+    return top;
+#endif
+}
+
+INLINE int32_t add(ints x)
+{
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)x);
+#else
+    int32_t total = 0;
+    for (int i = 0; i < LANES; i++)
+        total += x[i];
+    return total;
+#endif
+}
+
 /* The exponential function, relative error 2e-7. Arguments are limited to [-87, 88], in which results are normal. */
 INLINE floats exponential(floats x)
 {
@@ -408,7 +432,7 @@ struct group {
     const void *a; /* INT8: int8_t [rows, groups * inputs], INT4: bf16 [rows, inputs] */
     const uint8_t *b;
     const float *scales, *row_scales, *offsets;
-    const int32_t *row_sums;
+    const int32_t *corrections;
     float *c; /* [rows, COLUMNS] */
     int64_t a_stride, row_scale_stride, inputs;
     int64_t groups; /* INT8: all groups of the inputs; INT4: 1 */
@@ -467,7 +491,7 @@ INLINE void multiply_int8_vectors(struct group g, const int rows, const int vect
         ints sums[INT8_ROWS][COLUMNS / LANES];
         for (int r = 0; r < rows; r++)
             for (int v = 0; v < vectors; v++)
-                sums[r][v] = (ints){0} - 128 * g.row_sums[r * g.row_scale_stride + group];
+                sums[r][v] = (ints){0} + g.corrections[r * g.row_scale_stride + group];
         for (int64_t i = 0; i < g.inputs; i += 4) {
             if (g.ahead)
                 load_ahead(&ahead);
@@ -563,7 +587,7 @@ INLINE void multiply_int8(struct group g, int64_t rows)
         WITH_ROWS(count, INT8_ROWS, multiply_int8_rows, g)
         g.a = (const int8_t *)g.a + count * g.a_stride;
         g.row_scales += count * g.row_scale_stride;
-        g.row_sums += count * g.row_scale_stride;
+        g.corrections += count * g.row_scale_stride;
         g.c += count * COLUMNS;
         rows -= count;
     }
@@ -630,7 +654,7 @@ static int64_t linear_tiles(const struct linear *l)
 }
 
 /* Return the sums of the quantized numbers, [rows, groups]. */
-INLINE int32_t *row_sums(const struct linear *l)
+INLINE int32_t *corrections(const struct linear *l)
 {
     return (int32_t *)(l->row_scales + l->rows * (l->inputs / l->group));
 }
@@ -644,7 +668,7 @@ INLINE void multiply_quantized(
     struct group g = {
         .a = l->codes + row * l->inputs, .b = (const uint8_t *)l->weight + index * l->inputs * COLUMNS,
         .scales = l->scales + place, .row_scales = l->row_scales + row * groups,
-        .row_sums = row_sums(l) + row * groups, .offsets = l->offsets ? l->offsets + place : NULL, .c = sums,
+        .corrections = corrections(l) + row * groups, .offsets = l->offsets ? l->offsets + place : NULL, .c = sums,
         .a_stride = l->inputs, .row_scale_stride = groups, .inputs = l->group, .groups = groups, .ahead = ahead,
     };
     if (format == INT8) {
@@ -767,29 +791,29 @@ enum { ROWS_PER_PART = 8 };
 
 typedef uint8_t bytes __attribute__((vector_size(LANES)));
 
-/* Quantize a group of numbers to 8 bits, add them up and return their scale. It is NaN if a number is not finite. */
-INLINE float quantize(const bf16 *x, int64_t count, int8_t *codes, int32_t *total)
+/* Quantize a group of numbers to 8 bits. Return their scale, which is NaN if a number is not finite, and the correction of
+the product with weights that are 128 too large. */
+INLINE float quantize(const bf16 *x, int64_t count, int8_t *codes, int32_t *correction)
 {
     const float magic = 12582912.0f; /* 1.5 * 2^23: the addition rounds to an integer */
-    floats tops = {0}, broken = {0};
+    ints tops = {0}; /* bits of absolute values, which have the order of integers; those of NaN are the largest */
     for (int64_t i = 0; i < count; i += LANES) {
-        floats v = load_bf16(x + i), size = (floats)((words)v & 0x7fffffff);
-        tops = choose(size > tops, size, tops);
-        broken += v - v;
+        ints size = (ints)load_bf16(x + i) & 0x7fffffff;
+        tops = (size & (size > tops)) | (tops & ~(size > tops));
     }
-    float top = maximum(tops), factor = top > 1e-30f ? 127.0f / top : 0;
-    words totals = {0};
+    int32_t bits = largest(tops);
+    float top;
+    memcpy(&top, &bits, sizeof top);
+    float factor = top > 1e-30f ? 127.0f / top : 0;
+    ints totals = {0};
     for (int64_t i = 0; i < count; i += LANES) {
-        words code = (words)(load_bf16(x + i) * factor + magic) - 0x4b400000;
+        ints code = (ints)(load_bf16(x + i) * factor + magic) - 0x4b400000;
         bytes y = __builtin_convertvector(code, bytes);
         memcpy(codes + i, &y, sizeof y);
         totals += code;
     }
-    uint32_t all = 0;
-    for (int i = 0; i < LANES; i++)
-        all += totals[i];
-    *total = (int32_t)all;
-    return top / 127.0f + sum(broken);
+    *correction = -128 * add(totals);
+    return bits < 0x7f800000 ? top / 127.0f : top - top;
 }
 
 static void quantize_part(const void *data, int64_t part)
@@ -802,7 +826,7 @@ static void quantize_part(const void *data, int64_t part)
             float *scale = l->row_scales + row * groups + i;
             if (l->format == INT8) {
                 int8_t *codes = l->codes + row * l->inputs + i * l->group;
-                *scale = quantize(x, l->group, codes, row_sums(l) + row * groups + i);
+                *scale = quantize(x, l->group, codes, corrections(l) + row * groups + i);
             } else {
                 floats total = {0};
                 for (int64_t k = 0; k < l->group; k += LANES)
