@@ -28,6 +28,7 @@ _ARGUMENTS: dict[str, tuple[int | str, ...]] = {
 _RETURNED = {"processes.py": "describe"}  # modules with a function that returns texts
 _MAX_ALTERNATIVES = 12
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s")
+_Scope = ast.Module | ast.FunctionDef
 
 
 def backend_texts(root: Path = ROOT) -> list[str]:
@@ -47,7 +48,8 @@ def texts_of(source: str, returned_by: str | None = None) -> list[str]:
     """
     module = ast.parse(source)
     found: list[str] = []
-    for scope in [module, *(node for node in ast.walk(module) if isinstance(node, ast.FunctionDef))]:
+    scopes: list[_Scope] = [module, *(node for node in ast.walk(module) if isinstance(node, ast.FunctionDef))]
+    for scope in scopes:
         reader = _Reader(module, scope)
         for node in _own_nodes(scope):
             if isinstance(node, ast.Call):
@@ -57,7 +59,7 @@ def texts_of(source: str, returned_by: str | None = None) -> list[str]:
     return [text for text in found if re.search(r"[A-Za-z]{3}", _PLACEHOLDER.sub("", text))]
 
 
-def _own_nodes(scope: ast.Module | ast.FunctionDef) -> Iterator[ast.AST]:
+def _own_nodes(scope: _Scope) -> Iterator[ast.AST]:
     """Yield the nodes of a scope, without those of the functions in it."""
     waiting: list[ast.AST] = list(scope.body)
     while waiting:
@@ -79,7 +81,7 @@ def _arguments(call: ast.Call) -> Iterator[ast.expr]:
 class _Reader:
     """The texts of expressions in one function, whose names are resolved."""
 
-    def __init__(self, module: ast.Module, scope: ast.Module | ast.FunctionDef) -> None:
+    def __init__(self, module: ast.Module, scope: _Scope) -> None:
         self.functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
         self.module = module
         self.values: dict[str, list[ast.expr]] = {}

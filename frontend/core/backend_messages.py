@@ -11,7 +11,6 @@ import json
 import re
 from functools import cache
 from pathlib import Path
-from typing import cast
 
 from django.utils.functional import lazy
 from django.utils.html import avoid_wrapping
@@ -42,7 +41,7 @@ def translated(text: str) -> str:
 
 def lazy_translated(text: str) -> str:
     """Return the text in the language in which it is shown. For texts that are created when a module is loaded."""
-    return cast("str", lazy(translated, str)(text))
+    return lazy(translated, str)(text)
 
 
 @cache

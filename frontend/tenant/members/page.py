@@ -85,10 +85,10 @@ def filters(ctx: PageContext) -> FilterBar:
     return filter_bar(ctx, url, (choice_chip(ctx, url, "role", _("Role"), roles, chosen),), search)
 
 
-def _filtered(ctx: PageContext) -> QuerySet[Membership]:
-    """Return the members that the filters of the page select."""
+def _filtered(ctx: PageContext) -> QuerySet[Any]:
+    """Return the members that the filters of the page select, with `has_factor`."""
     factor = Authenticator.objects.filter(user=OuterRef("user"), type=Authenticator.Type.TOTP)
-    rows = memberships(ctx).annotate(has_factor=Exists(factor)).order_by("user__email")
+    rows: QuerySet[Any] = memberships(ctx).annotate(has_factor=Exists(factor)).order_by("user__email")
     if typed := text_param(ctx, "q"):
         rows = rows.filter(Q(user__email__icontains=typed) | Q(user__name__icontains=typed))
     if (role := ctx.query.get("role")) in Role.values:
