@@ -1,8 +1,10 @@
-"""The translations of the console: extracts the texts of templates and modules, and compiles the catalogs.
+"""The translations of the console: extracts the texts of templates, modules and scripts, and compiles the catalogs.
 
 `python -m tools.messages` adds new texts to frontend/locale/*/LC_MESSAGES/django.po with empty translations, removes
-those that are no longer used, and writes django.mo. With `--check` it changes nothing and fails if something is
-missing. It needs no gettext on the machine.
+those that are no longer used, and writes django.mo. It also writes the texts of other packages
+(`tools.backend_texts`) to frontend/locale/backend_texts.json, and the translations of scripts to
+frontend/static/frontend/texts.*.js. With `--check` it changes nothing and fails if something is missing. It needs no
+gettext on the machine.
 """
 
 from __future__ import annotations
@@ -18,11 +20,26 @@ from pathlib import Path
 
 from django.utils.translation.template import templatize
 
+from tools.backend_texts import backend_texts
+
 ROOT = Path(__file__).resolve().parents[1]
 FRONTEND = ROOT / "frontend"
+SCRIPTS = FRONTEND / "static" / "frontend"
+BACKEND_TEXTS = FRONTEND / "locale" / "backend_texts.json"
 _NAMES = {"_": False, "_lazy": False, "ngettext": True}  # functions, and whether they have a plural
 _STRING = r"(u?'(?:[^'\\]|\\.)*'|u?\"(?:[^\"\\]|\\.)*\")"
 _TEMPLATE = re.compile(rf"\b(?:_|gettext)\(\s*{_STRING}\s*\)|\bngettext\(\s*{_STRING}\s*,\s*{_STRING}\s*,")
+_SCRIPT_TEXT = re.compile(r'\b_\(("(?:[^"\\]|\\.)*")')
+# Comments, template strings and other strings of a script. An expression with a template string ends one.
+_SCRIPT_PART = re.compile(
+    r"//[^\n]*|/\*.*?\*/|(?P<marked>\b_\()?(?P<string>`(?:[^`\\]|\\.)*`|\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*')",
+    re.DOTALL,
+)
+# A capitalized word at the start of a text or an attribute, or a word that only sentences have. Not comments in code.
+_SCRIPT_VISIBLE = re.compile(
+    r"^(?:.*(?:aria-label|title|placeholder)=\")?[A-Z][a-z]+(?:[ …:.!?]|$)|^no |^[^#/<]* (?:of|the|to|is|was|them) "
+)
+_SCRIPT_WORDS = {"Enter", "Escape", "None", "True", "False", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun", "Hello!"}
 _ENTRY = re.compile(r'^(msgid|msgid_plural|msgstr(?:\[\d\])?) (".*")$')
 _REGION = re.compile(r"{%\s*(blocktranslate|comment)\b.*?{%\s*end\1\s*%}|{%.*?%}|{#.*?#}", re.DOTALL)
 _VARIABLE, _TAG = re.compile(r"{{.*?}}"), re.compile(r"<(/?)(\w*)[^>]*>")
@@ -44,6 +61,26 @@ def extract(directory: Path = FRONTEND) -> list[Message]:
     for path in sorted(directory.rglob("*.py")):
         found |= dict.fromkeys(_of_module(path.read_text(encoding="utf-8")))
     return list(found)
+
+
+def scripts() -> list[Path]:
+    """Return the console's scripts, without those that this module writes."""
+    return sorted(path for path in SCRIPTS.glob("*.js") if not path.name.startswith("texts."))
+
+
+def script_texts() -> list[str]:
+    """Return the texts that scripts write: the first arguments of `_("…")`, each once."""
+    found: dict[str, None] = {}
+    for path in scripts():
+        texts = _SCRIPT_TEXT.findall(path.read_text(encoding="utf-8"))
+        found |= dict.fromkeys(json.loads(text) for text in texts)
+    return list(found)
+
+
+def all_texts() -> list[Message]:
+    """Return all texts of the console, each once: of templates, modules, scripts and other packages."""
+    others = [(text, "") for text in [*script_texts(), *backend_texts()]]
+    return list(dict.fromkeys([*extract(), *others]))
 
 
 def _of_template(source: str) -> Iterator[Message]:
@@ -80,6 +117,17 @@ def unmarked_in_template(source: str) -> list[str]:
     return [text for text in texts if re.search(r"[A-Za-z]{2}", text) and text not in _SAME_EVERYWHERE]
 
 
+def unmarked_in_script(source: str) -> list[str]:
+    """Return the texts of a script that are not translated. Texts in examples of code are no texts of the console."""
+    found = []
+    for part in _SCRIPT_PART.finditer(source):
+        text = (part["string"] or "")[1:-1]
+        visible = re.sub(r"\$\{.*?\}", "*", text)
+        if not part["marked"] and _SCRIPT_VISIBLE.search(visible) and text not in _SCRIPT_WORDS:
+            found.append(text)
+    return found
+
+
 def unmarked_in_module(source: str) -> list[str]:
     """Return the texts of forms and messages in a module that are not translated."""
     found = []
@@ -89,7 +137,21 @@ def unmarked_in_module(source: str) -> list[str]:
             parts = value.values if isinstance(value, ast.JoinedStr) else [value]
             texts = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
             found += [text for text in texts if re.search(r"[A-Za-z]{2,} |^[A-Z][a-z]", text)]
+        found += [text for text in _bare_texts(node) if re.search(r"^(?:[A-Z][a-z]+|\d+) [a-z]{2}", text)]
     return found
+
+
+def _bare_texts(node: ast.AST) -> Iterator[str]:
+    """Yield the texts of a tuple, and the unnamed arguments of a call that does not translate them."""
+    if isinstance(node, ast.Tuple):
+        values = node.elts
+    elif isinstance(node, ast.Call) and getattr(node.func, "id", "") not in _NAMES:
+        values = node.args
+    else:
+        return
+    for value in values:
+        parts = value.values[:1] if isinstance(value, ast.JoinedStr) else [value]
+        yield from (part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str))
 
 
 def read(path: Path) -> Catalog:
@@ -128,6 +190,17 @@ def write(path: Path, language: str, catalog: Catalog) -> None:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
+
+
+def script_file(language: str, catalog: Catalog) -> str:
+    """Return the script with the translations of the scripts' texts."""
+    rows = {text: catalog[text, ""][0] for text in script_texts() if all(catalog.get((text, ""), ("",)))}
+    return f"window.TEXTS = {json.dumps(rows, ensure_ascii=False, indent=0)};\n"
+
+
+def backend_file() -> str:
+    """Return the content of the file with the texts of other packages."""
+    return f"{json.dumps(backend_texts(), ensure_ascii=False, indent=0)}\n"
 
 
 def merged(texts: list[Message], known: Catalog) -> Catalog:
@@ -173,17 +246,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a text has no translation")
     check = parser.parse_args().check
-    texts, found = extract(), []
+    texts, found = all_texts(), []
+    files = {BACKEND_TEXTS: backend_file().encode()}
     for path in sorted((FRONTEND / "locale").glob("*/LC_MESSAGES/django.po")):
         language = path.parents[1].name
         catalog = read(path) if check else merged(texts, read(path))
         found += [f"{language}: {problem}" for problem in problems(texts, catalog)]
-        binary = path.with_suffix(".mo")
         if not check:
             write(path, language, catalog)
-            binary.write_bytes(compiled(language, catalog))
-        elif not binary.exists() or binary.read_bytes() != compiled(language, catalog):
-            found.append(f"{language}: {binary.name} is not up to date; run `make messages`")
+        files[path.with_suffix(".mo")] = compiled(language, catalog)
+        files[SCRIPTS / f"texts.{language}.js"] = script_file(language, catalog).encode()
+    for path, content in files.items():
+        if not check:
+            path.write_bytes(content)
+        elif not path.exists() or path.read_bytes() != content:
+            found.append(f"{path.name} is not up to date; run `make messages`")
     sys.stdout.write("".join(f"{problem}\n" for problem in found))
     return 1 if found else 0
 

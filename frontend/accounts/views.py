@@ -27,6 +27,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from billing.budgets.alerts import ROLES as ALERT_ROLES
 from frontend.accounts import sessions
 from frontend.core import impersonation
+from frontend.core.backend_messages import translated
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import signed_in_user, user_layout
 from frontend.core.timezones import zone_of
@@ -93,7 +94,7 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
                 user = user or _newcomer(found, form)
                 actions.do_accept_invitation(found, user)
         except actions.ActionRefused as exc:
-            refused = str(exc)
+            refused = translated(str(exc))
         else:
             if form is not None:  # a new user, who set the password in this form
                 made = Login(user=user, redirect_url=reverse("overview", args=[found.tenant.slug]))

@@ -14,7 +14,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
 from billing.amounts import FEMTO_A_CENT, FEMTO_DIGITS
-from frontend.core import gauges, labels, languages, layout, numbers
+from frontend.core import backend_messages, gauges, labels, languages, layout, numbers
 from frontend.core.charts import Chart, Unit, format_value
 from frontend.core.labels import OUTCOME_KINDS, REQUEST_COUNTS, REQUEST_LABELS, outcome_label
 from frontend.core.languages import day_text
@@ -32,6 +32,12 @@ register = template.Library()
 def page_currency() -> str:
     """Return the currency of the page's amounts."""
     return numbers.page_currency()
+
+
+@register.filter
+def translated(text: str) -> str:
+    """Return a text of another package in the language of the page."""
+    return backend_messages.translated(text)
 
 
 @register.filter

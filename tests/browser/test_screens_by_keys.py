@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.support.frontend.pages import reachable_by_keyboard
 from tests.support.frontend.screen_cases import POPULATED
 
 
@@ -14,21 +15,4 @@ def test_every_control_is_reachable_by_keyboard(visit, screen):
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "main"
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
-    usable = page.evaluate(
-        """[...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0']")]
-        .filter((one) => one.checkVisibility() && !one.disabled && one.tabIndex >= 0 && one.type !== "hidden"
-          && (one.type !== "radio" || one.checked)).length"""
-    )
-    parts = 3 * page.locator("input[type=date]").count()  # day, month, year and the picker are four tab stops
-    seen = set()
-    for _ in range(usable + parts + 3):
-        page.keyboard.press("Tab")
-        at = page.evaluate(
-            """(() => { const one = document.activeElement; if (one === document.body) return null;
-            window.numbered ??= new Map(); if (!numbered.has(one)) numbered.set(one, numbered.size);
-            return [numbered.get(one), getComputedStyle(one).outlineStyle, one.outerHTML.slice(0, 120)]; })()"""
-        )
-        if at is not None:
-            assert at[1] != "none", at[2]
-            seen.add(at[0])
-    assert len(seen) >= usable - 1, (len(seen), usable)
+    reachable_by_keyboard(page)

@@ -21,6 +21,7 @@ from billing.actions.purchases import do_sell_credit
 from billing.amounts import NANO_A_CENT
 from billing.models import CreditGrant, Invoice, Payment, Period
 from billing.pricing.currencies import currency_of
+from frontend.core.backend_messages import translated
 from frontend.operator.billing.forms import cents_of
 from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
@@ -64,10 +65,8 @@ def finalize_all(period: Period) -> Finalized:
             do_finalize(row)
         except Exception as exc:  # an error of one tenant must not stop the others
             log.exception("not_finalized", tenant=row.tenant.slug, period=period.label)
-            known = isinstance(exc, ActionRefused)
-            refused.append(
-                f"{row.tenant.slug}: {exc}" if known else _("%(slug)s: see the server log") % {"slug": row.tenant.slug}
-            )
+            reason = translated(str(exc)) if isinstance(exc, ActionRefused) else _("see the server log")
+            refused.append(f"{row.tenant.slug}: {reason}")
         else:
             count += 1
     return Finalized(count, 0, tuple(refused))

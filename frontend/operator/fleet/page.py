@@ -12,6 +12,7 @@ import redis
 from django.utils.translation import gettext as _
 
 from frontend.core.charts import Chart, Series, Unit
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import Choice, with_query
 from frontend.core.numbers import Margin
 from frontend.core.page_context import PageContext
@@ -25,10 +26,10 @@ COLORS = ("spend", "output", "cached", "written", "failed")
 MINUTE = timedelta(minutes=1)
 # Selectable ranges: total length, and length of one point.
 RANGES: dict[str, tuple[str, timedelta, timedelta]] = {
-    "1h": ("1 hour", timedelta(hours=1), 2 * MINUTE),
-    "6h": ("6 hours", timedelta(hours=6), 10 * MINUTE),
-    "24h": ("24 hours", timedelta(hours=24), 30 * MINUTE),
-    "7d": ("7 days", timedelta(days=7), 240 * MINUTE),
+    "1h": (_lazy("1 hour"), timedelta(hours=1), 2 * MINUTE),
+    "6h": (_lazy("6 hours"), timedelta(hours=6), 10 * MINUTE),
+    "24h": (_lazy("24 hours"), timedelta(hours=24), 30 * MINUTE),
+    "7d": (_lazy("7 days"), timedelta(days=7), 240 * MINUTE),
 }
 DEFAULT_RANGE = "6h"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -11,6 +11,7 @@ from billing.models import Price, PriceVersion
 from billing.pricing import rerating
 from billing.pricing.price_book import NewPrice, PriceRanges, parse
 from billing.pricing.pricing import Component, Tier
+from frontend.core.backend_messages import translated
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext, first_or_404
 from frontend.operator.prices.page import as_new, currency_in, tenant_names, version_row
@@ -106,7 +107,7 @@ def preview(ctx: PageContext) -> dict[str, Any]:
     try:
         found = rerating.preview(row, start, end)
     except ActionRefused as exc:
-        return {"refused": str(exc), "month": start}
+        return {"refused": translated(str(exc)), "month": start}
     found.sort(key=lambda comparison: -abs(comparison.would_be_femto - comparison.was_femto))
     currency = currency_in(row)
     names = tenant_names(comparison.tenant_id for comparison in found[:MAX_ROWS])

@@ -12,6 +12,7 @@ from billing.actions.reratings import do_apply_rerating, do_discard_rerating, do
 from billing.amounts import DEFAULT_CURRENCY, NANO_DIGITS, decimal
 from billing.models import Rerating
 from billing.pricing.price_book import parse
+from frontend.core.backend_messages import translated
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.labels import choice_label
@@ -59,7 +60,7 @@ def changes(ctx: PageContext) -> dict[str, Any]:
     try:
         rows = preview_rerating(_rerating(ctx))
     except Conflict as exc:
-        return {"refused": str(exc)}
+        return {"refused": translated(str(exc))}
     rows.sort(key=lambda row: -abs(row.subtotal))
     currency = rows[0].invoice.currency if rows else DEFAULT_CURRENCY  # all have that of the book
     amounts = [(row, *(Money.cents(cents, currency) for cents in (row.subtotal, row.total))) for row in rows[:MAX_ROWS]]

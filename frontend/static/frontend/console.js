@@ -4,6 +4,8 @@ const root = document.documentElement;
 const $ = (selector, within = document) => within.querySelector(selector);
 const on = (type, act, target = document) => target.addEventListener(type, act);
 const year = 60 * 60 * 24 * 365;
+// The text in the language of the page, with its values. `make messages` writes window.TEXTS to texts.*.js.
+const _ = (text, values = {}) => (window.TEXTS?.[text] || text).replace(/%\((\w+)\)s/g, (found, name) => values[name]);
 
 // The theme changes immediately, the time zone and shortcuts on the next page.
 on("click", (event) => {
@@ -65,9 +67,9 @@ const showError = (text) => {
   $("#toasts").append(toast);
 };
 on("htmx:responseError", ({ detail: { xhr } }) => {
-  if (!xhr.getResponseHeader("X-Panel")) showError(`The request failed (${xhr.status}). Try again. Request ID: ${xhr.getResponseHeader("X-Request-Id") || "unknown"}.`);
+  if (!xhr.getResponseHeader("X-Panel")) showError(_("The request failed (%(status)s). Try again. Request ID: %(id)s.", { status: xhr.status, id: xhr.getResponseHeader("X-Request-Id") || "–" }));
 });
-on("htmx:sendError", ({ detail: { elt } }) => elt.matches(".panel") || showError("Cannot reach the server. Nothing was changed. Try again."));
+on("htmx:sendError", ({ detail: { elt } }) => elt.matches(".panel") || showError(_("Cannot reach the server. Nothing was changed. Try again.")));
 on("click", (event) => event.target.closest(".toast")?.remove());
 setTimeout(() => document.querySelectorAll(".toast.success").forEach((toast) => toast.remove()), 5000);
 
@@ -109,10 +111,11 @@ on("click", async (event) => {
   const button = event.target.closest("[data-copy]");
   if (!button) return;
   await navigator.clipboard.writeText(button.dataset.copy || $("code", button.parentElement).textContent);
-  const label = button.getAttribute("aria-label");
-  button.setAttribute("aria-label", "Copied");
-  button.title = "Copied";
-  setTimeout(() => { button.setAttribute("aria-label", label); button.title = "Copy"; }, 2000);
+  const [label, title] = [button.getAttribute("aria-label"), button.title];
+  if (title === _("Copied")) return;
+  button.setAttribute("aria-label", _("Copied"));
+  button.title = _("Copied");
+  setTimeout(() => { button.setAttribute("aria-label", label); button.title = title; }, 2000);
 });
 
 // The command palette.
@@ -127,7 +130,7 @@ const moveSelection = (step) => {
   const next = all[(at + step + all.length) % all.length];
   next?.classList.add("is-selected");
   next?.scrollIntoView({ block: "nearest" });
-  $("#palette-status", palette).textContent = next ? next.textContent.trim() : "No results";
+  $("#palette-status", palette).textContent = next ? next.textContent.trim() : _("No results");
 };
 const runSearch = async () => {
   const number = ++searches;
@@ -140,7 +143,9 @@ const runSearch = async () => {
 const openPalette = () => {
   if (!palette.childElementCount) {
     const form = document.createElement("form");
-    form.innerHTML = '<input type="search" aria-label="Name of a screen, key or tenant" placeholder="Search or jump to…" autocomplete="off"><kbd>Esc</kbd>';
+    form.innerHTML = '<input type="search" autocomplete="off"><kbd>Esc</kbd>';
+    form.firstChild.setAttribute("aria-label", _("Name of a screen, key or tenant"));
+    form.firstChild.placeholder = _("Search or jump to…");
     const list = document.createElement("div");
     list.className = "search-results";
     const status = document.createElement("p");

@@ -7,7 +7,7 @@ if (form) {
   const shown = new Map(); // model -> column
   const running = new Map(); // request ID -> active request
   let socket = null;
-  let count = 0;
+  let sent = 0;
 
   const chosen = () => [...form.elements.model instanceof RadioNodeList ? form.elements.model : [form.elements.model]].filter((input) => input.checked && !input.disabled).map((input) => input.value);
   const number = (name) => (form.elements[name].value === "" ? undefined : Number(form.elements[name].value));
@@ -21,7 +21,7 @@ if (form) {
       if (text) value = JSON.parse(text);
       if (text && !isValid(value)) error = hint;
     } catch (problem) {
-      error = `This is not JSON: ${problem.message}`;
+      error = _("This is not JSON: %(problem)s", { problem: problem.message });
     }
     field.setAttribute("aria-invalid", String(Boolean(error)));
     setTextOf(`[data-error-of=${name}]`, error);
@@ -30,8 +30,8 @@ if (form) {
   };
   const setTextOf = (selector, text) => ($(selector, form).textContent = text);
   const options = () => ({ max_tokens: number("max_tokens"), temperature: number("temperature"), top_p: number("top_p") });
-  const tools = () => parsed("tools", (value) => Array.isArray(value) && value.every((tool) => tool?.type === "function" && tool.function?.name), "Enter a list of tools, each with type “function” and a function with a name.");
-  const schema = () => parsed("schema", (value) => value && typeof value === "object" && !Array.isArray(value), "Enter a JSON schema, which is an object.");
+  const tools = () => parsed("tools", (value) => Array.isArray(value) && value.every((tool) => tool?.type === "function" && tool.function?.name), _("Enter a list of tools, each with type “function” and a function with a name."));
+  const schema = () => parsed("schema", (value) => value && typeof value === "object" && !Array.isArray(value), _("Enter a JSON schema, which is an object."));
   const settings = () => {
     const [called, format] = [tools(), schema()];
     return {
@@ -80,20 +80,22 @@ if (form) {
   const dollars = (femto, places) => {
     const unit = 10n ** BigInt(15 - places);
     const digits = String((femto + unit - 1n) / unit).padStart(places + 1, "0");
-    return `$${digits.slice(0, -places)}.${digits.slice(-places)}`;
+    const [whole, rest] = [digits.slice(0, -places), digits.slice(-places)];
+    return document.documentElement.lang === "de" ? `${whole},${rest} $` : `$${whole}.${rest}`;
   };
 
   const columnOf = (model) => {
     if (shown.has(model)) return shown.get(model);
     const card = $("#column").content.firstElementChild.cloneNode(true);
     $("h2", card).textContent = model;
-    card.setAttribute("aria-label", `Answers of ${model}`);
-    $(".chat-messages", card).setAttribute("aria-label", `Conversation with ${model}`);
+    card.setAttribute("aria-label", _("Answers of %(model)s", { model }));
+    $(".chat-messages", card).setAttribute("aria-label", _("Conversation with %(model)s", { model }));
     columns.append(card);
     const column = { card, turns: [] };
     shown.set(model, column);
     return column;
   };
+  const count = (value) => value.toLocaleString(document.documentElement.lang);
   const setText = (column, name, text) => ($(`[data-${name}]`, column.card).textContent = text);
   const addMessage = (column, role, text) => {
     const element = document.createElement("div");
@@ -117,7 +119,7 @@ if (form) {
       block.className = "chat-reasoning";
       block.open = true;
       block.append(document.createElement("summary"), document.createElement("div"));
-      block.firstChild.textContent = "Reasoning";
+      block.firstChild.textContent = _("Reasoning");
       answer.element.prepend(block);
     }
     answer.reasoning.lastChild.append(text);
@@ -132,7 +134,7 @@ if (form) {
       const block = document.createElement("div");
       block.className = "chat-tool-call";
       block.append(document.createElement("h3"), document.createElement("pre"));
-      block.firstChild.textContent = `Tool call: ${part.name}`;
+      block.firstChild.textContent = _("Tool call: %(name)s", { name: part.name });
       answer.element.append(block);
       if (answer.reasoning) answer.reasoning.open = false;
       answer.calls[index] = { block, json: "" };
@@ -165,18 +167,19 @@ if (form) {
 
   // What to do about a response without JSON, by its status. A redirect leads to the login page.
   const advice = (response) => {
-    if (response.type === "opaqueredirect") return "You are signed out. Reload the page and sign in.";
+    if (response.type === "opaqueredirect") return _("You are signed out. Reload the page and sign in.");
+    const { status } = response;
     const id = response.headers.get("x-request-id");
-    const failed = `The server responded with status ${response.status}${id ? ` to ${id}` : ""}.`;
-    if (response.status === 429) return `${failed} Wait a minute, then try again.`;
-    if (response.status < 500) return `${failed} Your session expired or you lack permission. Reload the page and try again.`;
-    return `${failed} Try again. If it keeps failing, contact the operator.`;
+    const failed = id ? _("The server responded with status %(status)s to %(id)s.", { status, id }) : _("The server responded with status %(status)s.", { status });
+    if (status === 429) return `${failed} ${_("Wait a minute, then try again.")}`;
+    if (status < 500) return `${failed} ${_("Your session expired or you lack permission. Reload the page and try again.")}`;
+    return `${failed} ${_("Try again. If it keeps failing, contact the operator.")}`;
   };
   const fetchToken = async (key) => {
     const body = new URLSearchParams({ key });
     const headers = { "X-CSRFToken": form.elements.csrfmiddlewaretoken.value };
     const response = await fetch(data.token_url, { method: "POST", body, headers, redirect: "manual" }).catch(() => {
-      throw new Error("Cannot reach the console. Check your connection and try again.");
+      throw new Error(_("Cannot reach the console. Check your connection and try again."));
     });
     const message = await response.json().catch(() => ({})); // an error may be a page of HTML
     if (!message.playground_token) throw new Error(message.error || advice(response));
@@ -195,14 +198,14 @@ if (form) {
       opened.onopen = () => opened.send(JSON.stringify({ type: "auth", playground_token: token }));
       opened.onmessage = ({ data: text }) => {
         const first = JSON.parse(text);
-        first.type === "ready" ? ready() : broken(new Error(first.error?.message || "The WebSocket was rejected."));
+        first.type === "ready" ? ready() : broken(new Error(first.error?.message || _("The WebSocket was rejected.")));
       };
-      opened.onclose = opened.onerror = () => broken(new Error("Cannot reach the gateway. Try again."));
+      opened.onclose = opened.onerror = () => broken(new Error(_("Cannot reach the gateway. Try again.")));
     });
     opened.onmessage = ({ data: text }) => receive(JSON.parse(text));
     opened.onerror = null;
     opened.onclose = () => {
-      for (const run of [...running.values()]) if (run.socket === opened) end(run, "bad", "Connection lost", "The connection to the gateway was lost. Send the prompt again.");
+      for (const run of [...running.values()]) if (run.socket === opened) end(run, "bad", _("Connection lost"), _("The connection to the gateway was lost. Send the prompt again."));
     };
     return (socket = opened);
   };
@@ -212,7 +215,7 @@ if (form) {
     if (!run) return;
     if (message.type === "started") {
       run.id = message.request_id;
-      state(run.column, "info", "Answering");
+      state(run.column, "info", _("Answering"));
     } else if (message.type === "chunk") {
       const [choice] = message.chunk.choices;
       run.reason = choice?.finish_reason || run.reason;
@@ -230,20 +233,21 @@ if (form) {
       const [kind, label, text] = endOf(run);
       end(run, kind, label, text);
     } else if (message.type === "error") {
-      if (message.error.code === "cancelled") end(run, "warn", "Stopped");
-      else end(run, "bad", message.error.code === "rate_limit_exceeded" || /budget|quota/.test(message.error.code) ? "Rate limited" : run.id ? "Failed" : "Rejected", errorText(message));
+      if (message.error.code === "cancelled") end(run, "warn", _("Stopped"));
+      else end(run, "bad", message.error.code === "rate_limit_exceeded" || /budget|quota/.test(message.error.code) ? _("Rate limited") : run.id ? _("Failed") : _("Rejected"), errorText(message));
     }
   };
   // The badge and the note of a finish reason.
   const endOf = ({ reason, limit, usage }) => {
-    if (reason === "stop") return ["good", "Complete"];
-    if (reason === "tool_calls") return ["good", "Tool call"];
-    if (reason !== "length") return ["warn", `Ended: ${reason}`];
-    const cause = usage?.completion_tokens >= limit ? `reached Max output tokens (${limit}). Increase it, or ask for the rest.` : "used the rest of the model’s context or of a budget. Start a new conversation, or raise the budget.";
-    return ["warn", "Cut at the output limit", `The answer ${cause}`];
+    if (reason === "stop") return ["good", _("Complete")];
+    if (reason === "tool_calls") return ["good", _("Tool call")];
+    if (reason !== "length") return ["warn", _("Ended: %(reason)s", { reason })];
+    const reached = usage?.completion_tokens >= limit;
+    const text = reached ? _("The answer reached Max output tokens (%(limit)s). Increase it, or ask for the rest.", { limit }) : _("The answer used the rest of the model’s context or of a budget. Start a new conversation, or raise the budget.");
+    return ["warn", _("Cut at the output limit"), text];
   };
   const errorText = ({ error, retry_after }) => {
-    const later = retry_after && !/try again/.test(error.message) ? ` Try again in ${Math.ceil(retry_after)} s.` : "";
+    const later = retry_after && !/try again/.test(error.message) ? ` ${_("Try again in %(seconds)s s.", { seconds: Math.ceil(retry_after) })}` : "";
     return `${error.message}${later} (${error.code})`;
   };
 
@@ -254,22 +258,22 @@ if (form) {
     if (first) setText(column, "ttft", first - began < 1000 ? `${Math.round(first - began)} ms` : `${((first - began) / 1000).toFixed(2)} s`);
     if (first && usage.completion_tokens > 1 && now > first) setText(column, "speed", ((usage.completion_tokens - 1) / ((now - first) / 1000)).toFixed(1));
     const { cached_tokens: cached, cache_write_tokens: written } = usage.prompt_tokens_details;
-    setText(column, "input", (usage.prompt_tokens - cached).toLocaleString("en"));
-    $("[data-input]", column.card).title = written ? `${written} of them written to the cache` : "";
-    setText(column, "cached", cached.toLocaleString("en"));
-    setText(column, "output", usage.completion_tokens.toLocaleString("en"));
+    setText(column, "input", count(usage.prompt_tokens - cached));
+    $("[data-input]", column.card).title = written ? _("%(count)s of them written to the cache", { count: count(written) }) : "";
+    setText(column, "cached", count(cached));
+    setText(column, "output", count(usage.completion_tokens));
     const reasoning = usage.completion_tokens_details?.reasoning_tokens;
-    $("[data-output]", column.card).title = reasoning ? `${reasoning.toLocaleString("en")} of them reasoning` : "";
+    $("[data-output]", column.card).title = reasoning ? _("%(count)s of them reasoning", { count: count(reasoning) }) : "";
     const femto = cost(model, usage) ?? cost(run.model, usage);
-    setText(column, "cost-label", "Cost so far");
-    setText(column, "cost", femto === null ? "no price" : dollars(femto, 6));
+    setText(column, "cost-label", _("Cost so far"));
+    setText(column, "cost", femto === null ? _("no price") : dollars(femto, 6));
     if (femto !== null) $("[data-cost]", column.card).title = dollars(femto, 15);
   };
 
   const end = (run, kind, label, text) => {
     running.delete(run.name);
     state(run.column, kind, label);
-    setText(run.column, "cost-label", "Cost");
+    setText(run.column, "cost-label", _("Cost"));
     const { answer } = run;
     const isEmpty = !answer.text && !answer.reasoning && !answer.calls.length;
     if (answer.text) run.column.turns.push({ role: "assistant", content: answer.text });
@@ -282,7 +286,7 @@ if (form) {
         const go = document.createElement("a");
         go.className = "link";
         go.href = data.budgets;
-        go.textContent = "Budgets and quotas";
+        go.textContent = _("Budgets and quotas");
         note.append(" ", go);
       }
     }
@@ -290,7 +294,7 @@ if (form) {
       const again = document.createElement("button");
       again.type = "button";
       again.className = "button";
-      again.textContent = "Try again";
+      again.textContent = _("Try again");
       again.addEventListener("click", () => retry(run, again));
       $(".chat-messages", run.column.card).append(again);
     }
@@ -303,7 +307,7 @@ if (form) {
       log.append(go);
       log.scrollTop = log.scrollHeight;
     }
-    const used = run.usage ? `, ${run.usage.completion_tokens} tokens, ${$("[data-cost]", run.column.card).textContent}` : "";
+    const used = run.usage ? `, ${_("%(count)s tokens", { count: count(run.usage.completion_tokens) })}, ${$("[data-cost]", run.column.card).textContent}` : "";
     $("[data-status]", form).textContent = `${run.model}: ${label}${used}. ${text || ""}`;
     updateButtons();
   };
@@ -313,8 +317,8 @@ if (form) {
     column.turns.push({ role: "user", content: prompt });
     addMessage(column, "user", prompt);
     for (const name of ["ttft", "speed", "input", "cached", "output", "cost"]) setText(column, name, "–");
-    state(column, "", "Waiting");
-    const name = `${++count}`;
+    state(column, "", _("Waiting"));
+    const name = `${++sent}`;
     running.set(name, { name, model, prompt, column, limit: number("max_tokens"), socket: opened, answer: addAnswer(column), began: performance.now() });
     const stream = { include_usage: true, continuous_usage_stats: true };
     opened.send(JSON.stringify({ id: name, model, messages: messagesWith(column.turns), stream_options: stream, ...given }));
@@ -340,7 +344,7 @@ if (form) {
     const models = chosen();
     const prompt = form.elements.prompt.value.trim();
     if (running.size || !prompt) return;
-    if (!models.length) return showError("Choose a model.");
+    if (!models.length) return showError(_("Choose a model."));
     showError("");
     let opened;
     let given;
@@ -460,7 +464,7 @@ if (form) {
       const text = atob(location.hash.slice(1).replaceAll("-", "+").replaceAll("_", "/"));
       fill(JSON.parse(new TextDecoder().decode(Uint8Array.from(text, (letter) => letter.charCodeAt(0)))));
     } catch {
-      showError("This link is not complete. Copy it again.");
+      showError(_("This link is not complete. Copy it again."));
     }
   };
   const updateChoices = () => {
@@ -486,10 +490,10 @@ if (form) {
   }, form.elements.preset);
   on("click", async () => {
     await navigator.clipboard.writeText(linkOf());
-    setTextOf("[data-status]", "Link copied");
+    setTextOf("[data-status]", _("Link copied"));
     const label = $("[data-share] span", form);
     const before = label.textContent;
-    label.textContent = "Link copied";
+    label.textContent = _("Link copied");
     setTimeout(() => { label.textContent = before; }, 2000);
   }, $("[data-share]", form));
   on("click", () => { localStorage.removeItem(store); showHistory(); }, $("[data-forget]", form));

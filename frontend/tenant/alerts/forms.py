@@ -5,7 +5,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from django import forms
+from django.utils.text import capfirst
 
+from frontend.core.backend_messages import lazy_translated
 from frontend.core.languages import lazy_text as _lazy
 from tenants.webhooks.event_types import EVENT_TYPES
 
@@ -13,7 +15,7 @@ _SECRET = {"autocomplete": "off", "spellcheck": "false"}
 MUTES = (
     ("1", _lazy("1 hour")),
     ("8", _lazy("8 hours")),
-    ("24", "24 hours"),
+    ("24", _lazy("24 hours")),
     ("168", _lazy("7 days")),
     ("0", _lazy("Not muted")),
 )
@@ -28,7 +30,7 @@ class ChannelForm(forms.Form):
     event_types = forms.MultipleChoiceField(
         label=_lazy("Events"),
         required=False,
-        choices=[(name, event_type.description.capitalize()) for name, event_type in EVENT_TYPES.items()],
+        choices=[(name, capfirst(lazy_translated(kind.description))) for name, kind in EVENT_TYPES.items()],
         initial=["budget.threshold_reached"],
         widget=forms.CheckboxSelectMultiple,
         help_text=_lazy("Leave blank for all events, including future event types"),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
 from billing.budgets.alerts import alerts_of
-from billing.models import Budget
+from billing.models import Budget, BudgetAlert
 from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar
 from frontend.core.languages import lazy_text as _lazy
+from frontend.core.list_tools import MAX_EXPORTED, ListTools
 from frontend.core.lists import ListPage, keyset_page, named_rows, number_param
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.alerts import alert_rows
@@ -36,11 +39,45 @@ def filters(ctx: PageContext) -> FilterBar:
     )
 
 
-def history(ctx: PageContext) -> ListPage:
-    """Return a page of alerts, newest first."""
+def _filtered(ctx: PageContext) -> QuerySet[BudgetAlert]:
+    """Return the alerts that the filters of the page select."""
     rows = alerts_of(ctx.tenant.pk, number_param(ctx, "budget"))
     if (state := ctx.query.get("state")) in STATES:
         rows = rows.filter(acknowledged_at__isnull=state == "open")
+    return rows
+
+
+def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+    """Yield the newest alerts with the page's filters. Call inside `ctx.scope()`."""
+    for row in _filtered(ctx)[:MAX_EXPORTED]:
+        budget, at = row.budget, row.acknowledged_at
+        amounts = (budget.unit, row.used, row.limit, row.forecast)
+        yield (
+            row.pk,
+            row.created_at.isoformat(),
+            budget.pk,
+            budget.name,
+            row.threshold,
+            *amounts,
+            at and at.isoformat(),
+        )
+
+
+TOOLS = ListTools(
+    "alerts",
+    exported=(
+        *("id", "created_at", "budget_id", "budget", "threshold", "unit", "used", "limit", "forecast"),
+        "acknowledged_at",
+    ),
+    rows=exported,
+    columns={},
+    views=((_lazy("All"), {}), (_lazy("Open"), {"state": "open"})),
+)
+
+
+def history(ctx: PageContext) -> ListPage:
+    """Return a page of alerts, newest first."""
+    rows = _filtered(ctx)
     filtered = any(ctx.query.get(name) for name in ("state", "budget"))
     page = keyset_page(ctx, rows, ctx.url("alerts"), PAGE_SIZE, filtered=filtered)
     return replace(page, rows=alert_rows(ctx, list(page.rows)))

@@ -39,8 +39,8 @@ PANELS = Panels(
 @tenant_page(READS)
 def alerts(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        filters = page.filters(ctx)
-    return render_page(ctx, "alerts/page.html", _("Alerts"), panels=PANELS, filters=filters)
+        context = {"filters": page.filters(ctx), **page.TOOLS.page(ctx)}
+    return render_page(ctx, "alerts/page.html", _("Alerts"), panels=PANELS, **context)
 
 
 @tenant_page(WRITES, methods=("POST",), step_up=False)  # it changes no limit
@@ -117,6 +117,7 @@ def _new_channel(
 
 urlpatterns = [
     path("t/<slug:slug>/alerts/", alerts, name="alerts"),
+    *page.TOOLS.tenant_urls("t/<slug:slug>/alerts/", READS),
     path("t/<slug:slug>/alerts/slack", new_slack, name="alerts-slack"),
     path("t/<slug:slug>/alerts/pagerduty", new_pagerduty, name="alerts-pagerduty"),
     path("t/<slug:slug>/alerts/<int:alert>/acknowledge", acknowledge, name="alerts-acknowledge"),

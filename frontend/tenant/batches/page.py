@@ -10,6 +10,7 @@ from typing import Any
 from django.db.models import Count, Q, QuerySet
 from django.utils.translation import gettext as _
 
+from frontend.core.exports import export_urls
 from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar
 from frontend.core.labels import choice_label
 from frontend.core.languages import lazy_text as _lazy
@@ -152,10 +153,31 @@ def _progress(ctx: PageContext, rows: Sequence[Batch]) -> list[BatchProgress]:
     return [BatchProgress(row, *counts.get(row.pk, (row.succeeded, row.errored))) for row in rows]
 
 
-def files(ctx: PageContext) -> list[dict[str, Any]]:
-    """Return the newest files."""
-    rows = File.objects.for_tenant(ctx.tenant).filter(purpose__in=_TENANTS_PURPOSES, expires_at__gt=ctx.now)
-    return [{"file": row, "size": size_text(row.size)} for row in rows.order_by("-pk")[:MAX_FILES]]
+def _files(ctx: PageContext) -> QuerySet[File]:
+    """Return the tenant's files that have not expired. Call inside `ctx.scope()`."""
+    rows: QuerySet[File] = File.objects.for_tenant(ctx.tenant)
+    return rows.filter(purpose__in=_TENANTS_PURPOSES, expires_at__gt=ctx.now)
+
+
+def exported_files(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+    """Yield the newest files. Call inside `ctx.scope()`."""
+    for row in _files(ctx).order_by("-pk")[:MAX_EXPORTED]:
+        times = (row.created_at.isoformat(), row.expires_at.isoformat())
+        yield (row.name, row.filename, row.purpose, row.size, row.project_id, *times)
+
+
+FILE_TOOLS = ListTools(
+    "batches-files",
+    exported=("id", "filename", "purpose", "bytes", "project_id", "created_at", "expires_at"),
+    rows=exported_files,
+    columns={},
+)
+
+
+def files(ctx: PageContext) -> dict[str, Any]:
+    """Return the newest files, and the URLs of their export."""
+    rows = [{"file": row, "size": size_text(row.size)} for row in _files(ctx).order_by("-pk")[:MAX_FILES]]
+    return {"rows": rows, "export_urls": export_urls(ctx, ctx.url("batches-files-export"))}
 
 
 def size_text(size: int) -> str:
@@ -175,17 +197,14 @@ def batch_of(ctx: PageContext) -> Batch:
 
 def file_of(ctx: PageContext) -> File:
     """Return the file in the URL. Call inside `ctx.scope()`."""
-    rows = File.objects.for_tenant(ctx.tenant).filter(purpose__in=_TENANTS_PURPOSES, expires_at__gt=ctx.now)
-    return first_or_404(rows.filter(name=ctx.arguments["file"][:64]))
+    return first_or_404(_files(ctx).filter(name=ctx.arguments["file"][:64]))
 
 
 def status(ctx: PageContext) -> dict[str, Any]:
     """Return the progress of the batch in the URL, with its key and files."""
     batch = batch_of(ctx)
     names = {_("Input"): batch.input_file, _("Output"): batch.output_file, _("Errors"): batch.error_file}
-    rows = File.objects.for_tenant(ctx.tenant).filter(
-        name__in=[name for name in names.values() if name], purpose__in=_TENANTS_PURPOSES, expires_at__gt=ctx.now
-    )
+    rows = _files(ctx).filter(name__in=[name for name in names.values() if name])
     stored = {row.name: row for row in rows}
     keys = ApiKey.objects.for_tenant(ctx.tenant).filter(pk=batch.key_id)
     (progress,) = _progress(ctx, [batch])

@@ -171,6 +171,7 @@ urlpatterns = [
     path("t/<slug:slug>/batches/<str:batch>/", batch, name="batches-detail"),
     path("t/<slug:slug>/batches/<str:batch>/cancel", cancel, name="batches-cancel"),
     DETAIL_PANELS.tenant_url("t/<slug:slug>/batches/<str:batch>/", READS),
+    path("t/<slug:slug>/files/export", tenant_page(READS)(page.FILE_TOOLS.export), name="batches-files-export"),
     path("t/<slug:slug>/files/<str:file>/content", content, name="batches-file"),
     path("t/<slug:slug>/files/<str:file>/delete", delete_file, name="batches-file-delete"),
 ]

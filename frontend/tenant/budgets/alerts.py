@@ -10,6 +10,7 @@ from django.utils.translation import gettext as _
 
 from billing.budgets.alerts import alerts_of
 from billing.models import BudgetAlert
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import exact
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.amounts import BudgetAmount
@@ -45,7 +46,7 @@ def _alert(row: BudgetAlert) -> dict[str, Any]:
     what = (
         _("Forecast %(whole)s") % {"whole": BudgetAmount.whole(unit, row.forecast or 0).text}
         if expected
-        else f"{row.threshold}% reached"
+        else _("%(threshold)s%% reached") % {"threshold": row.threshold}
     )
     return {
         "alert": row,
@@ -56,15 +57,15 @@ def _alert(row: BudgetAlert) -> dict[str, Any]:
     }
 
 
-_EMAIL_LEVELS: dict[str, str] = {
-    OutboxEmail.State.QUEUED: "warn",
-    OutboxEmail.State.SENT: "good",
-    OutboxEmail.State.FAILED: "bad",
+_EMAIL_STATES: dict[str, tuple[str, str]] = {
+    OutboxEmail.State.QUEUED: (_lazy("queued"), "warn"),
+    OutboxEmail.State.SENT: (_lazy("sent"), "good"),
+    OutboxEmail.State.FAILED: (_lazy("failed"), "bad"),
 }
 _WEBHOOK_STATES = {
-    WebhookDelivery.State.PENDING: ("pending", "warn"),
-    WebhookDelivery.State.DELIVERED: ("delivered", "good"),
-    WebhookDelivery.State.FAILED: ("failed", "bad"),
+    WebhookDelivery.State.PENDING: (_lazy("pending"), "warn"),
+    WebhookDelivery.State.DELIVERED: (_lazy("delivered"), "good"),
+    WebhookDelivery.State.FAILED: (_lazy("failed"), "bad"),
 }
 
 
@@ -97,7 +98,8 @@ def _delivery_rows(mail: OutboxEmail | None, sent: list[WebhookDelivery]) -> tup
         )
     if mail is None:
         return (BudgetDelivery(_("Email"), "", _("no longer stored")), *hooks)
-    return (BudgetDelivery(_("Email %(state)s") % {"state": mail.state}, _EMAIL_LEVELS[mail.state], mail.error), *hooks)
+    state, kind = _EMAIL_STATES[mail.state]
+    return (BudgetDelivery(_("Email %(state)s") % {"state": state}, kind, mail.error), *hooks)
 
 
 def _last_error(delivery: WebhookDelivery) -> str:

@@ -25,7 +25,7 @@ OVERLAPS = (
     ("1", _lazy("1 hour")),
     ("24", _lazy("1 day")),
     ("168", _lazy("7 days")),
-    ("720", "30 days"),
+    ("720", _lazy("30 days")),
 )
 _PLAIN = {"autocomplete": "off", "spellcheck": "false"}
 

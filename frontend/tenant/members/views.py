@@ -67,7 +67,8 @@ class MemberInvite(RoleForm):
 
 @tenant_page(Permission.MEMBERS_READ)
 def members(ctx: PageContext) -> HttpResponse:
-    context: dict[str, Any] = {"roles": page.roles(), "typed": ctx.query.get("q", "")[:100]}
+    with ctx.scope():
+        context = {"roles": page.roles(), "filters": page.filters(ctx), **page.TOOLS.page(ctx)}
     return render_page(ctx, "members/page.html", _("Members"), panels=PANELS, **context)
 
 
@@ -194,6 +195,7 @@ def _invitation(ctx: PageContext) -> Invitation:
 
 urlpatterns = [
     path("t/<slug:slug>/members/", members, name="members"),
+    *page.TOOLS.tenant_urls("t/<slug:slug>/members/", Permission.MEMBERS_READ),
     path("t/<slug:slug>/members/invite", invite, name="members-invite"),
     path("t/<slug:slug>/members/leave", leave, name="members-leave"),
     path("t/<slug:slug>/members/<int:member>/role", role, name="members-role"),

@@ -6,6 +6,7 @@ from django.http import HttpResponse, JsonResponse
 from django.urls import path
 from django.utils.translation import gettext as _
 
+from frontend.core.backend_messages import translated
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.rendering import render_page
 from frontend.tenant.playground import page
@@ -32,7 +33,7 @@ def token(ctx: PageContext) -> HttpResponse:
     try:
         return JsonResponse({"playground_token": actions.do_create_playground_token(key, ctx.user)})
     except actions.Conflict as exc:
-        return JsonResponse({"error": str(exc)}, status=409)
+        return JsonResponse({"error": translated(str(exc))}, status=409)
 
 
 urlpatterns = [

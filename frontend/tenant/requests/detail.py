@@ -308,7 +308,7 @@ def _execution(execution: RequestExecution) -> dict[str, Any]:
     ]
     tokens = [(COMPONENTS[name], getattr(event, name)) for name in TOKEN_CLASSES]
     if event.host_tokens:
-        tokens.append(("of the cache reads, from CPU memory", event.host_tokens))
+        tokens.append((_("of the cache reads, from CPU memory"), event.host_tokens))
     if event.reasoning_tokens:
         tokens.append((_("of that, reasoning"), event.reasoning_tokens))
     if event.accepted_drafts or event.rejected_drafts:

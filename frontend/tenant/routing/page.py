@@ -138,17 +138,18 @@ def shadow_tables(ctx: PageContext, name: str) -> list[ShadowTable]:
 def _shadow_table(result: ShadowResult) -> ShadowTable:
     live, shadow = result.answered, result.shadow
     rows = [
-        _share("Valid under the schema", live.valid_schemas, shadow.valid_schemas, result.with_schema),
-        _share("Passed all checks", live.passed, shadow.passed, result.compared),
+        _share(_("Valid under the schema"), live.valid_schemas, shadow.valid_schemas, result.with_schema),
+        _share(_("Passed all checks"), live.passed, shadow.passed, result.compared),
     ]
     if result.compared:
         before, after = (side.output_tokens / result.compared for side in (live, shadow))
-        rows.append(ShadowRow("Output tokens, mean", f"{before:,.1f}", f"{after:,.1f}", _relative(before, after)))
+        rows.append(ShadowRow(_("Output tokens, mean"), f"{before:,.1f}", f"{after:,.1f}", _relative(before, after)))
     if result.priced:
         costs = [Money(side.cost_femto) for side in (live, shadow)]
         change = _relative(live.cost_femto, shadow.cost_femto)
-        rows.append(ShadowRow(f"Cost of {result.priced:,} requests", costs[0].text, costs[1].text, change))
-    for label, column in (("Time to first token", "ttft"), ("Duration", "total")):
+        label = _("Cost of %(count)s requests") % {"count": exact(result.priced)}
+        rows.append(ShadowRow(label, costs[0].text, costs[1].text, change))
+    for label, column in ((_("Time to first token"), "ttft"), (_("Duration"), "total")):
         for quantile in ("p50", "p95"):
             first, second = (getattr(side, f"{column}_{quantile}_ms") for side in (live, shadow))
             if first is not None and second is not None:

@@ -9,6 +9,7 @@ from django.http import HttpResponse
 from django.urls import path
 from django.utils.translation import gettext as _
 
+from frontend.core.backend_messages import translated
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import lazy_text as _lazy
@@ -94,7 +95,7 @@ def edit(ctx: PageContext) -> HttpResponse:
                 )
             made = checking.publish(ctx, **given)
         except ActionRefused as exc:
-            form.add_error(None, str(exc))
+            form.add_error(None, translated(str(exc)))
         else:
             message = _("Version %(version)s of %(name)s published. It is live within a second.") % {
                 "version": made.version,

@@ -9,6 +9,7 @@ from django.http import HttpResponse
 from django.urls import path
 from django.utils.translation import gettext as _
 
+from frontend.core.backend_messages import lazy_translated
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import lazy_text as _lazy
@@ -47,7 +48,7 @@ class EndpointForm(forms.Form):
     event_types = forms.MultipleChoiceField(
         label=_lazy("Events"),
         required=False,
-        choices=[(name, f"{name}: {event_type.description}") for name, event_type in EVENT_TYPES.items()],
+        choices=[(name, lazy_translated(f"{name}: {kind.description}")) for name, kind in EVENT_TYPES.items()],
         widget=forms.CheckboxSelectMultiple,
         help_text=_lazy("Leave blank for all events, including future event types"),
     )

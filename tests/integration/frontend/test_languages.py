@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import date
 from typing import Any
 
@@ -11,8 +12,15 @@ from django.utils import translation
 from frontend.core import numbers
 from frontend.core.languages import day_text
 from frontend.core.numbers import Money
+from millrace.apps.operations.health import record_issues
+from millrace.apps.operations.models import HealthEvent
 from tenants import actions
-from tenants.models import Tenant, User
+from tenants.actions import webhooks
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import Membership, Tenant, User
+from tests.support.frontend.console import remembered
+from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db
 GERMAN = {"accept-language": "de-AT,de;q=0.9,en;q=0.5"}
@@ -55,6 +63,41 @@ def test_errors_of_forms_are_translated_and_those_of_the_api_are_not(client, acm
     response = client.post("/api/projects", {}, content_type="application/json", headers=GERMAN)
     assert response.status_code in (400, 403, 404)
     assert "erforderlich" not in response.content.decode()
+
+
+def test_rejections_are_translated_on_pages_and_not_in_the_api(client, acme):
+    client.post("/preferences", {"language": "de"})
+    remembered(client.session)
+    sent = {"name": "x", "query": f"q={3000 * 'x'}"}
+    response = client.post("/t/acme/keys/views/save", sent, follow=True)
+    assert "Diese Filter sind zu lang, um gespeichert zu werden." in response.content.decode()
+    response = client.post("/t/acme/members/leave", {"typed": "acme"})
+    assert "Mindestens ein Inhaber ist nötig." in response.content.decode()
+    with pytest.raises(actions.ActionRefused, match="At least one owner is required"):
+        actions.do_remove_member(unscoped(Membership).get(tenant=acme))
+
+
+def test_health_issues_and_webhook_events_are_translated(client, acme):
+    assert "Rechnung vollständig bezahlt" in page(client, "/t/acme/webhooks/new", **GERMAN)
+    endpoint = webhooks.do_create_endpoint(acme, "https://example.com/hook")[0]
+    webhooks.do_disable_endpoint(endpoint, because="The endpoint responded with 410 Gone.")
+    assert "Der Endpunkt antwortete mit 410 Gone." in page(client, f"/t/acme/webhooks/{endpoint.pk}/", **GERMAN)
+    client.force_login(User.objects.create_superuser("operator@example.com"))
+    german = page(client, "/operator/", **GERMAN)
+    assert "Der Webhook https://example.com/hook wurde deaktiviert" in german
+    assert "Der Endpunkt antwortete mit 410 Gone." in german
+    assert "The webhook" not in german
+    record_issues(None)
+    assert "Der Webhook https://example.com/hook wurde deaktiviert" in page(client, "/operator/alerts/", **GERMAN)
+    with all_tenants_scope(BypassReason.COMMAND):
+        assert HealthEvent.objects.filter(title="Acme: the webhook https://example.com/hook was disabled").exists()
+
+
+def test_scripts_have_the_texts_of_the_language(client, acme):
+    assert "texts." not in page(client)
+    german = page(client, **GERMAN)
+    (url,) = re.findall(r'src="([^"]+texts\.de[^"]*\.js)"', german)
+    assert german.index(url) < german.index("frontend/console.js")
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 
-from millrace.apps.batches.models import Batch
+from billing.actions.budgets import do_make_budget
+from billing.models import BudgetAlert, BudgetPeriod
+from millrace.apps.batches.models import Batch, File
 from tenants import actions
 from tenants.actions import webhooks
-from tenants.isolation.scopes import tenant_scope
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import ApiKey, SavedView, Tenant, User
 
 pytestmark = pytest.mark.django_db
-TENANT = ("requests", "keys", "batches", "invoices", "audit", "webhooks")
+TENANT = ("requests", "keys", "batches", "invoices", "audit", "webhooks", "members")
 OPERATOR = ("tenants", "users", "billing", "audit")
 
 
@@ -102,6 +105,69 @@ def test_deliveries_are_exported(client, acme):
     (row,) = exported(client, "/t/acme/webhooks/export?state=pending")
     assert (row["event"], row["url"], row["attempts"]) == ("webhook.test", "https://example.com/hook", "0")
     assert exported(client, "/t/acme/webhooks/export?state=failed") == []
+
+
+def test_members_are_exported(client, acme):
+    other = User.objects.create_user("dev@example.com", name="=Dev")
+    actions.do_add_member(acme, other, "developer")
+    dev, owner = exported(client, "/t/acme/members/export")
+    assert (dev["email"], dev["name"], dev["role"], dev["two_factor"]) == (
+        "dev@example.com",
+        "'=Dev",
+        "developer",
+        "no",
+    )
+    assert owner["role"] == "owner" and datetime.fromisoformat(owner["member_since"]).tzinfo is not None
+    assert [row["email"] for row in exported(client, "/t/acme/members/export?role=owner")] == ["owner@example.com"]
+    page = client.get("/t/acme/members/?role=developer&columns=since").content.decode()
+    assert "dev@example.com" in page and "Last sign-in" not in page[page.index("<table") : page.index("</table>")]
+
+
+def test_files_are_exported_without_expired_ones(client, acme, project):
+    with tenant_scope(acme):
+        for name, days in (("file-1", 1), ("file-2", -1)):
+            File.objects.create(
+                tenant_id=acme.pk,
+                project_id=project.pk,
+                name=name,
+                filename="night.jsonl",
+                purpose=File.Purpose.BATCH,
+                size=12,
+                expires_at=datetime.now(UTC) + timedelta(days=days),
+            )
+    (row,) = exported(client, "/t/acme/files/export")
+    assert (row["id"], row["filename"], row["purpose"], row["bytes"]) == ("file-1", "night.jsonl", "batch", "12")
+    assert "/t/acme/files/export?format=json" in client.get("/t/acme/batches/").content.decode()
+
+
+def test_alerts_are_exported_with_the_filters(client, acme):
+    budget = do_make_budget(acme, name="Cap", unit="money", period="month", amount=10)
+    with all_tenants_scope(BypassReason.COMMAND):
+        period = BudgetPeriod.objects.create(
+            tenant_id=acme.pk, budget_id=budget.pk, unit="money", period_start=datetime.now(UTC)
+        )
+        for threshold, at in (("80", None), ("100", datetime.now(UTC))):
+            BudgetAlert.objects.create(
+                tenant=acme,
+                budget=budget,
+                budget_period=period,
+                threshold=threshold,
+                used=9,
+                limit=10,
+                acknowledged_at=at,
+            )
+    assert [row["threshold"] for row in exported(client, "/t/acme/alerts/export")] == ["100", "80"]
+    (row,) = exported(client, "/t/acme/alerts/export?state=open")
+    assert [row[name] for name in ("budget", "unit", "used", "limit", "acknowledged_at")] == [
+        "Cap",
+        "money",
+        "9",
+        "10",
+        "",
+    ]
+    page = client.get("/t/acme/alerts/?state=open")
+    assert [label for label, _ in page.context["export_urls"]] == ["CSV", "JSON"]
+    assert [view.current for view in page.context["views"].tabs] == [False, True]
 
 
 @pytest.mark.parametrize("screen", TENANT)

@@ -1,9 +1,10 @@
-"""Generator of docs/screenshots (`make screenshots`): each screen in light and dark, narrow and wide.
+"""Generator of docs/screenshots and of docs/reference/screens.md (`make screenshots`).
 
-The screenshots show the sidebar's screens, the pages of single objects, and FORMS; other forms look similar.
+The screenshots show the sidebar's screens, the pages of single objects, FORMS and PAGES, in light and dark, and on a
+phone in light. Other forms look similar.
 
 It starts a separate platform with the embedded model and fills it by `manage.py seed_demo`, which takes minutes.
-SCREENSHOTS names another directory, ONLY a part of a screen's name, and EVENTS the number of usage events.
+SCREENSHOTS names another directory, ONLY parts of screens' names with commas, and EVENTS the number of usage events.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
@@ -31,13 +32,29 @@ from tests.support.stack import START_SECONDS, free_port, start
 if TYPE_CHECKING:
     from tenants.models import User
 
-FOLDER = Path(os.environ.get("SCREENSHOTS", "docs/screenshots"))
-ONLY = os.environ.get("ONLY", "")
+DOCS = Path("docs/screenshots")
+FOLDER = Path(os.environ.get("SCREENSHOTS", DOCS))
+ONLY = tuple(filter(None, os.environ.get("ONLY", "").split(",")))
 EVENTS = int(os.environ.get("EVENTS", "6000"))
 MOST = 8 * 2**20
-HEIGHTS = {390: (844, 3600), 1440: (900, 2000)}  # minimum and maximum, by width
+GALLERY = Path("docs/reference/screens.md")
+HEIGHTS = {390: (844, 2400), 1440: (900, 1600)}  # minimum and maximum, by width
+SHOTS = (("light", 1440), ("dark", 1440), ("light", 390))
 SHOWN = "demo-harbor"
-FORMS = ("invoices-upcoming", "keys-new", "budgets-new")
+FORMS = ("invoices-upcoming", "keys-new", "budgets-new", "requests-refused", "routing-edit")
+PAGES = {"account": "/account/"}  # of the owner, beside the registered screens
+GALLERY_HEAD = """# Screens
+
+All screens of the console, with the [demo tenants](../guides/demo.md). `make screenshots` takes the pictures again and
+writes this page.
+"""
+TITLES = {
+    "overview-empty": "Overview before the first request",
+    "overview-over": "Overview over budget",
+    "invoices-upcoming": "Draft of an invoice",
+    "requests-refused": "Rejected request",
+    "login": "Sign-in",
+}
 OVERVIEWS = {"": "demo-lantern", "-empty": "demo-blank", "-over": "demo-copper"}
 
 
@@ -50,7 +67,7 @@ def platform() -> Iterator[str]:
     process = start(folder / "state", port, folder / "log")
     address = f"http://127.0.0.1:{port}"
     try:
-        give_up_at = time.monotonic() + 2 * START_SECONDS
+        give_up_at = time.monotonic() + 5 * START_SECONDS
         while address not in (folder / "log").read_text():
             assert process.poll() is None and time.monotonic() < give_up_at, (folder / "log").read_text()
             time.sleep(0.5)
@@ -76,6 +93,11 @@ def fill() -> None:
     call_command("seed_demo", events=EVENTS, seconds=15, password=PASSWORD, allow_real_tenants=True)
     User.objects.create_superuser("operator@millrace.example", PASSWORD, name="Otto Operator")
     time.sleep(75)  # rollups, alerts and the operators' records are created every minute
+
+
+def is_wanted(name: str) -> bool:
+    """Return whether ONLY names a page. A name that ends with a dot is the complete name."""
+    return any(name == part[:-1] if part.endswith(".") else part in name for part in ONLY)
 
 
 def has_screenshots(name: str) -> bool:
@@ -108,26 +130,62 @@ def pages(screen: Screen) -> Iterator[tuple[str, User, str]]:
             yield f"{screen.name}{suffix}", User.objects.get(email=email), screen.url.format(**values)
 
 
-def take(browser: Browser, base: str, person: Any, address: str, name: str) -> None:
-    """Take four screenshots of a page."""
+def other_pages() -> Iterator[tuple[str, User | None, str]]:
+    """Yield the screenshots of pages that belong to no tenant: name, user and URL."""
+    from tenants.models import User
+
+    yield "login", None, "/login"
+    for name, url in PAGES.items():
+        yield name, User.objects.get(email=f"owner@{SHOWN}.example"), url
+
+
+def take(browser: Browser, base: str, person: User | None, address: str, name: str) -> None:
+    """Take the screenshots of a page."""
     from django.test import Client
 
     client = Client()
-    client.force_login(person)
-    remembered(client.session)
-    for theme in ("light", "dark"):
-        for width, (least, most) in HEIGHTS.items():
-            size = {"width": width, "height": least}
-            context = browser.new_context(base_url=base, color_scheme=theme, viewport=size, reduced_motion="reduce")
+    if person is not None:
+        client.force_login(person)
+        remembered(client.session)
+    for theme, width in SHOTS:
+        least, most = HEIGHTS[width]
+        size = {"width": width, "height": least}
+        context = browser.new_context(base_url=base, color_scheme=theme, viewport=size, reduced_motion="reduce")
+        if person is not None:
             context.add_cookies([{"name": "sessionid", "value": client.session.session_key or "", "url": base}])
-            page = context.new_page()
-            page.goto(address, wait_until="networkidle")
-            tall = page.evaluate("document.documentElement.scrollHeight")
-            page.set_viewport_size({"width": width, "height": min(max(tall, least), most)})
-            page.wait_for_timeout(300)
-            picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-            picture.save(FOLDER / f"{name}-{theme}-{width}.webp", quality=75, method=6)
-            context.close()
+        page = context.new_page()
+        page.goto(address, wait_until="networkidle")
+        tall = page.evaluate("document.documentElement.scrollHeight")
+        page.set_viewport_size({"width": width, "height": min(max(tall, least), most)})
+        page.wait_for_timeout(300)
+        picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+        picture.save(FOLDER / f"{name}-{theme}-{width}.webp", quality=60, method=6)
+        context.close()
+
+
+def gallery(names: Iterable[str]) -> str:
+    """Return the page with the screenshots of these pages, in the order of the sidebar."""
+    from frontend.core.navigation import OPERATOR, TENANT
+
+    order = [entry.route for group in (*TENANT, *OPERATOR) for entry in group.entries]
+
+    def place(name: str) -> tuple[int, str]:
+        """Sort the pages of a screen after it, and those without a screen at the end."""
+        owner = max((route for route in order if name == route or name.startswith(f"{route}-")), key=len, default="")
+        return (order.index(owner) if owner else len(order), name)
+
+    parts = [GALLERY_HEAD]
+    for heading, is_operator in (("Organization", False), ("Operator", True)):
+        parts.append(f"\n## {heading}\n")
+        for name in sorted((name for name in names if name.startswith("operator-") == is_operator), key=place):
+            title = TITLES.get(name) or name.removeprefix("operator-").replace("-", " ").capitalize()
+            pictures = (
+                f"![{title}, {theme}](../screenshots/{name}-{theme}-{width}.webp)"
+                for theme, width in SHOTS
+                if width > 390
+            )
+            parts.append(f"\n### {title}\n\n| light | dark |\n|---|---|\n| {' | '.join(pictures)} |\n")
+    return "".join(parts)
 
 
 def main() -> int:
@@ -140,8 +198,9 @@ def main() -> int:
 
         django.setup()
         fill()
-        chosen = [each for each in load_screens() if (ONLY in each.name if ONLY else has_screenshots(each.name))]
+        chosen = [each for each in load_screens() if (is_wanted(each.name) if ONLY else has_screenshots(each.name))]
         wanted = [shot for screen in chosen for shot in pages(screen)]
+        wanted += [shot for shot in other_pages() if not ONLY or is_wanted(shot[0])]
         FOLDER.mkdir(parents=True, exist_ok=True)
         os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"  # Playwright keeps an event loop in this thread
         with sync_playwright() as playwright:
@@ -149,6 +208,9 @@ def main() -> int:
             for name, person, address in wanted:
                 take(browser, base, person, address, name)
             browser.close()
+    if FOLDER == DOCS:
+        names = {path.name.removesuffix("-light-1440.webp") for path in FOLDER.glob("*-light-1440.webp")}
+        GALLERY.write_text(gallery(names), encoding="utf-8")
     taken = sum(path.stat().st_size for path in FOLDER.glob("*.webp"))
     sys.stdout.write(f"{len(wanted)} pages, {taken / 2**20:.1f} MB in {FOLDER}\n")
     return 0 if taken <= MOST else 1

@@ -31,6 +31,7 @@ new PerformanceObserver((list) => {
   for (const one of list.getEntries()) if (!one.hadRecentInput) window.shift += one.value;
 }).observe({ type: "layout-shift", buffered: true });
 """
+TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 @dataclass
@@ -123,3 +124,37 @@ def accessible(page: Page, options: dict[str, Any] | None = None) -> None:
     found = page.evaluate("(options) => axe.run(document, options)", {"resultTypes": ["violations"], **(options or {})})
     seen = [(rule["id"], rule["help"], [node["html"][:200] for node in rule["nodes"]]) for rule in found["violations"]]
     assert seen == [], seen
+
+
+def checked(page: Page) -> None:
+    """Check the page with axe in light and dark, wide and at 320 pixels (1280 at a zoom of 400%, see WCAG 1.4.10)."""
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        for width in (1440, 320):
+            page.set_viewport_size({"width": width, "height": 900})
+            accessible(page)
+            assert page.evaluate(TOO_WIDE) <= 0, (page.url, width)
+
+
+CONTROLS = """(within) => [...document.querySelectorAll(`${within} :is(a[href], button, input, select, textarea,
+  summary, [tabindex='0'])`)].filter((one) => one.checkVisibility() && !one.disabled && one.tabIndex >= 0
+  && one.type !== "hidden" && (one.type !== "radio" || one.checked)).length"""
+FOCUSED = """(within) => { const one = document.activeElement;
+  if (one === document.body || !one.closest(within)) return null;
+  window.numbered ??= new Map(); if (!numbered.has(one)) numbered.set(one, numbered.size);
+  return [numbered.get(one), getComputedStyle(one).outlineStyle, one.outerHTML.slice(0, 120)]; }"""
+
+
+def reachable_by_keyboard(page: Page, within: str = "body") -> None:
+    """Check that Tab reaches every control of a part of the page with a visible focus ring."""
+    usable = page.evaluate(CONTROLS, within)
+    parts = 3 * page.locator("input[type=date]").count()  # day, month, year and the picker are four tab stops
+    seen = set()
+    for _ in range(2 * usable + parts + 3):
+        page.keyboard.press("Tab")
+        if (at := page.evaluate(FOCUSED, within)) is not None:
+            assert at[1] != "none", at[2]
+            seen.add(at[0])
+        if len(seen) >= usable:
+            break
+    assert usable > 0 and len(seen) >= usable - 1, (len(seen), usable)

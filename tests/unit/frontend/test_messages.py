@@ -7,8 +7,10 @@ import io
 from pathlib import Path
 
 import pytest
+from django.utils import translation
 
-from tools import messages
+from frontend.core.backend_messages import lazy_translated, translated
+from tools import backend_texts, messages
 
 LOCALES = sorted((messages.FRONTEND / "locale").glob("*/LC_MESSAGES/django.po"))
 
@@ -21,8 +23,15 @@ def test_there_is_german():
 def test_every_text_of_the_console_is_translated(path):
     catalog = messages.read(path)
     assert len(catalog) > 900
-    assert messages.problems(messages.extract(), catalog) == []
-    assert path.with_suffix(".mo").read_bytes() == messages.compiled(path.parents[1].name, catalog)
+    assert messages.problems(messages.all_texts(), catalog) == []
+    language = path.parents[1].name
+    assert path.with_suffix(".mo").read_bytes() == messages.compiled(language, catalog)
+    script = messages.SCRIPTS / f"texts.{language}.js"
+    assert script.read_text(encoding="utf-8") == messages.script_file(language, catalog)
+
+
+def test_the_texts_of_other_packages_are_up_to_date():
+    assert messages.BACKEND_TEXTS.read_text(encoding="utf-8") == messages.backend_file()
 
 
 TEMPLATES = sorted(messages.FRONTEND.rglob("*.html"))
@@ -38,6 +47,26 @@ def test_every_visible_text_of_a_template_is_marked():
 def test_every_text_of_a_form_or_message_is_marked():
     found = {str(path): messages.unmarked_in_module(path.read_text(encoding="utf-8")) for path in MODULES}
     assert {name: texts for name, texts in found.items() if texts} == {}
+
+
+def test_every_text_of_a_script_is_marked():
+    found = {path.name: messages.unmarked_in_script(path.read_text()) for path in messages.scripts()}
+    assert len(found) > 5
+    assert {name: texts for name, texts in found.items() if texts} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "texts"),
+    [
+        ('badge.textContent = "Copied"; $(".a", _("Saved"))', ["Copied"]),
+        ("title = `${n} of them written`; // Not a text", ["${n} of them written"]),
+        ('if (event.key === "Enter") write("# A comment in code", "is-selected");', []),
+        ("box.innerHTML = '<input placeholder=\"Search here\">'", ['<input placeholder="Search here">']),
+        ('_("The %(n)s rows", { n }) + "no price"', ["no price"]),
+    ],
+)
+def test_unmarked_texts_of_scripts_are_found(source, texts):
+    assert messages.unmarked_in_script(source) == texts
 
 
 @pytest.mark.parametrize(
@@ -60,6 +89,53 @@ def test_unmarked_texts_of_modules_are_found():
     source = """form(label="Name", help_text=_lazy("A name"), name="Key one", submit="save")
 view(message=lambda made: f"{made.name} was saved.", effect=_("Saves %(name)s") % {"name": "Key"})"""
     assert messages.unmarked_in_module(source) == ["Name", " was saved."]
+    source = """RANGES = {"1h": ("1 hour", 60), "a": (_lazy("2 hours"), "two words here")}
+rows.append(Row(f"Cost of {n} requests", "Passed all checks", _("Saved it")))"""
+    assert sorted(messages.unmarked_in_module(source)) == ["1 hour", "Cost of ", "Passed all checks"]
+
+
+def test_texts_of_other_packages_are_found():
+    source = """ADVICE = {True: "Wait 5%.", False: f"Stop {name!r}."}
+def check(number):
+    more = f", and {number} more" if number else ""
+    message = "Enter it."
+    raise FieldRefused("field", "invalid", message)
+    raise Conflict(f"{row.name} from {row.name}{more}{text}.") from exc
+    raise ActionRefused(f"{exc}.")
+    yield HealthIssue(kind, title=_title(row), todo=ADVICE[True], subject="Not shown")
+def _title(row):
+    return f"Lost {row['n']:,}"[:20]"""
+    assert set(backend_texts.texts_of(source)) == {
+        "Enter it.",
+        "%(row_name)s from %(row_name_2)s, and %(number)s more%(text)s.",
+        "%(row_name)s from %(row_name_2)s%(text)s.",
+        "Lost %(row_n)s",
+        "Wait 5%%.",
+        "Stop %(name)s.",
+    }
+    assert backend_texts.texts_of('def describe():\n    return "running"', "describe") == ["running"]
+
+
+def test_texts_of_other_packages_are_translated_with_their_values():
+    german = [
+        ("Enter a reason.", "Geben Sie einen Grund ein."),
+        ("1,234 mails have not been sent for an hour", "1.234 E-Mails wurden seit einer Stunde nicht gesendet"),
+        ("No reconciliation for 3\xa0days", "3\xa0Tage lang kein Abgleich"),
+        ("Acme: budget “Prod: all” is 95% used", "Acme: Das Budget „Prod: all“ ist zu 95 % verbraucht"),
+        (
+            "web: restarting, 4 deaths, last: SIGKILL, next start in 3 s",
+            "web: startet neu, 4 Abstürze, zuletzt: SIGKILL, nächster Start in 3 s",
+        ),
+        ("invoice.paid: invoice fully paid", "invoice.paid: Rechnung vollständig bezahlt"),
+        ("An unknown text: of a plugin", "An unknown text: of a plugin"),
+        ("Enter a reason." + " " * 1000, "Enter a reason." + " " * 1000),
+    ]
+    label = lazy_translated("invoice voided")
+    with translation.override("de"):
+        assert [(text, translated(text)) for text, _ in german] == german
+        assert str(label) == "Rechnung storniert"
+    assert [translated(text) for text, _ in german] == [text for text, _ in german]
+    assert str(label) == "invoice voided"
 
 
 def test_texts_of_templates_and_modules_are_found(tmp_path: Path) -> None:

@@ -14,10 +14,16 @@ def prepare(world: World) -> None:
 
 
 def _fill(world: World, state: str) -> None:
+    running, file = _create(world.tenants[state], world.projects[state], world.keys[state][0], state)
+    world.rows[f"{state}.batch"] = running
+    world.rows[f"{state}.file"] = file
+
+
+def _create(tenant: Any, project: Any, key: Any, state: str) -> tuple[str, str]:
+    """Create a running and a failed batch, and return the names of the running one and of its file."""
     from millrace.apps.batches.models import Batch, File, Line  # here: Django is not set up on import
     from tenants.isolation.scopes import tenant_scope
 
-    tenant, project, key = world.tenants[state], world.projects[state], world.keys[state][0]
     later = datetime.now(UTC) + timedelta(days=1)
     common: dict[str, Any] = {"tenant_id": tenant.pk, "project_id": project.pk}
     with tenant_scope(tenant):
@@ -34,14 +40,17 @@ def _fill(world: World, state: str) -> None:
         Line.objects.create(number=0, custom_id="a", state="answered", status=200, answer=b"{}", **line)
         Line.objects.create(number=1, custom_id="b", state="answered", status=404, answer=answer, **line)
         Line.objects.create(number=2, custom_id="c", **line)
-    world.rows[f"{state}.batch"] = running.name
-    world.rows[f"{state}.file"] = file.name
+    return running.name, file.name
 
 
 def _batch(tenant: Any) -> str:
     from millrace.apps.batches.models import Batch
+    from tenants.models import ApiKey
 
-    return str(Batch.objects.for_tenant(tenant).order_by("-pk").values_list("name", flat=True)[0])
+    if not (rows := Batch.objects.for_tenant(tenant).filter(status="in_progress")).exists():
+        key = ApiKey.objects.for_tenant(tenant).select_related("project").order_by("pk")[0]
+        _create(tenant, key.project, key, tenant.slug)
+    return str(rows.order_by("-pk")[0].name)
 
 
 register(

@@ -1,0 +1,141 @@
+"""The texts that other packages create in English and that the console translates.
+
+They are the messages of rejected actions, the titles and advice of health issues, the descriptions of webhook events
+and the reasons why endpoints are disabled. Values in them become placeholders: `f"{name} exists"` is `%(name)s exists`.
+`make messages` writes them to frontend/locale/backend_texts.json.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DIRECTORIES = ("tenants", "billing", "platform/millrace/apps", "platform/millrace/devserver")
+# Where the texts of a call are: positions or names of its arguments.
+_ARGUMENTS: dict[str, tuple[int | str, ...]] = {
+    "ActionRefused": (0,),
+    "Conflict": (0,),
+    "FieldRefused": (2,),
+    "HealthIssue": ("title", "todo"),
+    "EventType": (0,),
+    "insert": (1,),
+    "do_disable_endpoint": ("because",),
+}
+_RETURNED = {"processes.py": "describe"}  # modules with a function that returns texts
+_MAX_ALTERNATIVES = 12
+_PLACEHOLDER = re.compile(r"%\((\w+)\)s")
+_Scope = ast.Module | ast.FunctionDef
+
+
+def backend_texts(root: Path = ROOT) -> list[str]:
+    """Return the texts of all modules, each once, in the order of the modules."""
+    found: dict[str, None] = {}
+    for directory in DIRECTORIES:
+        for path in sorted((root / directory).rglob("*.py")):
+            if "migrations" not in path.parts:
+                found |= dict.fromkeys(texts_of(path.read_text(encoding="utf-8"), _RETURNED.get(path.name)))
+    return list(found)
+
+
+def texts_of(source: str, returned_by: str | None = None) -> list[str]:
+    """Return the texts of a module, and those that the function `returned_by` returns.
+
+    A text without a word of its own, such as `%(error)s.`, is left out.
+    """
+    module = ast.parse(source)
+    found: list[str] = []
+    scopes: list[_Scope] = [module, *(node for node in ast.walk(module) if isinstance(node, ast.FunctionDef))]
+    for scope in scopes:
+        reader = _Reader(module, scope)
+        for node in _own_nodes(scope):
+            if isinstance(node, ast.Call):
+                found += [text for argument in _arguments(node) for text in reader.texts(argument)]
+            elif isinstance(node, ast.Return) and isinstance(scope, ast.FunctionDef) and scope.name == returned_by:
+                found += reader.texts(node.value)
+    return [text for text in found if re.search(r"[A-Za-z]{3}", _PLACEHOLDER.sub("", text))]
+
+
+def _own_nodes(scope: _Scope) -> Iterator[ast.AST]:
+    """Yield the nodes of a scope, without those of the functions in it."""
+    waiting: list[ast.AST] = list(scope.body)
+    while waiting:
+        node = waiting.pop(0)
+        if not isinstance(node, ast.FunctionDef):
+            yield node
+            waiting += ast.iter_child_nodes(node)
+
+
+def _arguments(call: ast.Call) -> Iterator[ast.expr]:
+    name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+    for place in _ARGUMENTS.get(name, ()):
+        if isinstance(place, int):
+            yield from call.args[place : place + 1]
+        else:
+            yield from (keyword.value for keyword in call.keywords if keyword.arg == place)
+
+
+class _Reader:
+    """The texts of expressions in one function, whose names are resolved."""
+
+    def __init__(self, module: ast.Module, scope: _Scope) -> None:
+        self.functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
+        self.module = module
+        self.values: dict[str, list[ast.expr]] = {}
+        for node in [*_own_nodes(module), *(_own_nodes(scope) if scope is not module else ())]:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value and isinstance(targets[0], ast.Name):
+                self.values.setdefault(targets[0].id, []).append(node.value)
+
+    def texts(self, node: ast.expr | None) -> list[str]:
+        """Return the texts that an expression can have; none if it is not known."""
+        if isinstance(node, ast.Constant):
+            return [node.value.replace("%", "%%")] if isinstance(node.value, str) else []
+        if isinstance(node, ast.JoinedStr):
+            return self._joined(node)
+        if isinstance(node, ast.IfExp):
+            return self.texts(node.body) + self.texts(node.orelse)
+        if isinstance(node, ast.BoolOp):
+            return [text for value in node.values for text in self.texts(value)]
+        if isinstance(node, ast.Subscript):
+            return self.texts(node.value)
+        if isinstance(node, ast.Dict):
+            return [text for value in node.values for text in self.texts(value)]
+        if isinstance(node, ast.Name):
+            return [text for value in self.values.get(node.id, ()) for text in self.texts(value)]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in self.functions:
+            function = self.functions[node.func.id]
+            inner = _Reader(self.module, function)
+            returned = [part.value for part in _own_nodes(function) if isinstance(part, ast.Return)]
+            return [text for value in returned for text in inner.texts(value)]
+        return []
+
+    def _joined(self, node: ast.JoinedStr) -> list[str]:
+        parts: list[list[str]] = []
+        for part in node.values:
+            if isinstance(part, ast.FormattedValue):
+                is_plain = part.format_spec is None and part.conversion == -1
+                known = self.texts(part.value) if is_plain else []
+                parts.append(known if any(known) else [_placeholder(part.value)])
+            else:
+                parts.append(self.texts(part))
+        return [_numbered("".join(chosen)) for chosen in itertools.islice(itertools.product(*parts), _MAX_ALTERNATIVES)]
+
+
+def _placeholder(value: ast.expr) -> str:
+    words = re.sub(r"\W+|_+", "_", ast.unparse(value)).strip("_").lower()
+    return f"%({words or 'value'})s"
+
+
+def _numbered(text: str) -> str:
+    """Return the text with a different name for each placeholder."""
+    seen: dict[str, int] = {}
+
+    def name(match: re.Match[str]) -> str:
+        seen[match.group(1)] = number = seen.get(match.group(1), 0) + 1
+        return match.group() if number == 1 else f"%({match.group(1)}_{number})s"
+
+    return _PLACEHOLDER.sub(name, text)
