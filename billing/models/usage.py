@@ -134,6 +134,12 @@ class UsageEvent(models.Model):
             models.Index(F("tenant_id"), F("admitted_at").desc(), name="billing_usage_tenant_time"),
             models.Index(F("key_id"), F("admitted_at").desc(), name="billing_usage_key_time"),
             models.Index(F("request_id"), name="billing_usage_request"),
+            models.Index(
+                F("tenant_id"),
+                F("admitted_at").desc(),
+                condition=Q(miss_reason="prefix_changed"),
+                name="billing_usage_prefix_changed",
+            ),
             # Periods are written in the order of rows, so this small index finds the partitions of an invoice.
             BrinIndex(fields=["invoice_period"], name="billing_usage_period", autosummarize=True),
             BrinIndex(F("settled_at"), name="billing_usage_settled"),

@@ -17,7 +17,7 @@ from frontend.core.languages import day_text, in_sentence, localized
 from frontend.core.numbers import Money, duration, share
 from frontend.core.page_context import PageContext
 from inference_worker.contract.request import PROMPT_CLASSES
-from millrace.apps.request_log.selectors import Rates, outcome_rates, rates, ttft_slo_ms
+from millrace.apps.request_log.selectors import Rates, rates, total_rates, ttft_slo_ms
 
 _HOUR = timedelta(hours=1)
 _HOURS = 48
@@ -92,7 +92,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
     start, end = date_range.previous
     now = _metered(ctx, date_range.start, date_range.end)
     then = _metered(ctx, start, end)
-    traffic = outcome_rates(ctx.tenant.pk, date_range.start, date_range.end)
+    traffic = total_rates(ctx.tenant.pk, date_range.start, date_range.end, with_ttft=False)
     first, last = start.astimezone(date_range.zone), (end - timedelta(microseconds=1)).astimezone(date_range.zone)
     return {
         "accepted": now[0],
