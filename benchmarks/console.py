@@ -133,6 +133,7 @@ def main() -> None:
         began = time.perf_counter()
         is_filled = _set_up(running, options.data)
         tenant = _first_tenant() if is_filled else _fill(options)
+        _roll_up()
         print(
             f"{options.requests:,} requests, {options.keys:,} keys, {options.tenants:,} tenants, filled in"
             f" {time.perf_counter() - began:.0f} s",
@@ -178,6 +179,21 @@ def _set_up(running: ExitStack, kept: Path | None) -> bool:
     return User.objects.filter(email="operator@example.com").exists()  # created last
 
 
+def _roll_up() -> None:
+    """Update the rollups, as the jobs of the platform do."""
+    from django.db import connection
+
+    from billing.metering import rollups
+    from millrace.apps.request_log import request_rollups
+
+    began = time.perf_counter()
+    rollups.build()
+    request_rollups.build(wait=timedelta(0))
+    print(f"rollups in {time.perf_counter() - began:.0f} s", flush=True)
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM ANALYZE")  # as autovacuum does after inserts
+
+
 def _first_tenant() -> Any:
     from tenants.isolation.db_roles import BypassReason
     from tenants.isolation.scopes import all_tenants_scope
@@ -192,8 +208,6 @@ def _fill(options: argparse.Namespace) -> Any:
     from django.db import connection
 
     from billing.actions.budgets import do_make_budget
-    from billing.metering import rollups
-    from millrace.apps.request_log import request_rollups
     from tenants import actions
     from tenants.isolation.db_roles import BypassReason
     from tenants.isolation.scopes import all_tenants_scope
@@ -239,12 +253,6 @@ def _fill(options: argparse.Namespace) -> Any:
             began = time.perf_counter()
             cursor.execute(statement, values if statement is _RECORDS else None)
             print(f"{label} in {time.perf_counter() - began:.0f} s", flush=True)
-    began = time.perf_counter()
-    rollups.build()
-    request_rollups.build(wait=timedelta(0))
-    print(f"rollups in {time.perf_counter() - began:.0f} s", flush=True)
-    with connection.cursor() as cursor:
-        cursor.execute("VACUUM ANALYZE")  # as autovacuum does after inserts
     measured = tenants[0]
     actions.do_add_member(measured, owner, "owner")
     do_make_budget(measured, name="All of it", unit="money", period="month", amount=10**15)

@@ -39,7 +39,9 @@ WITH parts AS (
         completed + cancelled + failed AS executions, cost_femto AS revenue_femto, 0 AS costed, 0 AS cost_femto,
         0 AS failed_femto, 0 AS unbilled_femto, 0 AS uncosted_tokens, 0 AS estimated
     FROM billing_usagerollup
-    WHERE bucket = billing_rollup_bucket('day') AND start >= %(start)s AND start < %(end)s AND {_FILTER}
+    WHERE bucket = (SELECT billing_rollup_coarse('month', billing_rollup_bucket('day'))) AND start >= %(start)s AND start < %(end)s AND {
+    _FILTER
+}
     UNION ALL
     SELECT to_char(admitted_at AT TIME ZONE 'UTC', 'YYYY-MM'), tenant_id, model, completed + cancelled + failed,
         cost_femto, 0, 0, 0, 0, 0, 0
