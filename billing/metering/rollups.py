@@ -27,8 +27,9 @@ _KEPT = "SET {} WHERE ({}) IS DISTINCT FROM ({})".format(
     ", ".join(f"excluded.{name}" for name in SUMMED),
 )
 _INTO = f"INSERT INTO billing_usagerollup (bucket, start, {_COLUMNS})"
+# Rows of a tenant are written together, so that queries read few pages.
 _UPSERT = f"""
-GROUP BY 2, {", ".join(GROUPED)}
+GROUP BY 2, {", ".join(GROUPED)} ORDER BY tenant_id, 2
 ON CONFLICT (tenant_id, bucket, start, {", ".join(GROUPED[1:])}) DO UPDATE {_KEPT}
 """
 _TOUCHED = """
@@ -64,7 +65,8 @@ class _Totals:
         groups = ", ".join(name for name in GROUPED if name not in self.without)
         return f"""
             {_INTO} SELECT '{self.bucket}', {self.start}, {columns}, {_SUMS} FROM billing_usagerollup
-            WHERE bucket = '{self.of}' AND start >= %(start)s AND start < %(end)s GROUP BY 2, {groups}
+            WHERE bucket = '{self.of}' AND start >= %(start)s AND start < %(end)s
+            GROUP BY 2, {groups} ORDER BY tenant_id, 2
             ON CONFLICT (tenant_id, bucket, start, {", ".join(GROUPED[1:])}) DO UPDATE {_KEPT}
         """  # noqa: S608  (names from above, nothing from outside)
 

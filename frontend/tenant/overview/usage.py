@@ -41,9 +41,8 @@ def by_day(ctx: PageContext, start: datetime, end: datetime) -> list[dict[str, A
 
 
 def by_tier(ctx: PageContext, start: datetime, end: datetime) -> list[dict[str, Any]]:
-    """Return the sums of each tier from start to end, loaded once per page."""
-    question = UsageReport(ctx.tenant.pk, start=start, end=end)
-    return ctx.once(("tier", question), lambda: sums(question, group_by=("tier",)))
+    """Return the sums of each tier from start to end."""
+    return sums(UsageReport(ctx.tenant.pk, start=start, end=end), group_by=("tier",))
 
 
 def all_input(counts: Mapping[str, Any]) -> int:
@@ -90,8 +89,8 @@ def cache(ctx: PageContext) -> dict[str, Any]:
 def stats(ctx: PageContext) -> dict[str, Any]:
     date_range = date_range_of(ctx)
     start, end = date_range.previous
-    now = _metered(ctx, date_range.start, date_range.end)
-    then = _metered(ctx, start, end)
+    now = _metered(by_day(ctx, date_range.start, date_range.end))
+    then = _metered(sums(UsageReport(ctx.tenant.pk, start=start, end=end)))
     traffic = total_rates(ctx.tenant.pk, date_range.start, date_range.end, with_ttft=False)
     first, last = start.astimezone(date_range.zone), (end - timedelta(microseconds=1)).astimezone(date_range.zone)
     return {
@@ -108,9 +107,9 @@ def stats(ctx: PageContext) -> dict[str, Any]:
     }
 
 
-def _metered(ctx: PageContext, start: datetime, end: datetime) -> tuple[int, int]:
+def _metered(rows: list[dict[str, Any]]) -> tuple[int, int]:
     """Return the number of accepted requests and their cost in femto-USD."""
-    counts = total(by_tier(ctx, start, end))
+    counts = total(rows)
     return accepted(counts), counts["cost_femto"]
 
 
