@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -70,20 +71,19 @@ def summed_days(tenant: Tenant) -> list[date]:
 
 
 def give_feedback(tenant: Tenant, request_id: str, **fields: Any) -> None:
+    values: dict[str, Any] = {"tenant_id": tenant.pk, "request_id": request_id, "key_id": 1, **fields}
     with tenant_scope(tenant):
-        SubmittedFeedback.objects.create(tenant_id=tenant.pk, request_id=request_id, key_id=1, **fields)
+        SubmittedFeedback.objects.create(**values)
 
 
 def correct(tenant: Tenant, request_id: str, at: datetime, cost_femto: int) -> None:
     names = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h", "output")
-    counts = dict.fromkeys((*names, "answer_hit_input", "answer_hit_output"), 0)
+    values: dict[str, Any] = dict.fromkeys((*names, "answer_hit_input", "answer_hit_output"), 0)
+    values |= {"admitted_at": at, "request_id": request_id, "execution": 0, "tenant_id": tenant.pk, "project_id": 1}
+    values |= {"key_id": 1, "model": "alpha", "price_ids": None, "cost_femto": cost_femto, "saved_femto": 0}
+    values |= {"invoice_period": 1, "created_at": datetime.now(UTC), "outcome": "completed"}
     with all_tenants_scope(BypassReason.COMMAND):
-        Adjustment.objects.create(
-            **{"admitted_at": at, "request_id": request_id, "execution": 0, "tenant_id": tenant.pk, "project_id": 1},
-            **{"key_id": 1, "model": "alpha", "price_ids": None, "cost_femto": cost_femto, "saved_femto": 0},
-            **{"invoice_period": 1, "created_at": datetime.now(UTC), "outcome": "completed"},
-            **counts,
-        )
+        Adjustment.objects.create(**values)
 
 
 def make_requests(tenant: Tenant, seed: int = 1, count: int = 60) -> None:
@@ -145,13 +145,13 @@ def test_each_late_change_is_in_the_results_before_and_after_its_day_is_summed_a
 ) -> None:
     make_requests(acme)
     yesterday, noon = TODAY - DAY, TODAY - 2 * DAY + 12 * HOUR
-    line = {"batch_id": 1, "batch_line": 1, "cache_layer": "computed"}
+    line: dict[str, Any] = {"batch_id": 1, "batch_line": 1, "cache_layer": "computed"}
     record(acme, request_id="req_kept", started_at=noon, cache_layer="prefix")
     record(acme, request_id="req_line", started_at=noon, **line)
     settle(acme, "req_line", at=noon, uncached=4)
     record(acme, request_id="req_asked", started_at=TODAY - MINUTE, retry_key=9, total_ms=1000)
     build(AT_ONCE)
-    changes = (
+    changes: tuple[Callable[[], Any], ...] = (
         lambda: record(acme, request_id="req_late", started_at=noon, cache_layer="computed"),
         lambda: settle(acme, "req_late", at=noon, cost_femto=77, uncached=1),
         lambda: settle(acme, "req_kept.1", at=noon + HOUR, host_tokens=20, cache_read=30),

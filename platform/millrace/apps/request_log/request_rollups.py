@@ -145,13 +145,18 @@ def request_sums(
     days, parts = split(tenant_id, start, end)
     if filters.key_id is not None or any(group in _BY_REQUEST for group in groups):
         days, parts = [], [(start, end)]
-    given = {"model": filters.model, "key": filters.key_id, "project": filters.project_id, "tenant": tenant_id}
+    given: dict[str, Any] = {
+        "model": filters.model,
+        "key": filters.key_id,
+        "project": filters.project_id,
+        "tenant": tenant_id,
+    }
     columns = {"tenant": "tenant_id", "model": "served_model", "key": "key_id", "project": "project_id"}
     condition = " ".join(f"AND {{0}}{columns[name]} = %({name})s" for name in columns if given[name] is not None)
     grouping = f"GROUP BY {', '.join(groups)}" if groups else ""
     raw = _REQUESTS.format(records=condition.format("r."), usage="AND u.tenant_id = %(tenant)s")
     raw += f"SELECT {', '.join([*groups, *(SUMS[name] for name in names)])} FROM judged {grouping}"  # noqa: S608
-    statements = [(raw, {"start": first, "end": last}) for first, last in parts]
+    statements: list[tuple[str, dict[str, Any]]] = [(raw, {"start": first, "end": last}) for first, last in parts]
     if days:
         sums = ", ".join([*groups, *(f"coalesce(sum({name}), 0)" for name in names)])
         rolled = f"SELECT {sums} FROM {_ROLLUP} WHERE day = ANY(%(days)s) {condition.format('')} {grouping}"  # noqa: S608
@@ -219,8 +224,7 @@ def _build_next(wait: timedelta) -> bool:
         if _midnight(day + _DAY) + wait > now:
             return False
         ChangedDay.objects.all_tenants().filter(day=day, changed_at__lt=now - wait).delete()
-        values = {"start": _midnight(day), "end": _midnight(day + _DAY), "day": day}
-        cursor.execute(_INSERT.format(records="", usage=""), values)
+        cursor.execute(_INSERT.format(records="", usage=""), _bounds(day))
         state.built_until = day + _DAY
         state.save()
     return True
@@ -251,8 +255,7 @@ def _rebuild(wait: timedelta) -> int:
             changes.filter(tenant_id=tenant_id, day=day).delete()
             RequestRollup.objects.all_tenants().filter(tenant_id=tenant_id, day=day).delete()
             if day >= state.built_from:
-                values = {"start": _midnight(day), "end": _midnight(day + _DAY), "day": day, "tenant": tenant_id}
-                cursor.execute(statement, values)
+                cursor.execute(statement, {**_bounds(day), "tenant": tenant_id})
     return len(pairs)
 
 
@@ -263,6 +266,10 @@ def _lock() -> datetime:
         cursor.execute("SELECT clock_timestamp()")
         now: datetime = cursor.fetchone()[0]
     return now
+
+
+def _bounds(day: date) -> dict[str, Any]:
+    return {"start": _midnight(day), "end": _midnight(day + _DAY), "day": day}
 
 
 def _midnight(day: date) -> datetime:

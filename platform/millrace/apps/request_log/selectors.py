@@ -502,8 +502,8 @@ def histogram(filters: Filters, bins: int) -> tuple[HistogramBin, ...]:
     start, counts = filters.start, [[0, 0, 0] for _ in range(bins)]
     for row in rows:  # the width is rounded to microseconds, so there can be one more at the end
         into = counts[min((row["bin"] - start) // width, bins - 1)]
-        for place, name in enumerate(("requests", "failed", "limited")):
-            into[place] += row[name]
+        for place, count in enumerate((row["requests"], row["failed"], row["limited"])):
+            into[place] += count
     return tuple(
         HistogramBin(start + width * place, start + width * (place + 1), *counts[place]) for place in range(bins)
     )

@@ -3,6 +3,10 @@
 Existing days are summed by the next run of `request_log.update_rollups`. Until then, queries read the requests.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 from django.db import migrations, models
 
 from tenants.isolation import rls
@@ -61,7 +65,7 @@ _COUNTS = ("succeeded", "feedback", "bad_feedback", "schema_failures", "tool_fai
 _TOKENS = ("input_tokens", "read_tokens", "output_tokens", "hit_input", "hit_output")
 
 
-def _bigints(names: tuple[str, ...]) -> list[tuple[str, models.Field]]:
+def _bigints(names: tuple[str, ...]) -> list[tuple[str, models.Field[Any, Any]]]:
     return [(name, models.BigIntegerField()) for name in names]
 
 
