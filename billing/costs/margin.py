@@ -33,7 +33,7 @@ _IN_DOLLARS = """CASE WHEN rates.tenant_id IS NULL THEN sum({0})
         ELSE coalesce(trunc(sum({0}) * 1000000 / micro), 0) END AS {0}"""
 _FILTER = "(%(tenant)s::bigint IS NULL OR tenant_id = %(tenant)s) AND (%(model)s::text IS NULL OR model = %(model)s)"
 # Months; while they are not complete, days.
-_BUCKET = "(SELECT billing_rollup_coarse('month', billing_rollup_bucket('day')))"
+_BUCKET = "billing_rollup_coarse('month', billing_rollup_bucket('day'))"
 # NOTE: one statement, so that a concurrent run of the rollups does not count a change twice.
 _MARGIN = f"""
 WITH parts AS (

@@ -17,6 +17,7 @@ from billing.models import (
     UsageEvent,
     UsageRollup,
     coarse_or,
+    evaluated_once,
     not_rolled_up,
     totals_of,
 )
@@ -87,10 +88,10 @@ class UsageReport:
         rows = UsageRollup.objects.for_tenant(self.tenant_id).filter(**self._given())
         hour, day = UsageRollup.Bucket.HOUR, UsageRollup.Bucket.DAY
         by_key = "key" in groups or self.key_id is not None or self.key_ids is not None
-        hours = Q(bucket=hour if by_key else totals_of(hour))
-        days = Q(bucket=day if by_key else totals_of(day))
+        hours = Q(bucket=hour if by_key else evaluated_once(totals_of(hour)))
+        days = Q(bucket=day if by_key else evaluated_once(totals_of(day)))
         if by_key and self.model is None and {"key", "project"}.issuperset(groups):
-            days = Q(bucket=coarse_or(UsageRollup.Bucket.KEY_DAY, day))
+            days = Q(bucket=evaluated_once(coarse_or(UsageRollup.Bucket.KEY_DAY, day)))
         midnight, end = first + (_EARLIEST - first) % _DAY, last - (last - _EARLIEST) % _DAY
         if by_hour or midnight >= end:
             return rows.filter(hours, start__gte=first, start__lt=last)

@@ -50,6 +50,7 @@ from billing.models.rollups import (
     UsageChange,
     UsageRollup,
     coarse_or,
+    evaluated_once,
     not_rolled_up,
     totals_of,
 )
@@ -115,6 +116,7 @@ __all__ = [
     "UsageSource",
     "VatCheck",
     "coarse_or",
+    "evaluated_once",
     "not_rolled_up",
     "token_sum",
     "totals_of",

@@ -72,7 +72,6 @@ class UsageChange(_Grouped, _Summed):
         return f"{self.request_id}/{self.execution}"
 
 
-_ONCE = "(SELECT %(function)s(%(expressions)s))"  # evaluated once, not for each row
 _TEXT = models.CharField()
 
 
@@ -111,15 +110,21 @@ class UsageRollup(_Grouped, _Summed):
 
 def totals_of(bucket: UsageRollup.Bucket) -> models.Func:
     """Return the bucket of the totals of all keys; while they are not complete, the bucket itself."""
-    return models.Func(models.Value(bucket.value), template=_ONCE, function="billing_rollup_bucket", output_field=_TEXT)
+    return models.Func(models.Value(bucket.value), function="billing_rollup_bucket", output_field=_TEXT)
 
 
 def coarse_or(bucket: UsageRollup.Bucket, other: UsageRollup.Bucket | models.Func) -> models.Func:
     """Return the bucket of days of keys or of months; while they are not complete, the other one."""
     fallback = other if isinstance(other, models.Func) else models.Value(other.value)
-    return models.Func(
-        *(models.Value(bucket.value), fallback), template=_ONCE, function="billing_rollup_coarse", output_field=_TEXT
-    )
+    return models.Func(models.Value(bucket.value), fallback, function="billing_rollup_coarse", output_field=_TEXT)
+
+
+def evaluated_once(bucket: models.Func) -> models.Func:
+    """Return the bucket for a filter with alternatives, which would compute it for each row.
+
+    The planner does not know its value: the filter must also limit the tenant, so that an index is chosen anyway.
+    """
+    return models.Func(bucket, template="(SELECT %(expressions)s)", output_field=_TEXT)
 
 
 def not_rolled_up() -> models.Q:

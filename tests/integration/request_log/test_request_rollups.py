@@ -73,7 +73,8 @@ def summed_days(tenant: Tenant) -> list[date]:
 def give_feedback(tenant: Tenant, request_id: str, **fields: Any) -> None:
     values: dict[str, Any] = {"tenant_id": tenant.pk, "request_id": request_id, "key_id": 1, **fields}
     with tenant_scope(tenant):
-        SubmittedFeedback.objects.create(**values)
+        manager: Any = SubmittedFeedback.objects
+        manager.create(**values)
 
 
 def correct(tenant: Tenant, request_id: str, at: datetime, cost_femto: int) -> None:
@@ -83,7 +84,8 @@ def correct(tenant: Tenant, request_id: str, at: datetime, cost_femto: int) -> N
     values |= {"key_id": 1, "model": "alpha", "price_ids": None, "cost_femto": cost_femto, "saved_femto": 0}
     values |= {"invoice_period": 1, "created_at": datetime.now(UTC), "outcome": "completed"}
     with all_tenants_scope(BypassReason.COMMAND):
-        Adjustment.objects.create(**values)
+        manager: Any = Adjustment.objects
+        manager.create(**values)
 
 
 def make_requests(tenant: Tenant, seed: int = 1, count: int = 60) -> None:
