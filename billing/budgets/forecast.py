@@ -60,18 +60,23 @@ def forecast_budget_period(budget: Budget, budget_period: BudgetPeriod, now: dat
     )
 
 
-def forecast_tenant(tenant_id: int, now: datetime | None = None, zone: ZoneInfo | None = None) -> Forecast | None:
+def forecast_tenant(
+    tenant_id: int, now: datetime | None = None, zone: ZoneInfo | None = None, used_femto: int | None = None
+) -> Forecast | None:
     """Forecast the cost of a tenant's current month in nano-USD. None: less than three days of usage.
 
-    `zone`: the time zone of the tenant's billing entity, if it is known.
+    Args:
+        zone: the time zone of the tenant's billing entity, if it is known.
+        used_femto: the cost of the month until now, if it is known.
     """
     now, zone = now or datetime.now(UTC), zone or billing_zone(tenant_id)
     local = now.astimezone(zone)
     start, end = month_bounds(zone.key, local.year, local.month)
     rollups = UsageRollup.objects.for_tenant(tenant_id).filter(bucket=totals_of(UsageRollup.Bucket.DAY))
     daily = _daily(rollups, BudgetPeriod.Unit.MONEY, start, now)
-    used = total(sums(UsageReport(tenant_id, start=start, end=now)))["cost_femto"]
-    return _forecast(daily, start, end, whole_units(used), now)
+    if used_femto is None:
+        used_femto = total(sums(UsageReport(tenant_id, start=start, end=now)))["cost_femto"]
+    return _forecast(daily, start, end, whole_units(used_femto), now)
 
 
 def _rollups(budget: Budget) -> QuerySet[UsageRollup]:

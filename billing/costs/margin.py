@@ -32,6 +32,8 @@ _CHARGED = ("revenue_femto", "unbilled_femto")  # in the currency of the tenant
 _IN_DOLLARS = """CASE WHEN rates.tenant_id IS NULL THEN sum({0})
         ELSE coalesce(trunc(sum({0}) * 1000000 / micro), 0) END AS {0}"""
 _FILTER = "(%(tenant)s::bigint IS NULL OR tenant_id = %(tenant)s) AND (%(model)s::text IS NULL OR model = %(model)s)"
+# Months; while they are not complete, days.
+_BUCKET = "billing_rollup_coarse('month', billing_rollup_bucket('day'))"
 # NOTE: one statement, so that a concurrent run of the rollups does not count a change twice.
 _MARGIN = f"""
 WITH parts AS (
@@ -39,7 +41,7 @@ WITH parts AS (
         completed + cancelled + failed AS executions, cost_femto AS revenue_femto, 0 AS costed, 0 AS cost_femto,
         0 AS failed_femto, 0 AS unbilled_femto, 0 AS uncosted_tokens, 0 AS estimated
     FROM billing_usagerollup
-    WHERE bucket = billing_rollup_bucket('day') AND start >= %(start)s AND start < %(end)s AND {_FILTER}
+    WHERE bucket = {_BUCKET} AND start >= %(start)s AND start < %(end)s AND {_FILTER}
     UNION ALL
     SELECT to_char(admitted_at AT TIME ZONE 'UTC', 'YYYY-MM'), tenant_id, model, completed + cancelled + failed,
         cost_femto, 0, 0, 0, 0, 0, 0

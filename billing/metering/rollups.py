@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from django.db import connection
 
-from billing.models import GROUPED, SUMMED, RollupState
+from billing.models import GROUPED, SUMMED, RollupState, UsageRollup
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
@@ -21,11 +20,17 @@ _LOCK = 0x726F6C6C  # an arbitrary advisory lock, used only here
 
 _COLUMNS = ", ".join((*GROUPED, *SUMMED))
 _SUMS = ", ".join(f"sum({name})" for name in SUMMED)
-_KEPT = ", ".join(f"{name} = excluded.{name}" for name in SUMMED)
+# Rows with equal sums are not written again.
+_KEPT = "SET {} WHERE ({}) IS DISTINCT FROM ({})".format(
+    ", ".join(f"{name} = excluded.{name}" for name in SUMMED),
+    ", ".join(f"billing_usagerollup.{name}" for name in SUMMED),
+    ", ".join(f"excluded.{name}" for name in SUMMED),
+)
 _INTO = f"INSERT INTO billing_usagerollup (bucket, start, {_COLUMNS})"
+# Rows of a tenant are written together, so that queries read few pages.
 _UPSERT = f"""
-GROUP BY 2, {", ".join(GROUPED)}
-ON CONFLICT (tenant_id, bucket, start, {", ".join(GROUPED[1:])}) DO UPDATE SET {_KEPT}
+GROUP BY 2, {", ".join(GROUPED)} ORDER BY tenant_id, 2
+ON CONFLICT (tenant_id, bucket, start, {", ".join(GROUPED[1:])}) DO UPDATE {_KEPT}
 """
 _TOUCHED = """
 SELECT DISTINCT date_trunc('hour', admitted_at, 'UTC') FROM billing_usagechange
@@ -42,15 +47,40 @@ _DAYS = f"""
 FROM billing_usagerollup
 WHERE bucket = 'hour' AND start >= %(start)s AND start < %(end)s {_UPSERT}
 """  # noqa: S608
-_BY_KEY = [name for name in GROUPED if name != "key_id"]
-_TOTALS = f"""
-{_INTO} SELECT %(bucket)s, start, {", ".join("0" if name == "key_id" else name for name in GROUPED)}, {_SUMS}
-FROM billing_usagerollup
-WHERE bucket = %(of)s AND start >= %(start)s AND start < %(end)s
-GROUP BY 2, {", ".join(_BY_KEY)}
-ON CONFLICT (tenant_id, bucket, start, {", ".join(GROUPED[1:])}) DO UPDATE SET {_KEPT}
-"""  # noqa: S608
-_BUCKETS: tuple[dict[str, Any], ...] = ({"bucket": "hours", "of": "hour"}, {"bucket": "days", "of": "day"})
+_EMPTY = dict.fromkeys(("project_id", "key_id"), "0") | dict.fromkeys(("model", "tier", "miss_reason"), "''")
+
+
+@dataclass(frozen=True)
+class _Totals:
+    """Sums of another bucket's rows, without some of its columns."""
+
+    bucket: UsageRollup.Bucket
+    of: UsageRollup.Bucket
+    without: tuple[str, ...]
+    start: str = "start"
+
+    @property
+    def statement(self) -> str:
+        columns = ", ".join(_EMPTY[name] if name in self.without else name for name in GROUPED)
+        groups = ", ".join(name for name in GROUPED if name not in self.without)
+        return f"""
+            {_INTO} SELECT '{self.bucket}', {self.start}, {columns}, {_SUMS} FROM billing_usagerollup
+            WHERE bucket = '{self.of}' AND start >= %(start)s AND start < %(end)s
+            GROUP BY 2, {groups} ORDER BY tenant_id, 2
+            ON CONFLICT (tenant_id, bucket, start, {", ".join(GROUPED[1:])}) DO UPDATE {_KEPT}
+        """  # noqa: S608  (names from above, nothing from outside)
+
+
+_Bucket = UsageRollup.Bucket
+_HOUR_TOTALS = _Totals(_Bucket.HOUR_TOTAL, _Bucket.HOUR, ("key_id",))
+_DAY_TOTALS = _Totals(_Bucket.DAY_TOTAL, _Bucket.DAY, ("key_id",))
+_KEY_DAYS = _Totals(_Bucket.KEY_DAY, _Bucket.DAY, ("model", "tier", "miss_reason"))
+_MONTHS = _Totals(
+    _Bucket.MONTH_TOTAL,
+    _Bucket.DAY_TOTAL,
+    ("project_id", "key_id", "tier", "miss_reason"),
+    "date_trunc('month', start, 'UTC')",
+)
 _ALL = {"start": datetime(1970, 1, 1, tzinfo=UTC), "end": datetime(2200, 1, 1, tzinfo=UTC)}
 
 
@@ -69,23 +99,30 @@ def build() -> Built:
         cursor.execute("SELECT clock_timestamp()")
         before = cursor.fetchone()[0] - MARGIN
         state = RollupState.objects.first()
-        # A process of the version before the totals does not update them.
-        done = [at for at in (state and state.settled_before, state and state.totals_before) if at]
-        since = min(done) - OVERLAP if done else None
-        cursor.execute(_TOUCHED, {"before": before, "since": since})
+        # A process of an earlier version does not update all totals.
+        done = [state.settled_before, state.totals_before, state.coarse_before] if state else []
+        since = min((at for at in done if at), default=None)
+        cursor.execute(_TOUCHED, {"before": before, "since": since and since - OVERLAP})
         hours = [hour for (hour,) in cursor.fetchall()]
         days = sorted({hour.astimezone(UTC).replace(hour=0) for hour in hours})
-        for statement, totals, starts, length in (
-            (_HOURS, _BUCKETS[0], sorted(hours), timedelta(hours=1)),
-            (_DAYS, _BUCKETS[1], days, timedelta(days=1)),
-        ):
-            for start, end in _ranges(starts, length):
-                cursor.execute(statement, {"start": start, "end": end, "before": before})
-                cursor.execute(_TOTALS, {"start": start, "end": end, **totals})
+        for start, end in _ranges(sorted(hours), timedelta(hours=1)):
+            cursor.execute(_HOURS, {"start": start, "end": end, "before": before})
+            cursor.execute(_HOUR_TOTALS.statement, {"start": start, "end": end})
+        for start, end in _ranges(days, timedelta(days=1)):
+            cursor.execute(_DAYS, {"start": start, "end": end})
+            for totals in (_DAY_TOTALS, _KEY_DAYS):
+                cursor.execute(totals.statement, {"start": start, "end": end})
+        for month in sorted({day.replace(day=1) for day in days}):
+            after = (month + timedelta(days=31)).replace(day=1)
+            cursor.execute(_MONTHS.statement, {"start": month, "end": after})
         if state is not None and state.totals_before is None:
-            for totals in _BUCKETS:
-                cursor.execute(_TOTALS, _ALL | totals)
-        RollupState.objects.update_or_create(pk=1, defaults={"settled_before": before, "totals_before": before})
+            for totals in (_HOUR_TOTALS, _DAY_TOTALS):
+                cursor.execute(totals.statement, _ALL)
+        if state is not None and state.coarse_before is None:
+            for totals in (_KEY_DAYS, _MONTHS):
+                cursor.execute(totals.statement, _ALL)
+        progress = dict.fromkeys(("settled_before", "totals_before", "coarse_before"), before)
+        RollupState.objects.update_or_create(pk=1, defaults=progress)
     return Built(before, len(hours))
 
 

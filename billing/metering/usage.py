@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, Literal, get_args
@@ -10,7 +10,17 @@ from typing import Any, Literal, get_args
 from django.db.models import DecimalField, Q, QuerySet, Sum, Value
 from django.db.models.functions import TruncDay, TruncHour, TruncMonth
 
-from billing.models import SUMMED, ExecutionOutcome, UsageChange, UsageEvent, UsageRollup, not_rolled_up, totals_of
+from billing.models import (
+    SUMMED,
+    ExecutionOutcome,
+    UsageChange,
+    UsageEvent,
+    UsageRollup,
+    coarse_or,
+    evaluated_once,
+    not_rolled_up,
+    totals_of,
+)
 
 Group = Literal["model", "key", "project", "tier", "miss_reason"]
 Bucket = Literal["hour", "day", "month"]
@@ -68,23 +78,30 @@ class UsageReport:
         rows = UsageChange.objects.for_tenant(self.tenant_id).filter(late | cut if cut else late)
         return rows.filter(**self._times("admitted_at"), **self._given())
 
-    def rollups(self, *, by_hour: bool, by_key: bool) -> QuerySet[UsageRollup]:
+    def rollups(self, *, by_hour: bool, groups: Collection[Group]) -> QuerySet[UsageRollup]:
         """Return the rollups of the complete hours in the time range, by days unless `by_hour`.
 
-        Without `by_key` and without selected keys, they are the totals of all keys.
+        Without keys in `groups` and in the selection, they are the totals of all keys. `groups` are columns that the
+        rollups must have; the selection's are added.
         """
         first, last = self._hours()
-        rows = UsageRollup.objects.for_tenant(self.tenant_id).filter(start__gte=first, start__lt=last, **self._given())
-        hour, day_ = UsageRollup.Bucket.HOUR, UsageRollup.Bucket.DAY
-        if by_key or self.key_id is not None or self.key_ids is not None:
-            hours, days = Q(bucket=hour), Q(bucket=day_)
-        else:
-            hours, days = Q(bucket=totals_of(hour)), Q(bucket=totals_of(day_))
-        if by_hour:
-            return rows.filter(hours)
-        day, end = first + (_EARLIEST - first) % _DAY, last - (last - _EARLIEST) % _DAY
-        whole = Q(start__gte=day, start__lt=end)
-        return rows.filter((days & whole) | (hours & ~whole))
+        rows = UsageRollup.objects.for_tenant(self.tenant_id).filter(**self._given())
+        hour, day = UsageRollup.Bucket.HOUR, UsageRollup.Bucket.DAY
+        by_key = "key" in groups or self.key_id is not None or self.key_ids is not None
+        hours = Q(bucket=hour if by_key else evaluated_once(totals_of(hour)))
+        days = Q(bucket=day if by_key else evaluated_once(totals_of(day)))
+        if by_key and self.model is None and {"key", "project"}.issuperset(groups):
+            days = Q(bucket=evaluated_once(coarse_or(UsageRollup.Bucket.KEY_DAY, day)))
+        midnight, end = first + (_EARLIEST - first) % _DAY, last - (last - _EARLIEST) % _DAY
+        if by_hour or midnight >= end:
+            return rows.filter(hours, start__gte=first, start__lt=last)
+        # NOTE: ranges with bounds, because an index does not help with the complement of a range.
+        found = days & Q(start__gte=midnight, start__lt=end)
+        if first < midnight:
+            found |= hours & Q(start__gte=first, start__lt=midnight)
+        if end < last:
+            found |= hours & Q(start__gte=end, start__lt=last)
+        return rows.filter(found)
 
     def _hours(self) -> tuple[datetime, datetime]:
         """Return the range of complete hours."""
@@ -130,9 +147,7 @@ def sums(
     columns = [*(["start"] if bucket else []), *(GROUP_COLUMNS[group] for group in group_by)]
     # One statement, so that a concurrent run of the rollups does not count a change twice.
     by_hour = bucket == "hour" or (bucket is not None and zone is not UTC)
-    rolled = _grouped(
-        question.rollups(by_hour=by_hour, by_key="key" in group_by), "start", columns, summed, bucket, zone
-    )
+    rolled = _grouped(question.rollups(by_hour=by_hour, groups=group_by), "start", columns, summed, bucket, zone)
     grouped = rolled.union(_grouped(question.changes(), "admitted_at", columns, summed, bucket, zone), all=True)
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for values in grouped[: 2 * MAX_ROWS + 2]:

@@ -43,7 +43,17 @@ from billing.models.ledger import (
 from billing.models.metered import MeteredUsage
 from billing.models.prices import CompiledRateCard, Price, PriceBook, PriceBookAssignment, PriceVersion
 from billing.models.reratings import ReratedInvoice, Rerating
-from billing.models.rollups import GROUPED, SUMMED, RollupState, UsageChange, UsageRollup, not_rolled_up, totals_of
+from billing.models.rollups import (
+    GROUPED,
+    SUMMED,
+    RollupState,
+    UsageChange,
+    UsageRollup,
+    coarse_or,
+    evaluated_once,
+    not_rolled_up,
+    totals_of,
+)
 from billing.models.terms import PriceTerm
 from billing.models.usage import MAX_TOKENS, ExecutionOutcome, UsageEvent, UsageQuarantine, UsageSource, token_sum
 
@@ -105,6 +115,8 @@ __all__ = [
     "UsageRollup",
     "UsageSource",
     "VatCheck",
+    "coarse_or",
+    "evaluated_once",
     "not_rolled_up",
     "token_sum",
     "totals_of",

@@ -72,10 +72,14 @@ class UsageChange(_Grouped, _Summed):
         return f"{self.request_id}/{self.execution}"
 
 
+_TEXT = models.CharField()
+
+
 class UsageRollup(_Grouped, _Summed):
     """The sum of the changes of an hour or a day that were settled before `RollupState.settled_before`.
 
-    The totals of all keys have key ID 0. Queries without keys read them: a tenant has far fewer of them.
+    The totals of all keys have key ID 0. Queries without keys read them: a tenant has far fewer of them. A column that
+    a bucket does not have is 0 or empty.
     """
 
     class Bucket(models.TextChoices):
@@ -83,6 +87,8 @@ class UsageRollup(_Grouped, _Summed):
         DAY = "day"
         HOUR_TOTAL = "hours"
         DAY_TOTAL = "days"
+        KEY_DAY = "kdays"  # a day of a key, without model, tier and miss reason
+        MONTH_TOTAL = "month"  # a month in UTC of a tenant and a model
 
     bucket = models.CharField(max_length=5, choices=Bucket)
     start = models.DateTimeField()
@@ -104,8 +110,21 @@ class UsageRollup(_Grouped, _Summed):
 
 def totals_of(bucket: UsageRollup.Bucket) -> models.Func:
     """Return the bucket of the totals of all keys; while they are not complete, the bucket itself."""
-    text = models.CharField()
-    return models.Func(models.Value(bucket.value), function="billing_rollup_bucket", output_field=text)
+    return models.Func(models.Value(bucket.value), function="billing_rollup_bucket", output_field=_TEXT)
+
+
+def coarse_or(bucket: UsageRollup.Bucket, other: UsageRollup.Bucket | models.Func) -> models.Func:
+    """Return the bucket of days of keys or of months; while they are not complete, the other one."""
+    fallback = other if isinstance(other, models.Func) else models.Value(other.value)
+    return models.Func(models.Value(bucket.value), fallback, function="billing_rollup_coarse", output_field=_TEXT)
+
+
+def evaluated_once(bucket: models.Func) -> models.Func:
+    """Return the bucket for a filter with alternatives, which would compute it for each row.
+
+    The planner does not know its value: the filter must also limit the tenant, so that an index is chosen anyway.
+    """
+    return models.Func(bucket, template="(SELECT %(expressions)s)", output_field=_TEXT)
 
 
 def not_rolled_up() -> models.Q:
@@ -122,6 +141,7 @@ class RollupState(models.Model):
 
     settled_before = models.DateTimeField()
     totals_before = models.DateTimeField(null=True, help_text="the totals are complete if it is `settled_before`")
+    coarse_before = models.DateTimeField(null=True, help_text="the same for days of keys, and for months")
 
     def __str__(self) -> str:
         return f"rollups up to {self.settled_before}"

@@ -134,9 +134,16 @@ class UsageEvent(models.Model):
             models.Index(F("tenant_id"), F("admitted_at").desc(), name="billing_usage_tenant_time"),
             models.Index(F("key_id"), F("admitted_at").desc(), name="billing_usage_key_time"),
             models.Index(F("request_id"), name="billing_usage_request"),
+            models.Index(
+                F("tenant_id"),
+                F("admitted_at").desc(),
+                condition=Q(miss_reason="prefix_changed"),
+                name="billing_usage_prefix_changed",
+            ),
             # Periods are written in the order of rows, so this small index finds the partitions of an invoice.
             BrinIndex(fields=["invoice_period"], name="billing_usage_period", autosummarize=True),
-            BrinIndex(F("settled_at"), name="billing_usage_settled"),
+            # Queries read the newest rows, which are few: so ranges are small, and summarized at once.
+            BrinIndex(F("settled_at"), name="billing_usage_settled_at", pages_per_range=16, autosummarize=True),
         ]
         constraints: ClassVar = [
             models.CheckConstraint(name="billing_usage_counts", condition=_counts()),

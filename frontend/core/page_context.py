@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
 from functools import partial, wraps
@@ -29,7 +29,7 @@ from frontend.core.timezones import zone_of
 from tenants.audit import current_actor
 from tenants.authentication import Access, accesses
 from tenants.isolation.db_roles import BypassReason
-from tenants.isolation.scopes import all_tenants_scope, tenant_scope
+from tenants.isolation.scopes import all_tenants_scope, is_visible, tenant_scope
 from tenants.models import Tenant, User
 from tenants.permissions import STEP_UP, Permission
 from tenants.reauthentication import has_totp, recently_authenticated
@@ -234,7 +234,8 @@ def _currency(ctx: PageContext) -> str:
     tenant_id = ctx.arguments.get("tenant") if ctx.access is None else ctx.access.tenant.pk
     if not isinstance(tenant_id, int):
         return DEFAULT_CURRENCY
-    with all_tenants_scope(BypassReason.BILLING):
+    # In an open scope without another one, which costs a savepoint.
+    with nullcontext() if is_visible(tenant_id) else all_tenants_scope(BypassReason.BILLING):
         return currency_of(tenant_id)
 
 

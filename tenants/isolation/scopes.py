@@ -108,10 +108,17 @@ class TenantManager(models.Manager[M]):
         return super().get_queryset().create(**fields)
 
 
+def is_visible(tenant_id: int | None) -> bool:
+    """Return whether the open scope sees this tenant's rows, or all rows if `tenant_id` is None."""
+    scope = _scope.get()
+    if scope is None:
+        return False
+    return scope.bypass_reason is not None or (tenant_id is not None and scope.tenant_id == tenant_id)
+
+
 def _require(tenant_id: int | None, model: str) -> None:
     """Require that the open scope sees this tenant's rows, or all rows if `tenant_id` is None."""
-    scope = _scope.get()
-    if scope is None or (scope.bypass_reason is None and (tenant_id is None or scope.tenant_id != tenant_id)):
+    if not is_visible(tenant_id):
         wanted = "all_tenants_scope(reason)" if tenant_id is None else "tenant_scope(tenant)"
         raise UnscopedQueryError(f"{model}: open `{wanted}` first")
 

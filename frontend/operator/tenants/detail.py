@@ -54,7 +54,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
     tenant = tenant_of(ctx)
     start, now = this_month(ctx.now)
     last = this_month(start - timedelta(days=1))[0]
-    used = spending.spent(start).get(tenant.pk, spending.Spent())
+    used = spending.spent(start, tenant.pk).get(tenant.pk, spending.Spent())
     before = sums(UsageReport(tenant.pk, last, min(last + (now - start), start)))
     owed = Invoice.objects.for_tenant(tenant).filter(state=Invoice.State.OPEN, invoice_type__in=CHARGES)
     return {

@@ -12,7 +12,7 @@ from django.db.models import F, QuerySet, Sum
 from django.utils.translation import gettext as _
 
 from billing.amounts import TOKENS_A_PRICE
-from billing.models import UsageChange, UsageRollup, not_rolled_up, token_sum, totals_of
+from billing.models import UsageChange, UsageRollup, coarse_or, not_rolled_up, token_sum, totals_of
 from billing.pricing.currencies import CrossRate
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Margin, Money, compact, exact, share
@@ -27,7 +27,7 @@ _COLUMNS = ("tenant_id", "model", "cost", "requests", "tokens")
 
 @dataclass
 class Spent:
-    """The usage of one tenant since a midnight in UTC, in its currency."""
+    """The usage of one tenant since the start of a month in UTC, in its currency."""
 
     femto: int = 0
     requests: int = 0
@@ -68,10 +68,16 @@ def amount(value: int, unit: str, currency: str = "") -> str:
     return f"{exact(value) if value < 10_000 else compact(value)} {unit}"
 
 
-def spent(since: datetime) -> dict[int, Spent]:
-    """Return the usage of each tenant since a midnight, in one statement. Call inside `system(…)`."""
-    rolled = UsageRollup.objects.all_tenants().filter(bucket=totals_of(UsageRollup.Bucket.DAY), start__gte=since)
+def spent(since: datetime, tenant_id: int | None = None) -> dict[int, Spent]:
+    """Return the usage of each tenant, or of one, since the start of a month in UTC. Call inside `system(…)`.
+
+    It is one statement, so that a concurrent run of the rollups does not count a change twice.
+    """
+    months = coarse_or(UsageRollup.Bucket.MONTH_TOTAL, totals_of(UsageRollup.Bucket.DAY))
+    rolled = UsageRollup.objects.all_tenants().filter(bucket=months, start__gte=since)
     fresh = UsageChange.objects.all_tenants().filter(not_rolled_up(), admitted_at__gte=since)
+    if tenant_id is not None:
+        rolled, fresh = rolled.filter(tenant_id=tenant_id), fresh.filter(tenant_id=tenant_id)
     found: dict[int, Spent] = defaultdict(Spent)
     for tenant, model, cost, requests, tokens in _summed(rolled).union(_summed(fresh), all=True):
         total = found[tenant]

@@ -21,7 +21,7 @@ from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
 from frontend.core.one_time_secrets import secret_form_view, take_secret
-from frontend.core.page_context import FORM, PageContext, operator_page
+from frontend.core.page_context import FORM, PageContext, first_or_404, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_page
 from frontend.operator.tenants import detail, forms, page
@@ -161,13 +161,15 @@ def resume(ctx: PageContext) -> HttpResponse:
 
 @operator_page(methods=FORM, step_up=True)
 def raise_budget(ctx: PageContext) -> HttpResponse:
-    found = _tenant(ctx)
-    budget = ctx.get(lambda: Budget.objects.for_tenant(found).filter(pk=ctx.arguments["budget"], active=True))
+    with ctx.scope():
+        found = detail.tenant_of(ctx)
+        budget = first_or_404(Budget.objects.for_tenant(found).filter(pk=ctx.arguments["budget"], active=True))
+        form = forms.BudgetRaiseForm(budget.unit, bound_data(ctx))
     return _form_view(
         ctx,
         found,
         _("Raise “%(name)s”") % {"name": budget.name},
-        forms.BudgetRaiseForm(budget.unit, bound_data(ctx)),
+        form,
         lambda data: do_change_budget(
             budget, temporary_increase=data["temporary_increase"], increase_expires_at=data["increase_expires_at"]
         ),

@@ -52,7 +52,7 @@ def may_change(ctx: PageContext, key: ApiKey) -> bool:
 
 def stats(ctx: PageContext) -> dict[str, Any]:
     key = key_of(ctx)
-    spent = spending(ctx, "key", [key.pk]).get(key.pk)
+    spent = spending(ctx, "key", [key.pk], TOKEN_CLASSES).get(key.pk)
     return {
         "key": key,
         "spend": Money(spent["cost_femto"] if spent else 0),

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from billing.metering.usage import UsageReport, accepted, sums
-from billing.models import Budget
+from billing.models import Budget, ExecutionOutcome
 from frontend.core.date_ranges import month_of
 from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar, text_chip
 from frontend.core.languages import lazy_text as _lazy
@@ -28,6 +28,7 @@ PAGE_SIZE = 50
 MAX_PROJECTS = 100
 IDLE_AFTER = timedelta(days=90)
 EXPIRES_SOON = timedelta(days=7)
+_SPENT = (*ExecutionOutcome.values, "cost_femto")
 SCOPES = {
     "inference": _lazy("Run inference"),
     "models": _lazy("List models"),
@@ -167,11 +168,14 @@ def successors(ctx: PageContext, keys: list[ApiKey]) -> set[int]:
     return set(rows.values_list("replaces_id", flat=True)) if keys else set()
 
 
-def spending(ctx: PageContext, group: Any, keys: Iterable[int] | None = None) -> dict[int, dict[str, Any]]:
-    """Return this month's usage of each key or project, only of the given keys."""
+def spending(
+    ctx: PageContext, group: Any, keys: Iterable[int] | None = None, more: tuple[str, ...] = ()
+) -> dict[int, dict[str, Any]]:
+    """Return this month's requests, cost and `more` sums of each key or project, only of the given keys."""
     start, end = month_of(ctx)
     key_ids = None if keys is None else tuple(keys)
-    found = sums(UsageReport(ctx.tenant.pk, start=start, end=end, key_ids=key_ids), group_by=(group,))
+    report = UsageReport(ctx.tenant.pk, start=start, end=end, key_ids=key_ids)
+    found = sums(report, group_by=(group,), summed=(*_SPENT, *more))
     return {row[f"{group}_id"]: row for row in found}
 
 

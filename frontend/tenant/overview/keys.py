@@ -18,11 +18,13 @@ from frontend.tenant.batches.page import KINDS
 from frontend.tenant.budgets.page import BudgetUsage
 from frontend.tenant.overview.spend import budget_statuses, hard_budgets
 from frontend.tenant.overview.usage import all_input, by_tier
+from inference_worker.contract.request import PROMPT_CLASSES
 from millrace.apps.batches.models import Batch
 from tenants.models import ApiKey
 
 MAX_KEYS = 5
 MAX_BATCHES = 4
+_KEY_SUMS = ("cost_femto", "output", *PROMPT_CLASSES)
 
 
 def keys(ctx: PageContext) -> dict[str, Any]:
@@ -31,7 +33,7 @@ def keys(ctx: PageContext) -> dict[str, Any]:
     rows = sums(question, group_by=("key",), summed=("cost_femto",))
     rows.sort(key=lambda row: (-row["cost_femto"], row["key_id"]))
     ids = [row["key_id"] for row in rows[:MAX_KEYS]]
-    top = sums(replace(question, key_ids=tuple(ids)), group_by=("key",)) if ids else []
+    top = sums(replace(question, key_ids=tuple(ids)), group_by=("key",), summed=_KEY_SUMS) if ids else []
     top.sort(key=lambda row: ids.index(row["key_id"]))
     known = ApiKey.objects.for_tenant(ctx.tenant).in_bulk(ids)
     filters = {"unit": BudgetPeriod.Unit.MONEY, "mode": Budget.Mode.HARD, "active": True, "key_id__in": ids}

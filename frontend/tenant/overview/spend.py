@@ -35,7 +35,12 @@ def hard_budgets(ctx: PageContext) -> list[BudgetUsage]:
 
 def monthly_forecast(ctx: PageContext) -> Forecast | None:
     """Return the forecast of the month's cost."""
-    return ctx.once("forecast", lambda: forecast_tenant(ctx.tenant.pk, ctx.now, billing_time_zone_of(ctx)))
+
+    def find() -> Forecast | None:
+        used = sum(row["cost_femto"] for row in by_day(ctx, *month_of(ctx)))
+        return forecast_tenant(ctx.tenant.pk, ctx.now, billing_time_zone_of(ctx), used)
+
+    return ctx.once("forecast", find)
 
 
 def budget_statuses(ctx: PageContext, budgets: list[Budget]) -> list[BudgetUsage]:

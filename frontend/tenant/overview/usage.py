@@ -10,6 +10,7 @@ from typing import Any, Literal
 from django.utils.translation import gettext as _
 
 from billing.metering.usage import UsageReport, accepted, sums, total
+from billing.models import ExecutionOutcome
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import legend_total as summed
 from frontend.core.date_ranges import date_range_of, days_of
@@ -17,10 +18,11 @@ from frontend.core.languages import day_text, in_sentence, localized
 from frontend.core.numbers import Money, duration, share
 from frontend.core.page_context import PageContext
 from inference_worker.contract.request import PROMPT_CLASSES
-from millrace.apps.request_log.selectors import Rates, outcome_rates, rates, ttft_slo_ms
+from millrace.apps.request_log.selectors import Rates, rates, total_rates, ttft_slo_ms
 
 _HOUR = timedelta(hours=1)
 _HOURS = 48
+_METERED = (*ExecutionOutcome.values, "cost_femto")
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,8 @@ def by_day(ctx: PageContext, start: datetime, end: datetime) -> list[dict[str, A
 
 
 def by_tier(ctx: PageContext, start: datetime, end: datetime) -> list[dict[str, Any]]:
-    """Return the sums of each tier from start to end, loaded once per page."""
-    question = UsageReport(ctx.tenant.pk, start=start, end=end)
-    return ctx.once(("tier", question), lambda: sums(question, group_by=("tier",)))
+    """Return requests and cost of each tier from start to end."""
+    return sums(UsageReport(ctx.tenant.pk, start=start, end=end), group_by=("tier",), summed=_METERED)
 
 
 def all_input(counts: Mapping[str, Any]) -> int:
@@ -90,9 +91,9 @@ def cache(ctx: PageContext) -> dict[str, Any]:
 def stats(ctx: PageContext) -> dict[str, Any]:
     date_range = date_range_of(ctx)
     start, end = date_range.previous
-    now = _metered(ctx, date_range.start, date_range.end)
-    then = _metered(ctx, start, end)
-    traffic = outcome_rates(ctx.tenant.pk, date_range.start, date_range.end)
+    now = _metered(by_day(ctx, date_range.start, date_range.end))
+    then = _metered(sums(UsageReport(ctx.tenant.pk, start=start, end=end), summed=_METERED))
+    traffic = total_rates(ctx.tenant.pk, date_range.start, date_range.end, with_ttft=False)
     first, last = start.astimezone(date_range.zone), (end - timedelta(microseconds=1)).astimezone(date_range.zone)
     return {
         "accepted": now[0],
@@ -108,10 +109,9 @@ def stats(ctx: PageContext) -> dict[str, Any]:
     }
 
 
-def _metered(ctx: PageContext, start: datetime, end: datetime) -> tuple[int, int]:
+def _metered(rows: list[dict[str, Any]]) -> tuple[int, int]:
     """Return the number of accepted requests and their cost in femto-USD."""
-    counts = total(by_tier(ctx, start, end))
-    return accepted(counts), counts["cost_femto"]
+    return sum(map(accepted, rows)), sum(row["cost_femto"] for row in rows)
 
 
 def _per_thousand(requests: int, femto: int) -> Money | None:

@@ -311,9 +311,10 @@ def compares(ctx: PageContext) -> bool:
 def stats(ctx: PageContext) -> dict[str, Any]:
     """Return statistics of the requests in the date range. Other filters do not apply."""
     date_range = date_range_of(ctx)
-    found = selectors.rates(ctx.tenant.pk, date_range.start, date_range.end, "day")
+    found = selectors.total_rates(ctx.tenant.pk, date_range.start, date_range.end, with_ttft=True)
     total, objective = found.total, selectors.ttft_slo_ms()
-    before = selectors.rates(ctx.tenant.pk, *date_range.previous, "day").total if compares(ctx) else None
+    previous = date_range.previous if compares(ctx) else None
+    before = previous and selectors.total_rates(ctx.tenant.pk, *previous, with_ttft=True).total
     return {
         "requests_delta": before and delta_of(total.requests, before.requests, ""),
         "failed_delta": before and delta_of(total.failed * before.requests, before.failed * total.requests, "good"),

@@ -120,7 +120,7 @@ def choices(ctx: PageContext) -> tuple[dict[int, str], dict[int, str]]:
     found: dict[str, dict[int, str]] = {"key": {}, "project": {}}
     for kind, pk, name in rows:
         found[kind][pk] = name
-    return found["key"], found["project"]
+    return ctx.once("names of keys", lambda: found["key"]), found["project"]
 
 
 def _lenient(text: str) -> Policy | None:

@@ -119,7 +119,9 @@ def detail(ctx: PageContext, row: RoutingPolicy) -> dict[str, Any]:
 def in_words(ctx: PageContext, of: Policy) -> RoutingPanel:
     """Return the policy as text. Call inside `ctx.scope()`."""
     ids = {key for rule in of.rules for key in rule.when.keys or ()}
-    keys = dict(ApiKey.objects.for_tenant(ctx.tenant).filter(pk__in=ids).values_list("pk", "name")) if ids else {}
+    keys: dict[int, str] = ctx.once("names of keys", dict)  # the editor has read most of them
+    if missing := ids - keys.keys():
+        keys |= dict(ApiKey.objects.for_tenant(ctx.tenant).filter(pk__in=missing).values_list("pk", "name"))
     ids = {project for rule in of.rules for project in rule.when.projects or ()}
     projects = dict(Project.objects.for_tenant(ctx.tenant).filter(pk__in=ids).values_list("pk", "name")) if ids else {}
     return RoutingPanel(

@@ -22,13 +22,17 @@ from tenants.models import ApiKey, Project, User
 
 MAX_ROWS = 100
 WRITTEN = ("cache_write_5m", "cache_write_1h")
-# The alias is in the request log, which is kept for some weeks. A line of a batch may have two rows.
+# The alias is in the request log, which is kept for some weeks. A line of a batch may have two rows; the last counts.
 _ROUTES = """
 SELECT coalesce(r.requested_model, ''), u.model, {sums} FROM {changes} u
 LEFT JOIN (
-    SELECT DISTINCT ON (request_id) request_id, requested_model FROM request_log_requestrecord
+    SELECT request_id, requested_model FROM request_log_requestrecord found
     WHERE tenant_id = %(tenant)s AND started_at >= %(start)s - interval '1 day' AND started_at < %(end)s
-    ORDER BY request_id, started_at DESC
+        AND (batch_id IS NULL OR NOT EXISTS (
+            SELECT 1 FROM request_log_requestrecord later
+            WHERE later.tenant_id = %(tenant)s AND later.request_id = found.request_id
+                AND later.started_at > found.started_at AND later.started_at < %(end)s
+        ))
 ) r ON r.request_id = split_part(u.request_id, '.', 1)
 WHERE u.tenant_id = %(tenant)s AND u.admitted_at >= %(start)s AND u.admitted_at < %(end)s
     AND (%(model)s::text IS NULL OR u.model = %(model)s) AND (%(key)s::bigint IS NULL OR u.key_id = %(key)s)

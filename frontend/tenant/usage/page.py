@@ -24,7 +24,7 @@ from inference_worker.contract.request import PROMPT_CLASSES
 from millrace.apps.request_log.cache_layers import cache_layers
 from millrace.apps.request_log.models import RequestOutcome
 from millrace.apps.request_log.prompt_advisor import prompt_advice
-from millrace.apps.request_log.selectors import outcome_rates
+from millrace.apps.request_log.selectors import total_rates
 from millrace.apps.request_log.semantic_status import cache_misses, semantic_status
 from millrace.apps.request_log.warming_status import warming_status
 
@@ -225,7 +225,7 @@ def _miss(row: Mapping[str, Any], all_missed: int) -> dict[str, Any]:
 def rejections(ctx: PageContext) -> dict[str, Any]:
     """Return the requests answered with 429, by limit or budget."""
     now = query_of(ctx)
-    traffic = outcome_rates(ctx.tenant.pk, now.date_range.start, now.date_range.end)
+    traffic = total_rates(ctx.tenant.pk, now.date_range.start, now.date_range.end, with_ttft=False)
     params = {name: value for name, value in ctx.query.items() if name in ("range", "from", "to")}
     limited = traffic.total.limited
     return {

@@ -13,11 +13,13 @@ import pytest
 from django.db import connection
 from django.db.models import F
 
+from billing.costs.margin import MarginQuery, margins
 from billing.metering import rollups, usage
 from billing.metering.ingest import UsageMessage, settle
 from billing.metering.usage import UsageReport
 from billing.models import SUMMED, Adjustment, RollupState, UsageRollup
 from billing.periods import month_bounds
+from frontend.operator.tenants import spending
 from inference_worker.contract.messages import encode
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
@@ -38,7 +40,13 @@ QUESTIONS: list[tuple[dict[str, Any], tuple[str, ...], str | None]] = [
     ({"key_ids": (3,)}, ("model",), "day"),
     ({"key_ids": ()}, ("key",), None),
     ({"start": NOON - timedelta(days=40), "project_id": 2}, (), "day"),
+    ({}, ("key",), None),
+    ({"start": NOON - timedelta(days=1, minutes=10), "end": NOON + HOUR}, ("key", "project"), "day"),
+    ({"start": NOON - timedelta(days=2), "key_ids": (3, 4)}, ("key",), None),
+    ({"start": NOON - timedelta(days=2), "key_id": 3}, (), "day"),
+    ({"start": NOON - timedelta(days=2), "key_id": 3, "model": "a"}, ("tier",), "day"),
 ]
+BY_KEY = QUESTIONS.index(({}, ("key",), None))
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +61,16 @@ def store(*events) -> None:
 def answers(tenant: int = 1) -> list[Any]:
     with tenant_scope(tenant):
         return [usage.sums(UsageReport(tenant, **asked), groups, bucket) for asked, groups, bucket in QUESTIONS]
+
+
+def of_all_tenants() -> list[Any]:
+    """Return the results that read months."""
+    first = NOON.replace(day=1, hour=0)
+    with all_tenants_scope(BypassReason.OPERATOR):
+        months = [f"{NOON - timedelta(days=31):%Y-%m}", f"{NOON:%Y-%m}"]
+        queries = [MarginQuery(*months, with_uncosted=True), MarginQuery(months[1], months[1], 1, "a", (), True)]
+        spent = spending.spent(first), spending.spent(first, 1), spending.spent(first, 9)
+        return [*(margins(query) for query in queries), *spent]
 
 
 def some_events(event, seed: int, count: int = 60) -> list[Any]:
@@ -74,16 +92,17 @@ def some_events(event, seed: int, count: int = 60) -> list[Any]:
 
 def test_results_are_equal_before_and_after_a_rollup(event):
     store(*some_events(event, 1))
-    before = answers()
+    before, all_before = answers(), of_all_tenants()
     assert before[0][0]["output"] > before[0][0]["reasoning_tokens"] > 0
     rollups.build()
     assert unscoped(UsageRollup).count() > 10
-    assert answers() == before
+    assert (answers(), of_all_tenants()) == (before, all_before)
     store(*some_events(event, 2))
-    mixed = answers()
+    mixed, all_mixed = answers(), of_all_tenants()
     assert mixed[0][0]["output"] > before[0][0]["output"]
+    assert all_mixed != all_before
     rollups.build()
-    assert answers() == mixed
+    assert (answers(), of_all_tenants()) == (mixed, all_mixed)
     assert answers(2)[0][0]["output"] > 0
 
 
@@ -109,6 +128,60 @@ def test_queries_without_keys_read_the_totals_of_all_keys(event):
     with all_tenants_scope(BypassReason.COMMAND):
         totals.update(output=F("output") - 1)
     assert answers() == expected
+
+
+def test_queries_by_key_read_days_of_keys_and_those_of_all_tenants_months(event):
+    store(*some_events(event, 8))
+    rollups.build()
+    expected, of_all = answers(), of_all_tenants()
+    with all_tenants_scope(BypassReason.COMMAND):
+        days = UsageRollup.objects.all_tenants().filter(bucket="kdays")
+        assert set(days.values_list("model", "tier", "miss_reason")) == {("", "", "")}
+        days.update(output=F("output") + 1)
+        found = answers()
+        assert sum(row["output"] for row in found[BY_KEY]) > sum(row["output"] for row in expected[BY_KEY])
+        assert [number for number, rows in enumerate(found) if rows == expected[number]] == [*range(11), 12, 15]
+        days.update(output=F("output") - 1)
+        months = UsageRollup.objects.all_tenants().filter(bucket="month")
+        assert set(months.values_list("project_id", "key_id", "tier")) == {(0, 0, "")}
+        months.update(cost_femto=F("cost_femto") + 1)
+    assert answers() == expected
+    assert all(rows != others for rows, others in zip(of_all_tenants()[:4], of_all, strict=False))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_coarse_sums_that_are_not_complete_are_not_read_until_the_next_run(event, late):
+    """A process of the version before them has built the rollups, or they do not exist yet."""
+    store(*some_events(event, 9))
+    rollups.build()
+    expected = answers(), of_all_tenants()
+    with all_tenants_scope(BypassReason.COMMAND):
+        UsageRollup.objects.all_tenants().filter(bucket__in=("kdays", "month")).delete()
+        RollupState.objects.update(coarse_before=NOON - timedelta(days=2) if late else None)
+        if not late:  # no hour is touched again
+            later = datetime.now(UTC) + timedelta(minutes=30)
+            RollupState.objects.update(settled_before=later, totals_before=later)
+    assert (answers(), of_all_tenants()) == expected
+    rollups.build()
+    assert {"kdays", "month"} <= {row.bucket for row in unscoped(UsageRollup).all()}
+    assert (answers(), of_all_tenants()) == expected
+
+
+def test_equal_sums_are_not_written_again(event):
+    store(*some_events(event, 10))
+    rollups.build()
+
+    def versions() -> dict[int, int]:
+        with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
+            cursor.execute("SELECT id, ctid::text FROM billing_usagerollup")
+            return dict(cursor.fetchall())
+
+    before = versions()
+    store(event(at=NOON, model="c", key_id=5, tenant_id=3))
+    rollups.build()
+    after = versions()
+    assert {pk: after[pk] for pk in before} == before
+    assert len(after) - len(before) == 6
 
 
 def test_totals_that_are_not_complete_are_not_read_until_the_next_run(event):

@@ -192,10 +192,10 @@ def test_the_rates_by_outcome_are_the_total_of_all_rates(acme, outcomes):
         record(acme, number, outcome=outcome)
     with tenant_scope(acme):
         rates = selectors.rates(acme.pk, NOW - timedelta(hours=2), NOW + timedelta(seconds=1))
-        found = selectors.outcome_rates(acme.pk, NOW - timedelta(hours=2), NOW + timedelta(seconds=1))
+        found = selectors.total_rates(acme.pk, NOW - timedelta(hours=2), NOW + timedelta(seconds=1), with_ttft=True)
         assert found.total == replace(rates.total, ttft_p50_ms=None, ttft_p95_ms=None)
         assert found.bounds == rates.bounds
-        assert selectors.outcome_rates(acme.pk, NOW, NOW).total.requests == 0
+        assert selectors.total_rates(acme.pk, NOW, NOW, with_ttft=True).total.requests == 0
 
 
 def test_rates_by_hour(acme):

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from millrace.apps.feedback.models import SubmittedFeedback
 from millrace.apps.request_log.models import RequestOutcome, RequestRecord
-from millrace.apps.request_log.success_costs import GOOD_SCORE, RETRY_SECONDS
+from millrace.apps.request_log.request_rollups import GOOD_SCORE, RETRY_SECONDS
 
 RETRY_WINDOW = timedelta(seconds=RETRY_SECONDS)  # after the end of a request
 MAX_DURATION = timedelta(hours=1)  # of a request that a retry refers to

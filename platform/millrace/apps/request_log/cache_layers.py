@@ -12,51 +12,33 @@ from datetime import datetime
 
 from django.db import connection
 
-from billing.models import UsageChange, UsageEvent
 from millrace.apps.request_log.models import CacheLayer
+from millrace.apps.request_log.request_rollups import request_sums
 
-# A request has one record, except for a line of a batch that another gateway has continued; the last record counts.
-# The prompts of a request are usage of `<request>.<number>`; its shadow, `<request>.s`, does not count.
-_LAYERS = """
-WITH records AS (
-    SELECT DISTINCT ON (request_id) request_id, cache_layer, cache_source, total_ms, outcome
-    FROM request_log_requestrecord
-    WHERE tenant_id = %(tenant)s AND started_at >= %(start)s AND started_at < %(end)s AND cache_layer <> ''
-    ORDER BY request_id, started_at DESC
-), usage AS (
-    SELECT split_part(u.request_id, '.', 1) AS request_id,
-        sum(u.uncached + u.cache_write_5m + u.cache_write_1h) AS input,
-        sum(u.cache_read) AS read, sum(u.output) AS output, sum(u.answer_hit_input) AS hit_input,
-        sum(u.answer_hit_output) AS hit_output, sum(u.saved_femto) AS saved
-    FROM {changes} u
-    WHERE u.tenant_id = %(tenant)s AND u.admitted_at >= %(start)s - interval '1 hour'
-        AND u.admitted_at < %(end)s + interval '2 days'
-        AND split_part(u.request_id, '.', 1) IN (SELECT request_id FROM records)
-        AND split_part(u.request_id, '.', 2) <> 's'
-    GROUP BY 1
-), host AS (
-    SELECT split_part(e.request_id, '.', 1) AS request_id, sum(least(e.host_tokens, e.cache_read)) AS tokens
-    FROM {events} e
-    WHERE e.tenant_id = %(tenant)s AND e.admitted_at >= %(start)s - interval '1 hour'
-        AND e.admitted_at < %(end)s + interval '2 days' AND e.host_tokens > 0 AND e.outcome <> 'failed'
-        AND split_part(e.request_id, '.', 1) IN (SELECT request_id FROM records WHERE cache_layer = 'prefix')
-    GROUP BY 1
+# Times are in no sum, because they depend on two records, which are removed independently.
+_SAVED_MS = """
+WITH hits AS (
+    SELECT r.cache_layer, r.cache_source, r.total_ms FROM request_log_requestrecord r
+    WHERE r.tenant_id = %(tenant)s AND r.started_at >= %(start)s AND r.started_at < %(end)s
+        AND r.cache_layer IN ('exact', 'semantic')
+        AND (r.batch_id IS NULL OR NOT EXISTS (
+            SELECT 1 FROM request_log_requestrecord l
+            WHERE l.tenant_id = r.tenant_id AND l.request_id = r.request_id AND l.started_at > r.started_at
+                AND l.cache_layer <> ''
+        ))
 ), sources AS (
     SELECT s.request_id, max(s.total_ms) AS total_ms FROM request_log_requestrecord s
     WHERE s.tenant_id = %(tenant)s AND s.cache_layer IN ('computed', 'prefix') AND s.outcome = 'completed'
-        AND s.request_id IN (SELECT cache_source FROM records WHERE cache_layer IN ('exact', 'semantic'))
+        AND s.request_id IN (SELECT cache_source FROM hits)
     GROUP BY 1
 )
-SELECT CASE WHEN h.tokens > 0 THEN 'host_memory' ELSE r.cache_layer END, count(*),
-    coalesce(sum(u.input), 0), coalesce(sum(u.read), 0), coalesce(sum(u.output), 0),
-    coalesce(sum(u.hit_input), 0), coalesce(sum(u.hit_output), 0), coalesce(sum(u.saved), 0),
-    coalesce(sum(greatest(s.total_ms - r.total_ms, 0)) FILTER (WHERE r.cache_layer IN ('exact', 'semantic')), 0),
-    coalesce(sum(h.tokens), 0)
-FROM records r LEFT JOIN usage u USING (request_id) LEFT JOIN host h USING (request_id)
-    LEFT JOIN sources s ON s.request_id = r.cache_source
-GROUP BY 1
+SELECT h.cache_layer, sum(greatest(s.total_ms - h.total_ms, 0))
+FROM hits h JOIN sources s ON s.request_id = h.cache_source GROUP BY 1
 """
-_NONE = (0,) * 9
+_NAMES = (
+    *("layer_requests", "input_tokens", "read_tokens", "output_tokens", "hit_input", "hit_output", "saved_femto"),
+    "host_tokens",
+)
 
 
 @dataclass(frozen=True)
@@ -105,20 +87,24 @@ class CacheLayers:
 
 def cache_layers(tenant_id: int, start: datetime, end: datetime) -> CacheLayers:
     """Return requests, tokens and savings by cache layer. The tenant's scope must be open."""
+    rows = request_sums(tenant_id, start, end, ("cache_layer",), _NAMES)
     with connection.cursor() as cursor:
-        cursor.execute(
-            _LAYERS.format(changes=UsageChange._meta.db_table, events=UsageEvent._meta.db_table),
-            {"tenant": tenant_id, "start": start, "end": end},
-        )
-        rows = {row[0]: tuple(int(value) for value in row[1:]) for row in cursor.fetchall()}
+        cursor.execute(_SAVED_MS, {"tenant": tenant_id, "start": start, "end": end})
+        saved_ms = {layer: int(total) for layer, total in cursor.fetchall()}
     found: dict[CacheLayer, LayerUsage] = {}
     read = output = uncached = host = 0
     for layer in CacheLayer:
-        row = rows.get(layer.value, _NONE)
-        requests, row_input, row_read, row_output, hit_input, hit_output, saved, saved_ms, row_host = row
-        found[layer] = LayerUsage(layer, requests, hit_input, hit_output, saved, saved_ms)
-        uncached, read, output = uncached + row_input, read + row_read, output + row_output
-        host += row_host
+        sums = rows.get((layer.value,), dict.fromkeys(_NAMES, 0))
+        found[layer] = LayerUsage(
+            layer,
+            sums["layer_requests"],
+            sums["hit_input"],
+            sums["hit_output"],
+            sums["saved_femto"],
+            saved_ms.get(layer.value, 0),
+        )
+        uncached, read = uncached + sums["input_tokens"], read + sums["read_tokens"]
+        output, host = output + sums["output_tokens"], host + sums["host_tokens"]
     prefix, computed = found[CacheLayer.PREFIX], found[CacheLayer.COMPUTED]
     found[CacheLayer.PREFIX] = replace(prefix, input_tokens=read - host, output_tokens=0)
     found[CacheLayer.HOST_MEMORY] = replace(found[CacheLayer.HOST_MEMORY], input_tokens=host, output_tokens=0)

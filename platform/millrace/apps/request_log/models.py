@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from django.contrib.postgres.indexes import BrinIndex
 from django.db import models
-from django.db.models import F, JSONField, Q, Value
+from django.db.models import F, Func, JSONField, Q, Value
 from django.db.models.functions import Collate
 
 from tenants.isolation.scopes import TenantManager
@@ -108,6 +108,15 @@ class RequestRecord(models.Model):
                 name="request_log_retry",
             ),
             models.Index(fields=["tenant_id", "replay_of"], condition=~Q(replay_of=""), name="request_log_replay"),
+            # Statistics of a period read only this index.
+            models.Index(
+                fields=["tenant_id", "started_at"], include=["outcome", "ttft_ms"], name="request_log_outcome"
+            ),
+            models.Index(
+                fields=["tenant_id", "started_at"],
+                condition=Q(cache_layer__in=("exact", "semantic")),
+                name="request_log_answer_hits",
+            ),
             BrinIndex(fields=["started_at"], name="request_log_started", autosummarize=True),
         ]
         constraints: ClassVar[list[models.BaseConstraint]] = [
@@ -116,6 +125,71 @@ class RequestRecord(models.Model):
 
     def __str__(self) -> str:
         return f"{self.request_id}: {self.status}"
+
+
+class RequestRollup(models.Model):
+    """The sums of a tenant's requests of a UTC day (`request_rollups`), which has fewer rows than requests."""
+
+    pk = models.CompositePrimaryKey(
+        "tenant_id", "day", "project_id", "served_model", "policy", "cache_layer", "answer_miss"
+    )
+    tenant_id = models.BigIntegerField()
+    day = models.DateField()
+    project_id = models.BigIntegerField()
+    served_model = models.CharField(max_length=128)
+    policy = models.TextField(help_text="name and version of the routing policy; empty: none")
+    cache_layer = models.CharField(max_length=16, choices=CacheLayer)
+    answer_miss = models.TextField(help_text="why the answer cache did not serve the request; empty: no miss")
+    requests = models.BigIntegerField(help_text="that were tried")
+    succeeded = models.BigIntegerField()
+    feedback = models.BigIntegerField()
+    bad_feedback = models.BigIntegerField()
+    schema_failures = models.BigIntegerField()
+    tool_failures = models.BigIntegerField()
+    retried = models.BigIntegerField()
+    cancelled = models.BigIntegerField()
+    errors = models.BigIntegerField()
+    cost_femto = models.DecimalField(max_digits=38, decimal_places=0)
+    layer_requests = models.BigIntegerField(help_text="with a known cache layer; the following columns are theirs")
+    input_tokens = models.BigIntegerField()
+    read_tokens = models.BigIntegerField()
+    output_tokens = models.BigIntegerField()
+    hit_input = models.BigIntegerField()
+    hit_output = models.BigIntegerField()
+    saved_femto = models.DecimalField(max_digits=38, decimal_places=0)
+    host_tokens = models.BigIntegerField()
+    misses = models.BigIntegerField(help_text="requests that the answer cache did not serve")
+
+    objects = TenantManager()
+
+    def __str__(self) -> str:
+        return f"requests of {self.day}: {self.served_model}"
+
+
+class ChangedDay(models.Model):
+    """A day whose requests have changed after its end. Written by triggers, until the day is summed again."""
+
+    tenant_id = models.BigIntegerField()
+    day = models.DateField()
+    changed_at = models.DateTimeField(db_default=Func(function="clock_timestamp"))
+
+    objects = TenantManager()
+
+    class Meta:
+        indexes: ClassVar = [models.Index(fields=["tenant_id", "day"], name="request_log_changed_day")]
+
+    def __str__(self) -> str:
+        return f"{self.day} of tenant {self.tenant_id}"
+
+
+class RequestRollupState(models.Model):
+    """The days that are summed, in one row: from `built_from`, before `built_until`."""
+
+    built_from = models.DateField()
+    built_until = models.DateField()
+
+    def __str__(self) -> str:
+        return f"requests of {self.built_from} to {self.built_until}"
 
 
 class RequestContent(models.Model):

@@ -15,7 +15,7 @@ from django.db.models import Q
 
 from millrace.apps.feedback.models import SubmittedFeedback
 from millrace.apps.request_log.models import RequestContent, RequestRecord
-from millrace.apps.request_log.success_costs import GOOD_SCORE
+from millrace.apps.request_log.request_rollups import GOOD_SCORE
 from tenants.routing_policies.complexity import MAX_TEXT
 
 MAX_OUTCOMES = 1000

@@ -15,8 +15,8 @@ from typing import Any
 
 from django.conf import settings
 from django.db import connection
-from django.db.models import Count, F, FloatField, Func, IntegerField, Q, QuerySet, Value
-from django.db.models.functions import Cast, Collate
+from django.db.models import Count, DateTimeField, DurationField, F, Func, Q, QuerySet, Value
+from django.db.models.functions import Collate
 
 from billing.metering.usage import BUCKETS, Bucket, instant
 from billing.models import Adjustment, Price, UsageEvent
@@ -393,7 +393,7 @@ GROUP BY 1, 2, 3, 4, 5 ORDER BY 6 DESC, 1, 3 LIMIT %(most)s
 """
 
 
-# The number of all requests is read from the primary key, the others from the index of requests that failed.
+# The number of all requests is read from an index, the others from the index of requests that failed.
 _OUTCOMES = """
 SELECT 'all', count(*) FROM request_log_requestrecord
 WHERE tenant_id = %(tenant)s AND started_at >= %(start)s AND started_at < %(end)s
@@ -404,14 +404,28 @@ GROUP BY outcome
 """
 
 
-def outcome_rates(tenant_id: int, start: datetime, end: datetime) -> Rates:
-    """Return the total of `rates` without buckets and times to the first token. It reads fewer rows."""
+# Both percentiles of one sorted list, from the index of outcomes.
+_TTFT = """
+SELECT percentile_disc(ARRAY[0.5, 0.95]) WITHIN GROUP (ORDER BY ttft_ms) FROM request_log_requestrecord
+WHERE tenant_id = %(tenant)s AND started_at >= %(start)s AND started_at < %(end)s
+"""
+
+
+def total_rates(tenant_id: int, start: datetime, end: datetime, *, with_ttft: bool) -> Rates:
+    """Return the total of `rates` without buckets, and without times to the first token if they are not needed.
+
+    It reads fewer rows.
+    """
     values: dict[str, Any] = {"tenant": tenant_id, "start": start, "end": end}
     with connection.cursor() as cursor:
         cursor.execute(_OUTCOMES, values)
         counts = dict(cursor.fetchall())
         cursor.execute(_BOUNDS, {**values, "most": _MAX_LIMITS})
         bounds = tuple(BoundBy(*row) for row in cursor.fetchall())
+        ttft: tuple[int | None, int | None] = (None, None)
+        if with_ttft:
+            cursor.execute(_TTFT, values)
+            ttft = cursor.fetchone()[0] or ttft
     requests = counts.pop("all")
     total = Counts(
         start,
@@ -421,8 +435,8 @@ def outcome_rates(tenant_id: int, start: datetime, end: datetime) -> Rates:
         failed=counts.get(RequestOutcome.FAILED, 0),
         limited=counts.get(RequestOutcome.LIMITED, 0),
         refused=counts.get(RequestOutcome.REFUSED, 0),
-        ttft_p50_ms=None,
-        ttft_p95_ms=None,
+        ttft_p50_ms=ttft[0],
+        ttft_p95_ms=ttft[1],
     )
     return Rates((), total, bounds)
 
@@ -467,20 +481,17 @@ def histogram(filters: Filters, bins: int) -> tuple[HistogramBin, ...]:
     """
     if filters.start is None or filters.end is None or filters.start >= filters.end:
         raise ValueError("a histogram needs a period")
-    width = (filters.end - filters.start) / bins
-    seconds = Func(
-        F("started_at"),
-        Value(filters.start),
-        template="extract(epoch FROM %(expressions)s)",
-        arg_joiner=" - ",
-        output_field=FloatField(),
+    width = max((filters.end - filters.start) / bins, timedelta(microseconds=1))
+    at = Func(
+        *(Value(width, DurationField()), F("started_at"), Value(filters.start, DateTimeField())),
+        function="date_bin",
+        output_field=DateTimeField(),
     )
-    number = Cast(Func(seconds / Value(width.total_seconds()), function="floor"), IntegerField())
     outcome = RequestOutcome
     rows = (
         filters.rows()
         .order_by()
-        .annotate(bin=number)
+        .annotate(bin=at)
         .values("bin")
         .annotate(
             requests=Count("*"),
@@ -488,11 +499,13 @@ def histogram(filters: Filters, bins: int) -> tuple[HistogramBin, ...]:
             limited=Count("outcome", filter=Q(outcome__in=(outcome.LIMITED, outcome.REFUSED))),
         )
     )
-    counts = {row["bin"]: (row["requests"], row["failed"], row["limited"]) for row in rows}
-    start = filters.start
+    start, counts = filters.start, [[0, 0, 0] for _ in range(bins)]
+    for row in rows:  # the width is rounded to microseconds, so there can be one more at the end
+        into = counts[min((row["bin"] - start) // width, bins - 1)]
+        for place, count in enumerate((row["requests"], row["failed"], row["limited"])):
+            into[place] += count
     return tuple(
-        HistogramBin(start + width * place, start + width * (place + 1), *counts.get(place, (0, 0, 0)))
-        for place in range(bins)
+        HistogramBin(start + width * place, start + width * (place + 1), *counts[place]) for place in range(bins)
     )
 
 

@@ -6,23 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db import connection
 from django.db.models import F
 
 from millrace.apps.request_log.cache_layers import CacheLayers
 from millrace.apps.request_log.models import SemanticEntry, SemanticEvidence
+from millrace.apps.request_log.request_rollups import request_sums
 from millrace.apps.request_log.semantic_decision import BAND_STARTS, Band, Evidence
 from tenants.models import Tenant
-
-# A lookup that was guarded, or whose margin is too small, has its reason in `semantic`.
-_MISSES = """
-SELECT coalesce(nullif('semantic_' || (route #>> '{answer_cache,semantic,miss}'), 'semantic_'),
-    route #>> '{answer_cache,miss}') AS reason, count(*)
-FROM request_log_requestrecord
-WHERE tenant_id = %(tenant)s AND started_at >= %(start)s AND started_at < %(end)s
-    AND route #>> '{answer_cache,miss}' IS NOT NULL
-GROUP BY 1 ORDER BY 2 DESC, 1
-"""
 
 
 @dataclass(frozen=True)
@@ -104,9 +94,9 @@ def semantic_status(tenant: Tenant) -> SemanticStatus:
 
 def cache_misses(tenant_id: int, start: datetime, end: datetime) -> list[MissCount]:
     """Return why requests were not served from the answer cache, most frequent first. The scope must be open."""
-    with connection.cursor() as cursor:
-        cursor.execute(_MISSES, {"tenant": tenant_id, "start": start, "end": end})
-        return [MissCount(reason, int(count)) for reason, count in cursor.fetchall()]
+    rows = request_sums(tenant_id, start, end, ("answer_miss",), ("misses",)).items()
+    found = [MissCount(reason, sums["misses"]) for (reason,), sums in rows if sums["misses"]]
+    return sorted(found, key=lambda miss: (-miss.requests, miss.reason))
 
 
 def _error_rate(band: Band) -> float | None:

@@ -80,11 +80,13 @@ def shadow_results(tenant_id: int, name: str, start: datetime, end: datetime) ->
     values: dict[str, Any] = {"tenant": tenant_id, "name": name, "start": start, "end": end}
     codes: dict[tuple[str, str], Counter[str]] = {}
     with connection.cursor() as cursor:
-        cursor.execute(_CODES, values)
-        for served, shadow, code, count in cursor.fetchall():
-            codes.setdefault((served, shadow), Counter())[code] = count
         cursor.execute(_RESULTS, values)
-        return [_result(row, codes.get((row[0], row[1]), Counter())) for row in cursor.fetchall()]
+        rows = cursor.fetchall()
+        if any(compared < requests for _served, _shadow, requests, compared, *_rest in rows):
+            cursor.execute(_CODES, values)
+            for served, shadow, code, count in cursor.fetchall():
+                codes.setdefault((served, shadow), Counter())[code] = count
+    return [_result(row, codes.get((row[0], row[1]), Counter())) for row in rows]
 
 
 def _result(row: Sequence[Any], codes: Counter[str]) -> ShadowResult:

@@ -11,6 +11,7 @@ from django.db import connection
 from django.db.models import Q
 
 from inference_worker.contract import valkey
+from millrace.apps.request_log import request_rollups
 from millrace.apps.request_log.answer_keys import INDEX_PATTERN, tenant_of
 from millrace.apps.request_log.cache_warming import LATE, do_warm_caches, settle_warmed
 from millrace.apps.request_log.models import WarmedPrompt
@@ -50,6 +51,11 @@ DELETE FROM request_log_semanticentry WHERE ctid = ANY(ARRAY(
         OR e.created_at < %(now)s - make_interval(days => t.content_retention_days)
     LIMIT %(most)s FOR UPDATE OF e SKIP LOCKED))
 """
+_ROLLUPS = """
+DELETE FROM request_log_requestrollup WHERE ctid = ANY(ARRAY(
+    SELECT r.ctid FROM request_log_requestrollup r
+    WHERE r.tenant_id IN (SELECT id FROM tenants_tenant WHERE status = 'purged') LIMIT %(most)s FOR UPDATE SKIP LOCKED))
+"""
 _EVIDENCE = """
 DELETE FROM request_log_semanticevidence WHERE ctid = ANY(ARRAY(
     SELECT e.ctid FROM request_log_semanticevidence e JOIN tenants_tenant t ON t.id = e.tenant_id
@@ -66,13 +72,20 @@ DELETE FROM request_log_warmedprompt WHERE ctid = ANY(ARRAY(
 
 @shared_task(name="request_log.purge_expired")
 def purge_expired(now: datetime | None = None) -> int:
-    """Remove expired records, contents and comparisons with shadows, and those of purged tenants.
+    """Remove expired records, contents, comparisons with shadows and sums, and those of purged tenants.
 
     Returns the number of removed rows.
     """
     now = now or datetime.now(UTC)
     before = now - timedelta(days=settings.MILLRACE.request_log_retention_days)
-    return sum(_delete(statement, now, before) for statement in (_RECORDS, _CONTENT, _SHADOWS, _WARMED))
+    request_rollups.forget_before(before)
+    return sum(_delete(statement, now, before) for statement in (_RECORDS, _CONTENT, _SHADOWS, _WARMED, _ROLLUPS))
+
+
+@shared_task(name="request_log.update_rollups")
+def update_rollups() -> int:
+    """Update the sums of requests by day. Return how many days were summed."""
+    return request_rollups.build()
 
 
 @shared_task(name="request_log.warm_caches")

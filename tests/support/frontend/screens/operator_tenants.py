@@ -49,7 +49,7 @@ register(
     Screen(
         "operator-tenants-raise",
         "/operator/tenants/{tenant}/budgets/{tenant_budget}/raise",
-        queries=15,
+        queries=9,
         who="operator",
         states=("populated",),
     ),

@@ -97,7 +97,7 @@ def _draft(tenant: Any) -> int:
 
 ONE = ("populated",)
 register(
-    Screen("routing-detail", "/t/{slug}/routing/{policy}", queries=22, states=("populated", "over")),
+    Screen("routing-detail", "/t/{slug}/routing/{policy}", queries=18, states=("populated", "over")),
     Screen("routing-edit", "/t/{slug}/routing/edit?from={policy}", queries=30, states=ONE),
     Screen("routing-new", "/t/{slug}/routing/edit", queries=20, states=("populated", "empty")),
     Screen("routing-draft", "/t/{slug}/routing/edit?draft={policy_draft}", queries=26, states=ONE, ready=".rule-row"),
