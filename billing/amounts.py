@@ -32,6 +32,7 @@ PPM = 10**6  # tax rates are in millionths: 8.875 % is 88,750
 RATE_DIGITS = 6  # decimals of exchange rates
 FINE_RATE_DIGITS = 12  # of exchange rates of low-valued currencies
 MAX_BUDGET = 10**17  # nano-USD (100 million dollars), tokens or requests; sums of several fit in a bigint
+MAX_BALANCE = 4 * 10**18  # of the gate of a prepaid tenant: all that it ever used, and its balance
 MAX_NANO_PER_MILLION = 10**18  # nano-USD per million tokens; a higher price is an input error
 MIN_TOP_UP_CENTS = 100
 MAX_TOP_UP_CENTS = 99_999_999  # the payment provider accepts up to eight digits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -81,8 +81,13 @@ def do_close_period(period: Period, now: datetime | None = None) -> bool:
     return True
 
 
-def do_draft(period: Period, tenant: Tenant | None = None) -> list[Invoice]:
+def do_draft(
+    period: Period, tenant: Tenant | None = None, on_error: Callable[[Tenant, Exception], None] | None = None
+) -> list[Invoice]:
     """Draft the period's invoices and corrections again, for one tenant or all. Final ones do not change.
+
+    Args:
+        on_error: receives the error of a tenant, which then does not stop the others.
 
     Raises:
         Conflict: usage of the period is archived.
@@ -94,9 +99,16 @@ def do_draft(period: Period, tenant: Tenant | None = None) -> list[Invoice]:
         uses, counts = used(period, only), counted(period, only)
         require_usage(period.pk)
         due = {*uses, *_committed(period, only)}
-        tenants = list(Tenant.objects.all_tenants().filter(pk__in=due).order_by("pk").values_list("pk", flat=True))
-    drafts = (_draft(period, pk, uses.get(pk, []), counts.get(pk, Count())) for pk in tenants)
-    return [invoice for invoices in drafts for invoice in invoices]
+        tenants = list(Tenant.objects.all_tenants().filter(pk__in=due).order_by("pk"))
+    found = []
+    for row in tenants:
+        try:
+            found += _draft(period, row.pk, uses.get(row.pk, []), counts.get(row.pk, Count()))
+        except Exception as exc:
+            if on_error is None:
+                raise
+            on_error(row, exc)
+    return found
 
 
 def _committed(period: Period, tenant_id: int | None) -> list[int]:

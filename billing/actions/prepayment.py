@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 from django.db import connection
 
-from billing.amounts import FEMTO_A_NANO, MAX_BUDGET, PPM, femto_a_cent
+from billing.amounts import FEMTO_A_NANO, MAX_BALANCE, PPM, femto_a_cent
 from billing.invoicing.taxes import NoTaxRule, tax_for
 from billing.ledger import balance
 from billing.models import Account, BillingProfile, Budget, BudgetPeriod
@@ -105,7 +105,7 @@ def update_gate(tenant: Tenant, profile: BillingProfile, now: datetime | None = 
     gate.active = profile.is_prepaid
     if gate.active:
         found = _balance(tenant, profile, gate.pk, now or datetime.now(UTC))
-        gate.amount = min(max(0, (found.used + found.available) // FEMTO_A_NANO), MAX_BUDGET)
+        gate.amount = min(max(0, (found.used + found.available) // FEMTO_A_NANO), MAX_BALANCE)
         if profile.balance_changes_at != found.changes_at:
             profile.balance_changes_at = found.changes_at
             profile.save(update_fields=["balance_changes_at"])

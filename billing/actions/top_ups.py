@@ -72,7 +72,16 @@ def do_top_up_all(now: datetime | None = None) -> int:
             top_up_cents__isnull=False, tenant__status=Tenant.Status.ACTIVE, tenant__purge_after=None
         )
         tenants = list(profiles.exclude(payment_method="").order_by("tenant_id").values_list("tenant_id", flat=True))
-    return sum(_top_up(tenant_id, now) for tenant_id in tenants)
+    return sum(_try_to_top_up(tenant_id, now) for tenant_id in tenants)
+
+
+def _try_to_top_up(tenant_id: int, now: datetime) -> bool:
+    """Top up a tenant. An error is logged and tried again by the next run, and does not stop the others."""
+    try:
+        return _top_up(tenant_id, now)
+    except Exception as exc:  # noqa: BLE001
+        log.error("top_up_failed", tenant_id=tenant_id, error=str(exc))
+        return False
 
 
 def _top_up(tenant_id: int, now: datetime) -> bool:

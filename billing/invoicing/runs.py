@@ -34,13 +34,13 @@ def invoice_months(
     now = now or datetime.now(UTC)
     report = InvoiceRunReport()
     for period in _due(now, month):
+        left, label = len(report.left), period.label
         try:
             do_close_period(period, now)
-            drafts = do_draft(period, tenant)
+            drafts = do_draft(period, tenant, lambda who, exc, label=label: _leave(report, f"{who.slug} {label}", exc))
         except Conflict as exc:
             _leave(report, f"{period.entity.slug} {period.label}", exc)
             continue
-        left = len(report.left)
         for draft in drafts:
             try:
                 report.finalized.append(str(do_finalize(draft, now)))

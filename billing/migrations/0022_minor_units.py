@@ -1,4 +1,7 @@
-"""Decimals of converted amounts. Existing documents have two, also in currencies with another minor unit."""
+"""Decimals of converted amounts, and a higher limit of the gates of prepaid tenants.
+
+Existing documents have two decimals, also in currencies with another minor unit.
+"""
 
 from django.db import migrations, models
 
@@ -10,6 +13,12 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
+        migrations.RemoveConstraint('budget', 'budget_amounts'),
+        migrations.RunSQL(migrations.RunSQL.noop, "UPDATE billing_budget SET amount = LEAST(amount, 100000000000000000)"),
+        migrations.AddConstraint(
+            'budget',
+            models.CheckConstraint(condition=models.Q(models.Q(('amount__range', (0, 100000000000000000)), models.Q(('amount__range', (0, 4000000000000000000)), ('is_balance', True)), _connector='OR'), models.Q(('rollover_limit__range', (0, 100000000000000000)), ('temporary_increase__range', (0, 100000000000000000)))), name='budget_amounts'),
+        ),
         migrations.AddField('invoice', 'display_digits', models.SmallIntegerField(db_default=2, default=2, help_text='decimals in the display currency')),
         migrations.AddField('invoice', 'tax_digits', models.SmallIntegerField(db_default=2, default=2, help_text='decimals of converted_tax')),
         migrations.AlterField('invoice', 'converted_tax', models.BigIntegerField(help_text='the tax in the tax currency, in units of 10^-tax_digits; None: tax times tax_rate', null=True)),

@@ -377,4 +377,4 @@ def test_random_histories(db):
 @pytest.mark.parametrize("part", range(4))
 def test_many_random_histories(db, monkeypatch, part):
     monkeypatch.setattr(pdf, "rendered", facturx.xml)
-    run(int(__import__("os").environ.get("N","100")), 40)
+    run(100, 40)
