@@ -250,8 +250,9 @@ def one_offs(invoice: Invoice, lines: list[InvoiceLine]) -> list[InvoiceLine]:
 
 
 def bill_one_offs(invoice: Invoice, lines: Iterable[InvoiceLine]) -> None:
-    """Mark the due one-off lines as billed by the invoice, whose `lines` contain them."""
-    if any(line.line_type == InvoiceLine.LineType.ONE_OFF for line in lines):
+    """Mark the due one-off lines as billed by an invoice of usage, whose `lines` contain them."""
+    is_invoice = invoice.invoice_type == Invoice.InvoiceType.INVOICE  # lines of debit notes have the same type
+    if is_invoice and any(line.line_type == InvoiceLine.LineType.ONE_OFF for line in lines):
         _due_lines(invoice.period, invoice.tenant_id).update(invoice=invoice)
 
 

@@ -1,6 +1,7 @@
 """Decimals of converted amounts, and a higher limit of the gates of prepaid tenants.
 
-Existing documents have two decimals, also in currencies with another minor unit.
+Existing documents have two decimals, also in currencies with another minor unit. One-off lines that a debit note marked as
+billed, without containing them, become due.
 """
 
 from django.db import migrations, models
@@ -18,6 +19,11 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             'budget',
             models.CheckConstraint(condition=models.Q(models.Q(('amount__range', (0, 100000000000000000)), models.Q(('amount__range', (0, 4000000000000000000)), ('is_balance', True)), _connector='OR'), models.Q(('rollover_limit__range', (0, 100000000000000000)), ('temporary_increase__range', (0, 100000000000000000)))), name='budget_amounts'),
+        ),
+        migrations.RunSQL(
+            "UPDATE billing_oneoffline SET invoice_id = NULL FROM billing_invoice i"
+            " WHERE i.id = invoice_id AND i.invoice_type = 'debit_note'",
+            migrations.RunSQL.noop,
         ),
         migrations.AddField('invoice', 'display_digits', models.SmallIntegerField(db_default=2, default=2, help_text='decimals in the display currency')),
         migrations.AddField('invoice', 'tax_digits', models.SmallIntegerField(db_default=2, default=2, help_text='decimals of converted_tax')),

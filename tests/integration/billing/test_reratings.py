@@ -293,6 +293,16 @@ def test_a_debit_note_and_one_off_amounts(acme):
     assert_recomputed(invoice, debit, note)
 
 
+def test_a_debit_note_does_not_use_up_one_off_lines(acme):
+    """The lines of a debit note have the type of one-off lines, and are none."""
+    use(acme, OCTOBER, (price("10"), MILLION))
+    invoice = invoiced(acme, OCTOBER)
+    do_add_one_off_line(acme, month="2026-10", description="Setup", cents=700)
+    do_issue_debit_note(invoice, [("Support hours", 500)], "Forgotten")
+    use(acme, NOVEMBER, (price("1", model="n", number=2), MILLION))
+    assert invoiced(acme, NOVEMBER).subtotal == 800
+
+
 def test_a_debit_note_of_a_rerating_cannot_be_voided(acme):
     """Later re-ratings start from its prices, so they would return what no one paid."""
     use(acme, OCTOBER, (price("10"), MILLION))
