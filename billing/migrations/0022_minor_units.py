@@ -6,6 +6,14 @@ billed, without containing them, become due.
 
 from django.db import migrations, models
 
+from tenants.isolation import rls
+
+MAKE_DUE = """
+UPDATE billing_oneoffline SET invoice_id = NULL FROM billing_invoice i
+WHERE i.id = invoice_id AND i.invoice_type = 'debit_note'
+"""
+LOWER_GATES = "UPDATE billing_budget SET amount = 100000000000000000 WHERE amount > 100000000000000000"
+
 
 class Migration(migrations.Migration):
 
@@ -15,15 +23,10 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.RemoveConstraint('budget', 'budget_amounts'),
-        migrations.RunSQL(migrations.RunSQL.noop, "UPDATE billing_budget SET amount = LEAST(amount, 100000000000000000)"),
+        rls.update_rows(MAKE_DUE, LOWER_GATES),
         migrations.AddConstraint(
             'budget',
             models.CheckConstraint(condition=models.Q(models.Q(('amount__range', (0, 100000000000000000)), models.Q(('amount__range', (0, 4000000000000000000)), ('is_balance', True)), _connector='OR'), models.Q(('rollover_limit__range', (0, 100000000000000000)), ('temporary_increase__range', (0, 100000000000000000)))), name='budget_amounts'),
-        ),
-        migrations.RunSQL(
-            "UPDATE billing_oneoffline SET invoice_id = NULL FROM billing_invoice i"
-            " WHERE i.id = invoice_id AND i.invoice_type = 'debit_note'",
-            migrations.RunSQL.noop,
         ),
         migrations.AddField('invoice', 'display_digits', models.SmallIntegerField(db_default=2, default=2, help_text='decimals in the display currency')),
         migrations.AddField('invoice', 'tax_digits', models.SmallIntegerField(db_default=2, default=2, help_text='decimals of converted_tax')),
