@@ -6,7 +6,7 @@
 | nano-USD | 10^-9 | prices per million tokens, budgets, reservations, credit and the ledger |
 | cent | 10^-2 | lines and totals of invoices, payments |
 
-A cent stands for the minor unit of any currency: 10^-2 EUR, but 1 JPY and 10^-3 KWD (ISO 4217).
+A cent is the minor unit of any currency: 10^-2 EUR, but 1 JPY and 10^-3 KWD (ISO 4217).
 
 The used amount of a budget period is in millionths of the budget's unit. For money, these are femto-USD.
 Amounts are rounded only once, and no amount is a float. The units of a tenant that is billed in another currency are
