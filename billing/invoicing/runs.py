@@ -35,9 +35,13 @@ def invoice_months(
     report = InvoiceRunReport()
     for period in _due(now, month):
         left, label = len(report.left), period.label
+
+        def leave_tenant(failed: Tenant, error: Exception, label: str = label) -> None:
+            _leave(report, f"{failed.slug} {label}", error)
+
         try:
             do_close_period(period, now)
-            drafts = do_draft(period, tenant, lambda who, exc, label=label: _leave(report, f"{who.slug} {label}", exc))
+            drafts = do_draft(period, tenant, leave_tenant)
         except Conflict as exc:
             _leave(report, f"{period.entity.slug} {period.label}", exc)
             continue
