@@ -25,7 +25,7 @@ endif
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help up setup test test-unit test-browser test-faults test-browser-quick test-faults-quick \
+.PHONY: help up setup test test-unit test-ledger test-browser test-faults test-browser-quick test-faults-quick \
 	test-clients test-clients-quick test-peers test-emulation bench-quick bench-cpu \
 	lint types lint-imports check client docs docs-clients docs-reference docs-settings docs-openapi messages screenshots release lock clean
 
@@ -49,6 +49,9 @@ test: $(VENV)/installed-dev ## run all tests except test-browser, test-faults an
 
 test-unit: $(VENV)/installed-dev ## run the tests that need no service, model or browser
 	@exec $(PYTEST) $(call TESTS,tests/unit) $(ARGS)
+
+test-ledger: $(VENV)/installed-dev ## run 400 random histories of invoices, payments and corrections; `make test` runs a few
+	@exec $(PYTEST) --dist load -m slow $(call TESTS,tests/integration/billing/test_ledger_properties.py) $(ARGS)
 
 test-browser: $(VENV)/installed-dev ## run the tests of the console in a real browser; needs Chromium
 	@exec $(PYTEST) $(call TESTS,tests/browser) --browser-must-run $(ARGS)

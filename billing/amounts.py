@@ -6,6 +6,8 @@
 | nano-USD | 10^-9 | prices per million tokens, budgets, reservations, credit and the ledger |
 | cent | 10^-2 | lines and totals of invoices, payments |
 
+A cent is the minor unit of any currency: 10^-2 EUR, but 1 JPY and 10^-3 KWD (ISO 4217).
+
 The used amount of a budget period is in millionths of the budget's unit. For money, these are femto-USD.
 Amounts are rounded only once, and no amount is a float. The units of a tenant that is billed in another currency are
 those of its currency.
@@ -13,24 +15,29 @@ those of its currency.
 
 from __future__ import annotations
 
-DEFAULT_CURRENCY = "USD"
-_SYMBOLS = {"USD": "$", "EUR": "€", "GBP": "£"}
+from tenants.currencies import DEFAULT_CURRENCY as DEFAULT_CURRENCY
+from tenants.currencies import dollars as dollars
+from tenants.currencies import minor_digits as minor_digits
+from tenants.currencies import symbol as symbol
+
 FEMTO_DIGITS = 15  # decimals of a dollar in femto-USD
 NANO_DIGITS = 9  # decimals of a dollar in nano-USD
 NANO_A_DOLLAR = 10**9
-NANO_A_CENT = 10**7
+NANO_A_CENT = 10**7  # of USD
 FEMTO_A_NANO = 10**6
-FEMTO_A_CENT = 10**13
+FEMTO_A_CENT = 10**13  # of USD
 MILLIONTHS = 10**6  # in a nano-USD, token or request of a budget
 TOKENS_A_PRICE = 10**6  # a price is per million tokens
 PPM = 10**6  # tax rates are in millionths: 8.875 % is 88,750
 RATE_DIGITS = 6  # decimals of exchange rates
 FINE_RATE_DIGITS = 12  # of exchange rates of low-valued currencies
 MAX_BUDGET = 10**17  # nano-USD (100 million dollars), tokens or requests; sums of several fit in a bigint
+MAX_BALANCE = 4 * 10**18  # of the gate of a prepaid tenant: all that it ever used, and its balance
 MAX_NANO_PER_MILLION = 10**18  # nano-USD per million tokens; a higher price is an input error
 MIN_TOP_UP_CENTS = 100
 MAX_TOP_UP_CENTS = 99_999_999  # the payment provider accepts up to eight digits
-MAX_CENTS = 10**12  # of one invoice line or payment
+MAX_CENTS = 10**11  # of one invoice line or payment
+MAX_NANO = 10**18  # of the same: the ledger's amounts are 64-bit integers
 
 
 def half_up(amount: int, unit: int) -> int:
@@ -39,9 +46,19 @@ def half_up(amount: int, unit: int) -> int:
     return whole if amount >= 0 else -whole
 
 
-def cents(femto: int) -> int:
-    """Return an invoice line's amount."""
-    return half_up(femto, FEMTO_A_CENT)
+def nano_a_cent(currency: str) -> int:
+    """Return the nano-units of a currency in its minor unit."""
+    return int(10 ** (NANO_DIGITS - minor_digits(currency)))
+
+
+def femto_a_cent(currency: str) -> int:
+    """Return the femto-units of a currency in its minor unit."""
+    return int(10 ** (FEMTO_DIGITS - minor_digits(currency)))
+
+
+def cents(femto: int, currency: str) -> int:
+    """Return an invoice line's amount in the minor unit of its currency."""
+    return half_up(femto, femto_a_cent(currency))
 
 
 def whole_units(millionths: int) -> int:
@@ -63,12 +80,6 @@ def decimal(amount: int, digits: int, least: int = 0) -> str:
     return f"-{text}" if amount < 0 else text
 
 
-def symbol(currency: str) -> str:
-    """Return what precedes an amount of a currency: $, € or £, or the code and a space."""
-    return _SYMBOLS.get(currency, f"{currency} ")
-
-
-def dollars(amount_cents: int, currency: str = DEFAULT_CURRENCY) -> str:
-    """Return cents as dollars, or another currency, for display: −$1,234.50, with a minus sign (U+2212)."""
-    whole, rest = divmod(abs(amount_cents), 100)
-    return f"{'−' if amount_cents < 0 else ''}{symbol(currency)}{whole:,}.{rest:02}"
+def decimal_cents(amount_cents: int, digits: int) -> str:
+    """Return an amount in a minor unit with all its decimals: (150, 2) is 1.50, (150, 0) is 150."""
+    return decimal(amount_cents, digits, digits)

@@ -9,8 +9,9 @@ from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from billing.actions.prepayment import update_gate
+from billing.amounts import MAX_NANO, dollars, nano_a_cent
 from billing.models import CHARGES, BillingProfile, Invoice
-from tenants.actions import do_resume_tenant
+from tenants.actions import ActionRefused, do_resume_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
@@ -48,6 +49,17 @@ def _follow_balance(tenant: Tenant) -> None:
         profile.suspended_at = None
         profile.save(update_fields=["suspended_at"])
         do_resume_tenant(tenant)
+
+
+def require_bookable(cents: int, currency: str) -> None:
+    """Check that the ledger can book an amount of one line or payment.
+
+    Raises:
+        ActionRefused: it is too large.
+    """
+    if abs(cents) * nano_a_cent(currency) > MAX_NANO:
+        most = dollars(MAX_NANO // nano_a_cent(currency), currency)
+        raise ActionRefused(f"cents: The largest amount is {most}. Divide it into several.")
 
 
 def overdue_invoice(profile: BillingProfile, now: datetime) -> Invoice | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from billing.actions import credits
-from billing.actions.common import booking
+from billing.actions.common import booking, require_bookable
 from billing.actions.drafts import creditable, debits_and_credits, write
 from billing.actions.invoices import do_finalize
 from billing.actions.matching import next_key, outstanding
-from billing.amounts import FEMTO_A_CENT, NANO_A_CENT, dollars
+from billing.amounts import dollars, femto_a_cent, nano_a_cent
 from billing.invoicing.webhook_events import emit_voided, emit_written_off
 from billing.ledger import PostedEntry, post
 from billing.models import Account, Invoice, InvoiceLine, LedgerEntry, OneOffLine, ReratedInvoice
@@ -23,7 +23,7 @@ def do_issue_credit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], r
     Raises:
         ActionRefused: nothing, or less. Conflict: the invoice is no longer owed or paid, or was less than that.
     """
-    amounts = _amounts(amounts)
+    amounts = _amounts(amounts, invoice.currency)
     with booking(invoice.tenant_id):
         billed = _billed(invoice)
         if billed.is_credit_note or billed.state not in (Invoice.State.OPEN, Invoice.State.PAID):
@@ -44,7 +44,7 @@ def do_issue_debit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], re
     Raises:
         ActionRefused: nothing, or less. Conflict: the document is no final invoice.
     """
-    amounts = _amounts(amounts)
+    amounts = _amounts(amounts, invoice.currency)
     with booking(invoice.tenant_id):
         billed = _billed(invoice)
         final = (Invoice.State.OPEN, Invoice.State.PAID, Invoice.State.UNCOLLECTIBLE)
@@ -55,10 +55,11 @@ def do_issue_debit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], re
         return do_finalize(write(note, lines))
 
 
-def _amounts(amounts: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+def _amounts(amounts: Iterable[tuple[str, int]], currency: str) -> list[tuple[str, int]]:
     amounts = list(amounts)
     if not amounts or any(cents <= 0 for _, cents in amounts):
         raise ActionRefused("Every amount must be greater than zero.")
+    require_bookable(sum(cents for _, cents in amounts), currency)
     return amounts
 
 
@@ -93,7 +94,7 @@ def amount_line(note: Invoice, position: int, description: str, cents: int) -> I
         position=position,
         line_type=line_type,
         description=description,
-        femto=cents * FEMTO_A_CENT,
+        femto=cents * femto_a_cent(note.currency),
         cents=cents,
     )
 
@@ -134,12 +135,13 @@ def do_write_off(invoice: Invoice, reason: str) -> Invoice:
         row = Invoice.objects.for_tenant(invoice.tenant_id).select_for_update().get(pk=invoice.pk)
         if row.is_credit_note or row.state != Invoice.State.OPEN:
             raise Conflict("Only open invoices can be written off.")
-        nano = outstanding(row) * NANO_A_CENT
+        cents = outstanding(row)
+        nano = cents * nano_a_cent(row.currency)
         entries = [PostedEntry(Account.BAD_DEBT, nano, row.pk), PostedEntry(Account.RECEIVABLE, -nano, row.pk)]
         key = next_key(row, "bad-debt")
         post(row.tenant_id, key, entries)
         _end(row, Invoice.State.UNCOLLECTIBLE, "invoice.written_off", reason)
-        emit_written_off(row, key, nano // NANO_A_CENT)
+        emit_written_off(row, key, cents)
     return row
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from django.db.models import BigIntegerField, F, Q, QuerySet, Sum, Value
 from django.db.models.functions import Cast, Coalesce
 
-from billing.actions.common import booking
-from billing.amounts import NANO_A_CENT
+from billing.actions.common import booking, require_bookable
+from billing.amounts import nano_a_cent
 from billing.ledger import PostedEntry, post
 from billing.models import (
     Account,
@@ -21,6 +21,7 @@ from billing.models import (
     Invoice,
     Period,
 )
+from billing.pricing.currencies import currency_of
 from tenants import audit
 from tenants.actions import ActionRefused
 from tenants.actions.common import check
@@ -132,11 +133,11 @@ def usable(tenant_id: int, period: Period) -> list[Any]:
     return list(with_rest(alive).filter(rest__gt=0).select_related("purchase").order_by(*order))
 
 
-def applied_credit(grants: Iterable[Any], cents: int) -> list[tuple[CreditGrant, int]]:
+def applied_credit(grants: Iterable[Any], cents: int, currency: str) -> list[tuple[CreditGrant, int]]:
     """Return how much of each grant, in order, is applied to the cents. Fractions of a cent are carried forward."""
-    applied = []
+    applied, unit = [], nano_a_cent(currency)
     for grant in grants:
-        part = min(cents, grant.rest // NANO_A_CENT)
+        part = min(cents, grant.rest // unit)
         if part > 0:
             applied.append((grant, part))
             cents -= part
@@ -145,8 +146,9 @@ def applied_credit(grants: Iterable[Any], cents: int) -> list[tuple[CreditGrant,
 
 def apply_credit(invoice: Invoice, applied: Iterable[tuple[CreditGrant, int]]) -> None:
     """Apply the credit permanently."""
+    unit = nano_a_cent(invoice.currency)
     CreditApplication.objects.all_tenants().bulk_create(
-        CreditApplication(grant=grant, tenant_id=invoice.tenant_id, invoice=invoice, nano=cents * NANO_A_CENT)
+        CreditApplication(grant=grant, tenant_id=invoice.tenant_id, invoice=invoice, nano=cents * unit)
         for grant, cents in applied
     )
 
@@ -159,7 +161,8 @@ def return_credit(invoice: Invoice, cents: int, returned_before: int, note: str,
         returned_before: cents that earlier credit notes returned.
         paid: return credit that paid the total, instead of credit that was deducted before tax.
     """
-    skip, rest = returned_before * NANO_A_CENT, cents * NANO_A_CENT
+    unit = nano_a_cent(invoice.currency)
+    skip, rest = returned_before * unit, cents * unit
     parts: dict[tuple[CreditGrant.GrantType, bool, int | None], int] = {}
     uses = CreditApplication.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice).select_related("grant")
     for use in uses.order_by("-pk"):
@@ -268,6 +271,7 @@ def do_commit(
     if last_month and last_month < first_month:
         raise ActionRefused("The last month must not be before the first.")
     with booking(tenant.pk) as locked:
+        require_bookable(fee, currency_of(locked.pk))
         row = Commitment(
             tenant=locked,
             name=name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,7 +16,7 @@ from django.db.models import Case, F, Q, QuerySet, Sum, When
 
 from billing.actions import credits
 from billing.actions.common import booking
-from billing.amounts import FEMTO_A_CENT
+from billing.amounts import DEFAULT_CURRENCY, femto_a_cent
 from billing.budgets.reservations import open_before
 from billing.invoicing.lines import Count, UsageLine, counted, line, lines_of, rerated_lines, used, wanted
 from billing.invoicing.metered_lines import metered_in, metered_lines
@@ -38,7 +38,7 @@ from billing.models import (
     ReratedInvoice,
 )
 from billing.periods import default_entity
-from billing.pricing.currencies import currency_of
+from billing.pricing.currencies import currency_of, other_currencies
 from billing.pricing.terms import TermType
 from tenants import audit
 from tenants.actions import Conflict
@@ -81,8 +81,13 @@ def do_close_period(period: Period, now: datetime | None = None) -> bool:
     return True
 
 
-def do_draft(period: Period, tenant: Tenant | None = None) -> list[Invoice]:
+def do_draft(
+    period: Period, tenant: Tenant | None = None, on_error: Callable[[Tenant, Exception], None] | None = None
+) -> list[Invoice]:
     """Draft the period's invoices and corrections again, for one tenant or all. Final ones do not change.
+
+    Args:
+        on_error: receives the error of a tenant, which then does not stop the others.
 
     Raises:
         Conflict: usage of the period is archived.
@@ -94,9 +99,16 @@ def do_draft(period: Period, tenant: Tenant | None = None) -> list[Invoice]:
         uses, counts = used(period, only), counted(period, only)
         require_usage(period.pk)
         due = {*uses, *_committed(period, only)}
-        tenants = list(Tenant.objects.all_tenants().filter(pk__in=due).order_by("pk").values_list("pk", flat=True))
-    drafts = (_draft(period, pk, uses.get(pk, []), counts.get(pk, Count())) for pk in tenants)
-    return [invoice for invoices in drafts for invoice in invoices]
+        tenants = list(Tenant.objects.all_tenants().filter(pk__in=due).order_by("pk"))
+    found = []
+    for row in tenants:
+        try:
+            found += _draft(period, row.pk, uses.get(row.pk, []), counts.get(row.pk, Count()))
+        except Exception as exc:
+            if on_error is None:
+                raise
+            on_error(row, exc)
+    return found
 
 
 def _committed(period: Period, tenant_id: int | None) -> list[int]:
@@ -116,7 +128,8 @@ def _leaving_with_rounding(tenant_id: int | None) -> set[int]:
     tenants = Tenant.objects.all_tenants().filter(Q(purge_after__isnull=False) | Q(status=Tenant.Status.PURGED))
     if tenant_id is not None:
         tenants = tenants.filter(pk=tenant_id)
-    return {pk for pk, femto in carried_rounding(tenants.values("pk")).items() if femto <= -FEMTO_A_CENT}
+    carried, others = carried_rounding(tenants.values("pk")), other_currencies()
+    return {pk for pk, femto in carried.items() if femto <= -femto_a_cent(others.get(pk, DEFAULT_CURRENCY))}
 
 
 def _draft(period: Period, tenant_id: int, uses: list[UsageLine], count: Count) -> list[Invoice]:
@@ -202,7 +215,7 @@ def fee(invoice: Invoice, position: int, commitment: Commitment) -> InvoiceLine:
         position=position,
         line_type=InvoiceLine.LineType.COMMITMENT,
         description=commitment.name,
-        femto=commitment.fee * FEMTO_A_CENT,
+        femto=commitment.fee * femto_a_cent(invoice.currency),
         cents=commitment.fee,
     )
 
@@ -229,7 +242,7 @@ def one_offs(invoice: Invoice, lines: list[InvoiceLine]) -> list[InvoiceLine]:
             position=number,
             line_type=InvoiceLine.LineType.ONE_OFF,
             description=row.description,
-            femto=row.cents * FEMTO_A_CENT,
+            femto=row.cents * femto_a_cent(invoice.currency),
             cents=row.cents,
         )
         for number, row in enumerate(_due_lines(invoice.period, invoice.tenant_id), len(lines) + 1)
@@ -237,8 +250,9 @@ def one_offs(invoice: Invoice, lines: list[InvoiceLine]) -> list[InvoiceLine]:
 
 
 def bill_one_offs(invoice: Invoice, lines: Iterable[InvoiceLine]) -> None:
-    """Mark the due one-off lines as billed by the invoice, whose `lines` contain them."""
-    if any(line.line_type == InvoiceLine.LineType.ONE_OFF for line in lines):
+    """Mark the due one-off lines as billed by an invoice of usage, whose `lines` contain them."""
+    is_invoice = invoice.invoice_type == Invoice.InvoiceType.INVOICE  # lines of debit notes have the same type
+    if is_invoice and any(line.line_type == InvoiceLine.LineType.ONE_OFF for line in lines):
         _due_lines(invoice.period, invoice.tenant_id).update(invoice=invoice)
 
 
@@ -250,10 +264,11 @@ def rounding(invoice: Invoice, lines: list[InvoiceLine]) -> list[InvoiceLine]:
     """
     if invoice.invoice_type != Invoice.InvoiceType.INVOICE:
         return []
+    unit = femto_a_cent(invoice.currency)
     billed_more = carried_rounding([invoice.tenant_id]).get(invoice.tenant_id, 0)
     if invoice.tenant.purge_after is not None or invoice.tenant.status == Tenant.Status.PURGED:
-        billed_more += sum(line.cents * FEMTO_A_CENT - int(line.femto) for line in lines)
-    whole = abs(billed_more) // FEMTO_A_CENT
+        billed_more += sum(line.cents * unit - int(line.femto) for line in lines)
+    whole = abs(billed_more) // unit
     cents = max(-whole if billed_more > 0 else whole, -sum(line.cents for line in lines))
     if not cents:
         return []
@@ -338,7 +353,8 @@ def total(invoice: Invoice, lines: list[InvoiceLine], grants: list[Any] | None =
     of_usage = (kinds.USAGE, kinds.METERED, kinds.TERM, kinds.ROUNDING)
     use = sum(line.cents for line in lines if line.line_type in of_usage)
     invoice.subtotal = sum(line.cents for line in lines)
-    invoice.rounding_femto = sum(line.cents * FEMTO_A_CENT - int(line.femto) for line in lines)
+    unit = femto_a_cent(invoice.currency)
+    invoice.rounding_femto = sum(line.cents * unit - int(line.femto) for line in lines)
     applied: list[tuple[CreditGrant, int]] = []
     payments: list[Any] = []
     if invoice.is_credit_note:
@@ -352,7 +368,7 @@ def total(invoice: Invoice, lines: list[InvoiceLine], grants: list[Any] | None =
     else:
         usable = credits.usable(invoice.tenant_id, invoice.period) if grants is None else grants
         payments = [grant for grant in usable if grant.is_payment]
-        applied = credits.applied_credit([grant for grant in usable if not grant.is_payment], use)
+        applied = credits.applied_credit([grant for grant in usable if not grant.is_payment], use, invoice.currency)
         invoice.credits = [_deducted(grant, cents) for grant, cents in applied]
         invoice.taxable = invoice.subtotal - sum(cents for _, cents in applied)
         invoice.taxes = [taxed(_rule(invoice), invoice.taxable)]
@@ -360,7 +376,7 @@ def total(invoice: Invoice, lines: list[InvoiceLine], grants: list[Any] | None =
     if invoice.invoice_type == Invoice.InvoiceType.PURCHASE:
         invoice.prepaid = invoice.total
         return []
-    paid = credits.applied_credit(payments, invoice.total)
+    paid = credits.applied_credit(payments, invoice.total, invoice.currency)
     invoice.prepaid = sum(cents for _, cents in paid)
     return [*applied, *paid]
 

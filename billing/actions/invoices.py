@@ -21,7 +21,7 @@ from billing.actions.drafts import (
     zone,
 )
 from billing.actions.matching import match_deposits, note_balance, outstanding, written_off
-from billing.amounts import DEFAULT_CURRENCY, NANO_A_CENT
+from billing.amounts import DEFAULT_CURRENCY, minor_digits, nano_a_cent
 from billing.invoicing import document, pdf
 from billing.invoicing.lines import lines_of
 from billing.invoicing.taxes import NoTaxRule
@@ -139,6 +139,7 @@ def _issue(invoice: Invoice, now: datetime, profile: BillingProfile | None) -> N
         shown = exchange_rate(invoice.currency, profile.currency, today, digits)
         if shown is not None:
             invoice.display_currency, (invoice.display_rate, invoice.rate_digits) = profile.currency, shown
+            invoice.display_digits = minor_digits(profile.currency)
     prefix = entity.credit_note_prefix if invoice.is_credit_note else entity.invoice_prefix
     with connection.cursor() as cursor:
         cursor.execute(_NEXT_NUMBER, [entity.pk, prefix, today.year])
@@ -156,19 +157,21 @@ def _set_tax_currency(invoice: Invoice, today: date) -> None:
     billed, currency = invoice.refers_to, invoice.entity.tax_currency
     if billed is not None:
         invoice.tax_currency, invoice.tax_rate = billed.tax_currency, billed.tax_rate
-        invoice.rate_digits = billed.rate_digits
+        invoice.rate_digits, invoice.tax_digits = billed.rate_digits, billed.tax_digits
     elif currency not in ("", invoice.currency) and any(tax["category"] != "O" for tax in invoice.taxes):
         rate = exchange_rate(invoice.currency, currency, today)
         if rate is None:
             raise Conflict(f"There is no exchange rate of {currency}, the tax currency. Add one for {today} or before.")
         invoice.tax_currency, (invoice.tax_rate, invoice.rate_digits) = currency, rate
+        invoice.tax_digits = minor_digits(currency)
     if invoice.tax_rate is not None:
         before = 0
         if billed is not None and invoice.is_credit_note:
             before = sum(tax["tax"] for note in _earlier_notes(invoice, billed) for tax in note.taxes)
         after = before + sum(tax["tax"] for tax in invoice.taxes)
         rate = CrossRate(invoice.tax_rate, invoice.rate_digits)
-        invoice.converted_tax = rate.convert(after) - rate.convert(before)
+        more = invoice.tax_digits - minor_digits(invoice.currency)
+        invoice.converted_tax = rate.convert(after, more) - rate.convert(before, more)
 
 
 def _fix(invoice: Invoice, lines: list[InvoiceLine]) -> None:
@@ -185,7 +188,8 @@ def _fix(invoice: Invoice, lines: list[InvoiceLine]) -> None:
 
 def _book(invoice: Invoice) -> None:
     """Book the invoice in the ledger and match it with deposits."""
-    nano = {name: getattr(invoice, name) * NANO_A_CENT for name in ("subtotal", "taxable", "total", "prepaid")}
+    unit = nano_a_cent(invoice.currency)
+    nano = {name: getattr(invoice, name) * unit for name in ("subtotal", "taxable", "total", "prepaid")}
     tax, key = nano["total"] - nano["taxable"], f"invoice:{invoice.pk}"
     if invoice.is_credit_note:
         _book_note(invoice, nano, tax)
@@ -216,12 +220,13 @@ def _book_note(note: Invoice, nano: dict[str, int], tax: int) -> None:
     returned as credit.
     """
     billed = note.refers_to
+    unit = nano_a_cent(note.currency)
     owed = lost = before = returned = 0
     earlier = [] if billed is None else _earlier_notes(note, billed)
     if billed is not None:
         before, returned = _returned_prepaid(billed, sum(other.total for other in earlier), note.total)
-        owed = min(outstanding(billed) * NANO_A_CENT, nano["total"] - returned * NANO_A_CENT)
-        lost = min(written_off(billed), nano["total"] - returned * NANO_A_CENT - owed)
+        owed = min(outstanding(billed) * unit, nano["total"] - returned * unit)
+        lost = min(written_off(billed), nano["total"] - returned * unit - owed)
     entries = [
         PostedEntry(Account.CREDITS if note.sells_credit else Account.REVENUE, nano["taxable"], note.pk),
         PostedEntry(Account.TAX, tax, note.pk),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from django.db.models import Sum
 
-from billing.amounts import NANO_A_CENT
+from billing.amounts import nano_a_cent
 from billing.invoicing.webhook_events import emit_paid
 from billing.ledger import PostedEntry, balance, post
 from billing.models import CHARGES, Account, Invoice, LedgerEntry, LedgerTransaction, Payment
@@ -15,7 +15,7 @@ from tenants import audit
 
 def outstanding(invoice: Invoice) -> int:
     """Return the outstanding cents of an invoice."""
-    return balance(invoice.tenant_id, Account.RECEIVABLE, invoice.pk) // NANO_A_CENT
+    return balance(invoice.tenant_id, Account.RECEIVABLE, invoice.pk) // nano_a_cent(invoice.currency)
 
 
 def written_off(invoice: Invoice) -> int:
@@ -47,7 +47,7 @@ def pay_invoice(invoice: Invoice) -> None:
 def _pay_from(invoice: Invoice, deposits: int) -> int:
     """Pay an invoice from deposits in nano-USD. Return the part that was used."""
     lost = invoice.state == Invoice.State.UNCOLLECTIBLE
-    part = min(deposits, written_off(invoice) if lost else outstanding(invoice) * NANO_A_CENT)
+    part = min(deposits, written_off(invoice) if lost else outstanding(invoice) * nano_a_cent(invoice.currency))
     if part <= 0:
         return 0
     if lost:
@@ -112,7 +112,7 @@ def reopen(payment: Payment, take_back: Callable[[Invoice, int], None]) -> None:
         matched = _matched(invoice)
         part = min(missing, matched)
         if part > 0 and invoice.sells_credit:
-            take_back(invoice, -(-part // NANO_A_CENT))
+            take_back(invoice, -(-part // nano_a_cent(invoice.currency)))
             invoice.refresh_from_db(fields=["state"])  # the credit note may have paid it
             missing = balance(payment.tenant_id, Account.DEPOSITS)
             part = min(missing, matched)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from billing.actions.common import booking
+from billing.actions.common import booking, require_bookable
 from billing.models import BillingProfile, OneOffLine
+from billing.pricing.currencies import currency_of
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions.common import check
@@ -23,6 +24,7 @@ def do_add_one_off_line(tenant: Tenant, *, month: str, description: str, cents: 
     if cents <= 0:
         raise ActionRefused("cents: The amount must be greater than zero. Issue a credit note to return money.")
     with booking(tenant.pk) as locked:
+        require_bookable(cents, currency_of(locked.pk))
         row = OneOffLine(tenant=locked, month=month, description=description, cents=cents)
         check(row)
         row.save(force_insert=True)

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from django.db.models import Q, Sum
 
-from billing.actions.common import booking
+from billing.actions.common import booking, require_bookable
 from billing.actions.matching import match_deposits, pay_invoice, reopen
 from billing.actions.purchases import do_buy_credit, take_back_credit
 from billing.actions.setup import do_set_profile
-from billing.amounts import NANO_A_CENT, dollars
+from billing.amounts import DEFAULT_CURRENCY, dollars, nano_a_cent
 from billing.invoicing.webhook_events import emit_payment
 from billing.ledger import PostedEntry, post
 from billing.models import Account, BillingProfile, CreditGrant, Invoice, Payment
@@ -56,6 +56,7 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
                 f"Payment {received.reference} is in {received.currency}, but {tenant.slug} is billed in {currency}."
                 " Record it in this currency."
             )
+        require_bookable(received.cents, currency)
         known = Payment.objects.all_tenants().filter(provider=received.provider, reference=received.reference).first()
         if known is not None:
             _save_method(tenant, received)
@@ -75,7 +76,7 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
             charge=received.charge,
             currency=currency,
         )
-        nano = received.cents * NANO_A_CENT
+        nano = received.cents * nano_a_cent(currency)
         post(
             tenant.pk, f"payment:{payment.pk}", [PostedEntry(Account.CASH, nano), PostedEntry(Account.DEPOSITS, -nano)]
         )
@@ -123,6 +124,17 @@ def _payer(received: Received) -> tuple[int, int | None]:
     if received.refund_of:
         raise Conflict(f"Record payment {received.refund_of} first: {received.reference} refunds it.")
     raise Conflict(f"Payment {received.reference} has no known tenant or invoice.")
+
+
+def payer_currency(tenant: str, invoice: str) -> str:
+    """Return the currency of a tenant (a slug) or of an invoice (a number). If there is none, it is USD."""
+    with all_tenants_scope(BypassReason.BILLING):
+        if invoice:
+            documents = Invoice.objects.all_tenants().filter(number=invoice)
+            document = (documents.filter(tenant__slug=tenant) if tenant else documents).order_by().first()
+            return DEFAULT_CURRENCY if document is None else document.currency
+        row = Tenant.objects.all_tenants().filter(slug=tenant).first()
+        return DEFAULT_CURRENCY if row is None else currency_of(row.pk)
 
 
 def _refunded(received: Received) -> Payment | None:

@@ -16,10 +16,11 @@ from zoneinfo import ZoneInfo
 
 from django.db import connection
 
-from billing.amounts import FEMTO_A_NANO, MAX_BUDGET, PPM
+from billing.amounts import FEMTO_A_NANO, MAX_BALANCE, PPM, femto_a_cent
 from billing.invoicing.taxes import NoTaxRule, tax_for
 from billing.ledger import balance
 from billing.models import Account, BillingProfile, Budget, BudgetPeriod
+from billing.pricing.currencies import currency_of
 from tenants.keys.key_snapshots import record_change
 from tenants.models import ChangeEventRow, Tenant
 
@@ -50,7 +51,7 @@ WITH rest AS ({_REST}), active AS (
     SELECT cost_femto FROM billing_meteredusage
     WHERE tenant_id = %(tenant)s AND invoice_period = ANY(ARRAY(SELECT id FROM due))
     UNION ALL
-    SELECT cents * 10000000000000::numeric FROM billing_oneoffline
+    SELECT cents * %(femto_a_cent)s::numeric FROM billing_oneoffline
     WHERE tenant_id = %(tenant)s AND invoice_id IS NULL AND month <= %(month)s
 )
 SELECT
@@ -104,7 +105,7 @@ def update_gate(tenant: Tenant, profile: BillingProfile, now: datetime | None = 
     gate.active = profile.is_prepaid
     if gate.active:
         found = _balance(tenant, profile, gate.pk, now or datetime.now(UTC))
-        gate.amount = min(max(0, (found.used + found.available) // FEMTO_A_NANO), MAX_BUDGET)
+        gate.amount = min(max(0, (found.used + found.available) // FEMTO_A_NANO), MAX_BALANCE)
         if profile.balance_changes_at != found.changes_at:
             profile.balance_changes_at = found.changes_at
             profile.save(update_fields=["balance_changes_at"])
@@ -129,6 +130,7 @@ class _Balance(NamedTuple):
 def _balance(tenant: Tenant, profile: BillingProfile, budget_id: int | None, now: datetime) -> _Balance:
     month = f"{now.astimezone(ZoneInfo(profile.entity.time_zone)):%Y-%m}"
     parameters = {"tenant": tenant.pk, "entity": profile.entity_id, "budget": budget_id, "now": now, "month": month}
+    parameters["femto_a_cent"] = femto_a_cent(currency_of(tenant.pk))
     with connection.cursor() as cursor:
         cursor.execute(_SUMS, parameters)
         *sums, has_expired, changes_at = cursor.fetchone()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from billing.actions.common import booking
+from billing.actions.common import booking, require_bookable
 from billing.models import Invoice, PriceTerm
+from billing.pricing.currencies import currency_of
 from billing.pricing.terms import TermRule, check_term
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
@@ -28,6 +29,7 @@ def do_add_price_term(
     if last_month and last_month < first_month:
         raise ActionRefused("last_month: Choose the first month or a later one.")
     with booking(tenant.pk) as locked:
+        require_bookable(rule.cents, currency_of(locked.pk))
         _require_not_invoiced(locked.pk, "first_month", first_month)
         row = PriceTerm(
             tenant=locked,

@@ -11,7 +11,7 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models import Max
 
 from billing.amounts import DEFAULT_CURRENCY
-from billing.iso_codes import BILLING_CURRENCIES
+from billing.iso_codes import CURRENCIES
 from billing.models import (
     BillingProfile,
     Budget,
@@ -253,8 +253,8 @@ def _changing() -> Iterator[datetime]:
 
 def _book(name: str, currency: str = "") -> PriceBook:
     book = PriceBook.objects.filter(name=name).first()
-    if currency and currency not in BILLING_CURRENCIES:
-        raise ActionRefused("currency: Use a currency of ISO 4217 with two decimals, for example EUR.")
+    if currency and currency not in CURRENCIES:
+        raise ActionRefused("currency: Use a three-letter currency code of ISO 4217, for example EUR.")
     wanted = currency or (DEFAULT_CURRENCY if book is None else book.currency)
     if wanted != (DEFAULT_CURRENCY if name == PriceBook.LIST else wanted if book is None else book.currency):
         raise ActionRefused(f"currency: Price book {name!r} is in another currency. Choose another name for the book.")

@@ -15,7 +15,7 @@ from billing.actions.common import booking
 from billing.actions.credits import with_rest
 from billing.actions.drafts import address, notes_on, write
 from billing.actions.invoices import do_finalize
-from billing.amounts import FEMTO_A_CENT, NANO_A_CENT, PPM, tax
+from billing.amounts import PPM, dollars, femto_a_cent, nano_a_cent, tax
 from billing.invoicing.taxes import NoTaxRule, tax_for, taxed
 from billing.ledger import balance
 from billing.models import (
@@ -52,15 +52,16 @@ def do_sell_credit(tenant: Tenant | int, nano: int, **options: Any) -> CreditGra
         options: `priority`, `starts_at`, `expires_at` and `note` of the credit.
 
     Raises:
-        ActionRefused: not a positive number of cents, or no time to use it. Conflict: deposits do not cover it, or no
-            tax rule matches.
+        ActionRefused: not a positive number of whole cents, or no time to use it. Conflict: deposits do not cover it,
+            or no tax rule matches.
     """
-    if nano <= 0 or nano % NANO_A_CENT:
-        raise ActionRefused("Prepaid credit is sold in whole cents. Use a positive multiple of 10,000,000 nano-USD.")
     with booking(tenant if isinstance(tenant, int) else tenant.pk) as locked:
+        currency = currency_of(locked.pk)
+        net, rest = divmod(nano, nano_a_cent(currency))
+        if net <= 0 or rest:
+            raise ActionRefused(f"Prepaid credit is sold in multiples of {dollars(1, currency)}. Change the amount.")
         purchase = _new_purchase(locked)
-        net = nano // NANO_A_CENT
-        if _deposits(locked) < net + tax(net, purchase.taxes[0]["rate_ppm"]):
+        if _deposits(purchase) < net + tax(net, purchase.taxes[0]["rate_ppm"]):
             raise Conflict("The tenant’s advance payments are too low. Record the payment first.")
         return _sell(purchase, net, None, options)
 
@@ -75,7 +76,7 @@ def do_buy_credit(payment: Payment) -> CreditGrant | None:
     """
     with booking(payment.tenant_id) as locked:
         purchase = _new_purchase(locked)
-        net = _net(min(payment.cents, _deposits(locked)), purchase.taxes[0]["rate_ppm"])
+        net = _net(min(payment.cents, _deposits(purchase)), purchase.taxes[0]["rate_ppm"])
         if net <= 0:
             return None
         return _sell(purchase, net, payment, {"note": f"Payment {payment.reference}"[:200]})
@@ -91,18 +92,18 @@ def take_back_credit(purchase: Invoice, cents: int) -> None:
         unused = list(grants.filter(rest__gt=0).order_by("-pk"))
         notes = notes_on(purchase).exclude(state=Invoice.State.DRAFT)
         left = purchase.taxable - sum(note.taxable for note in notes)
-        rate = purchase.taxes[0]["rate_ppm"]
+        rate, unit = purchase.taxes[0]["rate_ppm"], nano_a_cent(purchase.currency)
         net = _net(cents, rate)
         net += net + tax(net, rate) < cents  # a cent more than refunded becomes a deposit
-        net = min(net, left, sum(grant.rest // NANO_A_CENT for grant in unused))
+        net = min(net, left, sum(grant.rest // unit for grant in unused))
         if net <= 0:
             return
         note = do_finalize(_note(purchase, net))
         for grant in unused:
-            part = min(net, grant.rest // NANO_A_CENT)
+            part = min(net, grant.rest // unit)
             if part:
                 CreditApplication.objects.create(
-                    grant=grant, tenant_id=purchase.tenant_id, invoice=note, nano=part * NANO_A_CENT
+                    grant=grant, tenant_id=purchase.tenant_id, invoice=note, nano=part * unit
                 )
             net -= part
 
@@ -130,7 +131,7 @@ def _sell(purchase: Invoice, net: int, payment: Payment | None, options: dict[st
     grant = CreditGrant(
         tenant_id=purchase.tenant_id,
         grant_type=CreditGrant.GrantType.PREPAID,
-        nano=net * NANO_A_CENT,
+        nano=net * nano_a_cent(purchase.currency),
         purchase=issued,
         payment=payment,
         is_taxed=rule is not _NOT_TAXED_YET,
@@ -151,7 +152,7 @@ def _line(invoice: Invoice, line_type: InvoiceLine.LineType, cents: int) -> Invo
         position=1,
         line_type=line_type,
         description="Prepaid credit",
-        femto=cents * FEMTO_A_CENT,
+        femto=cents * femto_a_cent(invoice.currency),
         cents=cents,
     )
 
@@ -186,8 +187,8 @@ def _new_purchase(tenant: Tenant) -> Invoice:
     return purchase
 
 
-def _deposits(tenant: Tenant) -> int:
-    return -balance(tenant.pk, Account.DEPOSITS) // NANO_A_CENT
+def _deposits(purchase: Invoice) -> int:
+    return -balance(purchase.tenant_id, Account.DEPOSITS) // nano_a_cent(purchase.currency)
 
 
 def _net(gross: int, rate_ppm: int) -> int:

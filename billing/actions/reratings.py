@@ -19,7 +19,7 @@ from billing.actions.common import booking
 from billing.actions.corrections import amount_line, note_on
 from billing.actions.drafts import creditable, debits_and_credits, write
 from billing.actions.invoices import do_finalize
-from billing.amounts import FEMTO_A_CENT
+from billing.amounts import femto_a_cent
 from billing.invoicing.lines import difference_line
 from billing.invoicing.taxes import taxed
 from billing.invoicing.term_lines import term_change
@@ -309,5 +309,5 @@ def _issued(row: ReratedInvoice) -> RerateRow:
     if note is None:
         return RerateRow(row.tenant, row.invoice, 0, 0, -int(row.rounding_femto), None)
     sign = -1 if note.is_credit_note else 1
-    femto = sign * (note.subtotal * FEMTO_A_CENT - int(note.rounding_femto))
+    femto = sign * (note.subtotal * femto_a_cent(note.currency) - int(note.rounding_femto))
     return RerateRow(row.tenant, row.invoice, sign * note.subtotal, sign * note.total, femto, note)

@@ -10,6 +10,8 @@ from billing.amounts import MAX_TOP_UP_CENTS, MIN_TOP_UP_CENTS
 from billing.invoicing import vat_ids
 from billing.models import BillingEntity, BillingProfile, ExchangeRate, Invoice, Party, Period, TaxRule, UsageEvent
 from billing.periods import default_entity
+from billing.pricing.currencies import currency_of
+from billing.stripe_amounts import smallest_charge
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions.common import FieldRefused, check, insert
@@ -133,6 +135,9 @@ def _check_top_up(profile: BillingProfile) -> None:
         raise FieldRefused(
             "top_up_cents", "range", f"Use an amount from {MIN_TOP_UP_CENTS} to {MAX_TOP_UP_CENTS} cents."
         )
+    step = smallest_charge(currency_of(profile.tenant_id))
+    if cents is not None and cents % step:
+        raise FieldRefused("top_up_cents", "multiple", f"Use a multiple of {step}: the payment provider rounds to it.")
     if below is not None and not 0 < below <= MAX_TOP_UP_CENTS:
         raise FieldRefused("top_up_below", "range", f"Use an amount from 1 to {MAX_TOP_UP_CENTS} cents.")
     if cents is not None and not profile.payment_method:

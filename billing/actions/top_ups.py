@@ -17,10 +17,11 @@ from billing.actions.matching import outstanding
 from billing.actions.payments import Received, do_record_payment
 from billing.actions.prepayment import available_nano
 from billing.actions.top_up_results import end_top_up
-from billing.amounts import NANO_A_CENT
+from billing.amounts import nano_a_cent
 from billing.models import BillingProfile, Invoice, Payment, TopUp
 from billing.payments.stripe_api import Charge, Declined, HostedPage, charge_saved_method, create_page
 from billing.pricing.currencies import currency_of
+from billing.stripe_amounts import smallest_charge
 from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -54,7 +55,8 @@ def do_start_payment(invoice: Invoice) -> HostedPage:
     if invoice.is_credit_note or invoice.state != Invoice.State.OPEN or owed <= 0:
         raise Conflict("Nothing is outstanding on this invoice.")
     metadata = {"tenant": tenant.slug, "invoice": str(invoice.number)}
-    charge = Charge(owed, invoice.currency, f"Invoice {invoice.number}", metadata)
+    step = smallest_charge(invoice.currency)  # the rest remains a deposit
+    charge = Charge(-(-owed // step) * step, invoice.currency, f"Invoice {invoice.number}", metadata)
     return create_page(charge, _return_url(tenant), save_method=False, idempotency_key=f"page-{uuid4()}")
 
 
@@ -70,7 +72,16 @@ def do_top_up_all(now: datetime | None = None) -> int:
             top_up_cents__isnull=False, tenant__status=Tenant.Status.ACTIVE, tenant__purge_after=None
         )
         tenants = list(profiles.exclude(payment_method="").order_by("tenant_id").values_list("tenant_id", flat=True))
-    return sum(_top_up(tenant_id, now) for tenant_id in tenants)
+    return sum(_try_to_top_up(tenant_id, now) for tenant_id in tenants)
+
+
+def _try_to_top_up(tenant_id: int, now: datetime) -> bool:
+    """Top up a tenant. An error is logged and tried again by the next run, and does not stop the others."""
+    try:
+        return _top_up(tenant_id, now)
+    except Exception as exc:  # noqa: BLE001
+        log.error("top_up_failed", tenant_id=tenant_id, error=str(exc))
+        return False
 
 
 def _top_up(tenant_id: int, now: datetime) -> bool:
@@ -117,6 +128,6 @@ def _pending(tenant_id: int, now: datetime) -> TopUp | None:
                 return pending
             pending.state, pending.detail = TopUp.State.FAILED, "The payment provider could not be reached for a day."
             pending.save(update_fields=["state", "detail"])
-        if available_nano(tenant, profile, now) >= profile.top_up_below * NANO_A_CENT:
+        if available_nano(tenant, profile, now) >= profile.top_up_below * nano_a_cent(currency_of(tenant.pk)):
             return None
         return TopUp.objects.create(tenant=tenant, cents=profile.top_up_cents)

@@ -142,4 +142,6 @@ class InvoiceCheck(_InvoiceView):
         if invoice.state == Invoice.State.DRAFT:
             raise StateConflict("A draft is not final yet.")
         with all_tenants_scope(BypassReason.BILLING):
-            return Response(s.CheckOut(checks.check(_whole(pk))._asdict()).data)
+            invoice = _whole(pk)
+            found = checks.check(invoice)._asdict() | {"currency": invoice.currency}
+            return Response(s.CheckOut(found).data)

@@ -9,7 +9,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from billing.amounts import NANO_DIGITS, decimal
-from billing.iso_codes import BILLING_CURRENCIES
+from billing.iso_codes import CURRENCIES
 from billing.models import PriceBook, PriceVersion
 from billing.pricing.price_book import MAX_NAME_LENGTH, MAX_ZONE_LENGTH, nano_per_million, parse
 from billing.pricing.price_files import minute, weekdays, weekdays_text
@@ -97,7 +97,7 @@ class KindIn(NestedPart):
 class PriceDraftIn(Strict):
     tenant_id = serializers.IntegerField(required=False, min_value=1, max_value=MAX_BIGINT, help_text="Its own prices.")
     book = serializers.SlugField(max_length=50, default=PriceBook.LIST)
-    currency = serializers.ChoiceField(sorted(BILLING_CURRENCIES), required=False, help_text="Of a new book.")
+    currency = serializers.ChoiceField(sorted(CURRENCIES), required=False, help_text="Of a new book.")
     effective_from = serializers.DateTimeField(required=False, help_text="Default: the time of publication.")
     note = serializers.CharField(max_length=200, required=False)
     allow_unpriced_hours = serializers.BooleanField(

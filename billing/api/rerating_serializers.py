@@ -74,6 +74,7 @@ class RerateRowOut(serializers.Serializer[RerateRow]):
     invoice = serializers.CharField(source="invoice.number")
     month = serializers.CharField(source="invoice.period.label")
     difference_usd = serializers.SerializerMethodField(help_text="Exact.")
+    currency = serializers.CharField(source="invoice.currency")
     subtotal = serializers.IntegerField(help_text="Cents before tax.")
     total = serializers.IntegerField(help_text="Cents with tax, before credit is applied.")
     note = serializers.CharField(source="note.number", default=None, allow_null=True, help_text="Null: not issued.")

@@ -1,4 +1,7 @@
-"""Serializers of the invoice and ledger API. `cents` and `nano` (10^-9) are of the tenant's currency."""
+"""Serializers of the invoice and ledger API. `cents` and `nano` (10^-9) are of the tenant's currency.
+
+Cents are its minor unit: a yen of JPY, 10^-3 of KWD.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 from rest_framework import serializers
 
 from billing.amounts import MAX_CENTS, MAX_TOP_UP_CENTS, MIN_TOP_UP_CENTS
-from billing.iso_codes import BILLING_CURRENCIES
+from billing.iso_codes import CURRENCIES
 from billing.models import (
     BillingEntity,
     BillingProfile,
@@ -98,6 +101,7 @@ class CheckOut(serializers.Serializer[Any]):
     events = serializers.IntegerField()
     unrated = serializers.IntegerField()
     ledger_difference = serializers.IntegerField(help_text="cents")
+    currency = serializers.CharField()
     same_data = serializers.BooleanField()
     same_pdf = serializers.BooleanField()
     sha256 = serializers.CharField()
@@ -182,9 +186,17 @@ class CreditIn(Strict):
 
 
 class CommitmentOut(serializers.ModelSerializer[Commitment]):
+    currency = serializers.SerializerMethodField()
+
+    def get_currency(self, commitment: Commitment) -> str:
+        with all_tenants_scope(BypassReason.BILLING):
+            return currency_of(commitment.tenant_id)
+
     class Meta:
         model = Commitment
-        fields = ("id", "name", "fee", "included_nano", "priority", "first_month", "last_month", "created_at")
+        fields = (
+            *("id", "name", "fee", "currency", "included_nano", "priority", "first_month", "last_month", "created_at"),
+        )
         read_only_fields = fields
 
 
@@ -214,7 +226,7 @@ class PaymentIn(Strict):
     received_at = serializers.DateTimeField()
     invoice = serializers.CharField(required=False, max_length=40, help_text="The number of the one to pay first.")
     as_credit = serializers.BooleanField(required=False, help_text="Buys prepaid credit.")
-    currency = serializers.ChoiceField(sorted(BILLING_CURRENCIES), required=False, help_text="Default: the tenant's.")
+    currency = serializers.ChoiceField(sorted(CURRENCIES), required=False, help_text="Default: the tenant's.")
     note = serializers.CharField(required=False, max_length=200)
 
     def validate_cents(self, value: int) -> int:

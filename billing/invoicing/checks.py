@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from django.db import connection
 
-from billing.amounts import FEMTO_A_CENT, NANO_A_CENT
+from billing.amounts import femto_a_cent, nano_a_cent
 from billing.invoicing import document, pdf
 from billing.invoicing.lines import Count, UsageLine, counted, line, lines_of, rerated_lines, used, wanted
 from billing.invoicing.metered_lines import metered_lines
@@ -51,7 +51,7 @@ def check(invoice: Invoice) -> InvoiceCheckResult:
         unrated = cursor.fetchone()[0]
     sign = 1 if invoice.is_credit_note else -1
     account = Account.CREDITS if invoice.sells_credit else Account.REVENUE
-    revenue = sign * booked(tenant_id, f"invoice:{invoice.pk}", account) // NANO_A_CENT
+    revenue = sign * booked(tenant_id, f"invoice:{invoice.pk}", account) // nano_a_cent(invoice.currency)
     return InvoiceCheckResult(
         events=counts.events,
         unrated=unrated,
@@ -76,7 +76,8 @@ def recomputed(invoice: Invoice, uses: Iterable[UsageLine], count: Count) -> dic
     made = Invoice(**{field.attname: getattr(invoice, field.attname) for field in Invoice._meta.concrete_fields})
     made.period, made.entity, made.refers_to = invoice.period, invoice.entity, invoice.refers_to
     made.subtotal = sum(item.cents for item in lines)
-    made.rounding_femto = sum(item.cents * FEMTO_A_CENT - int(item.femto) for item in lines)
+    unit = femto_a_cent(invoice.currency)
+    made.rounding_femto = sum(item.cents * unit - int(item.femto) for item in lines)
     made.taxable = made.subtotal - sum(credit["cents"] for credit in invoice.credits)
     if invoice.invoice_type == Invoice.InvoiceType.INVOICE:  # a credit note's tax is a share of its invoice's
         made.events, made.saved_femto = count.events, max(0, count.saved)

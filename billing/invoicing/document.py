@@ -10,8 +10,21 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from billing.amounts import FINE_RATE_DIGITS, NANO_DIGITS, RATE_DIGITS, cents, decimal, dollars, half_up, symbol
+from billing.amounts import (
+    FINE_RATE_DIGITS,
+    NANO_DIGITS,
+    RATE_DIGITS,
+    cents,
+    decimal,
+    decimal_cents,
+    dollars,
+    half_up,
+    minor_digits,
+    symbol,
+)
 from billing.models import CHARGES, Invoice, InvoiceLine
+from billing.pricing.currencies import CrossRate
+from tenants.currencies import DEFAULT_MINOR_DIGITS
 
 COMPONENTS = {
     "uncached": "Input tokens",
@@ -96,7 +109,12 @@ def _tax_currency(invoice: Invoice) -> dict[str, Any]:
     if tax is None:  # issued by an earlier release
         tax = half_up(sum(item["tax"] for item in invoice.taxes) * invoice.tax_rate, 10**invoice.rate_digits)
     shown = {"currency": invoice.tax_currency, _rate_name(invoice): invoice.tax_rate, "tax": tax}
-    return {"tax_currency": shown}
+    return {"tax_currency": shown | _digits(invoice.tax_digits)}
+
+
+def _digits(digits: int) -> dict[str, int]:
+    """Return the decimals of a converted amount, if they are not two. Documents of before have no such field."""
+    return {} if digits == DEFAULT_MINOR_DIGITS else {"digits": digits}
 
 
 def _rate_name(invoice: Invoice) -> str:
@@ -117,8 +135,10 @@ def _line(line: InvoiceLine) -> dict[str, Any]:
 def _display(invoice: Invoice) -> dict[str, Any] | None:
     if invoice.display_rate is None:
         return None
-    total = half_up(invoice.total * invoice.display_rate, 10**invoice.rate_digits)
-    return {"currency": invoice.display_currency, _rate_name(invoice): invoice.display_rate, "total": total}
+    rate = CrossRate(invoice.display_rate, invoice.rate_digits)
+    total = rate.convert(invoice.total, invoice.display_digits - minor_digits(invoice.currency))
+    shown = {"currency": invoice.display_currency, _rate_name(invoice): invoice.display_rate, "total": total}
+    return shown | _digits(invoice.display_digits)
 
 
 def _instant(moment: datetime | None) -> str | None:
@@ -241,14 +261,16 @@ def _display_words(display: Mapping[str, Any] | None, currency: str) -> str:
     if display is None:
         return ""
     rate = _rate_words(display, currency)
-    return f"{display['currency']} {decimal(display['total'], 2, 2)} at {rate} per {currency}, for information"
+    total = decimal_cents(display["total"], display.get("digits", DEFAULT_MINOR_DIGITS))
+    return f"{display['currency']} {total} at {rate} per {currency}, for information"
 
 
 def _tax_words(tax: Mapping[str, Any] | None, currency: str) -> str:
     if tax is None:
         return ""
     rate = _rate_words(tax, currency)
-    return f"Tax in {tax['currency']}: {decimal(tax['tax'], 2, 2)}, at {rate} per {currency}."
+    amount = decimal_cents(tax["tax"], tax.get("digits", DEFAULT_MINOR_DIGITS))
+    return f"Tax in {tax['currency']}: {amount}, at {rate} per {currency}."
 
 
 def _rate_words(amount: Mapping[str, Any], currency: str) -> str:
@@ -258,5 +280,5 @@ def _rate_words(amount: Mapping[str, Any], currency: str) -> str:
 
 
 def _saved(document: Mapping[str, Any]) -> str:
-    saved = cents(int(document["saved_femto"]))
+    saved = cents(int(document["saved_femto"]), document["currency"])
     return dollars(saved, document["currency"]) if saved else ""

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.template.loader import render_to_string
 
-from billing.amounts import FEMTO_DIGITS, NANO_DIGITS, decimal
+from billing.amounts import FEMTO_DIGITS, NANO_DIGITS, decimal, decimal_cents, minor_digits
 from billing.invoicing.document import in_words
 from tenants import csv_tables
 
@@ -41,7 +41,7 @@ def as_csv(document: Mapping[str, Any]) -> str:
         amounts = (
             "" if price is None else decimal(price, NANO_DIGITS),
             decimal(int(line["femto"]), FEMTO_DIGITS),
-            decimal(line["cents"], 2, 2),
+            decimal_cents(line["cents"], minor_digits(document["currency"])),
         )
         rows.append([document["number"], *(line[name] for name in _COLUMNS), *amounts])
     return csv_tables.as_csv(["invoice", *_COLUMNS, f"{currency}_per_million", f"{currency}_exact", currency], rows)

@@ -1,15 +1,19 @@
-"""Invoices as Factur-X: UN/CEFACT Cross Industry Invoice, profile EN 16931."""
+"""Invoices as Factur-X: UN/CEFACT Cross Industry Invoice, profile EN 16931.
+
+EN 16931 allows two decimals in amounts. In a currency with three, such as KWD, amounts are rounded to two.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from datetime import date, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, SubElement, register_namespace, tostring
 from zoneinfo import ZoneInfo
 
-from billing.amounts import NANO_DIGITS, TOKENS_A_PRICE, decimal
+from billing.amounts import NANO_DIGITS, TOKENS_A_PRICE, decimal, decimal_cents, half_up, minor_digits
+from tenants.currencies import DEFAULT_MINOR_DIGITS
 
 PROFILE = "EN 16931"
 _GUIDELINE = "urn:cen.eu:en16931:2017"
@@ -22,6 +26,7 @@ for _prefix, _uri in _NAMESPACES.items():
     register_namespace(_prefix, _uri)
 # UNTDID 1001
 _TYPES = {"invoice": "380", "purchase": "386", "correction": "381", "credit_note": "381", "debit_note": "383"}
+_MAX_DIGITS = 2  # of amounts; prices may have more
 _SEPA_TRANSFER = "58"  # UNTDID 4461
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NO_VAT = "O"  # an invoice out of scope must not contain VAT IDs or rates
@@ -36,7 +41,7 @@ def xml(document: Mapping[str, Any]) -> bytes:
     trade = _add(root, "rsm:SupplyChainTradeTransaction")
     (tax,) = document["taxes"]  # all lines have the same tax
     for line in [*document["lines"], *_taxed_before(document)]:
-        _line(_add(trade, "ram:IncludedSupplyChainTradeLineItem"), line, tax)
+        _line(_add(trade, "ram:IncludedSupplyChainTradeLineItem"), line, tax, document["currency"])
     _agreement(_add(trade, "ram:ApplicableHeaderTradeAgreement"), document, tax)
     delivered = _add(_add(trade, "ram:ApplicableHeaderTradeDelivery"), "ram:ActualDeliverySupplyChainEvent")
     _date(delivered, "ram:OccurrenceDateTime", _days(document)[2])
@@ -88,7 +93,41 @@ def _header(parent: Element, document: Mapping[str, Any]) -> None:
         _add(_add(parent, "ram:IncludedNote"), "ram:Content", document["reason"])
 
 
-def _line(parent: Element, line: Mapping[str, Any], tax: Mapping[str, Any]) -> None:
+class _Sums(NamedTuple):
+    """The amounts of the document in the unit of the XML, computed from its rounded parts as EN 16931 requires.
+
+    `rounding`: what they differ from the rounded amount due.
+    """
+
+    lines: int
+    allowances: int
+    base: int
+    tax: int
+    total: int
+    prepaid: int
+    rounding: int
+    due: int
+
+
+def _sums_of(document: Mapping[str, Any], tax: Mapping[str, Any]) -> _Sums:
+    currency, prepaid = document["currency"], document.get("prepaid", 0)
+    lines = sum(_rounded(line["cents"], currency) for line in [*document["lines"], *_taxed_before(document)])
+    allowances = sum(_rounded(credit["cents"], currency) for credit in _allowances(document))
+    base, charged, paid = lines - allowances, _rounded(tax["tax"], currency), _rounded(prepaid, currency)
+    due = _rounded(document["total"] - prepaid, currency)
+    return _Sums(lines, allowances, base, charged, base + charged, paid, due - (base + charged - paid), due)
+
+
+def _rounded(cents: int, currency: str) -> int:
+    return half_up(cents, 10 ** max(0, minor_digits(currency) - _MAX_DIGITS))
+
+
+def _amount(cents: int, digits: int) -> str:
+    """Return an amount, with all decimals of its unit."""
+    return decimal_cents(cents, min(digits, _MAX_DIGITS))
+
+
+def _line(parent: Element, line: Mapping[str, Any], tax: Mapping[str, Any], currency: str) -> None:
     _add(_add(parent, "ram:AssociatedDocumentLineDocument"), "ram:LineID", str(line["position"]))
     product = _add(parent, "ram:SpecifiedTradeProduct")
     _add(
@@ -97,7 +136,7 @@ def _line(parent: Element, line: Mapping[str, Any], tax: Mapping[str, Any]) -> N
     price = _add(_add(parent, "ram:SpecifiedLineTradeAgreement"), "ram:NetPriceProductTradePrice")
     if line["nano_per_million"] is None:
         quantity = 1 if line["cents"] >= 0 else -1  # a price must not be negative
-        _add(price, "ram:ChargeAmount", decimal(abs(line["cents"]), 2, 2))
+        _add(price, "ram:ChargeAmount", decimal_cents(abs(line["cents"]), minor_digits(currency)))
     else:
         quantity = line["tokens"]
         _add(price, "ram:ChargeAmount", decimal(line["nano_per_million"], NANO_DIGITS, 2))
@@ -107,7 +146,7 @@ def _line(parent: Element, line: Mapping[str, Any], tax: Mapping[str, Any]) -> N
     settlement = _add(parent, "ram:SpecifiedLineTradeSettlement")
     _tax_kind(_add(settlement, "ram:ApplicableTradeTax"), tax)
     total = _add(settlement, "ram:SpecifiedTradeSettlementLineMonetarySummation")
-    _add(total, "ram:LineTotalAmount", decimal(line["cents"], 2, 2))
+    _add(total, "ram:LineTotalAmount", _amount(_rounded(line["cents"], currency), minor_digits(currency)))
 
 
 def _tax_kind(parent: Element, tax: Mapping[str, Any]) -> None:
@@ -147,6 +186,7 @@ def _party(parent: Element, party: Mapping[str, str], *, with_vat: bool, number:
 
 def _settlement(parent: Element, document: Mapping[str, Any], tax: Mapping[str, Any]) -> None:
     _, first, last = _days(document)
+    sums, digits = _sums_of(document, tax), minor_digits(document["currency"])
     is_payable = document["invoice_type"] in ("invoice", "debit_note") and "iban" in document["seller"]
     if is_payable:
         _add(parent, "ram:PaymentReference", document["number"])
@@ -156,11 +196,11 @@ def _settlement(parent: Element, document: Mapping[str, Any], tax: Mapping[str, 
     if is_payable:
         _payment_means(_add(parent, "ram:SpecifiedTradeSettlementPaymentMeans"), document["seller"])
     charged = _add(parent, "ram:ApplicableTradeTax")
-    _add(charged, "ram:CalculatedAmount", decimal(tax["tax"], 2, 2))
+    _add(charged, "ram:CalculatedAmount", _amount(sums.tax, digits))
     _add(charged, "ram:TypeCode", "VAT")
     if tax["category"] not in ("S", "Z"):
         _add(charged, "ram:ExemptionReason", tax["note"] or "Not subject to tax.")
-    _add(charged, "ram:BasisAmount", decimal(tax["base"], 2, 2))
+    _add(charged, "ram:BasisAmount", _amount(sums.base, digits))
     _add(charged, "ram:CategoryCode", tax["category"])
     if tax["category"] != _NO_VAT:
         _add(charged, "ram:RateApplicablePercent", decimal(tax["rate_ppm"], 4, 2))
@@ -168,13 +208,14 @@ def _settlement(parent: Element, document: Mapping[str, Any], tax: Mapping[str, 
     _date(period, "ram:StartDateTime", first)
     _date(period, "ram:EndDateTime", last)
     for credit in _allowances(document):
-        _allowance(_add(parent, "ram:SpecifiedTradeAllowanceCharge"), credit, tax)
+        amount = _amount(_rounded(credit["cents"], document["currency"]), digits)
+        _allowance(_add(parent, "ram:SpecifiedTradeAllowanceCharge"), amount, credit["label"], tax)
     terms = _add(parent, "ram:SpecifiedTradePaymentTerms")
     if document["due_on"]:
         _date(terms, "ram:DueDateDateTime", date.fromisoformat(document["due_on"]))
     else:
         _add(terms, "ram:Description", "Credited to the account.")
-    _sums(_add(parent, "ram:SpecifiedTradeSettlementHeaderMonetarySummation"), document, tax)
+    _summation(_add(parent, "ram:SpecifiedTradeSettlementHeaderMonetarySummation"), document, sums)
     if document["refers_to"]:
         _add(_add(parent, "ram:InvoiceReferencedDocument"), "ram:IssuerAssignedID", document["refers_to"])
 
@@ -190,27 +231,30 @@ def _allowances(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [credit for credit in document["credits"] if "taxed_on" not in credit]
 
 
-def _allowance(parent: Element, credit: Mapping[str, Any], tax: Mapping[str, Any]) -> None:
+def _allowance(parent: Element, amount: str, reason: str, tax: Mapping[str, Any]) -> None:
     _add(_add(parent, "ram:ChargeIndicator"), "udt:Indicator", "false")
-    _add(parent, "ram:ActualAmount", decimal(credit["cents"], 2, 2))
-    _add(parent, "ram:Reason", credit["label"])
+    _add(parent, "ram:ActualAmount", amount)
+    _add(parent, "ram:Reason", reason)
     _tax_kind(_add(parent, "ram:CategoryTradeTax"), tax)
 
 
-def _sums(parent: Element, document: Mapping[str, Any], tax: Mapping[str, Any]) -> None:
-    allowances = sum(credit["cents"] for credit in _allowances(document))
-    prepaid = document.get("prepaid", 0)
+def _summation(parent: Element, document: Mapping[str, Any], sums: _Sums) -> None:
+    digits = minor_digits(document["currency"])
     for name, cents in (
-        ("ram:LineTotalAmount", document["taxable"] + allowances),
-        ("ram:AllowanceTotalAmount", allowances),
-        ("ram:TaxBasisTotalAmount", document["taxable"]),
+        ("ram:LineTotalAmount", sums.lines),
+        ("ram:AllowanceTotalAmount", sums.allowances),
+        ("ram:TaxBasisTotalAmount", sums.base),
     ):
-        _add(parent, name, decimal(cents, 2, 2))
-    _add(parent, "ram:TaxTotalAmount", decimal(tax["tax"], 2, 2), currencyID=document["currency"])
+        _add(parent, name, _amount(cents, digits))
+    _add(parent, "ram:TaxTotalAmount", _amount(sums.tax, digits), currencyID=document["currency"])
     if "tax_currency" in document:
         converted = document["tax_currency"]
-        _add(parent, "ram:TaxTotalAmount", decimal(converted["tax"], 2, 2), currencyID=converted["currency"])
-    _add(parent, "ram:GrandTotalAmount", decimal(document["total"], 2, 2))
-    if prepaid:
-        _add(parent, "ram:TotalPrepaidAmount", decimal(prepaid, 2, 2))
-    _add(parent, "ram:DuePayableAmount", decimal(document["total"] - prepaid, 2, 2))
+        tax_digits = converted.get("digits", DEFAULT_MINOR_DIGITS)
+        tax = half_up(converted["tax"], 10 ** max(0, tax_digits - _MAX_DIGITS))
+        _add(parent, "ram:TaxTotalAmount", _amount(tax, tax_digits), currencyID=converted["currency"])
+    if sums.rounding:
+        _add(parent, "ram:RoundingAmount", _amount(sums.rounding, digits))
+    _add(parent, "ram:GrandTotalAmount", _amount(sums.total, digits))
+    if sums.prepaid:
+        _add(parent, "ram:TotalPrepaidAmount", _amount(sums.prepaid, digits))
+    _add(parent, "ram:DuePayableAmount", _amount(sums.due, digits))

@@ -205,7 +205,7 @@ def line(invoice: Invoice, position: int, use: UsageLine) -> InvoiceLine:
         events=use.events,
         tokens=sign * use.tokens,
         femto=sign * use.femto,
-        cents=cents(sign * use.femto),
+        cents=cents(sign * use.femto, invoice.currency),
     )
 
 
@@ -233,7 +233,7 @@ def difference_line(note: Invoice, position: int, item: RatedDifference) -> Invo
         events=item.events,
         tokens=sign * item.tokens,
         femto=femto,
-        cents=cents(femto),
+        cents=cents(femto, note.currency),
     )
 
 

@@ -52,7 +52,7 @@ def metered_lines(invoice: Invoice, before: int) -> list[InvoiceLine]:
                 first_at=rows[0].started_at,
                 last_at=max(row.ended_at for row in rows),
                 femto=femto,
-                cents=cents(femto),
+                cents=cents(femto, invoice.currency),
             )
         )
     return lines

@@ -34,13 +34,17 @@ def invoice_months(
     now = now or datetime.now(UTC)
     report = InvoiceRunReport()
     for period in _due(now, month):
+        left, label = len(report.left), period.label
+
+        def leave_tenant(failed: Tenant, error: Exception, label: str = label) -> None:
+            _leave(report, f"{failed.slug} {label}", error)
+
         try:
             do_close_period(period, now)
-            drafts = do_draft(period, tenant)
+            drafts = do_draft(period, tenant, leave_tenant)
         except Conflict as exc:
             _leave(report, f"{period.entity.slug} {period.label}", exc)
             continue
-        left = len(report.left)
         for draft in drafts:
             try:
                 report.finalized.append(str(do_finalize(draft, now)))

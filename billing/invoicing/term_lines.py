@@ -25,10 +25,10 @@ def term_lines(invoice: Invoice, lines: list[InvoiceLine]) -> list[InvoiceLine]:
         return []
     found: list[InvoiceLine] = []
     subtotal = sum(line.cents for line in lines)
-    added = changes([term.decoded() for term in terms], usage_of(lines))
+    added = changes([term.decoded() for term in terms], usage_of(lines), invoice.currency)
     for term, femto in zip(terms, added, strict=True):
         if femto:
-            amount = max(cents(femto), -subtotal)
+            amount = max(cents(femto, invoice.currency), -subtotal)
             subtotal += amount
             found.append(_line(invoice, len(lines) + len(found) + 1, term.description, femto, amount))
     return found
@@ -47,11 +47,11 @@ def term_change(note: Invoice, lines: Iterable[InvoiceLine]) -> list[InvoiceLine
     known = documents.filter(number__isnull=False).exclude(state=Invoice.State.VOID).exclude(pk=note.pk)
     rows = InvoiceLine.objects.for_tenant(billed.tenant_id).filter(invoice__in=known, price_id__isnull=False)
     before = list(rows.select_related("invoice"))
-    old, new = (sum(changes(rules, usage_of(part))) for part in (before, [*before, *lines]))
+    old, new = (sum(changes(rules, usage_of(part), note.currency)) for part in (before, [*before, *lines]))
     femto = (old - new) if note.is_credit_note else (new - old)
     if not femto:
         return []
-    return [_line(note, len(lines) + 1, "Tiers, discounts and minimum", femto, cents(femto))]
+    return [_line(note, len(lines) + 1, "Tiers, discounts and minimum", femto, cents(femto, note.currency))]
 
 
 def usage_of(lines: Iterable[InvoiceLine]) -> dict[UsageKey, MonthlyUsage]:

@@ -10,7 +10,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
 
-from billing.amounts import MAX_BUDGET
+from billing.amounts import MAX_BALANCE, MAX_BUDGET
 from billing.models.budget_leases import BudgetPeriod
 from tenants.isolation.scopes import TenantManager
 from tenants.models import ApiKey, OutboxEmail, Project, Tenant, User, WebhookEvent
@@ -96,11 +96,8 @@ class Budget(models.Model):
         constraints: ClassVar = [
             models.CheckConstraint(
                 name="budget_amounts",
-                condition=Q(
-                    amount__range=(0, MAX_BUDGET),
-                    temporary_increase__range=(0, MAX_BUDGET),
-                    rollover_limit__range=(0, MAX_BUDGET),
-                ),
+                condition=(Q(amount__range=(0, MAX_BUDGET)) | Q(is_balance=True, amount__range=(0, MAX_BALANCE)))
+                & Q(temporary_increase__range=(0, MAX_BUDGET), rollover_limit__range=(0, MAX_BUDGET)),
             ),
             models.UniqueConstraint(
                 fields=["tenant"], condition=Q(is_balance=True, active=True), name="budget_balance_once"

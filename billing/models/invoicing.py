@@ -13,6 +13,7 @@ from django.db.models import F, Q
 
 from billing.amounts import PPM, RATE_DIGITS
 from billing.iso_codes import COUNTRIES, CURRENCIES
+from tenants.currencies import DEFAULT_MINOR_DIGITS
 from tenants.isolation.scopes import TenantManager
 from tenants.models import OutboxRow, Tenant
 
@@ -297,7 +298,7 @@ class Invoice(models.Model):
 
     Once it has a number, triggers reject changes of anything but its state.
 
-    Amounts are in cents. Those of a credit note are positive numbers.
+    Amounts are in cents, or in the minor unit of another currency. Those of a credit note are positive numbers.
     """
 
     AUDITED: ClassVar = ("number", "invoice_type", "state", "revision", "total")
@@ -349,7 +350,13 @@ class Invoice(models.Model):
         default=RATE_DIGITS, db_default=RATE_DIGITS, help_text="decimals of display_rate and tax_rate"
     )
     converted_tax = models.BigIntegerField(
-        null=True, help_text="the tax in cents of the tax currency; None: tax times tax_rate"
+        null=True, help_text="the tax in the tax currency, in units of 10^-tax_digits; None: tax times tax_rate"
+    )
+    tax_digits = models.SmallIntegerField(
+        default=DEFAULT_MINOR_DIGITS, db_default=DEFAULT_MINOR_DIGITS, help_text="decimals of converted_tax"
+    )
+    display_digits = models.SmallIntegerField(
+        default=DEFAULT_MINOR_DIGITS, db_default=DEFAULT_MINOR_DIGITS, help_text="decimals in the display currency"
     )
     currency = models.CharField(max_length=3, default="USD", db_default="USD", help_text="of all other amounts")
     sha256 = models.CharField(max_length=64, blank=True)  # of the JSON document

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from billing.actions.payment_events import ProviderEvent
+from billing.amounts import DEFAULT_CURRENCY, decimal_cents, minor_digits
 
-_AMOUNT = re.compile(r"(-?)([0-9]{1,15})(?:\.([0-9]{1,2}))?")
+_AMOUNT = re.compile(r"(-?)([0-9]{1,15})(?:\.([0-9]{1,3}))?")
 
 
 class NotGenuine(Exception):
@@ -36,17 +37,19 @@ class Provider(Protocol):
         ...
 
 
-def cents(amount: str) -> int:
-    """Convert decimal dollars, such as 12.50, to cents.
+def cents(amount: str, currency: str = DEFAULT_CURRENCY) -> int:
+    """Convert an amount in dollars or another currency, such as 12.50, to cents.
 
     Raises:
         Unreadable: it is no amount.
     """
+    digits = minor_digits(currency)
     match = _AMOUNT.fullmatch(amount.strip())
-    if match is None:
-        raise Unreadable(f"{amount!r} is no amount: give dollars, for example 12.50")
+    if match is None or len(match[3] or "") > digits:
+        example = decimal_cents(1250, digits)
+        raise Unreadable(f"{amount!r} is no amount in {currency}: give a number, for example {example}")
     sign, whole, fraction = match.groups()
-    value = int(whole) * 100 + int((fraction or "").ljust(2, "0"))
+    value = int(whole + (fraction or "").ljust(digits, "0"))
     return -value if sign else value
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from billing.actions.payments import Received, do_record_payment
+from billing.actions.payments import Received, do_record_payment, payer_currency
 from billing.amounts import MAX_CENTS
 from billing.payments import Unreadable, buys_credit, cents
 from tenants import csv_tables
@@ -48,7 +48,9 @@ class FileDrop:
             day = datetime.fromisoformat(given["received_on"])
         except ValueError as exc:
             raise Unreadable(f"line {number}: {given['received_on']!r} is no date") from exc
-        amount = cents(given["amount"])
+        tenant, invoice = given.get("tenant", ""), given.get("invoice", "")
+        currency = given.get("currency", "").upper()
+        amount = cents(given["amount"], currency or payer_currency(tenant, invoice))
         if not 0 < abs(amount) <= MAX_CENTS:
             raise Unreadable(f"line {number}: {given['amount']} is out of range")
         if len(given["reference"]) > MAX_REFERENCE_LENGTH:
@@ -58,11 +60,11 @@ class FileDrop:
             given["reference"],
             amount,
             day.replace(tzinfo=day.tzinfo or UTC),
-            tenant=given.get("tenant", ""),
-            invoice=given.get("invoice", ""),
+            tenant=tenant,
+            invoice=invoice,
             as_credit=buys_credit(given.get("credit", "")),
             note=given.get("note", "")[:200],
-            currency=given.get("currency", "").upper(),
+            currency=currency,
         )
 
 

@@ -1,4 +1,4 @@
-"""Webhooks of Stripe: payments, refunds and disputes, in currencies with two decimals. Its SDK checks the signature.
+"""Webhooks of Stripe: payments, refunds and disputes. Its SDK checks the signature.
 
 The metadata of a payment intent or checkout session name the payer: `invoice` (a number) or `tenant` (a slug), and
 `credit` if the payment buys credit. A refund or dispute names its payment, so its metadata may be empty.
@@ -18,8 +18,9 @@ import msgspec
 from billing.actions.payment_events import ProviderEvent
 from billing.actions.payments import Received
 from billing.amounts import MAX_CENTS
-from billing.iso_codes import BILLING_CURRENCIES
+from billing.iso_codes import CURRENCIES
 from billing.payments import NotGenuine, Unreadable, buys_credit
+from billing.stripe_amounts import from_stripe
 
 TOLERANCE = 300  # seconds from the signature's time to the local clock
 _ID = Annotated[str, msgspec.Meta(pattern=r"^[\x21-\x7e]{1,150}\Z")]
@@ -234,11 +235,16 @@ def _payer(metadata: dict[str, str] | None) -> dict[str, Any]:
 
 
 def _cents(name: str, amount: int, currency: str) -> int:
-    if currency.upper() not in BILLING_CURRENCIES:
+    """Return an amount of Stripe in cents."""
+    if currency.upper() not in CURRENCIES:
         raise _Unused(f"{name}: {currency[:10].upper() or 'no currency'} is no currency of bills.")
-    if not 0 < amount <= MAX_CENTS:
+    try:
+        cents = from_stripe(amount, currency.upper())
+    except ValueError as exc:
+        raise Unreadable(f"{name}: {exc}") from exc
+    if not 0 < cents <= MAX_CENTS:
         raise Unreadable(f"{name}: {amount} is no amount")
-    return amount
+    return cents
 
 
 def _time(created: int) -> datetime:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.conf import settings
 
+from billing.amounts import dollars
+from billing.stripe_amounts import to_stripe
 from tenants.actions import ActionRefused, Conflict
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def create_page(charge: Charge, return_url: str, *, save_method: bool, idempoten
     """
     intent: dict[str, Any] = {"metadata": dict(charge.metadata), "description": charge.description}
     product = {"name": charge.description}
-    price = {"currency": charge.currency.lower(), "unit_amount": charge.cents, "product_data": product}
+    price = {"currency": charge.currency.lower(), "unit_amount": _amount(charge), "product_data": product}
     params: Any = {
         "mode": "payment",
         "success_url": return_url,
@@ -86,7 +88,7 @@ def charge_saved_method(charge: Charge, customer: str, method: str, idempotency_
             Stripe rejected the request.
     """
     params: Any = {
-        "amount": charge.cents,
+        "amount": _amount(charge),
         "currency": charge.currency.lower(),
         "customer": customer,
         "payment_method": method,
@@ -98,6 +100,15 @@ def charge_saved_method(charge: Charge, customer: str, method: str, idempotency_
     with _requests() as client:
         intent = client.v1.payment_intents.create(params, {"idempotency_key": idempotency_key})
     return SavedPayment(intent.id, intent.status, intent.created)
+
+
+def _amount(charge: Charge) -> int:
+    try:
+        return to_stripe(charge.cents, charge.currency)
+    except ValueError as exc:
+        raise ActionRefused(
+            f"The payment provider cannot charge {dollars(charge.cents, charge.currency)}: {exc}."
+        ) from exc
 
 
 @contextmanager

@@ -20,9 +20,14 @@ class CrossRate(NamedTuple):
     units: int
     digits: int
 
-    def convert(self, amount: int) -> int:
-        """Return an amount in the other currency, rounded half up."""
-        return half_up(amount * self.units, 10**self.digits)
+    def convert(self, amount: int, more_digits: int = 0) -> int:
+        """Return an amount in the other currency, rounded half up.
+
+        Args:
+            more_digits: how many more decimals the result's unit has than the amount's; negative: fewer.
+        """
+        whole, part = 10 ** max(more_digits, 0), 10 ** max(-more_digits, 0)
+        return half_up(amount * self.units * whole, 10**self.digits * part)
 
 
 def currency_of(tenant_id: int) -> str:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from billing.amounts import FEMTO_A_CENT, MAX_NANO_PER_MILLION, PPM, half_up
+from billing.amounts import MAX_NANO_PER_MILLION, PPM, femto_a_cent, half_up
 from billing.pricing.pricing import Component, Tier
 
 MAX_TIERS = 100
@@ -97,10 +97,10 @@ def tiered_cost(rule: TermRule, tokens: int) -> int:
     return cost
 
 
-def changes(rules: Sequence[TermRule], usage: Mapping[UsageKey, MonthlyUsage]) -> list[int]:
-    """Return what each term adds to the cost of a month's usage, in femto-USD, in the order of `rules`.
+def changes(rules: Sequence[TermRule], usage: Mapping[UsageKey, MonthlyUsage], currency: str) -> list[int]:
+    """Return what each term adds to the cost of a month's usage in a currency, in femto-units and the order of `rules`.
 
-    A discount is rounded half up to a femto-USD.
+    A discount is rounded half up to a femto-unit.
     """
     costs = {key: item.femto for key, item in usage.items()}
     added = [0] * len(rules)
@@ -118,7 +118,7 @@ def changes(rules: Sequence[TermRule], usage: Mapping[UsageKey, MonthlyUsage]) -
                 added[place] -= part
                 costs[key] -= part
         else:
-            added[place] = max(0, rule.cents * FEMTO_A_CENT - sum(costs.values()) - _minimums(rules, added))
+            added[place] = max(0, rule.cents * femto_a_cent(currency) - sum(costs.values()) - _minimums(rules, added))
     return added
 
 

@@ -8,12 +8,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 
-from billing.amounts import DEFAULT_CURRENCY, FEMTO_A_CENT, FEMTO_A_NANO, FEMTO_DIGITS, decimal, half_up, symbol
+from billing.amounts import DEFAULT_CURRENCY, FEMTO_A_NANO, FEMTO_DIGITS, decimal, half_up, minor_digits, symbol
 from frontend.core.languages import is_german, localized
 
 _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 _SMALLEST = 1000 * FEMTO_A_NANO  # amounts below a cent are shown to the millionth of a dollar
-_MIN_PLACES, _MAX_PLACES = 2, 9  # decimals of a column: from cents to nano-dollars
+_MAX_PLACES = 9  # decimals of a column: up to nano-dollars
 
 
 def _default_currency() -> str:
@@ -54,7 +54,7 @@ class Money:
 
     @classmethod
     def cents(cls, amount: int, currency: str = "") -> Money:
-        return cls(amount * FEMTO_A_CENT, currency)
+        return cls(amount * cls(0, currency).femto_a_cent, currency)
 
     def __add__(self, other: Money) -> Money:
         return Money(self.femto + other.femto, self.currency)
@@ -67,9 +67,19 @@ class Money:
         return symbol(self.currency or page_currency())
 
     @property
+    def digits(self) -> int:
+        """The decimals of the minor unit: 2 of USD, 0 of JPY."""
+        return minor_digits(self.currency or page_currency())
+
+    @property
+    def femto_a_cent(self) -> int:
+        """The minor unit in femto-units."""
+        return int(10 ** (FEMTO_DIGITS - self.digits))
+
+    @property
     def exact(self) -> str:
         """All digits as a decimal number: 8587.3012."""
-        return decimal(self.femto, FEMTO_DIGITS, 2)
+        return decimal(self.femto, FEMTO_DIGITS, self.digits)
 
     @property
     def exact_text(self) -> str:
@@ -87,12 +97,13 @@ class Money:
         """The dollars and the cents: ("$8,587", ".30")."""
         sign = "−" if self.femto < 0 else ""
         amount = abs(self.femto)
-        if 0 < amount < FEMTO_A_CENT:
-            shown = decimal(half_up(amount, _SMALLEST), 6, 2)
-            whole, _, rest = (shown if shown != "0.00" else "0.000001").partition(".")
-            return self._written(sign if shown != "0.00" else f"{sign}<", whole, rest)
-        dollars, cents = divmod(half_up(amount, FEMTO_A_CENT), 100)
-        return self._written(sign, f"{dollars:,}", f"{cents:02}")
+        digits, unit = self.digits, self.femto_a_cent
+        if 0 < amount < unit:
+            millionths = half_up(amount, _SMALLEST)
+            whole, _, rest = decimal(max(1, millionths), 6, digits).partition(".")
+            return self._written(sign if millionths else f"{sign}<", whole, rest)
+        dollars, cents = divmod(half_up(amount, unit), 10**digits)
+        return self._written(sign, f"{dollars:,}", f"{cents:0{digits}}" if digits else "")
 
     def parts_at(self, places: int) -> tuple[str, str]:
         """Return the dollars and exactly `places` decimals: ("$0", ".0042"). A smaller amount: ("<$0", ".0001")."""
@@ -101,31 +112,34 @@ class Money:
         if amount and not shown:
             sign, shown = f"{sign}<", 1
         whole, rest = divmod(shown, 10**places)
-        return self._written(sign, f"{whole:,}", f"{rest:0{places}}")
+        return self._written(sign, f"{whole:,}", f"{rest:0{places}}" if places else "")
 
     def _written(self, sign: str, whole: str, rest: str) -> tuple[str, str]:
         """Return the parts of an amount in the language: ("$1,234", ".56"), or ("1.234", ",56 $") in German."""
         if is_german():
-            return f"{sign}{localized(whole)}", f",{rest}\N{NO-BREAK SPACE}{self.symbol.strip()}"
-        return f"{sign}{self.symbol}{whole}", f".{rest}"
+            fraction = f",{rest}" if rest else ""
+            return f"{sign}{localized(whole)}", f"{fraction}\N{NO-BREAK SPACE}{self.symbol.strip()}"
+        return f"{sign}{self.symbol}{whole}", f".{rest}" if rest else ""
 
 
 def common_places(amounts: Iterable[Money | None]) -> int:
     """Return the number of decimals for all amounts of a column: two digits of the smallest amount below a cent.
 
-    At least 2, at most 9. Amounts of 0 do not count.
+    At least those of the minor unit, at most 9. Amounts of 0 do not count.
     """
-    smallest = min((abs(amount.femto) for amount in amounts if amount and amount.femto), default=FEMTO_A_CENT)
-    places = _MIN_PLACES
-    if smallest < FEMTO_A_CENT:
+    known = [amount for amount in amounts if amount]
+    unit = known[0] if known else Money(0)
+    places = unit.digits
+    smallest = min((abs(amount.femto) for amount in known if amount.femto), default=unit.femto_a_cent)
+    if smallest < unit.femto_a_cent:
         while places < _MAX_PLACES and smallest < 10 ** (FEMTO_DIGITS - places + 1):
             places += 1
     return places
 
 
 def exact_places(amounts: Iterable[Money]) -> int:
-    """Return the number of decimals, at least 2, that shows all digits of every amount."""
-    return max((len(amount.exact.partition(".")[2]) for amount in amounts), default=_MIN_PLACES)
+    """Return the number of decimals, at least those of the minor unit, that shows all digits of every amount."""
+    return max((len(amount.exact.partition(".")[2]) for amount in amounts), default=Money(0).digits)
 
 
 @dataclass(frozen=True)

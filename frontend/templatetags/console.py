@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from billing.amounts import FEMTO_A_CENT, FEMTO_DIGITS
+from billing.amounts import FEMTO_DIGITS
 from frontend.core import backend_messages, gauges, labels, languages, layout, numbers
 from frontend.core.charts import Chart, Unit, format_value
 from frontend.core.labels import OUTCOME_KINDS, REQUEST_COUNTS, REQUEST_LABELS, outcome_label
@@ -62,7 +62,7 @@ def money(amount: Money | None, how: str = "") -> str:
         return "–"
     if how == "less":
         amount = Money(-amount.femto, amount.currency)
-    return _money(amount, amount.parts, is_exact=amount.femto % FEMTO_A_CENT == 0)
+    return _money(amount, amount.parts, is_exact=amount.femto % amount.femto_a_cent == 0)
 
 
 @register.filter

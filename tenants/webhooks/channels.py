@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tenants.currencies import DEFAULT_CURRENCY, dollars
+
 SLACK, PAGERDUTY = "slack", "pagerduty"
 PAGERDUTY_URLS = {
     "us": "https://events.pagerduty.com/v2/enqueue",
@@ -32,11 +34,12 @@ def summary(event_type: str, payload: Mapping[str, Any]) -> str:
     elif event_type == "webhook.test":
         text = f"Millrace test: {payload['text']}"
     elif event_type == "payment.recorded":
-        text = f"Payment of {_cents(payload['amount_cents'])} recorded."  # negative for a refund
+        text = f"Payment of {dollars(payload['amount_cents'], _currency(payload))} recorded."  # negative for a refund
     else:
         what = event_type.replace(".", " ").replace("_", " ")
         total = payload.get("total_cents")
-        text = f"{what.capitalize()}: {payload.get('number')}" + ("." if total is None else f", {_cents(total)}.")
+        amount = "" if total is None else f", {dollars(total, _currency(payload))}"
+        text = f"{what.capitalize()}: {payload.get('number')}{amount}."
     return text[:_MAX_SUMMARY]
 
 
@@ -86,6 +89,6 @@ def _amount(value: int, unit: str) -> str:
     return f"${value // 10**9:,}.{value // 10**7 % 100:02}"
 
 
-def _cents(value: int) -> str:
-    sign = "−" if value < 0 else ""
-    return f"{sign}${abs(value) // 100:,}.{abs(value) % 100:02}"
+def _currency(payload: Mapping[str, Any]) -> str:
+    """Return the currency of an event's amounts. Events of earlier releases do not name it."""
+    return str(payload.get("currency", DEFAULT_CURRENCY))

@@ -36,9 +36,8 @@ class Command(BaseCommand):
             with all_tenants_scope(BypassReason.COMMAND):
                 periods = list(Period.objects.filter(label=month).order_by("pk"))
             for invoice in [row for period in periods for row in do_draft(period, only)]:
-                self.stdout.write(
-                    f"{invoice.tenant.slug}: {invoice.invoice_type} of {dollars(invoice.total)}, {invoice}"
-                )
+                amount = dollars(invoice.total, invoice.currency)
+                self.stdout.write(f"{invoice.tenant.slug}: {invoice.invoice_type} of {amount}, {invoice}")
             return
         report = invoice_months(month=month, tenant=only)
         for number in report.finalized:

@@ -9,6 +9,7 @@ from typing import Any
 from django import forms
 from django.utils.translation import gettext as _
 
+from billing.amounts import DEFAULT_CURRENCY, minor_digits
 from billing.models import CreditGrant
 from frontend.core.confirmation import Confirm
 from frontend.core.languages import lazy_text as _lazy
@@ -16,17 +17,18 @@ from frontend.core.languages import lazy_text as _lazy
 _MAX = Decimal(10) ** 9  # dollars, or units of another currency
 
 
-def cents_of(amount: Decimal) -> int:
-    """Return an amount in dollars, with up to two decimals, in cents."""
-    return int(amount.scaleb(2))
+def cents_of(amount: Decimal, currency: str) -> int:
+    """Return an amount in dollars, or another currency, in cents. It has no fraction of a cent."""
+    return int(amount.scaleb(minor_digits(currency)))
 
 
 class BillingRunAmount(forms.DecimalField):
-    """A positive amount in dollars and cents."""
+    """A positive amount with the decimals of its currency."""
 
-    def __init__(self, label: str, help_text: str = "") -> None:
-        smallest = Decimal("0.01")
-        super().__init__(label=label, help_text=help_text, min_value=smallest, max_value=_MAX, decimal_places=2)
+    def __init__(self, label: str, help_text: str = "", currency: str = DEFAULT_CURRENCY) -> None:
+        digits = minor_digits(currency)
+        smallest = Decimal(1).scaleb(-digits)
+        super().__init__(label=label, help_text=help_text, min_value=smallest, max_value=_MAX, decimal_places=digits)
         self.widget = forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"})
 
 
@@ -42,7 +44,8 @@ class WithAmount(Confirm):
 
     def __init__(self, name: str, currency: str, data: Any = None) -> None:
         super().__init__(name, data)
-        self.fields["amount"].label = f"{self.fields['amount'].label}, {currency}"
+        declared = self.fields["amount"]
+        self.fields["amount"] = BillingRunAmount(f"{declared.label}, {currency}", str(declared.help_text), currency)
 
 
 class RecordPayment(WithAmount):

@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from billing.actions.drafts import close_after
-from billing.amounts import DEFAULT_CURRENCY, NANO_A_CENT
+from billing.amounts import DEFAULT_CURRENCY, nano_a_cent
 from billing.invoicing.lines import used, wanted
 from billing.metering.archives import require_usage
 from billing.models import Account, Invoice, InvoiceLine, LedgerEntry, Period
@@ -21,7 +21,15 @@ from frontend.core.list_tools import MAX_EXPORTED, ListTools
 from frontend.core.lists import Choice, ListPage, changed_url, number_param, text_param
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
-from frontend.tenant.invoices.states import owed_on, state_of, today_of
+from frontend.tenant.invoices.states import (
+    OpenBalances,
+    balance_due_of,
+    open_balances,
+    owed_on,
+    signed_amounts,
+    state_of,
+    today_of,
+)
 from tenants.actions import Conflict
 
 MONTHS = 6
@@ -102,8 +110,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
     totals = rows.order_by().values_list("currency", "state").annotate(Count("pk"), Sum("total"))
     found = {(currency, state): (count, total or 0) for currency, state, count, total in totals}
     currencies = sorted({DEFAULT_CURRENCY, *(currency for currency, _ in found)}, key=lambda code: code != "USD")
-    opened = list(rows.filter(state=Invoice.State.OPEN).only("pk", "due_on", "currency"))
-    owed = owed_on(LedgerEntry.objects.all_tenants(), opened)
+    opened = open_balances(LedgerEntry.objects.all_tenants(), rows, ctx.now)
     return {
         "sums": [
             (label if currency == DEFAULT_CURRENCY else f"{label}, {currency}", count, Money.cents(total, currency))
@@ -112,13 +119,14 @@ def stats(ctx: PageContext) -> dict[str, Any]:
             for count, total in [found.get((currency, state), (0, 0))]
             if count or currency == DEFAULT_CURRENCY
         ],
-        "owed": [_owed_in(currency, opened, owed) for currency in currencies],
-        "past_due": sum(row.due_on is not None and row.due_on < ctx.now.date() for row in opened),
+        "owed": [_owed_in(currency, opened) for currency in currencies],
+        "past_due": opened.past_due,
     }
 
 
-def _owed_in(currency: str, opened: list[Invoice], owed: Mapping[int, Money]) -> Money:
-    return Money(sum(owed[row.pk].femto for row in opened if row.currency == currency), currency)
+def _owed_in(currency: str, opened: OpenBalances) -> Money:
+    rows = (row for row in opened.invoices if row.currency == currency)
+    return Money(sum(opened.owed[row.pk].femto for row in rows), currency)
 
 
 def invoice_list(ctx: PageContext) -> ListPage:
@@ -202,20 +210,20 @@ def _ledger_totals(rows: list[Invoice]) -> Mapping[int, bool]:
 def _matches_ledger(row: Invoice, earned_nano: int, lined_cents: int) -> bool:
     billed = row.taxable if row.is_credit_note else row.subtotal
     sign = 1 if row.is_credit_note else -1
-    return lined_cents == row.subtotal and sign * earned_nano == billed * NANO_A_CENT
+    return lined_cents == row.subtotal and sign * earned_nano == billed * nano_a_cent(row.currency)
 
 
 def _row(ctx: PageContext, row: Invoice, owed: Money, agrees: bool | None) -> dict[str, Any]:
     """Return an invoice with its state. `agrees`: whether ledger and lines are equal; None before booking."""
-    final, sign = row.state != Invoice.State.DRAFT, -1 if row.is_credit_note else 1
+    subtotal, total = signed_amounts(row)
     return {
         "invoice": row,
         "state": state_of(row, today_of(row, ctx.now), owed),
-        "subtotal": Money.cents(sign * row.subtotal, row.currency),
-        "total": Money.cents(sign * row.total, row.currency),
-        "owed": owed if final and not row.is_credit_note else None,
+        "subtotal": subtotal,
+        "total": total,
+        "owed": balance_due_of(row, owed),
         "agrees": agrees,
-        "can_finalize": not final and row.complete,
+        "can_finalize": row.state == Invoice.State.DRAFT and row.complete,
     }
 
 

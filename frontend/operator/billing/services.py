@@ -18,7 +18,7 @@ from billing.actions.drafts import close_after, do_close_period, do_draft, notes
 from billing.actions.invoices import do_finalize
 from billing.actions.payments import Received, do_record_payment
 from billing.actions.purchases import do_sell_credit
-from billing.amounts import NANO_A_CENT
+from billing.amounts import nano_a_cent
 from billing.models import CreditGrant, Invoice, Payment, Period
 from billing.pricing.currencies import currency_of
 from frontend.core.backend_messages import translated
@@ -75,7 +75,7 @@ def finalize_all(period: Period) -> Finalized:
 def pay(invoice: Invoice, data: Mapping[str, Any]) -> tuple[Payment, bool]:
     """Record a payment of the invoice, once for each reference."""
     at = datetime.combine(data["received_on"], datetime.min.time(), UTC)
-    cents, number = cents_of(data["amount"]), str(invoice.number)
+    cents, number = cents_of(data["amount"], invoice.currency), str(invoice.number)
     received = Received("manual", data["reference"], cents, at, invoice.tenant.slug, number, note=data["note"])
     return do_record_payment(received._replace(currency=invoice.currency))
 
@@ -85,7 +85,8 @@ def credit_note(invoice: Invoice, data: Mapping[str, Any]) -> Invoice:
     with booking(invoice.tenant_id):
         if notes_on(invoice).count() != data["seen"]:
             raise Conflict(_("Another credit note was issued on this invoice. Reload and check the balance."))
-        return do_issue_credit_note(invoice, [(data["description"], cents_of(data["amount"]))], data["reason"])
+        amount = cents_of(data["amount"], invoice.currency)
+        return do_issue_credit_note(invoice, [(data["description"], amount)], data["reason"])
 
 
 def grant(tenant: Tenant, data: Mapping[str, Any]) -> CreditGrant:
@@ -100,7 +101,7 @@ def grant(tenant: Tenant, data: Mapping[str, Any]) -> CreditGrant:
                 _("%(name)s is not billed in %(currency)s any more. Reload the page.")
                 % {"name": tenant.name, "currency": data["currency"]}
             )
-        nano = cents_of(data["amount"]) * NANO_A_CENT
+        nano = cents_of(data["amount"], data["currency"]) * nano_a_cent(data["currency"])
         if data["kind"] == CreditGrant.GrantType.PREPAID:
             return do_sell_credit(tenant, nano, expires_at=expires, note=data["note"])
         return do_grant_credit(tenant, CreditGrant.GrantType(data["kind"]), nano, expires_at=expires, note=data["note"])

@@ -15,7 +15,7 @@ from billing.actions.corrections import do_void, do_write_off
 from billing.actions.drafts import notes_on
 from billing.actions.invoices import do_finalize
 from billing.actions.matching import outstanding
-from billing.amounts import NANO_A_CENT, dollars
+from billing.amounts import decimal_cents, dollars, minor_digits, nano_a_cent
 from billing.invoicing.lines import lines_of
 from billing.models import Invoice, InvoiceLine, Period
 from billing.pricing.currencies import currency_of
@@ -243,7 +243,7 @@ def finalize(ctx: PageContext) -> HttpResponse:
 @operator_page(methods=FORM, step_up=True)
 def payment(ctx: PageContext) -> HttpResponse:
     found, owed = _final(ctx)
-    start = {"amount": f"{owed // 100}.{owed % 100:02}", "received_on": ctx.now.date()}
+    start = {"amount": decimal_cents(owed, minor_digits(found.currency)), "received_on": ctx.now.date()}
     form = RecordPayment(str(found.number), found.currency, bound_data(ctx))
     form.initial = start
     return _on_invoice(
@@ -337,7 +337,7 @@ def credit(ctx: PageContext) -> HttpResponse:
         back=ctx.url("operator-tenants-detail", tenant.pk),
         message=lambda grant: (
             _("%(dollars)s credit added for %(name)s.")
-            % {"dollars": dollars(grant.nano // NANO_A_CENT, currency), "name": tenant.name}
+            % {"dollars": dollars(grant.nano // nano_a_cent(currency), currency), "name": tenant.name}
         ),
         danger=False,
     )

@@ -8,11 +8,11 @@ from datetime import datetime
 
 from django.utils.translation import gettext as _
 
-from billing.amounts import FEMTO_A_NANO, MAX_BUDGET, MILLIONTHS, NANO_A_DOLLAR
+from billing.amounts import FEMTO_A_NANO, MAX_BUDGET, MILLIONTHS, nano_a_cent
 from frontend.core.gauges import percent
 from frontend.core.languages import day_text
 from frontend.core.lists import with_query
-from frontend.core.numbers import exact
+from frontend.core.numbers import exact, page_currency
 from frontend.tenant.budgets.amounts import BudgetAmount, input_text
 from frontend.tenant.budgets.scopes import BudgetOwnerScope
 from millrace.apps.request_log.budget_replays import BudgetReplay, replay_budget
@@ -136,7 +136,7 @@ def _suggested(unit: str, peak: int) -> int:
     wanted = -(-peak * _SPARE // (100 * (FEMTO_A_NANO if unit == "money" else 1)))
     step = int(10 ** max(0, len(str(wanted)) - 2))
     if unit == "money":
-        step = max(step, NANO_A_DOLLAR // 100)  # whole cents
+        step = max(step, nano_a_cent(page_currency()))  # whole cents
     return min(-(-wanted // step) * step, MAX_BUDGET)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, timedelta
+from datetime import timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -25,7 +25,7 @@ from frontend.core.list_tools import MAX_EXPORTED, ListTools
 from frontend.core.lists import ListPage, keyset_page
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
-from frontend.tenant.invoices.states import owed_on, state_of, today_of
+from frontend.tenant.invoices.states import balance_due_of, open_balances, owed_on, signed_amounts, state_of, today_of
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
@@ -57,17 +57,17 @@ def upcoming(ctx: PageContext) -> dict[str, Any] | None:
 def balance_due(ctx: PageContext) -> dict[str, Any]:
     """Return the balance due, and the credit and deposits that can pay it."""
     tenant = ctx.tenant
-    rows = Invoice.objects.for_tenant(tenant).filter(invoice_type__in=CHARGES, state=Invoice.State.OPEN)
-    opened = list(rows.only("pk", "due_on", "currency"))
-    owed = owed_on(LedgerEntry.objects.for_tenant(tenant), opened)
+    charges = Invoice.objects.for_tenant(tenant).filter(invoice_type__in=CHARGES)
+    with all_tenants_scope(BypassReason.BILLING):  # billing entities belong to no tenant
+        opened = open_balances(LedgerEntry.objects.for_tenant(tenant), charges, ctx.now)
     alive = CreditGrant.objects.for_tenant(tenant).filter(
         Q(expires_at=None) | Q(expires_at__gt=ctx.now), starts_at__lte=ctx.now
     )
     grants = [row for row in with_rest(alive) if row.rest > 0]
     return {
-        "owed": Money(sum(amount.femto for amount in owed.values())),
-        "open": len(opened),
-        "past_due": sum(row.due_on is not None and row.due_on < ctx.now.astimezone(UTC).date() for row in opened),
+        "owed": Money(sum(amount.femto for amount in opened.owed.values())),
+        "open": len(opened.invoices),
+        "past_due": opened.past_due,
         "credit": Money.nano(sum(row.rest for row in grants)),
         "expires_at": min((row.expires_at for row in grants if row.expires_at), default=None),
         "deposits": Money.nano(-balance(tenant.pk, Account.DEPOSITS)),
@@ -119,11 +119,11 @@ def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
         rows = list(_filtered(ctx).order_by("-pk")[:MAX_EXPORTED])
         owed = owed_on(LedgerEntry.objects.for_tenant(ctx.tenant), rows)
     for row in rows:
-        sign = -1 if row.is_credit_note else 1
-        amounts = [Money.cents(sign * cents, row.currency).exact for cents in (row.subtotal, row.total)]
+        amounts = [amount.exact for amount in signed_amounts(row)]
+        due = balance_due_of(row, owed[row.pk])
         yield (
             *(row.number or "", row.invoice_type, row.state, row.period.label, row.currency, *amounts),
-            None if row.is_credit_note or row.state == Invoice.State.DRAFT else owed[row.pk].exact,
+            due and due.exact,
             row.issued_at.isoformat() if row.issued_at else None,
             row.due_on,
             row.refers_to.number if row.refers_to else None,
@@ -152,11 +152,10 @@ TOOLS = ListTools(
 
 def _row(ctx: PageContext, invoice: Invoice, owed: Money) -> dict[str, Any]:
     """Return an invoice with its state and its balance due, which drafts and credit notes do not have."""
-    final = invoice.state != Invoice.State.DRAFT
     return {
         "invoice": invoice,
         "month": day_text(invoice.period.starts_at.astimezone(ZoneInfo(invoice.entity.time_zone)), "F Y"),
         "state": state_of(invoice, today_of(invoice, ctx.now), owed),
-        "owed": None if invoice.is_credit_note or not final else owed,
-        "final": final,
+        "owed": balance_due_of(invoice, owed),
+        "final": invoice.state != Invoice.State.DRAFT,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date, datetime
-from typing import Literal
+from typing import Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 from django.db.models import QuerySet, Sum
@@ -76,3 +76,30 @@ def owed_on(entries: QuerySet[LedgerEntry], invoices: Iterable[Invoice]) -> dict
     found = entries.filter(account=Account.RECEIVABLE, invoice__in=ids).order_by() if ids else entries.none()
     sums = dict(found.values_list("invoice_id").annotate(sum=Sum("nano")))
     return {pk: Money.nano(int(sums.get(pk, 0)), currency) for pk, currency in currencies.items()}
+
+
+class OpenBalances(NamedTuple):
+    """Open invoices, the balance due of each, and how many are past due."""
+
+    invoices: list[Invoice]
+    owed: dict[int, Money]
+    past_due: int
+
+
+def open_balances(entries: QuerySet[LedgerEntry], invoices: QuerySet[Invoice], now: datetime) -> OpenBalances:
+    """Return the open ones of `invoices`, with their balances from `entries`. Call inside a scope of all tenants."""
+    opened = invoices.filter(state=Invoice.State.OPEN).select_related("entity")
+    rows = list(opened.only("pk", "due_on", "currency", "entity__time_zone"))
+    late = sum(row.due_on is not None and row.due_on < today_of(row, now) for row in rows)
+    return OpenBalances(rows, owed_on(entries, rows), late)
+
+
+def signed_amounts(invoice: Invoice) -> tuple[Money, Money]:
+    """Return the subtotal and the total, which are negative on credit notes."""
+    sign = -1 if invoice.is_credit_note else 1
+    return Money.cents(sign * invoice.subtotal, invoice.currency), Money.cents(sign * invoice.total, invoice.currency)
+
+
+def balance_due_of(invoice: Invoice, owed: Money) -> Money | None:
+    """Return the balance due. None: drafts and credit notes have none."""
+    return None if invoice.is_credit_note or invoice.state == Invoice.State.DRAFT else owed

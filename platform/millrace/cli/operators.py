@@ -10,7 +10,7 @@ import click
 
 from millrace.cli import output
 from millrace.cli.app import FAILED, ResourceGroup, Session, api_command, command, given_options
-from millrace.cli.output import PRICE_COLUMNS, Column, cents, moment, number, parse_amount, usd, yes_no
+from millrace.cli.output import PRICE_COLUMNS, Column, amount_of, cents, moment, number, parse_amount, usd, yes_no
 from millrace.cli.profiles import config_path, find_connection
 
 _VERSION = [
@@ -40,7 +40,7 @@ _PERIOD = [
     Column("invoiced", "invoiced_at", moment),
 ]
 _DRAFT = [Column("id", "id", right=True), Column("number", "number"), Column("state", "state")]
-_DRAFT += [Column("month", "month"), Column("total", "total", cents, right=True)]
+_DRAFT += [Column("month", "month"), Column("total", amount_of("total"), right=True)]
 _WORKER = [
     Column("id", "id"),
     Column("model", "model"),
@@ -151,7 +151,7 @@ def draft(session: Session, tenant: int, month: str) -> None:
 def finalize(session: Session, invoice: int) -> None:
     """Finalize a draft: it gets its number and is sent."""
     made = session.client.operator.invoices.finalize(invoice)
-    session.done(made, f"Finalized the invoice {made['number']}: {cents(made['total'])}.")
+    session.done(made, f"Finalized the invoice {made['number']}: {cents(made['total'], made['currency'])}.")
 
 
 @command(billing, "void", example='millrace billing void 40 --reason "Wrong address"')

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 NANO_PER_USD = 10**9
+DEFAULT_CURRENCY = "USD"
 WIDE = 100_000  # columns of a table that goes to a file or a pipe: nothing is cut off or wrapped
 _GOOD = {"active", "ready", "ok", "open", "paid", "completed", "delivered", "published", "yes"}
 _BAD = {"failed", "suspended", "revoked", "past due", "uncollectible", "refused", "limited", "no", "not ready"}
@@ -60,9 +61,16 @@ def nano_usd(value: int) -> str:
     return usd(f"{sign}{value // 10**9}.{value % 10**9:09}")
 
 
-def cents(value: int) -> str:
-    sign, value = ("-" if value < 0 else ""), abs(value)
-    return usd(f"{sign}{value // 100}.{value % 100:02}")
+def cents(value: int, currency: str = DEFAULT_CURRENCY) -> str:
+    """Return cents, or the minor unit of another currency, with a hyphen as the minus sign: -$12.50, JPY 1,250."""
+    from tenants.currencies import dollars  # commands without amounts do not need it
+
+    return f"{'-' if value < 0 else ''}{dollars(abs(value), currency)}"
+
+
+def amount_of(name: str) -> Callable[[Any], str]:
+    """Return a function that returns a document's amount in its currency."""
+    return lambda row: cents(row[name], row["currency"])
 
 
 _AMOUNT = re.compile(r"\$?(\d{1,15}|\d{1,3}(,\d{3}){1,4})(\.\d{1,12})?")

@@ -10,7 +10,7 @@ import click
 
 from millrace.cli import output
 from millrace.cli.app import ApiCommand, ResourceGroup, Session, command, fail, given_options, server_packages
-from millrace.cli.output import Column, cents, moment, number, usd
+from millrace.cli.output import Column, amount_of, moment, number, usd
 
 if TYPE_CHECKING:
     from billing.pricing.quotes import Quote
@@ -39,8 +39,8 @@ _CHANGE = [
     Column("invoice", "invoice"),
     Column("month", "month"),
     Column("difference", "difference_usd", usd, right=True),
-    Column("before tax", "subtotal", cents, right=True),
-    Column("with tax", "total", cents, right=True),
+    Column("before tax", amount_of("subtotal"), right=True),
+    Column("with tax", amount_of("total"), right=True),
     Column("note", "note"),
 ]
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from millrace.cli.app import ResourceGroup, Session, command, given_options
-from millrace.cli.output import NANO_PER_USD, Column, cents, moment, nano_usd, parse_amount, yes_no
+from millrace.cli.output import DEFAULT_CURRENCY, NANO_PER_USD, Column, cents, moment, nano_usd, parse_amount, yes_no
 
 _TENANT = [
     Column("id", "id", right=True),
@@ -114,17 +114,22 @@ def grant_credit(session: Session, id: int, amount: str, prepaid: bool, **fields
     example="millrace tenants record-payment 3 --amount 250 --reference W-1 --received 2026-11-20T00:00Z",
 )
 @click.argument("id", type=int)
-@click.option("--amount", required=True, metavar="USD", help="Amount, such as 12.50.")
+@click.option("--amount", required=True, metavar="DECIMAL", help="Amount, such as 12.50.")
+@click.option("--currency", default=DEFAULT_CURRENCY, metavar="CODE", help="Currency of the amount; default: USD.")
 @click.option("--reference", required=True, help="Reference of the payment, which is recorded once.")
 @click.option("--received", "received_at", required=True, metavar="TIME", help="When the payment was received.")
 @click.option("--invoice", metavar="NUMBER", help="Number of the invoice to pay first.")
 @click.option("--as-credit", is_flag=True, default=None, help="Buy prepaid credit.")
 @click.option("--note", help="Note about the payment.")
-def record_payment(session: Session, id: int, amount: str, **fields: Any) -> None:
+def record_payment(session: Session, id: int, amount: str, currency: str, **fields: Any) -> None:
     """Record a payment that was not made through a payment provider."""
-    paid = parse_amount(amount, "USD", 100, "--amount")
-    payment = session.client.operator.tenants.record_payment(id, cents=paid, **given_options(fields))
-    session.done(payment, f"Recorded the payment {payment['id']}: {cents(paid)}.")
+    from tenants.currencies import minor_digits
+
+    code: Any = currency.upper()
+    paid = parse_amount(amount, code, 10 ** minor_digits(code), "--amount")
+    record = session.client.operator.tenants.record_payment
+    payment = record(id, cents=paid, currency=code, **given_options(fields))
+    session.done(payment, f"Recorded the payment {payment['id']}: {cents(paid, code)}.")
 
 
 @click.group(cls=ResourceGroup)

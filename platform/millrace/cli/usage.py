@@ -9,7 +9,7 @@ import click
 
 from millrace.cli import output
 from millrace.cli.app import ResourceGroup, Session, command, given_options
-from millrace.cli.output import PRICE_COLUMNS, Column, cents, moment, nano_usd, number, usd
+from millrace.cli.output import DEFAULT_CURRENCY, PRICE_COLUMNS, Column, amount_of, cents, moment, nano_usd, number, usd
 
 GROUPS = click.Choice(["model", "key", "project", "tier", "miss_reason"])
 OUTCOMES = click.Choice(["completed", "cancelled", "failed", "limited", "refused"])
@@ -75,7 +75,7 @@ _INVOICE = [
     Column("state", "state"),
     Column("issued", "issued_at", moment),
     Column("due", "due_on"),
-    Column("total", "total", cents, right=True),
+    Column("total", amount_of("total"), right=True),
 ]
 
 
@@ -218,7 +218,9 @@ def show_invoice(session: Session, id: int) -> None:
         return
     document = invoice["document"]
     lines = [line for line in document.get("lines", ()) if isinstance(line, dict)]
-    columns = [Column("id", "id"), Column("state", "state"), Column("outstanding", "outstanding", cents)]
+    currency = str(document.get("currency", DEFAULT_CURRENCY))
+    owed = Column("outstanding", lambda row: cents(row["outstanding"], currency))
+    columns = [Column("id", "id"), Column("state", "state"), owed]
     output.print_fields(invoice, [*columns, Column("lines", lambda _: len(lines)), Column("SHA-256", "sha256")])
     click.echo("The document is printed by --json, and saved by `millrace invoices download`.", err=True)
 
@@ -252,7 +254,7 @@ def check(session: Session, id: int) -> None:
     columns = [
         Column("usage events", "events", number),
         Column("without a price", "unrated", number),
-        Column("difference to the ledger", "ledger_difference", cents),
+        Column("difference to the ledger", amount_of("ledger_difference")),
         Column("same data", "same_data", output.yes_no),
         Column("same PDF", "same_pdf", output.yes_no),
     ]
@@ -279,7 +281,7 @@ _CREDIT = [
 _COMMITMENT = [
     Column("id", "id", right=True),
     Column("name", "name"),
-    Column("fee per month", "fee", cents, right=True),
+    Column("fee per month", amount_of("fee"), right=True),
     Column("included", "included_nano", nano_usd, right=True),
     Column("first month", "first_month"),
     Column("last month", "last_month"),
@@ -287,7 +289,7 @@ _COMMITMENT = [
 _PAYMENT = [
     Column("id", "id", right=True),
     Column("received", "received_at", moment),
-    Column("amount", "cents", cents, right=True),
+    Column("amount", amount_of("cents"), right=True),
     Column("provider", "provider"),
     Column("reference", "reference"),
     Column("invoice", "invoice"),

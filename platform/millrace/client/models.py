@@ -29,6 +29,8 @@ CurrencyEnum = Literal[
     "BAM",
     "BBD",
     "BDT",
+    "BHD",
+    "BIF",
     "BMD",
     "BND",
     "BOB",
@@ -41,12 +43,14 @@ CurrencyEnum = Literal[
     "CAD",
     "CDF",
     "CHF",
+    "CLP",
     "CNY",
     "COP",
     "CRC",
     "CUP",
     "CVE",
     "CZK",
+    "DJF",
     "DKK",
     "DOP",
     "DZD",
@@ -61,6 +65,7 @@ CurrencyEnum = Literal[
     "GHS",
     "GIP",
     "GMD",
+    "GNF",
     "GTQ",
     "GYD",
     "HKD",
@@ -70,12 +75,19 @@ CurrencyEnum = Literal[
     "IDR",
     "ILS",
     "INR",
+    "IQD",
     "IRR",
+    "ISK",
     "JMD",
+    "JOD",
+    "JPY",
     "KES",
     "KGS",
     "KHR",
+    "KMF",
     "KPW",
+    "KRW",
+    "KWD",
     "KYD",
     "KZT",
     "LAK",
@@ -83,6 +95,7 @@ CurrencyEnum = Literal[
     "LKR",
     "LRD",
     "LSL",
+    "LYD",
     "MAD",
     "MDL",
     "MGA",
@@ -103,16 +116,19 @@ CurrencyEnum = Literal[
     "NOK",
     "NPR",
     "NZD",
+    "OMR",
     "PAB",
     "PEN",
     "PGK",
     "PHP",
     "PKR",
     "PLN",
+    "PYG",
     "QAR",
     "RON",
     "RSD",
     "RUB",
+    "RWF",
     "SAR",
     "SBD",
     "SCR",
@@ -131,20 +147,27 @@ CurrencyEnum = Literal[
     "THB",
     "TJS",
     "TMT",
+    "TND",
     "TOP",
     "TRY",
     "TTD",
     "TWD",
     "TZS",
     "UAH",
+    "UGX",
     "USD",
     "UYU",
     "UZS",
     "VED",
     "VES",
+    "VND",
+    "VUV",
     "WST",
+    "XAF",
     "XCD",
     "XCG",
+    "XOF",
+    "XPF",
     "YER",
     "ZAR",
     "ZMW",
@@ -376,6 +399,7 @@ class Check(TypedDict):
     events: int
     unrated: int
     ledger_difference: int  # cents
+    currency: str
     same_data: bool
     same_pdf: bool
     sha256: str
@@ -385,6 +409,7 @@ class Commitment(TypedDict):
     id: int
     name: str
     fee: int  # cents per month
+    currency: str
     included_nano: int  # included usage per month, in nano-USD
     priority: int
     first_month: str
@@ -1476,6 +1501,7 @@ class RerateRow(TypedDict):
     invoice: str
     month: str
     difference_usd: str  # Exact.
+    currency: str
     subtotal: int  # Cents before tax.
     total: int  # Cents with tax, before credit is applied.
     note: NotRequired[str | None]  # Null: not issued.

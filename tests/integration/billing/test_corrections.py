@@ -6,7 +6,7 @@ from datetime import date, timedelta
 
 import pytest
 
-from billing.actions import credits
+from billing.actions import credits, drafts
 from billing.actions.corrections import do_issue_credit_note, do_void, do_write_off
 from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.invoices import do_finalize
@@ -252,6 +252,27 @@ def test_one_failing_invoice_does_not_stop_the_others(acme):
     report = invoice_months(month="2026-10", now=over(period(OCTOBER)))
     assert len(report.finalized) == 1
     assert [text.partition(":")[0] for text in report.left] == ["acme 2026-10"]
+
+
+def test_one_failing_draft_does_not_stop_the_others(acme, monkeypatch):
+    other = do_create_tenant("globex", "Globex")
+    one = price("1")
+    for tenant in (acme, other):
+        use(tenant, OCTOBER, (one, MILLION))
+    real = drafts.term_lines
+
+    def broken(invoice: Invoice, lines: list) -> list:
+        if invoice.tenant_id == acme.pk:
+            raise ValueError("no such term")
+        return real(invoice, lines)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drafts, "term_lines", broken)
+        report = invoice_months(now=over(period(OCTOBER)))
+    assert (len(report.finalized), report.left) == (1, ["acme 2026-10: no such term"])
+    assert period(OCTOBER).invoiced_at is None
+    assert len(invoice_months(now=over(period(OCTOBER))).finalized) == 1
+    assert period(OCTOBER).invoiced_at is not None
 
 
 def test_a_month_waits_for_the_draft_that_its_correction_corrects(acme):

@@ -173,7 +173,7 @@ def test_credit_application_uses_available_credit_in_order(rests, cents):
     grants = [CreditGrant(nano=rest + 1) for rest in rests]
     for grant, rest in zip(grants, rests, strict=True):
         grant.rest = rest
-    parts = applied_credit(grants, cents)
+    parts = applied_credit(grants, cents, "USD")
     assert sum(part for _, part in parts) == min(cents, sum(rest // CENT for rest in rests))
     assert [grant for grant, _ in parts] == [grant for grant in grants if any(grant is other for other, _ in parts)]
     assert all(0 < part * CENT <= grant.rest for grant, part in parts)

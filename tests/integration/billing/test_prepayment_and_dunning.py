@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from django.core import mail
 
+from billing.actions import dunning
 from billing.actions.budgets import do_change_budget, do_remove_budget
 from billing.actions.corrections import do_issue_credit_note
 from billing.actions.credits import do_follow_credits, do_grant_credit
@@ -22,7 +23,7 @@ from billing.invoicing import emails
 from billing.models import BillingEntity, Budget, BudgetPeriod, CreditGrant, InvoiceEmail
 from billing.pricing.price_files import read_csv
 from billing.pricing.pricing import Component
-from tenants.actions import Conflict, do_create_tenant, do_resume_tenant, do_suspend_tenant
+from tenants.actions import Conflict, do_create_tenant, do_delete_tenant, do_resume_tenant, do_suspend_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import ChangeEventRow, Tenant
@@ -157,6 +158,23 @@ def test_a_payment_restores_only_what_dunning_suspended(acme):
     assert (suspend_overdue(late), tenant_state(acme)) == (0, "active")
 
 
+def test_dunning_leaves_a_tenant_that_an_operator_suspends_meanwhile(acme):
+    """The operator suspends it after dunning has read the overdue invoices. A payment then does not resume it."""
+    invoice = bill(acme, "4")
+    change_entity(suspend_after_days=1)
+    do_suspend_tenant(acme)
+    assert not dunning._suspend(acme.pk, invoice_day(invoice.due_on, 1))
+    pay(500, invoice=invoice.number)
+    assert tenant_state(acme) == "suspended"
+
+
+def test_dunning_does_not_suspend_a_deleted_tenant(acme):
+    invoice = bill(acme, "4")
+    change_entity(suspend_after_days=1)
+    do_delete_tenant(acme)
+    assert (suspend_overdue(invoice_day(invoice.due_on, 1)), tenant_state(acme)) == (0, "active")
+
+
 def test_an_invoice_is_overdue_by_the_clocks_of_its_entity(acme):
     """In Los Angeles, the day on which an invoice is due lasts until 08:00 UTC of the next day."""
     invoice = bill(acme, "4")
@@ -231,6 +249,20 @@ def test_expired_prepaid_credit_pays_usage_with_tax(acme, at):
     assert limit() == 200
     invoice = invoiced(acme, NOVEMBER)
     assert (invoice.total - invoice.prepaid, limit()) == (0, 200)
+
+
+def test_expired_prepaid_credit_pays_no_more_than_its_amount_before_tax(acme, at):
+    do_set_prepaid(acme, is_prepaid=True)
+    change_entity(voucher_type=MULTI)
+    end = NOVEMBER + timedelta(days=3)
+    pay(1_000)
+    do_sell_credit(acme, 1_000 * CENT, expires_at=end)
+    spend(acme, "9")  # 11.25 with tax
+    at(end)
+    pay(250, "p2", as_credit=True)
+    assert limit() == 100  # 2.00 before tax, of which 1.00 pay the rest of the usage
+    invoice = invoiced(acme, NOVEMBER)
+    assert (invoice.total - invoice.prepaid, limit()) == (0, 100)
 
 
 def test_credit_is_applied_as_on_the_invoice_before_it_expires(acme, at):

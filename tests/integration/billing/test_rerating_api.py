@@ -53,6 +53,7 @@ def test_a_draft_is_previewed_and_applied_by_another_operator(one, two, acme, in
         "invoice": invoice.number,
         "month": "2026-10",
         "difference_usd": "-6.00",
+        "currency": "USD",
         "subtotal": -600,
         "total": -600,
         "note": None,

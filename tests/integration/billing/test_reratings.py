@@ -224,6 +224,25 @@ def test_usage_reversed_after_a_re_rating_is_credited_at_the_corrected_price(acm
     assert_recomputed(october, credit, early, late)
 
 
+def test_searches_are_re_rated_like_tokens(acme):
+    """Of five searches at $1.00 each, two are reversed before the re-rating to $0.40, and one after it."""
+    old = price("1000000", "searches")
+    for searches in (2, 2, 1):
+        use(acme, OCTOBER, (old, searches))
+    october = invoiced(acme, OCTOBER)
+    first, _, last = sorted(unscoped(UsageEvent).all(), key=lambda row: -row.searches)
+    take_back(first, NOVEMBER)
+    do_close_period(period(NOVEMBER), now=over(period(NOVEMBER)))
+    (correction,) = [do_finalize(row) for row in do_draft(period(NOVEMBER), acme)]
+    (credit,) = apply(corrected("400000", "searches"))
+    assert (october.subtotal, correction.subtotal, credit.subtotal) == (500, 200, 180)
+    take_back(last, DECEMBER)
+    do_close_period(period(DECEMBER), now=over(period(DECEMBER)))
+    (late,) = [do_finalize(row) for row in do_draft(period(DECEMBER), acme)]
+    assert (late.subtotal, on(Account.REVENUE, acme)) == (40, -80)
+    assert_recomputed(october, correction, credit, late)
+
+
 def test_less_than_a_cent_is_carried_to_the_next_invoice(acme):
     olds = [price("1", model=f"m{number}") for number in range(4)]
     for old in olds:
@@ -291,6 +310,16 @@ def test_a_debit_note_and_one_off_amounts(acme):
     note = do_issue_credit_note(debit, [("Support hours", 200)], "Too many")
     assert (note.total, owed(debit), on(Account.DEPOSITS, acme)) == (220, 0, -220)
     assert_recomputed(invoice, debit, note)
+
+
+def test_a_debit_note_does_not_use_up_one_off_lines(acme):
+    """The lines of a debit note have the type of one-off lines, and are none."""
+    use(acme, OCTOBER, (price("10"), MILLION))
+    invoice = invoiced(acme, OCTOBER)
+    do_add_one_off_line(acme, month="2026-10", description="Setup", cents=700)
+    do_issue_debit_note(invoice, [("Support hours", 500)], "Forgotten")
+    use(acme, NOVEMBER, (price("1", model="n", number=2), MILLION))
+    assert invoiced(acme, NOVEMBER).subtotal == 800
 
 
 def test_a_debit_note_of_a_rerating_cannot_be_voided(acme):

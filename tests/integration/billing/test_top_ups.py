@@ -19,10 +19,12 @@ from billing.actions.payment_events import do_record_event
 from billing.actions.setup import do_set_prepaid, do_set_profile
 from billing.actions.top_up_results import end_top_up
 from billing.actions.top_ups import do_top_up_all
-from billing.models import BillingProfile, CreditGrant, Payment, PaymentEvent, TopUp
+from billing.models import BillingEntity, BillingProfile, CreditGrant, Payment, PaymentEvent, TaxRule, TopUp
 from billing.payments.stripe import Stripe
 from tenants.actions import Conflict, do_add_member, do_create_tenant
 from tenants.actions.common import FieldRefused
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
 from tests.integration.billing.test_invoice_forms import furnish
 from tests.integration.billing.test_prepaid_credit import NOW, bill, pay
@@ -176,6 +178,26 @@ def test_a_low_balance_is_topped_up_once(acme, fake):
     ]
     assert {row.cents for row in unscoped(Payment).all()} == {1_250, 2_500}
     assert len(unscoped(CreditGrant).all()) == 2
+
+
+def test_an_error_of_one_tenant_does_not_stop_the_others(acme, fake):
+    """The payment of Acme buys credit once there is a tax rule. It is charged once."""
+    globex = do_create_tenant("globex", "Globex")
+    for tenant in (acme, globex):
+        do_set_profile(tenant)
+        with all_tenants_scope(BypassReason.BILLING):
+            BillingProfile.objects.for_tenant(tenant).update(payment_customer="cus_1", payment_method="pm_1")
+        do_set_profile(tenant, top_up_below=1_000, top_up_cents=2_500)
+    do_set_profile(globex, region="Bavaria")
+    with all_tenants_scope(BypassReason.BILLING):
+        BillingEntity.objects.update(voucher_type="single_purpose")
+        TaxRule.objects.update(region="Bavaria")
+    assert (do_top_up_all(), do_top_up_all()) == (1, 0)
+    assert [row.tenant_id for row in unscoped(Payment).all()] == [globex.pk]
+    with all_tenants_scope(BypassReason.BILLING):
+        TaxRule.objects.update(region="")
+    assert do_top_up_all() == 1
+    assert (len(fake.charges), unscoped(Payment).count()) == (2, 2)
 
 
 def test_a_direct_debit_is_pending_until_its_webhook(acme, fake):

@@ -27,13 +27,13 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(connect, key_connection, monkeypatch) -> Run:
-    """Return a function that runs a command line as a tenant, or as an operator, and checks that it succeeds."""
+    """Return a function that runs a command line as a tenant, or as an operator, and checks how it ends."""
 
-    def run(*line: str, connection: Any = key_connection) -> Result:
+    def run(*line: str, connection: Any = key_connection, fails: bool = False) -> Result:
         monkeypatch.setattr(app, "find_connection", lambda *_: connection)
         monkeypatch.setattr(app, "make_client", connect)
         said = CliRunner().invoke(cli.root, [str(word) for word in line])
-        assert said.exit_code == 0, said.output
+        assert bool(said.exit_code) == fails, said.output
         return said
 
     return run
@@ -41,7 +41,7 @@ def run(connect, key_connection, monkeypatch) -> Run:
 
 @pytest.fixture
 def operate(run, operator_connection) -> Run:
-    return lambda *line: run(*line, connection=operator_connection)
+    return lambda *line, **options: run(*line, connection=operator_connection, **options)
 
 
 def printed(said: Result) -> Any:
@@ -167,6 +167,8 @@ def test_money_of_the_tenant(run, operate, acme):
     operate("tenants", "grant-credit", acme.tenant.pk, "--amount", "12.50", "--note", "Thanks")
     paid = ("--amount", "250", "--reference", "W-1", "--received", "2026-11-20T00:00Z")
     assert "$250.00" in operate("tenants", "record-payment", acme.tenant.pk, *paid).stdout
+    in_yen = operate("tenants", "record-payment", acme.tenant.pk, *paid, "--currency", "jpy", fails=True)
+    assert "is in JPY" in in_yen.output and "is billed in USD" in in_yen.output
     assert "$12.50" in run("invoices", "credits").stdout
     assert "W-1" in run("invoices", "payments").stdout
     assert "$12.50" in run("invoices", "ledger").stdout

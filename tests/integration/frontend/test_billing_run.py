@@ -181,6 +181,36 @@ def test_forms_and_sums_are_in_the_currency_of_the_tenant(operator: Client, glob
 
 
 @pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("currency", "amount", "cents", "refused"), [("JPY", "1500", 1500, "1500.5"), ("KWD", "1.205", 1205, "1.2055")]
+)
+def test_forms_accept_the_decimals_of_the_currency(operator: Client, acme: Tenant, currency, amount, cents, refused):
+    """The form of a payment starts with the balance due, 2,000 minor units."""
+    tenant = actions.do_create_tenant("globex", "Globex")
+    bill_in_euros(tenant, currency)
+    do_add_one_off_line(tenant, month=f"{LAST:%Y-%m}", description="Support", cents=2000)
+    drafted(operator)
+    (bill,) = unscoped(Invoice).filter(tenant=tenant)
+    send(operator, f"/operator/billing/{bill.pk}/finalize", typed="globex")
+    (bill,) = unscoped(Invoice).filter(tenant=tenant)
+    url = f"/operator/billing/{bill.pk}"
+    owed = {"JPY": 'value="2000"', "KWD": 'value="2.000"'}
+    assert owed[currency] in operator.get(f"{url}/payment").content.decode()
+    fields = {"amount": refused, "reference": "b-1", "received_on": f"{NOW:%Y-%m-%d}", "typed": bill.number}
+    assert "decimal" in send(operator, f"{url}/payment", 422, **fields)
+    send(operator, f"{url}/payment", **fields | {"amount": amount})
+    assert unscoped(Payment).get().cents == cents
+    note = {"amount": amount, "description": "Slow", "reason": "SLA", "seen": "0", "typed": bill.number}
+    send(operator, f"{url}/credit-note", **note)
+    assert unscoped(Invoice).get(invoice_type="credit_note").subtotal == cents
+    page = unescape(operator.get(url).content.decode())
+    assert {"JPY": "JPY 2,000", "KWD": "KWD 2"}[currency] in page and "20.00" not in page
+    credit = {"kind": "promotional", "amount": amount, "note": "Sorry", "seen": "0", "typed": "globex"}
+    send(operator, "/operator/billing/tenants/globex/credit", **credit, currency=currency)
+    assert unscoped(CreditGrant).get().nano == cents * {"JPY": 10**9, "KWD": 10**6}[currency]
+
+
+@pytest.mark.django_db
 def test_a_payment_is_refused_if_the_tenant_has_another_currency(operator: Client, globex: Tenant) -> None:
     """An invoice in another currency than the tenant's cannot exist, so the check is that the currency is passed."""
     drafted(operator)

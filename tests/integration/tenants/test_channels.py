@@ -158,6 +158,8 @@ def test_without_encryption_keys_no_channel_is_created(tenant, server, settings)
             "warning",
         ),
         ("payment.recorded", {"amount_cents": -1234}, "−$12.34", "info"),
+        ("payment.recorded", {"amount_cents": 1234, "currency": "JPY"}, "of JPY 1,234 recorded", "info"),
+        ("invoice.paid", {"number": "INV-2", "total_cents": 1234, "currency": "KWD"}, "INV-2, KWD 1.234.", "info"),
         (
             "invoice.past_due",
             {"number": "INV-1", "total_cents": 100_005},

@@ -8,11 +8,15 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
+from billing.actions.corrections import do_issue_debit_note
+from billing.actions.one_off_lines import do_add_one_off_line
+from billing.models import Budget, OneOffLine
 from billing.pricing import rating
 from tenants.actions import do_create_tenant, do_invite
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.outbox.email_outbox import enqueue_email
+from tests.support.billing.books import OCTOBER, invoiced, make_months, price, use
 from tests.support.rows import allow_emptying
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "owner"])
@@ -85,3 +89,28 @@ def test_emails_of_invitations_are_deleted_when_their_migration_is_reversed(rest
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.execute("SELECT subject FROM tenants_outboxemail")
         assert cursor.fetchall() == [("kept",)]
+
+
+def test_one_off_lines_that_a_debit_note_used_up_are_due_again(restored: None) -> None:
+    """The reversal also lowers the limits of gates that are higher than the earlier maximum."""
+    tenant = do_create_tenant("acme", "Acme")
+    make_months()
+    use(tenant, OCTOBER, (price("1"), 10**6))
+    invoice = invoiced(tenant, OCTOBER)
+    debit = do_issue_debit_note(invoice, [("Support", 100)], "Support")
+    for month, document in (("2026-10", debit), ("2026-09", invoice)):
+        row = do_add_one_off_line(tenant, month=month, description="Setup", cents=5)
+        with all_tenants_scope(BypassReason.COMMAND):
+            OneOffLine.objects.all_tenants().filter(pk=row.pk).update(invoice=document)
+    with all_tenants_scope(BypassReason.COMMAND):
+        Budget.objects.create(
+            tenant=tenant, name="Gate", unit="money", period="lifetime", amount=2 * 10**18, is_balance=True
+        )
+    call_command("migrate", "billing", "0023", verbosity=0)
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
+        cursor.execute("SELECT amount FROM billing_budget")
+        assert cursor.fetchall() == [(10**17,)]
+    call_command("migrate", "billing", verbosity=0)
+    with all_tenants_scope(BypassReason.COMMAND):
+        rows = dict(OneOffLine.objects.all_tenants().values_list("month", "invoice_id"))
+    assert rows == {"2026-10": None, "2026-09": invoice.pk}

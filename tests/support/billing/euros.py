@@ -1,4 +1,4 @@
-"""A tenant that is billed in EUR."""
+"""Tenants that are billed in other currencies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from tenants.models import Tenant
 CSV = ["model,tier,component,usd_per_million", "alpha,,uncached,10"]
 
 
-def bill_in_euros(tenant: Tenant) -> None:
-    """Assign a tenant to a price book in EUR, which is created."""
-    do_publish_prices(do_propose_prices(read_csv(CSV), book="eur", currency="EUR"), by=None)
-    do_assign_book(tenant, "eur")
+def bill_in_euros(tenant: Tenant, currency: str = "EUR") -> None:
+    """Assign a tenant to a price book in EUR, or another currency, which is created."""
+    book = currency.lower()
+    do_publish_prices(do_propose_prices(read_csv(CSV), book=book, currency=currency), by=None)
+    do_assign_book(tenant, book)

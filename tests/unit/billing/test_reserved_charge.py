@@ -66,3 +66,10 @@ def test_prompt_tokens_without_a_price_are_uncached() -> None:
 def test_without_prices_only_tokens_are_limited() -> None:
     found = charge(None, TokenCounts(5, output=5), 0, max_femto=0, max_tokens=7)
     assert (found.counts, found.rated, found.unbilled_tokens) == (TokenCounts(5, output=2), (None, 0, 0), 3)
+
+
+def test_searches_do_not_count_toward_the_reserved_tokens() -> None:
+    found = charge(card(uncached=10, searches=7), TokenCounts(5, searches=3), 0, max_femto=None, max_tokens=5)
+    assert (found.counts.uncached, found.counts.searches, found.rated.cost_femto) == (5, 3, 71)
+    found = charge(card(uncached=10, searches=7), TokenCounts(5, searches=3), 0, max_femto=64, max_tokens=5)
+    assert (found.counts.uncached, found.counts.searches, found.unbilled_femto) == (5, 2, 7)

@@ -49,15 +49,19 @@ def test_included_tokens_with_overage_then_discount_then_minimum():
         tiered(TermType.GRADUATED, VolumeTier(0, 0), VolumeTier(2 * MILLION, 4 * DOLLAR)),
     ]
     usage = {KEY: MonthlyUsage(3 * MILLION, 3000 * FEMTO_A_CENT)}
-    assert changes(rules, usage) == [140 * FEMTO_A_CENT, -40 * FEMTO_A_CENT, -2600 * FEMTO_A_CENT]
-    assert changes(rules, {}) == [500 * FEMTO_A_CENT, 0, 0]
+    assert changes(rules, usage, "USD") == [140 * FEMTO_A_CENT, -40 * FEMTO_A_CENT, -2600 * FEMTO_A_CENT]
+    assert changes(rules, {}, "USD") == [500 * FEMTO_A_CENT, 0, 0]
     other = {("x", "standard", "output"): MonthlyUsage(1, 700 * FEMTO_A_CENT)}
-    assert changes([*rules[1:], TermRule(TermType.DISCOUNT, "m", ppm=500_000)], other) == [-70 * FEMTO_A_CENT, 0, 0]
+    assert changes([*rules[1:], TermRule(TermType.DISCOUNT, "m", ppm=500_000)], other, "USD") == [
+        -70 * FEMTO_A_CENT,
+        0,
+        0,
+    ]
 
 
 def test_the_highest_of_several_minimums_applies():
     rules = [TermRule(TermType.MINIMUM, cents=200), TermRule(TermType.MINIMUM, cents=500)]
-    assert sum(changes(rules, {KEY: MonthlyUsage(1, 100 * FEMTO_A_CENT)})) == 400 * FEMTO_A_CENT
+    assert sum(changes(rules, {KEY: MonthlyUsage(1, 100 * FEMTO_A_CENT)}, "USD")) == 400 * FEMTO_A_CENT
 
 
 @pytest.mark.parametrize(

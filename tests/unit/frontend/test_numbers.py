@@ -41,6 +41,31 @@ def test_a_column_of_amounts(femto, places, shown):
     assert ["".join(amount.parts_at(places)) for amount in amounts] == shown
 
 
+@pytest.mark.parametrize(
+    ("amount", "shown", "exact_text"),
+    [
+        (Money.cents(1_234_567, "JPY"), "JPY 1,234,567", "JPY 1234567"),
+        (Money.cents(-5, "JPY"), "−JPY 5", "JPY -5"),
+        (Money(15 * 10**14, "JPY"), "JPY 2", "JPY 1.5"),
+        (Money(42 * 10**12, "JPY"), "JPY 0.042", "JPY 0.042"),
+        (Money(0, "JPY"), "JPY 0", "JPY 0"),
+        (Money.cents(1_234_567, "KWD"), "KWD 1,234.567", "KWD 1234.567"),
+        (Money(5 * 10**11, "KWD"), "KWD 0.0005", "KWD 0.0005"),
+        (Money(15 * 10**11, "KWD"), "KWD 0.002", "KWD 0.0015"),
+    ],
+)
+def test_amounts_have_the_decimals_of_their_currency(amount, shown, exact_text):
+    assert (amount.text, amount.exact_text) == (shown, exact_text)
+
+
+def test_columns_have_at_least_the_decimals_of_their_currency():
+    yen, fils = [Money.cents(5, "JPY"), Money.cents(1500, "JPY")], [Money.cents(5, "KWD"), None]
+    assert (common_places(yen), common_places(fils)) == (0, 3)
+    assert ["".join(amount.parts_at(0)) for amount in yen] == ["JPY 5", "JPY 1,500"]
+    assert common_places([Money(42 * 10**12, "JPY")]) == 3
+    assert (exact_places(yen), exact_places([Money(15 * 10**14, "JPY")])) == (0, 1)
+
+
 def test_a_column_with_all_digits():
     assert exact_places([]) == 2
     assert exact_places([Money(10**15), Money(45 * 10**11)]) == 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
@@ -19,16 +19,21 @@ from tenants.permissions import Permission
 from tenants.views import TenantView, check_query
 
 
-def _usd(femto: int) -> str:
-    return decimal(femto, FEMTO_DIGITS, 2)
+class UsdField(serializers.CharField):
+    """An amount in femto-USD, shown in USD."""
+
+    def to_representation(self, value: Any) -> str:
+        return decimal(value, FEMTO_DIGITS, 2)
 
 
 class WarmedPromptOut(serializers.ModelSerializer[WarmedPrompt]):
     """A prompt that was computed ahead of its requests."""
 
-    expected_usd = serializers.SerializerMethodField(help_text="Expected saving less the expected cost.")
-    cost_usd = serializers.SerializerMethodField(help_text="Null until it is settled.")
-    saved_usd = serializers.SerializerMethodField(help_text="Saved by the first request that used it.")
+    expected_usd = UsdField(
+        source="expected_femto", read_only=True, help_text="Expected saving less the expected cost."
+    )
+    cost_usd = UsdField(source="cost_femto", read_only=True, allow_null=True, help_text="Null until it is settled.")
+    saved_usd = UsdField(source="saved_femto", read_only=True, help_text="Saved by the first request that used it.")
 
     class Meta:
         model = WarmedPrompt
@@ -38,37 +43,21 @@ class WarmedPromptOut(serializers.ModelSerializer[WarmedPrompt]):
         )
         read_only_fields = fields
 
-    def get_expected_usd(self, row: WarmedPrompt) -> str:
-        return _usd(row.expected_femto)
-
-    def get_cost_usd(self, row: WarmedPrompt) -> str | None:
-        return None if row.cost_femto is None else _usd(row.cost_femto)
-
-    def get_saved_usd(self, row: WarmedPrompt) -> str:
-        return _usd(row.saved_femto)
-
 
 class CacheWarmingOut(serializers.Serializer[WarmingStatus]):
     """What cache warming has computed, spent and saved."""
 
     budget_nano = serializers.IntegerField(help_text="Of each day, in nano-USD; 0: caches are not warmed.")
-    spent_today_usd = serializers.SerializerMethodField(help_text="With the maximum cost of unsettled prompts.")
+    spent_today_usd = UsdField(
+        source="spent_today_femto", read_only=True, help_text="With the maximum cost of unsettled prompts."
+    )
     prompts = serializers.IntegerField(help_text="Of the period.")
     computed = serializers.IntegerField(help_text="Prompts that have run.")
     used = serializers.IntegerField(help_text="Prompts that at least one request used.")
     hits = serializers.IntegerField(help_text="Requests that used a prompt.")
-    spent_usd = serializers.SerializerMethodField()
-    saved_usd = serializers.SerializerMethodField(help_text="Saved by the first request of each prompt.")
+    spent_usd = UsdField(source="spent_femto", read_only=True)
+    saved_usd = UsdField(source="saved_femto", read_only=True, help_text="Saved by the first request of each prompt.")
     results = WarmedPromptOut(many=True, source="newest", help_text=f"The newest {MAX_LISTED} prompts.")
-
-    def get_spent_today_usd(self, status: WarmingStatus) -> str:
-        return _usd(status.spent_today_femto)
-
-    def get_spent_usd(self, status: WarmingStatus) -> str:
-        return _usd(status.spent_femto)
-
-    def get_saved_usd(self, status: WarmingStatus) -> str:
-        return _usd(status.saved_femto)
 
 
 class WarmingRunOut(serializers.Serializer[WarmingRun]):
@@ -78,14 +67,10 @@ class WarmingRunOut(serializers.Serializer[WarmingRun]):
     prefixes = serializers.IntegerField(help_text="Those that fill the prefix cache.")
     not_worthwhile = serializers.IntegerField(help_text="Prompts whose expected saving does not cover their cost.")
     over_budget = serializers.IntegerField(help_text="Prompts that do not fit into the rest of the day's budget.")
-    expected_usd = serializers.SerializerMethodField(help_text="Expected saving less the expected cost.")
-    max_usd = serializers.SerializerMethodField(help_text="Maximum cost.")
-
-    def get_expected_usd(self, run: WarmingRun) -> str:
-        return _usd(run.expected_femto)
-
-    def get_max_usd(self, run: WarmingRun) -> str:
-        return _usd(run.max_femto)
+    expected_usd = UsdField(
+        source="expected_femto", read_only=True, help_text="Expected saving less the expected cost."
+    )
+    max_usd = UsdField(source="max_femto", read_only=True, help_text="Maximum cost.")
 
 
 @extend_schema(tags=["cache-warming"])
