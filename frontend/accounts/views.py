@@ -24,12 +24,12 @@ from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from billing.budgets.alerts import ROLES as ALERT_ROLES
 from frontend.accounts import sessions
 from frontend.core import impersonation
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import signed_in_user, user_layout
 from frontend.core.timezones import zone_of
+from millrace.apps.alerts.checks import ROLES as ALERT_ROLES
 from tenants import actions, audit, invitations
 from tenants.authentication import accesses
 from tenants.isolation.db_roles import BypassReason

@@ -51,6 +51,7 @@ INSTALLED_APPS = [
     "millrace.apps.request_log",
     "millrace.apps.experiments",
     "millrace.apps.operations",
+    "millrace.apps.alerts",
 ]
 
 MIDDLEWARE = [
