@@ -21,11 +21,11 @@ _form = operator_page(methods=FORM, step_up=True)
 _change = operator_page(methods=FORM)
 urlpatterns = [
     path("operator/alerts/rules/new", _form(rule_views.new_rule), name="operator-alert-rules-new"),
-    path("operator/alerts/rules/<int:rule>/edit", _form(rule_views.edit_rule), name="operator-alert-rules-edit"),
-    path("operator/alerts/rules/<int:rule>/mute", _change(rule_views.mute_rule), name="operator-alert-rules-mute"),
-    path("operator/alerts/rules/<int:rule>/remove", _form(rule_views.remove_rule), name="operator-alert-rules-remove"),
+    path("operator/alerts/rules/<int:alert_rule>/edit", _form(rule_views.edit_rule), name="operator-alert-rules-edit"),
+    path("operator/alerts/rules/<int:alert_rule>/mute", _change(rule_views.mute_rule), name="operator-alert-rules-mute"),
+    path("operator/alerts/rules/<int:alert_rule>/remove", _form(rule_views.remove_rule), name="operator-alert-rules-remove"),
     path(
-        "operator/alerts/rules/alerts/<int:alert>/acknowledge",
+        "operator/alerts/rules/alerts/<int:rule_alert>/acknowledge",
         operator_page(methods=("POST",))(rule_views.acknowledge_alert),
         name="operator-alert-rules-acknowledge",
     ),

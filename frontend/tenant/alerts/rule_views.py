@@ -61,7 +61,7 @@ def new_rule(ctx: PageContext) -> HttpResponse:
             tenants = list(receivers.order_by("name", "pk").values_list("pk", "name")[:MAX_RECEIVERS])
         else:
             projects = list(named_rows(Project.objects.for_tenant(ctx.tenant)))
-        models = [spec.name for spec in served_specs()]
+    models = [spec.name for spec in served_specs()]
     form = NewRule(metric, bound_data(ctx), projects=projects, models=models, tenants=tenants)
 
     def create(data: dict[str, Any]) -> AlertRule:
@@ -139,7 +139,7 @@ def remove_rule(ctx: PageContext) -> HttpResponse:
 
 
 def acknowledge_alert(ctx: PageContext) -> HttpResponse:
-    row = ctx.get(lambda: rules.visible_alerts(ctx).filter(pk=ctx.arguments["alert"]))
+    row = ctx.get(lambda: rules.visible_alerts(ctx).filter(pk=ctx.arguments["rule_alert"]))
     do_acknowledge_rule_alert(row)
     return redirect_with_message(ctx, _back(ctx), _("Alert acknowledged"))
 
@@ -152,7 +152,7 @@ def _chosen_metric(ctx: PageContext, metrics: tuple[Metric, ...]) -> Metric:
 
 
 def _rule_in_url(ctx: PageContext) -> AlertRule:
-    return ctx.get(lambda: rules.visible_rules(ctx).filter(pk=ctx.arguments["rule"]))
+    return ctx.get(lambda: rules.visible_rules(ctx).filter(pk=ctx.arguments["alert_rule"]))
 
 
 def _changeable_rule(ctx: PageContext) -> AlertRule:
@@ -181,22 +181,22 @@ urlpatterns = [
     path("t/<slug:slug>/alerts/rules/", alert_rules, name="alert-rules"),
     path("t/<slug:slug>/alerts/rules/new", tenant_page(WRITES, methods=FORM)(new_rule), name="alert-rules-new"),
     path(
-        "t/<slug:slug>/alerts/rules/<int:rule>/edit",
+        "t/<slug:slug>/alerts/rules/<int:alert_rule>/edit",
         tenant_page(WRITES, methods=FORM)(edit_rule),
         name="alert-rules-edit",
     ),
     path(
-        "t/<slug:slug>/alerts/rules/<int:rule>/mute",
+        "t/<slug:slug>/alerts/rules/<int:alert_rule>/mute",
         tenant_page(WRITES, methods=FORM, step_up=False)(mute_rule),
         name="alert-rules-mute",
     ),
     path(
-        "t/<slug:slug>/alerts/rules/<int:rule>/remove",
+        "t/<slug:slug>/alerts/rules/<int:alert_rule>/remove",
         tenant_page(WRITES, methods=FORM)(remove_rule),
         name="alert-rules-remove",
     ),
     path(
-        "t/<slug:slug>/alerts/rules/alerts/<int:alert>/acknowledge",
+        "t/<slug:slug>/alerts/rules/alerts/<int:rule_alert>/acknowledge",
         tenant_page(WRITES, methods=("POST",), step_up=False)(acknowledge_alert),
         name="alert-rules-acknowledge",
     ),

@@ -175,12 +175,10 @@ def test_keys_alert_once_each_before_they_expire(tenant):
 def test_credit_below_the_threshold_alerts_and_a_tenant_without_credit_does_not(tenant):
     do_create_alert_rule(tenant, metric="credit", threshold=10 * 10**9)
     assert check_rules(NOW) == 0
-    give(tenant, 12 * 10**9)
-    assert check_rules(NOW) == 0
+    give(tenant, 9_120_000_000)
     give(tenant, 5 * 10**9, expires_at=NOW + DAY)
-    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
-        cursor.execute("UPDATE billing_creditgrant SET nano = 4120000000 WHERE nano = 12000000000")
-    assert check_rules(NOW) == 1
+    assert check_rules(NOW) == 0
+    assert check_rules(NOW + 2 * DAY) == 1
     assert alerts(tenant)[0].summary == "Credit balance is $9.12, below $10.00"
     assert of(OutboxEmail, tenant)[0].roles == ["owner", "admin", "billing"]
 
@@ -189,9 +187,7 @@ def give(tenant: Tenant, nano: int, **fields: Any) -> None:
     from billing.models import CreditGrant
 
     with all_tenants_scope(BypassReason.COMMAND):
-        CreditGrant.objects.create(
-            tenant=tenant, nano=nano, grant_type="promotion", starts_at=NOW - DAY, reason="test", **fields
-        )
+        CreditGrant.objects.create(tenant=tenant, nano=nano, grant_type="promotional", starts_at=NOW - DAY, **fields)
 
 
 def test_the_balance_of_a_prepaid_tenant_alerts(tenant):
@@ -242,7 +238,8 @@ def test_a_replica_without_heartbeat_alerts_after_some_minutes(tenant):
     assert [check_rules(NOW + MINUTE), check_rules(NOW + 2 * MINUTE)] == [1, 0]
     (alert,) = alerts(tenant)
     assert alert.summary.startswith("w1/m is down (since ")
-    HealthEvent.objects.filter(pk=event.pk).update(closed_at=NOW + 3 * MINUTE)
+    with all_tenants_scope(BypassReason.COMMAND):
+        HealthEvent.objects.filter(pk=event.pk).update(closed_at=NOW + 3 * MINUTE)
     assert check_rules(NOW + 4 * MINUTE) == 0
     assert alerts(tenant)[0].resolved_at is not None
     assert check_rules(NOW + 5 * MINUTE) == 0  # nothing repeats
@@ -257,7 +254,8 @@ def test_an_event_that_is_over_before_the_check_still_alerts_once(tenant):
 
 
 def test_deployments_and_upstreams_alert_by_their_name(tenant):
-    Deployment.objects.create(name="far", source="https://up.example", engine="openai", pools={}, state="loaded")
+    with all_tenants_scope(BypassReason.COMMAND):
+        Deployment.objects.create(name="far", source="https://up.example", engine="openai", pools={}, state="loaded")
     health_rule(tenant, "deployment_down", model="m")
     health_rule(tenant, "upstream_down")
     for issue_type, subject in (("model", "m"), ("model", "n"), ("failures", "far"), ("failures", "m")):
