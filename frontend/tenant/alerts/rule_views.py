@@ -35,7 +35,7 @@ READS, WRITES = Permission.LIMITS_READ, Permission.LIMITS_WRITE
 MAX_RECEIVERS = 200
 Metric = AlertRule.Metric
 PANELS = Panels(
-    "alert-rules-panel",
+    "alerts-rules-panel",
     (
         Panel("rules", _lazy("Alert rules"), "alerts/rules.html", rules.rules, every=10),
         Panel("history", _lazy("Alert history"), "alerts/rule_history.html", rules.history, every=10),
@@ -164,7 +164,7 @@ def _changeable_rule(ctx: PageContext) -> AlertRule:
 
 
 def _back(ctx: PageContext) -> str:
-    return f"{ctx.url('operator-alerts')}?show=rules" if ctx.access is None else ctx.url("alert-rules")
+    return f"{ctx.url('operator-alerts')}?show=rules" if ctx.access is None else ctx.url("alerts-rules")
 
 
 def _sheet(ctx: PageContext, submit: str) -> dict[str, Any]:
@@ -178,27 +178,27 @@ def _sheet(ctx: PageContext, submit: str) -> dict[str, Any]:
 
 
 urlpatterns = [
-    path("t/<slug:slug>/alerts/rules/", alert_rules, name="alert-rules"),
-    path("t/<slug:slug>/alerts/rules/new", tenant_page(WRITES, methods=FORM)(new_rule), name="alert-rules-new"),
+    path("t/<slug:slug>/alerts/rules/", alert_rules, name="alerts-rules"),
+    path("t/<slug:slug>/alerts/rules/new", tenant_page(WRITES, methods=FORM)(new_rule), name="alerts-rules-new"),
     path(
         "t/<slug:slug>/alerts/rules/<int:alert_rule>/edit",
         tenant_page(WRITES, methods=FORM)(edit_rule),
-        name="alert-rules-edit",
+        name="alerts-rules-edit",
     ),
     path(
         "t/<slug:slug>/alerts/rules/<int:alert_rule>/mute",
         tenant_page(WRITES, methods=FORM, step_up=False)(mute_rule),
-        name="alert-rules-mute",
+        name="alerts-rules-mute",
     ),
     path(
         "t/<slug:slug>/alerts/rules/<int:alert_rule>/remove",
         tenant_page(WRITES, methods=FORM)(remove_rule),
-        name="alert-rules-remove",
+        name="alerts-rules-remove",
     ),
     path(
         "t/<slug:slug>/alerts/rules/alerts/<int:rule_alert>/acknowledge",
         tenant_page(WRITES, methods=("POST",), step_up=False)(acknowledge_alert),
-        name="alert-rules-acknowledge",
+        name="alerts-rules-acknowledge",
     ),
     PANELS.tenant_url("t/<slug:slug>/alerts/rules/", READS),
 ]

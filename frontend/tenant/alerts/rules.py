@@ -115,7 +115,7 @@ def visible_alerts(ctx: PageContext) -> QuerySet[RuleAlert]:
 
 def routes(ctx: PageContext) -> dict[str, str]:
     """Return the names of the pages that change a rule or an alert."""
-    prefix = "operator-alert-rules" if ctx.access is None else "alert-rules"
+    prefix = "operator-alerts-rules" if ctx.access is None else "alerts-rules"
     return {verb: f"{prefix}-{verb}" for verb in ("new", "edit", "mute", "remove", "acknowledge")}
 
 
@@ -145,7 +145,7 @@ def _rule(ctx: PageContext, rule: AlertRule, alerts: int) -> dict[str, Any]:
 
 def filters(ctx: PageContext) -> FilterBar:
     """Return the filter chips of the history."""
-    url, state, metric = ctx.url("alert-rules"), ctx.query.get("state", ""), ctx.query.get("metric", "")
+    url, state, metric = ctx.url("alerts-rules"), ctx.query.get("state", ""), ctx.query.get("metric", "")
     metrics = [(str(name), label) for name, label in METRICS.items()]
     return filter_bar(
         ctx,
@@ -164,7 +164,7 @@ def history(ctx: PageContext) -> ListPage:
         rows = rows.filter(resolved_at__isnull=state == "open")
     if (metric := ctx.query.get("metric")) in METRICS:
         rows = rows.filter(rule__metric=metric)
-    url = ctx.url("operator-alerts") if ctx.access is None else ctx.url("alert-rules")
+    url = ctx.url("operator-alerts") if ctx.access is None else ctx.url("alerts-rules")
     filtered = any(ctx.query.get(name) for name in ("state", "metric"))
     page = keyset_page(ctx, rows, url, PAGE_SIZE, filtered=filtered)
     alerts = list(page.rows)

@@ -13,6 +13,7 @@ from frontend.core.lists import text_param
 from frontend.core.page_context import PageContext
 from tenants.models import Invitation, Membership
 from tenants.permissions import ROLES, STEP_UP, Permission
+from tenants.reauthentication import SECOND_FACTORS
 
 P = Permission
 MAX_MEMBERS = 200  # members per page; others are found by search
@@ -75,7 +76,7 @@ def pending(ctx: PageContext) -> QuerySet[Invitation]:
 def members(ctx: PageContext) -> dict[str, Any]:
     """Return the members, owners first."""
     typed = text_param(ctx, "q")
-    factor = Authenticator.objects.filter(user=OuterRef("user"), type=Authenticator.Type.TOTP)
+    factor = Authenticator.objects.filter(user=OuterRef("user"), type__in=SECOND_FACTORS)
     rows = memberships(ctx).annotate(has_factor=Exists(factor)).order_by("user__email")
     if typed:
         rows = rows.filter(Q(user__email__icontains=typed) | Q(user__name__icontains=typed))

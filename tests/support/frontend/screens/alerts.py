@@ -56,25 +56,25 @@ register(
     Screen("alerts-slack", "/t/{slug}/alerts/slack", queries=12, states=("populated",)),
     Screen("alerts-pagerduty", "/t/{slug}/alerts/pagerduty", queries=12, states=("populated",)),
     Screen("budgets-mute", "/t/{slug}/budgets/{budget}/mute", queries=14, states=("populated",)),
-    Screen("alert-rules", "/t/{slug}/alerts/rules/", queries=30),
+    Screen("alerts-rules", "/t/{slug}/alerts/rules/", queries=30),
     *(
-        Screen(f"alert-rules-new-{metric}", f"/t/{{slug}}/alerts/rules/new?metric={metric}", queries=14, states=FORMS)
+        Screen(f"alerts-rules-new-{metric}", f"/t/{{slug}}/alerts/rules/new?metric={metric}", queries=14, states=FORMS)
         for metric in ("error_rate", "ttft_p95", "key_expiry", "credit")
     ),
     *(
-        Screen(f"alert-rules-{verb}", f"/t/{{slug}}/alerts/rules/{{alert_rule}}/{verb}", queries=14, states=FORMS)
+        Screen(f"alerts-rules-{verb}", f"/t/{{slug}}/alerts/rules/{{alert_rule}}/{verb}", queries=14, states=FORMS)
         for verb in ("edit", "mute", "remove")
     ),
-    Screen("operator-alert-rules", "/operator/alerts/?show=rules", queries=20, who="operator", states=FORMS),
+    Screen("operator-alerts-rules", "/operator/alerts/?show=rules", queries=20, who="operator", states=FORMS),
     Screen(
-        "operator-alert-rules-new",
+        "operator-alerts-rules-new",
         "/operator/alerts/rules/new?metric=upstream_down",
         queries=12,
         who="operator",
         states=FORMS,
     ),
     Screen(
-        "operator-alert-rules-edit",
+        "operator-alerts-rules-edit",
         "/operator/alerts/rules/{platform_rule}/edit",
         queries=12,
         who="operator",
