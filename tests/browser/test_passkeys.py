@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 from tenants import actions
 from tenants.models import User
 from tests.support.frontend.console import PASSWORD
-from tests.support.frontend.pages import accessible
+from tests.support.frontend.pages import AXE, accessible
 
 
 def add_authenticator(page: Page, **options: Any) -> Any:
@@ -37,6 +37,7 @@ def test_a_passkey_is_added_used_and_removed(live_server, window, settings):
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.add_init_script(path=AXE)
     devtools, device = add_authenticator(page)
 
     def enter_password() -> None:
@@ -77,7 +78,7 @@ def test_a_passkey_is_added_used_and_removed(live_server, window, settings):
     assert Authenticator.objects.get(user=user, type="webauthn").data["sign_count"] >= 2
 
     page.goto("/account/mfa/webauthn/")
-    expect(page.get_by_text("Laptop")).to_be_visible()
+    expect(page.get_by_role("heading", name="Laptop")).to_be_visible()
     accessible(page)
     page.get_by_role("link", name="Remove Laptop").click()
     page.get_by_role("button", name="Remove passkey").click()
