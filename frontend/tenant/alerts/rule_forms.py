@@ -40,7 +40,7 @@ _DEFAULTS = {
 }
 
 
-class RuleForm(forms.Form):
+class AlertRuleForm(forms.Form):
     """The values of a rule that can be changed. `fixed` are the words of the sentence that cannot."""
 
     threshold = forms.CharField(label=_lazy("Threshold"), max_length=20, widget=forms.TextInput(_NUMBER))
@@ -94,7 +94,7 @@ class RuleForm(forms.Form):
         return {names[name]: self.cleaned_data[name] for name in names if name in self.cleaned_data}
 
 
-class NewRule(RuleForm):
+class NewAlertRule(AlertRuleForm):
     """A new rule, with its scope, which cannot be changed later."""
 
     def __init__(

@@ -19,7 +19,7 @@ from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_page
 from frontend.tenant.alerts import rules
 from frontend.tenant.alerts.forms import MuteForm
-from frontend.tenant.alerts.rule_forms import NewRule, RuleForm
+from frontend.tenant.alerts.rule_forms import NewAlertRule, AlertRuleForm
 from millrace.apps.alerts.actions import (
     do_acknowledge_rule_alert,
     do_change_alert_rule,
@@ -62,7 +62,7 @@ def new_rule(ctx: PageContext) -> HttpResponse:
         else:
             projects = list(named_rows(Project.objects.for_tenant(ctx.tenant)))
     models = [spec.name for spec in served_specs()]
-    form = NewRule(metric, bound_data(ctx), projects=projects, models=models, tenants=tenants)
+    form = NewAlertRule(metric, bound_data(ctx), projects=projects, models=models, tenants=tenants)
 
     def create(data: dict[str, Any]) -> AlertRule:
         with ctx.scope():
@@ -89,7 +89,7 @@ def new_rule(ctx: PageContext) -> HttpResponse:
 
 def edit_rule(ctx: PageContext) -> HttpResponse:
     row = _changeable_rule(ctx)
-    form = RuleForm(Metric(row.metric), bound_data(ctx), row)
+    form = AlertRuleForm(Metric(row.metric), bound_data(ctx), row)
     return form_view(
         ctx,
         _("Edit alert rule"),
