@@ -19,7 +19,7 @@ from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_page
 from frontend.tenant.alerts import rules
 from frontend.tenant.alerts.forms import MuteForm
-from frontend.tenant.alerts.rule_forms import NewAlertRule, AlertRuleForm
+from frontend.tenant.alerts.rule_forms import AlertRuleForm, NewAlertRule
 from millrace.apps.alerts.actions import (
     do_acknowledge_rule_alert,
     do_change_alert_rule,
