@@ -32,8 +32,8 @@ def test_migrations_can_be_reversed(restored: None) -> None:
         call_command("migrate", app, "zero", verbosity=0)
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND relname ~ '^(alerts|experiments|request_log|feedback"
-            "|operations|batches|billing|tenants)_'"
+            "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND relname ~ '^(alerts|experiments|request_log"
+            "|feedback|operations|batches|billing|tenants)_'"
         )
         assert cursor.fetchall() == []
 
