@@ -75,6 +75,7 @@ def test_a_passkey_is_added_used_and_removed(live_server, window, settings):
     accessible(page)
     page.get_by_role("button", name="Sign in with a passkey").click()
     page.wait_for_url("**/t/acme/usage/")
+    page.wait_for_load_state("networkidle")
     assert Authenticator.objects.get(user=user, type="webauthn").data["sign_count"] >= 2
 
     page.goto("/account/mfa/webauthn/")

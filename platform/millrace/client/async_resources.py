@@ -188,7 +188,7 @@ class AsyncAlertRulesResource:
         )
 
     async def get(self, id: int) -> AlertRule:
-        """A view that changes alert rules."""
+        """Return an alert rule."""
         return cast("AlertRule", await self._http.call("GET", f"alert-rules/{id}"))
 
     async def update(

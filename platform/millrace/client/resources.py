@@ -188,7 +188,7 @@ class AlertRulesResource:
         )
 
     def get(self, id: int) -> AlertRule:
-        """A view that changes alert rules."""
+        """Return an alert rule."""
         return cast("AlertRule", self._http.call("GET", f"alert-rules/{id}"))
 
     def update(

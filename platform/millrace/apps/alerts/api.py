@@ -171,6 +171,7 @@ class AlertRuleDetail(AlertRuleView):
 
     @extend_schema(operation_id="alert_rule")
     def get(self, request: Request, pk: int) -> Response:
+        """Return an alert rule."""
         return Response(AlertRuleOut(self.find(AlertRule, pk)).data)
 
     @extend_schema(operation_id="alert_rule_change", request=AlertRuleChange, responses=AlertRuleOut)
