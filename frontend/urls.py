@@ -6,7 +6,7 @@ from allauth.account import views as account
 from allauth.socialaccount import views as social
 from django.urls import include, path, re_path
 
-from frontend.accounts import second_factor, views
+from frontend.accounts import passkeys, second_factor, views
 from frontend.core import command_palette, preferences, shortcuts
 from frontend.operator.alerts import views as operator_alerts
 from frontend.operator.audit import views as operator_audit
@@ -65,6 +65,15 @@ urlpatterns = [
         name="account_reset_password_from_key_done",
     ),
     path("account/mfa/totp/activate/", second_factor.SecondFactorActivateTotp.as_view(), name="mfa_activate_totp"),
+    path("account/mfa/authenticate/", passkeys.Authenticate.as_view(), name="mfa_authenticate"),
+    path("account/mfa/webauthn/", passkeys.ListPasskeys.as_view(), name="mfa_list_webauthn"),
+    path("account/mfa/webauthn/add/", passkeys.AddPasskey.as_view(), name="mfa_add_webauthn"),
+    path("account/mfa/webauthn/login/", views.LogInWithPasskey.as_view(), name="mfa_login_webauthn"),
+    path(
+        "account/mfa/webauthn/reauthenticate/",
+        passkeys.ReauthenticateWithPasskey.as_view(),
+        name="mfa_reauthenticate_webauthn",
+    ),
     path("account/mfa/", include("allauth.mfa.urls")),
     path("account/", include("allauth.socialaccount.providers.openid_connect.urls")),
     path("account/social/cancelled", social.login_cancelled, name="socialaccount_login_cancelled"),

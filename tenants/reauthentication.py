@@ -17,26 +17,32 @@ if TYPE_CHECKING:
     from tenants.models import User
 
 
-def has_totp(user: User) -> bool:
-    """Return whether the user has enrolled a second factor."""
-    return bool(Authenticator.objects.filter(user=user, type=Authenticator.Type.TOTP).exists())
+SECOND_FACTORS = (Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN)
+
+
+def reauthentication_route(user: User) -> str:
+    """Return the name of the page that asks for the user's code, passkey or, without a second factor, password."""
+    types = set(Authenticator.objects.filter(user=user).values_list("type", flat=True))
+    if Authenticator.Type.TOTP in types:
+        return "mfa_reauthenticate"
+    return "mfa_reauthenticate_webauthn" if Authenticator.Type.WEBAUTHN in types else "account_reauthenticate"
 
 
 @dataclass(frozen=True)
 class Proofs:
     """The authentication records of one session that count for its user.
 
-    Once the user has enrolled TOTP, only codes of authenticators that the user still has count. A session keeps its
+    Once the user has TOTP or a passkey, only codes and passkeys that the user still has count. A session keeps its
     own records, so a device enrolled in one session proves nothing about another one.
     """
 
-    has_totp: bool
+    has_second_factor: bool
     records: tuple[dict[str, Any], ...]
 
     @property
     def is_second_factor_missing(self) -> bool:
         """Whether the user has a second factor and the session was never completed with it."""
-        return self.has_totp and not self.records
+        return self.has_second_factor and not self.records
 
 
 def proofs_of(request: HttpRequest | Request) -> Proofs:
@@ -44,7 +50,7 @@ def proofs_of(request: HttpRequest | Request) -> Proofs:
     http: Any = getattr(request, "_request", request)
     records = get_authentication_records(http, http.user)
     types = dict(Authenticator.objects.filter(user=http.user).values_list("pk", "type"))
-    if Authenticator.Type.TOTP not in types.values():
+    if not set(SECOND_FACTORS).intersection(types.values()):
         return Proofs(False, tuple(records))
     return Proofs(
         True, tuple(record for record in records if record.get("method") == "mfa" and record.get("id") in types)
@@ -52,7 +58,7 @@ def proofs_of(request: HttpRequest | Request) -> Proofs:
 
 
 def recently_authenticated(request: HttpRequest | Request) -> bool:
-    """Return whether the user entered a code in the last minutes, or a password while no TOTP is enrolled.
+    """Return whether the user entered a code or used a passkey in the last minutes; without them, a password.
 
     Changes of money, keys and users require this: an open browser or a stolen cookie must not be enough.
     """

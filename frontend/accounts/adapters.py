@@ -13,12 +13,14 @@ from allauth.mfa.totp.forms import ActivateTOTPForm
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
 from django.core.mail import EmailMessage
 from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from frontend.accounts.throttling import attempt, remember_device
 from frontend.core.languages import lazy_text as _lazy
 from tenants import audit
 from tenants.outbox.email_rendering import render_email
+from tenants.reauthentication import reauthentication_route
 
 
 class AccountAdapter(DefaultAccountAdapter):
@@ -51,10 +53,14 @@ class AccountAdapter(DefaultAccountAdapter):
             remember_device(request, user, renew=True)
 
     def get_reauthentication_methods(self, user: Any) -> list[dict[str, Any]]:
-        """Return only the code if the user has a second factor, because a password could remove that factor."""
+        """Return only codes and passkeys if the user has a second factor, because a password could remove that factor.
+
+        The first one is the default: a passkey if the only codes are recovery codes.
+        """
         methods: list[dict[str, Any]] = super().get_reauthentication_methods(user)
-        codes = [method for method in methods if method["id"] == "mfa_reauthenticate"]
-        return codes or methods
+        default = reverse(reauthentication_route(user))
+        factors = [method for method in methods if method["id"].startswith("mfa_reauthenticate")]
+        return sorted(factors, key=lambda method: method["url"] != default) or methods
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:
         return False
@@ -63,7 +69,7 @@ class AccountAdapter(DefaultAccountAdapter):
         self, template_prefix: str, user: Any, context: dict[str, Any] | None = None, email: str | None = None
     ) -> None:
         """Write an audit entry for each change of a password or second factor."""
-        audit.record_person(f"user.{template_prefix.rpartition('/')[2]}", user)
+        audit.record_person(f"user.{template_prefix.rpartition('/')[2].replace('webauthn', 'passkey')}", user)
         super().send_notification_mail(template_prefix, user, context, email)
 
     def render_mail(

@@ -16,15 +16,15 @@ from django.utils.translation import gettext as _
 
 from frontend.core.page_context import leave_for, page_of
 from tenants.models import User
-from tenants.reauthentication import proofs_of
+from tenants.reauthentication import proofs_of, reauthentication_route
 
 
 class OperatorSecondFactor:
     """Middleware in front of every view of Django: the console, the operator pages and the management API.
 
-    An operator who has enrolled TOTP must have entered a code in this session, however the session was created. An
-    operator without TOTP must enroll it if MILLRACE_REQUIRE_OPERATOR_TOTP applies. Requests with an API key carry no
-    session and pass.
+    An operator with TOTP or a passkey must have used it in this session, however the session was created. An operator
+    with neither must set up one if MILLRACE_REQUIRE_OPERATOR_TOTP applies. Requests with an API key carry no session
+    and pass.
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
@@ -36,13 +36,11 @@ class OperatorSecondFactor:
             return self.get_response(request)
         proofs = proofs_of(request)
         if proofs.is_second_factor_missing:
-            if request.path == reverse("mfa_reauthenticate"):
+            if request.path in (reverse("mfa_reauthenticate"), reverse("mfa_reauthenticate_webauthn")):
                 return self.get_response(request)
-            url = f"{reverse('mfa_reauthenticate')}?{urlencode({'next': page_of(request)})}"
-            return _refuse(
-                request, "second_factor_required", _("Enter your two-factor authentication code first."), url
-            )
-        if settings.OPERATORS_NEED_TOTP and not proofs.has_totp and not request.path.startswith("/account/"):
+            url = f"{reverse(reauthentication_route(user))}?{urlencode({'next': page_of(request)})}"
+            return _refuse(request, "second_factor_required", _("Complete two-factor authentication first."), url)
+        if settings.OPERATORS_NEED_TOTP and not proofs.has_second_factor and not request.path.startswith("/account/"):
             detail = _("Operators must set up two-factor authentication first.")
             return _refuse(request, "totp_required", detail, reverse("mfa_activate_totp"))
         return self.get_response(request)

@@ -7,7 +7,11 @@ from typing import Any
 
 from allauth.account.internal.flows.login import perform_password_login
 from allauth.account.models import Login
+from allauth.account.utils import get_next_redirect_url
 from allauth.account.views import LoginView
+from allauth.mfa.models import Authenticator
+from allauth.mfa.webauthn.internal.flows import perform_passwordless_login
+from allauth.mfa.webauthn.views import LoginWebAuthnView
 from django import forms
 from django.conf import settings
 from django.contrib import messages
@@ -24,19 +28,19 @@ from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from billing.budgets.alerts import ROLES as ALERT_ROLES
 from frontend.accounts import sessions
+from frontend.accounts.passkeys import relying_party_id
 from frontend.core import impersonation
 from frontend.core.backend_messages import translated
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import signed_in_user, user_layout
 from frontend.core.timezones import zone_of
+from millrace.apps.alerts.checks import ROLES as ALERT_ROLES
 from tenants import actions, audit, invitations
 from tenants.authentication import accesses
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Invitation, Membership, Tenant, User
-from tenants.reauthentication import has_totp
 
 
 class LogIn(LoginView):
@@ -44,8 +48,26 @@ class LogIn(LoginView):
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         chosen = settings.MILLRACE
-        sso = {"sso": bool(chosen.oidc_issuer), "sso_name": chosen.oidc_name}
+        sso = {"sso": bool(chosen.oidc_issuer), "sso_name": chosen.oidc_name, "passkeys": bool(relying_party_id())}
         return {**super().get_context_data(**kwargs), **sso}
+
+
+class LogInWithPasskey(LoginWebAuthnView):
+    """Sign-in without password, to the page that was requested. An error is shown on the sign-in page."""
+
+    def form_valid(self, form: forms.Form) -> HttpResponse:
+        passkey = form.cleaned_data["credential"]
+        made = Login(user=passkey.user, redirect_url=get_next_redirect_url(self.request))
+        response: HttpResponse = perform_passwordless_login(self.request, passkey, made)
+        return response
+
+    def form_invalid(self, form: forms.Form) -> HttpResponse:
+        page = LogIn()
+        page.setup(self.request)
+        errors: list[Any] = form.errors.get("credential", [])
+        context = page.get_context_data(form=page.get_form_class()(request=self.request), passkey_errors=errors)
+        response: HttpResponse = page.render_to_response(context)
+        return response
 
 
 class LogOut(LogoutView):
@@ -130,10 +152,13 @@ def account(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         actions.do_rename_user(user, form.cleaned_data["name"])
         return _account_changed(request, _("Name saved."))
+    factors = list(Authenticator.objects.filter(user=user).values_list("type", flat=True))
     context = {
         "layout": user_layout(request, _("Account"), _tenants(user)),
         "form": form,
-        "has_totp": has_totp(user),
+        "has_totp": Authenticator.Type.TOTP in factors,
+        "passkeys": factors.count(Authenticator.Type.WEBAUTHN),
+        "passkeys_available": bool(relying_party_id()),
         "has_password": user.has_usable_password(),
         "sessions": sessions.sessions_of(request, user),
         "memberships": _memberships(user),

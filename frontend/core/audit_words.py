@@ -25,6 +25,7 @@ from tenants.models import ApiKey, AuditEntry, Project, User
 
 NONE = "none"
 OBJECTS = {
+    "alert_rule": _lazy("Alert rule"),
     "batch": _lazy("Batch"),
     "billing_entity": _lazy("Billing entity"),
     "billing_profile": _lazy("Billing details"),
@@ -57,6 +58,7 @@ OBJECTS = {
     "price_version": _lazy("Price version"),
     "project": _lazy("Project"),
     "quarantine": _lazy("Quarantined usage"),
+    "rule_alert": _lazy("Alert"),
     "tax_rule": _lazy("Tax rule"),
     "tenant": _lazy("Organization"),
     "top_up": _lazy("Top-up"),

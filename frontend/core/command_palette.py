@@ -32,6 +32,7 @@ _ACTIONS = (
     (_lazy("Create batch"), "batches-new", "plus", Permission.KEYS_WRITE),
     (_lazy("Invite member"), "members-invite", "members", Permission.MEMBERS_WRITE),
     (_lazy("Add webhook endpoint"), "webhooks-new", "webhooks", Permission.WEBHOOKS_WRITE),
+    (_lazy("New alert rule"), "alerts-rules-new", "alerts", Permission.LIMITS_WRITE),
     (_lazy("Add Slack channel"), "alerts-slack", "alerts", Permission.WEBHOOKS_WRITE),
     (_lazy("Add PagerDuty service"), "alerts-pagerduty", "alerts", Permission.WEBHOOKS_WRITE),
 )

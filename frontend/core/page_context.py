@@ -32,7 +32,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, is_visible, tenant_scope
 from tenants.models import Tenant, User
 from tenants.permissions import STEP_UP, Permission
-from tenants.reauthentication import has_totp, recently_authenticated
+from tenants.reauthentication import reauthentication_route, recently_authenticated
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)
@@ -240,8 +240,8 @@ def _currency(ctx: PageContext) -> str:
 
 
 def require_reauthentication(request: HttpRequest, user: User) -> HttpResponse:
-    """Ask for the TOTP code, or for the password if TOTP is not enrolled, and then process the submitted form."""
-    page = reverse("mfa_reauthenticate" if has_totp(user) else "account_reauthenticate")
+    """Ask for the code or passkey, or for the password of a user without them, and then process the submitted form."""
+    page = reverse(reauthentication_route(user))
     return leave_for(request, suspend_form(request, page))
 
 

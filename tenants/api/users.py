@@ -17,6 +17,7 @@ from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.serializers import Query
 from tenants.models import User
+from tenants.reauthentication import SECOND_FACTORS
 from tenants.views import check_query
 
 ACTIONS: dict[str, Callable[[User], bool]] = {
@@ -58,7 +59,7 @@ class UserQuery(Query):
 
 def with_second_factor() -> QuerySet[User]:
     """Return all users, with `has_second_factor`."""
-    factor = Authenticator.objects.filter(user=OuterRef("pk"), type=Authenticator.Type.TOTP)
+    factor = Authenticator.objects.filter(user=OuterRef("pk"), type__in=SECOND_FACTORS)
     return User.objects.annotate(has_second_factor=Exists(factor))
 
 

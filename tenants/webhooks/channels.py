@@ -19,6 +19,8 @@ PAGERDUTY_URLS = {
     "eu": "https://events.eu.pagerduty.com/v2/enqueue",
 }
 ROUTING_KEY = re.compile(r"[0-9A-Za-z]{32}", re.ASCII)
+_TRIGGERED, _RESOLVED = _ALERTS = ("alert.triggered", "alert.resolved")
+_DOWN = ("replica_down", "deployment_down", "upstream_down")
 _MAX_SUMMARY = 1000  # characters; PagerDuty accepts 1024
 
 
@@ -31,6 +33,8 @@ def summary(event_type: str, payload: Mapping[str, Any]) -> str:
             text = f"Budget {budget['name']}: the forecast exceeds the limit of {limit}. {used} used so far."
         else:
             text = f"Budget {budget['name']}: {payload['threshold']}% reached. {used} of {limit} used."
+    elif event_type in _ALERTS:
+        text = payload["summary"] if event_type == _TRIGGERED else f"Resolved: {payload['summary']}"
     elif event_type == "webhook.test":
         text = f"Millrace test: {payload['text']}"
     elif event_type == "payment.recorded":
@@ -44,7 +48,10 @@ def summary(event_type: str, payload: Mapping[str, Any]) -> str:
 
 
 def severity(event_type: str, payload: Mapping[str, Any]) -> str:
-    """Return PagerDuty's severity: `critical` if a hard limit is reached, else `warning` or `info`."""
+    """Return PagerDuty's severity: `critical` if a hard limit is reached or a server is down, else a lower one."""
+    if event_type in _ALERTS:
+        metric = payload["rule"]["metric"]
+        return "critical" if metric in _DOWN else "error" if metric == "error_rate" else "warning"
     if event_type == "invoice.past_due":
         return "warning"
     if event_type != "budget.threshold_reached":
@@ -62,13 +69,18 @@ def slack_body(event_type: str, payload: Mapping[str, Any]) -> bytes:
 
 
 def pagerduty_body(routing_key: str, public_id: str, event_type: str, payload: Mapping[str, Any], at: str) -> bytes:
-    """Return a trigger event. The alerts of one period of a budget belong to one incident."""
+    """Return a trigger event, or the event that resolves the incident of an alert.
+
+    The alerts of one period of a budget belong to one incident.
+    """
     key = public_id
     if event_type == "budget.threshold_reached":
         key = f"millrace-budget-{payload['budget']['id']}-{payload['period_start']}"
+    elif event_type in _ALERTS:
+        key = f"millrace-alert-{payload['alert_id']}"
     body = {
         "routing_key": routing_key,
-        "event_action": "trigger",
+        "event_action": "resolve" if event_type == _RESOLVED else "trigger",
         "dedup_key": key,
         "payload": {
             "summary": summary(event_type, payload),

@@ -45,7 +45,20 @@ _INVOICE = {
     "due_on": "date on which payment is due, `null` for a credit note",
     "refers_to": "number of the corrected invoice, else `null`",
 }
+_ALERT = {
+    "alert_id": "ID of the alert",
+    "rule": "`id`, `metric`, `threshold`, `window_minutes`, `min_requests`, `project_id` and `model` of the rule",
+    "summary": "the alert in words",
+    "value": "value that triggered the alert, in the unit of the threshold",
+    "samples": "requests in the window, `null` for metrics of other objects",
+    "triggered_at": "time at which the alert was triggered",
+    "resolved_at": "time at which it was resolved, else `null`",
+}
 EVENT_TYPES: Mapping[str, EventType] = {
+    "alert.resolved": EventType("alert rule resolved", "the condition of an alert rule is no longer true", _ALERT),
+    "alert.triggered": EventType(
+        "alert rule triggered", "the condition of an alert rule becomes true; once until it is resolved", _ALERT
+    ),
     "budget.threshold_reached": EventType(
         "budget usage or forecast passed a threshold",
         "usage, or its forecast, passes a threshold; once in each period",

@@ -20,12 +20,13 @@ from frontend.tenant.budgets.alerts import deliveries_of
 from millrace.apps.operations.models import HealthEvent
 
 PAGE_SIZE = 50
-SHOWS = (("health", _lazy("Health")), ("budgets", _lazy("Budgets")))
+SHOWS = (("health", _lazy("Health")), ("budgets", _lazy("Budgets")), ("rules", _lazy("Rules")))
 
 
 def query_of(ctx: PageContext) -> dict[str, Any]:
     """Return the filters of the query string. The default list is health issues."""
-    show = "budgets" if ctx.query.get("show") == "budgets" else "health"
+    show = ctx.query.get("show", "")
+    show = show if show in dict(SHOWS) else "health"
     only_open = ctx.query.get("state") == "open"
     return {
         "show": show,

@@ -10,7 +10,7 @@ from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
-from frontend.operator.alerts import page
+from frontend.operator.alerts import page, rules
 
 HEALTH = Panels(
     "operator-alerts-panel", (Panel("events", _lazy("Health"), "operator/alerts/events.html", page.events, every=30),)
@@ -24,7 +24,7 @@ BUDGETS = Panels(
 @operator_page()
 def alerts(ctx: PageContext) -> HttpResponse:
     query = page.query_of(ctx)
-    panels = BUDGETS if query["show"] == "budgets" else HEALTH
+    panels = {"budgets": BUDGETS, "rules": rules.PANELS}.get(query["show"], HEALTH)
     return render_page(ctx, "operator/alerts/page.html", _("Alerts"), panels=panels, query=query)
 
 
@@ -32,4 +32,5 @@ urlpatterns = [
     path("operator/alerts/", alerts, name="operator-alerts"),
     HEALTH.operator_url("operator/alerts/"),
     BUDGETS.operator_url("operator/alerts/budgets/"),
+    *rules.urlpatterns,
 ]

@@ -15,6 +15,7 @@ from frontend.core.list_tools import MAX_EXPORTED, ListTools
 from frontend.core.lists import Choice, changed_url, text_param
 from frontend.core.page_context import PageContext, first_or_404
 from tenants.models import AuditEntry, Membership, User
+from tenants.reauthentication import SECOND_FACTORS
 
 MAX_ROWS = 100  # users per page; others are found by search
 MAX_CHANGES = 10
@@ -110,5 +111,5 @@ def changes(ctx: PageContext) -> list[AuditEntry]:
 
 
 def _users() -> QuerySet[Any]:
-    factor = Authenticator.objects.filter(user=OuterRef("pk"), type=Authenticator.Type.TOTP)
+    factor = Authenticator.objects.filter(user=OuterRef("pk"), type__in=SECOND_FACTORS)
     return User.objects.annotate(has_factor=Exists(factor))

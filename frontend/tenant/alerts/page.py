@@ -22,7 +22,7 @@ from tenants.webhooks.queries import endpoints_with_last
 
 PAGE_SIZE = 30
 STATES = {"open": _lazy("Open"), "acknowledged": _lazy("Acknowledged")}
-ALERT_EVENT = "budget.threshold_reached"
+ALERT_EVENTS = {"budget.threshold_reached", "alert.triggered", "alert.resolved"}
 
 
 def filters(ctx: PageContext) -> FilterBar:
@@ -84,9 +84,9 @@ def history(ctx: PageContext) -> ListPage:
 
 
 def channels(ctx: PageContext) -> list[dict[str, Any]]:
-    """Return the webhooks and channels that receive budget alerts, oldest first."""
+    """Return the webhooks and channels that receive alerts, oldest first."""
     rows = endpoints_with_last(ctx.tenant.pk).order_by("pk")
-    return [_channel(row) for row in rows if not row.event_types or ALERT_EVENT in row.event_types]
+    return [_channel(row) for row in rows if not row.event_types or ALERT_EVENTS.intersection(row.event_types)]
 
 
 def _channel(row: WebhookEndpoint) -> dict[str, Any]:

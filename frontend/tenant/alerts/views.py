@@ -20,7 +20,7 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_page
-from frontend.tenant.alerts import page
+from frontend.tenant.alerts import page, rule_views
 from frontend.tenant.alerts.forms import ChannelForm, MuteForm, PagerDutyForm, SlackForm
 from tenants.actions.channels import do_create_pagerduty_channel, do_create_slack_channel
 from tenants.models import WebhookEndpoint
@@ -123,4 +123,5 @@ urlpatterns = [
     path("t/<slug:slug>/alerts/<int:alert>/acknowledge", acknowledge, name="alerts-acknowledge"),
     path("t/<slug:slug>/budgets/<int:budget>/mute", mute, name="budgets-mute"),
     PANELS.tenant_url("t/<slug:slug>/alerts/", READS),
+    *rule_views.urlpatterns,
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import exact
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.amounts import BudgetAmount
+from millrace.apps.alerts.models import RuleAlert
 from tenants.models import OutboxEmail, WebhookDelivery
 from tenants.webhooks.queries import deliveries
 
@@ -69,7 +71,9 @@ _WEBHOOK_STATES = {
 }
 
 
-def deliveries_of(rows: list[BudgetAlert], tenant_id: int | None) -> dict[int, tuple[BudgetDelivery, ...]]:
+def deliveries_of(
+    rows: Sequence[BudgetAlert | RuleAlert], tenant_id: int | None
+) -> dict[int, tuple[BudgetDelivery, ...]]:
     """Return the email and webhook deliveries of each alert. `tenant_id` is None for alerts of several tenants."""
     sent: defaultdict[int | None, list[WebhookDelivery]] = defaultdict(list)
     if events := [row.event_id for row in rows if row.event_id]:

@@ -17,6 +17,7 @@ from frontend.core.lists import text_param
 from frontend.core.page_context import PageContext
 from tenants.models import Invitation, Membership
 from tenants.permissions import ROLES, STEP_UP, Permission
+from tenants.reauthentication import SECOND_FACTORS
 
 P = Permission
 MAX_MEMBERS = 200  # members per page; others are found by search
@@ -87,7 +88,7 @@ def filters(ctx: PageContext) -> FilterBar:
 
 def _filtered(ctx: PageContext) -> QuerySet[Any]:
     """Return the members that the filters of the page select, with `has_factor`."""
-    factor = Authenticator.objects.filter(user=OuterRef("user"), type=Authenticator.Type.TOTP)
+    factor = Authenticator.objects.filter(user=OuterRef("user"), type__in=SECOND_FACTORS)
     rows: QuerySet[Any] = memberships(ctx).annotate(has_factor=Exists(factor)).order_by("user__email")
     if typed := text_param(ctx, "q"):
         rows = rows.filter(Q(user__email__icontains=typed) | Q(user__name__icontains=typed))

@@ -190,6 +190,8 @@ DeploymentOutStateEnum = Literal[
 ]
 EngineEnum = Literal["millrace", "openai", "anthropic", "managed"]
 EventTypesEnum = Literal[
+    "alert.resolved",
+    "alert.triggered",
     "budget.threshold_reached",
     "credit_note.finalized",
     "invoice.finalized",
@@ -210,6 +212,9 @@ InvoiceTypeEnum = Literal["invoice", "purchase", "correction", "credit_note", "d
 KindEnum = Literal["webhook", "slack", "pagerduty"]
 LayerEnum = Literal["exact", "single_flight", "semantic", "prefix", "host_memory", "computed"]
 MeteredComponent = Literal["cache_storage", "machine_hours"]
+MetricEnum = Literal[
+    "error_rate", "ttft_p95", "key_expiry", "credit", "replica_down", "deployment_down", "upstream_down"
+]
 ModeEnum = Literal["hard", "soft", "dry_run"]
 PaymentEventStatus = Literal["handled", "ignored", "failed"]
 PeriodEnum = Literal["day", "month", "lifetime"]
@@ -253,6 +258,7 @@ UsageSourceEnum = Literal["engine", "upstream", "estimated"]
 VoucherTypeEnum = Literal["single_purpose", "multi_purpose"]
 WantedStateEnum = Literal["loaded", "drained", "unloaded"]
 WebhookDeliveryState = Literal["pending", "delivered", "failed"]
+WindowMinutesEnum = Literal[5, 15, 60, 360, 1440]
 
 
 class Alert(TypedDict):
@@ -269,6 +275,19 @@ class Alert(TypedDict):
     limit: int
     forecast: int | None  # expected by the period's end; only of forecast alerts
     event_id: int | None  # Its webhook event, for 90 days.
+    created_at: str
+
+
+class AlertRule(TypedDict):
+    id: int
+    metric: MetricEnum
+    threshold: int  # hundredths of a percent, milliseconds, days, nano-units of the currency, or minutes
+    window_minutes: int | None  # of requests; null for other metrics
+    min_requests: int | None  # fewer requests in the window trigger no alert
+    project_id: int | None  # null: all projects
+    model: str  # requested or served; empty: all
+    muted_until: str | None  # until then, alerts are recorded and not sent
+    active: bool
     created_at: str
 
 
@@ -1536,6 +1555,24 @@ class ReratingDetail(TypedDict):
     decided_at: str | None
     decided_by: NotRequired[str | None]
     prices: list[Price]
+
+
+class RuleAlert(TypedDict):
+    """An alert. Its value, threshold and samples are of the time at which it was triggered."""
+
+    id: int
+    rule_id: int
+    metric: MetricEnum
+    summary: str
+    value: int | None  # in the unit of the threshold
+    threshold: int
+    samples: int | None  # requests in the window
+    is_muted: bool  # not sent, because the rule was muted
+    event_id: int | None  # Its webhook event, for 90 days.
+    created_at: str  # when it was triggered
+    resolved_at: str | None
+    acknowledged_at: str | None
+    acknowledged_by: str
 
 
 class Secret(TypedDict):

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from millrace.client.http import OMIT, Http, Omit
 from millrace.client.models import (
     Alert,
+    AlertRule,
     AmountIn,
     Audit,
     BlankEnum,
@@ -65,6 +66,7 @@ from millrace.client.models import (
     Member,
     MeteredComponent,
     MeteredUsage,
+    MetricEnum,
     ModeEnum,
     Model,
     NewKey,
@@ -95,6 +97,7 @@ from millrace.client.models import (
     Rerating,
     ReratingDetail,
     RoleEnum,
+    RuleAlert,
     ScopesEnum,
     Secret,
     ShadowResult,
@@ -115,9 +118,115 @@ from millrace.client.models import (
     VolumeTierIn,
     VoucherTypeEnum,
     WarmingRun,
+    WindowMinutesEnum,
     Worker,
 )
 from millrace.client.pages import Pager
+
+
+class AlertRulesResource:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def list(
+        self,
+        *,
+        active: bool | Omit = OMIT,
+        page_size: int | Omit = OMIT,
+        metric: Literal[
+            "error_rate", "ttft_p95", "key_expiry", "credit", "replica_down", "deployment_down", "upstream_down"
+        ]
+        | Omit = OMIT,
+    ) -> Pager[AlertRule]:
+        """Return the alert rules, newest first.
+
+        Args:
+            page_size: Rows per page; default: 50.
+        """
+        return Pager[AlertRule](
+            self._http, "alert-rules", query={"active": active, "limit": page_size, "metric": metric}
+        )
+
+    def create(
+        self,
+        *,
+        metric: MetricEnum,
+        threshold: int,
+        window_minutes: WindowMinutesEnum | Omit = OMIT,
+        min_requests: int | Omit = OMIT,
+        project_id: int | Omit = OMIT,
+        model: str | Omit = OMIT,
+        idempotency_key: str | None = None,
+    ) -> AlertRule:
+        """Create an alert rule. Its alerts are sent by email and to the webhooks and channels of the tenant.
+
+        Args:
+            metric: Only operators can create rules for replica_down, deployment_down and upstream_down.
+            threshold: error_rate: hundredths of a percent. ttft_p95: milliseconds. key_expiry: days. credit: nano-
+                USD, or nano-units of the tenant's currency. replica_down, deployment_down and
+                upstream_down: minutes.
+            window_minutes: Of error_rate and ttft_p95; default: 15.
+            min_requests: Fewer requests in the window trigger no alert; default: 20.
+            project_id: Only requests or keys of this project.
+            model: Only requests for this model, or health of this deployment.
+        """
+        return cast(
+            "AlertRule",
+            self._http.call(
+                "POST",
+                "alert-rules",
+                body={
+                    "metric": metric,
+                    "threshold": threshold,
+                    "window_minutes": window_minutes,
+                    "min_requests": min_requests,
+                    "project_id": project_id,
+                    "model": model,
+                },
+                idempotency_key=idempotency_key,
+            ),
+        )
+
+    def get(self, id: int) -> AlertRule:
+        """Return an alert rule."""
+        return cast("AlertRule", self._http.call("GET", f"alert-rules/{id}"))
+
+    def update(
+        self,
+        id: int,
+        *,
+        threshold: int | Omit = OMIT,
+        window_minutes: WindowMinutesEnum | Omit = OMIT,
+        min_requests: int | Omit = OMIT,
+        muted_until: str | datetime | Omit | None = OMIT,
+    ) -> AlertRule:
+        """Change or mute an alert rule.
+
+        Args:
+            threshold: error_rate: hundredths of a percent. ttft_p95: milliseconds. key_expiry: days. credit: nano-
+                USD, or nano-units of the tenant's currency. replica_down, deployment_down and
+                upstream_down: minutes.
+            window_minutes: Of error_rate and ttft_p95; default: 15.
+            min_requests: Fewer requests in the window trigger no alert; default: 20.
+            muted_until: Until then, alerts are recorded and not sent.
+        """
+        return cast(
+            "AlertRule",
+            self._http.call(
+                "PATCH",
+                f"alert-rules/{id}",
+                body={
+                    "threshold": threshold,
+                    "window_minutes": window_minutes,
+                    "min_requests": min_requests,
+                    "muted_until": muted_until,
+                },
+            ),
+        )
+
+    def delete(self, id: int) -> None:
+        """Remove an alert rule. Its alerts are resolved and stay in the history."""
+        self._http.call("DELETE", f"alert-rules/{id}")
 
 
 class AlertsResource:
@@ -2819,6 +2928,27 @@ class RequestsResource:
         )
 
 
+class RuleAlertsResource:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def list(
+        self, *, page_size: int | Omit = OMIT, open: bool | Omit = OMIT, rule: int | Omit = OMIT
+    ) -> Pager[RuleAlert]:
+        """Return the alerts of alert rules, newest first.
+
+        Args:
+            page_size: Rows per page; default: 50.
+            open: Only alerts that are not resolved, or only others.
+            rule: Only this rule's.
+        """
+        return Pager[RuleAlert](self._http, "rule-alerts", query={"limit": page_size, "open": open, "rule": rule})
+
+    def acknowledge(self, id: int) -> RuleAlert:
+        """Acknowledge an alert. It has no effect if the alert was acknowledged before."""
+        return cast("RuleAlert", self._http.call("POST", f"rule-alerts/{id}/acknowledge"))
+
+
 class TenantResource:
     def __init__(self, http: Http) -> None:
         self._http = http
@@ -3112,6 +3242,8 @@ class WebhookEventsResource:
         self,
         *,
         event_type: Literal[
+            "alert.resolved",
+            "alert.triggered",
             "budget.threshold_reached",
             "credit_note.finalized",
             "invoice.finalized",
@@ -3245,6 +3377,7 @@ class Resources:
     """Resources of a client."""
 
     def __init__(self, http: Http) -> None:
+        self.alert_rules = AlertRulesResource(http)
         self.alerts = AlertsResource(http)
         self.audit = AuditResource(http)
         self.billing = BillingResource(http)
@@ -3267,6 +3400,7 @@ class Resources:
         self.prices = PricesResource(http)
         self.projects = ProjectsResource(http)
         self.requests = RequestsResource(http)
+        self.rule_alerts = RuleAlertsResource(http)
         self.tenant = TenantResource(http)
         self.upstream_credentials = UpstreamCredentialsResource(http)
         self.usage = UsageResource(http)

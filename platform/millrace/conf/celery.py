@@ -12,6 +12,7 @@ from celery import Celery
 from celery.signals import setup_logging
 
 from billing.schedule import BEAT_SCHEDULE as BILLING
+from millrace.apps.alerts.schedule import BEAT_SCHEDULE as ALERTS
 from millrace.apps.batches.schedule import BEAT_SCHEDULE as BATCHES
 from millrace.apps.experiments.schedule import BEAT_SCHEDULE as EXPERIMENTS
 from millrace.apps.feedback.schedule import BEAT_SCHEDULE as FEEDBACK
@@ -32,7 +33,7 @@ app.conf.update(
     broker_channel_error_retry=True,  # Valkey rejects writes while its disk is full
     broker_transport_options={"visibility_timeout": 3600, "global_keyprefix": "millrace:web:"},
     accept_content=["json"],
-    beat_schedule=BATCHES | BILLING | EXPERIMENTS | OPERATIONS | FEEDBACK | REQUEST_LOG | TENANTS,
+    beat_schedule=ALERTS | BATCHES | BILLING | EXPERIMENTS | OPERATIONS | FEEDBACK | REQUEST_LOG | TENANTS,
     beat_schedule_filename=str(_settings.data_dir / "beat-schedule"),
     result_backend=None,
     task_acks_late=True,

@@ -51,6 +51,7 @@ INSTALLED_APPS = [
     "millrace.apps.request_log",
     "millrace.apps.experiments",
     "millrace.apps.operations",
+    "millrace.apps.alerts",
 ]
 
 MIDDLEWARE = [
@@ -153,12 +154,19 @@ ACCOUNT_REAUTHENTICATION_TIMEOUT = 300
 ACCOUNT_DEFAULT_HTTP_PROTOCOL = "https" if _https else "http"
 # Replaced by tenants.login_throttle, which does not block known devices because of others. Other limits are allauth's.
 ACCOUNT_RATE_LIMITS = dict.fromkeys(("login", "login_failed", "reauthenticate", "reset_password", "change_password"))
-MFA_SUPPORTED_TYPES = ["totp", "recovery_codes"]
+MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
+MFA_PASSKEY_LOGIN_ENABLED = True
+MFA_ADAPTER = "frontend.accounts.passkeys.MfaAdapter"
 MFA_TOTP_ISSUER = "Millrace"
 MFA_FORMS = {
     "authenticate": "frontend.accounts.adapters.EnterCode",
     "reauthenticate": "frontend.accounts.adapters.EnterCodeAgain",
     "activate_totp": "frontend.accounts.adapters.AdaptersActivateTotp",
+    "authenticate_webauthn": "frontend.accounts.passkeys.EnterPasskey",
+    "reauthenticate_webauthn": "frontend.accounts.passkeys.EnterPasskeyAgain",
+    "login_webauthn": "frontend.accounts.passkeys.SignInWithPasskey",
+    "add_webauthn": "frontend.accounts.passkeys.AddPasskeyForm",
+    "edit_webauthn": "frontend.accounts.passkeys.RenamePasskeyForm",
 }
 SOCIALACCOUNT_ADAPTER = "frontend.accounts.adapters.SocialAccountAdapter"
 SOCIALACCOUNT_EMAIL_AUTHENTICATION = True  # the provider's verified addresses are trusted

@@ -17,6 +17,7 @@ urlpatterns = [
     path("api/", include("millrace.apps.request_log.urls")),
     path("api/", include("millrace.apps.experiments.urls")),
     path("api/", include("millrace.apps.operations.urls")),
+    path("api/", include("millrace.apps.alerts.urls")),
     path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
     path(
         "api/docs/",

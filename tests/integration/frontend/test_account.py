@@ -147,6 +147,6 @@ def test_only_own_memberships_can_be_changed(client, user, acme):
 
 def test_a_role_that_receives_no_alerts_has_no_choice(client, user):
     tenant = actions.do_create_tenant("beta", "Beta")
-    actions.do_add_member(tenant, user, "developer")
+    actions.do_add_member(tenant, user, "readonly")
     client.force_login(user)
     assert "Notifications" not in page(client)

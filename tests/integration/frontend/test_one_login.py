@@ -31,7 +31,7 @@ pytestmark = pytest.mark.django_db
 PASSWORD = "correct horse battery staple"
 EMAIL = "op@example.com"
 ADMIN_URLS = "tests.support.frontend.admin_urls"
-OPEN = {"/account/mfa/reauthenticate/", "/logout"}  # without the second factor
+OPEN = {"/account/mfa/reauthenticate/", "/account/mfa/webauthn/reauthenticate/", "/logout"}  # without the second factor
 
 
 @pytest.fixture(autouse=True)

@@ -32,12 +32,12 @@ def restored(as_owner: Any, transactional_db: None) -> Any:
 
 
 def test_migrations_can_be_reversed(restored: None) -> None:
-    for app in ("experiments", "request_log", "feedback", "operations", "batches", "billing", "tenants"):
+    for app in ("alerts", "experiments", "request_log", "feedback", "operations", "batches", "billing", "tenants"):
         call_command("migrate", app, "zero", verbosity=0)
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND relname ~ '^(experiments|request_log|feedback"
-            "|operations|batches|billing|tenants)_'"
+            "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND relname ~ '^(alerts|experiments|request_log"
+            "|feedback|operations|batches|billing|tenants)_'"
         )
         assert cursor.fetchall() == []
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 from tests.support.frontend.console import Screen, World, register
+
+FORMS = ("populated",)
 
 
 def prepare(world: World) -> None:
@@ -15,6 +19,36 @@ def prepare(world: World) -> None:
     with tenant_scope(tenant):
         alert = BudgetAlert.objects.for_tenant(tenant).order_by("pk").first()
     world.rows["populated.alert"] = alert.pk if alert else 0
+    for state in ("populated", "over"):
+        _add_rules(world, state)
+
+
+def _add_rules(world: World, state: str) -> None:
+    """Add a rule of each metric, with open, resolved, acknowledged and muted alerts."""
+    from millrace.apps.alerts.actions import do_change_alert_rule, do_create_alert_rule
+    from millrace.apps.alerts.models import AlertRule, RuleAlert
+    from tenants.isolation.db_roles import BypassReason
+    from tenants.isolation.scopes import all_tenants_scope
+
+    tenant, now = world.tenants[state], datetime.now(UTC)
+    errors = do_create_alert_rule(tenant, metric="error_rate", threshold=250, project=world.projects[state])
+    do_create_alert_rule(tenant, metric="ttft_p95", threshold=2000, model="smollm2-135m", window_minutes=60)
+    do_create_alert_rule(tenant, metric="key_expiry", threshold=14)
+    credit = do_create_alert_rule(tenant, metric="credit", threshold=10 * 10**9)
+    do_change_alert_rule(credit, muted_until=now + timedelta(days=1))
+    for metric in AlertRule.OF_PLATFORM:
+        do_create_alert_rule(tenant, metric=metric, threshold=5)
+    summary = "Error rate is 7.31%, above 2.50%: 42 of 574 requests failed in 15 minutes"
+    given = {"tenant": tenant, "threshold": 250, "created_at": now, "last_seen_at": now}
+    with all_tenants_scope(BypassReason.COMMAND):
+        RuleAlert.objects.create(rule=errors, summary=summary, value=731, samples=574, **given)
+        done = {"resolved_at": now, "acknowledged_at": now, "acknowledged_by": "owner@example.com"}
+        RuleAlert.objects.create(rule=credit, summary="Credit balance is $4.12, below $10.00", is_muted=True, **given)
+        last = RuleAlert.objects.create(rule=errors, summary=summary, value=731, samples=574, **given, **done)
+        platform = AlertRule.objects.all_tenants().filter(tenant=tenant, metric="replica_down").get()
+        RuleAlert.objects.create(rule=platform, summary="w1/m sent no heartbeat for 30 s", subject="7", **given)
+    world.rows |= {f"{state}.alert_rule": errors.pk, f"{state}.rule_alert": last.pk}
+    world.rows[f"{state}.platform_rule"] = platform.pk
 
 
 register(
@@ -22,6 +56,34 @@ register(
     Screen("alerts-slack", "/t/{slug}/alerts/slack", queries=12, states=("populated",)),
     Screen("alerts-pagerduty", "/t/{slug}/alerts/pagerduty", queries=12, states=("populated",)),
     Screen("budgets-mute", "/t/{slug}/budgets/{budget}/mute", queries=14, states=("populated",)),
+    Screen("alerts-rules", "/t/{slug}/alerts/rules/", queries=30),
+    *(
+        Screen(f"alerts-rules-new-{metric}", f"/t/{{slug}}/alerts/rules/new?metric={metric}", queries=14, states=FORMS)
+        for metric in ("error_rate", "ttft_p95", "key_expiry", "credit")
+    ),
+    *(
+        Screen(f"alerts-rules-{verb}", f"/t/{{slug}}/alerts/rules/{{alert_rule}}/{verb}", queries=14, states=FORMS)
+        for verb in ("edit", "mute", "remove")
+    ),
+    Screen("operator-alerts-rules", "/operator/alerts/?show=rules", queries=20, who="operator", states=FORMS),
+    Screen(
+        "operator-alerts-rules-new",
+        "/operator/alerts/rules/new?metric=upstream_down",
+        queries=12,
+        who="operator",
+        states=FORMS,
+    ),
+    Screen(
+        "operator-alerts-rules-edit",
+        "/operator/alerts/rules/{platform_rule}/edit",
+        queries=12,
+        who="operator",
+        states=FORMS,
+    ),
     prepare=prepare,
-    theirs={"alert": lambda world: world.rows["populated.alert"]},
+    theirs={
+        "alert": lambda world: world.rows["populated.alert"],
+        "alert_rule": lambda world: world.rows["populated.alert_rule"],
+        "rule_alert": lambda world: world.rows["populated.rule_alert"],
+    },
 )
