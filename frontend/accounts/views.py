@@ -64,7 +64,7 @@ class LogInWithPasskey(LoginWebAuthnView):
     def form_invalid(self, form: forms.Form) -> HttpResponse:
         page = LogIn()
         page.setup(self.request)
-        errors: list[Any] = form.errors.get("credential", [])
+        errors = list(form.errors.get("credential", ()))
         context = page.get_context_data(form=page.get_form_class()(request=self.request), passkey_errors=errors)
         response: HttpResponse = page.render_to_response(context)
         return response
