@@ -35,6 +35,7 @@ from inference_worker.models.model_source import ensure_model
 from tests.support.engine.replay import ANSWER, Conversation, Replayer, Turn, taubench
 
 BLOCK = 32
+QUICK = {"tokens": [0, 2048], "conversations": 2, "requests": 10}
 STEP_SECONDS, TOKEN_SECONDS = 0.005, 0.0001
 PREFIX, OWN, OUTPUT = 2000, 64, 32  # tokens of a request of the adversarial trace
 
@@ -60,19 +61,18 @@ class Violations:
 def main() -> int:
     """Replay and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options = parse_with(parser, conversations=48, blocks=1200)
-    return compare(options, ("violation",), measure)
+    add_arguments(parser, conversations=48, blocks=1200)
+    return compare(parse(parser, QUICK), ("violation",), measure)
 
 
-def parse_with(parser: argparse.ArgumentParser, conversations: int, blocks: int) -> argparse.Namespace:
-    """Add the arguments of a comparison, with these defaults, and parse all."""
+def add_arguments(parser: argparse.ArgumentParser, conversations: int, blocks: int) -> None:
+    """Add the arguments of a comparison, with these defaults."""
     parser.add_argument("--tokens", type=int, nargs="+", default=[0, 2048, 8192, 32768], help="values to compare")
     parser.add_argument("--conversations", type=int, default=conversations, help="of tau-bench (default %(default)s)")
     parser.add_argument("--tenants", type=int, default=8, help="of tau-bench (default %(default)s)")
     parser.add_argument("--requests", type=int, default=400, help="of each adversarial tenant (default %(default)s)")
     parser.add_argument("--blocks", type=int, default=blocks, help="of 32 tokens, in each cache (default %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the figures")
-    return parse(parser, {"tokens": [0, 2048], "conversations": 2, "requests": 10})
 
 
 def compare(

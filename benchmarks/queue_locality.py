@@ -27,7 +27,8 @@ from dataclasses import dataclass, field
 from itertools import combinations, count
 from typing import Any
 
-from benchmarks.locality import compare, parse_with
+from benchmarks.locality import QUICK, add_arguments, compare
+from benchmarks.options import parse
 from benchmarks.replicas import SALT, GatewayPlacement, SimulatedReplica, Turn
 from inference_worker.contract.messages import BillingContext, InferenceJob
 from inference_worker.contract.prefix_digest import hash_block
@@ -81,7 +82,8 @@ def main() -> int:
     parser.add_argument("--slots", type=int, default=4, help="requests of a replica (default %(default)s)")
     parser.add_argument("--prefill", type=float, default=10_000, help="tokens per second (default %(default)s)")
     parser.add_argument("--decode", type=float, default=40, help="tokens per second of an output (default %(default)s)")
-    options = parse_with(parser, conversations=96, blocks=600)
+    add_arguments(parser, conversations=96, blocks=600)
+    options = parse(parser, QUICK)
 
     def measure(conversations: list[Conversation], blocks: int, window: int, tokens: int) -> dict[str, Any]:
         return replay(conversations, blocks, window * options.replicas, tokens, options)

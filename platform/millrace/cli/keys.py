@@ -13,6 +13,8 @@ SCOPES = click.Choice(["inference", "models", "endpoints", "manage"])
 ROLES = click.Choice(["owner", "admin", "developer", "billing", "readonly"])
 EVENT_TYPES = click.Choice(
     [
+        "alert.resolved",
+        "alert.triggered",
         "budget.threshold_reached",
         "credit_note.finalized",
         "invoice.finalized",

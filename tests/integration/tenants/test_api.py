@@ -280,6 +280,8 @@ SENT = {
     "api-limits": {"concurrency": 1},
     "api-budgets": {"name": "x", "unit": "money", "period": "month", "amount": 1},
     "api-budget": {"amount": 2},
+    "api-alert-rules": {"metric": "error_rate", "threshold": 500},
+    "api-alert-rule": {"threshold": 400},
     "api-experiments": {"name": "n", "model": "m", "arms": EXPERIMENT_ARMS},
     "api-policies": {"name": "x", "body": BODY},
     "api-policy-drafts": {"name": "x", "body": BODY},

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from rest_framework.test import APIClient
 
 from billing.actions.budgets import do_make_budget
+from millrace.apps.alerts.actions import do_create_alert_rule
+from millrace.apps.alerts.models import AlertRule, RuleAlert
 from millrace.apps.request_log.models import RequestRecord
 from tenants import actions
 from tenants.actions.credentials import do_create_credential
@@ -52,7 +54,10 @@ def furnished(slug: str) -> Row:
     endpoint, _ = do_create_endpoint(tenant, f"https://hooks.{slug}.example/")
     delivery = do_send_test_event(endpoint)
     credential = do_create_credential(tenant, "own", f"sk-{slug}", model_names=["remote"])
+    rule, alert = _alerting(tenant)
     ids: dict[str, int | str] = {
+        "api-alert-rule": rule.pk,
+        "api-rule-alert-acknowledge": alert.pk,
         "api-request": record_of(tenant).request_id,
         **dict.fromkeys(("api-budget", "api-budget-alerts", "api-budget-forecast"), budget.pk),
         **dict.fromkeys(("api-webhook", "api-webhook-rotate", "api-webhook-test"), endpoint.pk),
@@ -75,6 +80,15 @@ def furnished(slug: str) -> Row:
         "api-audit-entry": of(AuditEntry, tenant)[0].pk,
     }
     return Row(tenant, ids)
+
+
+def _alerting(tenant: Tenant) -> tuple[AlertRule, RuleAlert]:
+    """Return an alert rule and its open alert."""
+    rule = do_create_alert_rule(tenant, metric="error_rate", threshold=500)
+    now = datetime.now(UTC)
+    fields = {"rule": rule, "summary": "Errors", "threshold": 500, "created_at": now, "last_seen_at": now}
+    with tenant_scope(tenant):
+        return rule, RuleAlert.objects.create(tenant=tenant, **fields)
 
 
 def record_of(tenant: Tenant) -> RequestRecord:
