@@ -16,7 +16,7 @@ from asgiref.sync import sync_to_async
 from django.db import connection
 from psycopg.conninfo import make_conninfo
 
-from billing.models import ExecutionCost, UsageEvent
+from billing.models import BudgetPeriod, ExecutionCost, UsageEvent
 from billing.pricing.pricing import PriceIndex
 from inference_worker.contract.messages import (
     USAGE_STREAM,
@@ -34,7 +34,7 @@ from millrace.conf.environment import Payer, platform_settings
 from millrace.gateway.answer_cache.side_executions import SideExecutions
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.request_db import TenantConnectionPool
-from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
@@ -45,7 +45,7 @@ from millrace.gateway.lifecycle.service import InferenceService
 from millrace.gateway.lifecycle.shadows import Shadows, is_selected
 from millrace.gateway.protocols.openai import completions
 from tenants.keys.snapshot import ApiKeySnapshot
-from tests.integration.gateway.test_escalation import LARGE, PROMPT, SMALL, Workers, make_service, not_started
+from tests.integration.gateway.test_escalation import LARGE, MODELS, PROMPT, SMALL, Workers, make_service, not_started
 from tests.integration.gateway.test_service import Gate, a, b, gate, make_key
 from tests.integration.gateway.test_summaries import with_policy
 from tests.support.billing.books import rate_card
@@ -167,6 +167,33 @@ async def test_the_sum_never_overruns_a_hard_budget(
         assert 1 <= len(shadowed) < len(answered)
     else:
         assert len(shadowed) == len(answered) == requests
+    await sync_to_async(check_invariants)()
+
+
+@pytest.mark.parametrize("is_operator_paid", [True, False])
+async def test_the_operators_check_uses_no_budget_and_no_credential_of_the_tenant(
+    broker: redis.Redis, gateway: Any, budget: Any, key: ApiKeySnapshot, is_operator_paid: bool
+) -> None:
+    """The tenant's own check is paid from its budget, with its credential."""
+    await sync_to_async(rate_card)("small", uncached="1", cache_read="1", output="2")
+    await sync_to_async(budget)(amount=0 if is_operator_paid else SMALL)
+    workers, local_gateway = ShadowWorkers(broker), await gateway()
+    admission = make_service(broker, workers, local_gateway)._admission
+    executions = SideExecutions(admission, workers, InferenceJobBuilder(GATEWAY, "secret", 60))
+    key = msgspec.structs.replace(key, credentials={"small": 99})
+    request, prompt = InferenceRequest("small", [1] * PROMPT, SamplingParams(), 500), Prompt([1] * PROMPT)
+    spec = ResponseSpec("shadow", "req_1.v", "small", 0, PROMPT)
+    execution, _ = await executions.run(
+        "req_1.v", key, request, prompt, MODELS["small"], spec, {}, is_operator_paid=is_operator_paid
+    )
+    assert execution.admitted.demand.key.credentials == ({} if is_operator_paid else key.credentials)
+    assert execution.job.billing_context.lease_id is None or not is_operator_paid
+    await sync_to_async(settle_events)(*workers.usage)
+    used = [row.used for row in await sync_to_async(lambda: list(unscoped(BudgetPeriod).all()))()]
+    assert used == ([] if is_operator_paid else [SMALL * 10**6])  # a period is created by its first reservation
+    billed = await sync_to_async(unscoped(UsageEvent).count)()
+    booked = await sync_to_async(unscoped(ExecutionCost).count)()
+    assert (billed, booked) == ((0, 1) if is_operator_paid else (1, 0))
     await sync_to_async(check_invariants)()
 
 

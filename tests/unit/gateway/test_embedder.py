@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from inference_worker.contract.messages import Vectors
 from millrace.gateway.answer_cache.embedder import QuestionEmbedder
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.protocols.prompt_bounds import max_characters
@@ -32,3 +37,20 @@ async def test_a_text_that_cannot_fit_the_model_is_not_tokenized() -> None:
     assert tokenizer.lengths == []
     assert await embedder.embed(key, "name", "x" * longest) is None  # too many tokens
     assert tokenizer.lengths == [max_characters(model)]
+
+
+@pytest.mark.parametrize("is_operator_paid", [True, False])
+async def test_the_execution_of_a_vector_has_the_payer_that_was_given(is_operator_paid: bool) -> None:
+    key = ApiKeySnapshot(1, 1, 1, ("inference",), None, None, False, False, LimitSnapshot(), 1)
+    model = ServedModel("e", Tokenizer(), 10, 10, 0, vector_sizes=(3,))  # type: ignore[arg-type]
+    payers: list[bool] = []
+
+    async def run(name: str, *args: Any, is_operator_paid: bool = False, **options: Any) -> tuple[None, list[Vectors]]:
+        payers.append(is_operator_paid)
+        return None, [Vectors(name, 1, 0, struct.pack("<3f", 0, 3, 4))]
+
+    embedder = QuestionEmbedder("e", SimpleNamespace(served=lambda _: model), SimpleNamespace(run=run))  # type: ignore[arg-type]
+    vector = await embedder.embed(key, "name", "text", is_operator_paid=is_operator_paid)
+    assert vector is not None
+    assert [round(float(number), 3) for number in vector] == [0, 0.6, 0.8]
+    assert payers == [is_operator_paid]
