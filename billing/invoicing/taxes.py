@@ -17,6 +17,8 @@ _NOTES = {
     TaxCategory.EXPORT: "Export outside the seller's tax area.",
     TaxCategory.OUT_OF_SCOPE: "Not subject to tax.",
 }
+# EN 16931 requires the seller's VAT ID on them (BR-S-02, BR-Z-02, BR-G-02).
+_WITH_SELLER = (TaxCategory.STANDARD, TaxCategory.ZERO, TaxCategory.EXPORT)
 _OUT_OF_SCOPE = {"category": TaxCategory.OUT_OF_SCOPE.value, "rate_ppm": 0, "label": "Tax"}
 
 
@@ -30,7 +32,7 @@ def tax_for(entity_id: int, seller: Mapping[str, Any], buyer: Mapping[str, Any],
     A buyer with a valid VAT ID is a business.
 
     Raises:
-        NoTaxRule: no rule matches, or the rule is reverse charge and a party has no valid VAT ID.
+        NoTaxRule: no rule matches, or the rule requires a valid VAT ID that a party does not have.
     """
     rules = list(TaxRule.objects.filter(entity_id=entity_id))
     buyer_type = TaxRule.Buyer.BUSINESS if _has_vat_id(buyer) else TaxRule.Buyer.CONSUMER
@@ -47,6 +49,10 @@ def tax_for(entity_id: int, seller: Mapping[str, Any], buyer: Mapping[str, Any],
     if rule is not None:
         if rule.category == TaxCategory.REVERSE_CHARGE:
             _require_vat_ids(seller, buyer)
+        elif rule.category in _WITH_SELLER and seller["country"] in EU_COUNTRIES and not _has_vat_id(seller):
+            label = TaxCategory(rule.category).label
+            message = f"Tax category {rule.category} ({label}) requires a valid VAT ID of the billing entity."
+            raise NoTaxRule(f"{message} Set it, or change the tax rule.")
         shown = {"category": rule.category, "rate_ppm": rule.rate_ppm, "label": rule.label}
         return {**shown, "note": rule.note or _NOTES.get(TaxCategory(rule.category), "")}
     if rules:

@@ -22,6 +22,7 @@ from saxonche import PySaxonProcessor, PyXsltExecutable
 
 from billing.actions import credits
 from billing.actions.corrections import do_issue_credit_note, do_issue_debit_note
+from billing.actions.invoices import do_finalize
 from billing.actions.payments import Received, do_record_payment
 from billing.actions.price_terms import do_add_price_term
 from billing.actions.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
@@ -29,12 +30,21 @@ from billing.amounts import cents, decimal, dollars, half_up, tax
 from billing.invoicing import checks, document, emails, pdf
 from billing.invoicing.exports import as_csv, html
 from billing.invoicing.lines import lines_of
-from billing.models import BillingEntity, BillingProfile, CreditGrant, Invoice, InvoiceEmail, InvoiceFile, TaxRule
+from billing.models import (
+    BillingEntity,
+    BillingProfile,
+    CreditGrant,
+    Invoice,
+    InvoiceEmail,
+    InvoiceFile,
+    NumberSeries,
+    TaxRule,
+)
 from billing.periods import default_entity
 from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
 from billing.pricing.pricing import Component, Tier
 from billing.pricing.terms import TermRule, TermType
-from tenants.actions import do_add_member, do_create_tenant
+from tenants.actions import Conflict, do_add_member, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
@@ -126,6 +136,32 @@ def test_the_xml_is_valid_against_schema_and_schematron(acme, category, rate):
         assert f"<ram:TypeCode>{code}</ram:TypeCode>".encode() in xml
         assert facturx.xml_check_xsd(xml, flavor="factur-x", level="en16931")
         assert failed_rules(xml) == []
+
+
+@pytest.mark.parametrize(("category", "rate"), [("S", 210_000), ("Z", 0), ("G", 0)])
+def test_an_eu_seller_without_a_vat_id_takes_no_number(acme, category, rate):
+    """The XML would not be valid: EN 16931 requires the seller's VAT ID on invoices of these categories."""
+    furnish(acme, category, rate)
+    with all_tenants_scope(BypassReason.BILLING):
+        vat_id = default_entity().vat_id
+        BillingEntity.objects.update(vat_id="")
+    with pytest.raises(Conflict, match=f"category {category} .* requires a valid VAT ID of the billing entity"):
+        month(acme)
+    draft = unscoped(Invoice).get()
+    assert (draft.state, draft.number, unscoped(NumberSeries).count()) == (Invoice.State.DRAFT, None, 0)
+    with all_tenants_scope(BypassReason.BILLING):
+        BillingEntity.objects.update(vat_id=vat_id)
+    invoice = do_finalize(draft)
+    assert invoice.number.endswith("1")
+    assert failed_rules(attached(invoice)[1]) == []
+
+
+@pytest.mark.parametrize(("country", "category"), [("US", "S"), ("NL", "E"), ("NL", "O")])
+def test_other_sellers_need_no_vat_id(acme, country, category):
+    furnish(acme, category, 88_750 if category == "S" else 0)
+    with all_tenants_scope(BypassReason.BILLING):
+        BillingEntity.objects.update(country=country, vat_id="")
+    assert month(acme).number
 
 
 def test_a_negative_line_of_carried_rounding_is_valid(acme):
