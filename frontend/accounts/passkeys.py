@@ -1,8 +1,8 @@
 """Passkeys (WebAuthn): a second factor, and a sign-in without password where the passkey verifies its user.
 
 They are rows of allauth's authenticators, next to TOTP and recovery codes. allauth stores the challenge in the session.
-Here, a challenge is valid for one response, also for a wrong one; a response must have the origin of MILLRACE_BASE_URL;
-and the signature counter of a passkey must increase.
+Here, a challenge is valid for one response, also for a wrong one. A response must have the origin of
+MILLRACE_PUBLIC_URL, and the signature counter of a passkey must increase.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ COUNTER = "sign_count"  # the name of the signature counter in the data of an au
 
 
 def base_origin() -> str:
-    """Return the origin of MILLRACE_BASE_URL, as browsers name it."""
+    """Return the origin of MILLRACE_PUBLIC_URL, as browsers name it."""
     parts = urlsplit(settings.MILLRACE.base_url)
     default = {"http": 80, "https": 443}.get(parts.scheme)
     port = "" if parts.port in (None, default) else f":{parts.port}"
@@ -57,7 +57,7 @@ def base_origin() -> str:
 
 
 def relying_party_id() -> str:
-    """Return the host name of MILLRACE_BASE_URL, which passkeys are bound to; empty if browsers accept none for it.
+    """Return the host name of MILLRACE_PUBLIC_URL, which passkeys are bound to; empty if browsers accept none for it.
 
     A passkey needs a host name, not an IP address, and HTTPS except on localhost.
     """
@@ -100,7 +100,7 @@ def _rejected() -> ValidationError:
 
 
 def _check_origin(response: Any) -> None:
-    """Require the exact origin of MILLRACE_BASE_URL. The library also accepts other ports and subdomains.
+    """Require the exact origin of MILLRACE_PUBLIC_URL. The library also accepts other ports and subdomains.
 
     Raises:
         ValidationError: the response is of another origin.

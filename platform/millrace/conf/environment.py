@@ -171,7 +171,8 @@ class PlatformSettings(SharedSettings):
     require_operator_totp: bool | None = env.env(
         env.optional(env.boolean, None),
         "",
-        "whether operators must enroll TOTP before they can use the console; empty: if MILLRACE_PUBLIC_URL is https://",
+        "whether operators must enroll TOTP or a passkey before they can use the console; empty: if MILLRACE_PUBLIC_URL"
+        " is https://",
     )
     django_admin: bool = env.env(
         env.boolean, "false", "serve Django's admin, read-only, to operators at /operator/django-admin/"
