@@ -302,7 +302,7 @@ def _measure(tenant: Any, options: argparse.Namespace) -> int:
         page = client.get(path)
         if page.status_code == 404:  # the screen of an object that this database lacks
             continue
-        if page.status_code != 200 or b"panel-error" in page.content:
+        if page.status_code != 200 or b'class="panel-error"' in page.content:
             raise SystemExit(f"{name}: status {page.status_code} or a panel that failed: {path}")
         lazy = re.findall(r'id="panel-([\w-]+)" hx-get="([^"]+)" hx-trigger="load', page.content.decode())
         parts = [(name, path), *((f"{name}: {part}, afterwards", url.replace("&amp;", "&")) for part, url in lazy)]
