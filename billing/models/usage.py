@@ -142,7 +142,7 @@ class UsageEvent(models.Model):
             ),
             # Periods are written in the order of rows, so this small index finds the partitions of an invoice.
             BrinIndex(fields=["invoice_period"], name="billing_usage_period", autosummarize=True),
-            # Queries read the newest rows, which are few: so ranges are small, and summarized at once.
+            # Queries read few rows, the newest ones. Small ranges exclude more of the others.
             BrinIndex(F("settled_at"), name="billing_usage_settled_at", pages_per_range=16, autosummarize=True),
         ]
         constraints: ClassVar = [

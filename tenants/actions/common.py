@@ -1,13 +1,16 @@
-"""Common parts of actions: a lock of the tenant, typed errors, and validated inserts."""
+"""Common parts of actions: a lock of the tenant, typed errors, validated inserts, and acknowledged alerts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, models, transaction
 
+from tenants import audit
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import Tenant
 
@@ -79,3 +82,25 @@ def check(row: models.Model) -> None:
     except ValidationError as exc:
         texts = (f"{name}: {' '.join(messages)}" for name, messages in exc.message_dict.items())
         raise ActionRefused(" ".join(texts)) from exc
+
+
+def acknowledge(alerts: models.QuerySet[Any], tenant: Tenant, action: str) -> bool:
+    """Record that a user has seen the alert that `alerts` selects. Returns False if it was acknowledged before.
+
+    Args:
+        tenant: the locked tenant.
+        action: of the audit entry.
+
+    Raises:
+        Conflict: the alert no longer exists.
+    """
+    row = alerts.first()
+    if row is None:
+        raise Conflict("This alert no longer exists.")
+    if row.acknowledged_at is not None:
+        return False
+    before = audit.serialize_for_audit(row)
+    row.acknowledged_at, row.acknowledged_by = datetime.now(UTC), audit.current_actor().name[:254]
+    row.save(update_fields=["acknowledged_at", "acknowledged_by"])
+    audit.record(action, row, tenant_id=tenant.pk, before=before, after=audit.serialize_for_audit(row))
+    return True

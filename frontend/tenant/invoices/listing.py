@@ -40,7 +40,7 @@ def upcoming(ctx: PageContext) -> dict[str, Any] | None:
         return None
     zone = ZoneInfo(period.entity.time_zone)
     used = total(sums(UsageReport(ctx.tenant.pk, start=period.starts_at, end=period.ends_at)))
-    forecast = forecast_tenant(ctx.tenant.pk, ctx.now)
+    forecast = forecast_tenant(ctx.tenant.pk, ctx.now, zone)
     end = period.ends_at.astimezone(zone)
     first, last = period.starts_at.astimezone(zone).date(), (end - timedelta(microseconds=1)).date()
     return {

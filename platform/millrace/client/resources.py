@@ -150,8 +150,8 @@ class AlertRulesResource:
     def create(
         self,
         *,
-        metric: MetricEnum,
         threshold: int,
+        metric: MetricEnum,
         window_minutes: WindowMinutesEnum | Omit = OMIT,
         min_requests: int | Omit = OMIT,
         project_id: int | Omit = OMIT,
@@ -161,10 +161,10 @@ class AlertRulesResource:
         """Create an alert rule. Its alerts are sent by email and to the webhooks and channels of the tenant.
 
         Args:
-            metric: Only operators can create rules for replica_down, deployment_down and upstream_down.
             threshold: error_rate: hundredths of a percent. ttft_p95: milliseconds. key_expiry: days. credit: nano-
                 USD, or nano-units of the tenant's currency. replica_down, deployment_down and
                 upstream_down: minutes.
+            metric: Only operators can create rules for replica_down, deployment_down and upstream_down.
             window_minutes: Of error_rate and ttft_p95; default: 15.
             min_requests: Fewer requests in the window trigger no alert; default: 20.
             project_id: Only requests or keys of this project.
@@ -176,10 +176,10 @@ class AlertRulesResource:
                 "POST",
                 "alert-rules",
                 body={
-                    "metric": metric,
                     "threshold": threshold,
                     "window_minutes": window_minutes,
                     "min_requests": min_requests,
+                    "metric": metric,
                     "project_id": project_id,
                     "model": model,
                 },

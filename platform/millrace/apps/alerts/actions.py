@@ -8,7 +8,7 @@ from typing import Any
 from billing.amounts import MAX_BUDGET
 from millrace.apps.alerts.models import WINDOWS, AlertRule, RuleAlert
 from tenants import audit
-from tenants.actions.common import ActionRefused, Conflict, FieldRefused, check, locked_tenant
+from tenants.actions.common import ActionRefused, Conflict, FieldRefused, acknowledge, check, locked_tenant
 from tenants.models import Project, Tenant
 
 MAX_RULES = 20  # active ones of a tenant
@@ -107,17 +107,8 @@ def do_acknowledge_rule_alert(alert: RuleAlert) -> bool:
         Conflict: the alert no longer exists.
     """
     with locked_tenant(alert.tenant_id) as tenant:
-        row = RuleAlert.objects.for_tenant(tenant).select_for_update().filter(pk=alert.pk).first()
-        if row is None:
-            raise Conflict("This alert no longer exists.")
-        if row.acknowledged_at is not None:
-            return False
-        before = audit.serialize_for_audit(row)
-        row.acknowledged_at, row.acknowledged_by = datetime.now(UTC), audit.current_actor().name[:254]
-        row.save(update_fields=["acknowledged_at", "acknowledged_by"])
-        after = audit.serialize_for_audit(row)
-        audit.record("rule_alert.acknowledged", row, tenant_id=tenant.pk, before=before, after=after)
-    return True
+        found = RuleAlert.objects.for_tenant(tenant).select_for_update().filter(pk=alert.pk)
+        return acknowledge(found, tenant, "rule_alert.acknowledged")
 
 
 def _check(rule: AlertRule) -> None:

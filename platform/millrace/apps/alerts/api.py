@@ -43,7 +43,9 @@ class AlertRuleOut(serializers.ModelSerializer[AlertRule]):
         read_only_fields = fields
 
 
-class AlertRuleChange(Strict):
+class _AlertRuleValues(Strict):
+    """What can be changed later, too."""
+
     threshold = serializers.IntegerField(min_value=0, max_value=MAX_BUDGET, help_text=_UNITS)
     window_minutes = serializers.ChoiceField(
         WINDOWS, required=False, help_text=f"Of error_rate and ttft_p95; default: {DEFAULT_WINDOW}."
@@ -54,27 +56,20 @@ class AlertRuleChange(Strict):
         required=False,
         help_text=f"Fewer requests in the window trigger no alert; default: {DEFAULT_MIN_REQUESTS}.",
     )
+
+
+class AlertRuleChange(_AlertRuleValues):
     muted_until = serializers.DateTimeField(
         required=False, allow_null=True, help_text="Until then, alerts are recorded and not sent."
     )
 
 
-class AlertRuleIn(Strict):
+class AlertRuleIn(_AlertRuleValues):
     """A condition that is checked every minute."""
 
     metric = serializers.ChoiceField(
         AlertRule.Metric.choices,
         help_text="Only operators can create rules for replica_down, deployment_down and upstream_down.",
-    )
-    threshold = serializers.IntegerField(min_value=0, max_value=MAX_BUDGET, help_text=_UNITS)
-    window_minutes = serializers.ChoiceField(
-        WINDOWS, required=False, help_text=f"Of error_rate and ttft_p95; default: {DEFAULT_WINDOW}."
-    )
-    min_requests = serializers.IntegerField(
-        min_value=1,
-        max_value=MAX_MIN_REQUESTS,
-        required=False,
-        help_text=f"Fewer requests in the window trigger no alert; default: {DEFAULT_MIN_REQUESTS}.",
     )
     project_id = serializers.IntegerField(
         min_value=1, max_value=MAX_BIGINT, required=False, help_text="Only requests or keys of this project."

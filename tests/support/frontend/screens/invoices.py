@@ -48,7 +48,7 @@ def _newest(tenant: Any) -> int:
 
 
 register(
-    Screen("invoices", "/t/{slug}/invoices/", queries=52),
+    Screen("invoices", "/t/{slug}/invoices/", queries=46),
     Screen("invoices-upcoming", "/t/{slug}/invoices/upcoming", queries=36, states=("populated", "empty", "over")),
     Screen("invoices-detail", "/t/{slug}/invoices/{invoice}", queries=36, states=("populated", "over", "error")),
     Screen("invoices-line", "/t/{slug}/invoices/{invoice}/lines/1", queries=22, states=("populated",)),
