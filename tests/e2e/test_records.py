@@ -119,6 +119,7 @@ def test_a_replayed_response_names_the_first_request(stack: Stack) -> None:
     again = post(stack, BODY, **{"Idempotency-Key": "records-1"})
     assert again.headers["idempotent-replayed"] == "true"
     name = first.headers["x-request-id"]
+    story(stack, name, executions=1)
     eventually(lambda: get(stack, f"requests/{name}")["others"])
     (replay,) = get(stack, f"requests/{name}")["others"]
     assert (replay["replay_of"], replay["outcome"]) == (name, "completed")

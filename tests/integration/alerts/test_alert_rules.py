@@ -320,6 +320,7 @@ def test_a_removed_rule_resolves_its_alerts_and_is_not_checked(tenant):
     assert [do_remove_alert_rule(rule), do_remove_alert_rule(rule)] == [True, False]
     assert alerts(tenant)[0].resolved_at is not None
     assert check_rules(NOW) == 0
+    assert checks._check(rule.pk, NOW) == 0  # if it was removed after the rules were listed
     with pytest.raises(Conflict):
         do_change_alert_rule(rule, threshold=1)
 
@@ -363,7 +364,9 @@ def test_concurrent_checks_alert_once(monkeypatch):
     tenant = actions.do_create_tenant("acme", "Acme")
     for number in range(3):
         error_rule(tenant, threshold=number)
+    health_rule(tenant, "replica_down")
     send_requests(tenant, 30, outcome="failed")
+    open_event("replica", "w1/m", 20, closed=10)  # whose alert is not open
     start = threading.Barrier(4)
     real = checks._check
 
@@ -380,8 +383,8 @@ def test_concurrent_checks_alert_once(monkeypatch):
             connection.close()
 
     with ThreadPoolExecutor(4) as pool:
-        assert sum(pool.map(check, range(4))) == 3
-    assert [unscoped(model).count() for model in (RuleAlert, WebhookEvent, OutboxEmail)] == [3, 3, 3]
+        assert sum(pool.map(check, range(4))) == 4
+    assert [unscoped(model).count() for model in (RuleAlert, WebhookEvent, OutboxEmail)] == [4, 4, 4]
 
 
 def test_a_rule_whose_check_fails_does_not_affect_the_others(tenant, monkeypatch):

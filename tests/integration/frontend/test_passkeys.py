@@ -177,6 +177,9 @@ def test_the_challenge_of_a_second_step_does_not_skip_user_verification(client, 
     register(other, own)
     client.post("/login", {"login": "thief@example.com", "password": PASSWORD})
     options = authenticate_options(client)
+    session = client.session
+    del session["account_login"]  # the second step has timed out, and its challenge is still there
+    session.save()
     passkey.is_verified = False
     client.post(LOGIN, {"credential": passkey.sign(options)})
     assert not is_signed_in(client)

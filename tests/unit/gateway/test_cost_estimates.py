@@ -34,9 +34,10 @@ def rate_cards(draw: st.DrawFn) -> tuple[RateCard, ...]:
     )
 
 
-def demand_of(prompt: int, sequences: int = 1) -> AdmissionRequest:
+def demand_of(prompt: int, sequences: int = 1, searches: int = 0) -> AdmissionRequest:
     demand = make_demand(KEY, max_tokens=None, models=[MODEL], n=sequences)
-    return msgspec.structs.replace(demand, prompt=Prompt(range(prompt), (CacheBreakpoint(1, 300),)))  # type: ignore[arg-type]
+    given = Prompt(range(prompt), (CacheBreakpoint(1, 300),), searches=searches)  # type: ignore[arg-type]
+    return msgspec.structs.replace(demand, prompt=given)
 
 
 @given(
@@ -44,16 +45,17 @@ def demand_of(prompt: int, sequences: int = 1) -> AdmissionRequest:
     prompt=st.integers(1, 10**6),
     length=st.integers(0, 10**5),
     n=st.integers(1, 4),
+    searches=st.integers(0, 3),
     data=st.data(),
 )
 def test_the_cost_of_each_candidate_is_within_the_reservation(
-    rate_cards: tuple[RateCard, ...], prompt: int, length: int, n: int, data: st.DataObject
+    rate_cards: tuple[RateCard, ...], prompt: int, length: int, n: int, searches: int, data: st.DataObject
 ) -> None:
-    amount = CostEstimate(demand_of(prompt, n), rate_cards).amount(length)
+    amount = CostEstimate(demand_of(prompt, n, searches), rate_cards).amount(length)
     for rate_card in rate_cards:
         cuts = sorted(data.draw(st.lists(st.integers(0, prompt), min_size=2, max_size=2)))
         output = data.draw(st.integers(0, length * n))
-        usage = TokenCounts(cuts[0], cuts[1] - cuts[0], prompt - cuts[1], output=output)
+        usage = TokenCounts(cuts[0], cuts[1] - cuts[0], prompt - cuts[1], output=output, searches=searches)
         used = ReservedAmount(whole_units(price(rate_card, usage, 0).cost_femto), prompt + output, 1)
         assert all(each <= bound for each, bound in zip(used, amount, strict=True))
 
@@ -94,6 +96,12 @@ def test_worked_example_8_affordable_output() -> None:
     assert bill.affordable(ReservedAmount(50_000_000, 10**9, 1)) == 1333
     assert bill.amount(1333).money <= 50_000_000 < bill.amount(1334).money
     assert bill.affordable(ReservedAmount(29_999_999, 10**9, 1)) == 0
+
+
+def test_each_search_is_reserved() -> None:
+    rates = tuple(Rate(1, each, 3 * 10**6 if each == Component.SEARCHES else 10**6) for each in Component)
+    cards = (RateCard(1, None, "m", Tier.STANDARD, 0, rates),)
+    assert [CostEstimate(demand_of(5, 1, searches), cards).amount(0).money for searches in (0, 2)] == [5, 11]
 
 
 def test_the_first_candidate_requires_a_price() -> None:
