@@ -244,6 +244,9 @@ class HttpConsumer(AsyncConsumer):
 
     async def respond_error(self, error: ApiError) -> None:
         """Send the error as an HTTP status, or as the last event of a stream that has started."""
+        if error.code == "cancelled" and self.key_error is not None:
+            # The execution was cancelled because the key was revoked. Its end can arrive before this task is cancelled.
+            error = self.key_error
         if self.idempotent_call is not None:
             self.idempotent_call.failed = True
         if self.trace is not None:
