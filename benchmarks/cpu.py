@@ -48,7 +48,7 @@ from benchmarks import engine as engine_benchmark  # noqa: E402
 from benchmarks import gateway, serve  # noqa: E402
 from benchmarks.gateway_load import many_streams  # noqa: E402
 from benchmarks.options import parse  # noqa: E402
-from inference_worker.contract.config import EngineConfig  # noqa: E402
+from inference_worker.contract.config import EngineConfig, KVCacheDTypeName, QuantizationName  # noqa: E402
 from inference_worker.contract.settings import ModelSpec  # noqa: E402
 from inference_worker.engine.engine import LLMEngine  # noqa: E402
 from inference_worker.models.model_source import ensure_model  # noqa: E402
@@ -56,7 +56,8 @@ from kernels.native.library import load_library  # noqa: E402
 from millrace.devserver.program import Program, free_port  # noqa: E402
 
 SECTIONS = ("engine", "served", "prefill", "shared", "platform")
-TYPES = {"bfloat16": "none", "int8": "int8"}  # the engine's quantization
+# The engine's quantization and the dtype of its KV cache. Both pass the gate of benchmarks/quality.py.
+TYPES: dict[str, tuple[QuantizationName, KVCacheDTypeName]] = {"bfloat16": ("none", "auto"), "int8": ("int8", "int8")}
 PEERS = Path(__file__).parent / "peers"
 EMBEDDED = ModelSpec("smollm2-135m", "embedded", "auto")
 INSTRUCTION_SETS = ("amx_int8", "amx_bf16", "avx512_bf16", "avx512_vnni", "avx2", "asimd")
@@ -166,10 +167,10 @@ def measure_engines(options: argparse.Namespace, model: Path) -> Rows:
             name: LLMEngine(
                 EngineConfig(
                     model, device="cpu", dtype="bfloat16", threads=threads, quantization=quantization,
-                    measure_peaks=False, kv_cache_memory=1 << 30,
+                    kv_cache_dtype=kv_dtype, measure_peaks=False, kv_cache_memory=1 << 30,
                 )
             )
-            for name, quantization in TYPES.items()
+            for name, (quantization, kv_dtype) in TYPES.items()
         }  # fmt: skip
         peers = {name: running.enter_context(openvino(options.peers, name, threads)) for name in TYPES}
         draw = random.Random(1)  # noqa: S311
@@ -259,7 +260,10 @@ def millrace(options: argparse.Namespace) -> Iterator[list[serve.ServerUnderTest
         port = free_port()
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}
         options_of_all = f"dtype=bfloat16&speculation={options.speculation}"
-        models = ",".join(f"{name}=embedded?{options_of_all}&quantization={TYPES[name]}" for name in TYPES)
+        models = ",".join(
+            f"{name}=embedded?{options_of_all}&quantization={quantization}&kv_cache_dtype={kv_dtype}"
+            for name, (quantization, kv_dtype) in TYPES.items()
+        )
         environ |= {
             "MILLRACE_DATA_DIR": str(state), "MILLRACE_PORT": str(port), "MILLRACE_MODELS": models,
             "MILLRACE_LOG_LEVEL": "warning", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),

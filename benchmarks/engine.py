@@ -20,17 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.options import parse
-from inference_worker.contract.config import CpuKernelsName, EngineConfig, QuantizationName
+from inference_worker.contract.config import CpuKernelsName, EngineConfig, KVCacheDTypeName, QuantizationName
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.models.model_source import ensure_model
 
-CONFIGURATIONS: dict[str, tuple[CpuKernelsName, QuantizationName]] = {
-    "kernels": ("auto", "none"),
-    "pytorch": ("pytorch", "none"),
-    "int8": ("auto", "int8"),
-    "int4": ("auto", "int4"),
+# The kernels, the quantization of the weights, and the dtype of the KV cache.
+CONFIGURATIONS: dict[str, tuple[CpuKernelsName, QuantizationName, KVCacheDTypeName]] = {
+    "kernels": ("auto", "none", "auto"),
+    "pytorch": ("pytorch", "none", "auto"),
+    "int8": ("auto", "int8", "auto"),
+    "int8-kv-int8": ("auto", "int8", "int8"),
+    "int4": ("auto", "int4", "auto"),
 }
 DEFAULTS = "kernels,pytorch"
 
@@ -89,14 +91,15 @@ def main() -> None:
             name: LLMEngine(
                 EngineConfig(
                     directory, device="cpu", dtype="bfloat16", threads=options.threads, measure_peaks=False,
-                    cpu_kernels=kernels, quantization=quantization, batch_invariant=options.batch_invariant,
+                    cpu_kernels=kernels, quantization=quantization, kv_cache_dtype=kv_dtype,
+                    batch_invariant=options.batch_invariant,
                 )
             )
             for name in options.configurations.split(",")
-            for kernels, quantization in [CONFIGURATIONS[name]]
+            for kernels, quantization, kv_dtype in [CONFIGURATIONS[name]]
         }  # fmt: skip
         draw = random.Random(1)  # noqa: S311
-        print(f"{'streams':>7} {'engine':>10} {'tokens/s':>9} {'CPU ms a step':>14} {'prefill ms':>11}")
+        print(f"{'streams':>7} {'engine':>12} {'tokens/s':>9} {'CPU ms a step':>14} {'prefill ms':>11}")
         for streams in map(int, options.streams.split(",")):
             rounds: dict[str, list[Figures]] = {name: [] for name in engines}
             for _ in range(options.rounds):
@@ -105,7 +108,7 @@ def main() -> None:
             for name, figures in rounds.items():
                 rate = max(f.tokens_per_second for f in figures)
                 cpu, prefill = (1e3 * min(getattr(f, key) for f in figures) for key in ("cpu_per_step", "prefill"))
-                print(f"{streams:>7} {name:>10} {rate:>9.1f} {cpu:>14.1f} {prefill:>11.1f}", flush=True)
+                print(f"{streams:>7} {name:>12} {rate:>9.1f} {cpu:>14.1f} {prefill:>11.1f}", flush=True)
 
 
 def parse_arguments() -> argparse.Namespace:

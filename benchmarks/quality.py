@@ -46,6 +46,7 @@ CONFIGURATIONS: dict[str, tuple[DTypeName, QuantizationName, KVCacheDTypeName]] 
     "bfloat16-kv-int8": ("bfloat16", "none", "int8"),
     "bfloat16-kv-fp8": ("bfloat16", "none", "fp8"),
     "int8": ("bfloat16", "int8", "auto"),
+    "int8-kv-int8": ("bfloat16", "int8", "int8"),
     "int4": ("bfloat16", "int4", "auto"),
     "int4-g64": ("bfloat16", "int4-g64", "auto"),
     "int4-g128": ("bfloat16", "int4-g128", "auto"),
@@ -53,7 +54,9 @@ CONFIGURATIONS: dict[str, tuple[DTypeName, QuantizationName, KVCacheDTypeName]] 
     "gguf": ("bfloat16", "gguf", "auto"),  # only of a .gguf file
 }
 # Maximum change of the perplexity of the embedded model with --check, in percent.
-MAX_CHANGES = {"bfloat16": 0.1, "bfloat16-kv-int8": 0.2, "int8": 0.5, "int4": 0.5}
+MAX_CHANGES = {"bfloat16": 0.1, "bfloat16-kv-int8": 0.2, "int8": 0.5, "int8-kv-int8": 0.5, "int4": 0.5}
+# Least agreement with --check, in percent.
+MIN_AGREEMENTS = {"bfloat16": 98.0, "bfloat16-kv-int8": 97.5, "int8": 97.0, "int8-kv-int8": 97.0, "int4": 98.0}
 GROUP = 32  # of q4_1
 
 
@@ -185,12 +188,13 @@ def main() -> None:
         }
         print(json.dumps(result))
     if options.check and (failed := [row.configuration for row in found if exceeds(row)]):
-        raise SystemExit(f"the perplexity changed too much: {', '.join(failed)}")
+        raise SystemExit(f"not within the limits of the perplexity and the agreement: {', '.join(failed)}")
 
 
 def exceeds(row: Quality) -> bool:
-    """Return whether the perplexity changed by more than the configuration's maximum."""
-    return abs(row.change_percent) > MAX_CHANGES.get(row.configuration, math.inf)
+    """Return whether the perplexity or the agreement is not within the configuration's limits."""
+    is_lower = row.agreement_percent < MIN_AGREEMENTS.get(row.configuration, 0)
+    return is_lower or abs(row.change_percent) > MAX_CHANGES.get(row.configuration, math.inf)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -202,7 +206,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dither", action="store_true", help="add random numbers within the step of q4_1")
     parser.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"), help="default cpu")
     parser.add_argument("--threads", type=int, default=0, help="0: one for each core (default)")
-    parser.add_argument("--check", action="store_true", help="fail if a perplexity changes by more than its maximum")
+    parser.add_argument(
+        "--check", action="store_true", help="fail if a perplexity or an agreement is not within its limits"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parse(parser, {"tokens": 120, "context": 64, "configurations": "bfloat16,int4"})
 

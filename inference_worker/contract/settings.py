@@ -190,7 +190,7 @@ class SharedSettings:
     )
     models: tuple[ModelSpec, ...] = env.env(
         parse_models,
-        "smollm2-135m=embedded,smollm2-135m-int4=embedded?quantization=int4,all-minilm-l6-v2=embedded:minilm",
+        "smollm2-135m=embedded,smollm2-135m-int8=embedded?quantization=int8&kv_cache_dtype=int8,all-minilm-l6-v2=embedded:minilm",
         "models to serve: name=source[?dtype=auto|bfloat16|float16|float32"
         "&quantization=none|int8|int4|int4-g64|int4-g128|fp8|gguf&kv_cache_dtype=auto|int8|fp8"
         "&max_model_len=tokens&tool_parser=name"

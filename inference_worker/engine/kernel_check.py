@@ -25,6 +25,8 @@ def find_wrong_operator(library: Library) -> str:
     product = functional.linear(x.float(), weight.float(), bias.float())
     if _differ(operators.PackedLinear(library, weight, bias)(x, residual), product + residual.float()):
         return "the product"
+    if _differ(operators.PackedLinear(library, weight, bias).in_float32(x), product):
+        return "the product in float32"
     gate, up = product.chunk(2, dim=-1)
     if _differ(operators.PackedLinear(library, weight, bias, "silu")(x), functional.silu(gate) * up):
         return "the gated product"
@@ -48,7 +50,8 @@ def find_wrong_operator(library: Library) -> str:
     attended = functional.scaled_dot_product_attention(query, key, value)[0]
     if _differ(operators.SelfAttention(library, [_ROWS]).attend(queries, keys, values, operators.UNIT**-0.5), attended):
         return "the attention of encoders"
-    if _differ(x.gather(1, operators.argmax(library, x)[:, None]), x.float().amax(-1, keepdim=True)):
+    wide = x.float()
+    if _differ(wide.gather(1, operators.argmax(library, wide)[:, None]), wide.amax(-1, keepdim=True)):
         return "the maximum"
     heads, cos, sin = x.view(_ROWS, 3, -1).clone(), randn(_ROWS, 16).float(), randn(_ROWS, 16).float()
     want = reference.apply_rope(heads.float(), cos, sin)

@@ -25,7 +25,7 @@ class LinearArguments(ctypes.Structure):
     """`struct linear` in kernels.h."""
 
     _fields_ = _fields(
-        pointers="x weight bias residual out scales offsets codes row_scales following",
+        pointers="x weight bias residual out wide_out scales offsets codes row_scales following",
         sizes="rows inputs outputs x_stride residual_stride out_stride activation format group threads",
     )
 

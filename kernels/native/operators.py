@@ -72,24 +72,38 @@ class Product:
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """Return the product for x [rows, inputs], plus `residual` [rows, outputs]."""
-        if x.stride(-1) != 1:
-            x = x.contiguous()
-        rows, inputs = x.shape
-        _require(x.dtype == torch.bfloat16 and inputs == self._inputs)
-        out = x.new_empty(rows, self._width)
+        out = x.new_empty(len(x), self._width)
         arguments = LinearArguments.from_buffer_copy(self._template)
-        arguments.x, arguments.x_stride, arguments.rows, arguments.out = x.data_ptr(), x.stride(0), rows, out.data_ptr()
+        arguments.out = out.data_ptr()
         if residual is not None:
             _require(residual.shape == out.shape and residual.dtype == out.dtype and residual.stride(-1) == 1)
             _require(not self._template.activation)
             arguments.residual, arguments.residual_stride = residual.data_ptr(), residual.stride(0)
+        self._multiply(x, arguments)
+        return out
+
+    def in_float32(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product for x [rows, inputs] in float32. Its weight has no activation."""
+        _require(not self._template.activation)
+        out = torch.empty(len(x), self._width, dtype=torch.float32)
+        arguments = LinearArguments.from_buffer_copy(self._template)
+        arguments.wide_out = out.data_ptr()
+        self._multiply(x, arguments)
+        return out
+
+    def _multiply(self, x: torch.Tensor, arguments: LinearArguments) -> None:
+        """Set the arguments of the input x [rows, inputs], and compute."""
+        if x.stride(-1) != 1:
+            x = x.contiguous()
+        rows, inputs = x.shape
+        _require(x.dtype == torch.bfloat16 and inputs == self._inputs)
+        arguments.x, arguments.x_stride, arguments.rows = x.data_ptr(), x.stride(0), rows
         if self._groups:
             _, code_count, scale_count = self.row_sizes
             row_scales = torch.empty(rows * scale_count, dtype=torch.float32)
             codes = torch.empty(rows * code_count, dtype=torch.uint8)
             arguments.row_scales, arguments.codes = row_scales.data_ptr(), codes.data_ptr()
         self._library.linear(byref(arguments))
-        return out
 
     @property
     def template(self) -> LinearArguments:
@@ -393,9 +407,9 @@ class SelfAttention:
 
 
 def argmax(library: Library, x: torch.Tensor) -> torch.Tensor:
-    """Return the index of each row's first maximum, int64 [rows], for x [rows, width]. NaN is the maximum."""
+    """Return the index of each row's first maximum, int64 [rows], for x, float32 [rows, width]. NaN is the maximum."""
     x = x.contiguous()
-    _require(x.dtype == torch.bfloat16 and x.ndim == 2 and x.shape[1] > 0)
+    _require(x.dtype == torch.float32 and x.ndim == 2 and x.shape[1] > 0)
     out = torch.empty(len(x), dtype=torch.int64)
     library.argmax(byref(MaximaArguments(x.data_ptr(), out.data_ptr(), *x.shape)))
     return out

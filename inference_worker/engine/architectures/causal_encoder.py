@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -13,7 +14,7 @@ from inference_worker.contract.pair_scoring import PairScoring
 from inference_worker.engine.architectures import load_model
 from inference_worker.engine.architectures.encoder import Packing
 from inference_worker.engine.architectures.layers import Layers
-from inference_worker.engine.attention.base import AttentionBackend, AttentionSpec, CacheShape, StepMetadata
+from inference_worker.engine.architectures.packed_attention import PackedAttention, describe
 from inference_worker.engine.quantization.linear_weights import LinearWeights, take_linear
 from inference_worker.engine.quantization.weights import Weight
 from inference_worker.models.loader import Weights
@@ -34,26 +35,11 @@ class CausalEncoder:
         specs = self._model.attention_specs
         if any(spec.soft_cap for spec in specs):
             raise ModelError(f"{config.architecture}: embedding models with a soft cap are not supported")
-        self._attention = _PackedAttention(config, specs, weights)
+        self._attention = PackedAttention(config.decoder, specs, weights.dtype, weights.device)
         self._score = _score_weight(config.decoder, config.pair_scoring, weights) if config.pair_scoring else None
 
     def forward(self, token_ids: torch.Tensor, packing: Packing) -> torch.Tensor:
-        nothing = packing.starts.new_empty(0)
-        lengths = packing.lengths.tolist()
-        metadata = StepMetadata(
-            num_seqs=len(lengths),
-            num_tokens=len(token_ids),
-            num_decodes=0,
-            query_lens=lengths,
-            lengths=lengths,
-            query_start_loc=nothing,
-            seq_lens=packing.lengths,
-            block_table=nothing,
-            slot_mapping=nothing,
-            positions=packing.positions,
-            plan=packing,
-        )
-        return self._model.normalize(self._model.forward(token_ids, self._attention, metadata))
+        return self._model.normalize(self._model.forward(token_ids, self._attention, describe(packing)))
 
     def score(self, pooled: torch.Tensor) -> torch.Tensor:
         assert self._score is not None  # noqa: S101  (the runner calls it only for cross-encoders)
@@ -75,28 +61,6 @@ def _score_weight(decoder: ModelConfig, scoring: PairScoring, weights: Weights) 
     return row[:, None] / decoder.logit_divisor
 
 
-class _PackedAttention(AttentionBackend):
-    """Attention within the inputs of one pass. Nothing is cached."""
-
-    def __init__(self, config: EncoderConfig, specs: Sequence[AttentionSpec], weights: Weights) -> None:
-        decoder = config.decoder
-        assert decoder is not None  # noqa: S101  (checked by the encoder)
-        shape = CacheShape(
-            decoder.num_layers, 0, 1, decoder.num_kv_heads, decoder.head_dim, weights.dtype, weights.device
-        )
-        super().__init__(shape, decoder.num_heads, specs)
-
-    def pages(self) -> list[torch.Tensor]:
-        return []
-
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, metadata: StepMetadata
-    ) -> torch.Tensor:
-        packing: Packing = metadata.plan
-        spec = self.specs[layer]
-        return packing.attend_causally(query, key, value, spec.scale, spec.window)
-
-
 class _WithoutPrefix(LinearWeights):
     """The tensors of a checkpoint whose names may lack the prefix `model.`, as sentence-transformers writes them."""
 
@@ -110,8 +74,17 @@ class _WithoutPrefix(LinearWeights):
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return self._weights.take(self._stored(name), shape)
 
-    def take_linear(self, name: str, shape: tuple[int, int]) -> Weight:
-        return take_linear(self._weights, self._stored(name), shape)
+    def take_linear(self, name: str, shape: tuple[int, int], factors: torch.Tensor | None = None) -> Weight:
+        return take_linear(self._weights, self._stored(name), shape, factors)
+
+    @property
+    def is_smoothed(self) -> bool:
+        return isinstance(self._weights, LinearWeights) and self._weights.is_smoothed
+
+    @contextmanager
+    def unquantized(self) -> Iterator[None]:
+        with self._weights.unquantized() if isinstance(self._weights, LinearWeights) else nullcontext():
+            yield
 
     def _stored(self, name: str) -> str:
         return name.removeprefix(self._prefix)

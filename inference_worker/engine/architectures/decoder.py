@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, Literal
@@ -19,7 +20,9 @@ from inference_worker.engine.architectures.feed_forward import (
 )
 from inference_worker.engine.architectures.layers import Layers, Linear, RMSNorm
 from inference_worker.engine.architectures.rope import NativeRotation, NoRotation, Rope, Rotation
+from inference_worker.engine.architectures.smoothing import LayerFactors, Smoothing
 from inference_worker.engine.attention.base import AttentionBackend, AttentionSpec, StepMetadata
+from inference_worker.engine.quantization.linear_weights import LinearWeights
 from inference_worker.engine.quantization.weights import select_outputs
 from inference_worker.models.loader import Weights
 from kernels.native.operators import LayerOperator, LayerStack
@@ -68,15 +71,17 @@ class Decoder:
         windows = config.windows or (0,) * config.num_layers
         scale = config.attention_scale or config.head_dim**-0.5
         self.attention_specs = [AttentionSpec(scale, window, config.attention_soft_cap) for window in windows]
-        self._layers = [
-            DecoderLayer(self, config, weights, layers, f"{prefix}.layers.{index}", index)
-            for index in range(config.num_layers)
-        ]
         unrotated = config.unrotated or (False,) * config.num_layers
         self._layer_ropes = [
             len(ropes) if plain else len(ropes) - 1 if window else 0
             for window, plain in zip(windows, unrotated, strict=True)
         ]
+        smooth = self._start_smoothing(config, weights, embedding)
+        self._layers: list[DecoderLayer] = []
+        for index in range(config.num_layers):
+            name = f"{prefix}.layers.{index}"
+            factors = smooth(name, index) if smooth is not None else LayerFactors()
+            self._layers.append(DecoderLayer(self, config, weights, layers, name, index, factors))
         operators = [
             None if rope == len(ropes) else layer.fuse(layers)
             for layer, rope in zip(self._layers, self._layer_ropes, strict=True)
@@ -91,10 +96,36 @@ class Decoder:
         norm = weights.take(f"{prefix}.norm.weight", (config.hidden_size,))
         self._norm = layers.norm(norm, config.rms_norm_eps, self.norm_offset)
         is_tied = config.tie_word_embeddings
-        self._head = layers.linear(embedding if is_tied else weights.take(_HEAD, shape))
+        self._head = layers.head(embedding if is_tied else weights.take(_HEAD, shape))
         self._embed = layers.embedding(embedding, self._head if is_tied else None)
         self._logit_divisor, self._logit_soft_cap = config.logit_divisor, config.logit_soft_cap
         self._limit_softly = layers.limit_softly
+
+    def _start_smoothing(
+        self, config: ModelConfig, weights: Weights, embedding: torch.Tensor
+    ) -> Callable[[str, int], LayerFactors] | None:
+        """Return the function that measures the factors of the layer of a name and index, or None if none has factors.
+
+        It is called for each layer in order.
+        """
+        if not isinstance(weights, LinearWeights) or not weights.is_smoothed:
+            return None
+        smoothing = Smoothing(
+            config, self.attention_specs, lambda ids: embedding[ids.to(embedding.device)] * self._multiplier
+        )
+        plain = Layers()
+        rotations: list[Rotation] = [
+            plain.rope(rope, config, embedding.dtype, embedding.device).at(smoothing.positions)
+            for rope in dict.fromkeys((config.rope, config.local_rope or config.rope))
+        ]
+        rotations.append(NoRotation())
+
+        def measure(name: str, index: int) -> LayerFactors:
+            with weights.unquantized():
+                layer = DecoderLayer(self, config, weights, plain, name, index)
+            return smoothing.measure(layer, rotations[self._layer_ropes[index]])
+
+        return measure
 
     def forward(self, token_ids: torch.Tensor, attention: AttentionBackend, metadata: StepMetadata) -> torch.Tensor:
         hidden = self._embed(token_ids)
@@ -133,27 +164,40 @@ class DecoderLayer:
     """Attention and a feed-forward block, each with normalization and a residual addition."""
 
     def __init__(
-        self, family: Decoder, config: ModelConfig, weights: Weights, layers: Layers, prefix: str, index: int
+        self,
+        family: Decoder,
+        config: ModelConfig,
+        weights: Weights,
+        layers: Layers,
+        prefix: str,
+        index: int,
+        factors: LayerFactors = LayerFactors(),  # noqa: B008  (immutable)
     ) -> None:
         self._index = index
         self._head_dim = config.head_dim
         self._heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         self._multiplier = config.residual_multiplier
 
-        def norm(name: str) -> RMSNorm | None:
+        def norm(name: str, divisors: torch.Tensor | None = None) -> RMSNorm | None:
             if not name:
                 return None
             weight = weights.take(f"{prefix}.{name}.weight", (config.hidden_size,))
-            return layers.norm(weight, config.rms_norm_eps, family.norm_offset)
+            loaded = layers.norm(weight, config.rms_norm_eps, family.norm_offset)
+            if divisors is not None:
+                loaded.divide(divisors)
+            return loaded
 
         names = family.norms
-        self._before_attention, self._after_attention = norm(names.before_attention), norm(names.after_attention)
-        self._before_mlp, self._after_mlp = norm(names.before_mlp), norm(names.after_mlp)
+        self.before_attention = norm(names.before_attention, factors.attention)
+        self._after_attention = norm(names.after_attention)
+        self.before_mlp, self._after_mlp = norm(names.before_mlp, factors.mlp), norm(names.after_mlp)
         widths = [heads * config.head_dim for heads in self._heads]
         qkv, bias = [f"{prefix}.self_attn.{name}" for name in family.qkv_names], config.attention_bias
         outs = widths if len(qkv) == 3 else [sum(widths)]
         hidden, out = config.hidden_size, [f"{prefix}.self_attn.o_proj"]
-        qkv_weight, qkv_bias = take_together(weights, qkv, outs, hidden, bias=bias or config.qkv_bias)
+        qkv_weight, qkv_bias = take_together(
+            weights, qkv, outs, hidden, bias=bias or config.qkv_bias, factors=factors.attention
+        )
         if family.rotates_neighbors:
             rows = self._rows_by_halves(config.rope.rotary_dim or config.head_dim)
             qkv_weight = select_outputs(qkv_weight, rows)
@@ -166,7 +210,7 @@ class DecoderLayer:
             for name, size in zip(("q_norm", "k_norm"), sizes, strict=True):
                 weight = weights.take(f"{prefix}.self_attn.{name}.weight", (size,))
                 self._qk_norms.append(layers.norm(weight, config.rms_norm_eps, family.norm_offset))
-        self._mlp = _load_mlp(family, config, weights, layers, prefix, index)
+        self.mlp = _load_mlp(family, config, weights, layers, prefix, index, factors.mlp)
 
     def _rows_by_halves(self, rotary: int) -> torch.Tensor:
         """Return the order of the rows of queries, keys and values in which rotation pairs halves, not neighbors.
@@ -181,22 +225,22 @@ class DecoderLayer:
     def forward(
         self, hidden: torch.Tensor, rotation: Rotation, attention: AttentionBackend, metadata: StepMetadata
     ) -> torch.Tensor:
-        x = self._before_attention(hidden) if self._before_attention else hidden
+        x = self.before_attention(hidden) if self.before_attention else hidden
         qkv = self._qkv(x).view(len(x), -1, self._head_dim)
         if self._qk_norms:
             qkv = self._normalize(qkv)
         query, key, value = torch.split(rotation.apply(qkv), self._heads, dim=1)
         attended = attention.attend(self._index, query, key, value, metadata)
         hidden = self._add(self._out, attended, self._after_attention, hidden)
-        x = self._before_mlp(hidden) if self._before_mlp else hidden
-        return self._add(self._mlp, x, self._after_mlp, hidden)
+        x = self.before_mlp(hidden) if self.before_mlp else hidden
+        return self._add(self.mlp, x, self._after_mlp, hidden)
 
     def fuse(self, layers: Layers) -> LayerOperator | None:
         """Return the whole layer as an operator of the C kernels, or None if the layer has other parts."""
-        if self._multiplier != 1 or not isinstance(self._mlp, GatedFeedForward):
+        if self._multiplier != 1 or not isinstance(self.mlp, GatedFeedForward):
             return None
-        norms = (self._before_attention, self._after_attention, self._before_mlp, self._after_mlp)
-        products = (self._qkv, self._out, self._mlp.gated, self._mlp.down)
+        norms = (self.before_attention, self._after_attention, self.before_mlp, self._after_mlp)
+        products = (self._qkv, self._out, self.mlp.gated, self.mlp.down)
         return layers.fuse((*norms, *(self._qk_norms or (None, None))), products)
 
     def _add(
@@ -219,10 +263,16 @@ class DecoderLayer:
 
 
 def _load_mlp(
-    family: Decoder, config: ModelConfig, weights: Weights, layers: Layers, prefix: str, index: int
+    family: Decoder,
+    config: ModelConfig,
+    weights: Weights,
+    layers: Layers,
+    prefix: str,
+    index: int,
+    factors: torch.Tensor | None,
 ) -> FeedForward:
     moe = config.moe
     if moe is not None and family.experts is not None and moe.sparse_layers[index]:
         return load_experts(weights, layers, config, moe, prefix, family.experts)
     names = [f"{prefix}.mlp.{name}" for name in family.mlp_names]
-    return load_gated(weights, layers, config, names, config.intermediate_size, bias=config.mlp_bias)
+    return load_gated(weights, layers, config, names, config.intermediate_size, bias=config.mlp_bias, factors=factors)

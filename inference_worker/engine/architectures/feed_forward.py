@@ -130,12 +130,24 @@ class ExpertNames:
 
 
 def load_gated(
-    weights: Weights, layers: Layers, config: ModelConfig, names: Sequence[str], inner: int, *, bias: bool = False
+    weights: Weights,
+    layers: Layers,
+    config: ModelConfig,
+    names: Sequence[str],
+    inner: int,
+    *,
+    bias: bool = False,
+    factors: torch.Tensor | None = None,
 ) -> GatedFeedForward:
-    """Return the block of the weights `names`: gate, up and down, or the fused gate and up, and down."""
+    """Return the block of the weights `names`: gate, up and down, or the fused gate and up, and down.
+
+    Args:
+        factors: of the inputs of gate and up, as in `take_linear`.
+    """
     hidden, fused = config.hidden_size, len(names) == 2
     *inputs, down = names
-    gate_up = take_together(weights, inputs, [2 * inner] if fused else [inner, inner], hidden, bias=bias)
+    outs = [2 * inner] if fused else [inner, inner]
+    gate_up = take_together(weights, inputs, outs, hidden, bias=bias, factors=factors)
     return GatedFeedForward(
         layers.gated_linear(*gate_up, config.activation),
         layers.linear(*take_together(weights, [down], [hidden], inner, bias=bias)),
@@ -143,10 +155,18 @@ def load_gated(
 
 
 def take_together(
-    weights: Weights, names: Sequence[str], outs: Sequence[int], inputs: int, *, bias: bool
+    weights: Weights,
+    names: Sequence[str],
+    outs: Sequence[int],
+    inputs: int,
+    *,
+    bias: bool,
+    factors: torch.Tensor | None = None,
 ) -> tuple[Weight, torch.Tensor | None]:
     """Return the weights `names`, which have the same inputs and `outs` outputs, as one; and their biases."""
-    weight = concatenate([take_linear(weights, name, (out, inputs)) for name, out in zip(names, outs, strict=True)])
+    shapes = [(out, inputs) for out in outs]
+    parts = [take_linear(weights, name, shape, factors) for name, shape in zip(names, shapes, strict=True)]
+    weight = concatenate(parts)
     if not bias:
         return weight, None
     biases = [weights.take(f"{name}.bias", (out,)) for name, out in zip(names, outs, strict=True)]

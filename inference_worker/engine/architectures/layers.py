@@ -65,6 +65,10 @@ class RMSNorm:
         self.weight = weight.float() + offset if offset else weight
         self.eps = eps
 
+    def divide(self, factors: torch.Tensor) -> None:
+        """Divide each channel of the output by its factor, a power of two."""
+        self.weight = self.weight / factors.to(self.weight.dtype)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.to(self.weight.dtype)
         return functional.rms_norm(wide, self.weight.shape, self.weight, self.eps).to(x.dtype)
@@ -109,6 +113,16 @@ class NativeLinear(Linear):
 
     def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return self.product(x, other)
+
+
+class NativeHead(NativeLinear):
+    """A linear layer on the C kernels whose output is in float32.
+
+    In bfloat16 the two best tokens often have equal logits, and then the first one is the result.
+    """
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product.in_float32(x)
 
 
 class NativeRMSNorm(RMSNorm):
@@ -220,6 +234,11 @@ class Layers:
             return Int8Linear(weight, bias) if isinstance(weight, Int8Weight) else Fp8Linear(weight, bias)
         plain = self._to_tensor(weight)
         return InvariantLinear(plain, bias) if self._invariant else Linear(plain, bias)
+
+    def head(self, weight: torch.Tensor) -> Linear:
+        """Return the layer that computes logits: on the C kernels in float32, else in the dtype."""
+        product = self._native_product(weight, None)
+        return self.linear(weight) if product is None else NativeHead(product)
 
     def embedding(self, weight: torch.Tensor, head: Linear | None) -> Callable[[torch.Tensor], torch.Tensor]:
         """Return the lookup of the rows of `weight`. It reads the packed weight of a tied head, not a second copy."""

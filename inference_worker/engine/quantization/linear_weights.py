@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -60,12 +61,32 @@ class LinearWeights(Weights):
             return dequantize(self._load(layer, (shape[0], shape[1])))
         return super().take(name, shape)
 
-    def take_linear(self, name: str, shape: tuple[int, int]) -> Weight:
-        """Return the weight of the layer `name`, [outputs, inputs], dequantized or not."""
+    def take_linear(self, name: str, shape: tuple[int, int], factors: torch.Tensor | None = None) -> Weight:
+        """Return the weight of the layer `name`, [outputs, inputs], dequantized or not.
+
+        Args:
+            factors: of the inputs, [inputs], by which a weight is multiplied before it is quantized.
+        """
         if self._is_quantized(name):
             return self._load(name, shape)
         weight = super().take(f"{name}{_WEIGHT}", shape)
+        if factors is not None:
+            weight = weight * factors.to(weight)
         return weight if self._quantization == "none" else quantize(weight, self._quantization)
+
+    @property
+    def is_smoothed(self) -> bool:
+        """Return whether layers are smoothed before they are quantized (`architectures.smoothing`)."""
+        return self._quantization == "int8"
+
+    @contextmanager
+    def unquantized(self) -> Iterator[None]:
+        """Return weights in the dtype during the context."""
+        quantization, self._quantization = self._quantization, "none"
+        try:
+            yield
+        finally:
+            self._quantization = quantization
 
     def _is_quantized(self, layer: str) -> bool:
         return self._form is not None and any(self.has(f"{layer}.{mark}") for mark in _FORMATS[self._form.name][1])
@@ -76,8 +97,12 @@ class LinearWeights(Weights):
         return _FORMATS[self._form.name][0](self, layer, shape, self._form)
 
 
-def take_linear(weights: Weights, name: str, shape: tuple[int, int]) -> Weight:
-    """Return the weight of the layer `name`, [outputs, inputs], in its format if `weights` supports formats."""
+def take_linear(weights: Weights, name: str, shape: tuple[int, int], factors: torch.Tensor | None = None) -> Weight:
+    """Return the weight of the layer `name`, [outputs, inputs], in its format if `weights` supports formats.
+
+    Args:
+        factors: as in `LinearWeights.take_linear`; None if `weights` does not support formats.
+    """
     if isinstance(weights, LinearWeights):
-        return weights.take_linear(name, shape)
+        return weights.take_linear(name, shape, factors)
     return weights.take(f"{name}{_WEIGHT}", shape)

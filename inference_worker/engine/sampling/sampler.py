@@ -89,7 +89,7 @@ class Sampler:
     Args:
         eos_token_ids: ids that `min_tokens` excludes.
         max_rows: maximum rows per call; None: the fastest number. With one row, threads split a sum in only one way.
-        kernels: the C kernels, which find the maxima of logits in bfloat16.
+        kernels: the C kernels, which find the maxima of logits in float32.
     """
 
     def __init__(
@@ -309,7 +309,7 @@ def _choose(
 
 def _argmax(logits: torch.Tensor, kernels: Library | None) -> torch.Tensor:
     """Return the index of each row's maximum; the first one if there are several."""
-    if kernels is not None and logits.dtype == torch.bfloat16:
+    if kernels is not None and logits.dtype == torch.float32:
         return operators.argmax(kernels, logits)
     if logits.is_cuda or logits.shape[-1] % _BLOCK:
         return logits.max(-1).indices

@@ -615,6 +615,15 @@ INLINE int64_t smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+/* Copy `count` sums and add the bias. */
+INLINE void finish_wide_row(const float *sums, const bf16 *bias, int64_t count, float *out)
+{
+    _Alignas(64) float result[COLUMNS];
+    for (int i = 0; i < COLUMNS; i += LANES)
+        store(result + i, bias ? load(sums + i) + load_bf16(bias + i) : load(sums + i));
+    memcpy(out, result, (size_t)count * 4);
+}
+
 /* Add bias and residual to COLUMNS sums, apply the activation and round. */
 INLINE void finish_row(const float *sums, const bf16 *bias, const bf16 *residual, int64_t activation, bf16 *out)
 {
@@ -752,6 +761,10 @@ INLINE void linear_part(const void *data, int64_t part, int format)
             multiply_quantized(l, index, row, rows, sums, format, &ahead);
         }
         for (int64_t r = 0; r < rows; r++) {
+            if (l->wide_out) {
+                finish_wide_row(sums + r * COLUMNS, bias, count, l->wide_out + (row + r) * l->out_stride + column);
+                continue;
+            }
             bf16 *out = l->out + (row + r) * l->out_stride + column, *to = count < columns ? result : out;
             if (gated) {
                 finish_gated_row(sums + r * COLUMNS, bias, up_bias, l->activation, to);
@@ -850,27 +863,24 @@ static void compute_linear(const struct linear *given)
 static void argmax_part(const void *data, int64_t row)
 {
     const struct maxima *m = data;
-    const bf16 *x = m->x + row * m->width;
+    const float *x = m->x + row * m->width;
     int64_t whole = m->width / LANES * LANES, i = 0;
     floats tops = fill(-INFINITY);
     ints broken = {0};
     for (; i < whole; i += LANES) {
-        floats v = load_bf16(x + i);
+        floats v = load(x + i);
         broken |= v != v;
         tops = choose(v > tops, v, tops);
     }
     float top = maximum(tops);
     int is_broken = sum(choose(broken, fill(1), fill(0))) > 0;
     for (; i < m->width; i++) {
-        float v = bf16_value(x[i]);
-        is_broken |= v != v;
-        top = v > top ? v : top;
+        is_broken |= x[i] != x[i];
+        top = x[i] > top ? x[i] : top;
     }
-    for (i = 0; i < m->width; i++) {
-        float v = bf16_value(x[i]);
-        if (is_broken ? v != v : v == top)
+    for (i = 0; i < m->width; i++)
+        if (is_broken ? x[i] != x[i] : x[i] == top)
             break;
-    }
     m->out[row] = i;
 }
 

@@ -27,7 +27,8 @@ struct linear {
     const void *weight;   /* packed */
     const bf16 *bias;     /* [outputs] or null */
     const bf16 *residual; /* [rows, outputs], rows are residual_stride apart; or null */
-    bf16 *out;            /* [rows, outputs], or [rows, outputs / 2] with a gate */
+    bf16 *out;            /* [rows, outputs], or [rows, outputs / 2] with a gate; or null */
+    float *wide_out;      /* [rows, outputs], instead of `out`, without residual and activation; or null */
     /* Of a quantized weight: the inputs are in groups, and `groups` is inputs / group. */
     const float *scales; /* [tiles, groups, COLUMNS] */
     const float *offsets; /* INT4: [tiles, groups, COLUMNS], subtracted from the weights before the scale is applied; or
@@ -132,7 +133,7 @@ struct layers {
 };
 
 struct maxima {
-    const bf16 *x; /* [rows, width], contiguous */
+    const float *x; /* [rows, width], contiguous */
     int64_t *out;  /* [rows] */
     int64_t rows, width;
 };

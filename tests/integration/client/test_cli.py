@@ -142,9 +142,9 @@ def test_policies(run, tmp_path):
     path = tmp_path / "policy.json"
     path.write_text('{"rules": [{"targets": [{"model": "smollm2-135m"}]}]}')
     first = printed(run("policies", "publish", "quick", "--file", path, "--json"))
-    second = printed(run("policies", "publish", "quick", "--model", "smollm2-135m-int4", "--json"))
+    second = printed(run("policies", "publish", "quick", "--model", "smollm2-135m-int8", "--json"))
     assert (first["version"], second["version"]) == (1, 2)
-    assert "smollm2-135m-int4" in run("policies", "show", second["id"]).stdout
+    assert "smollm2-135m-int8" in run("policies", "show", second["id"]).stdout
     assert "version 3 of quick" in run("policies", "revert", first["id"]).stdout
     (active,) = printed(run("policies", "list", "--name", "quick", "--active", "--json"))
     run("policies", "withdraw", active["id"])

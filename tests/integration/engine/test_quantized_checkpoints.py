@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from inference_worker.contract.config import ModelConfig, ModelError, QuantizationName
 from inference_worker.engine.architectures import load_model
-from inference_worker.engine.architectures.layers import Fp8Linear, Int8Linear, Layers, NativeLinear
+from inference_worker.engine.architectures.layers import Fp8Linear, Int8Linear, Layers, NativeLinear, RMSNorm
+from inference_worker.engine.quantization import linear_weights
 from inference_worker.engine.quantization.linear_weights import LinearWeights
 from inference_worker.engine.quantization.quantize import quantize, to_int8
 from inference_worker.engine.quantization.weights import Fp8Weight, Int4Weight, Int8Weight, Weight, dequantize
@@ -212,6 +214,47 @@ def test_a_model_that_is_quantized_when_it_is_loaded_is_close(name: Quantization
     position = len(PROMPT)
     error = (got.logits[position] - want.logits[position]).norm() / want.logits[position].norm()
     assert 0 < error < (0.4 if name == "int4" else 0.15)
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_smoothing_changes_no_result_of_weights_that_are_not_rounded(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = FamilyModel(CASES[family], tmp_path)
+    want = generate_from(model, model.directory, quantization="none")
+    monkeypatch.setattr(linear_weights, "quantize", lambda weight, _: weight)
+    factors: list[float] = []
+    divide = RMSNorm.divide
+
+    def watch(norm: RMSNorm, divisors: torch.Tensor) -> None:
+        factors.extend(divisors.tolist())
+        divide(norm, divisors)
+
+    monkeypatch.setattr(RMSNorm, "divide", watch)
+    got = generate_from(model, model.directory, quantization="int8")
+    assert all(torch.equal(got.logits[position], want.logits[position]) for position in want.logits)
+    assert bool(factors) == (family != "olmo2")  # which has no norm before its products
+    assert all(math.log2(factor).is_integer() for factor in factors)
+
+
+def test_smoothing_lowers_the_error_of_channels_of_different_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = FamilyModel(CASES["llama"], tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith("layernorm.weight"):
+            tensor[::16] *= 60  # and the columns of the weights that read these channels are smaller
+        elif any(f".{part}_proj.weight" in name for part in ("q", "k", "v", "gate", "up")):
+            tensor[:, ::16] /= 60
+    save_file(tensors, tmp_path / "model.safetensors")
+    want = generate_from(model, tmp_path, quantization="none").logits
+    smoothed = generate_from(model, tmp_path, quantization="int8").logits
+    monkeypatch.setattr(LinearWeights, "is_smoothed", False)
+    rounded = generate_from(model, tmp_path, quantization="int8").logits
+    position = len(PROMPT)
+    errors = [float((logits[position] - want[position]).norm()) for logits in (smoothed, rounded)]
+    assert 0 < 4 * errors[0] < errors[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -229,7 +229,7 @@ def test_a_policy_is_published_reverted_and_withdrawn(acme):
     client = log_in("developer")
     edit = "/t/acme/routing/edit"
     assert client.post(edit, {"name": "mine", "body": json.dumps(GOOD)}).status_code == 303
-    second = {"models": ["smollm2-135m-int4"]}
+    second = {"models": ["smollm2-135m-int8"]}
     client.post(edit, {"name": "mine", "body": json.dumps(second), "base": "1"})
     first, last = sorted(of(RoutingPolicy, acme), key=lambda row: row.version)
     assert (first.active, last.active, last.body) == (False, True, second)
@@ -280,9 +280,9 @@ def test_rules_are_edited_as_rows(acme):
     short = {
         **{"name": "Short", "tokens_at_most": "500", "task": "qa, sum", "metadata": "team = a, b", "images": "false"},
         **{"start": "08:00", "end": "18:00", "zone": "Europe/Berlin", "budget_at_least": "5", "strategy": "cheapest"},
-        **{"targets": "smollm2-135m 9\nsmollm2-135m-int4 0", "checks": ["pattern"], "pattern": "yes|no"},
+        **{"targets": "smollm2-135m 9\nsmollm2-135m-int8 0", "checks": ["pattern"], "pattern": "yes|no"},
     }
-    shadow = {"p-shadow_model": "smollm2-135m-int4", "p-shadow_percent": "20"}
+    shadow = {"p-shadow_model": "smollm2-135m-int8", "p-shadow_percent": "20"}
     post = _rows(short, {}, **{"p-max_per_request": "2", "p-context_overflow": "drop_middle", "publish": "1"}, **shadow)
     assert client.post("/t/acme/routing/edit", post).status_code == 303
     (row,) = of(RoutingPolicy, acme)
@@ -290,12 +290,12 @@ def test_rules_are_edited_as_rows(acme):
     when = {"prompt_tokens": {"at_most": 500}, "images": False, "task": ["qa", "sum"], "metadata": {"team": ["a", "b"]}}
     assert row.body["rules"][0] == {
         **{"name": "Short", "when": {**when, "hours": hours, "budget_left": {"at_least": 5}}, "strategy": "cheapest"},
-        "targets": [{"model": "smollm2-135m", "weight": 9}, {"model": "smollm2-135m-int4", "weight": 0}],
+        "targets": [{"model": "smollm2-135m", "weight": 9}, {"model": "smollm2-135m-int8", "weight": 0}],
         "escalate": {"on": ["pattern"], "pattern": "yes|no"},
     }
     assert row.body["rules"][1] == {"targets": [{"model": "smollm2-135m"}]}
     assert row.body["retries"] == {"max_per_request": 2}
-    assert row.body["shadow"] == {"model": "smollm2-135m-int4", "percent": 20}
+    assert row.body["shadow"] == {"model": "smollm2-135m-int8", "percent": 20}
     page = client.get(f"/t/acme/routing/edit?from={row.pk}").content.decode()
     for text in (
         "Short",
@@ -340,7 +340,7 @@ def test_a_draft_is_saved_edited_and_published(acme):
     assert "There is a draft" in client.get(f"/t/acme/routing/{of(RoutingPolicy, acme)[0].pk}").content.decode()
     assert "Requests still use version 1" in client.get(response.headers["Location"]).content.decode()
     assert client.post("/t/acme/routing/edit", {"name": "mine", "body": "[]", "draft": "1"}).status_code == 422
-    fixed = {"name": "mine", "body": '{"models": ["smollm2-135m-int4"]}', "base": "1", "publish": "1"}
+    fixed = {"name": "mine", "body": '{"models": ["smollm2-135m-int8"]}', "base": "1", "publish": "1"}
     assert client.post(response.headers["Location"], fixed).status_code == 303
     assert of(RoutingPolicyDraft, acme) == []
     assert max(row.version for row in of(RoutingPolicy, acme)) == 2

@@ -46,7 +46,7 @@ def keys() -> list[ApiKey]:
 @pytest.mark.django_db
 def test_bootstrap_creates_a_routing_policy_for_the_demo(credentials, row):
     policy = row(bootstrap()["demo_key"]).policies["smollm2"]
-    assert policy.models == ("smollm2-135m", "smollm2-135m-int4")
+    assert policy.models == ("smollm2-135m", "smollm2-135m-int8")
 
 
 @pytest.mark.django_db

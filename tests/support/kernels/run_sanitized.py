@@ -77,6 +77,10 @@ def run_linear(library: Library, memory: Memory, rows: int, inputs: int, outputs
         activation=activation,
     )  # fmt: skip
     library.linear(byref(arguments))
+    if not activation:
+        arguments.wide_out, arguments.residual = memory.factors(rows * outputs), None
+        library.linear(byref(arguments))
+        arguments.wide_out = None
     arguments.group = 32
     groups, tiles = inputs // 32, -(-width // columns)
     arguments.scales, arguments.row_scales = memory.factors(tiles * groups * 32), memory.factors(2 * rows * groups)
@@ -146,7 +150,7 @@ def run_all(library: Library) -> None:
         numbers = memory.numbers(rows * width)
         factors = memory.factors(width), memory.factors(width)
         library.layer_norm(byref(LayerNormArguments(numbers, *factors, numbers, rows, width, 1e-5)))
-        library.argmax(byref(MaximaArguments(numbers, memory.bytes(8 * rows), rows, width)))
+        library.argmax(byref(MaximaArguments(memory.factors(rows * width), memory.bytes(8 * rows), rows, width)))
         library.norm(byref(NormArguments(numbers, memory.factors(width), numbers, numbers, rows, width, 1e-5)))
     for rows, heads, half, rest in ((1, 1, 1, 0), (9, 3, 20, 5), (2, 2, 32, 0)):
         wide = 2 * half + rest

@@ -10,7 +10,7 @@ from tests.support.frontend.console import Screen, World, register
 
 ARMS = [
     {"name": "current", "share": 40, "model": "smollm2-135m"},
-    {"name": "4 bits", "share": 40, "model": "smollm2-135m-int4"},
+    {"name": "8 bits", "share": 40, "model": "smollm2-135m-int8"},
 ]
 
 
@@ -23,7 +23,7 @@ def prepare(world: World) -> None:
         harmed = actions.do_start_experiment(_experiment(tenant, "Harm", "slow"))
         _count(harmed, now, 1.8)
         actions.do_stop_experiment(harmed, "harm", "ttft")
-        running = actions.do_start_experiment(_experiment(tenant, "4 bits for the chat of support", "mine"))
+        running = actions.do_start_experiment(_experiment(tenant, "8 bits for the chat of support", "mine"))
         _count(running, now, 0.9)
         for name, row in (("experiment", running), ("experiment_draft", drafted), ("harm", harmed)):
             world.rows[f"{state}.{name}"] = row.pk
@@ -73,7 +73,7 @@ def _newest(tenant: Any) -> int:
 
     row = Experiment.objects.for_tenant(tenant).order_by("-pk").first()
     if row is None:
-        row = actions.do_start_experiment(_experiment(tenant, "4 bits for chat", "assistant"))
+        row = actions.do_start_experiment(_experiment(tenant, "8 bits for chat", "assistant"))
         _count(row, datetime.now(UTC), 0.9)
     return int(row.pk)
 

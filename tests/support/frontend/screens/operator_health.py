@@ -51,11 +51,11 @@ def prepare(world: World) -> None:
         broker.delete(REPLICAS_KEY)
         for minute in range(50):
             speak(broker, "smollm2-135m-0.aa", "smollm2-135m", running=3 + minute % 5, minute=minute)
-            speak(broker, "smollm2-135m-int4-0.bb", "smollm2-135m-int4", running=minute % 3, minute=minute // 2)
+            speak(broker, "smollm2-135m-int8-0.bb", "smollm2-135m-int8", running=minute % 3, minute=minute // 2)
             history.sample(read_fleet_status(), now - timedelta(minutes=49 - minute))
         speak(broker, "smollm2-135m-1.cc", "smollm2-135m", running=2)
         broker.delete(beat_key("smollm2-135m-1.cc"))
-    do_cordon("smollm2-135m-int4-0", reason="a new kernel is tried")
+    do_cordon("smollm2-135m-int8-0", reason="a new kernel is tried")
     do_set_machine_cost("smollm2-135m", 400_000_000)
     with all_tenants_scope(BypassReason.COMMAND):
         for reason in UsageQuarantine.Reason:

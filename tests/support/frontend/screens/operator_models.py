@@ -11,7 +11,7 @@ register(
     Screen("operator-models-drain", f"{WORKER}/drain", 10, who="operator", states=("populated",)),
     Screen(
         "operator-models-uncordon",
-        "/operator/models/smollm2-135m-int4-0/uncordon",
+        "/operator/models/smollm2-135m-int8-0/uncordon",
         12,
         who="operator",
         states=("populated",),

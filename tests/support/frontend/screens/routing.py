@@ -14,12 +14,12 @@ def prepare(world: World) -> None:
         tenant, key = world.tenants[state], world.keys[state][0]
         actions.do_publish_policy(tenant, "old-name", {"models": ["smollm2-135m"]})
         actions.do_withdraw_policy(tenant, "old-name")
-        first = actions.do_publish_policy(tenant, "mine", {"models": ["smollm2-135m", "smollm2-135m-int4"]})
+        first = actions.do_publish_policy(tenant, "mine", {"models": ["smollm2-135m", "smollm2-135m-int8"]})
         hours = {"start": "08:00", "end": "18:00", "zone": "Europe/Berlin", "days": ["mon", "tue"]}
         when = {"prompt_tokens": {"at_least": 900}, "keys": [key.pk], "hours": hours, "tools": False}
-        big = [{"model": "smollm2-135m-int4"}, {"model": "gone", "weight": 0}]
-        split = [{"model": "smollm2-135m", "weight": 9}, {"model": "smollm2-135m-int4"}]
-        shadow = {"model": "smollm2-135m-int4", "percent": 20}
+        big = [{"model": "smollm2-135m-int8"}, {"model": "gone", "weight": 0}]
+        split = [{"model": "smollm2-135m", "weight": 9}, {"model": "smollm2-135m-int8"}]
+        shadow = {"model": "smollm2-135m-int8", "percent": 20}
         rules = [{"when": when, "targets": big}, {"targets": split}]
         body = {"rules": rules, "fallback_on": ["error"], "shadow": shadow}
         for number in range(3):
@@ -55,7 +55,7 @@ def _compare(tenant: Any, number: int) -> None:
             requested_model="mine",
             policy_version=2,
             served_model="smollm2-135m",
-            shadow_model="smollm2-135m-int4",
+            shadow_model="smollm2-135m-int8",
             is_operator_paid=False,
             code="" if answered else "server_is_overloaded",
             has_schema=True,
@@ -78,7 +78,7 @@ def _newest(tenant: Any) -> int:
 
     rows = RoutingPolicy.objects.for_tenant(tenant)
     if not rows.exists():
-        small, whole = "smollm2-135m", "smollm2-135m-int4"
+        small, whole = "smollm2-135m", "smollm2-135m-int8"
         do_publish_policy(tenant, "assistant", {"models": [small]})
         long = {"when": {"prompt_tokens": {"at_least": 400}}, "targets": [{"model": whole}]}
         split = {"targets": [{"model": small, "weight": 9}, {"model": whole}]}
@@ -89,7 +89,7 @@ def _newest(tenant: Any) -> int:
 def _draft(tenant: Any) -> int:
     from tenants.actions import do_save_policy_draft
 
-    small, whole = "smollm2-135m", "smollm2-135m-int4"
+    small, whole = "smollm2-135m", "smollm2-135m-int8"
     short = {"name": "Short questions", "when": {"prompt_tokens": {"at_most": 200}}, "targets": [{"model": whole}]}
     checks = {"strategy": "ordered", "escalate": {"on": ["empty"]}, "targets": [{"model": whole}, {"model": small}]}
     return int(do_save_policy_draft(tenant, "assistant", {"rules": [short, checks]}).pk)
