@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.options import parse
 from inference_worker.contract.config import EngineConfig
-from inference_worker.contract.malloc import reuse_freed_memory, trim_heap
+from inference_worker.contract.process_memory import release_code, reuse_freed_memory, trim_heap
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
@@ -65,6 +65,7 @@ def main() -> None:
             )
         )  # fmt: skip
     trim_heap()
+    release_code()
     report("load")
     draw = random.Random(1)  # noqa: S311
     added = ended = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from inference_worker.contract.env import SettingsError
-from inference_worker.contract.malloc import reuse_freed_memory
+from inference_worker.contract.process_memory import reuse_freed_memory
 
 
 def main() -> None:

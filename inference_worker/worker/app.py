@@ -16,8 +16,8 @@ from celery import Celery, signals
 from kombu import Exchange, Queue
 
 from inference_worker.contract.logs import configure_logging
-from inference_worker.contract.malloc import trim_heap
 from inference_worker.contract.messages import INFERENCE_KEY_PREFIX, Wakeup, replica_queue
+from inference_worker.contract.process_memory import release_code, trim_heap
 from inference_worker.contract.settings import WorkerSettings, worker_settings
 from inference_worker.worker.worker import Worker, new_replica_id
 
@@ -88,6 +88,7 @@ def _load(**_: Any) -> None:
     gc.collect()
     gc.freeze()
     trim_heap()
+    release_code()
     threading.Thread(target=_stop_when_broken, args=(worker,), daemon=True).start()
 
 

@@ -41,6 +41,7 @@ from inference_worker.contract.messages import (
     decode_heartbeat,
     worker_of,
 )
+from inference_worker.contract.process_memory import release_code
 from inference_worker.worker.memory import free_memory
 from inference_worker.worker.replica import LocalReplica
 
@@ -387,6 +388,7 @@ class Reconciler:
             reason = str(exc) or type(exc).__name__
         else:
             gc.freeze()  # so that full collections do not scan the model and delay a step
+            release_code()
             return
         free_memory()
         seconds = replica.fail_load(reason[:500], FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS)

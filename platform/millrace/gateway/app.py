@@ -21,7 +21,7 @@ from billing.costs.spend import SpendStore
 from billing.metering import status
 from inference_worker.contract import valkey
 from inference_worker.contract.deployments import WantedState
-from inference_worker.contract.malloc import return_freed_memory, trim_heap
+from inference_worker.contract.process_memory import release_code, return_freed_memory, trim_heap
 from millrace.apps.batches.storage import Storage
 from millrace.conf.environment import PlatformSettings, platform_settings
 from millrace.gateway.admission.budget_admission import BudgetAdmission, RequestAdmission
@@ -301,6 +301,7 @@ async def lifespan(scope: Any, receive: Any, send: Any) -> None:
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)
     trim_heap()
+    release_code()
     await send({"type": "lifespan.startup.complete"})
     await receive()
     _running.remove(gateway)

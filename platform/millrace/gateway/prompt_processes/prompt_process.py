@@ -20,7 +20,7 @@ from typing import IO
 
 import msgspec
 
-from inference_worker.contract.malloc import return_freed_memory
+from inference_worker.contract.process_memory import return_freed_memory
 from inference_worker.contract.tokenizer import Tokenizer
 from millrace.gateway.core.catalog import ServedModel, upstream_model
 from millrace.gateway.core.errors import ApiError

@@ -1,12 +1,16 @@
-"""Settings of the C library's allocator (glibc only). Other C libraries ignore them."""
+"""The memory of this process: settings of the C library's allocator (glibc only), and the release of unused pages."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
+from pathlib import Path
 
 # Numbers from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+_MAPS = Path("/proc/self/maps")
+_MIN_CODE_BYTES = 1 << 20  # of a mapping whose pages are released
 
 
 def return_freed_memory() -> None:
@@ -30,6 +34,21 @@ def trim_heap() -> None:
     """Return the heap's free memory to the system. Loading a tokenizer leaves several MB."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def release_code() -> None:
+    """Release the pages of libraries' code, most of which runs only while the process starts.
+
+    The kernel maps a page again when its code runs. Code is not writable, so no change is lost.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # not Linux
+        madvise = ctypes.CDLL(None).madvise
+        madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        for line in _MAPS.read_text(encoding="utf-8", errors="replace").splitlines():
+            addresses, permissions, _, _, _, *path = line.split(maxsplit=5)
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            if permissions == "r-xp" and path and path[0].startswith("/") and end - start >= _MIN_CODE_BYTES:
+                madvise(start, end - start, mmap.MADV_DONTNEED)
 
 
 def _set(*, mmap_threshold: int, trim_threshold: int) -> None:
