@@ -78,11 +78,16 @@ struct comparison {
     double error, largest;
 };
 
-static void compare(struct comparison *c, bf16 got, double want)
+static void compare_float(struct comparison *c, float got, double want)
 {
-    double error = fabs(value(got) - want);
+    double error = fabs((double)got - want);
     c->error = error > c->error || error != error ? error : c->error;
     c->largest = fabs(want) > c->largest ? fabs(want) : c->largest;
+}
+
+static void compare(struct comparison *c, bf16 got, double want)
+{
+    compare_float(c, value(got), want);
 }
 
 static void report(const char *name, struct comparison c)
@@ -154,6 +159,12 @@ static void check_linear(int64_t rows, int64_t inputs, int64_t outputs, int64_t 
         .activation = activation, .format = format, .group = group,
     };
     millrace_linear(&l);
+    float *wide = allocate(rows * outputs, sizeof *wide); /* the product without activation and residual */
+    l.activation = gated ? activation : NONE;
+    l.residual = NULL;
+    l.wide_out = wide;
+    if (!gated)
+        millrace_linear(&l);
     struct comparison c = {0};
     for (int64_t row = 0; row < rows; row++)
         for (int64_t column = 0; column < width; column++) {
@@ -164,11 +175,13 @@ static void check_linear(int64_t rows, int64_t inputs, int64_t outputs, int64_t 
                 for (int64_t i = 0; i < inputs; i++)
                     sums[half] += value(x[row * inputs + i]) * weight[output * inputs + i];
             }
+            if (!gated)
+                compare_float(&c, wide[row * outputs + column], sums[0]);
             double want = activate(sums[0] + (residual ? value(residual[row * outputs + column]) : 0), activation);
             compare(&c, out[row * width + column], gated ? want * sums[1] : want);
         }
     report((const char *[]){"the product", "the product of 8-bit integers", "the product with 4-bit weights"}[format], c);
-    void *all[] = {x, plain, bias, residual, out, packed, codes, scales, row_scales, zeros, weight};
+    void *all[] = {x, plain, bias, residual, out, wide, packed, codes, scales, row_scales, zeros, weight};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }
@@ -270,6 +283,9 @@ static void check_norms(int64_t rows, int64_t width)
     bf16 *x = draw_bf16(rows * width), *residual = draw_bf16(rows * width), *out = allocate(rows * width, sizeof *out);
     float *weight = draw_floats(width), *bias = draw_floats(width);
     int64_t *found = allocate(rows, sizeof *found);
+    float *wide = allocate(rows * width, sizeof *wide);
+    for (int64_t i = 0; i < rows * width; i++)
+        wide[i] = value(x[i]);
     struct norm norm = {x, weight, residual, out, rows, width, 1e-5f};
     struct comparison c = {0}, d = {0};
     millrace_norm(&norm);
@@ -285,7 +301,7 @@ static void check_norms(int64_t rows, int64_t width)
     report("the norm", c);
     struct layer_norm layer_norm = {x, weight, bias, out, rows, width, 1e-5f};
     millrace_layer_norm(&layer_norm);
-    struct maxima maxima = {x, found, rows, width};
+    struct maxima maxima = {wide, found, rows, width};
     millrace_argmax(&maxima);
     for (int64_t row = 0; row < rows; row++) {
         double mean = 0, squares = 0;
@@ -302,7 +318,7 @@ static void check_norms(int64_t rows, int64_t width)
             d.error = INFINITY;
     }
     report("the layer normalization or the maximum", d);
-    void *all[] = {x, residual, out, weight, bias, found};
+    void *all[] = {x, residual, out, weight, bias, found, wide};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }
