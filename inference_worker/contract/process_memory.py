@@ -9,8 +9,7 @@ from pathlib import Path
 
 # Numbers from glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-_MAPS = Path("/proc/self/maps")
-_MIN_CODE_BYTES = 1 << 20  # of a mapping whose pages are released
+_MAPPINGS = Path("/proc/self/smaps")
 
 
 def return_freed_memory() -> None:
@@ -37,18 +36,22 @@ def trim_heap() -> None:
 
 
 def release_code() -> None:
-    """Release the pages of libraries' code, most of which runs only while the process starts.
+    """Release the pages of libraries' code and constants, most of which are used only while the process starts.
 
-    The kernel maps a page again when its code runs. Code is not writable, so no change is lost.
+    The kernel maps a page again when it is used. Only mappings without changed pages are released, so nothing is lost.
     """
     with contextlib.suppress(OSError, AttributeError):  # not Linux
         madvise = ctypes.CDLL(None).madvise
         madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        for line in _MAPS.read_text(encoding="utf-8", errors="replace").splitlines():
-            addresses, permissions, _, _, _, *path = line.split(maxsplit=5)
-            start, end = (int(address, 16) for address in addresses.split("-"))
-            if permissions == "r-xp" and path and path[0].startswith("/") and end - start >= _MIN_CODE_BYTES:
-                madvise(start, end - start, mmap.MADV_DONTNEED)
+        start = size = 0
+        for line in _MAPPINGS.read_text(encoding="utf-8", errors="replace").splitlines():
+            name, *values = line.split()
+            if not name.endswith(":"):
+                start, end = (int(address, 16) for address in name.split("-"))
+                is_constant = "w" not in values[0] and values[-1].startswith("/")
+                size = end - start if is_constant else 0
+            elif name == "Anonymous:" and values[0] == "0" and size:  # no page was changed before it became read-only
+                madvise(start, size, mmap.MADV_DONTNEED)
 
 
 def _set(*, mmap_threshold: int, trim_threshold: int) -> None:

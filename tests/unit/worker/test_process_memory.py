@@ -10,12 +10,12 @@ from inference_worker.contract.process_memory import release_code
 
 
 def resident_code() -> int:
-    """Return the resident KiB of the code of mapped files."""
+    """Return the resident KiB of mapped files that are not writable."""
     total, is_code = 0, False
     for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
         words = line.split()
         if not words[0].endswith(":"):
-            is_code = words[1] == "r-xp" and len(words) > 5 and words[5].startswith("/")
+            is_code = "w" not in words[1] and len(words) > 5 and words[5].startswith("/")
         elif words[0] == "Rss:" and is_code:
             total += int(words[1])
     return total
