@@ -119,7 +119,8 @@ class InCurrency(serializers.ModelSerializer[Any]):
     currency = serializers.SerializerMethodField(help_text="That of the tenant.")
 
     def get_currency(self, row: Any) -> str:
-        known: dict[int, str] = self.context.setdefault("currencies", {})
+        context: Any = self.context  # shared by all rows
+        known: dict[int, str] = context.setdefault("currencies", {})
         if row.tenant_id not in known:
             with all_tenants_scope(BypassReason.BILLING):
                 known[row.tenant_id] = currency_of(row.tenant_id)
