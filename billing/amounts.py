@@ -16,12 +16,14 @@ those of its currency.
 from __future__ import annotations
 
 from tenants.currencies import DEFAULT_CURRENCY as DEFAULT_CURRENCY
+from tenants.currencies import NANO_DIGITS as NANO_DIGITS
+from tenants.currencies import decimal as decimal
 from tenants.currencies import dollars as dollars
+from tenants.currencies import exact_amount as exact_amount
 from tenants.currencies import minor_digits as minor_digits
 from tenants.currencies import symbol as symbol
 
 FEMTO_DIGITS = 15  # decimals of a dollar in femto-USD
-NANO_DIGITS = 9  # decimals of a dollar in nano-USD
 NANO_A_DOLLAR = 10**9
 NANO_A_CENT = 10**7  # of USD
 FEMTO_A_NANO = 10**6
@@ -69,15 +71,6 @@ def whole_units(millionths: int) -> int:
 def tax(base_cents: int, rate_ppm: int) -> int:
     """Return the tax on a base, in cents."""
     return half_up(base_cents * rate_ppm, PPM)
-
-
-def decimal(amount: int, digits: int, least: int = 0) -> str:
-    """Return `amount` of 10^-digits as decimal text with at least `least` decimals: (620000, 6, 2) is 0.62."""
-    whole, rest = divmod(abs(amount), 10**digits)
-    fraction = str(rest).zfill(digits).rstrip("0") if digits else ""
-    fraction = fraction.ljust(least, "0")
-    text = f"{whole}.{fraction}" if fraction else str(whole)
-    return f"-{text}" if amount < 0 else text
 
 
 def decimal_cents(amount_cents: int, digits: int) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 PACKAGE = Path(__file__).resolve().parents[1] / "platform" / "millrace" / "client"
 LEFT_OUT = {"payment_webhook"}  # called by payment providers
 CLIENT_PARAMETERS = {"cursor", "tenant", "format"}  # set by the pager, by the client, or not at all
-SINGLETONS = {"billing/profile": "billing_profile"}  # paths of two segments that are one resource
+SINGLETONS = {path: path.replace("/", "_") for path in ("billing/currency", "billing/profile")}  # one resource each
 METHODS = {  # operation -> method, where the path does not give a good name
     "invitation_revoke": "revoke",
     "key_revoke": "revoke",

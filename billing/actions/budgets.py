@@ -10,6 +10,7 @@ from datetime import UTC
 from functools import partial
 from typing import Any
 
+from billing.amounts import MAX_BUDGET
 from billing.models import Budget
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, check, locked_tenant
@@ -104,8 +105,11 @@ def _check_changeable(budget: Budget) -> None:
 
 def _check(budget: Budget) -> None:
     check(budget)
-    if min(budget.amount, budget.temporary_increase, budget.rollover_limit) < 0:
+    amounts = budget.amount, budget.temporary_increase, budget.rollover_limit
+    if min(amounts) < 0:
         raise ActionRefused("The amount must not be negative.")
+    if max(amounts) > MAX_BUDGET:
+        raise ActionRefused(f"The largest amount of a budget is {MAX_BUDGET:,}.")
     if bool(budget.temporary_increase) != (budget.increase_expires_at is not None):
         raise ActionRefused("Set temporary_increase and increase_expires_at together.")
     budget.thresholds = sorted(set(budget.thresholds))

@@ -20,7 +20,7 @@ from billing.amounts import DEFAULT_CURRENCY, femto_a_cent
 from billing.budgets.reservations import open_before
 from billing.invoicing.lines import Count, UsageLine, counted, line, lines_of, rerated_lines, used, wanted
 from billing.invoicing.metered_lines import metered_in, metered_lines
-from billing.invoicing.taxes import NoTaxRule, tax_for, taxed
+from billing.invoicing.taxes import NoTaxRule, tax_for, taxed, vat_party
 from billing.invoicing.term_lines import active_terms, term_change, term_lines
 from billing.metering.archives import require_usage
 from billing.models import (
@@ -311,7 +311,10 @@ def write(invoice: Invoice, lines: list[InvoiceLine]) -> Invoice:
 
 
 def address(invoice: Invoice) -> BillingProfile | None:
-    """Store the current addresses of seller and buyer. Return the buyer's billing profile."""
+    """Store the current addresses of seller and buyer. Return the buyer's billing profile.
+
+    A note has the VAT IDs of its invoice.
+    """
     entity = invoice.entity
     invoice.seller = (
         entity.party()
@@ -328,7 +331,15 @@ def address(invoice: Invoice) -> BillingProfile | None:
         invoice.buyer = {**nowhere, "name": _tenant_name(invoice.tenant), "country": entity.country, "po_number": ""}
     else:
         invoice.buyer = profile.party() | {"po_number": profile.po_number}
+    for party, billed in note_parties(invoice):
+        party["vat_id"] = vat_party(party, billed)["vat_id"]
     return profile
+
+
+def note_parties(invoice: Invoice) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return seller and buyer of a note, each with the party on its invoice. Other documents have none."""
+    billed = invoice.refers_to
+    return [] if billed is None else [(invoice.seller, billed.seller), (invoice.buyer, billed.buyer)]
 
 
 def _tenant_name(tenant: Tenant) -> str:

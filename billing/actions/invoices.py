@@ -13,6 +13,7 @@ from billing.actions.common import booking
 from billing.actions.drafts import (
     address,
     bill_one_offs,
+    note_parties,
     notes_on,
     one_offs,
     returned_credit,
@@ -24,7 +25,7 @@ from billing.actions.matching import match_deposits, note_balance, outstanding, 
 from billing.amounts import DEFAULT_CURRENCY, minor_digits, nano_a_cent
 from billing.invoicing import document, pdf
 from billing.invoicing.lines import lines_of
-from billing.invoicing.taxes import NoTaxRule
+from billing.invoicing.taxes import NoTaxRule, require_vat_ids, vat_party
 from billing.invoicing.term_lines import term_change
 from billing.invoicing.webhook_events import emit_finalized
 from billing.ledger import PostedEntry, post
@@ -38,6 +39,7 @@ from billing.models import (
     InvoiceLine,
     Period,
     Price,
+    TaxCategory,
 )
 from billing.pricing.currencies import CrossRate, exchange_rate
 from tenants import audit
@@ -53,7 +55,8 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
     """Give a draft its number, apply credit, book it and store its PDF. It never changes afterwards.
 
     Raises:
-        Conflict: the draft is older than the period's end, or no tax rule or exchange rate matches.
+        Conflict: the draft is older than the period's end, or no tax rule or exchange rate matches, or a VAT ID is
+                missing.
     """
     now = now or datetime.now(UTC)
     with booking(invoice.tenant_id):
@@ -70,6 +73,7 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
         _require_one_currency(row, lines)
         try:
             applied = total(row, lines)
+            _require_vat_ids(row)
         except NoTaxRule as exc:
             raise Conflict(str(exc)) from exc
         _issue(row, now, profile)
@@ -82,6 +86,17 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
         audit.record("invoice.finalized", row, tenant_id=row.tenant_id, after=audit.serialize_for_audit(row))
         InvoiceEmail.objects.create(invoice=row, tenant_id=row.tenant_id, email_type=InvoiceEmail.EmailType.ISSUED)
     return row
+
+
+def _require_vat_ids(invoice: Invoice) -> None:
+    """Check that a note is valid with the tax of its invoice. Other documents were checked with their tax rule.
+
+    Raises:
+        NoTaxRule: a VAT ID is missing.
+    """
+    if parties := [vat_party(*pair) for pair in note_parties(invoice)]:
+        for tax in invoice.taxes:
+            require_vat_ids(TaxCategory(tax["category"]), *parties)
 
 
 def _require_one_currency(invoice: Invoice, lines: Iterable[InvoiceLine]) -> None:

@@ -100,7 +100,9 @@ class BudgetSaved(BudgetOut):
 class BudgetChange(Strict):
     name = serializers.CharField(max_length=100)
     amount = serializers.IntegerField(
-        min_value=0, max_value=MAX_BUDGET, help_text="Of each period: nano-USD, tokens or requests."
+        min_value=0,
+        max_value=MAX_BUDGET,
+        help_text="Of each period: nano-units of the tenant's currency, tokens or requests; at most 10^17.",
     )
     mode = serializers.ChoiceField(
         Budget.Mode.choices, required=False, help_text="hard rejects, soft counts, dry_run counts what it would reject"

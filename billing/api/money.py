@@ -18,6 +18,7 @@ from billing.api import serializers as s
 from billing.models import BillingProfile, Commitment, CreditGrant, Invoice, LedgerEntry, Payment
 from billing.payments import NotGenuine, Unreadable
 from billing.payments.providers import by_webhook
+from billing.pricing.currencies import currency_of
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import Query
 from tenants.isolation.db_roles import BypassReason
@@ -45,6 +46,19 @@ class Profile(TenantView):
         return Response(
             s.ProfileOut(do_set_profile(self.access.tenant, **given(s.ProfileIn, request.data, partial=True))).data
         )
+
+
+@extend_schema(tags=["billing"])
+class Currency(TenantView):
+    serializer_class = s.CurrencyOut
+    permissions: ClassVar = {"GET": Permission.TENANT_READ}
+
+    @extend_schema(operation_id="billing_currency", parameters=[Query])
+    def get(self, request: Request) -> Response:
+        """Return the currency of all amounts of the tenant, also of those in fields that end in `_usd`."""
+        check_query(Query, request)
+        with self.scope():
+            return Response({"currency": currency_of(self.access.tenant.pk)})
 
 
 @extend_schema(tags=["billing"])

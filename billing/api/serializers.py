@@ -107,6 +107,26 @@ class CheckOut(serializers.Serializer[Any]):
     sha256 = serializers.CharField()
 
 
+class CurrencyOut(serializers.Serializer[Any]):
+    """The currency in which a tenant is billed."""
+
+    currency = serializers.CharField(help_text="ISO 4217, such as USD.")
+
+
+class InCurrency(serializers.ModelSerializer[Any]):
+    """A row with the currency of its tenant, which is read once for all rows of a response."""
+
+    currency = serializers.SerializerMethodField(help_text="That of the tenant.")
+
+    def get_currency(self, row: Any) -> str:
+        context: Any = self.context  # shared by all rows
+        known: dict[int, str] = context.setdefault("currencies", {})
+        if row.tenant_id not in known:
+            with all_tenants_scope(BypassReason.BILLING):
+                known[row.tenant_id] = currency_of(row.tenant_id)
+        return known[row.tenant_id]
+
+
 class ProfileOut(serializers.ModelSerializer[BillingProfile]):
     entity = serializers.CharField(source="entity.name")
     billing_currency = serializers.SerializerMethodField(help_text="Of all amounts of the tenant.")
@@ -164,14 +184,16 @@ class PrepaidIn(Strict):
     is_prepaid = serializers.BooleanField(help_text="Limit the tenant's requests to its balance.")
 
 
-class CreditOut(serializers.ModelSerializer[CreditGrant]):
-    rest = serializers.IntegerField(help_text="nano-USD that are left")
+class CreditOut(InCurrency):
+    """A credit of a tenant."""
+
+    rest = serializers.IntegerField(help_text="nano-units of the currency that are left")
 
     class Meta:
         model = CreditGrant
         fields = (
             *("id", "grant_type", "nano", "rest", "priority", "starts_at", "expires_at", "created_at", "note"),
-            "is_taxed",
+            *("is_taxed", "currency"),
         )
         read_only_fields = fields
 
@@ -185,12 +207,8 @@ class CreditIn(Strict):
     note = serializers.CharField(required=False, max_length=200)
 
 
-class CommitmentOut(serializers.ModelSerializer[Commitment]):
-    currency = serializers.SerializerMethodField()
-
-    def get_currency(self, commitment: Commitment) -> str:
-        with all_tenants_scope(BypassReason.BILLING):
-            return currency_of(commitment.tenant_id)
+class CommitmentOut(InCurrency):
+    """A monthly fee that grants credit."""
 
     class Meta:
         model = Commitment

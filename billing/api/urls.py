@@ -32,6 +32,7 @@ urlpatterns = [
     path("invoices/<int:pk>/check", invoices.InvoiceCheck.as_view(), name="api-invoice-check"),
     path("invoices/<int:pk>/pay", money.InvoicePayment.as_view(), name="api-invoice-pay"),
     path("billing/top-ups", money.TopUps.as_view(), name="api-top-ups"),
+    path("billing/currency", money.Currency.as_view(), name="api-billing-currency"),
     path("billing/profile", money.Profile.as_view(), name="api-billing-profile"),
     path("credits", money.Credits.as_view(), name="api-credits"),
     path("commitments", money.Commitments.as_view(), name="api-commitments"),

@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from typing import NamedTuple
 
 from django.conf import settings
 from django.db import connection
 from django.db.models import Q, QuerySet
 
-from billing.amounts import NANO_DIGITS, decimal, symbol, whole_units
+from billing.amounts import exact_amount, whole_units
 from billing.budgets.forecast import Forecast, forecast_budget_period
 from billing.models import Budget, BudgetAlert, BudgetPeriod
 from billing.models.budgets import LIMIT_SQL
@@ -144,6 +143,7 @@ def _payload(alert: BudgetAlert, budget_period: BudgetPeriod, expected: Forecast
         | {name: getattr(budget, name) for name in ("project_id", "key_id", "member_id")},
         "period_start": budget_period.period_start.isoformat(),
         "period_end": budget_period.period_end and budget_period.period_end.isoformat(),
+        "currency": currency_of(budget.tenant_id) if budget.unit == BudgetPeriod.Unit.MONEY else None,
         "threshold": alert.threshold,
         "used": alert.used,
         "limit": alert.limit,
@@ -185,11 +185,9 @@ def _reached(thresholds: Sequence[str]) -> str:
 
 
 def _text(amount: int, budget: Budget) -> str:
-    return (
-        f"{symbol(currency_of(budget.tenant_id))}{Decimal(decimal(amount, NANO_DIGITS, 2)):,}"
-        if budget.unit == BudgetPeriod.Unit.MONEY
-        else f"{amount:,} {budget.unit}"
-    )
+    if budget.unit != BudgetPeriod.Unit.MONEY:
+        return f"{amount:,} {budget.unit}"
+    return exact_amount(amount, currency_of(budget.tenant_id))
 
 
 def alerts_of(tenant_id: int, budget_id: int | None = None) -> QuerySet[BudgetAlert]:

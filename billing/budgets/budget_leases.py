@@ -25,7 +25,12 @@ DATABASE_SECONDS = 0.5
 NO_END = 2**62
 UNITS = ("money", "tokens", "requests")
 
-_OPEN: LiteralString = "SELECT * FROM billing_open_budget_periods(%s, %s, %s, %s)"
+_OPEN: LiteralString = """
+SELECT p.*, coalesce((
+    SELECT b.currency FROM billing_pricebookassignment a JOIN billing_pricebook b ON b.id = a.book_id
+    WHERE a.tenant_id = %s), 'USD')
+FROM billing_open_budget_periods(%s, %s, %s, %s) p
+"""
 _LEASE: LiteralString = """
 SELECT * FROM billing_lease_budget(%s, %s, %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s, %s, %s::bigint,
     %s::integer, %s::bigint[])
@@ -72,6 +77,7 @@ class LeasedPeriod(NamedTuple):
     reduce_max_tokens: bool
     starts: datetime
     ends: datetime | None
+    currency: str  # the tenant's: it cannot change while the tenant has a budget of money
 
 
 @dataclass
@@ -173,7 +179,7 @@ class BudgetLeaseStore:
     async def open_budget_periods(
         self, tenant_id: int, project_id: int, key_id: int, at: datetime
     ) -> tuple[LeasedPeriod, ...]:
-        rows = await self._ask(_OPEN, [tenant_id, project_id, key_id, at])
+        rows = await self._ask(_OPEN, [tenant_id, tenant_id, project_id, key_id, at])
         return tuple(LeasedPeriod(*row) for row in rows)
 
     async def lease(

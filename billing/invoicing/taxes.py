@@ -17,8 +17,9 @@ _NOTES = {
     TaxCategory.EXPORT: "Export outside the seller's tax area.",
     TaxCategory.OUT_OF_SCOPE: "Not subject to tax.",
 }
-# EN 16931 requires the seller's VAT ID on them (BR-S-02, BR-Z-02, BR-G-02).
-_WITH_SELLER = (TaxCategory.STANDARD, TaxCategory.ZERO, TaxCategory.EXPORT)
+# EN 16931 requires the seller's VAT ID on them (BR-S-02, BR-Z-02, BR-G-02, BR-E-02), also if the only line with the
+# category is credit that is deducted (BR-E-03). The tax registration ID, which it allows for S, Z and E, is not stored.
+_WITH_SELLER = (TaxCategory.STANDARD, TaxCategory.ZERO, TaxCategory.EXPORT, TaxCategory.EXEMPT)
 _OUT_OF_SCOPE = {"category": TaxCategory.OUT_OF_SCOPE.value, "rate_ppm": 0, "label": "Tax"}
 
 
@@ -47,12 +48,9 @@ def tax_for(entity_id: int, seller: Mapping[str, Any], buyer: Mapping[str, Any],
     ]
     rule = max(fitting, key=_precision, default=None)
     if rule is not None:
+        require_vat_ids(TaxCategory(rule.category), seller, buyer)
         if rule.category == TaxCategory.REVERSE_CHARGE:
-            _require_vat_ids(seller, buyer)
-        elif rule.category in _WITH_SELLER and seller["country"] in EU_COUNTRIES and not _has_vat_id(seller):
-            label = TaxCategory(rule.category).label
-            message = f"Tax category {rule.category} ({label}) requires a valid VAT ID of the billing entity."
-            raise NoTaxRule(f"{message} Set it, or change the tax rule.")
+            _require_vies(buyer)
         shown = {"category": rule.category, "rate_ppm": rule.rate_ppm, "label": rule.label}
         return {**shown, "note": rule.note or _NOTES.get(TaxCategory(rule.category), "")}
     if rules:
@@ -64,10 +62,31 @@ def _has_vat_id(party: Mapping[str, Any]) -> bool:
     return bool(party["vat_id"]) and vat_ids.is_valid(party["country"], party["vat_id"])
 
 
-def _require_vat_ids(seller: Mapping[str, Any], buyer: Mapping[str, Any]) -> None:
-    for role, party in (("buyer", buyer), ("billing entity", seller)):
-        if not _has_vat_id(party):
-            raise NoTaxRule(f"Reverse charge requires a valid VAT ID of the {role}. Set it, or change the tax rule.")
+def vat_party(party: Mapping[str, Any], billed: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return whose VAT ID a note has: that of the party as it is on the invoice, or its current one if that has none.
+
+    A note corrects the tax that the invoice reported under that VAT ID.
+    """
+    return billed if _has_vat_id(billed) else party
+
+
+def require_vat_ids(category: TaxCategory, seller: Mapping[str, Any], buyer: Mapping[str, Any]) -> None:
+    """Check that the parties have the VAT IDs without which a document of this category is not valid.
+
+    Raises:
+        NoTaxRule: one is missing.
+    """
+    if category == TaxCategory.REVERSE_CHARGE:
+        for role, party in (("buyer", buyer), ("billing entity", seller)):
+            if not _has_vat_id(party):
+                message = f"Reverse charge requires a valid VAT ID of the {role}."
+                raise NoTaxRule(f"{message} Set it, or change the tax rule.")
+    elif category in _WITH_SELLER and seller["country"] in EU_COUNTRIES and not _has_vat_id(seller):
+        message = f"Tax category {category.value} ({category.label}) requires a valid VAT ID of the billing entity."
+        raise NoTaxRule(f"{message} Set it, or change the tax rule.")
+
+
+def _require_vies(buyer: Mapping[str, Any]) -> None:
     if vies.is_enabled() and buyer["country"] in EU_COUNTRIES:
         found = vies.newest_check(buyer["vat_id"])
         if found is None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tenants.currencies import DEFAULT_CURRENCY, dollars
+from tenants.currencies import DEFAULT_CURRENCY, NANO_DIGITS, dollars, minor_digits
 
 SLACK, PAGERDUTY = "slack", "pagerduty"
 PAGERDUTY_URLS = {
@@ -28,7 +28,7 @@ def summary(event_type: str, payload: Mapping[str, Any]) -> str:
     """Return an event in words."""
     if event_type == "budget.threshold_reached":
         budget = payload["budget"]
-        used, limit = (_amount(payload[name], budget["unit"]) for name in ("used", "limit"))
+        used, limit = (_amount(payload[name], budget["unit"], _currency(payload)) for name in ("used", "limit"))
         if payload["threshold"] == "forecast":
             text = f"Budget {budget['name']}: the forecast exceeds the limit of {limit}. {used} used so far."
         else:
@@ -94,13 +94,13 @@ def pagerduty_body(routing_key: str, public_id: str, event_type: str, payload: M
     return json.dumps(body, ensure_ascii=False).encode()
 
 
-def _amount(value: int, unit: str) -> str:
-    """Return an amount in whole units: nano-USD with two decimals, rounded down."""
+def _amount(value: int, unit: str, currency: str) -> str:
+    """Return an amount of a budget: nano-units in the minor unit of the currency, rounded down."""
     if unit != "money":
         return f"{value:,} {unit}"
-    return f"${value // 10**9:,}.{value // 10**7 % 100:02}"
+    return dollars(value // 10 ** (NANO_DIGITS - minor_digits(currency)), currency)
 
 
 def _currency(payload: Mapping[str, Any]) -> str:
     """Return the currency of an event's amounts. Events of earlier releases do not name it."""
-    return str(payload.get("currency", DEFAULT_CURRENCY))
+    return str(payload.get("currency") or DEFAULT_CURRENCY)

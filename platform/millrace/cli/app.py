@@ -39,6 +39,10 @@ class Session:
     def client(self) -> Client:
         return make_client(find_connection(self.profile, os.environ, config_path()))
 
+    def find_currency(self) -> str:
+        """Return the currency in which the tenant is billed."""
+        return str(self.client.billing_currency.get()["currency"])
+
     def tenant_client(self, slug: str) -> Client:
         """Return a client for one tenant, for operators."""
         return make_client(find_connection(self.profile, os.environ, config_path()), tenant=slug)
@@ -127,7 +131,12 @@ def api_command(name: str, function: Command, *, example: str, rows: bool = Fals
     @functools.wraps(function)
     def run(*args: Any, profile: str | None, as_json: bool, **options: Any) -> None:
         session = Session(profile, as_json)
-        with_exit_codes(lambda: function(session, *args, **options))
+
+        def run_function() -> None:
+            with output.tenant_currency(session.find_currency):
+                function(session, *args, **options)
+
+        with_exit_codes(run_function)
 
     decorated: Any = run
     if rows:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from millrace.cli.app import ResourceGroup, Session, command, given_options
-from millrace.cli.output import NANO_PER_USD, Column, moment, nano_usd, number, parse_amount, yes_no
+from millrace.cli.output import Column, moment, nano_amount, number, parse_amount, parse_tenant_amount, yes_no
 
 UNITS = click.Choice(["money", "tokens", "requests"])
 PERIODS = click.Choice(["day", "month", "lifetime"])
@@ -28,7 +28,7 @@ LIMITS = {  # option -> field of the API
 
 
 def _amount(value: int, unit: str) -> str:
-    return nano_usd(value) if unit == "money" else f"{number(value)} {unit}"
+    return nano_amount(value) if unit == "money" else f"{number(value)} {unit}"
 
 
 def _of_period(name: str) -> Any:
@@ -62,7 +62,11 @@ _BUDGET_FIELDS = [
     *_BUDGET[-2:],
     Column("created", "created_at", moment),
 ]
-_FORECAST = [Column("forecast", "point", nano_usd), Column("low", "low", nano_usd), Column("high", "high", nano_usd)]
+_FORECAST = [
+    Column("forecast", "point", nano_amount),
+    Column("low", "low", nano_amount),
+    Column("high", "high", nano_amount),
+]
 _ALERT = [
     Column("budget", "budget_name"),
     Column("threshold", lambda row: row["threshold"] if row["threshold"] == "forecast" else f"{row['threshold']}%"),
@@ -104,7 +108,7 @@ def show_budget(session: Session, id: int) -> None:
 
 @command(budgets, "create", example='millrace budgets create "CI" --amount 50 --period month --key 12 --threshold 80')
 @click.argument("name")
-@click.option("--amount", required=True, metavar="N", help="Limit of each period: USD, such as 12.50, or a number.")
+@click.option("--amount", required=True, metavar="N", help="Limit of each period: money, such as 12.50, or a number.")
 @click.option("--unit", type=UNITS, default="money", show_default=True, help="What is counted.")
 @click.option("--period", type=PERIODS, default="month", show_default=True, help="When the count starts again.")
 @click.option("--mode", type=MODES, help="hard rejects, soft counts, dry_run counts what it would reject.")
@@ -124,7 +128,7 @@ def create_budget(session: Session, amount: str, unit: Any, **fields: Any) -> No
 @command(budgets, "update", example="millrace budgets update 3 --amount 75")
 @click.argument("id", type=int)
 @click.option("--name", help="New name.")
-@click.option("--amount", metavar="N", help="New limit: USD, such as 12.50, or a number of tokens or requests.")
+@click.option("--amount", metavar="N", help="New limit: money, such as 12.50, or a number of tokens or requests.")
 @click.option("--mode", type=MODES, help="hard rejects, soft counts, dry_run counts what it would reject.")
 @click.option("--threshold", "thresholds", type=int, multiple=True, metavar="PERCENT", help="Alert at; repeat.")
 def update_budget(session: Session, id: int, amount: str | None, **fields: Any) -> None:
@@ -165,8 +169,10 @@ def alerts(session: Session, limit: int) -> None:
 
 
 def _parse(amount: str, unit: str) -> int:
-    """Return an amount in the budget's unit: nano-USD, tokens or requests."""
-    return parse_amount(amount, unit, NANO_PER_USD if unit == "money" else 1, "--amount")
+    """Return an amount in the budget's unit: nano-units of the tenant's currency, tokens or requests."""
+    if unit == "money":
+        return parse_tenant_amount(amount, unit, "--amount")
+    return parse_amount(amount, unit, 1, "--amount")
 
 
 @click.group(cls=ResourceGroup)

@@ -8,21 +8,21 @@ import click
 
 from millrace.cli import output
 from millrace.cli.app import ResourceGroup, Session, command, given_options
-from millrace.cli.output import Column, moment, nano_usd, number, usd
+from millrace.cli.output import Column, amount, moment, nano_amount, number
 from millrace.cli.usage import instant
 
 if TYPE_CHECKING:
     from millrace.client import Client
 
 _STATUS = [
-    Column("budget per day", "budget_nano", nano_usd),
-    Column("spent today", "spent_today_usd", usd),
+    Column("budget per day", "budget_nano", nano_amount),
+    Column("spent today", "spent_today_usd", amount),
     Column("prompts", "prompts", number),
     Column("computed", "computed", number),
     Column("used", "used", number),
     Column("hits", "hits", number),
-    Column("spent", "spent_usd", usd),
-    Column("saved", "saved_usd", usd),
+    Column("spent", "spent_usd", amount),
+    Column("saved", "saved_usd", amount),
 ]
 _PROMPT = [
     Column("request", lambda row: row["request_id"] or row["source_request_id"]),
@@ -30,17 +30,17 @@ _PROMPT = [
     Column("model", "model"),
     Column("created", "created_at", moment),
     Column("expires", "expires_at", moment),
-    Column("cost", "cost_usd", usd, right=True),
+    Column("cost", "cost_usd", amount, right=True),
     Column("hits", "hits", number, right=True),
-    Column("saved", "saved_usd", usd, right=True),
+    Column("saved", "saved_usd", amount, right=True),
 ]
 _RUN = [
     Column("prompts", "prompts", number),
     Column("for the prefix cache", "prefixes", number),
     Column("not worth their cost", "not_worthwhile", number),
     Column("over the budget", "over_budget", number),
-    Column("expected saving", "expected_usd", usd),
-    Column("maximum cost", "max_usd", usd),
+    Column("expected saving", "expected_usd", amount),
+    Column("maximum cost", "max_usd", amount),
 ]
 
 
@@ -57,7 +57,9 @@ def _client(session: Session, tenant: str | None) -> Client:
 @click.option("--tenant", metavar="SLUG", help="Tenant whose caches are warmed, for operators.")
 def warm(session: Session, tenant: str | None) -> None:
     """Compute frequent prompts and shared prefixes now, in the batch class, within the day's budget."""
-    session.one(_client(session, tenant).cache_warming.run(), _RUN)
+    client = _client(session, tenant)
+    with output.tenant_currency(lambda: client.billing_currency.get()["currency"]):
+        session.one(client.cache_warming.run(), _RUN)
 
 
 @command(cache, "warming", example="millrace cache warming --from 2026-11-01")
@@ -67,11 +69,13 @@ def warm(session: Session, tenant: str | None) -> None:
 def warming(session: Session, tenant: str | None, **filters: Any) -> None:
     """Show the warmed prompts, and what they cost and saved."""
     filters |= {name: instant(filters[name]) for name in ("from_", "to")}
-    found = _client(session, tenant).cache_warming.get(**given_options(filters))
+    client = _client(session, tenant)
+    found = client.cache_warming.get(**given_options(filters))
     if session.as_json:
         output.print_json(found)
         return
-    output.print_fields(found, _STATUS)
-    if found["results"]:
-        click.echo()
-    output.print_table(found["results"], _PROMPT, "No prompts were warmed in this time.")
+    with output.tenant_currency(lambda: client.billing_currency.get()["currency"]):
+        output.print_fields(found, _STATUS)
+        if found["results"]:
+            click.echo()
+        output.print_table(found["results"], _PROMPT, "No prompts were warmed in this time.")

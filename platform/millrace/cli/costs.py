@@ -12,7 +12,7 @@ import click
 
 from millrace.cli import output
 from millrace.cli.app import ResourceGroup, Session, api_command, command, fail, given_options
-from millrace.cli.output import PRICE_COLUMNS, Column, moment, number, usd, yes_no
+from millrace.cli.output import Column, moment, number, price_columns, usd, yes_no
 
 MAX_FILE_BYTES = 8_000_000
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -94,7 +94,7 @@ def show_costs(session: Session, deployment: str) -> None:
         return
     output.print_fields(cards[0], _CARD)
     click.echo()
-    output.print_table(cards[0]["prices"], PRICE_COLUMNS, "No prices.")
+    output.print_table(cards[0]["prices"], price_columns(usd), "No prices.")
 
 
 @command(costs, "import", example="millrace costs import prices.json --model fast=gpt-4o-mini --dry-run")

@@ -10,7 +10,7 @@ import click
 
 from millrace.cli import output
 from millrace.cli.app import FAILED, ResourceGroup, Session, api_command, command, given_options
-from millrace.cli.output import PRICE_COLUMNS, Column, amount_of, cents, moment, number, parse_amount, usd, yes_no
+from millrace.cli.output import Column, amount, amount_of, cents, moment, number, parse_amount, price_columns, yes_no
 from millrace.cli.profiles import config_path, find_connection
 
 _VERSION = [
@@ -27,8 +27,8 @@ _COMPARISON = [
     Column("tenant", "tenant_id", right=True),
     Column("model", "model"),
     Column("events", "events", number, right=True),
-    Column("cost", "was_usd", usd, right=True),
-    Column("would be", "would_be_usd", usd, right=True),
+    Column("cost", "was_usd", amount, right=True),
+    Column("would be", "would_be_usd", amount, right=True),
     Column("unpriced", "unpriced", number, right=True),
 ]
 _PERIOD = [
@@ -76,7 +76,8 @@ def show_prices(session: Session, id: int) -> None:
         return
     output.print_fields(version, _VERSION)
     click.echo()
-    output.print_table(version["prices"], PRICE_COLUMNS, "No prices.")
+    columns = price_columns(lambda text: output.money(text, version["currency"]))
+    output.print_table(version["prices"], columns, "No prices.")
 
 
 @command(prices, "import", example="millrace prices import prices.csv --note 'March prices'")
@@ -103,7 +104,9 @@ def import_prices(session: Session, file: Path, **fields: Any) -> None:
 @click.argument("id", type=int)
 def preview(session: Session, id: int) -> None:
     """Show what the usage of the last month would have cost at the draft's prices."""
-    session.rows(session.client.operator.prices.preview(id), _COMPARISON, empty="No usage in this time.")
+    versions = session.client.operator.prices
+    with output.tenant_currency(lambda: versions.get(id)["currency"]):
+        session.rows(versions.preview(id), _COMPARISON, empty="No usage in this time.")
 
 
 @command(prices, "publish", example="millrace prices publish 4")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -49,23 +52,57 @@ def size(num_bytes: int) -> str:
     return f"{num_bytes} bytes"
 
 
+_tenant_currency: ContextVar[Callable[[], str]] = ContextVar("currency of the tenant", default=lambda: DEFAULT_CURRENCY)
+
+
+@contextmanager
+def tenant_currency(find: Callable[[], str]) -> Iterator[None]:
+    """Print the amounts of a tenant in its currency. `find` is called for the first amount, and only then."""
+    token = _tenant_currency.set(cache(find))
+    try:
+        yield
+    finally:
+        _tenant_currency.reset(token)
+
+
+def amount(text: str) -> str:
+    """Return an amount of the tenant that the API gives as decimal text, in the tenant's currency."""
+    return money(text, _tenant_currency.get()())
+
+
+def nano_amount(value: int) -> str:
+    """Return nano-units of the tenant's currency, exactly."""
+    return amount(decimal(value))
+
+
 def usd(text: str) -> str:
-    """Return an amount that the API gives as decimal text, with at least two decimals."""
-    whole, _, part = text.partition(".")
-    return f"{'-' if whole.startswith('-') else ''}${int(whole.lstrip('-') or 0):,}.{part.rstrip('0').ljust(2, '0')}"
+    """Return dollars that the API gives as decimal text, with at least two decimals."""
+    return money(text, DEFAULT_CURRENCY)
 
 
 def nano_usd(value: int) -> str:
     """Return nano-USD as dollars, exactly."""
-    sign, value = ("-" if value < 0 else ""), abs(value)
-    return usd(f"{sign}{value // 10**9}.{value % 10**9:09}")
+    return usd(decimal(value))
+
+
+def money(text: str, currency: str) -> str:
+    """Return an amount in decimals in a currency, with a hyphen as the minus sign: -$12.50, JPY 1,250."""
+    from tenants.currencies import currency_text  # commands without amounts do not need it
+
+    return currency_text(text, currency).replace("−", "-", 1)
 
 
 def cents(value: int, currency: str = DEFAULT_CURRENCY) -> str:
     """Return cents, or the minor unit of another currency, with a hyphen as the minus sign: -$12.50, JPY 1,250."""
-    from tenants.currencies import dollars  # commands without amounts do not need it
+    from tenants.currencies import dollars
 
-    return f"{'-' if value < 0 else ''}{dollars(abs(value), currency)}"
+    return dollars(value, currency).replace("−", "-", 1)
+
+
+def decimal(nano: int) -> str:
+    """Return nano-units as a decimal amount."""
+    sign, nano = ("-" if nano < 0 else ""), abs(nano)
+    return f"{sign}{nano // NANO_PER_USD}.{nano % NANO_PER_USD:09}"
 
 
 def amount_of(name: str) -> Callable[[Any], str]:
@@ -74,6 +111,13 @@ def amount_of(name: str) -> Callable[[Any], str]:
 
 
 _AMOUNT = re.compile(r"\$?(\d{1,15}|\d{1,3}(,\d{3}){1,4})(\.\d{1,12})?")
+
+
+def parse_tenant_amount(text: str, name: str, option: str) -> int:
+    """Return a decimal amount in the tenant's currency in nano-units."""
+    if text.startswith("$") and (currency := _tenant_currency.get()()) != DEFAULT_CURRENCY:
+        raise click.UsageError(f"{option} {text!r} is not valid: the tenant's currency is {currency}. Omit the $.")
+    return parse_amount(text, name, NANO_PER_USD, option)
 
 
 def parse_amount(text: str, name: str, per_unit: int, option: str) -> int:
@@ -148,12 +192,14 @@ def _console() -> Console:
     return Console(soft_wrap=False, width=None if sys.stdout.isatty() else WIDE, highlight=False)
 
 
-PRICE_COLUMNS = [
-    Column("model", "model"),
-    Column("tier", "tier"),
-    Column("component", "component"),
-    Column("USD per million", "usd_per_million", right=True),
-    Column("from tokens", "from_tokens", number, right=True),
-    Column("from", "from_time"),
-    Column("until", "until_time"),
-]
+def price_columns(format: Callable[[str], str]) -> list[Column]:
+    """Return the columns of prices, which `format` prints."""
+    return [
+        Column("model", "model"),
+        Column("tier", "tier"),
+        Column("component", "component"),
+        Column("per million", "usd_per_million", format, right=True),
+        Column("from tokens", "from_tokens", number, right=True),
+        Column("from", "from_time"),
+        Column("until", "until_time"),
+    ]

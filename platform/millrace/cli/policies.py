@@ -8,7 +8,7 @@ from typing import Any, TextIO
 import click
 
 from millrace.cli.app import ResourceGroup, Session, command, given_options
-from millrace.cli.output import Column, moment, number, yes_no
+from millrace.cli.output import Column, amount, moment, number, yes_no
 
 _POLICY = [
     Column("id", "id", right=True),
@@ -36,8 +36,8 @@ _DRY_RUN = [
     Column("undecided", "undecided", number),
     Column("without a rule (404)", "unmatched", number),
     Column("priced", "priced", number),
-    Column("USD before", "usd_before"),
-    Column("USD after", "usd_after"),
+    Column("cost before", "usd_before", amount),
+    Column("cost after", "usd_after", amount),
     Column("TTFT p50 before, ms", "ttft_p50_ms_before", number),
     Column("TTFT p50 after, ms", "ttft_p50_ms_after", number),
     Column("TTFT p95 before, ms", "ttft_p95_ms_before", number),

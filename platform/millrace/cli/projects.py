@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from millrace.cli.app import ResourceGroup, Session, api_command, command, given_options
-from millrace.cli.output import NANO_PER_USD, Column, joined, moment, nano_usd, number, parse_amount, yes_no
+from millrace.cli.output import Column, joined, moment, nano_amount, number, parse_tenant_amount, yes_no
 
 UNKNOWN_PARAMETERS = click.Choice(["default", "reject", "warn"])
 
@@ -28,7 +28,7 @@ _ORGANIZATION = [
     Column("answer cache, seconds", "answer_cache_seconds", number),
     Column("sampled answers cached", "answer_cache_sampled", yes_no),
     Column("errors of similar answers, %", "semantic_cache_max_error_percent", number),
-    Column("cache warming per day", "cache_warming_nano", nano_usd),
+    Column("cache warming per day", "cache_warming_nano", nano_amount),
     Column("created", "created_at", moment),
     Column("purged after", "purge_after", moment),
 ]
@@ -116,14 +116,14 @@ def show_organization(session: Session) -> None:
     help="Maximum error rate of answers to similar questions; 0: none are served.",
 )
 @click.option(
-    "--cache-warming", metavar="USD", help="Daily budget of cache warming, such as 0.50; 0: caches are not warmed."
+    "--cache-warming", metavar="DECIMAL", help="Daily budget of cache warming, such as 0.50; 0: caches are not warmed."
 )
 @click.option("--no-allowed-origins", is_flag=True, help="Allow no web origin.")
 def update_organization(session: Session, no_allowed_origins: bool, cache_warming: str | None, **fields: Any) -> None:
     """Change the settings of the tenant."""
     given = given_options(fields)
     if cache_warming is not None:
-        given["cache_warming_nano"] = parse_amount(cache_warming, "the budget", NANO_PER_USD, "--cache-warming")
+        given["cache_warming_nano"] = parse_tenant_amount(cache_warming, "the budget", "--cache-warming")
     if no_allowed_origins:
         if "allowed_origins" in given:
             raise click.UsageError("Give either --allowed-origin or --no-allowed-origins.")

@@ -10,18 +10,12 @@ import click
 
 from millrace.cli import output
 from millrace.cli.app import ApiCommand, ResourceGroup, Session, command, fail, given_options, server_packages
-from millrace.cli.output import Column, amount_of, moment, number, usd
+from millrace.cli.output import DEFAULT_CURRENCY, Column, amount_of, moment, money, number
 
 if TYPE_CHECKING:
     from billing.pricing.quotes import Quote
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
-_LINE = [
-    Column("component", "component"),
-    Column("tokens", "tokens", number, right=True),
-    Column("USD per million", "usd_per_million", usd, right=True),
-    Column("femto-USD", "cost_femto", number, right=True),
-]
 
 
 _RERATING = [
@@ -38,7 +32,7 @@ _CHANGE = [
     Column("tenant", "tenant"),
     Column("invoice", "invoice"),
     Column("month", "month"),
-    Column("difference", "difference_usd", usd, right=True),
+    Column("difference", lambda row: money(row["difference_usd"], row["currency"]), right=True),
     Column("before tax", amount_of("subtotal"), right=True),
     Column("with tax", amount_of("total"), right=True),
     Column("note", "note"),
@@ -70,9 +64,10 @@ def _moment(_ctx: click.Context, _parameter: click.Parameter, text: str | None) 
 )
 @click.option("--usage", required=True, type=_FILE, metavar="FILE", help="Model, tier and tokens, as JSON.")
 @click.option("--at", required=True, metavar="TIME", callback=_moment, help="Time of admission; without offset, UTC.")
+@click.option("--currency", default=DEFAULT_CURRENCY, metavar="CODE", help="Currency of the prices; default: USD.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def print_quote(rates: Path, usage: Path, at: datetime, as_json: bool) -> None:
-    """Print the cost of a request in femto-USD, by component.
+def print_quote(rates: Path, usage: Path, at: datetime, currency: str, as_json: bool) -> None:
+    """Print the cost of a request in femto-USD, or 10^-15 of another currency, by component.
 
     The usage is JSON such as {"model": "m", "tier": "batch", "tokens": {"uncached": 1200, "output": 80}}.
     """
@@ -94,8 +89,16 @@ def print_quote(rates: Path, usage: Path, at: datetime, as_json: bool) -> None:
     if as_json:
         output.print_json(row)
         return
-    output.print_table(row["components"], _LINE, "No tokens.")
-    click.echo(f"\nTotal: {number(found.cost_femto)} femto-USD ({usd(row['cost_usd'])}), tier {found.tier}")
+    code = currency.upper()
+    columns = [
+        Column("component", "component"),
+        Column("tokens", "tokens", number, right=True),
+        Column(f"{code} per million", "usd_per_million", lambda text: money(text, code), right=True),
+        Column(f"femto-{code}", "cost_femto", number, right=True),
+    ]
+    output.print_table(row["components"], columns, "No tokens.")
+    total = money(row["cost_usd"], code)
+    click.echo(f"\nTotal: {number(found.cost_femto)} femto-{code} ({total}), tier {found.tier}")
 
 
 def _as_json(found: Quote) -> dict[str, Any]:

@@ -7,7 +7,17 @@ from typing import Any
 import click
 
 from millrace.cli.app import ResourceGroup, Session, command, given_options
-from millrace.cli.output import DEFAULT_CURRENCY, NANO_PER_USD, Column, cents, moment, nano_usd, parse_amount, yes_no
+from millrace.cli.output import (
+    DEFAULT_CURRENCY,
+    NANO_PER_USD,
+    Column,
+    cents,
+    decimal,
+    moment,
+    money,
+    parse_amount,
+    yes_no,
+)
 
 _TENANT = [
     Column("id", "id", right=True),
@@ -96,16 +106,17 @@ def price_book(session: Session, id: int, book: str | None) -> None:
 
 @command(tenants, "grant-credit", example="millrace tenants grant-credit 3 --amount 100 --expires 2027-01-01T00:00Z")
 @click.argument("id", type=int)
-@click.option("--amount", required=True, metavar="USD", help="Amount, such as 12.50.")
+@click.option("--amount", required=True, metavar="DECIMAL", help="Amount in the tenant's currency, such as 12.50.")
 @click.option("--prepaid", is_flag=True, help="Pay the credit from the tenant's deposits; default: promotional credit.")
 @click.option("--expires", "expires_at", metavar="TIME", help="Expiration; default: none.")
 @click.option("--note", help="What the credit is for.")
 def grant_credit(session: Session, id: int, amount: str, prepaid: bool, **fields: Any) -> None:
     """Grant credit to a tenant."""
-    nano = parse_amount(amount, "USD", NANO_PER_USD, "--amount")
+    nano = parse_amount(amount, "the credit", NANO_PER_USD, "--amount")
     kind: Any = "prepaid" if prepaid else "promotional"
     credit = session.client.operator.tenants.grant_credit(id, grant_type=kind, nano=nano, **given_options(fields))
-    session.done(credit, f"Granted {nano_usd(nano)} to the tenant {id} (credit {credit['id']}).")
+    granted = money(decimal(nano), credit["currency"])
+    session.done(credit, f"Granted {granted} to the tenant {id} (credit {credit['id']}).")
 
 
 @command(

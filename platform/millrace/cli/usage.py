@@ -9,7 +9,17 @@ import click
 
 from millrace.cli import output
 from millrace.cli.app import ResourceGroup, Session, command, given_options
-from millrace.cli.output import DEFAULT_CURRENCY, PRICE_COLUMNS, Column, amount_of, cents, moment, nano_usd, number, usd
+from millrace.cli.output import (
+    DEFAULT_CURRENCY,
+    Column,
+    amount,
+    amount_of,
+    cents,
+    moment,
+    nano_amount,
+    number,
+    price_columns,
+)
 
 GROUPS = click.Choice(["model", "key", "project", "tier", "miss_reason"])
 OUTCOMES = click.Choice(["completed", "cancelled", "failed", "limited", "refused"])
@@ -20,8 +30,8 @@ _COUNTS = [
     Column("input tokens", lambda row: row["tokens"]["input"], number, right=True),
     Column("cached", lambda row: row["tokens"]["cache_read"], number, right=True),
     Column("output tokens", lambda row: row["tokens"]["output"], number, right=True),
-    Column("cost", lambda row: row["cost"]["usd"], usd, right=True),
-    Column("saved", lambda row: row["cost"]["saved_usd"], usd, right=True),
+    Column("cost", lambda row: row["cost"]["usd"], amount, right=True),
+    Column("saved", lambda row: row["cost"]["saved_usd"], amount, right=True),
 ]
 _EVENT = [
     Column("request", "request_id"),
@@ -31,7 +41,7 @@ _EVENT = [
     Column("outcome", "outcome"),
     Column("input", lambda row: row["tokens"]["input"], number, right=True),
     Column("output", lambda row: row["tokens"]["output"], number, right=True),
-    Column("cost", lambda row: row["cost"]["usd"], usd, right=True),
+    Column("cost", lambda row: row["cost"]["usd"], amount, right=True),
     Column("counted by", "usage_source"),
 ]
 SUCCESS_GROUPS = click.Choice(["model", "policy", "cache_layer", "key", "end_user"])
@@ -45,8 +55,8 @@ _SUCCESS = [
     Column("sent again", "retried", number, right=True),
     Column("aborted", "cancelled", number, right=True),
     Column("error", "errors", number, right=True),
-    Column("cost", "usd", usd, right=True),
-    Column("per success", "usd_per_success", lambda cost: usd(cost) if cost else "none", right=True),
+    Column("cost", "usd", amount, right=True),
+    Column("per success", "usd_per_success", lambda cost: amount(cost) if cost else "none", right=True),
 ]
 _REQUEST = [
     Column("request", "request_id"),
@@ -57,7 +67,7 @@ _REQUEST = [
     Column("outcome", "outcome"),
     Column("first token", "ttft_ms", lambda value: f"{value} ms", right=True),
     Column("total", "total_ms", lambda value: f"{value} ms", right=True),
-    Column("cost", lambda row: row["usage"] and row["usage"]["usd"], usd, right=True),
+    Column("cost", lambda row: row["usage"] and row["usage"]["usd"], amount, right=True),
 ]
 _RATES = [
     Column("start", "start", moment),
@@ -157,7 +167,10 @@ def show_request(session: Session, id: str) -> None:
         title = f"execution {execution['execution']}: {execution['outcome']} on {execution['replica']}"
         click.echo(f"\n{output.printable(title)}")
         lines = [Column("component", "component"), Column("tokens", "tokens", number, right=True)]
-        lines += [Column("USD per million", "usd_per_million", right=True), Column("cost", "usd", usd, right=True)]
+        lines += [
+            Column("per million", "usd_per_million", amount, right=True),
+            Column("cost", "usd", amount, right=True),
+        ]
         output.print_table(execution["lines"], lines, "Nothing was billed.")
     columns = [Column("budget", "name"), Column("unit", "unit"), Column("period", "period"), Column("mode", "mode")]
     if story["budgets"]:
@@ -272,8 +285,8 @@ def _money_list(name: str, columns: list[Column], text: str) -> None:
 _CREDIT = [
     Column("id", "id", right=True),
     Column("type", "grant_type"),
-    Column("amount", "nano", nano_usd, right=True),
-    Column("left", "rest", nano_usd, right=True),
+    Column("amount", "nano", nano_amount, right=True),
+    Column("left", "rest", nano_amount, right=True),
     Column("from", "starts_at", moment),
     Column("expires", "expires_at", moment),
     Column("note", "note"),
@@ -282,7 +295,7 @@ _COMMITMENT = [
     Column("id", "id", right=True),
     Column("name", "name"),
     Column("fee per month", amount_of("fee"), right=True),
-    Column("included", "included_nano", nano_usd, right=True),
+    Column("included", "included_nano", nano_amount, right=True),
     Column("first month", "first_month"),
     Column("last month", "last_month"),
 ]
@@ -300,7 +313,7 @@ _LEDGER = [
     Column("transaction", "transaction"),
     Column("account", "account"),
     Column("invoice", "invoice"),
-    Column("amount", "nano", nano_usd, right=True),
+    Column("amount", "nano", nano_amount, right=True),
 ]
 _money_list("credits", _CREDIT, "List the credits with what is left of each, newest first.")
 _money_list("commitments", _COMMITMENT, "List the monthly commitments, newest first.")
@@ -312,4 +325,4 @@ _money_list("ledger", _LEDGER, "List the ledger entries, newest first. Debits ar
 @click.option("--model", metavar="MODEL", help="Only this model.")
 def list_prices(session: Session, **filters: Any) -> None:
     """List the tenant's current prices."""
-    session.rows(session.client.prices.list(**given_options(filters)), PRICE_COLUMNS, empty="No prices.")
+    session.rows(session.client.prices.list(**given_options(filters)), price_columns(amount), empty="No prices.")

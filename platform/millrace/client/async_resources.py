@@ -31,6 +31,7 @@ from millrace.client.models import (
     Credential,
     Credit,
     CreditInGrantTypeEnum,
+    Currency,
     CurrencyEnum,
     Delivery,
     Deployment,
@@ -306,6 +307,15 @@ class AsyncBillingResource:
                 idempotency_key=idempotency_key,
             ),
         )
+
+
+class AsyncBillingCurrencyResource:
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    async def get(self) -> Currency:
+        """Return the currency of all amounts of the tenant, also of those in fields that end in `_usd`."""
+        return cast("Currency", await self._http.call("GET", "billing/currency"))
 
 
 class AsyncBillingProfileResource:
@@ -3423,6 +3433,7 @@ class AsyncResources:
         self.alerts = AsyncAlertsResource(http)
         self.audit = AsyncAuditResource(http)
         self.billing = AsyncBillingResource(http)
+        self.billing_currency = AsyncBillingCurrencyResource(http)
         self.billing_profile = AsyncBillingProfileResource(http)
         self.budgets = AsyncBudgetsResource(http)
         self.cache_warming = AsyncCacheWarmingResource(http)

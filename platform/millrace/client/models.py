@@ -425,10 +425,12 @@ class Check(TypedDict):
 
 
 class Commitment(TypedDict):
+    """A monthly fee that grants credit."""
+
     id: int
     name: str
     fee: int  # cents per month
-    currency: str
+    currency: str  # That of the tenant.
     included_nano: int  # included usage per month, in nano-USD
     priority: int
     first_month: str
@@ -528,16 +530,25 @@ class Credential(TypedDict):
 
 
 class Credit(TypedDict):
+    """A credit of a tenant."""
+
     id: int
     grant_type: CreditOutGrantTypeEnum
     nano: int
-    rest: int  # nano-USD that are left
+    rest: int  # nano-units of the currency that are left
     priority: int
     starts_at: str
     expires_at: str | None
     created_at: str
     note: str
     is_taxed: bool  # its purchase was taxed, so its use is not
+    currency: str  # That of the tenant.
+
+
+class Currency(TypedDict):
+    """The currency in which a tenant is billed."""
+
+    currency: str  # ISO 4217, such as USD.
 
 
 class Day(TypedDict):

@@ -31,6 +31,7 @@ from millrace.client.models import (
     Credential,
     Credit,
     CreditInGrantTypeEnum,
+    Currency,
     CurrencyEnum,
     Delivery,
     Deployment,
@@ -304,6 +305,15 @@ class BillingResource:
                 idempotency_key=idempotency_key,
             ),
         )
+
+
+class BillingCurrencyResource:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def get(self) -> Currency:
+        """Return the currency of all amounts of the tenant, also of those in fields that end in `_usd`."""
+        return cast("Currency", self._http.call("GET", "billing/currency"))
 
 
 class BillingProfileResource:
@@ -3381,6 +3391,7 @@ class Resources:
         self.alerts = AlertsResource(http)
         self.audit = AuditResource(http)
         self.billing = BillingResource(http)
+        self.billing_currency = BillingCurrencyResource(http)
         self.billing_profile = BillingProfileResource(http)
         self.budgets = BudgetsResource(http)
         self.cache_warming = CacheWarmingResource(http)

@@ -22,6 +22,8 @@ from tenants.actions.webhooks import do_create_endpoint
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import ApiKey, OutboxEmail, Tenant, User, WebhookDelivery, WebhookEvent
+from tenants.webhooks.channels import summary
+from tests.support.billing.euros import bill_in_euros
 from tests.support.emails import check_email
 from tests.support.outbox import send_emails
 from tests.support.rows import of, only_project, unscoped
@@ -127,6 +129,26 @@ def test_an_email_formats_dollars_and_days(tenant):
     assert mail.subject == "All: 80% of the budget used"
     assert "$970.00 of $1,200.00 of the budget" in mail.body
     assert "The period ends on 1 December 2026, 00:00 UTC." in mail.body
+    assert of(WebhookEvent, tenant)[-1].payload["currency"] == "USD"
+
+
+@pytest.mark.parametrize(
+    ("currency", "text"), [("EUR", "€970.00 of €1,200.00"), ("JPY", "JPY 970 of JPY 1,200"), ("KWD", "KWD 970.000 of")]
+)
+def test_an_alert_is_in_the_currency_of_the_tenant(tenant, currency, text):
+    bill_in_euros(tenant, currency)
+    do_create_endpoint(tenant, "https://hooks.example/", event_types=["budget.threshold_reached"])
+    use(make(tenant, unit="money", amount=1_200 * 10**9), 970 * 10**9)
+    use(make(tenant, unit="tokens"), 500)
+    check_thresholds(NOW)
+    mails = [mail.body for mail in of(OutboxEmail, tenant)]
+    assert any(text in body for body in mails)
+    assert not any("$" in body for body in mails)
+    payloads = [event.payload for event in of(WebhookEvent, tenant)]
+    assert {(each["budget"]["unit"], each["currency"]) for each in payloads} == {("money", currency), ("tokens", None)}
+    words = [summary("budget.threshold_reached", each) for each in payloads]
+    assert any(text in each for each in words)
+    assert not any("$" in each for each in words)
 
 
 def test_a_new_period_alerts_again(tenant):

@@ -80,6 +80,26 @@ def test_the_unit_and_the_period_cannot_change(tenant):
         do_change_budget(make(tenant), unit="tokens")
 
 
+@pytest.mark.parametrize("unit", ["money", "tokens", "requests"])
+def test_an_amount_above_the_largest_is_refused(tenant, client, unit):
+    _, secret = actions.do_create_api_key(only_project(tenant), "m", scopes=["manage"])
+    headers = {"authorization": f"Bearer {secret}"}
+    given = {"name": "b", "unit": unit, "period": "month"}
+    for more in (1, 2**63 - 10**17, 2**63 - 10**17 + 1, 10**30):
+        too_large = client.post("/api/budgets", given | {"amount": 10**17 + more}, "application/json", headers=headers)
+        assert too_large.status_code == 400
+        assert list(too_large.json()["errors"]) == ["amount"]
+    made = client.post("/api/budgets", given | {"amount": 10**17}, "application/json", headers=headers)
+    assert (made.status_code, made.json()["amount"]) == (201, 10**17)
+    for name in ("amount", "temporary_increase", "rollover_limit"):
+        change = {name: 10**17 + 1, "increase_expires_at": SOON.isoformat()}
+        response = client.patch(f"/api/budgets/{made.json()['id']}", change, "application/json", headers=headers)
+        assert (response.status_code, list(response.json()["errors"])) == (400, [name])
+        with pytest.raises(ActionRefused, match="The largest amount of a budget is 100,000,000,000,000,000"):
+            do_change_budget(unscoped(Budget).get(), **{name: 10**17 + 1})
+    assert unscoped(Budget).get().amount == 10**17
+
+
 def test_the_api_returns_the_remaining_amount(tenant, client):
     _, secret = actions.do_create_api_key(only_project(tenant), "m", scopes=["manage"])
     headers = {"authorization": f"Bearer {secret}"}

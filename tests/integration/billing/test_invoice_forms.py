@@ -27,9 +27,11 @@ from billing.actions.payments import Received, do_record_payment
 from billing.actions.price_terms import do_add_price_term
 from billing.actions.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
 from billing.amounts import cents, decimal, dollars, half_up, tax
-from billing.invoicing import checks, document, emails, pdf
+from billing.invoicing import checks, document, emails, pdf, taxes
 from billing.invoicing.exports import as_csv, html
+from billing.invoicing.facturx import xml as facturx_xml
 from billing.invoicing.lines import lines_of
+from billing.invoicing.taxes import NoTaxRule, require_vat_ids
 from billing.models import (
     BillingEntity,
     BillingProfile,
@@ -38,6 +40,7 @@ from billing.models import (
     InvoiceEmail,
     InvoiceFile,
     NumberSeries,
+    TaxCategory,
     TaxRule,
 )
 from billing.periods import default_entity
@@ -138,7 +141,7 @@ def test_the_xml_is_valid_against_schema_and_schematron(acme, category, rate):
         assert failed_rules(xml) == []
 
 
-@pytest.mark.parametrize(("category", "rate"), [("S", 210_000), ("Z", 0), ("G", 0)])
+@pytest.mark.parametrize(("category", "rate"), [("S", 210_000), ("Z", 0), ("G", 0), ("E", 0)])
 def test_an_eu_seller_without_a_vat_id_takes_no_number(acme, category, rate):
     """The XML would not be valid: EN 16931 requires the seller's VAT ID on invoices of these categories."""
     furnish(acme, category, rate)
@@ -156,12 +159,66 @@ def test_an_eu_seller_without_a_vat_id_takes_no_number(acme, category, rate):
     assert failed_rules(attached(invoice)[1]) == []
 
 
-@pytest.mark.parametrize(("country", "category"), [("US", "S"), ("NL", "E"), ("NL", "O")])
+@pytest.mark.parametrize(("country", "category"), [("US", "S"), ("US", "E"), ("NL", "O")])
 def test_other_sellers_need_no_vat_id(acme, country, category):
     furnish(acme, category, 88_750 if category == "S" else 0)
     with all_tenants_scope(BypassReason.BILLING):
         BillingEntity.objects.update(country=country, vat_id="")
     assert month(acme).number
+
+
+@pytest.mark.parametrize("category", ["AE", "S", "Z", "G", "E", "O"])
+def test_the_required_vat_ids_are_those_of_the_schematron(acme, category):
+    """An invoice is refused if, and only if, the XML would break a rule of its category."""
+    furnish(acme, category, 210_000 if category == "S" else 0)
+    invoice = document_of(month(acme))
+    for without in ((), ("seller",), ("buyer",), ("seller", "buyer")):
+        described = invoice | {name: {**invoice[name], "vat_id": ""} for name in without}
+        failed = failed_rules(facturx_xml(described))
+        try:
+            require_vat_ids(TaxCategory(category), described["seller"], described["buyer"])
+        except NoTaxRule:
+            assert any(f"[BR-{category}-02]" in rule for rule in failed), without
+        else:
+            assert failed == [], without
+
+
+@pytest.mark.parametrize("category", ["AE", "S", "E"])
+def test_a_note_has_the_vat_ids_of_its_invoice(acme, category):
+    """They may have changed or been removed since. The rest of the addresses is current."""
+    furnish(acme, category, 210_000 if category == "S" else 0)
+    invoice = month(acme)
+    with all_tenants_scope(BypassReason.BILLING):
+        BillingEntity.objects.update(vat_id="", country="FR", street="Rue 1")
+        BillingProfile.objects.all_tenants().update(vat_id="", country="AT")
+    notes = [do_issue_credit_note(invoice, [("SLA", 55)], "SLA"), do_issue_debit_note(invoice, [("Help", 9)], "Help")]
+    with all_tenants_scope(BypassReason.BILLING):
+        BillingEntity.objects.update(vat_id="FR40303265045")
+    notes.append(do_issue_credit_note(invoice, [("SLA", 45)], "SLA"))
+    for note in notes:
+        assert (note.seller["vat_id"], note.seller["street"]) == ("NL123456789B13", "Rue 1")
+        assert (note.buyer["vat_id"], note.buyer["country"]) == ("DE136695976", "AT")
+        assert failed_rules(attached(note)[1]) == []
+
+
+def test_a_note_that_would_not_be_valid_takes_no_number(acme, monkeypatch):
+    """Its invoice is from before the VAT IDs were checked."""
+    furnish(acme, "E")
+    with all_tenants_scope(BypassReason.BILLING):
+        BillingEntity.objects.update(vat_id="")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(taxes, "require_vat_ids", lambda *_: None)
+        invoice = month(acme)
+    for issue in (do_issue_credit_note, do_issue_debit_note):
+        with pytest.raises(Conflict, match=r"category E \(Exempt\) requires a valid VAT ID of the billing entity"):
+            issue(invoice, [("SLA", 55)], "SLA")
+    assert unscoped(Invoice).count() == 1
+    assert {row.last for row in unscoped(NumberSeries).all()} == {1}
+    with all_tenants_scope(BypassReason.BILLING):
+        BillingEntity.objects.update(vat_id="NL123456789B13")
+    note = do_issue_credit_note(invoice, [("SLA", 55)], "SLA")
+    assert note.number.endswith("1")
+    assert failed_rules(attached(note)[1]) == []
 
 
 def test_a_negative_line_of_carried_rounding_is_valid(acme):

@@ -15,10 +15,12 @@ import psycopg
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import connections
+from msgspec.structs import astuple
 from psycopg_pool import AsyncConnectionPool
 from rest_framework.test import APIClient
 
 from billing.actions.setup import do_add_exchange_rate
+from billing.costs.lowered_charges import _change
 from billing.costs.spend import SpendCheck, SpendStore
 from billing.metering import rollups
 from billing.models import (
@@ -32,11 +34,12 @@ from billing.models import (
     SpendReservation,
 )
 from inference_worker.contract.messages import ExecutionUsage
+from inference_worker.contract.request import TokenCounts
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, Tenant, UpstreamCredential, User
 from tests.integration.billing.test_execution_costs import FULL, PAID, PRICE, cost_card, settle_all
-from tests.support.billing.books import dollars
+from tests.support.billing.books import dollars, rate_card
 from tests.support.gateway.budgets import database_url
 from tests.support.invariants import assert_ledger_invariants
 from tests.support.rows import unscoped
@@ -209,6 +212,29 @@ def test_a_provider_export_lowers_charges_and_never_raises_them(
     for bad in ("2026-11-01,gpt-x,r,-1,0,5,0", "yesterday,gpt-x,r,1,0,5,0", "2026-11-01,gpt-x,r,1,2,5,0"):
         response = operator.post("/api/operator/provider-exports", export(bad))
         assert (response.status_code, "line 2" in response.content.decode()) == (400, True)
+
+
+def test_a_lowered_charge_keeps_its_searches(operator: APIClient, used: Callable[..., ExecutionUsage]) -> None:
+    """A provider's export has no searches, so those of a cross-encoder stay charged."""
+    version = rate_card("ranker", uncached="3", output="15", searches="2000")
+    given = {"model": "ranker", "price_version": version, "output": 0, "searches": 3}
+    settle_all(*(used(request_id=name, **given) for name in ("less", "same")))
+    day = f"{NOW:%Y-%m-%d}"
+    rows = export(f"{day},gpt-x,less,900,0,0,", f"{day},gpt-x,same,1000,0,0,") | {"models": {"ranker": "gpt-x"}}
+    operator.post("/api/operator/provider-exports", rows | {"apply": True})
+    (adjusted,) = unscoped(Adjustment).all()
+    assert (adjusted.request_id, adjusted.uncached, adjusted.searches) == ("less", -100, 0)
+    assert int(adjusted.cost_femto) == -100 * dollars("3")
+    assert adjusted.price_ids is not None
+    assert [pk is not None for pk in adjusted.price_ids] == [True, *[False] * 7]
+    assert_ledger_invariants(database_url())
+
+
+@pytest.mark.parametrize("searches", [0, 2, 3, 9])
+def test_a_change_of_a_charge_has_no_searches(searches: int) -> None:
+    charged = (100, 10, 0, 0, 50, 0, 0, 3)
+    counted = astuple(TokenCounts(90, 15, output=40, searches=searches))
+    assert _change(charged, counted, has_read_price=True) == (-10, 5, 0, 0, -10, 0, 0, 0)
 
 
 def test_concurrent_comparisons_credit_once(operator: APIClient, used: Callable[..., ExecutionUsage]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -13,23 +13,36 @@ from billing.actions import dunning
 from billing.actions.budgets import do_change_budget, do_remove_budget
 from billing.actions.corrections import do_issue_credit_note
 from billing.actions.credits import do_follow_credits, do_grant_credit
+from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.dunning import suspend_overdue
+from billing.actions.invoices import do_finalize
 from billing.actions.metered import do_record_metered_usage
 from billing.actions.one_off_lines import do_add_one_off_line, do_count_due_lines
 from billing.actions.prices import do_propose_prices, do_publish_prices
 from billing.actions.purchases import do_sell_credit
 from billing.actions.setup import do_set_prepaid, do_set_profile
 from billing.invoicing import emails
-from billing.models import BillingEntity, Budget, BudgetPeriod, CreditGrant, InvoiceEmail
+from billing.models import BillingEntity, Budget, BudgetPeriod, CreditGrant, Invoice, InvoiceEmail, LedgerEntry
 from billing.pricing.price_files import read_csv
 from billing.pricing.pricing import Component
+from frontend.core.numbers import Money
+from frontend.tenant.invoices.states import open_balances, state_of, today_of
 from tenants.actions import Conflict, do_create_tenant, do_delete_tenant, do_resume_tenant, do_suspend_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import ChangeEventRow, Tenant
 from tests.integration.billing.test_invoice_forms import furnish
 from tests.integration.billing.test_prepaid_credit import CENT, MULTI, SINGLE, bill, change_entity, pay
-from tests.support.billing.books import NOVEMBER, invoiced, make_months, price, start_credit_in_november, use
+from tests.support.billing.books import (
+    NOVEMBER,
+    invoiced,
+    make_months,
+    over,
+    period,
+    price,
+    start_credit_in_november,
+    use,
+)
 from tests.support.rows import unscoped
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("in_november")]
@@ -175,14 +188,57 @@ def test_dunning_does_not_suspend_a_deleted_tenant(acme):
     assert (suspend_overdue(invoice_day(invoice.due_on, 1)), tenant_state(acme)) == (0, "active")
 
 
-def test_an_invoice_is_overdue_by_the_clocks_of_its_entity(acme):
+@pytest.mark.parametrize(
+    ("time_zone", "midnight"), [("America/Los_Angeles", 8), ("UTC", 0), ("Asia/Tokyo", -9), ("Asia/Kolkata", -5.5)]
+)
+def test_an_invoice_is_overdue_by_the_clocks_of_its_entity(acme, time_zone, midnight):
     """In Los Angeles, the day on which an invoice is due lasts until 08:00 UTC of the next day."""
     invoice = bill(acme, "4")
-    change_entity(time_zone="America/Los_Angeles", suspend_after_days=1)
-    last = invoice_day(invoice.due_on, 1) + timedelta(hours=7)
-    assert (emails.remind(last), suspend_overdue(last)) == (0, 0)
-    late = last + timedelta(hours=2)
-    assert (emails.remind(late), suspend_overdue(late)) == (1, 1)
+    change_entity(time_zone=time_zone, suspend_after_days=1)
+    late = invoice_day(invoice.due_on, 1) + timedelta(hours=midnight)
+    last = late - timedelta(seconds=1)
+    assert (emails.remind(last), suspend_overdue(last), past_due(last)) == (0, 0, 0)
+    assert (emails.remind(late), suspend_overdue(late), past_due(late)) == (1, 1, 1)
+
+
+def past_due(now: datetime) -> int:
+    """Return the number of invoices past due on the invoices page, which must agree with the state of each."""
+    with all_tenants_scope(BypassReason.BILLING):
+        invoices = Invoice.objects.all_tenants().select_related("entity")
+        found = open_balances(LedgerEntry.objects.all_tenants(), invoices, now).past_due
+        labels = [str(state_of(row, today_of(row, now), Money(0)).label) for row in invoices]
+    assert labels.count("Past due") == found
+    return found
+
+
+def test_reminders_count_the_days_since_the_due_date(acme):
+    """They are numbered by the days past due: 1, 8 and 15, each at the first minute of its day, and once."""
+    invoice = bill(acme, "4")
+    change_entity(time_zone="Asia/Tokyo")
+    midnight = invoice_day(invoice.due_on, 0) - timedelta(hours=9)
+    for days, number in ((1, 1), (8, 2), (15, 3)):
+        start = midnight + timedelta(days=days)
+        assert emails.remind(start - timedelta(seconds=1)) == 0
+        assert (emails.remind(start), emails.remind(start + timedelta(hours=23))) == (1, 0)
+        reminders = unscoped(InvoiceEmail).filter(email_type="reminder")
+        assert sorted(row.number for row in reminders) == list(range(1, number + 1))
+
+
+def test_the_terms_start_on_the_day_of_issue_by_the_clocks_of_the_entity(acme):
+    """An invoice of 14 days that is issued at 20:00 UTC is issued on the next day in Tokyo."""
+    use(acme, NOVEMBER, (price("4"), 10**6))
+    do_close_period(period(NOVEMBER), now=over(period(NOVEMBER)))
+    (draft,) = do_draft(period(NOVEMBER), acme)
+    change_entity(time_zone="Asia/Tokyo", terms_days=14)
+    assert do_finalize(draft, now=datetime(2026, 12, 3, 20, tzinfo=UTC)).due_on == date(2026, 12, 18)
+
+
+@pytest.mark.parametrize("days", [0, 1, 30])
+def test_a_tenant_is_suspended_on_the_day_of_its_entity(acme, days):
+    invoice = bill(acme, "4")
+    change_entity(suspend_after_days=days)
+    start = invoice_day(invoice.due_on, days)
+    assert [suspend_overdue(start - timedelta(seconds=1)), suspend_overdue(start)] == [0, 1]
 
 
 def test_the_balance_of_a_prepaid_tenant_pays_metered_usage_and_one_off_lines(acme):

@@ -6,6 +6,8 @@ import threading
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
@@ -17,6 +19,8 @@ from billing.models import CompiledRateCard, Price, PriceVersion
 from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
 from billing.pricing.price_files import read_csv, read_public
 from billing.pricing.pricing import NO_END, Component, PriceIndex, RateCard, Tier
+from billing.pricing.pricing import price as cost_of
+from inference_worker.contract.request import TokenCounts
 from tenants.actions import do_create_tenant
 from tenants.actions.common import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
@@ -31,7 +35,7 @@ NOW = datetime.now(UTC)
 HOUR = timedelta(hours=1)
 
 
-def price(usd: str, component: Component = C.UNCACHED, model: str = "m", **more: int) -> NewPrice:
+def price(usd: str, component: Component = C.UNCACHED, model: str = "m", **more: Any) -> NewPrice:
     return NewPrice(model, Tier.STANDARD, component, nano_per_million(usd), **more)
 
 
@@ -153,6 +157,35 @@ def test_a_later_change_of_the_list_applies_to_tenants(acme):
     publish(price("10", C.OUTPUT), tenant=acme, at=NOW)
     assert usd(found(acme.pk, NOW)) == {"uncached": "3", "output": "10"}
     assert usd(found(acme.pk, NOW + HOUR)) == {"uncached": "4", "output": "10"}
+
+
+def test_prices_of_a_holiday_are_two_dated_versions(acme):
+    """Prices have no calendar: the holiday's version is published first, then the usual prices from its end."""
+    zone = ZoneInfo("Asia/Shanghai")
+    holiday, end = datetime(2030, 10, 1, tzinfo=zone), datetime(2030, 10, 8, tzinfo=zone)
+    workday = {"until_weekday": 5, "time_zone": zone.key}
+    usual = [
+        price("1", until_minute=9 * 60, **workday),
+        price("2", from_minute=9 * 60, until_minute=12 * 60, **workday),
+        price("1", from_minute=12 * 60, **workday),
+        price("1", from_weekday=5, time_zone=zone.key),
+    ]
+    publish(*usual)
+    publish(price("1"), at=holiday)
+    publish(*usual, at=end)
+    morning = timedelta(hours=9)
+    for moment, expected in (
+        (holiday - timedelta(seconds=1) - 12 * HOUR, "2"),  # Monday 30 September, 11:59:59
+        (holiday + morning, "1"),  # Tuesday
+        (end - timedelta(days=1) + morning, "1"),  # Monday
+        (end + morning, "2"),  # Tuesday
+        (end + morning - timedelta(seconds=1), "1"),
+    ):
+        card, at = found(at=moment), round(moment.timestamp() * 10**6)
+        assert card is not None
+        assert cost_of(card, TokenCounts(uncached=1), at).cost_femto == int(expected) * 10**9, moment
+    with pytest.raises(Conflict, match="a later effective date"):
+        publish(price("1"), at=holiday - timedelta(days=1))
 
 
 def test_a_tenant_of_another_price_book_has_only_its_prices(acme):

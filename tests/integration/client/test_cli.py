@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from billing.actions.reratings import continue_reratings
-from billing.models import Rerating
+from billing.models import PriceBook, PriceBookAssignment, Rerating
 from millrace import cli
 from millrace.cli import app
 from tenants.isolation.db_roles import BypassReason
@@ -161,6 +161,47 @@ def test_policies(run, tmp_path):
     run("policies", "discard-draft", other["id"])
     assert run("policies", "drafts").stdout == "No drafts.\n"
     assert printed(run("policies", "dry-run", path, "--name", "quick", "--json"))["requests"] == 0
+
+
+def test_amounts_are_in_the_currency_of_the_tenant(run, operate, acme, tmp_path):
+    with all_tenants_scope(BypassReason.COMMAND):
+        book = PriceBook.objects.create(name="eur", currency="EUR")
+        PriceBookAssignment.objects.all_tenants().update_or_create(tenant=acme.tenant, defaults={"book": book})
+    made = printed(run("budgets", "create", "CI", "--amount", "12.50", "--json"))
+    assert "€75.00" in run("budgets", "update", made["id"], "--amount", "75").stdout
+    assert "€75.00" in run("budgets").stdout
+    in_dollars = run("budgets", "update", made["id"], "--amount", "$75", fails=True)
+    assert "the tenant's currency is EUR" in in_dollars.output
+    granted = operate("tenants", "grant-credit", acme.tenant.pk, "--amount", "12.50").stdout
+    assert granted.startswith("Granted €12.50 to the tenant")
+    assert "€0.50" in (run("organization", "update", "--cache-warming", "0.50") and run("organization").stdout)
+    run("organization", "update", "--content-retention-days", "1")
+    assert "€0.50" in run("cache").stdout
+    assert "€0.50" in operate("cache", "warming", "--tenant", "acme").stdout
+    assert "€0.00" in run("policies", "dry-run", _policy(tmp_path), "--name", "quick").stdout
+    assert "-€12.50" in run("invoices", "ledger").stdout
+    printing = ("budgets forecast", "budgets alerts", "usage", "usage events", "usage prices", "requests", "cache warm")
+    printing += ("requests success", "requests show req_of_acme", "invoices credits", "invoices commitments")
+    for line in printing:
+        shown = run(*line.split()).stdout
+        assert "$" not in shown, line
+        assert "USD" not in shown, line
+
+
+def _policy(folder: Path) -> Path:
+    path = folder / "policy.json"
+    path.write_text('{"rules": [{"targets": [{"model": "smollm2-135m"}]}]}')
+    return path
+
+
+def test_prices_of_a_book_are_in_its_currency(operate, tmp_path):
+    path = tmp_path / "prices.csv"
+    path.write_text("model,tier,component,usd_per_million\nsmollm2-135m,standard,output,1234.5\n")
+    for book, currency, text in (("list", "USD", "$1,234.50"), ("yen", "JPY", "JPY 1,234.5")):
+        with all_tenants_scope(BypassReason.COMMAND):
+            PriceBook.objects.get_or_create(name=book, defaults={"currency": currency})
+        drafted = printed(operate("prices", "import", path, "--book", book, "--json"))["version"]
+        assert text in operate("prices", "show", drafted["id"]).stdout
 
 
 def test_money_of_the_tenant(run, operate, acme):

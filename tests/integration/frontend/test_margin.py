@@ -10,7 +10,7 @@ import pytest
 from django.test import Client
 
 from billing.metering import rollups
-from billing.models import CompiledRateCard
+from billing.models import CompiledRateCard, PriceBook, PriceBookAssignment
 from millrace.apps.operations.health import IssueType, find_issues
 from tenants.actions import do_create_tenant
 from tenants.isolation.db_roles import BypassReason
@@ -64,4 +64,13 @@ def test_the_margin_screen_shows_the_sums_of_its_export(operator: Client, tenant
     with all_tenants_scope(BypassReason.OPERATOR):
         issues = {issue.issue_type: issue for issue in find_issues(None)}
     assert issues[IssueType.OVERAGE].subject == "smollm2-135m"
+    assert issues[IssueType.OVERAGE].todo.startswith("$0.003 was not billed.")
+    with all_tenants_scope(BypassReason.OPERATOR):
+        book = PriceBook.objects.create(name="eur", currency="EUR")
+        PriceBookAssignment.objects.create(tenant=other, book=book)
+    settle_all(make_event(tenant_id=other.pk, **(given | {"reserved_nano": PRICE // 4 // 10**6})))
+    with all_tenants_scope(BypassReason.OPERATOR):
+        issues = {issue.issue_type: issue for issue in find_issues(None)}
+    assert issues[IssueType.OVERAGE].todo.startswith("€0.0045 + $0.003 was not billed.")
+    assert ": 2 executions" in issues[IssueType.OVERAGE].title
     assert issues[IssueType.COST].subject == "uncosted"

@@ -18,12 +18,13 @@ from django.db import connection
 
 from billing.budgets import budget_leases, reservations
 from billing.metering.reconciler import reconcile
-from billing.models import Adjustment, Budget, BudgetCorrection, BudgetPeriod
+from billing.models import Adjustment, Budget, BudgetCorrection, BudgetPeriod, PriceBook, PriceBookAssignment
 from millrace.gateway.admission.admission import AdmittedRequest
 from millrace.gateway.core.errors import ApiError
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot
+from tenants.models import Tenant
 from tests.support.gateway.budget_gateways import MODEL, Admitted, Meeting, admit_elsewhere
 from tests.support.gateway.budgets import (
     COST,
@@ -143,6 +144,30 @@ async def test_a_stopped_gateway_keeps_its_lease_until_it_is_reclaimed(
     found = await local_gateway.admit_with_retries(max_tokens=(10 * DOLLAR - 3 * RESERVED) // 15_000)
     assert isinstance(found, Admitted), found
     await see()
+
+
+def _bill_in(currency: str) -> None:
+    """Assign the tenant to a price book in a currency. The rate cards of the list still apply to it."""
+    with all_tenants_scope(BypassReason.COMMAND):
+        book = PriceBook.objects.create(name="other", currency=currency)
+        PriceBookAssignment.objects.create(tenant=Tenant.objects.all_tenants().get(), book=book)
+
+
+async def test_a_rejection_names_amounts_in_the_tenants_currency(
+    gateway: Any, budget: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sync_to_async(_bill_in)("JPY")
+    await sync_to_async(budget)(amount=50_000_000)
+    await sync_to_async(budget)(amount=1, unit="requests", name="few")
+    local_gateway = await gateway()
+    refused = await local_gateway.admit(max_tokens=4096)
+    assert "JPY 0.05 left, up to JPY 0.09144 needed" in str(refused)
+    store, queries = local_gateway.budget_admission._store, []
+    run = store._ask
+    monkeypatch.setattr(store, "_ask", lambda query, values: queries.append(query) or run(query, values))
+    assert "JPY 0.05 left" in str(await local_gateway.admit(max_tokens=4096))
+    assert queries
+    assert not any("pricebook" in query for query in queries)
 
 
 async def test_a_stopped_gateway_admits_nothing_from_an_expired_lease(

@@ -69,6 +69,14 @@ def test_a_quote_is_a_table_without_json(tmp_path):
     assert lines[-1] == "Total: 3,030,000,000,000 femto-USD ($0.00303), tier standard"
 
 
+def test_a_quote_is_in_the_currency_of_the_prices(tmp_path):
+    usage = {"model": "m", "tokens": {"uncached": 1_000}}
+    lines = quote(tmp_path, RATES, usage, "2026-03-01T16:30:00Z", "--currency", "jpy").stdout.splitlines()
+    assert "JPY per million" in lines[0]
+    assert lines[1].split() == ["uncached", "1,000", "JPY", "3", "3,000,000,000,000"]
+    assert lines[-1] == "Total: 3,000,000,000,000 femto-JPY (JPY 0.003), tier standard"
+
+
 def test_a_tier_without_prices_costs_the_standard_price(tmp_path):
     usage = {"model": "m", "tier": Tier.FLEX, "tokens": {"output": 1}}
     found = json.loads(quote(tmp_path, RATES, usage, "2026-03-01", "--json").stdout)

@@ -270,6 +270,48 @@ def test_limit_says_that_there_are_more(run):
     assert "more than 1" in said.stderr
 
 
+BUDGET = {"id": 1, "name": "CI", "unit": "money", "amount": 1_234_500_000_000, "period": "month", "mode": "hard"}
+BUDGET |= {"active": True, "budget_period": None}
+CURRENCY = httpx.Response(200, json={"currency": "JPY"})
+
+
+def test_amounts_are_in_the_currency_of_the_tenant_which_is_requested_once(run):
+    signed_in()
+    said = run(["budgets"], page(BUDGET, BUDGET), CURRENCY)
+    assert said.stdout.count("JPY 1,234.5") == 2
+    assert "$" not in said.stdout
+
+
+def test_output_without_amounts_of_money_does_not_request_the_currency(run):
+    signed_in()
+    tokens = BUDGET | {"unit": "tokens"}
+    assert run(["budgets", "--json"], page(BUDGET)).exit_code == 0
+    assert "1,234,500,000,000 tokens" in run(["budgets"], page(tokens)).stdout
+
+
+def test_previews_of_operators_are_in_the_currency_of_the_book_or_invoice(run):
+    signed_in()
+    row = {"tenant_id": 1, "model": "m", "events": 2, "was_usd": "1.5", "would_be_usd": "2", "unpriced": 0}
+    found = run(["prices", "preview", "4"], httpx.Response(200, json=[row]), CURRENCY).stdout
+    assert found.splitlines()[1].split() == ["1", "m", "2", "JPY", "1.5", "JPY", "2", "0"]
+    row = {"tenant": "acme", "invoice": "INV-1", "month": "2026-11", "difference_usd": "-1.5", "currency": "EUR"}
+    row |= {"subtotal": -150, "total": -179, "note": None}
+    found = run(["price", "rerate", "4"], httpx.Response(200, json=[row])).stdout
+    assert found.splitlines()[1].split() == ["acme", "INV-1", "2026-11", "-€1.50", "-€1.50", "-€1.79", "–"]
+
+
+def test_an_amount_in_dollars_is_refused_for_a_tenant_with_another_currency(run):
+    signed_in()
+    said = run(["budgets", "create", "CI", "--amount", "$5"], CURRENCY)
+    assert said.exit_code == 2
+    assert "the tenant's currency is JPY" in said.stderr
+    assert run(["budgets", "create", "CI", "--amount", "$5", "--json"], *_in_dollars()).exit_code == 0
+
+
+def _in_dollars() -> tuple[httpx.Response, httpx.Response]:
+    return httpx.Response(200, json={"currency": "USD"}), httpx.Response(201, json=BUDGET)
+
+
 def test_empty_list(run):
     signed_in()
     assert run(["keys"], page()).stdout == "No API keys.\n"
@@ -293,6 +335,12 @@ def test_only_the_new_secret_is_on_standard_output(run):
         (output.cents(-1205), "-$12.05"),
         (output.usd("0.0000123"), "$0.0000123"),
         (output.usd("-3"), "-$3.00"),
+        (output.usd("-0.50"), "-$0.50"),
+        (output.money("-1234.5", "EUR"), "-€1,234.50"),
+        (output.money("1234.000", "JPY"), "JPY 1,234"),
+        (output.money("0.0042", "JPY"), "JPY 0.0042"),
+        (output.money("1.5", "KWD"), "KWD 1.500"),
+        (output.cents(-1205, "JPY"), "-JPY 1,205"),
     ],
 )
 def test_amounts(made, text):

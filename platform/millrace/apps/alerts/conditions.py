@@ -14,7 +14,7 @@ from django.db.models import F, Q
 from django.db.models.functions import Coalesce
 
 from billing.actions.credits import with_rest
-from billing.amounts import NANO_DIGITS, decimal, symbol, whole_units
+from billing.amounts import exact_amount, whole_units
 from billing.models import Budget, BudgetPeriod, CreditGrant
 from billing.pricing.currencies import currency_of
 from millrace.apps.alerts.models import AlertRule
@@ -121,8 +121,8 @@ def _credit(rule: AlertRule, now: datetime) -> list[Breach]:
     left = _credit_left(rule.tenant_id, now)
     if left is None or left >= rule.threshold:
         return []
-    sign = symbol(currency_of(rule.tenant_id))
-    left_text, least = (f"{sign}{decimal(max(0, nano), NANO_DIGITS, 2)}" for nano in (left, rule.threshold))
+    currency = currency_of(rule.tenant_id)
+    left_text, least = (exact_amount(max(0, nano), currency) for nano in (left, rule.threshold))
     return [Breach("", f"Credit balance is {left_text}, below {least}", left)]
 
 

@@ -6,6 +6,7 @@ These are the operators' alerts.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,7 +17,7 @@ from django.db import connection
 from django.db.models import Count, Min, Q, Sum
 from django.utils.timesince import timesince
 
-from billing.amounts import FEMTO_A_NANO, NANO_DIGITS, decimal, half_up
+from billing.amounts import DEFAULT_CURRENCY, FEMTO_A_NANO, exact_amount, half_up
 from billing.models import (
     CompiledRateCard,
     DailyCost,
@@ -29,6 +30,7 @@ from billing.models import (
     UsageRollup,
     totals_of,
 )
+from billing.pricing.currencies import other_currencies
 from billing.pricing.pricing import Tier
 from inference_worker.contract.disk import FreeSpace
 from inference_worker.contract.messages import ReplicaPhase
@@ -404,15 +406,25 @@ def _prices(now: datetime) -> Iterator[HealthIssue]:
 def _overages(now: datetime) -> Iterator[HealthIssue]:
     """Yield deployments whose upstream counted more tokens than were reserved."""
     rows = ExecutionCost.objects.filter(admitted_at__gte=now - timedelta(days=1), unbilled_femto__gt=0)
-    sums = rows.order_by().values("model").annotate(executions=Count("request_id"), femto=Sum("unbilled_femto"))
-    for row in sums.order_by("model"):
-        lost = decimal(half_up(int(row["femto"]), FEMTO_A_NANO), NANO_DIGITS, 2)
+    sums = (
+        rows.order_by()
+        .values("model", "tenant_id")
+        .annotate(executions=Count("request_id"), femto=Sum("unbilled_femto"))
+    )
+    others = other_currencies()
+    executions, femto = Counter[str](), defaultdict[str, Counter[str]](Counter)
+    for row in sums:
+        executions[row["model"]] += row["executions"]
+        femto[row["model"]][others.get(row["tenant_id"], DEFAULT_CURRENCY)] += int(row["femto"])
+    for model, amounts in sorted(femto.items()):
+        parts = (exact_amount(half_up(amount, FEMTO_A_NANO), code) for code, amount in sorted(amounts.items()))
+        lost = " + ".join(parts)
         yield HealthIssue(
             IssueType.OVERAGE,
-            row["model"],
+            model,
             urgent=False,
-            title=f"{row['model']}: {row['executions']:,} executions of the last day used more than was reserved",
-            todo=f"${lost} was not billed. Compare the provider's tokens with the reservation of its requests.",
+            title=f"{model}: {executions[model]:,} executions of the last day used more than was reserved",
+            todo=f"{lost} was not billed. Compare the provider's tokens with the reservation of its requests.",
         )
 
 

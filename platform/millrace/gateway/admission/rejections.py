@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from billing.amounts import NANO_DIGITS, decimal
+from billing.amounts import exact_amount
 from billing.budgets.budget_leases import InsufficientBudget, LeasedPeriod
 from millrace.gateway.admission import rates
 from millrace.gateway.admission.limits import ENFORCED
@@ -112,7 +112,7 @@ def over_budget(shortages: Sequence[InsufficientBudget], releasable: Mapping[int
     return ApiError(
         code,
         f"The {_PERIODS[period.period]}{budget_type} {period.name!r} does not allow this request:"
-        f" {_amount(period.unit, left)} left, up to {_amount(period.unit, worst.needed)} needed."
+        f" {_amount(period, left)} left, up to {_amount(period, worst.needed)} needed."
         f" {_advice(period, reserved if may_settle else 0)}",
         retry_after=1 if may_settle else _seconds_until(period.ends),
         bound={
@@ -133,7 +133,7 @@ def _advice(period: LeasedPeriod, reserved: int) -> str:
     texts = []
     if reserved:
         texts.append(
-            f"Active requests reserve {_amount(period.unit, reserved)} and release what they do not use when they end."
+            f"Active requests reserve {_amount(period, reserved)} and release what they do not use when they end."
         )
     if period.unit != "requests":
         texts.append("A smaller request needs less.")
@@ -150,5 +150,5 @@ def _time(time: datetime) -> str:
     return f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
-def _amount(unit: str, amount: int) -> str:
-    return f"${decimal(amount, NANO_DIGITS, 2)}" if unit == "money" else f"{amount} {unit}"
+def _amount(period: LeasedPeriod, amount: int) -> str:
+    return exact_amount(amount, period.currency) if period.unit == "money" else f"{amount} {period.unit}"
