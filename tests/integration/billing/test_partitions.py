@@ -6,18 +6,16 @@ import threading
 from datetime import UTC, date, datetime
 
 import pytest
-from django.core.management import call_command
 from django.db import DatabaseError, connection, transaction
 
 from billing.metering.ingest import UsageMessage, settle
 from billing.metering.partitions import ensure_partitions, existing_partitions, month_of, shifted
 from billing.models import UsageEvent
-from billing.pricing import rating
 from billing.tasks import make_partitions
 from inference_worker.contract.messages import encode
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tests.support.rows import allow_emptying, unscoped
+from tests.support.rows import unscoped
 
 FAR = datetime(2031, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 FAR_MONTHS = ["2031_11", "2031_12", "2032_01", "2032_02", "2032_03"]
@@ -134,19 +132,6 @@ def test_truncate_is_rejected_in_a_repeatable_read_transaction(table, as_owner):
     ):
         cursor.execute("SET LOCAL ROLE NONE; SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         cursor.execute("TRUNCATE billing_usageevent")
-
-
-@pytest.mark.django_db(transaction=True, databases=["default", "owner"])
-def test_the_migration_can_be_undone(table, as_owner):
-    call_command("migrate", "billing", "zero", verbosity=0)
-    try:
-        assert existing_partitions() == []
-    finally:
-        call_command("migrate", verbosity=0)  # also the apps that depend on it
-        rating._rate_cards.clear()  # rate cards are numbered from 1 again
-        with as_owner(), connection.cursor() as cursor:
-            allow_emptying(cursor)
-    assert len(existing_partitions()) == 5
 
 
 @pytest.mark.django_db

@@ -27,7 +27,7 @@ from millrace.gateway.http.consumer import HttpConsumer
 from millrace.gateway.http.endpoints.feedback import SubmitFeedback
 from millrace.gateway.http.endpoints.inference import ChatCompletions, Unknown
 from millrace.gateway.http.endpoints.messages import CountTokens
-from millrace.gateway.prompt_processes import prompt_reader
+from millrace.gateway.prompt_processes import prompt_pool, prompt_reader
 from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 from millrace.gateway.prompt_processes.prompt_reader import PromptReader
 from millrace.gateway.protocols import prompt_bounds
@@ -263,13 +263,20 @@ def model(models: dict[str, ServedModel]) -> ServedModel:
     return models["m"]
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pool(models: dict[str, ServedModel]) -> AsyncIterator[PromptPool]:
-    found = PromptPool(models, 1)
-    await found.start()
-    yield found
-    await found.stop()
+    """One process for all tests. On a busy machine it has a small share of the CPU, since its priority is low."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompt_pool, "WAIT_SECONDS", 60)
+        patch.setattr(prompt_pool, "WORK_SECONDS", 60)
+        found = PromptPool(models, 1)
+        await found.start()
+        yield found
+        await found.stop()
     assert not found.pids
+
+
+with_pool = pytest.mark.asyncio(loop_scope="module")  # the event loop of `pool`
 
 
 class Charges:
@@ -331,6 +338,7 @@ async def rejection(reader: PromptReader, body: bytes, dialect: str = chat.DIALE
     return exc_info.value
 
 
+@with_pool
 async def test_a_small_body_is_decoded_on_the_event_loop(
     reader: PromptReader, model: ServedModel, work_here: dict[str, list[int]], charges: Charges
 ) -> None:
@@ -340,6 +348,7 @@ async def test_a_small_body_is_decoded_on_the_event_loop(
     assert (request.tokenized, work_here["decoded"], charges.charged) == (None, [len(body)], [])
 
 
+@with_pool
 async def test_a_large_body_is_decoded_and_tokenized_by_a_prompt_process(
     reader: PromptReader, model: ServedModel, work_here: dict[str, list[int]]
 ) -> None:
@@ -361,6 +370,7 @@ async def test_a_large_body_is_decoded_and_tokenized_by_a_prompt_process(
     assert request.charged
 
 
+@with_pool
 async def test_a_small_body_of_many_empty_messages_is_rendered_by_a_prompt_process(
     reader: PromptReader, work_here: dict[str, list[int]], charges: Charges
 ) -> None:
@@ -372,6 +382,7 @@ async def test_a_small_body_of_many_empty_messages_is_rendered_by_a_prompt_proce
     assert charges.charged == [7]
 
 
+@with_pool
 @pytest.mark.parametrize(
     ("body", "code", "words"),
     [
@@ -402,12 +413,14 @@ async def test_a_prompt_process_reports_the_error_of_a_large_body(
     assert words in api_error.message
 
 
+@with_pool
 async def test_tokens_are_counted_beyond_the_context(reader: PromptReader, model: ServedModel) -> None:
     body = msgspec.json.encode({"model": "m", "messages": messages_of("Hello " * 9000)})
     request = await reader.read(key_of(), COUNT, body)
     assert len((await tokenize(model, request)).ids) > model.context_length
 
 
+@with_pool
 async def test_several_prompts_are_read_together(
     reader: PromptReader, model: ServedModel, work_here: dict[str, list[int]]
 ) -> None:
@@ -421,6 +434,7 @@ async def test_several_prompts_are_read_together(
     assert found == [model.tokenizer.encode(text) for text in texts]
 
 
+@with_pool
 async def test_embeddings_and_websocket_messages_use_prompt_processes_too(
     reader: PromptReader, models: dict[str, ServedModel], work_here: dict[str, list[int]]
 ) -> None:
@@ -435,6 +449,7 @@ async def test_embeddings_and_websocket_messages_use_prompt_processes_too(
     assert work_here == {"decoded": [], "tokenized": []}
 
 
+@with_pool
 async def test_the_body_is_read_again_for_another_deployments_tokenizer(
     pool: PromptPool, models: dict[str, ServedModel], charges: Charges
 ) -> None:
@@ -462,6 +477,7 @@ def test_the_number_of_tools_is_limited(model: ServedModel) -> None:
 # Charges to rate limits.
 
 
+@with_pool
 async def test_a_request_over_its_tenants_rate_limit_is_not_read(
     reader: PromptReader, pool: PromptPool, charges: Charges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -470,6 +486,7 @@ async def test_a_request_over_its_tenants_rate_limit_is_not_read(
     assert (await rejection(reader, chat_body(messages_of(*[""] * 120)))).code == "rate_limit_exceeded"
 
 
+@with_pool
 async def test_a_large_body_is_charged_before_it_is_received(gateway: SimpleNamespace, reader: PromptReader) -> None:
     gateway.prompts = reader
     reader._admission.refuse = ApiError("rate_limit_exceeded", "Rate limit reached.", retry_after=20)  # type: ignore[attr-defined]
@@ -477,6 +494,7 @@ async def test_a_large_body_is_charged_before_it_is_received(gateway: SimpleName
     assert (connection.status, connection.received_before_answer) == (429, 0)
 
 
+@with_pool
 async def test_a_body_above_the_size_limit_is_charged_and_not_received(
     gateway: SimpleNamespace, reader: PromptReader, charges: Charges
 ) -> None:

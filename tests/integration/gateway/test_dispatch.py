@@ -210,7 +210,7 @@ async def test_a_worker_that_dies_mid_stream_ends_it_with_an_error_and_no_charge
     failed = await next_event(generation)
     assert isinstance(failed, Failed)
     assert failed.code == "worker_lost"
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20  # long before its deadline
     assert await outcomes(broker) == ["failed"]
 
 

@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from inference_worker.contract.settings import ModelSpec
+from millrace.gateway.core import asyncio_utils
 from millrace.gateway.core.catalog import ServedModel, load_catalog
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.prompt_processes import prompt_pool
@@ -29,6 +30,12 @@ WORK = PromptTask(chat.DIALECT, {"m": PromptTarget(SPEC.key, 8192)})
 @pytest.fixture(scope="module")
 def models() -> dict[str, ServedModel]:
     return dict(load_catalog([SPEC], models_data_dir()))
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait longer than in production for processes, which start slowly on a busy machine."""
+    monkeypatch.setattr(prompt_pool, "WAIT_SECONDS", 60)
 
 
 @pytest_asyncio.fixture
@@ -89,7 +96,6 @@ async def test_a_process_that_dies_or_hangs_fails_only_its_own_request(
 ) -> None:
     assert await tokens(pool) > 1
     monkeypatch.setattr(prompt_pool, "WORK_SECONDS", 0.5)
-    monkeypatch.setattr(prompt_pool, "WAIT_SECONDS", 60)
     first = await process_of(pool)
     os.kill(first, signal.SIGSTOP)
     struck = asyncio.create_task(pool.run(1, WORK, body()))
@@ -120,6 +126,20 @@ async def test_a_process_that_has_grown_is_replaced(pool: PromptPool, monkeypatc
     monkeypatch.setattr(prompt_pool, "MAX_GROWTH_BYTES", 2**40)
     assert await process_of(pool, other_than=first) != first
     assert await tokens(pool) > 1
+
+
+async def test_the_processes_have_ended_when_the_pool_has_stopped(
+    models: dict[str, ServedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stop cancels its tasks again while they wait for their processes."""
+    monkeypatch.setattr(asyncio_utils, "RETRY_SECONDS", 0.001)
+    pool = PromptPool(models, 1)
+    await pool.start()
+    assert await tokens(pool) > 1
+    (pid,) = pool.pids
+    await pool.stop()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 async def test_a_disconnected_caller_frees_its_place(models: dict[str, ServedModel]) -> None:

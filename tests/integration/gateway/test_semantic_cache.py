@@ -342,14 +342,14 @@ async def test_a_check_names_its_payer_however_it_ends(
     monkeypatch.setattr(semantic_checks, "CHECK_SECONDS", seconds or 2.0)
     async with client.gate.broker.pubsub() as control:
         await control.subscribe(control_channel("ra"))
-        await control.get_message(timeout=5)
+        await control.get_message(timeout=60)
         check = await running_check(client)
         billing_context = client.gate.dispatcher.executions[check].job.billing_context
         assert billing_context.is_operator_paid == (payer == "operator")
         if seconds:
             await checks.stop()
         await asyncio.gather(*checks._running)
-        assert await control.get_message(timeout=5) is not None  # the replica is asked to stop
+        assert await control.get_message(timeout=60) is not None  # the replica is asked to stop
     assert check not in client.gate.dispatcher.executions
 
 

@@ -493,12 +493,12 @@ async def test_a_resumable_request_runs_on_after_a_disconnect(
     gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service_module, "POLL_SECONDS", 0.1)
-    monkeypatch.setattr(service_module, "RESUME_SECONDS", 0.5)
+    monkeypatch.setattr(service_module, "RESUME_SECONDS", 1.5)
     readers, key = StreamSubscribers(gate.broker), make_key(LIMIT)
     call = await gate.begin(key, "a")
     await a.claim(call.request_id)
     gate.service.release(call, is_returning=True)
-    for _ in range(8):
+    for _ in range(20):  # longer than RESUME_SECONDS
         await readers.refresh(call.request_id, "another-user")
         await asyncio.sleep(0.1)
     assert await gate.broker.hget(claim_key(call.request_id, 0), "cancel") is None  # type: ignore[misc]
@@ -607,11 +607,11 @@ async def usages(gate: Gate) -> list[Any]:
 
 
 async def test_a_token_in_time_ends_the_wait(gate: Gate, a: Replica, b: Replica) -> None:
-    call = await gate.begin(make_key(mine=SLOW), "mine")
+    call = await gate.begin(make_key(mine={**SLOW, "first_token_ms": 2000}), "mine")
     assert await a.claim(call.request_id)
     reading = asyncio.create_task(events_of(gate, call))
     await a.send(Tokens(call.request_id, 1, 0, [5], "Hi"))
-    await asyncio.sleep(0.4)  # longer than the time for the first token
+    await asyncio.sleep(2.1)  # longer than the time for the first token
     await a.send(end(call, TokenCounts(10, output=1), seq=1))
     assert [type(event) for event in await reading] == [Tokens, End]
     assert len(call.executions) == 1

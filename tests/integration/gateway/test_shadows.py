@@ -356,7 +356,7 @@ async def test_the_shadow_of_an_aborted_request_is_cancelled(
 ) -> None:
     async with gate.broker.pubsub() as control:
         await control.subscribe(control_channel("rb"))
-        await control.get_message(timeout=5)
+        await control.get_message(timeout=60)
         call = await gate.begin(KEY, "mine")
         name = f"{call.request_id}.s"
         await eventually(partial(b.claim, name))
@@ -367,7 +367,7 @@ async def test_the_shadow_of_an_aborted_request_is_cancelled(
         await eventually(is_claimed)
         gate.service.release(call)
         await asyncio.gather(*shadows._running, return_exceptions=True)
-        assert await control.get_message(timeout=5) is not None  # the replica is asked to stop
+        assert await control.get_message(timeout=60) is not None  # the replica is asked to stop
     assert await log.rows() == []
 
 

@@ -115,7 +115,7 @@ def test_a_server_left_running_is_ended_before_the_next_starts(data_dir: Path) -
     with running(server.prepare(), data_dir) as old:
         assert ask(server.owner_url, "SELECT 1") == 1
         with running(server.prepare(), data_dir):
-            assert old.wait(5) == 0
+            assert old.wait(60) == 0
             assert ask(server.owner_url, "SELECT 1") == 1
 
 
@@ -240,7 +240,7 @@ def test_valkey_starts_after_a_kill_and_stops_a_leftover_server(data_dir: Path) 
         process.kill()
         process.wait()
     with running(server.prepare(), data_dir) as old, running(server.prepare(), data_dir):
-        assert old.wait(5) == 0
+        assert old.wait(60) == 0
         assert redis.Redis.from_url(server.url).get("kept") == b"7"
 
 

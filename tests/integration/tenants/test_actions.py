@@ -203,5 +203,5 @@ def test_a_key_created_during_a_suspension_is_suspended(row):
             suspending = pool.submit(suspend)
             with pytest.raises(TimeoutError):
                 suspending.result(timeout=0.5)
-        assert suspending.result(timeout=10)
+        assert suspending.result(timeout=60)
     assert row(secret).suspended

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 RETRY_SECONDS = 0.1
@@ -19,3 +19,20 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> None:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=RETRY_SECONDS)
+
+
+async def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> None:
+    """Run the coroutine to its end, also if this task is cancelled meanwhile. Only for short cleanups.
+
+    Raises:
+        asyncio.CancelledError: after the end, if this task was cancelled.
+    """
+    task, cancelled = asyncio.ensure_future(coroutine), None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    task.result()
+    if cancelled is not None:
+        raise cancelled

@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from inference_worker.contract.output_formats import NONE
-from millrace.gateway.core.asyncio_utils import cancel_and_wait
+from millrace.gateway.core.asyncio_utils import cancel_and_wait, run_to_end
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.prompt_processes.prompt_frames import LENGTH, MAX_FRAME_BYTES, ModelFiles, PromptTask, Result
@@ -213,7 +213,7 @@ class _Process:
             pids.discard(process.pid)
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            await asyncio.shield(process.wait())
+            await run_to_end(_close(process))
 
     async def wait(self) -> None:
         """Wait until the process has ended."""
@@ -245,6 +245,17 @@ class _Process:
             raise BrokenProcess(f"The process sent no result within {seconds:g} seconds.") from None
         except (OSError, EOFError, msgspec.MsgspecError) as exc:
             raise BrokenProcess(f"{type(exc).__name__}: {exc}") from None
+
+
+async def _close(process: asyncio.subprocess.Process) -> None:
+    """Close the pipes of a killed process, and wait for its end.
+
+    Open pipes keep the process's transport open after its end.
+    """
+    await process.communicate(b"")
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):  # the process ended before it had received everything
+            await process.stdin.wait_closed()
 
 
 def _files_of(models: Iterable[ServedModel]) -> list[ModelFiles]:

@@ -253,8 +253,12 @@ class Socket:
             await self._send_billed_usage(name, error, is_billed=True)
             status = await self._send_error(name, error, trace)
         except ApiError as exc:
-            await self._send_billed_usage(name, exc, is_billed=exc.code == "cancelled")
-            status = await self._send_error(name, exc, trace)
+            # The execution was cancelled because the key was revoked. Its end can arrive before this task is cancelled.
+            # Without an entry in `_errors`, the task is not cancelled while it reports the error.
+            ended, is_billed = self._errors.pop(name, exc), exc.code == "cancelled"
+            error = ended if is_billed else exc
+            await self._send_billed_usage(name, error, is_billed=is_billed)
+            status = await self._send_error(name, error, trace)
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
             status = await self._send_error(name, unavailable(), trace)
