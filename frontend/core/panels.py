@@ -28,7 +28,8 @@ class Panel:
     template: str
     build: Callable[[PageContext], Any]
     every: int = 30  # seconds between refreshes; 0: never
-    lazy: bool = False  # loaded after the first paint, because it is slow
+    # Whether it is loaded after the first paint, because it is slow; a function: for some queries of the page.
+    lazy: bool | Callable[[PageContext], bool] = False
     needs: Permission | None = None  # the panel is hidden without this permission
 
 
@@ -74,7 +75,7 @@ class Panels:
         url = ctx.url(self.route, *arguments, panel.name)
         if ctx.query:
             url = f"{url}?{urlencode(ctx.query)}"
-        if first and panel.lazy:
+        if first and (panel.lazy(ctx) if callable(panel.lazy) else panel.lazy):
             return RenderedPanel(panel, url, None, failed=False)
         try:
             return RenderedPanel(panel, url, render(ctx, panel), failed=False)
