@@ -267,6 +267,9 @@ def test_deployments_and_upstreams_alert_by_their_name(tenant):
         open_event(issue_type, subject, 5)
     assert check_rules(NOW) == 2
     assert sorted(row.summary.split(" ")[0] for row in alerts(tenant)) == ["far", "m"]
+    open_event("upstream", "far", 5)
+    open_event("upstream", "m", 5)  # no upstream
+    assert check_rules(NOW) == 1
 
 
 def test_events_from_before_the_rule_that_are_over_do_not_alert(tenant):
