@@ -1,7 +1,8 @@
 """The texts that other packages create in English and that the console translates.
 
-They are the messages of rejected actions, the titles and advice of health issues, the descriptions of webhook events
-and the reasons why endpoints are disabled. Values in them become placeholders: `f"{name} exists"` is `%(name)s exists`.
+They are the messages of rejected actions and of parsers whose errors forms show, the titles and advice of health
+issues, the descriptions of webhook events and the reasons why endpoints are disabled. Values in them become
+placeholders: `f"{name} exists"` is `%(name)s exists`.
 `make messages` writes them to frontend/locale/backend_texts.json.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,6 +26,37 @@ _ARGUMENTS: dict[str, tuple[int | str, ...]] = {
     "insert": (1,),
     "do_disable_endpoint": ("because",),
 }
+# Modules whose errors are shown in forms, and where the texts of their exceptions are.
+_PARSERS = (
+    "billing/pricing/price_book.py",
+    "billing/pricing/price_files.py",
+    "tenants/routing_policies/answer_pattern.py",
+    "tenants/routing_policies/complexity.py",
+    "tenants/routing_policies/conditions.py",
+    "tenants/routing_policies/policy.py",
+    "platform/millrace/client/testing.py",
+)
+_PARSER_ERRORS = dict.fromkeys(("ValueError", "PatternError", "TestCallFailed"), (0,))
+# Errors of Python's networks and JSON and of msgspec, which the forms of keys and policies show.
+_OF_LIBRARIES = (
+    "%(value)s does not appear to be an IPv4 or IPv6 network",
+    "Expected `%(expected)s`, got `%(got)s`",
+    "Expected `%(expected)s`",
+    "Expected `%(expected)s` of length %(condition)s",
+    "Expected `%(expected)s` %(condition)s",
+    "Object missing required field `%(name)s`",
+    "Object contains unknown field `%(name)s`",
+    "Invalid enum value %(value)s",
+    "Invalid value %(value)s",
+    "Expecting value",
+    "Expecting property name enclosed in double quotes",
+    "Expecting ',' delimiter",
+    "Expecting ':' delimiter",
+    "Extra data",
+    "Unterminated string starting at",
+    "Invalid control character at",
+)
+_POSITION = re.compile(r" - at `.*`$")  # of an error in a policy, which the console shows in its own way
 _RETURNED = {"processes.py": "describe"}  # modules with a function that returns texts
 _MAX_ALTERNATIVES = 12
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s")
@@ -38,11 +70,17 @@ def backend_texts(root: Path = ROOT) -> list[str]:
         for path in sorted((root / directory).rglob("*.py")):
             if "migrations" not in path.parts:
                 found |= dict.fromkeys(texts_of(path.read_text(encoding="utf-8"), _RETURNED.get(path.name)))
-    return list(found)
+    for name in _PARSERS:
+        if (root / name).exists():
+            texts = texts_of((root / name).read_text(encoding="utf-8"), arguments=_PARSER_ERRORS)
+            found |= dict.fromkeys(text for text in (_POSITION.sub("", text) for text in texts) if _has_words(text))
+    return list(found | dict.fromkeys(_OF_LIBRARIES))
 
 
-def texts_of(source: str, returned_by: str | None = None) -> list[str]:
-    """Return the texts of a module, and those that the function `returned_by` returns.
+def texts_of(
+    source: str, returned_by: str | None = None, arguments: Mapping[str, tuple[int | str, ...]] = _ARGUMENTS
+) -> list[str]:
+    """Return the texts of a module in calls with these `arguments`, and those that the function `returned_by` returns.
 
     A text without a word of its own, such as `%(error)s.`, is left out.
     """
@@ -53,10 +91,14 @@ def texts_of(source: str, returned_by: str | None = None) -> list[str]:
         reader = _Reader(module, scope)
         for node in _own_nodes(scope):
             if isinstance(node, ast.Call):
-                found += [text for argument in _arguments(node) for text in reader.texts(argument)]
+                found += [text for argument in _arguments(node, arguments) for text in reader.texts(argument)]
             elif isinstance(node, ast.Return) and isinstance(scope, ast.FunctionDef) and scope.name == returned_by:
                 found += reader.texts(node.value)
-    return [text for text in found if re.search(r"[A-Za-z]{3}", _PLACEHOLDER.sub("", text))]
+    return [text for text in found if _has_words(text)]
+
+
+def _has_words(text: str) -> bool:
+    return re.search(r"[A-Za-z]{3}", _PLACEHOLDER.sub("", text)) is not None
 
 
 def _own_nodes(scope: _Scope) -> Iterator[ast.AST]:
@@ -69,9 +111,9 @@ def _own_nodes(scope: _Scope) -> Iterator[ast.AST]:
             waiting += ast.iter_child_nodes(node)
 
 
-def _arguments(call: ast.Call) -> Iterator[ast.expr]:
+def _arguments(call: ast.Call, wanted: Mapping[str, tuple[int | str, ...]]) -> Iterator[ast.expr]:
     name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
-    for place in _ARGUMENTS.get(name, ()):
+    for place in wanted.get(name, ()):
         if isinstance(place, int):
             yield from call.args[place : place + 1]
         else:

@@ -53,6 +53,7 @@ class EngineStats:
     forward_seconds: float
     output_seconds: float
     held_back: int = 0  # part of num_waiting that waits for an upstream's capacity and uses no slot
+    circuit_open: bool = False  # of an upstream
 
 
 class LLMEngine:

@@ -129,7 +129,8 @@ def within(place: str, value: int, low: int, high: int, what: str = "") -> None:
         ValueError: it is not. The message contains the path `place`.
     """
     if not low <= value <= high:
-        raise ValueError(f"expected {what and what + ': '}{low} to {high}, not {value} - at `{place}`")
+        text = f"expected {what}: {low} to {high}, not {value}" if what else f"expected {low} to {high}, not {value}"
+        raise ValueError(f"{text} - at `{place}`")
 
 
 def _check_range(place: str, between: Between, high: int) -> None:

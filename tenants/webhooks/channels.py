@@ -94,6 +94,11 @@ def pagerduty_body(routing_key: str, public_id: str, event_type: str, payload: M
     return json.dumps(body, ensure_ascii=False).encode()
 
 
+def resolving_key(event_type: str, payload: Mapping[str, Any]) -> str:
+    """Return the deduplication key of the event that resolves the incident of this one; empty if there is none."""
+    return f"{_RESOLVED}:{payload['alert_id']}" if event_type == _TRIGGERED else ""
+
+
 def _amount(value: int, unit: str, currency: str) -> str:
     """Return an amount of a budget: nano-units in the minor unit of the currency, rounded down."""
     if unit != "money":

@@ -24,6 +24,7 @@ class WebhookResponse(NamedTuple):
     duration_ms: int
     error: str = ""
     excerpt: str = ""
+    is_outdated: bool = False  # there was no POST, and there will be none
 
     @property
     def is_success(self) -> bool:

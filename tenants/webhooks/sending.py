@@ -14,7 +14,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
 from tenants.outbox.delivery import Outbox, register, release_connection
-from tenants.webhooks.channels import pagerduty_body, slack_body
+from tenants.webhooks.channels import pagerduty_body, resolving_key, slack_body
 from tenants.webhooks.outbox import secrets_of
 from tenants.webhooks.posting import WebhookResponse, post
 from tenants.webhooks.signing import signature
@@ -22,6 +22,7 @@ from tenants.webhooks.signing import signature
 DISABLE_AFTER = timedelta(days=3)  # without a success, a permanently failed delivery disables the endpoint
 SENDERS = 8  # concurrent, in all processes
 GONE = 410
+OUTDATED = "It was not sent: the alert has been resolved, and a late event would reopen its incident."
 
 _WANTED = """
 SELECT count(*) FROM (
@@ -58,6 +59,8 @@ class WebhookOutbox(Outbox[WebhookDelivery, WebhookResponse]):
         return wanted
 
     def attempt(self, row: WebhookDelivery) -> WebhookResponse:
+        if self._is_outdated(row):
+            return WebhookResponse(None, 0, OUTDATED, is_outdated=True)
         release_connection()
         if not row.endpoint.active:
             return WebhookResponse(None, 0, "The endpoint is disabled.")
@@ -74,6 +77,20 @@ class WebhookOutbox(Outbox[WebhookDelivery, WebhookResponse]):
         }
         return post(row.endpoint.url, headers, body, private_hosts=settings.MILLRACE.webhook_allowed_private_hosts)
 
+    def _is_outdated(self, row: WebhookDelivery) -> bool:
+        """Return whether the event would open an incident of PagerDuty again, which a sent event has resolved.
+
+        A resolving event that is still to be sent follows this one. A tenant has one sender, so they do not overtake.
+        """
+        key = resolving_key(row.event.event_type, row.event.payload)
+        if not key or row.endpoint.kind != WebhookEndpoint.Kind.PAGERDUTY:
+            return False
+        with all_tenants_scope(self.reason):
+            resolving = WebhookDelivery.objects.for_tenant(row.tenant_id).filter(
+                endpoint=row.endpoint, event__deduplication_key=key, state=self.sent
+            )
+            return bool(resolving.exists())
+
     def failure(self, error: str) -> WebhookResponse:
         return WebhookResponse(None, 0, error)
 
@@ -87,7 +104,7 @@ class WebhookOutbox(Outbox[WebhookDelivery, WebhookResponse]):
         return True
 
     def is_final(self, row: WebhookDelivery, result: WebhookResponse) -> bool:
-        return not row.endpoint.active
+        return result.is_outdated or not row.endpoint.active
 
     def store(self, row: WebhookDelivery, current: WebhookDelivery, result: WebhookResponse, now: datetime) -> None:
         """Store the attempt, also that of a sender which has lost its lease."""
@@ -100,12 +117,16 @@ class WebhookOutbox(Outbox[WebhookDelivery, WebhookResponse]):
             error=result.error,
             excerpt=result.excerpt,
         )
+        if result.is_outdated:
+            return
         row.endpoint.failing_since = None if result.is_success else row.endpoint.failing_since or now
         row.endpoint.save(update_fields=["failing_since"])
 
     def after(self, row: WebhookDelivery, result: WebhookResponse, outcome: str) -> None:
         """Disable an endpoint that has failed for days, or is gone."""
         since = row.endpoint.failing_since
+        if result.is_outdated:
+            return
         has_failed_long = outcome == "failed" and since and datetime.now(UTC) - since >= DISABLE_AFTER
         if row.endpoint.active and (has_failed_long or result.status == GONE):
             do_disable_endpoint(row.endpoint, because=_reason(result))

@@ -17,13 +17,11 @@ from tests.support.frontend.pages import AXE, checked, reachable_by_keyboard, se
 load_screens()  # whose rows the pages show
 ROOT = "/t/acme/"
 ACCOUNT = (
-    *("account/", "account/password", "account/confirm", "account/mfa/", "account/mfa/totp/activate/"),
-    *("account/mfa/recovery-codes/generate/", "account/social/", "account/inactive", "account/signup"),
+    *("account/mfa/", "account/mfa/recovery-codes/generate/", "account/social/", "account/inactive", "account/signup"),
     "",
 )
 SIGNED_OUT = (
-    *("login", "account/password/reset", "account/password/reset/sent", "account/password/reset/done"),
-    *("account/password/reset/1-x", "account/social/cancelled", "account/social/error", "account/social/unknown"),
+    *("account/password/reset/done", "account/social/cancelled", "account/social/error", "account/social/unknown"),
 )
 MENUS = ("summary[aria-label^=Theme]", ".range-menu summary", ".chip-menu summary", ".tenant-menu summary")
 
@@ -53,20 +51,6 @@ def test_pages_before_the_sign_in(window, served, world, path):
     context.add_init_script(path=AXE)
     page = context.new_page()
     go(page, f"/{path}")
-    checked(page)
-    reachable_by_keyboard(page)
-
-
-def test_an_invitation(window, served, world):
-    from tenants import actions
-    from tenants.invitations import token
-
-    context = window(base_url=served)
-    context.add_init_script(path=AXE)
-    page = context.new_page()
-    invitation = actions.do_invite(world.tenants["populated"], "guest@example.com", "admin")
-    go(page, f"/invitations/{token(invitation)}")
-    expect(page.get_by_label("Your name")).to_be_visible()
     checked(page)
     reachable_by_keyboard(page)
 

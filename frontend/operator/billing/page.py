@@ -15,6 +15,7 @@ from billing.invoicing.lines import used, wanted
 from billing.metering.archives import require_usage
 from billing.models import Account, Invoice, InvoiceLine, LedgerEntry, Period
 from billing.pricing.currencies import other_currencies
+from frontend.core.backend_messages import translated
 from frontend.core.filter_chips import choice_chip, filter_bar, text_chip
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.list_tools import MAX_EXPORTED, ListTools
@@ -235,7 +236,7 @@ def comparison(ctx: PageContext) -> dict[str, Any]:
         for period in periods:
             require_usage(period.pk)
     except Conflict as exc:
-        return {"message": str(exc), "differences": ()}
+        return {"message": translated(str(exc)), "differences": ()}
     standing = _invoices(ctx).filter(invoice_type=Invoice.InvoiceType.INVOICE).exclude(state=Invoice.State.VOID)
     rows = list(standing.select_related("tenant"))
     lines = InvoiceLine.objects.all_tenants().filter(invoice__in=[row.pk for row in rows], price_id__isnull=False)

@@ -40,6 +40,7 @@ _SCREENS: dict[IssueType, tuple[str, str]] = {
     IssueType.QUEUE: (_lazy("Fleet"), "operator-fleet"),
     IssueType.REPLICA: (_lazy("Workers"), "operator-models"),
     IssueType.UNPRICED: (_lazy("Price book"), "operator-prices"),
+    IssueType.UPSTREAM: (_lazy("Deployments"), "operator-deployments"),
     IssueType.WEBHOOK: (_lazy("Webhooks"), "webhooks"),
 }
 _PLACES = {

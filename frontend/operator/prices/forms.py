@@ -14,6 +14,7 @@ from billing.models import PriceBook
 from billing.pricing.price_book import MAX_NAME_LENGTH, ModelTier, NewPrice, Proposal, nano_per_million
 from billing.pricing.price_files import Imported, read_csv, read_public
 from billing.pricing.pricing import Tier
+from frontend.core.backend_messages import translated
 from frontend.core.languages import lazy_text as _lazy
 from frontend.tenant.prices.page import COLUMNS, TIERS
 from tenants.isolation.db_roles import BypassReason
@@ -114,7 +115,7 @@ class ModelPricesForm(PriceDraftForm):
             try:
                 nano = nano_per_million(text)
             except ValueError as exc:
-                self.add_error(component.value, f"{exc}.")
+                self.add_error(component.value, f"{translated(str(exc))}.")
                 continue
             prices.append(NewPrice(context.get("model", ""), Tier(context.get("tier", Tier.STANDARD)), component, nano))
         if not prices and not self.errors:
@@ -151,7 +152,7 @@ class CsvImportForm(PriceDraftForm):
             text = _content(context.get("file")) or context.get("text", "")
             prices = read_csv(text.splitlines()).prices if text.strip() else ()
         except ValueError as exc:
-            raise forms.ValidationError(f"{exc}.") from exc
+            raise forms.ValidationError(f"{translated(str(exc))}.") from exc
         return context | {"proposal": Proposal(tuple(prices), withdrawn)}
 
 

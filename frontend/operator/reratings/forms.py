@@ -12,6 +12,7 @@ from billing.metering.usage import instant
 from billing.models import PriceBook
 from billing.pricing.price_book import Proposal
 from billing.pricing.price_files import read_csv
+from frontend.core.backend_messages import translated
 from frontend.core.languages import lazy_text as _lazy
 from frontend.operator.prices.forms import PriceDraftForm
 
@@ -75,7 +76,7 @@ class RerateForm(PriceDraftForm):
         try:
             return read_csv(self.cleaned_data["text"].splitlines())
         except ValueError as exc:
-            raise forms.ValidationError(f"{exc}.") from exc
+            raise forms.ValidationError(f"{translated(str(exc))}.") from exc
 
     def clean(self) -> dict[str, Any]:
         context = super().clean()

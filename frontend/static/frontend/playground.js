@@ -246,9 +246,32 @@ if (form) {
     const text = reached ? _("The answer reached Max output tokens (%(limit)s). Increase it, or ask for the rest.", { limit }) : _("The answer used the rest of the model’s context or of a budget. Start a new conversation, or raise the budget.");
     return ["warn", _("Cut at the output limit"), text];
   };
+  // Messages of the API are English. In another language, the usual ones are replaced by a text for their code.
+  const reasons = {
+    rate_limit_exceeded: _("A rate limit of the key, project or organization is reached."),
+    budget_exceeded: _("A budget is reached. Raise it, or wait until it resets."),
+    quota_exceeded: _("A budget is reached. Raise it, or wait until it resets."),
+    credit_balance_exhausted: _("The credit is used up."),
+    context_length_exceeded: _("The conversation is longer than the model’s context. Start a new one."),
+    model_not_found: _("This model is not served."),
+    model_not_allowed: _("This key may not use this model."),
+    insufficient_scope: _("This key may not run inference."),
+    invalid_api_key: _("This key is not valid."),
+    tenant_suspended: _("The organization is suspended."),
+    model_not_priced: _("This model has no price. Contact the operator."),
+    model_loading: _("The model is loading. Try again."),
+    server_is_overloaded: _("The service is overloaded. Try again."),
+    upstream_limit_reached: _("The provider’s rate limit is reached. Try again later."),
+    upstream_error: _("The provider of this model has failed. Try again."),
+    worker_lost: _("The worker stopped. Try again."),
+    stream_lost: _("The worker stopped. Try again."),
+    timeout: _("The request took too long."),
+    first_token_timeout: _("The request took too long."),
+    request_expired: _("The request took too long."),
+  };
   const errorText = ({ error, retry_after }) => {
     const later = retry_after && !/try again/.test(error.message) ? ` ${_("Try again in %(seconds)s s.", { seconds: Math.ceil(retry_after) })}` : "";
-    return `${error.message}${later} (${error.code})`;
+    return `${(window.TEXTS && reasons[error.code]) || error.message}${later} (${error.code})`;
   };
 
   const show = (run, usage, model) => {

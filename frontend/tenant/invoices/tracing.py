@@ -17,6 +17,7 @@ from billing.invoicing import document
 from billing.metering.archives import require_usage
 from billing.metering.usage import instant
 from billing.models import Invoice, InvoiceLine
+from frontend.core.backend_messages import translated
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
 from frontend.tenant.invoices.document import cents_of, note_of, signed
@@ -60,7 +61,7 @@ def trace_line(ctx: PageContext, invoice: Invoice, line: InvoiceLine, here: str,
     try:
         require_usage(invoice.period_id)
     except Conflict as exc:
-        rows, error = [], str(exc)
+        rows, error = [], translated(str(exc))
     sign, currency = -1 if invoice.is_credit_note else 1, invoice.currency
     events = tuple(
         Event(at, name, _request(ctx, request_name, name), execution, sign * tokens, Money(sign * int(femto), currency))

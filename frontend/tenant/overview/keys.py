@@ -24,7 +24,14 @@ from tenants.models import ApiKey
 
 MAX_KEYS = 5
 MAX_BATCHES = 4
+MANY_KEYS = 200  # the sums of more keys are loaded after the page
 _KEY_SUMS = ("cost_femto", "output", *PROMPT_CLASSES)
+
+
+def has_many_keys(ctx: PageContext) -> bool:
+    """Return whether the tenant has so many keys, also revoked ones, that their sums would delay the page."""
+    with ctx.scope():
+        return bool(ApiKey.objects.for_tenant(ctx.tenant).order_by()[MANY_KEYS : MANY_KEYS + 1].exists())
 
 
 def keys(ctx: PageContext) -> dict[str, Any]:

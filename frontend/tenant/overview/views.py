@@ -24,7 +24,14 @@ PANELS = Panels(
         Panel("stats", _lazy("Key figures"), "overview/stats.html", usage.stats),
         Panel("tokens", _lazy("Tokens by type"), "overview/tokens.html", usage.tokens, every=60),
         Panel("first-token", _lazy("Time to first token"), "overview/first_token.html", usage.first_token),
-        Panel("keys", _lazy("Top API keys by spend"), "overview/keys.html", keys.keys, needs=Permission.KEYS_READ),
+        Panel(
+            "keys",
+            _lazy("Top API keys by spend"),
+            "overview/keys.html",
+            keys.keys,
+            lazy=keys.has_many_keys,
+            needs=Permission.KEYS_READ,
+        ),
         Panel("batches", _lazy("Batch jobs"), "overview/batches.html", keys.batches),
     ),
 )

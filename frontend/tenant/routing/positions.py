@@ -10,6 +10,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
+from frontend.core.backend_messages import translated
 from frontend.core.numbers import exact
 from tenants.routing_policies import policy
 
@@ -60,6 +61,7 @@ def _at(text: str, message: str, place: str, line: int) -> PolicyError:
     lines = text.splitlines() or [""]
     first = max(1, line - CONTEXT_LINES)
     shown = lines[first - 1 : line + CONTEXT_LINES]
+    message = translated(message)
     message = message[:1].upper() + message[1:]
     return PolicyError(
         message,

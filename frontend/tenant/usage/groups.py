@@ -101,6 +101,11 @@ def groups(ctx: PageContext) -> Groups:
     )
 
 
+def is_by_request(ctx: PageContext) -> bool:
+    """Return whether the groups are computed from each request of the period, because there are no sums of them."""
+    return query_of(ctx).group == "route"
+
+
 def all_rows(ctx: PageContext, now: UsageReportQuery) -> list[UsageGroupsRow]:
     """Return the rows of all groups: days in order, other groups by cost, highest first.
 

@@ -17,7 +17,7 @@ from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from frontend.tenant.usage import page
-from frontend.tenant.usage.groups import all_rows, groups
+from frontend.tenant.usage.groups import all_rows, groups, is_by_request
 from frontend.tenant.usage.query import GROUPS, filters, query_of
 from frontend.tenant.usage.success import COLUMNS as SUCCESS_COLUMNS
 from frontend.tenant.usage.success import LABELS, group_of, named_rows, success
@@ -31,7 +31,7 @@ PANELS = Panels(
         Panel("stats", _lazy("Key figures"), "usage/stats.html", page.stats),
         Panel("tokens", _lazy("Tokens by type"), "usage/tokens.html", page.tokens, every=60),
         Panel("cost", _lazy("Cost"), "usage/cost.html", page.cost, every=60),
-        Panel("groups", _lazy("Usage by group"), "usage/groups.html", groups),
+        Panel("groups", _lazy("Usage by group"), "usage/groups.html", groups, lazy=is_by_request),
         Panel("caches", _lazy("Cache performance"), "usage/caches.html", page.caches, every=60),
         Panel("layers", _lazy("Cache layers"), "usage/layers.html", page.layers, every=60, lazy=True),
         Panel("success", _lazy("Cost per success"), "usage/success.html", success, every=60, lazy=True),

@@ -41,7 +41,7 @@ class RelayMetrics:
             self._ttft.observe(live.first_token_at - live.claimed_at)
         self._e2e.observe(time.monotonic() - live.claimed_at)
 
-    def stats(self, running: int, waiting: int, held_back: int) -> EngineStats:
+    def stats(self, running: int, waiting: int, held_back: int, *, circuit_open: bool) -> EngineStats:
         usage = self._usage
         return EngineStats(
             num_running=running,
@@ -60,6 +60,7 @@ class RelayMetrics:
             forward_seconds=0.0,
             output_seconds=0.0,
             held_back=held_back,
+            circuit_open=circuit_open,
         )
 
     def snapshot(self, waits: Mapping[str, int] | None = None, limits: RateLimitState | None = None) -> MetricsSnapshot:

@@ -135,7 +135,8 @@ class Relay:
     def stats(self) -> EngineStats:
         runs = list(self._live.values())
         running = sum(run.is_sent for run in runs)
-        return self._metrics.stats(running, len(runs) - running, sum(run.is_held_back for run in runs))
+        held_back = sum(run.is_held_back for run in runs)
+        return self._metrics.stats(running, len(runs) - running, held_back, circuit_open=self.breaker.is_open)
 
     def metrics(self) -> MetricsSnapshot:
         credential = self._upstream.credential

@@ -74,6 +74,10 @@ def alerts(tenant: Tenant) -> list[RuleAlert]:
 # Conditions
 
 
+def events(tenant: Tenant) -> list[str]:
+    return [event.event_type for event in sorted(of(WebhookEvent, tenant), key=lambda row: row.pk)]
+
+
 def test_an_error_rate_above_the_threshold_alerts_once(tenant):
     do_create_endpoint(tenant, "https://hooks.example/", event_types=["alert.triggered"])
     error_rule(tenant)
@@ -251,6 +255,7 @@ def test_an_event_that_is_over_before_the_check_still_alerts_once(tenant):
     open_event("replica", "w2/m", 12, closed=10)  # too short
     assert [check_rules(NOW), check_rules(NOW)] == [1, 0]
     assert alerts(tenant)[0].resolved_at is not None
+    assert events(tenant) == ["alert.triggered", "alert.resolved"]
 
 
 def test_deployments_and_upstreams_alert_by_their_name(tenant):
@@ -262,6 +267,9 @@ def test_deployments_and_upstreams_alert_by_their_name(tenant):
         open_event(issue_type, subject, 5)
     assert check_rules(NOW) == 2
     assert sorted(row.summary.split(" ")[0] for row in alerts(tenant)) == ["far", "m"]
+    open_event("upstream", "far", 5)
+    open_event("upstream", "m", 5)  # no upstream
+    assert check_rules(NOW) == 1
 
 
 def test_events_from_before_the_rule_that_are_over_do_not_alert(tenant):
@@ -319,6 +327,7 @@ def test_a_removed_rule_resolves_its_alerts_and_is_not_checked(tenant):
     check_rules(NOW)
     assert [do_remove_alert_rule(rule), do_remove_alert_rule(rule)] == [True, False]
     assert alerts(tenant)[0].resolved_at is not None
+    assert events(tenant) == ["alert.triggered", "alert.resolved"]
     assert check_rules(NOW) == 0
     assert checks._check(rule.pk, NOW) == 0  # if it was removed after the rules were listed
     with pytest.raises(Conflict):
@@ -384,7 +393,7 @@ def test_concurrent_checks_alert_once(monkeypatch):
 
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(check, range(4))) == 4
-    assert [unscoped(model).count() for model in (RuleAlert, WebhookEvent, OutboxEmail)] == [4, 4, 4]
+    assert [unscoped(model).count() for model in (RuleAlert, WebhookEvent, OutboxEmail)] == [4, 5, 4]
 
 
 def test_a_rule_whose_check_fails_does_not_affect_the_others(tenant, monkeypatch):

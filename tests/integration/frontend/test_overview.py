@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from billing.metering import rollups, status
 from billing.models import BillingEntity, BillingProfile, Budget
 from frontend.tenant.budgets.amounts import BudgetAmount
 from frontend.tenant.budgets.page import BudgetUsage
-from frontend.tenant.overview import spend
+from frontend.tenant.overview import keys, spend, usage
 from millrace.conf.environment import platform_settings
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
@@ -72,6 +73,33 @@ def test_the_overview_is_shown(client, acme, member, use):
     for text in ("prod", key.prefix, '$4<span class="cents">.80', '$2<span class="cents">.70', "50.0%", "Read Only"):
         assert text in page, text
     assert "Send your first request" not in page
+
+
+def test_the_sums_of_many_keys_are_loaded_after_the_page(client, acme, member, use, monkeypatch):
+    monkeypatch.setattr(keys, "MANY_KEYS", 1)
+    made = [actions.do_create_api_key(only_project(acme), "prod")[0]]
+    use(acme, key_id=made[0].pk, uncached=1000)
+    assert made[0].prefix in page_of(client)
+    made.append(actions.do_create_api_key(only_project(acme), "next")[0])
+    page = page_of(client)
+    assert made[0].prefix not in page
+    found = re.search(r'id="panel-keys" hx-get="([^"]+)" hx-trigger="load, every 30s"', page)
+    assert found
+    assert made[0].prefix in client.get(found[1]).content.decode()
+
+
+def test_a_panel_that_fails_leaves_the_others_intact(client, acme, member, use, monkeypatch):
+    """Also if its statement failed, after which no other can run in the transaction."""
+    use(acme, uncached=123_456)
+
+    def broken(*_args: Any, **_options: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1 / 0")
+
+    monkeypatch.setattr(usage, "total_rates", broken)
+    page = client.get("/t/acme/").content.decode()
+    assert re.findall(r'<section class="[^"]*" id="panel-(\w+)"[^>]*><div class="panel-error', page) == ["stats"]
+    assert "123,456" in page
 
 
 def test_other_tenants_overviews_return_404(client, acme, member, use):

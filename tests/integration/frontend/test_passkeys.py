@@ -136,6 +136,17 @@ def test_a_passkey_is_the_second_step_of_a_sign_in(client, user, passkey):
     assert Authenticator.objects.get(type="webauthn").data["sign_count"] == 1
 
 
+def test_a_passkey_that_is_rejected_as_the_second_step_shows_an_error(client, user, passkey):
+    log_in(client)
+    used = passkey.sign(authenticate_options(client))
+    client.get("/account/mfa/authenticate/")  # with a new challenge
+    for credential in ("{}", used):
+        response = client.post("/account/mfa/authenticate/", {"credential": credential})
+        assert response.status_code == 200
+        assert re.search(r'<div class="alert" role="alert"><p>[A-Z][^<]+</p>', response.content.decode()), credential
+    assert not is_signed_in(client)
+
+
 def test_a_recovery_code_replaces_the_passkey(client, user, passkey):
     codes = Authenticator.objects.get(user=user, type="recovery_codes").wrap().get_unused_codes()
     log_in(client)

@@ -195,6 +195,18 @@ def test_the_page_loads_without_request_records(client, acme):
     assert all("record" in row["detail"] for row in rows)
 
 
+def test_usage_by_route_is_loaded_after_the_page(client, acme):
+    """It reads each request of the period."""
+    page = client.get("/t/acme/usage/?group=route").content.decode()
+    found = re.search(r'id="panel-groups" hx-get="([^"]+)" hx-trigger="load, every 30s"', page)
+    assert found
+    assert "Request record no longer available" not in page
+    assert "Request record no longer available" in client.get(found[1]).content.decode()
+    assert 'id="panel-groups" hx-get="/t/acme/usage/panels/groups?group=model" hx-trigger="every' in (
+        client.get("/t/acme/usage/?group=model").content.decode()
+    )
+
+
 def test_the_cost_per_success_is_shown_and_exported(client, acme, use):
     now = datetime.now(UTC)
     made = {"project_id": 1, "gateway_id": "g", "endpoint": "chat.completions", "requested_model": "m", "code": ""}

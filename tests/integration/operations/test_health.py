@@ -93,6 +93,17 @@ def test_a_model_without_replicas_and_a_silent_one(speak: Callable[..., None]) -
 
 
 @pytest.mark.usefixtures("well")
+def test_an_upstream_is_down_if_it_is_for_all_its_replicas(speak: Callable[..., None]) -> None:
+    speak("far-0.aa", model="far", circuit_open=True)
+    speak("far-1.aa", model="far")
+    speak("far-2.aa", model="far", circuit_open=True, age_ms=30_000)
+    assert [one.issue_type for one in found()] == [IssueType.REPLICA]
+    speak("far-1.aa", model="far", circuit_open=True)
+    issue = found()[0]
+    assert (issue.issue_type, issue.subject, issue.urgent) == (IssueType.UPSTREAM, "far", True)
+
+
+@pytest.mark.usefixtures("well")
 def test_long_waiting_requests(broker: redis.Redis) -> None:
     broker.sadd(GATEWAYS_KEY, "gw-1", "gw-dead")
     longest = platform_settings().queue_timeout_seconds * 1000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ from tenants import actions
 from tenants.actions.channels import do_create_pagerduty_channel, do_create_slack_channel
 from tenants.actions.common import ActionRefused, Conflict, FieldRefused
 from tenants.actions.credentials import do_reencrypt_credentials
-from tenants.actions.webhooks import do_rotate_webhook_secret, do_send_test_event, do_update_endpoint
+from tenants.actions.webhooks import do_replay, do_rotate_webhook_secret, do_send_test_event, do_update_endpoint
 from tenants.credentials.encryption import decrypt_secret
-from tenants.isolation.scopes import tenant_scope
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import AuditEntry, Tenant, WebhookAttempt, WebhookDelivery, WebhookEndpoint
 from tenants.webhooks.channels import PAGERDUTY_URLS, severity, summary
 from tenants.webhooks.outbox import enqueue
+from tenants.webhooks.sending import OUTDATED
 from tests.support.outbox import send_webhooks
 from tests.support.rows import of
 from tests.support.tenants.webhook_receiver import Receiver, receiving
@@ -87,6 +90,85 @@ def test_pagerduty_groups_the_alerts_of_a_period(tenant, server, monkeypatch):
     assert bodies[0]["event_action"] == "trigger"
     assert bodies[0]["payload"]["summary"].startswith("Budget Prod <!here> & co: 80% reached.")
     assert KEY not in str(row.__dict__)
+
+
+def rule_alert(tenant: Tenant, event_type: str, alert_id: int = 5) -> None:
+    payload = {"alert_id": alert_id, "rule": {"metric": "error_rate"}, "summary": "Error rate is 9%", "value": 900}
+    more = {"samples": 40, "triggered_at": "2026-11-01T00:00:00+00:00", "resolved_at": None}
+    with tenant_scope(tenant):
+        enqueue(tenant.pk, event_type, f"{event_type}:{alert_id}", payload | more)
+
+
+def send_later() -> None:
+    """Send the due deliveries, and those that failed without waiting for their next attempt."""
+    with all_tenants_scope(BypassReason.COMMAND):
+        WebhookDelivery.objects.all_tenants().filter(state="pending").update(
+            next_attempt_at=datetime.now(UTC) - timedelta(seconds=1)
+        )
+    send_webhooks()
+
+
+@pytest.fixture
+def incidents(tenant, server, monkeypatch) -> Receiver:
+    """A PagerDuty service."""
+    receiver, url = server
+    monkeypatch.setitem(PAGERDUTY_URLS, "eu", f"{url}/v2/enqueue")
+    do_create_pagerduty_channel(tenant, KEY, region="eu")
+    return receiver
+
+
+def trigger_in_vain(tenant: Tenant, receiver: Receiver) -> None:
+    """Trigger an alert whose event the receiver rejects, so that it is sent again later."""
+    receiver.status = 500
+    rule_alert(tenant, "alert.triggered")
+    send_webhooks()
+    receiver.status = 200
+
+
+def actions_of(receiver: Receiver) -> list[str]:
+    return [json.loads(got.body)["event_action"] for got in receiver.received]
+
+
+def test_a_late_trigger_does_not_open_a_resolved_incident_again(tenant, incidents):
+    trigger_in_vain(tenant, incidents)
+    rule_alert(tenant, "alert.resolved")
+    send_webhooks()
+    send_later()
+    assert actions_of(incidents) == ["trigger", "resolve"]
+    late, resolving = sorted(of(WebhookDelivery, tenant), key=lambda row: row.pk)
+    assert (late.state, resolving.state) == ("failed", "delivered")
+    assert of(WebhookAttempt, tenant, delivery=late)[-1].error == OUTDATED
+    assert of(WebhookEndpoint, tenant)[0].failing_since is None  # what was sent last has arrived
+    do_replay(late)
+    send_webhooks()
+    assert actions_of(incidents) == ["trigger", "resolve"]
+
+
+def test_a_late_trigger_is_sent_before_an_unsent_resolve(tenant, incidents):
+    """The incident is opened and resolved, although the alert was resolved before its trigger arrived."""
+    trigger_in_vain(tenant, incidents)
+    rule_alert(tenant, "alert.resolved")
+    send_later()
+    assert actions_of(incidents) == ["trigger", "trigger", "resolve"]
+    assert {row.state for row in of(WebhookDelivery, tenant)} == {"delivered"}
+
+
+def test_a_late_trigger_is_sent_if_only_another_alert_is_resolved(tenant, incidents):
+    trigger_in_vain(tenant, incidents)
+    rule_alert(tenant, "alert.resolved", alert_id=6)
+    send_webhooks()
+    send_later()
+    assert actions_of(incidents) == ["trigger", "resolve", "trigger"]
+
+
+def test_slack_receives_a_late_trigger_of_a_resolved_alert(tenant, server):
+    receiver, url = server
+    do_create_slack_channel(tenant, f"{url}/x")
+    trigger_in_vain(tenant, receiver)
+    rule_alert(tenant, "alert.resolved")
+    send_webhooks()
+    send_later()
+    assert len(receiver.received) == 3
 
 
 @pytest.mark.parametrize(

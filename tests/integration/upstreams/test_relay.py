@@ -300,10 +300,12 @@ def test_the_circuit_opens_after_faults_and_closes_after_a_probe(
         assert error.code == "server_is_overloaded"
         assert error.retry_after
         assert harness.relay.breaker.is_open, "a rejection says nothing about the upstream"
+        assert harness.relay.stats().circuit_open
     assert len(server.received) == circuit_breaker.MAX_FAILURES
     harness.relay.breaker._open_until = 0.0
     assert text(harness.run(name="probe")) == "Hello from upstream"
     assert not harness.relay.breaker.is_open
+    assert not harness.relay.stats().circuit_open
 
 
 def test_internal_addresses_and_unencrypted_urls_are_refused(

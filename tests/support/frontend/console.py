@@ -9,8 +9,9 @@ import importlib
 import pkgutil
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from inference_worker.contract.messages import BillingContext, ExecutionUsage, e
 from inference_worker.contract.request import TOKEN_COLUMNS, TokenCounts
 
 if TYPE_CHECKING:
+    from django.test import Client
+
     from tenants.models import ApiKey, Project, Tenant, User
 
 # For Chromium, also in a container as root.
@@ -30,6 +33,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+PASSKEY_URL = "http://localhost:8000"  # a public URL with a host name, which passkeys need
 PASSWORD = "correct horse battery staple"
 # Each state is a separate tenant. "error": every panel of the populated one fails.
 SLUGS = MappingProxyType({"populated": "acme", "empty": "bare", "over": "spent"})
@@ -81,16 +85,16 @@ class World:
     price_version: int
     rows: dict[str, Any] = field(default_factory=dict)
 
-    def person(self, who: str) -> User:
-        return self.operator if who == "operator" else self.owner
-
 
 @dataclass(frozen=True)
 class Screen:
     """One page and its requirements.
 
     url: may contain `{slug}`, and `{name}` for each entry "<state>.<name>" that `prepare` adds to `world.rows`.
-    queries: the maximum number of queries of its page in any state. who: "owner" or "operator".
+    queries: the maximum number of queries of its page in any state, with those of a redirect to it.
+    who: "owner", "operator", "visitor" (not signed in), or "pending" (asked for the second factor).
+    has_layout: False for a page outside of the console, without navigation.
+    public_url: MILLRACE_PUBLIC_URL while the page is shown, if the page depends on it.
     """
 
     name: str
@@ -99,6 +103,8 @@ class Screen:
     who: str = "owner"
     states: tuple[str, ...] = STATES
     ready: str = "h1"  # a selector of a required element
+    has_layout: bool = True
+    public_url: str = ""
 
     def address(self, world: World, state: str) -> str:
         shown = "populated" if state == "error" else state
@@ -178,6 +184,46 @@ def _fill(world: World, state: str) -> None:
         meter(tenant, at=at, key_id=keys[ago % 2].pk, ttft_us=184_000, duration_us=1_250_000, **counts, **given)
     meter(tenant, key_id=keys[2].pk, outcome="cancelled", uncached=12, output=3, finish_reason="cancelled", **given)
     meter(tenant, key_id=keys[2].pk, outcome="failed", finish_reason="error", **given)
+
+
+def client_of(who: str, owner: User, operator: User) -> Client:
+    """Return a client in the state of a screen's user, see `Screen.who`."""
+    from django.test import Client  # here: Django is not set up on import
+
+    client = Client()
+    if who == "pending":
+        _enter_password(client)
+    elif who != "visitor":
+        client.force_login(operator if who == "operator" else owner)
+        remembered(client.session)
+    return client
+
+
+def _enter_password(client: Client) -> None:
+    """Sign in as a user with a second factor, up to its page."""
+    from allauth.mfa.totp.internal.auth import TOTP, generate_totp_secret
+
+    from tenants.models import User
+
+    user = User.objects.filter(email="factor@example.com").first()
+    if user is None:
+        user = User.objects.create_user("factor@example.com", PASSWORD)
+        TOTP.activate(user, generate_totp_secret())
+    response = client.post("/login", {"login": user.email, "password": PASSWORD})
+    assert response.status_code == 302, "the password was not accepted"
+
+
+@contextmanager
+def shown_at(public_url: str) -> Iterator[None]:
+    """Set MILLRACE_PUBLIC_URL, unless it is empty."""
+    from django.conf import settings
+
+    before = settings.MILLRACE
+    settings.MILLRACE = replace(before, public_url=public_url or before.public_url)
+    try:
+        yield
+    finally:
+        settings.MILLRACE = before
 
 
 def remembered(session: Any) -> None:

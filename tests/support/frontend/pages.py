@@ -14,7 +14,7 @@ import axe_playwright_python
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
-from tests.support.frontend.console import FLAGS, World, remembered
+from tests.support.frontend.console import FLAGS, World, client_of
 from tests.support.frontend.live_server import LiveServer
 
 if TYPE_CHECKING:
@@ -111,12 +111,8 @@ def weigh(seen: Visited, answer: Any) -> None:
 
 
 def logged_in(world: World, who: str) -> Client:
-    from django.test import Client  # here: imported before Django is set up
-
-    client = Client()
-    client.force_login(world.person(who))
-    remembered(client.session)
-    return client
+    """Return a client with the session of a screen's user. A visitor's session is empty."""
+    return client_of(who, world.owner, world.operator)
 
 
 def accessible(page: Page, options: dict[str, Any] | None = None) -> None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gettext
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from django.utils import translation
 
+from billing.pricing.price_book import nano_per_million
+from billing.pricing.price_files import read_csv
 from frontend.core.backend_messages import lazy_translated, translated
+from tenants.keys import ip_allowlist
+from tenants.routing_policies import policy
 from tools import backend_texts, messages
 
 LOCALES = sorted((messages.FRONTEND / "locale").glob("*/LC_MESSAGES/django.po"))
@@ -113,7 +118,32 @@ def _title(row):
         "Wait 5%%.",
         "Stop %(name)s.",
     }
+    errors = backend_texts.texts_of('raise ValueError(f"{n} is wrong")', arguments={"ValueError": (0,)})
+    assert errors == ["%(n)s is wrong"]
     assert backend_texts.texts_of('def describe():\n    return "running"', "describe") == ["running"]
+
+
+def raised(parse: Callable[[], object]) -> str:
+    with pytest.raises(ValueError, match=r"[a-z]") as error:
+        parse()
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "parse",
+    [
+        lambda: nano_per_million("x"),
+        lambda: nano_per_million("0.0000000001"),
+        lambda: read_csv(["model,tier", "a,b"]),
+        lambda: policy.parse({"aliases": {}, "nothing": 1}),
+        lambda: policy.parse({"targets": "x"}),
+        lambda: ip_allowlist.normalized(["10.0.0.0/99"]),
+    ],
+)
+def test_errors_of_parsers_are_translated(parse):
+    message = raised(parse).partition(" - at `")[0]
+    with translation.override("de"):
+        assert translated(message) != message
 
 
 def test_texts_of_other_packages_are_translated_with_their_values():
@@ -127,6 +157,17 @@ def test_texts_of_other_packages_are_translated_with_their_values():
             "web: startet neu, 4 Abstürze, zuletzt: SIGKILL, nächster Start in 3 s",
         ),
         ("invoice.paid: invoice fully paid", "invoice.paid: Rechnung vollständig bezahlt"),
+        ("line 3: 'x' is not a number", "Zeile 3: 'x' ist keine Zahl"),
+        (
+            "Allowed IPs: '10.0.0.0/99' does not appear to be an IPv4 or IPv6 network.",
+            "Erlaubte IPs: '10.0.0.0/99' ist kein IPv4- oder IPv6-Netz.",
+        ),
+        ("Object contains unknown field `when`", "Das Objekt enthält das unbekannte Feld `when`"),
+        ("expected 0 to 99, not 1,000", "Erwartet wird 0 bis 99, nicht 1.000"),
+        (
+            "m: status 429: The rate limit is reached. Try again.",
+            "m: Status 429: The rate limit is reached. Try again.",
+        ),
         ("An unknown text: of a plugin", "An unknown text: of a plugin"),
         ("Enter a reason." + " " * 1000, "Enter a reason." + " " * 1000),
     ]

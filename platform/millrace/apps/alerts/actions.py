@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from billing.amounts import MAX_BUDGET
+from millrace.apps.alerts.checks import RESOLVED, emit
 from millrace.apps.alerts.models import WINDOWS, AlertRule, RuleAlert
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, FieldRefused, acknowledge, check, locked_tenant
@@ -93,7 +94,11 @@ def do_remove_alert_rule(rule: AlertRule) -> bool:
         before = audit.serialize_for_audit(row)
         row.active = False
         row.save(update_fields=["active"])
-        RuleAlert.objects.for_tenant(tenant).filter(rule=row, resolved_at=None).update(resolved_at=datetime.now(UTC))
+        for alert in RuleAlert.objects.for_tenant(tenant).select_related("rule").filter(rule=row, resolved_at=None):
+            alert.resolved_at = datetime.now(UTC)
+            alert.save(update_fields=["resolved_at"])
+            if not alert.is_muted:
+                emit(alert, RESOLVED)
         audit.record(
             "alert_rule.deleted", row, tenant_id=tenant.pk, before=before, after=audit.serialize_for_audit(row)
         )

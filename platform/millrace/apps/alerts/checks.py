@@ -89,8 +89,10 @@ def _trigger(rule: AlertRule, breaches: list[Breach], now: datetime) -> None:
             resolved_at=now if breach.is_over else None,
         )
         if not is_muted:
-            alert.event = _emit(alert, TRIGGERED)
+            alert.event = emit(alert, TRIGGERED)
             alert.save(update_fields=["event"])
+            if breach.is_over:
+                emit(alert, RESOLVED)
 
 
 def _follow(rule: AlertRule, open_alerts: list[RuleAlert], breaches: dict[str, Breach], now: datetime) -> None:
@@ -104,7 +106,7 @@ def _follow(rule: AlertRule, open_alerts: list[RuleAlert], breaches: dict[str, B
             alert.resolved_at = now
             alert.save(update_fields=["resolved_at"])
             if not alert.is_muted:
-                _emit(alert, RESOLVED)
+                emit(alert, RESOLVED)
 
 
 def roles_of(rule: AlertRule) -> tuple[str, ...]:
@@ -112,7 +114,8 @@ def roles_of(rule: AlertRule) -> tuple[str, ...]:
     return _BILLING if rule.metric == AlertRule.Metric.CREDIT else _TECHNICAL
 
 
-def _emit(alert: RuleAlert, event_type: str) -> Any:
+def emit(alert: RuleAlert, event_type: str) -> Any:
+    """Write an event of the alert, in the transaction that changes it."""
     rule = alert.rule
     payload = {
         "alert_id": alert.pk,

@@ -147,7 +147,7 @@ def _health(rule: AlertRule, now: datetime) -> list[Breach]:
     else:
         types = {IssueType.MODEL}
         if rule.metric == Metric.UPSTREAM_DOWN:
-            types.add(IssueType.FAILURES)
+            types |= {IssueType.FAILURES, IssueType.UPSTREAM}
             events = events.filter(subject__in=Deployment.objects.exclude(engine=MILLRACE).values("name"))
         events = events.filter(issue_type__in=types)
     if rule.model:

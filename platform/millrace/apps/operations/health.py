@@ -84,6 +84,7 @@ class IssueType(StrEnum):
     REPLICA = "replica"
     SETTLER = "settler"
     UNPRICED = "unpriced"
+    UPSTREAM = "upstream"
     WEBHOOK = "webhook"
 
 
@@ -215,6 +216,23 @@ def _models(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
             title=f"No replica available for {spec.name}",
             todo="Uncordon one of its workers." if cordoned else "Its requests receive 503. Check the worker logs.",
         )
+
+
+def _upstreams(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
+    """Report upstreams that are down for all their replicas. For one without requests since its start, it is up."""
+    open_by_model: dict[str, list[bool]] = {}
+    for replica in board.replicas:
+        if replica.state not in (ReplicaState.SILENT, ReplicaState.STARTING):
+            open_by_model.setdefault(replica.beat.model, []).append(replica.beat.circuit_open)
+    for model, circuits in sorted(open_by_model.items()):
+        if all(circuits):
+            yield HealthIssue(
+                IssueType.UPSTREAM,
+                model,
+                urgent=True,
+                title=f"The upstream of {model} is down",
+                todo="Its last requests failed, and new ones are rejected until a probe succeeds. Check the upstream.",
+            )
 
 
 def _replicas(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
@@ -547,6 +565,7 @@ def _mails(now: datetime) -> Iterator[HealthIssue]:
 
 _OF_BOARD: tuple[Callable[[FleetStatus, datetime], Iterable[HealthIssue]], ...] = (
     _models,
+    _upstreams,
     _queues,
     _prefix_routing,
     _settler,

@@ -35,8 +35,8 @@ def _member(tenant: Any) -> int:
 
 ONE = ("populated",)
 register(
-    Screen("members", "/t/{slug}/members/", queries=18),
-    Screen("members-none-found", "/t/{slug}/members/?q=unknown", 18, states=ONE),
+    Screen("members", "/t/{slug}/members/", queries=15),
+    Screen("members-none-found", "/t/{slug}/members/?q=unknown", 15, states=ONE),
     Screen("members-invite", "/t/{slug}/members/invite", 10, states=ONE),
     Screen("members-role", "/t/{slug}/members/{member}/role", 12, states=ONE),
     Screen("members-remove", "/t/{slug}/members/{member}/remove", 12, states=ONE),

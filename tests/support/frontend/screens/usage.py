@@ -5,6 +5,6 @@ from __future__ import annotations
 from tests.support.frontend.console import Screen, register
 
 register(
-    Screen("usage", "/t/{slug}/usage/", queries=46),
-    Screen("usage-routes", "/t/{slug}/usage/?range=7d&group=route&model=smollm2-135m", 40, states=("populated",)),
+    Screen("usage", "/t/{slug}/usage/", queries=32),
+    Screen("usage-routes", "/t/{slug}/usage/?range=7d&group=route&model=smollm2-135m", 25, states=("populated",)),
 )
