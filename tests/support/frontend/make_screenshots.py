@@ -3,8 +3,10 @@
 The screenshots show the sidebar's screens, the pages of single objects, FORMS and PAGES, in light and dark, and on a
 phone in light. Other forms look similar.
 
-It starts a separate platform with the embedded model and fills it by `manage.py seed_demo`, which takes minutes.
-SCREENSHOTS names another directory, ONLY parts of screens' names with commas, and EVENTS the number of usage events.
+It starts a separate platform with the embedded model and fills it by `manage.py seed_demo`, which takes minutes. Each
+page is loaded once and shown in every theme and width.
+SCREENSHOTS names another directory, ONLY parts of screens' names with commas, EVENTS the number of usage events, and
+LANGUAGE the browser's language.
 """
 
 from __future__ import annotations
@@ -18,15 +20,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PIL import Image
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
 from millrace.conf.environment import read_env_file
 from tests.support.frontend.console import DEMO, FLAGS, PASSWORD, Screen, load_screens, remembered
+from tests.support.frontend.pages import settle
 from tests.support.stack import START_SECONDS, free_port, start
 
 if TYPE_CHECKING:
@@ -36,12 +41,18 @@ DOCS = Path("docs/screenshots")
 FOLDER = Path(os.environ.get("SCREENSHOTS", DOCS))
 ONLY = tuple(filter(None, os.environ.get("ONLY", "").split(",")))
 EVENTS = int(os.environ.get("EVENTS", "6000"))
+LANGUAGE = os.environ.get("LANGUAGE", "en-US")
 MOST = 8 * 2**20
 GALLERY = Path("docs/reference/screens.md")
 HEIGHTS = {390: (844, 2400), 1440: (900, 1600)}  # minimum and maximum, by width
 SHOTS = (("light", 1440), ("dark", 1440), ("light", 390))
 SHOWN = "demo-harbor"
-FORMS = ("invoices-upcoming", "keys-new", "budgets-new", "requests-refused", "routing-edit")
+# Screens of another tenant, by the end of the screenshot's name.
+TENANTS = {
+    "overview": {"": "demo-lantern", "-empty": "demo-blank", "-over": "demo-copper"},
+    "requests-refused": {"": SHOWN, "-budget": "demo-copper"},
+}
+FORMS = ("invoices-upcoming", "keys-new", "budgets-new", "requests-refused", "routing-edit", "webhooks-delivery")
 PAGES = {"account": "/account/"}  # of the owner, beside the registered screens
 GALLERY_HEAD = """# Screens
 
@@ -52,10 +63,10 @@ TITLES = {
     "overview-empty": "Overview before the first request",
     "overview-over": "Overview over budget",
     "invoices-upcoming": "Draft of an invoice",
-    "requests-refused": "Rejected request",
+    "requests-refused": "Request rejected by a limit",
+    "requests-refused-budget": "Request rejected by a budget",
     "login": "Sign-in",
 }
-OVERVIEWS = {"": "demo-lantern", "-empty": "demo-blank", "-over": "demo-copper"}
 
 
 @contextmanager
@@ -116,7 +127,7 @@ def pages(screen: Screen) -> Iterator[tuple[str, User, str]]:
     from tenants.isolation.scopes import all_tenants_scope, tenant_scope
     from tenants.models import Tenant, User
 
-    for suffix, slug in (OVERVIEWS if screen.name == "overview" else {"": SHOWN}).items():
+    for suffix, slug in TENANTS.get(screen.name, {"": SHOWN}).items():
         with all_tenants_scope(BypassReason.COMMAND):
             tenant = Tenant.objects.all_tenants().get(slug=slug)
         names = set(re.findall(r"{(\w+)}", screen.url))
@@ -139,28 +150,52 @@ def other_pages() -> Iterator[tuple[str, User | None, str]]:
         yield name, User.objects.get(email=f"owner@{SHOWN}.example"), url
 
 
-def take(browser: Browser, base: str, person: User | None, address: str, name: str) -> None:
-    """Take the screenshots of a page."""
+def sign_in(browser: Browser, base: str, person: User | None) -> BrowserContext:
+    """Open a window for a user, or for nobody."""
     from django.test import Client
 
-    client = Client()
+    context = browser.new_context(base_url=base, locale=LANGUAGE, reduced_motion="reduce")
     if person is not None:
+        client = Client()
         client.force_login(person)
         remembered(client.session)
+        context.add_cookies([{"name": "sessionid", "value": client.session.session_key or "", "url": base}])
+    return context
+
+
+def take(context: BrowserContext, address: str) -> Iterator[tuple[str, Image.Image]]:
+    """Load a page once, and yield the name's end and the picture of each screenshot. Charts follow theme and width."""
+    page = context.new_page()
+    page.goto(address)
     for theme, width in SHOTS:
         least, most = HEIGHTS[width]
-        size = {"width": width, "height": least}
-        context = browser.new_context(base_url=base, color_scheme=theme, viewport=size, reduced_motion="reduce")
-        if person is not None:
-            context.add_cookies([{"name": "sessionid", "value": client.session.session_key or "", "url": base}])
-        page = context.new_page()
-        page.goto(address, wait_until="networkidle")
+        page.emulate_media(color_scheme=theme)
+        page.set_viewport_size({"width": width, "height": least})
+        settle(page)
         tall = page.evaluate("document.documentElement.scrollHeight")
         page.set_viewport_size({"width": width, "height": min(max(tall, least), most)})
-        page.wait_for_timeout(300)
-        picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-        picture.save(FOLDER / f"{name}-{theme}-{width}.webp", quality=60, method=6)
-        context.close()
+        page.wait_for_timeout(200)
+        yield f"{theme}-{width}", Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    page.close()
+
+
+def save(picture: Image.Image, name: str) -> None:
+    picture.save(FOLDER / f"{name}.webp", quality=60, method=4)
+
+
+def take_all(browser: Browser, base: str, wanted: Iterable[tuple[str, User | None, str]]) -> None:
+    """Take the screenshots of these pages: name, user and URL."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    contexts: dict[User | None, BrowserContext] = {}
+    with ThreadPoolExecutor(1) as pool:
+        for name, person, address in wanted:
+            began = time.monotonic()
+            if person not in contexts:
+                contexts[person] = sign_in(browser, base, person)
+            for end, picture in take(contexts[person], address):
+                pool.submit(save, picture, f"{name}-{end}")
+            sys.stdout.write(f"{time.monotonic() - began:5.1f} s  {name}\n")
+            sys.stdout.flush()
 
 
 def gallery(names: Iterable[str]) -> str:
@@ -201,12 +236,10 @@ def main() -> int:
         chosen = [each for each in load_screens() if (is_wanted(each.name) if ONLY else has_screenshots(each.name))]
         wanted = [shot for screen in chosen for shot in pages(screen)]
         wanted += [shot for shot in other_pages() if not ONLY or is_wanted(shot[0])]
-        FOLDER.mkdir(parents=True, exist_ok=True)
         os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"  # Playwright keeps an event loop in this thread
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
-            for name, person, address in wanted:
-                take(browser, base, person, address, name)
+            take_all(browser, base, wanted)
             browser.close()
     if FOLDER == DOCS:
         names = {path.name.removesuffix("-light-1440.webp") for path in FOLDER.glob("*-light-1440.webp")}

@@ -47,10 +47,11 @@ def _batch(tenant: Any) -> str:
     from millrace.apps.batches.models import Batch
     from tenants.models import ApiKey
 
-    if not (rows := Batch.objects.for_tenant(tenant).filter(status="in_progress")).exists():
+    rows = Batch.objects.for_tenant(tenant).filter(name=f"batch_{tenant.slug}")  # the platform soon runs it to its end
+    if not rows.exists():
         key = ApiKey.objects.for_tenant(tenant).select_related("project").order_by("pk")[0]
         _create(tenant, key.project, key, tenant.slug)
-    return str(rows.order_by("-pk")[0].name)
+    return str(rows.get().name)
 
 
 register(
