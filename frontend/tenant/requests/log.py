@@ -17,6 +17,7 @@ from frontend.core.list_tools import MAX_EXPORTED, ListTools
 from frontend.core.lists import ListPage, changed_url, named_rows, number_param, text_param
 from frontend.core.numbers import Money, common_places, exact, share
 from frontend.core.page_context import PageContext
+from frontend.tenant.keys.key_limits import NAMES
 from frontend.tenant.overview.usage import delta_of
 from millrace.apps.request_log import selectors
 from millrace.apps.request_log.models import RequestOutcome, RequestRecord
@@ -47,6 +48,12 @@ CACHE_LABELS = {
     "exact": _lazy("Cached response"),
     "single_flight": _lazy("Concurrent equal request"),
     "semantic": _lazy("Cached response to a similar question"),
+}
+SCOPES = {
+    "tenant": _lazy("Organization"),
+    "project": _lazy("Project"),
+    "key": _lazy("API key"),
+    "member": _lazy("Member"),
 }
 DEFAULT_COLUMNS = ("status", "model", "key", "input", "output", "ttft", "duration", "cost")
 NUMERIC = ("input", "output", "ttft", "duration", "cost")
@@ -298,9 +305,8 @@ def bound_label(kind: str, scope: str, name: str, model: str) -> str:
     """Return the label of a limit or budget."""
     if kind == "budget":
         return (_("budget %(name)s") % {"name": name}).strip()
-    return _("%(limit)s of the %(scope)s") % {"limit": name.replace("_", " "), "scope": scope} + (
-        f", {model}" if model else ""
-    )
+    label = f"{NAMES.get(name, name)} ({SCOPES.get(scope, scope)}"
+    return f"{label}, {model})" if model else f"{label})"
 
 
 def compares(ctx: PageContext) -> bool:
