@@ -12,6 +12,13 @@ _OUTCOMES = {
     "refused": _lazy("Rejected"),
 }
 OUTCOME_KINDS = {"completed": "good", "failed": "bad", "limited": "warn", "refused": "warn", "cancelled": ""}
+METRIC_LABELS = {  # of experiments
+    "cost": _lazy("Cost per 1,000 requests"),
+    "ttft": _lazy("Time to first token"),
+    "itl": _lazy("Inter-token latency"),
+    "success": _lazy("Success rate"),
+    "cache_hit": _lazy("Cached prompt tokens"),
+}
 REQUEST_LABELS = {
     "received": _lazy("Received requests"),
     "accepted": _lazy("Accepted requests"),

@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 from frontend.core.date_ranges import date_range_of
 from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar, text_chip
 from frontend.core.labels import outcome_label
+from frontend.core.languages import in_sentence
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.list_tools import MAX_EXPORTED, ListTools
 from frontend.core.lists import ListPage, changed_url, named_rows, number_param, text_param
@@ -305,7 +306,7 @@ def bound_label(kind: str, scope: str, name: str, model: str) -> str:
     """Return the label of a limit or budget."""
     if kind == "budget":
         return (_("budget %(name)s") % {"name": name}).strip()
-    label = f"{NAMES.get(name, name)} ({SCOPES.get(scope, scope)}"
+    label = f"{in_sentence(NAMES.get(name, name))} ({SCOPES.get(scope, scope)}"
     return f"{label}, {model})" if model else f"{label})"
 
 

@@ -22,7 +22,6 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,7 +51,15 @@ TENANTS = {
     "overview": {"": "demo-lantern", "-empty": "demo-blank", "-over": "demo-copper"},
     "requests-refused": {"": SHOWN, "-budget": "demo-copper"},
 }
-FORMS = ("invoices-upcoming", "keys-new", "budgets-new", "requests-refused", "routing-edit", "webhooks-delivery")
+FORMS = (
+    "budgets-new",
+    "invoices-upcoming",
+    "keys-new",
+    "operator-deployments-new",
+    "requests-refused",
+    "routing-edit",
+    "webhooks-delivery",
+)
 PAGES = {"account": "/account/"}  # of the owner, beside the registered screens
 GALLERY_HEAD = """# Screens
 
