@@ -6,7 +6,7 @@ phone in light. Other forms look similar.
 It starts a separate platform with the embedded model and fills it by `manage.py seed_demo`, which takes minutes. Each
 page is loaded once and shown in every theme and width.
 SCREENSHOTS names another directory, ONLY parts of screens' names with commas, EVENTS the number of usage events, and
-LANGUAGE the browser's language.
+LOCALE the browser's language.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DOCS = Path("docs/screenshots")
 FOLDER = Path(os.environ.get("SCREENSHOTS", DOCS))
 ONLY = tuple(filter(None, os.environ.get("ONLY", "").split(",")))
 EVENTS = int(os.environ.get("EVENTS", "6000"))
-LANGUAGE = os.environ.get("LANGUAGE", "en-US")
+LOCALE = os.environ.get("LOCALE", "en-US")
 MOST = 8 * 2**20
 GALLERY = Path("docs/reference/screens.md")
 HEIGHTS = {390: (844, 2400), 1440: (900, 1600)}  # minimum and maximum, by width
@@ -56,11 +56,15 @@ FORMS = (
     "invoices-upcoming",
     "keys-new",
     "operator-deployments-new",
+    "operator-reratings",
     "requests-refused",
     "routing-edit",
     "webhooks-delivery",
 )
-PAGES = {"account": "/account/"}  # of the owner, beside the registered screens
+PAGES = {  # of the owner, beside the registered screens
+    "account": "/account/",
+    "budgets-typed": f"/t/{SHOWN}/budgets/new?amount=10",
+}
 GALLERY_HEAD = """# Screens
 
 All screens of the console, with the [demo tenants](../guides/demo.md). `make screenshots` takes the pictures again and
@@ -69,7 +73,9 @@ writes this page.
 TITLES = {
     "overview-empty": "Overview before the first request",
     "overview-over": "Overview over budget",
+    "budgets-typed": "New budget with a replay",
     "invoices-upcoming": "Draft of an invoice",
+    "operator-deployments-new": "Add deployment",
     "requests-refused": "Request rejected by a limit",
     "requests-refused-budget": "Request rejected by a budget",
     "login": "Sign-in",
@@ -161,7 +167,7 @@ def sign_in(browser: Browser, base: str, person: User | None) -> BrowserContext:
     """Open a window for a user, or for nobody."""
     from django.test import Client
 
-    context = browser.new_context(base_url=base, locale=LANGUAGE, reduced_motion="reduce")
+    context = browser.new_context(base_url=base, locale=LOCALE, reduced_motion="reduce")
     if person is not None:
         client = Client()
         client.force_login(person)
@@ -227,6 +233,7 @@ def gallery(names: Iterable[str]) -> str:
                 if width > 390
             )
             parts.append(f"\n### {title}\n\n| light | dark |\n|---|---|\n| {' | '.join(pictures)} |\n")
+            parts.append(f"\n[{title} on a phone](../screenshots/{name}-light-390.webp)\n")
     return "".join(parts)
 
 
