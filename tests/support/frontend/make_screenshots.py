@@ -164,7 +164,7 @@ def other_pages() -> Iterator[tuple[str, User | None, str]]:
 
 
 def sign_in(browser: Browser, base: str, person: User | None) -> BrowserContext:
-    """Open a window for a user, or for nobody."""
+    """Open a window, signed in if a user is given."""
     from django.test import Client
 
     context = browser.new_context(base_url=base, locale=LOCALE, reduced_motion="reduce")
