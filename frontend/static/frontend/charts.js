@@ -17,7 +17,6 @@
   const compact = new Intl.NumberFormat(lang, { notation: "compact", maximumFractionDigits: 1 });
   const whole = new Intl.NumberFormat(lang);
   const two = new Intl.NumberFormat(lang, { minimumFractionDigits: 2, maximumFractionDigits: 2 });
-  const short = new Intl.NumberFormat(lang, { maximumFractionDigits: 2 });
   // The unit "usd" is the currency of the page.
   const moneyIn = (currency) => {
     const money = (options) => new Intl.NumberFormat(lang === "en" ? "en-US" : lang, { style: "currency", currency, ...options });
@@ -34,7 +33,7 @@
     count,
     decimal: count,
     ms: (v) => (v ? `${whole.format(v)} ms` : "0"),
-    percent: (v) => `${short.format(v)}%`,
+    percent: (v) => `${whole.format(v)}%`,
   };
   const EXACT = { tokens: whole.format, count: whole.format, decimal: two.format, ms: (v) => `${whole.format(Math.round(v))} ms`, percent: (v) => `${two.format(v)}%` };
   const times = (zone) => {
