@@ -19,7 +19,7 @@ from billing.metering.usage import instant
 from billing.models import Invoice, InvoiceLine
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
-from frontend.tenant.invoices.document import cents_of, note_of, signed
+from frontend.tenant.invoices.document import cents_of, note_of, signed, word
 from tenants.actions import Conflict
 
 PAGE_SIZE = 50
@@ -69,7 +69,7 @@ def trace_line(ctx: PageContext, invoice: Invoice, line: InvoiceLine, here: str,
     exact, amount, residue = cents_of(line, currency)
     return {
         "line": line,
-        "label": document.COMPONENTS[line.component],
+        "label": word(document.COMPONENTS[line.component]),
         "note": note_of(line),
         "price": Money.nano(line.nano_per_million, currency),
         "exact": exact,
