@@ -66,6 +66,71 @@ OBJECTS = {
     "webhook": _lazy("Webhook"),
     "worker": _lazy("Worker"),
 }
+_VERBS = {
+    "accepted": _lazy("accepted"),
+    "acknowledged": _lazy("acknowledged"),
+    "alert_emails_changed": _lazy("alert emails changed"),
+    "allowed_origins_updated": _lazy("allowed origins updated"),
+    "answer_cache_updated": _lazy("answer cache updated"),
+    "api_accessed": _lazy("api accessed"),
+    "assigned": _lazy("assigned"),
+    "cancelled": _lazy("cancelled"),
+    "closed": _lazy("closed"),
+    "content_retention_updated": _lazy("content retention updated"),
+    "cordoned": _lazy("cordoned"),
+    "created": _lazy("created"),
+    "deactivated": _lazy("deactivated"),
+    "deleted": _lazy("deleted"),
+    "disabled": _lazy("disabled"),
+    "discarded": _lazy("discarded"),
+    "dismissed": _lazy("dismissed"),
+    "drain_started": _lazy("drain started"),
+    "ended": _lazy("ended"),
+    "entity_changed": _lazy("entity changed"),
+    "expired": _lazy("expired"),
+    "failed": _lazy("failed"),
+    "finalized": _lazy("finalized"),
+    "operator_granted": _lazy("operator granted"),
+    "operator_revoked": _lazy("operator revoked"),
+    "paid": _lazy("paid"),
+    "passkey_rejected": _lazy("passkey rejected"),
+    "passkey_renamed": _lazy("passkey renamed"),
+    "past_due": _lazy("past due"),
+    "payment_method_saved": _lazy("payment method saved"),
+    "playground_token_created": _lazy("playground token created"),
+    "published": _lazy("published"),
+    "purged": _lazy("purged"),
+    "reactivated": _lazy("reactivated"),
+    "recorded": _lazy("recorded"),
+    "reencrypted": _lazy("reencrypted"),
+    "rehashed": _lazy("rehashed"),
+    "removed": _lazy("removed"),
+    "renamed": _lazy("renamed"),
+    "reopened": _lazy("reopened"),
+    "replayed": _lazy("replayed"),
+    "restored": _lazy("restored"),
+    "resumed": _lazy("resumed"),
+    "returned": _lazy("returned"),
+    "reverted": _lazy("reverted"),
+    "revoked": _lazy("revoked"),
+    "rotated": _lazy("rotated"),
+    "second_factor_removed": _lazy("second factor removed"),
+    "secret_rotated": _lazy("secret rotated"),
+    "sessions_ended": _lazy("sessions ended"),
+    "started": _lazy("started"),
+    "stopped": _lazy("stopped"),
+    "superseded": _lazy("superseded"),
+    "suspended": _lazy("suspended"),
+    "tested": _lazy("tested"),
+    "uncordoned": _lazy("uncordoned"),
+    "unknown_parameters_updated": _lazy("unknown parameters updated"),
+    "updated": _lazy("updated"),
+    "view_ended": _lazy("view ended"),
+    "view_started": _lazy("view started"),
+    "voided": _lazy("voided"),
+    "withdrawn": _lazy("withdrawn"),
+    "written_off": _lazy("written off"),
+}
 _FIELDS = {
     "user_id": _lazy("User"),
     "member_id": _lazy("Member"),
@@ -116,7 +181,9 @@ Names = Mapping[tuple[type[Any], int], str]
 def action_label(action: str) -> str:
     """Return an action in words: `key.created` is "API key created"."""
     kind, _, verb = action.partition(".")
-    return f"{OBJECTS.get(kind, kind.replace('_', ' ').capitalize())} {verb.replace('_', ' ')}".strip()
+    return (
+        f"{OBJECTS.get(kind, kind.replace('_', ' ').capitalize())} {_VERBS.get(verb, verb.replace('_', ' '))}".strip()
+    )
 
 
 def field_label(field: str) -> str:

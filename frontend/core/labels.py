@@ -12,6 +12,13 @@ _OUTCOMES = {
     "refused": _lazy("Rejected"),
 }
 OUTCOME_KINDS = {"completed": "good", "failed": "bad", "limited": "warn", "refused": "warn", "cancelled": ""}
+METRIC_LABELS = {  # of experiments
+    "cost": _lazy("Cost per 1,000 requests"),
+    "ttft": _lazy("Time to first token"),
+    "itl": _lazy("Inter-token latency"),
+    "success": _lazy("Success rate"),
+    "cache_hit": _lazy("Cached prompt tokens"),
+}
 REQUEST_LABELS = {
     "received": _lazy("Received requests"),
     "accepted": _lazy("Accepted requests"),
@@ -36,7 +43,7 @@ _CHOICES = {
     "Applied": _lazy("Applied"),
     "API key": _lazy("API key"),
     "Batch": _lazy("Batch"),
-    "Batch Output": _lazy("Batch Output"),
+    "Batch Output": _lazy("Batch output"),
     "Billing": _lazy("Billing"),
     "Cancelled": _lazy("Cancelled"),
     "Cancelling": _lazy("Cancelling"),
@@ -45,8 +52,8 @@ _CHOICES = {
     "Conflict": _lazy("Conflict"),
     "Conversation": _lazy("Conversation"),
     "Correction": _lazy("Correction"),
-    "Credit Note": _lazy("Credit Note"),
-    "Debit Note": _lazy("Debit Note"),
+    "Credit Note": _lazy("Credit note"),
+    "Debit Note": _lazy("Debit note"),
     "Delivered": _lazy("Delivered"),
     "Developer": _lazy("Developer"),
     "Discarded": _lazy("Discarded"),
@@ -56,7 +63,7 @@ _CHOICES = {
     "Expired": _lazy("Expired"),
     "Failed": _lazy("Failed"),
     "Finalizing": _lazy("Finalizing"),
-    "In Progress": _lazy("In Progress"),
+    "In Progress": _lazy("In progress"),
     "Invoice": _lazy("Invoice"),
     "Loading": _lazy("Loading"),
     "Metadata field": _lazy("Metadata field"),
@@ -71,7 +78,7 @@ _CHOICES = {
     "Purchase": _lazy("Purchase"),
     "Purged": _lazy("Purged"),
     "Queued": _lazy("Queued"),
-    "Read Only": _lazy("Read Only"),
+    "Read Only": _lazy("Read only"),
     "Ready": _lazy("Ready"),
     "Refused": _lazy("Refused"),
     "Running": _lazy("Running"),

@@ -84,7 +84,8 @@ class Money:
     @property
     def exact_text(self) -> str:
         """All digits with the currency: $8587.3012."""
-        return self.symbol + self.exact
+        whole, _, rest = self.exact.partition(".")
+        return "".join(self._written("", whole, rest))
 
     @property
     def text(self) -> str:

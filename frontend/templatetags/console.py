@@ -15,6 +15,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from billing.amounts import FEMTO_DIGITS
 from frontend.core import backend_messages, gauges, labels, languages, layout, numbers
+from frontend.core.audit_words import action_label
 from frontend.core.charts import Chart, Unit, format_value
 from frontend.core.labels import OUTCOME_KINDS, REQUEST_COUNTS, REQUEST_LABELS, outcome_label
 from frontend.core.languages import day_text
@@ -128,6 +129,12 @@ def choice_label(label: str) -> str:
 @register.filter
 def chart_value(value: int | None, unit: Unit) -> str:
     return format_value(value, unit)
+
+
+@register.filter
+def action(value: str) -> str:
+    """Return the action of an audit entry in words."""
+    return action_label(value)
 
 
 @register.filter

@@ -122,7 +122,7 @@ def _prices(now: datetime) -> Mapping[str, tuple[tuple[str, Money], ...]]:
     found = {}
     for row in rows.order_by("model", "-effective_from", "-pk").distinct("model"):
         rates = {rate.component: rate.nano_per_million for rate in reversed(row.decoded().rates)}
-        shown = ((Component.UNCACHED, "in"), (Component.OUTPUT, "out"))
+        shown = ((Component.UNCACHED, _("input")), (Component.OUTPUT, _("output")))
         prices = tuple((label, Money.nano(rates[component])) for component, label in shown if component in rates)
         if prices:
             found[row.model] = prices

@@ -26,12 +26,13 @@ from billing.models import (
 from billing.pricing.currencies import exchange_rate
 from frontend.core.charts import Chart, Series
 from frontend.core.labels import choice_label
-from frontend.core.languages import day_text
+from frontend.core.languages import day_text, in_sentence
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money, exact, page_currency
 from frontend.core.page_context import PageContext, first_or_404
 from frontend.operator.tenants import spending
 from frontend.operator.tenants.page import commitments
+from frontend.tenant.keys.key_limits import NAMES
 from inference_worker.contract.messages import decode_usage
 from millrace.apps.operations.budget_usage import highest_budgets
 from tenants.models import LIMITS, ApiKey, AuditEntry, Invitation, LimitSet, Membership, Tenant, User
@@ -124,7 +125,7 @@ def _owner(row: LimitSet) -> str:
 
 def _limits(row: LimitSet) -> str:
     set_ = [(name, getattr(row, name)) for name in LIMITS]
-    return ", ".join(f"{exact(value)} {name.replace('_', ' ')}" for name, value in set_ if value is not None)
+    return ", ".join(f"{in_sentence(NAMES[name])}: {exact(value)}" for name, value in set_ if value is not None)
 
 
 def members(ctx: PageContext) -> dict[str, Any]:

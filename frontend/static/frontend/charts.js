@@ -16,6 +16,7 @@
   const lang = document.documentElement.lang;
   const compact = new Intl.NumberFormat(lang, { notation: "compact", maximumFractionDigits: 1 });
   const whole = new Intl.NumberFormat(lang);
+  const two = new Intl.NumberFormat(lang, { minimumFractionDigits: 2, maximumFractionDigits: 2 });
   // The unit "usd" is the currency of the page.
   const moneyIn = (currency) => {
     const money = (options) => new Intl.NumberFormat(lang === "en" ? "en-US" : lang, { style: "currency", currency, ...options });
@@ -23,7 +24,8 @@
     const small = money({ maximumSignificantDigits: 3 });
     const format = (v) => (v && Math.abs(v) < 0.1 ? small : dollars).format(v);
     const symbol = dollars.formatToParts(0).find((part) => part.type === "currency").value;
-    return [(v) => (v && v < 0.1 ? format(v) : symbol + (v >= 1000 ? count(v).toLowerCase() : Number.isInteger(v) ? v : v.toFixed(2))), format];
+    const placed = (number) => (lang === "de" ? `${number} ${symbol}` : symbol + number);
+    return [(v) => (v && v < 0.1 ? format(v) : placed(v >= 1000 ? count(v).toLowerCase() : Number.isInteger(v) ? `${v}` : two.format(v))), format];
   };
   const count = (v) => compact.format(v);
   const AXIS = {
@@ -31,9 +33,9 @@
     count,
     decimal: count,
     ms: (v) => (v ? `${whole.format(v)} ms` : "0"),
-    percent: (v) => `${+v.toFixed(2)}%`,
+    percent: (v) => `${whole.format(v)}%`,
   };
-  const EXACT = { tokens: whole.format, count: whole.format, decimal: (v) => v.toFixed(2), ms: (v) => `${whole.format(Math.round(v))} ms`, percent: (v) => `${v.toFixed(2)}%` };
+  const EXACT = { tokens: whole.format, count: whole.format, decimal: two.format, ms: (v) => `${whole.format(Math.round(v))} ms`, percent: (v) => `${two.format(v)}%` };
   const times = (zone) => {
     const form = (options) => { const f = new Intl.DateTimeFormat(lang === "en" ? "en-GB" : lang, { timeZone: zone, ...options }); return (s) => f.format(new Date(s * 1000)); };
     return { day: form({ day: "numeric", month: "short" }), hour: form({ hour: "2-digit", minute: "2-digit" }) };

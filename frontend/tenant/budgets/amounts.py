@@ -42,7 +42,7 @@ class BudgetAmount:
 
     @property
     def text(self) -> str:
-        return Money(self.millionths).text if self.unit == "money" else f"{exact(self.number)} {self.unit}"
+        return Money(self.millionths).text if self.unit == "money" else f"{exact(self.number)} {_(self.unit)}"
 
 
 def parse(text: str, unit: str) -> int:

@@ -24,7 +24,7 @@ RECENT = timedelta(hours=1)
 FULL_AT = 99  # percent; the rest is too small for most requests
 NEAR_AT = 80
 _MIN_LABEL_DISTANCE = 12  # minimum distance of two labels, in percent of the gauge
-PERIODS = {"day": "daily", "month": "monthly", "lifetime": _lazy("in total")}
+PERIODS = {"day": _lazy("daily"), "month": _lazy("monthly"), "lifetime": _lazy("in total")}
 MODES = {"hard": _lazy("Blocks"), "soft": _lazy("Alerts only"), "dry_run": _lazy("Dry run")}
 
 

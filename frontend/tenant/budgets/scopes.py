@@ -33,7 +33,8 @@ class BudgetOwnerScope:
             return _("The organization")
         if isinstance(self.row, User):
             return _("Keys created by %(user_label)s") % {"user_label": user_label(self.row)}
-        return f"{self.kind.capitalize()} {self.row.name}"
+        text = _("Key %(name)s") if self.kind == "key" else _("Project %(name)s")
+        return text % {"name": self.row.name}
 
     @property
     def named(self) -> dict[str, Any]:

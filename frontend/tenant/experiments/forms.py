@@ -6,6 +6,7 @@ from typing import Any
 
 from django import forms
 
+from frontend.core.labels import METRIC_LABELS
 from frontend.core.languages import lazy_text as _lazy
 from millrace.apps.experiments.metrics import METRICS
 from tenants.models import Experiment
@@ -51,7 +52,7 @@ class ExperimentForm(forms.Form):
         help_text=_lazy("All requests of one end user, conversation or key use the same arm."),
     )
     primary_metric = forms.ChoiceField(
-        label=_lazy("Primary metric"), choices=[(metric.name, metric.label) for metric in METRICS.values()]
+        label=_lazy("Primary metric"), choices=[(name, METRIC_LABELS[name]) for name in METRICS]
     )
     ttft = forms.FloatField(
         label=_lazy("Guardrail: TTFT at most (+%)"),

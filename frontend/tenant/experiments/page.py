@@ -8,7 +8,9 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
+from frontend.core.labels import METRIC_LABELS
 from frontend.core.languages import lazy_text as _lazy
+from frontend.core.languages import localized
 from frontend.core.numbers import Money, duration
 from frontend.core.page_context import PageContext
 from millrace.apps.experiments.metrics import ALPHA, METRICS, MIN_UNITS, Metric
@@ -107,8 +109,8 @@ def detail(ctx: PageContext, row: Experiment) -> dict[str, Any]:
         "ratio_is_wrong": results.sample_ratio_p < SAMPLE_RATIO_ALPHA,
         "ratio_p": f"{results.sample_ratio_p:.2g}",
         "day": _day(ctx, row),
-        "guardrails": [(METRICS[name].label, _allowed(METRICS[name], value)) for name, value in row.guardrails.items()],
-        "primary": METRICS[row.primary_metric].label,
+        "guardrails": [(METRIC_LABELS[name], _allowed(METRICS[name], value)) for name, value in row.guardrails.items()],
+        "primary": METRIC_LABELS[row.primary_metric],
         "confidence": f"{1 - ALPHA:.0%}",
     }
 
@@ -121,14 +123,14 @@ def _day(ctx: PageContext, row: Experiment) -> int:
 
 def _banner(results: ExperimentResults) -> Banner:
     row = results.experiment
-    metric = METRICS[row.primary_metric].label
+    metric = METRIC_LABELS[row.primary_metric]
     if results.decision == "draft":
         return Banner("info", "info", _("Not started"), _("Start the experiment to assign requests to its arms."))
     if results.decision == "sample_ratio":
         text = _("More units are missing from one arm than chance explains. Do not use these results.")
         return Banner("bad", "danger", _("Sample ratio mismatch"), text)
     if results.decision == "harm":
-        label = METRICS[row.stop_metric].label if row.stop_metric in METRICS else "A guardrail"
+        label = METRIC_LABELS.get(row.stop_metric) or _("A guardrail")
         text = _(
             "%(label)s became worse than its guardrail allows. All requests use the route without the experiment."
         ) % {"label": label}
@@ -203,7 +205,7 @@ def _row(change: MetricChange, scale: float) -> ChangeRow:
         else _("%(low)s to %(high)s") % {"low": _signed(metric, interval.low), "high": _signed(metric, interval.high)}
     )
     return ChangeRow(
-        label=metric.label,
+        label=METRIC_LABELS[metric.name],
         role=", ".join([*roles, direction]).capitalize(),
         control=_value(metric, change.control),
         treatment=_value(metric, change.treatment),
@@ -240,14 +242,14 @@ def _change(change: MetricChange) -> str:
 
 
 def _signed(metric: Metric, value: float) -> str:
-    text = f"{abs(value) * 100:.1f}"
-    sign = "" if text == "0.0" else "−" if value < 0 else "+"
+    number = f"{abs(value) * 100:.1f}"
+    text, sign = localized(number), "" if number == "0.0" else "−" if value < 0 else "+"
     return f"{sign}{text}{'%' if metric.is_relative else ' pp'}"
 
 
 def _allowed(metric: Metric, value: float) -> str:
     sign = "+" if metric.is_lower_better else "−"
-    amount = f"{sign}{value * 100:g}{'%' if metric.is_relative else ' pp'}"
+    amount = f"{sign}{localized(f'{value * 100:g}')}{'%' if metric.is_relative else ' pp'}"
     return (
         _("at most %(amount)s") % {"amount": amount}
         if metric.is_lower_better
@@ -263,9 +265,9 @@ def _value(metric: Metric, value: float | None) -> str:
     if metric.name == "ttft":
         return duration(round(value * 1000))
     if metric.name == "itl":
-        return f"{value / 1000:.1f} ms"
-    return f"{value:.1%}"
+        return localized(f"{value / 1000:.1f} ms")
+    return localized(f"{value:.1%}")
 
 
 def _percent(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else "–"
+    return localized(f"{part / whole:.1%}") if whole else "–"

@@ -16,6 +16,29 @@ from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money, exact
 from frontend.tenant.invoices.states import owed_on, state_of, today_of
 
+# The words of the document, which is in English, on pages of the console.
+_WORDS = {
+    "Amount credited": _lazy("Amount credited"),
+    "Amount due": _lazy("Amount due"),
+    "Credit note": _lazy("Credit note"),
+    "Debit note": _lazy("Debit note"),
+    "Invoice": _lazy("Invoice"),
+    "Receipt": _lazy("Receipt"),
+    "Input tokens": _lazy("Input tokens"),
+    "Input tokens, cached": _lazy("Input tokens, cached"),
+    "Input tokens, cache write (5 minutes)": _lazy("Input tokens, cache write (5 minutes)"),
+    "Input tokens, cache write (1 hour)": _lazy("Input tokens, cache write (1 hour)"),
+    "Output tokens": _lazy("Output tokens"),
+    "Input tokens of cached responses": _lazy("Input tokens of cached responses"),
+    "Output tokens of cached responses": _lazy("Output tokens of cached responses"),
+    "Searches": _lazy("Searches"),
+}
+
+
+def word(text: str) -> str:
+    """Return a word of the document in the language of the page."""
+    return str(_WORDS.get(text, text))
+
 
 def document_of(
     invoice: Invoice,
@@ -41,7 +64,8 @@ def document_of(
     return {
         "invoice": invoice,
         "words": words,
-        "title": f"{words['title']} {invoice.number or 'draft'}",
+        "title": f"{word(words['title'])} {invoice.number or _('draft')}",
+        "due_label": word(words["due_label"]),
         "state": state_of(invoice, today_of(invoice, now), owed),
         "groups": [_group(key, list(found), line_url, currency) for key, found in groupby(lines, key=_key)],
         "totals": list(_totals(invoice)),
@@ -87,7 +111,7 @@ def _line(line: InvoiceLine, url: str, currency: str) -> dict[str, Any]:
         what = _("Monthly commitment") if line.line_type == InvoiceLine.LineType.COMMITMENT else line.description
         return {"label": what, "note": "", "tokens": None, "price": None, "url": "", **amounts}
     return {
-        "label": document.COMPONENTS[line.component],
+        "label": word(document.COMPONENTS[line.component]),
         "note": note_of(line),
         "tokens": line.tokens,
         "price": Money.nano(line.nano_per_million, currency),  # per 1M tokens

@@ -20,7 +20,7 @@ from billing.models import Invoice, InvoiceLine
 from frontend.core.backend_messages import translated
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
-from frontend.tenant.invoices.document import cents_of, note_of, signed
+from frontend.tenant.invoices.document import cents_of, note_of, signed, word
 from tenants.actions import Conflict
 
 PAGE_SIZE = 50
@@ -70,7 +70,7 @@ def trace_line(ctx: PageContext, invoice: Invoice, line: InvoiceLine, here: str,
     exact, amount, residue = cents_of(line, currency)
     return {
         "line": line,
-        "label": document.COMPONENTS[line.component],
+        "label": word(document.COMPONENTS[line.component]),
         "note": note_of(line),
         "price": Money.nano(line.nano_per_million, currency),
         "exact": exact,

@@ -143,9 +143,10 @@ def _alert(threshold: int, sent: datetime | None, femto: int, expected: Forecast
     if sent:
         return _("%(threshold)s%% alert, sent %(sent)s") % {"threshold": threshold, "sent": day_text(sent, "j M")}
     if passed:
-        return f"{threshold}% alert, due"
-    day = crossing(expected, femto)
-    return f"{threshold}% alert, ≈ {day:%-d %b}" if day else f"{threshold}% alert"
+        return _("%(threshold)s%% alert, due") % {"threshold": threshold}
+    if day := crossing(expected, femto):
+        return _("%(threshold)s%% alert, ≈ %(day)s") % {"threshold": threshold, "day": day_text(day, "j M")}
+    return _("%(threshold)s%% alert") % {"threshold": threshold}
 
 
 def crossing(expected: Forecast | None, femto: int) -> date | None:

@@ -14,7 +14,8 @@ from billing.models import Adjustment, UsageEvent
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money, duration, exact, exact_places, share
 from frontend.core.page_context import PageContext
-from frontend.tenant.requests.log import CACHE_LABELS, bound_text, status_text
+from frontend.tenant.keys.key_limits import NAMES
+from frontend.tenant.requests.log import CACHE_LABELS, SCOPES, bound_text, status_text
 from frontend.tenant.requests.messages import curl_of, messages_of
 from frontend.tenant.requests.timeline import events_of, timeline_of
 from inference_worker.contract.request import TOKEN_CLASSES
@@ -56,6 +57,7 @@ COMPONENTS = {
     "answer_hit_output": _lazy("Cached response, output"),
     "searches": _lazy("Searches"),
 }
+PERIODS = {"day": _lazy("per day"), "month": _lazy("per month"), "lifetime": _lazy("in total")}
 WRITE_DELAY = timedelta(minutes=1)  # records and usage are written in bulk, some seconds after a request's end
 
 
@@ -161,29 +163,35 @@ def _budgets(found: RequestStory) -> list[dict[str, Any]]:
     """Return the budgets that the request had to fit, the one that rejected it last."""
     rejecting = found.rejecting_budget
     passed = [budget for budget in found.budgets if rejecting is None or budget.budget_id != rejecting.budget_id]
-    rows = [_budget(budget) | {"result": "passed", "kind": "good"} for budget in passed]
-    return rows + ([_budget(rejecting) | {"result": "rejected", "kind": "bad"}] if rejecting else [])
+    rows = [_budget(budget) | {"result": _("Passed"), "kind": "good"} for budget in passed]
+    return rows + ([_budget(rejecting) | {"result": _("Rejected"), "kind": "bad"}] if rejecting else [])
 
 
 def _budget(budget: HeldFrom) -> dict[str, Any]:
     """Return a budget with its present limit, and the part of it that is a temporary increase."""
     raised = _amount(budget.temporary_increase, budget.unit) if budget.temporary_increase else ""
-    return {"budget": budget, "limit": _amount(budget.limit, budget.unit), "raised": raised}
+    return {
+        "budget": budget,
+        "scope": SCOPES.get(budget.scope, budget.scope),
+        "period": PERIODS.get(budget.period, budget.period),
+        "limit": _amount(budget.limit, budget.unit),
+        "raised": raised,
+    }
 
 
 def _limit(check: Mapping[str, Any]) -> dict[str, Any]:
     refused, dry = check.get("refused", False), check.get("dry", False)
     return {
-        "name": str(check["name"]).replace("_", " "),
-        "of": str(check["scope"]) + (f", {check['model']}" if check.get("model") else ""),
+        "name": NAMES.get(check["name"], check["name"]),
+        "of": str(SCOPES.get(check["scope"], check["scope"])) + (f", {check['model']}" if check.get("model") else ""),
         "limit": check["limit"],
         "left": check["left"],
         "cost": check.get("cost", 0),
-        "result": (_("would have been rejected") if dry else "rejected")
+        "result": (_("Would have been rejected") if dry else _("Rejected"))
         if refused
-        else _("passed (dry run)")
+        else _("Passed (dry run)")
         if dry
-        else "passed",
+        else _("Passed"),
         "kind": ("warn" if dry else "bad") if refused else "good",
     }
 

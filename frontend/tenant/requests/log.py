@@ -12,11 +12,13 @@ from django.utils.translation import gettext as _
 from frontend.core.date_ranges import date_range_of
 from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar, text_chip
 from frontend.core.labels import outcome_label
+from frontend.core.languages import in_sentence
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.list_tools import MAX_EXPORTED, ListTools
 from frontend.core.lists import ListPage, changed_url, named_rows, number_param, text_param
 from frontend.core.numbers import Money, common_places, exact, share
 from frontend.core.page_context import PageContext
+from frontend.tenant.keys.key_limits import NAMES
 from frontend.tenant.overview.usage import delta_of
 from millrace.apps.request_log import selectors
 from millrace.apps.request_log.models import RequestOutcome, RequestRecord
@@ -47,6 +49,12 @@ CACHE_LABELS = {
     "exact": _lazy("Cached response"),
     "single_flight": _lazy("Concurrent equal request"),
     "semantic": _lazy("Cached response to a similar question"),
+}
+SCOPES = {
+    "tenant": _lazy("Organization"),
+    "project": _lazy("Project"),
+    "key": _lazy("API key"),
+    "member": _lazy("Member"),
 }
 DEFAULT_COLUMNS = ("status", "model", "key", "input", "output", "ttft", "duration", "cost")
 NUMERIC = ("input", "output", "ttft", "duration", "cost")
@@ -298,9 +306,8 @@ def bound_label(kind: str, scope: str, name: str, model: str) -> str:
     """Return the label of a limit or budget."""
     if kind == "budget":
         return (_("budget %(name)s") % {"name": name}).strip()
-    return _("%(limit)s of the %(scope)s") % {"limit": name.replace("_", " "), "scope": scope} + (
-        f", {model}" if model else ""
-    )
+    label = f"{in_sentence(NAMES.get(name, name))} ({SCOPES.get(scope, scope)}"
+    return f"{label}, {model})" if model else f"{label})"
 
 
 def compares(ctx: PageContext) -> bool:

@@ -70,7 +70,7 @@ def test_the_overview_is_shown(client, acme, member, use):
     key, _ = actions.do_create_api_key(only_project(acme), "prod")
     use(acme, key_id=key.pk, price_version=rate_card(), uncached=1_000_000, cache_read=1_000_000, output=100_000)
     page = page_of(client)
-    for text in ("prod", key.prefix, '$4<span class="cents">.80', '$2<span class="cents">.70', "50.0%", "Read Only"):
+    for text in ("prod", key.prefix, '$4<span class="cents">.80', '$2<span class="cents">.70', "50.0%", "Read only"):
         assert text in page, text
     assert "Send your first request" not in page
 

@@ -214,7 +214,7 @@ def test_the_drawer_shows_the_details(client, acme):
     record(acme, 0, request_id=event.request_id, limits=[limit], placements=[{**place, "queued_ms": 7}])
     page = get(client, f"/t/acme/requests/{event.request_id}")
     for text in (
-        *("requests per day", "1,233", "1,234", "alpha-0.1", "prefix replica overloaded", "7 ms"),
+        *("Requests per day", "1,233", "1,234", "alpha-0.1", "prefix replica overloaded", "7 ms"),
         *("3.00", "15.00", "0.003", "0.0015", "0.0045"),
     ):
         assert text in page, text
@@ -374,7 +374,7 @@ def test_an_unfinished_request_is_refreshed(client, acme, monkeypatch):
     assert "The record is being written" in page
     assert f'hx-get="/t/acme/requests/{event.request_id}"' in page
     assert 'hx-target="closest .request-detail"' in page
-    assert 'class="dialog-content layout-stack request-detail"' in page
+    assert 'class="card plain detail-page layout-stack request-detail"' in page
     monkeypatch.setattr("frontend.tenant.requests.detail.WRITE_DELAY", timedelta(0))
     assert "No request record available" in get(client, f"/t/acme/requests/{event.request_id}")
     place = {

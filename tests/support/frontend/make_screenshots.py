@@ -3,8 +3,10 @@
 The screenshots show the sidebar's screens, the pages of single objects, FORMS and PAGES, in light and dark, and on a
 phone in light. Other forms look similar.
 
-It starts a separate platform with the embedded model and fills it by `manage.py seed_demo`, which takes minutes.
-SCREENSHOTS names another directory, ONLY parts of screens' names with commas, and EVENTS the number of usage events.
+It starts a separate platform with the embedded model and fills it by `manage.py seed_demo`, which takes minutes. Each
+page is loaded once and shown in every theme and width.
+SCREENSHOTS names another directory, ONLY parts of screens' names with commas, EVENTS the number of usage events, and
+LOCALE the browser's language.
 """
 
 from __future__ import annotations
@@ -18,15 +20,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PIL import Image
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
 from millrace.conf.environment import read_env_file
 from tests.support.frontend.console import DEMO, FLAGS, PASSWORD, Screen, load_screens, remembered
+from tests.support.frontend.pages import settle
 from tests.support.stack import START_SECONDS, free_port, start
 
 if TYPE_CHECKING:
@@ -36,13 +40,31 @@ DOCS = Path("docs/screenshots")
 FOLDER = Path(os.environ.get("SCREENSHOTS", DOCS))
 ONLY = tuple(filter(None, os.environ.get("ONLY", "").split(",")))
 EVENTS = int(os.environ.get("EVENTS", "6000"))
+LOCALE = os.environ.get("LOCALE", "en-US")
 MOST = 8 * 2**20
 GALLERY = Path("docs/reference/screens.md")
 HEIGHTS = {390: (844, 2400), 1440: (900, 1600)}  # minimum and maximum, by width
 SHOTS = (("light", 1440), ("dark", 1440), ("light", 390))
 SHOWN = "demo-harbor"
-FORMS = ("invoices-upcoming", "keys-new", "budgets-new", "requests-refused", "routing-edit")
-PAGES = {"account": "/account/"}  # of the owner, beside the registered screens
+# Screens of another tenant, by the end of the screenshot's name.
+TENANTS = {
+    "overview": {"": "demo-lantern", "-empty": "demo-blank", "-over": "demo-copper"},
+    "requests-refused": {"": SHOWN, "-budget": "demo-copper"},
+}
+FORMS = (
+    "budgets-new",
+    "invoices-upcoming",
+    "keys-new",
+    "operator-deployments-new",
+    "operator-reratings",
+    "requests-refused",
+    "routing-edit",
+    "webhooks-delivery",
+)
+PAGES = {  # of the owner, beside the registered screens
+    "account": "/account/",
+    "budgets-typed": f"/t/{SHOWN}/budgets/new?amount=10",
+}
 GALLERY_HEAD = """# Screens
 
 All screens of the console, with the [demo tenants](../guides/demo.md). `make screenshots` takes the pictures again and
@@ -51,11 +73,13 @@ writes this page.
 TITLES = {
     "overview-empty": "Overview before the first request",
     "overview-over": "Overview over budget",
+    "budgets-typed": "New budget with a replay",
     "invoices-upcoming": "Draft of an invoice",
-    "requests-refused": "Rejected request",
+    "operator-deployments-new": "Add deployment",
+    "requests-refused": "Request rejected by a limit",
+    "requests-refused-budget": "Request rejected by a budget",
     "login": "Sign-in",
 }
-OVERVIEWS = {"": "demo-lantern", "-empty": "demo-blank", "-over": "demo-copper"}
 
 
 @contextmanager
@@ -116,7 +140,7 @@ def pages(screen: Screen) -> Iterator[tuple[str, User, str]]:
     from tenants.isolation.scopes import all_tenants_scope, tenant_scope
     from tenants.models import Tenant, User
 
-    for suffix, slug in (OVERVIEWS if screen.name == "overview" else {"": SHOWN}).items():
+    for suffix, slug in TENANTS.get(screen.name, {"": SHOWN}).items():
         with all_tenants_scope(BypassReason.COMMAND):
             tenant = Tenant.objects.all_tenants().get(slug=slug)
         names = set(re.findall(r"{(\w+)}", screen.url))
@@ -139,28 +163,52 @@ def other_pages() -> Iterator[tuple[str, User | None, str]]:
         yield name, User.objects.get(email=f"owner@{SHOWN}.example"), url
 
 
-def take(browser: Browser, base: str, person: User | None, address: str, name: str) -> None:
-    """Take the screenshots of a page."""
+def sign_in(browser: Browser, base: str, person: User | None) -> BrowserContext:
+    """Open a window, signed in if a user is given."""
     from django.test import Client
 
-    client = Client()
+    context = browser.new_context(base_url=base, locale=LOCALE, reduced_motion="reduce")
     if person is not None:
+        client = Client()
         client.force_login(person)
         remembered(client.session)
+        context.add_cookies([{"name": "sessionid", "value": client.session.session_key or "", "url": base}])
+    return context
+
+
+def take(context: BrowserContext, address: str) -> Iterator[tuple[str, Image.Image]]:
+    """Load a page once, and yield the name's end and the picture of each screenshot. Charts follow theme and width."""
+    page = context.new_page()
+    page.goto(address)
     for theme, width in SHOTS:
         least, most = HEIGHTS[width]
-        size = {"width": width, "height": least}
-        context = browser.new_context(base_url=base, color_scheme=theme, viewport=size, reduced_motion="reduce")
-        if person is not None:
-            context.add_cookies([{"name": "sessionid", "value": client.session.session_key or "", "url": base}])
-        page = context.new_page()
-        page.goto(address, wait_until="networkidle")
+        page.emulate_media(color_scheme=theme)
+        page.set_viewport_size({"width": width, "height": least})
+        settle(page)
         tall = page.evaluate("document.documentElement.scrollHeight")
         page.set_viewport_size({"width": width, "height": min(max(tall, least), most)})
-        page.wait_for_timeout(300)
-        picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-        picture.save(FOLDER / f"{name}-{theme}-{width}.webp", quality=60, method=6)
-        context.close()
+        page.wait_for_timeout(200)
+        yield f"{theme}-{width}", Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    page.close()
+
+
+def save(picture: Image.Image, name: str) -> None:
+    picture.save(FOLDER / f"{name}.webp", quality=60, method=4)
+
+
+def take_all(browser: Browser, base: str, wanted: Iterable[tuple[str, User | None, str]]) -> None:
+    """Take the screenshots of these pages: name, user and URL."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    contexts: dict[User | None, BrowserContext] = {}
+    with ThreadPoolExecutor(1) as pool:
+        for name, person, address in wanted:
+            began = time.monotonic()
+            if person not in contexts:
+                contexts[person] = sign_in(browser, base, person)
+            for end, picture in take(contexts[person], address):
+                pool.submit(save, picture, f"{name}-{end}")
+            sys.stdout.write(f"{time.monotonic() - began:5.1f} s  {name}\n")
+            sys.stdout.flush()
 
 
 def gallery(names: Iterable[str]) -> str:
@@ -185,6 +233,7 @@ def gallery(names: Iterable[str]) -> str:
                 if width > 390
             )
             parts.append(f"\n### {title}\n\n| light | dark |\n|---|---|\n| {' | '.join(pictures)} |\n")
+            parts.append(f"\n[{title} on a phone](../screenshots/{name}-light-390.webp)\n")
     return "".join(parts)
 
 
@@ -201,12 +250,10 @@ def main() -> int:
         chosen = [each for each in load_screens() if (is_wanted(each.name) if ONLY else has_screenshots(each.name))]
         wanted = [shot for screen in chosen for shot in pages(screen)]
         wanted += [shot for shot in other_pages() if not ONLY or is_wanted(shot[0])]
-        FOLDER.mkdir(parents=True, exist_ok=True)
         os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "true"  # Playwright keeps an event loop in this thread
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
-            for name, person, address in wanted:
-                take(browser, base, person, address, name)
+            take_all(browser, base, wanted)
             browser.close()
     if FOLDER == DOCS:
         names = {path.name.removesuffix("-light-1440.webp") for path in FOLDER.glob("*-light-1440.webp")}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from frontend.core.audit_words import action_label, field_label, value_text
+from frontend.core.audit_words import _VERBS, OBJECTS, action_label, field_label, value_text
 from tenants.models import ApiKey
 
 
@@ -21,6 +23,15 @@ from tenants.models import ApiKey
 )
 def test_actions_are_words(action, label):
     assert action_label(action) == label
+
+
+def test_all_recorded_actions_have_words():
+    root = Path(__file__).parents[3]
+    sources = [path.read_text() for part in ("tenants", "billing", "platform") for path in (root / part).rglob("*.py")]
+    recorded = set(re.findall(r'audit\.record\(\s*"([a-z_]+)\.([a-z_]+)"', "".join(sources)))
+    assert len(recorded) > 60
+    assert {kind for kind, _ in recorded} - set(OBJECTS) == set()
+    assert {verb for _, verb in recorded} - set(_VERBS) == set()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import pytest
+from django.utils import translation
 
+from frontend.core.charts import format_value
 from frontend.core.numbers import Margin, Money, common_places, compact, duration, exact, exact_places, share
 
 
@@ -106,3 +108,12 @@ def test_duration():
         "999 ms",
         "2.31 s",
     ]
+
+
+def test_numbers_with_all_digits_have_the_separators_of_the_language():
+    amount = Money(8587_301_200_000_000_000)
+    assert (amount.exact_text, Money(5 * 10**15).exact_text) == ("$8587.3012", "$5.00")
+    assert format_value(1108, "percent") == "11.08%"
+    with translation.override("de"):
+        assert (amount.exact, amount.exact_text) == ("8587.3012", "8587,3012\N{NO-BREAK SPACE}$")
+        assert format_value(1108, "percent") == "11,08%"

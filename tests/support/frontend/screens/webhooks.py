@@ -39,15 +39,44 @@ def prepare(world: World) -> None:
 
 
 def _endpoint(tenant: Any) -> int:
+    """Return the demo tenant's endpoint. It is created with its deliveries, since the demo sends no events."""
     from tenants.models import WebhookEndpoint
 
-    return int(WebhookEndpoint.objects.for_tenant(tenant).order_by("pk")[0].pk)
+    row = WebhookEndpoint.objects.for_tenant(tenant).order_by("pk").first() or _working_endpoint(tenant)
+    return int(row.pk)
+
+
+def _working_endpoint(tenant: Any) -> Any:
+    """Create an endpoint with two delivered events and one that failed."""
+    from django.db import transaction
+
+    from tenants.actions import webhooks
+    from tenants.models import WebhookAttempt
+
+    url = "https://hooks.harbor-books.example/millrace"
+    endpoint, _ = webhooks.do_create_endpoint(tenant, url, description="Accounting")
+    for status, duration_ms, error in ((204, 84, ""), (None, 2004, "could not connect"), (200, 61, "")):
+        with transaction.atomic():  # the sender sees no pending delivery
+            delivery = webhooks.do_send_test_event(endpoint)
+            delivery.state, delivery.attempt_count = "delivered" if status else "failed", 1
+            delivery.save(update_fields=["state", "attempt_count"])
+            WebhookAttempt.objects.create(
+                tenant=tenant,
+                delivery=delivery,
+                attempted_at=datetime.now(UTC),
+                status=status,
+                duration_ms=duration_ms,
+                error=error,
+                excerpt="",
+            )
+    return endpoint
 
 
 def _delivery(tenant: Any) -> int:
     from tenants.models import WebhookDelivery
 
-    return int(WebhookDelivery.objects.for_tenant(tenant).order_by("pk")[0].pk)
+    endpoint = _endpoint(tenant)
+    return int(WebhookDelivery.objects.for_tenant(tenant).filter(endpoint=endpoint).order_by("-pk")[1].pk)
 
 
 ONE = ("populated",)
