@@ -29,7 +29,7 @@ _KEY_SUMS = ("cost_femto", "output", *PROMPT_CLASSES)
 
 
 def has_many_keys(ctx: PageContext) -> bool:
-    """Return whether the tenant has so many keys, also revoked ones, that their sums would delay the page."""
+    """Return whether the tenant has more than MANY_KEYS keys, including revoked ones."""
     with ctx.scope():
         return bool(ApiKey.objects.for_tenant(ctx.tenant).order_by()[MANY_KEYS : MANY_KEYS + 1].exists())
 

@@ -420,7 +420,7 @@ class AsyncBudgetsResource:
         """Create a budget. Earlier usage does not count.
 
         Args:
-            amount: Of each period: nano-USD, tokens or requests.
+            amount: Of each period: nano-units of the tenant's currency, tokens or requests; at most 10^17.
             mode: hard rejects, soft counts, dry_run counts what it would reject.
             reduce_max_tokens: Reduce max_tokens of a request that does not fit, instead of rejecting it.
             temporary_increase: Added to the limit until increase_expires_at.
@@ -477,7 +477,7 @@ class AsyncBudgetsResource:
         """Change a budget, including its current period.
 
         Args:
-            amount: Of each period: nano-USD, tokens or requests.
+            amount: Of each period: nano-units of the tenant's currency, tokens or requests; at most 10^17.
             mode: hard rejects, soft counts, dry_run counts what it would reject.
             reduce_max_tokens: Reduce max_tokens of a request that does not fit, instead of rejecting it.
             temporary_increase: Added to the limit until increase_expires_at.
