@@ -32,6 +32,7 @@ BUDGET = {"id": 7, "name": "Prod <!here> & co", "unit": "money", "period": "mont
 ALERT: dict[str, Any] = {
     **{"alert_id": 3, "budget": BUDGET, "period_start": "2026-11-01T00:00:00+00:00", "period_end": None},
     **{"threshold": "80", "used": 400_250_000_000, "limit": 500 * 10**9, "percent": 80, "forecast": None},
+    "currency": "USD",
 }
 
 
