@@ -106,7 +106,7 @@ client: $(VENV)/installed-dev ## update the modules of millrace.client that are 
 	@PYTHONPATH=.:platform $(BIN)/python -m tools.generate_client
 
 docs: $(VENV)/installed-docs ## build the documentation site into build/site; fails on a broken link
-	@NO_MKDOCS_2_WARNING=1 exec $(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 exec $(BIN)/mkdocs build --strict
 
 docs-reference: $(VENV)/installed-dev ## update the pages of docs/reference that are generated from code
 	@PYTHONPATH=.:platform $(BIN)/python -m tools.generate_reference

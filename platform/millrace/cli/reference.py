@@ -29,7 +29,9 @@ def as_markdown() -> str:
     rows = ["| setting | default | description |", "|---|---|---|"]
     for var in all_settings():
         default = "none" if var.default is None else f"`{var.default}`" if var.default else "empty"
-        text = var.help.replace("|", "\\|").replace("<", "&lt;") + (" (secret)" if var.secret else "")
+        text = var.help.replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[") + (
+            " (secret)" if var.secret else ""
+        )
         rows.append(f"| `{var.name}` | {default} | {text} |")
     return "\n".join([BEGIN, *rows, END])
 
