@@ -13,6 +13,9 @@ from django.utils import translation
 from billing.pricing.price_book import nano_per_million
 from billing.pricing.price_files import read_csv
 from frontend.core.backend_messages import lazy_translated, translated
+from frontend.operator.fleet.views import FleetMachineCost
+from frontend.operator.prices.forms import CsvImportForm, ModelPricesForm
+from frontend.tenant.routing import positions
 from tenants.keys import ip_allowlist
 from tenants.routing_policies import policy
 from tools import backend_texts, messages
@@ -144,6 +147,21 @@ def test_errors_of_parsers_are_translated(parse):
     message = raised(parse).partition(" - at `")[0]
     with translation.override("de"):
         assert translated(message) != message
+
+
+def test_errors_of_parsers_are_translated_in_forms():
+    with translation.override("de"):
+        found = positions.read('{"aliases": {}, "nothing": 1}')
+        assert isinstance(found, positions.PolicyError)
+        assert found.message.startswith(("Das Objekt enthält das unbekannte Feld", "Im Objekt fehlt das Feld"))
+        broken = positions.read('{"aliases": {},}')
+        assert isinstance(broken, positions.PolicyError)
+        assert "doppelten Anführungszeichen" in broken.message
+        prices = ModelPricesForm({"model": "m", "tier": "standard", "uncached": "x"})
+        assert prices.errors["uncached"] == ["'x' ist keine Zahl."]
+        upload = CsvImportForm({"text": "model,tier\na,b"})
+        assert any("Spalten" in error for error in upload.non_field_errors())
+        assert FleetMachineCost({"amount": "x"}).errors["amount"][0].endswith("'x' ist keine Zahl.")
 
 
 def test_texts_of_other_packages_are_translated_with_their_values():
