@@ -86,7 +86,6 @@ for (const tabs of document.querySelectorAll("[data-tabs]")) {
       panel.hidden = !isChosen;
     }
   };
-  list.hidden = false;
   for (const button of buttons) {
     const panel = document.getElementById(button.getAttribute("aria-controls"));
     panel.setAttribute("role", "tabpanel");
