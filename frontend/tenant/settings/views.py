@@ -89,7 +89,7 @@ class SettingsAnswerCache(forms.Form):
         except ValueError as exc:
             raise ValidationError(str(exc)) from exc
         if nano > MAX_CACHE_WARMING_NANO:
-            raise ValidationError(_("Enter $1,000,000 or less."))
+            raise ValidationError(_("Enter 1,000,000 or less."))
         return nano
 
 
