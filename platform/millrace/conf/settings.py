@@ -158,6 +158,7 @@ MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
 MFA_PASSKEY_LOGIN_ENABLED = True
 MFA_ADAPTER = "frontend.accounts.passkeys.MfaAdapter"
 MFA_TOTP_ISSUER = "Millrace"
+MFA_TOTP_TOLERANCE = 1  # the codes before and after the current one: clocks differ, and typing takes time
 MFA_FORMS = {
     "authenticate": "frontend.accounts.adapters.EnterCode",
     "reauthenticate": "frontend.accounts.adapters.EnterCodeAgain",

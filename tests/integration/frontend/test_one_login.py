@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 from allauth.account.internal.flows.login import AUTHENTICATION_METHODS_SESSION_KEY
 from allauth.mfa.models import Authenticator
-from allauth.mfa.totp.internal.auth import (
-    TOTP,
-    format_hotp_value,
-    generate_totp_secret,
-    hotp_value,
-    yield_hotp_counters_from_time,
-)
+from allauth.mfa.totp.internal.auth import TOTP, generate_totp_secret
 from django.core.cache import cache
 from django.test import Client, override_settings
 from django.urls import URLPattern, URLResolver, get_resolver
@@ -25,6 +19,7 @@ from inference_worker.contract import env
 from millrace.conf.environment import PlatformSettings, effective_environ
 from tenants import actions, invitations
 from tenants.models import ApiKey, Invitation, User
+from tests.support.frontend.totp import current_code
 from tests.support.rows import only_project, unscoped
 
 pytestmark = pytest.mark.django_db
@@ -50,10 +45,6 @@ def secret(operator: User) -> str:
     secret = generate_totp_secret()
     TOTP.activate(operator, secret)
     return secret
-
-
-def code(secret: str) -> str:
-    return format_hotp_value(hotp_value(secret, next(yield_hotp_counters_from_time())))
 
 
 def log_in(client: Client) -> Any:
@@ -148,7 +139,7 @@ def test_a_code_completes_a_session_without_the_second_factor(client, operator, 
     assert client.post(response.url, {"code": "000000"}).status_code == 200
     assert client.get("/operator/").status_code == 302
     assert (
-        client.post(response.url, {"code": code(secret), "next": "/operator/tenants/?q=x"}).url
+        client.post(response.url, {"code": current_code(secret), "next": "/operator/tenants/?q=x"}).url
         == "/operator/tenants/?q=x"
     )
     assert client.get("/operator/").status_code == client.get("/api/operator/tenants").status_code == 200
@@ -156,7 +147,7 @@ def test_a_code_completes_a_session_without_the_second_factor(client, operator, 
 
 def test_a_session_with_the_second_factor_has_access(client, operator, secret):
     assert log_in(client).url == "/account/mfa/authenticate/"
-    client.post("/account/mfa/authenticate/", {"code": code(secret)})
+    client.post("/account/mfa/authenticate/", {"code": current_code(secret)})
     assert client.get("/operator/").status_code == client.get("/api/operator/tenants").status_code == 200
 
 
@@ -168,7 +159,7 @@ def test_enrolling_completes_this_session_and_closes_the_others(client, operator
     client.post("/account/confirm", {"password": PASSWORD})
     page = client.get("/account/mfa/totp/activate/").content.decode()
     (found,) = re.findall(r"<code>(\w{16,})</code>", page)
-    client.post("/account/mfa/totp/activate/", {"code": code(found)})
+    client.post("/account/mfa/totp/activate/", {"code": current_code(found)})
     assert client.get("/operator/").status_code == 200
     assert other.get("/operator/").url.startswith("/account/mfa/reauthenticate/")
     assert other.get("/api/operator/tenants").status_code == 403
@@ -176,7 +167,7 @@ def test_enrolling_completes_this_session_and_closes_the_others(client, operator
 
 def test_a_session_with_a_code_of_a_removed_device_has_no_access(client, operator, secret):
     log_in(client)
-    client.post("/account/mfa/authenticate/", {"code": code(secret)})
+    client.post("/account/mfa/authenticate/", {"code": current_code(secret)})
     assert client.get("/operator/").status_code == 200
     Authenticator.objects.filter(user=operator).delete()
     TOTP.activate(operator, generate_totp_secret())

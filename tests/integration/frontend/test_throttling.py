@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 import redis
-from allauth.mfa.totp.internal.auth import (
-    TOTP,
-    format_hotp_value,
-    generate_totp_secret,
-    hotp_value,
-    yield_hotp_counters_from_time,
-)
+from allauth.mfa.totp.internal.auth import TOTP, generate_totp_secret
 from django.conf import settings as live
 from django.core import mail
 from django.core.cache import cache
@@ -23,6 +17,7 @@ from frontend.accounts import throttling
 from millrace.conf.environment import platform_settings
 from tenants.login_throttle import ACCOUNT, DEVICE, Throttle
 from tenants.models import User
+from tests.support.frontend.totp import current_code
 
 pytestmark = pytest.mark.django_db
 PASSWORD = "correct horse battery staple"
@@ -58,10 +53,6 @@ def log_in(client: Client, password: str = PASSWORD, address: str = "127.0.0.1")
 
 def is_signed_in(client: Client) -> bool:
     return "_auth_user_id" in client.session
-
-
-def code(secret: str) -> str:
-    return format_hotp_value(hotp_value(secret, next(yield_hotp_counters_from_time())))
 
 
 def attack(times: int, path: str = "/login", **fields: str) -> int:
@@ -162,10 +153,10 @@ def test_codes_are_throttled_separately_from_passwords(client, user, clock):
     url = "/account/mfa/authenticate/"
     for _ in range(ACCOUNT.free):
         assert client.post(url, {"code": "000000"}).status_code == 200
-    response = client.post(url, {"code": code(secret)})
+    response = client.post(url, {"code": current_code(secret)})
     assert (response.status_code, response.headers["Retry-After"]) == (429, "5")
     clock.now += 5
-    assert client.post(url, {"code": code(secret)}).status_code == 302
+    assert client.post(url, {"code": current_code(secret)}).status_code == 302
     assert is_signed_in(client)
     known = client
     known.post("/logout")
@@ -196,7 +187,7 @@ def test_reauthentication_is_throttled_only_by_session(client, user, clock, totp
     assert (answer.status_code, answer.headers["Retry-After"]) == (429, "5")
     attack(2 * ACCOUNT.free)
     assert client.post(url, wrong).status_code == 200
-    assert client.post(url, {"code": code(secret)} if totp else {"password": PASSWORD}).status_code == 302
+    assert client.post(url, {"code": current_code(secret)} if totp else {"password": PASSWORD}).status_code == 302
 
 
 def test_guesses_of_the_old_password_are_throttled(client, user):

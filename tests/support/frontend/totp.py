@@ -1,0 +1,13 @@
+"""Codes of a second factor."""
+
+from __future__ import annotations
+
+import time
+
+from allauth.mfa import app_settings
+from allauth.mfa.totp.internal.auth import format_hotp_value, hotp_value
+
+
+def current_code(secret: str) -> str:
+    """Return the code that an authenticator shows now."""
+    return format_hotp_value(hotp_value(secret, int(time.time()) // app_settings.TOTP_PERIOD))
