@@ -215,7 +215,7 @@ def _fill(options: argparse.Namespace) -> Any:
 
     now = datetime.now(UTC)
     big, small = options.keys // 10, max(1, (options.keys - options.keys // 10) // (options.tenants - 1))
-    owner = User.objects.create_user("owner@example.com")
+    owner = User.objects.create_user("owner@example.com", "a long password")  # needed to confirm an identity
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         rows = [Tenant(slug=f"tenant-{number}", name=f"Tenant {number}") for number in range(options.tenants)]
         tenants = Tenant.objects.all_tenants().bulk_create(rows, batch_size=1000)

@@ -66,7 +66,7 @@ class InstantEngine:
 
     def stats(self) -> EngineStats:
         counts: Any = dict.fromkeys((field.name for field in fields(EngineStats)), 0)
-        return EngineStats(**counts | {"num_running": len(self._live)})
+        return EngineStats(**counts | {"num_running": len(self._live), "circuit_open": False})
 
     def metrics(self) -> None:
         """Return empty metrics."""

@@ -32,6 +32,6 @@ def test_an_operator_finds_a_user_and_deactivates_them(opened, served, window):
     dialog.get_by_role("button", name="Deactivate").click()
     moved(page, page.get_by_text("dev@example.com was deactivated."))
     expect(page.get_by_role("link", name="Reactivate")).to_be_visible()
-    expect(page.get_by_text("user.deactivated")).to_be_visible()
+    expect(page.get_by_role("link", name="User deactivated")).to_be_visible()
     theirs.goto("/t/acme/")
     expect(theirs.get_by_role("heading", name="Sign in")).to_be_visible()
