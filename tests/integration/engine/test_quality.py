@@ -23,7 +23,7 @@ def test_quantization_hardly_changes_the_perplexity(model_dir: Path, tmp_path: P
     assert [row.configuration for row in found] == names
     for row in found:
         assert abs(row.change_percent) < 2, row
-        assert row.agreement_percent > 94, row
+        assert row.agreement_percent > 93, row
         assert row.perplexity != reference.perplexity
 
 
