@@ -254,7 +254,7 @@ def test_smoothing_lowers_the_error_of_channels_of_different_sizes(
     rounded = generate_from(model, tmp_path, quantization="int8").logits
     position = len(PROMPT)
     errors = [float((logits[position] - want[position]).norm()) for logits in (smoothed, rounded)]
-    assert 0 < 4 * errors[0] < errors[1]
+    assert 0 < 2 * errors[0] < errors[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
