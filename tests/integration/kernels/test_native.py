@@ -129,6 +129,14 @@ def test_argmax_finds_the_first_maximum_or_nan(kernels: Library, rows: int, widt
     assert operators.argmax(kernels, x).tolist() == wanted
 
 
+def test_logits_are_not_rounded(kernels: Library) -> None:
+    """Two logits that differ by less than a step of bfloat16 keep their order."""
+    x, weight = torch.ones(1, 32).bfloat16(), torch.full((2, 32), 8.0).bfloat16()
+    weight[1, 0] += 0.125
+    head = Layers(kernels=kernels).head(weight)
+    assert head(x).tolist() == [[256.0, 256.125]]
+
+
 def apply_gate(both: torch.Tensor, activation: operators.Activation | None) -> torch.Tensor:
     if activation is None:
         return both
