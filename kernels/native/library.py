@@ -25,7 +25,7 @@ class LinearArguments(ctypes.Structure):
     """`struct linear` in kernels.h."""
 
     _fields_ = _fields(
-        pointers="x weight bias residual out wide_out scales offsets codes row_scales following",
+        pointers="x weight bias residual out wide_out scales short_scales offsets codes row_scales following",
         sizes="rows inputs outputs x_stride residual_stride out_stride activation format group threads",
     )
 
@@ -94,6 +94,12 @@ class MaximaArguments(ctypes.Structure):
     _fields_ = _fields(pointers="x out", sizes="rows width")
 
 
+class RescoringArguments(ctypes.Structure):
+    """`struct rescoring` in kernels.h."""
+
+    _fields_ = _fields(pointers="x weight logits", sizes="rows inputs outputs x_stride")
+
+
 class LookupArguments(ctypes.Structure):
     """`struct lookup` in kernels.h."""
 
@@ -126,6 +132,7 @@ class Library:
         self.self_attention = function("self_attention", SelfAttentionArguments)
         self.layer_norm = function("layer_norm", LayerNormArguments)
         self.argmax = function("argmax", MaximaArguments)
+        self.rescore = function("rescore", RescoringArguments)
         self.lookup = function("lookup", LookupArguments)
         self.pack = function("pack", PackingArguments)
         self._choose = library.millrace_choose

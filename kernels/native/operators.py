@@ -21,6 +21,7 @@ from kernels.native.library import (
     MaximaArguments,
     NormArguments,
     PackingArguments,
+    RescoringArguments,
     RotationArguments,
     SelfAttentionArguments,
 )
@@ -167,7 +168,8 @@ class PackedLinearInt8(Product):
 
     Args:
         weight: int8 [outputs, inputs], from -127 to 127.
-        scales: [outputs] or [outputs, groups]. Inputs are in consecutive groups of equal size, a multiple of UNIT.
+        scales: [outputs] or [outputs, groups], in bfloat16 or a wider type. Inputs are in consecutive groups of equal
+            size, a multiple of UNIT.
     """
 
     def __init__(
@@ -179,7 +181,7 @@ class PackedLinearInt8(Product):
         activation: Activation | None = None,
     ) -> None:
         outputs, inputs = weight.shape
-        scales = scales.reshape(outputs, -1).float()
+        scales = scales.reshape(outputs, -1)
         groups = scales.shape[1]
         is_whole = inputs % groups == 0 and inputs // groups % UNIT == 0 and inputs // groups <= MAX_GROUP
         if weight.dtype != torch.int8 or not is_whole or (activation in _GATES and outputs % 2):
@@ -188,7 +190,10 @@ class PackedLinearInt8(Product):
         tiles = self._in_tiles(weight)
         unsigned = tiles.view(torch.uint8) ^ 128  # 128 larger
         self._store("weight", unsigned.view(len(tiles), _COLUMNS, -1, 4).transpose(1, 2))
-        self._store("scales", self._in_tiles(scales).transpose(1, 2))
+        if scales.dtype == torch.bfloat16:
+            self._store("short_scales", self._in_tiles(scales).transpose(1, 2))
+        else:
+            self._store("scales", self._in_tiles(scales.float()).transpose(1, 2))
 
 
 class PackedLinearInt4(Product):
@@ -225,6 +230,35 @@ class PackedLinearInt4(Product):
         self._store("scales", self._in_tiles(scales.float()).transpose(1, 2))
         if zeros is not None:
             self._store("offsets", self._in_tiles(zeros.float() - 8).transpose(1, 2))
+
+
+class RescoredLogits:
+    """Logits x @ weightᵀ, approximated in 8-bit integers. Those of likely tokens are computed again with the weight.
+
+    The likely tokens of a row are those whose approximate logit is at most 1.5 standard deviations of the row's logits
+    below the maximum.
+
+    Args:
+        weight: bfloat16 [tokens, width]. It is kept as it is.
+        codes, scales: the weight in 8 bits, as in `PackedLinearInt8`.
+    """
+
+    def __init__(self, library: Library, weight: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
+        _require(weight.dtype == torch.bfloat16 and weight.shape == codes.shape)
+        self._library = library
+        self._approximate = PackedLinearInt8(library, codes, scales)
+        self.weight = library.memory.empty(*weight.shape, dtype=weight.dtype).copy_(weight)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the logits, float32 [rows, tokens], for x [rows, width]."""
+        if x.stride(-1) != 1:
+            x = x.contiguous()
+        logits = self._approximate.in_float32(x)
+        arguments = RescoringArguments(
+            x.data_ptr(), self.weight.data_ptr(), logits.data_ptr(), len(x), x.shape[1], logits.shape[1], x.stride(0)
+        )
+        self._library.rescore(byref(arguments))
+        return logits
 
 
 class LayerOperator:

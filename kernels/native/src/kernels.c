@@ -11,6 +11,10 @@ Each number is computed by the same sequence of operations, whatever the number 
 #include <immintrin.h>
 #endif
 
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #if defined(__AVX512F__)
 enum { LANES = 16 };
 #elif defined(__AVX2__)
@@ -48,6 +52,21 @@ INLINE floats fill(float x)
 INLINE floats choose(ints condition, floats yes, floats no)
 {
     return (floats)(((ints)yes & condition) | ((ints)no & ~condition));
+}
+
+/* Return x * y + z. The compiler fuses the operations in some of a function's copies, and a row must not depend on which
+one computes it. */
+INLINE floats multiply_add(floats x, floats y, floats z)
+{
+#if defined(__AVX512F__)
+    return (floats)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
+#elif defined(__AVX2__)
+    return (floats)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
+#elif defined(__aarch64__)
+    return (floats)vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
+#else
+    return z + x * y;
+#endif
 }
 
 INLINE float bf16_value(bf16 x)
@@ -376,9 +395,8 @@ INLINE floats multiply_pair(floats c, uint32_t a, const bf16 *b)
     words pairs;
     memcpy(&pairs, b, sizeof pairs);
     floats low = (floats)(((words){0} + a) << 16), high = (floats)(((words){0} + a) & 0xffff0000);
-    c += low * (floats)(pairs << 16);
-    c += high * (floats)(pairs & 0xffff0000);
-    return c;
+    c = multiply_add(low, (floats)(pairs << 16), c);
+    return multiply_add(high, (floats)(pairs & 0xffff0000), c);
 }
 
 #endif
@@ -432,6 +450,7 @@ struct group {
     const void *a; /* INT8: int8_t [rows, groups * inputs], INT4: bf16 [rows, inputs] */
     const uint8_t *b;
     const float *scales, *row_scales, *offsets;
+    const bf16 *short_scales; /* if `scales` is null */
     const int32_t *corrections;
     float *c; /* [rows, COLUMNS] */
     int64_t a_stride, row_scale_stride, inputs;
@@ -439,11 +458,11 @@ struct group {
     struct ahead *ahead; /* or null */
 };
 
-/* Rows whose sums fit into the registers: for INT8 integers and totals of one vector of columns, for INT4 with its table. */
+/* Rows whose sums fit into the registers: for INT8 of INT8_VECTORS vectors of columns, for INT4 with its table. */
 #if defined(__AVX512F__)
-enum { REGISTERS = 32, INT8_ROWS = 11, INT4_ROWS = 5 };
+enum { INT8_ROWS = 11, INT8_VECTORS = 2, INT4_ROWS = 5 };
 #else
-enum { REGISTERS = 16, INT8_ROWS = 5, INT4_ROWS = LANES == 8 ? 2 : 1 };
+enum { INT8_ROWS = 8, INT8_VECTORS = 1, INT4_ROWS = LANES == 8 ? 2 : 1 };
 #endif
 
 INLINE ints load_ints(const void *from)
@@ -477,63 +496,53 @@ INLINE ints multiply_bytes(ints c, uint32_t a, ints b)
 #endif
 }
 
-/* Compute `rows` rows of the first `vectors` vectors of a tile's columns. */
-INLINE void multiply_int8_vectors(struct group g, const int rows, const int vectors)
+/* Compute `rows` rows of the first INT8_VECTORS vectors of a tile's columns. The registers contain the integers of a group.
+The totals of all groups are in memory, which lets more integers fit. */
+INLINE void multiply_int8_vectors(struct group g, const int rows)
 {
     struct ahead ahead = g.ahead ? *g.ahead : (struct ahead){0};
-    floats totals[INT8_ROWS][COLUMNS / LANES];
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vectors; v++)
-            totals[r][v] = (floats){0};
     for (int64_t group = 0; group < g.groups; group++) {
         const int8_t *a = (const int8_t *)g.a + group * g.inputs;
         const uint8_t *b = g.b + group * g.inputs * COLUMNS;
-        ints sums[INT8_ROWS][COLUMNS / LANES];
+        ints sums[INT8_ROWS][INT8_VECTORS];
         for (int r = 0; r < rows; r++)
-            for (int v = 0; v < vectors; v++)
+            for (int v = 0; v < INT8_VECTORS; v++)
                 sums[r][v] = (ints){0} + g.corrections[r * g.row_scale_stride + group];
         for (int64_t i = 0; i < g.inputs; i += 4) {
             if (g.ahead)
                 load_ahead(&ahead);
-            for (int v = 0; v < vectors; v++) {
-                ints weights = load_ints(b + i * COLUMNS + v * LANES * 4);
-                for (int r = 0; r < rows; r++)
-                    sums[r][v] = multiply_bytes(sums[r][v], load_word(a + r * g.a_stride + i), weights);
-            }
+            ints weights[INT8_VECTORS];
+            for (int v = 0; v < INT8_VECTORS; v++)
+                weights[v] = load_ints(b + i * COLUMNS + v * LANES * 4);
+            for (int r = 0; r < rows; r++)
+                for (int v = 0; v < INT8_VECTORS; v++)
+                    sums[r][v] = multiply_bytes(sums[r][v], load_word(a + r * g.a_stride + i), weights[v]);
         }
-        for (int v = 0; v < vectors; v++) {
-            floats scale = load(g.scales + group * COLUMNS + v * LANES);
+        for (int v = 0; v < INT8_VECTORS; v++) {
+            int64_t place = group * COLUMNS + v * LANES;
+            floats scale = g.scales ? load(g.scales + place) : load_bf16(g.short_scales + place);
             for (int r = 0; r < rows; r++) {
+                float *c = g.c + r * COLUMNS + v * LANES;
+                floats total = group ? load(c) : (floats){0};
                 float row_scale = g.row_scales[r * g.row_scale_stride + group];
-                totals[r][v] += __builtin_convertvector(sums[r][v], floats) * (scale * row_scale);
+                store(c, multiply_add(__builtin_convertvector(sums[r][v], floats), scale * row_scale, total));
             }
         }
     }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < vectors; v++)
-            store(g.c + r * COLUMNS + v * LANES, totals[r][v]);
     if (g.ahead)
         *g.ahead = ahead;
 }
 
-/* Return whether integers and totals of all columns of `rows` rows fit into the registers. */
-INLINE int fits(int rows)
-{
-    return 2 * rows * (COLUMNS / LANES) <= REGISTERS - 4;
-}
-
 INLINE void multiply_int8_rows(struct group g, const int rows)
 {
-    enum { VECTORS = COLUMNS / LANES };
-    if (fits(rows)) {
-        multiply_int8_vectors(g, rows, VECTORS);
-        return;
-    }
-    for (int v = 0; v < VECTORS; v++) {
-        multiply_int8_vectors(g, rows, 1);
-        g.b += LANES * 4;
-        g.scales += LANES;
-        g.c += LANES;
+    for (int v = 0; v < COLUMNS / LANES; v += INT8_VECTORS) {
+        multiply_int8_vectors(g, rows);
+        g.b += INT8_VECTORS * LANES * 4;
+        if (g.scales)
+            g.scales += INT8_VECTORS * LANES;
+        else
+            g.short_scales += INT8_VECTORS * LANES;
+        g.c += INT8_VECTORS * LANES;
     }
 }
 
@@ -550,8 +559,8 @@ INLINE floats multiply_pair_of(floats c, const bf16 *a, words b, int shift)
 #else
     ints low = (ints)(b >> shift & 15) - 8, high = (ints)(b >> (16 + shift) & 15) - 8;
     uint32_t pair = load_word(a);
-    c += __builtin_convertvector(low, floats) * (floats)(((words){0} + pair) << 16);
-    return c + __builtin_convertvector(high, floats) * (floats)(((words){0} + pair) & 0xffff0000);
+    c = multiply_add(__builtin_convertvector(low, floats), (floats)(((words){0} + pair) << 16), c);
+    return multiply_add(__builtin_convertvector(high, floats), (floats)(((words){0} + pair) & 0xffff0000), c);
 #endif
 }
 
@@ -575,8 +584,8 @@ INLINE void multiply_int4_rows(struct group g, int rows)
             float *c = g.c + r * COLUMNS + v * LANES;
             floats x = sums[r][v];
             if (g.offsets)
-                x -= load(g.offsets + v * LANES) * g.row_scales[r * g.row_scale_stride];
-            store(c, load(c) + x * load(g.scales + v * LANES));
+                x = multiply_add(load(g.offsets + v * LANES), fill(-g.row_scales[r * g.row_scale_stride]), x);
+            store(c, multiply_add(x, load(g.scales + v * LANES), load(c)));
         }
 }
 
@@ -676,7 +685,8 @@ INLINE void multiply_quantized(
     int64_t groups = l->inputs / l->group, place = index * groups * COLUMNS;
     struct group g = {
         .a = l->codes + row * l->inputs, .b = (const uint8_t *)l->weight + index * l->inputs * COLUMNS,
-        .scales = l->scales + place, .row_scales = l->row_scales + row * groups,
+        .scales = l->scales ? l->scales + place : NULL, .short_scales = l->short_scales ? l->short_scales + place : NULL,
+        .row_scales = l->row_scales + row * groups,
         .corrections = corrections(l) + row * groups, .offsets = l->offsets ? l->offsets + place : NULL, .c = sums,
         .a_stride = l->inputs, .row_scale_stride = groups, .inputs = l->group, .groups = groups, .ahead = ahead,
     };
@@ -713,7 +723,7 @@ INLINE struct ahead find_ahead(const struct linear *l, int64_t part, int format)
     int64_t tiles = linear_tiles(l), next = part + l->threads, rows = smaller(ROW_BLOCK, l->rows);
     int64_t groups = (rows + GROUP - 1) / GROUP; /* iterations over the weight */
     if (format == INT8)
-        groups = (rows + INT8_ROWS - 1) / INT8_ROWS * (fits((int)smaller(rows, INT8_ROWS)) ? 1 : COLUMNS / LANES);
+        groups = (rows + INT8_ROWS - 1) / INT8_ROWS * (COLUMNS / LANES / INT8_VECTORS);
     const char *at = (const char *)l->weight + next % tiles * tile_bytes(l);
     int64_t parts = tiles * ((l->rows + ROW_BLOCK - 1) / ROW_BLOCK);
     if (next >= parts && l->following)
@@ -887,6 +897,74 @@ static void argmax_part(const void *data, int64_t row)
 static void compute_argmax(const struct maxima *m)
 {
     run_parts(argmax_part, m, m->rows);
+}
+
+INLINE float dot(const bf16 *x, const bf16 *y, int64_t count)
+{
+    floats sums = {0};
+    for (int64_t i = 0; i < count; i += LANES)
+        sums = multiply_add(load_bf16(x + i), load_bf16(y + i), sums);
+    return sum(sums);
+}
+
+static void compute_logits(const struct rescoring *r, const bf16 *x, const int64_t *indexes, int64_t count, float *logits)
+{
+    for (int64_t i = 0; i < count; i++)
+        logits[indexes[i]] = dot(x, r->weight + indexes[i] * r->inputs, r->inputs);
+}
+
+/* Compute the logits that are at most one standard deviation below the row's maximum. If one is NaN, none is computed. */
+static void rescore_part(const void *data, int64_t row)
+{
+    enum { BLOCK = 8 * LANES, FOUND = 16 };
+    const struct rescoring *r = data;
+    const bf16 *x = r->x + row * r->x_stride;
+    float *logits = r->logits + row * r->outputs, top = -INFINITY, total = 0, square = 0;
+    int64_t whole = r->outputs / BLOCK * BLOCK;
+    floats tops = fill(top), totals = {0}, squares = {0};
+    for (int64_t i = 0; i < whole; i += LANES) {
+        floats v = load(logits + i);
+        tops = larger(v, tops);
+        totals += v;
+        squares += v * v;
+    }
+    for (int64_t i = whole; i < r->outputs; i++) {
+        top = logits[i] > top ? logits[i] : top;
+        total += logits[i];
+        square += logits[i] * logits[i];
+    }
+    top = maximum(tops) > top ? maximum(tops) : top;
+    float mean = (sum(totals) + total) / (float)r->outputs;
+    float variance = (sum(squares) + square) / (float)r->outputs - mean * mean;
+    float least = top - 1.5f * __builtin_sqrtf(variance < 0 ? 0 : variance);
+    int64_t found[FOUND], count = 0;
+    for (int64_t begin = 0; begin < r->outputs; begin += BLOCK) {
+        int64_t end = smaller(begin + BLOCK, r->outputs);
+        if (begin < whole) {
+            floats best = load(logits + begin);
+            for (int64_t i = begin + LANES; i < end; i += LANES)
+                best = larger(load(logits + i), best);
+            if (!(maximum(best) >= least))
+                continue;
+        }
+        for (int64_t i = begin; i < end; i++) {
+            if (!(logits[i] >= least))
+                continue;
+            for (int64_t k = 0; k < r->inputs; k += 32)
+                __builtin_prefetch(r->weight + i * r->inputs + k);
+            found[count++] = i;
+            if (count == FOUND) {
+                compute_logits(r, x, found, count, logits);
+                count = 0;
+            }
+        }
+    }
+    compute_logits(r, x, found, count, logits);
+}
+
+static void compute_rescoring(const struct rescoring *r)
+{
+    run_parts(rescore_part, r, r->rows);
 }
 
 /* Norms and rotations. */
@@ -1502,5 +1580,5 @@ static void compute_layers(const struct layers *all)
 
 const struct variant VARIANT = {
     NAME, compute_linear, compute_attention, compute_norm, compute_rotation, compute_layers,
-    compute_argmax, compute_self_attention, compute_layer_norm,
+    compute_argmax, compute_rescoring, compute_self_attention, compute_layer_norm,
 };

@@ -30,7 +30,8 @@ struct linear {
     bf16 *out;            /* [rows, outputs], or [rows, outputs / 2] with a gate; or null */
     float *wide_out;      /* [rows, outputs], instead of `out`, without residual and activation; or null */
     /* Of a quantized weight: the inputs are in groups, and `groups` is inputs / group. */
-    const float *scales; /* [tiles, groups, COLUMNS] */
+    const float *scales; /* [tiles, groups, COLUMNS]; or null */
+    const bf16 *short_scales; /* INT8: the scales, if `scales` is null */
     const float *offsets; /* INT4: [tiles, groups, COLUMNS], subtracted from the weights before the scale is applied; or
                              null */
     int8_t *codes;        /* INT8: memory for the quantized x, [rows, inputs] */
@@ -138,6 +139,14 @@ struct maxima {
     int64_t rows, width;
 };
 
+/* The exact computation of the largest ones of approximate logits, in place. */
+struct rescoring {
+    const bf16 *x;      /* [rows, inputs], rows are x_stride apart */
+    const bf16 *weight; /* [outputs, inputs], not packed */
+    float *logits;      /* [rows, outputs], contiguous */
+    int64_t rows, inputs, outputs, x_stride;
+};
+
 struct lookup {
     const bf16 *packed; /* a weight that is not gated */
     const int64_t *indexes;
@@ -160,6 +169,7 @@ struct variant {
     void (*rotation)(const struct rotation *);
     void (*layers)(const struct layers *);
     void (*argmax)(const struct maxima *);
+    void (*rescore)(const struct rescoring *);
     void (*self_attention)(const struct self_attention *);
     void (*layer_norm)(const struct layer_norm *);
 };

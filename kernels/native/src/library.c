@@ -132,6 +132,11 @@ EXPORT void millrace_argmax(const struct maxima *arguments)
     chosen->argmax(arguments);
 }
 
+EXPORT void millrace_rescore(const struct rescoring *arguments)
+{
+    chosen->rescore(arguments);
+}
+
 /* Copy rows of a packed weight. */
 EXPORT void millrace_lookup(const struct lookup *l)
 {
