@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from inference_worker.engine.quantization.quantize import quantize_head
 from kernels import reference
 from kernels.native import operators
 from kernels.native.library import Library
@@ -36,6 +37,10 @@ def find_wrong_operator(library: Library) -> str:
     exact = functional.linear(x.float(), (codes.view(outputs, 3, -1) * scales[..., None]).flatten(1), bias.float())
     if _differ(operators.PackedLinearInt8(library, codes.to(torch.int8), scales, bias)(x), exact):
         return "the product of 8-bit integers"
+    head = quantize_head(weight)
+    logits = operators.RescoredLogits(library, weight, head.values, head.scales)(x)
+    if _differ(logits, functional.linear(x.float(), weight.float())):
+        return "the logits"
     packed = (codes[:, ::2] + 8 | codes[:, 1::2] + 8 << 4).to(torch.uint8)
     if _differ(operators.PackedLinearInt4(library, packed, scales, None, operators.UNIT, bias)(x), exact):
         return "the product with 4-bit weights"

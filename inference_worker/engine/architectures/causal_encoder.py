@@ -74,12 +74,18 @@ class _WithoutPrefix(LinearWeights):
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         return self._weights.take(self._stored(name), shape)
 
-    def take_linear(self, name: str, shape: tuple[int, int], factors: torch.Tensor | None = None) -> Weight:
-        return take_linear(self._weights, self._stored(name), shape, factors)
+    def take_linear(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        factors: torch.Tensor | None = None,
+        divisors: torch.Tensor | None = None,
+    ) -> Weight:
+        return take_linear(self._weights, self._stored(name), shape, factors, divisors)
 
     @property
-    def is_smoothed(self) -> bool:
-        return isinstance(self._weights, LinearWeights) and self._weights.is_smoothed
+    def is_int8(self) -> bool:
+        return isinstance(self._weights, LinearWeights) and self._weights.is_int8
 
     @contextmanager
     def unquantized(self) -> Iterator[None]:

@@ -96,7 +96,8 @@ class Decoder:
         norm = weights.take(f"{prefix}.norm.weight", (config.hidden_size,))
         self._norm = layers.norm(norm, config.rms_norm_eps, self.norm_offset)
         is_tied = config.tie_word_embeddings
-        self._head = layers.head(embedding if is_tied else weights.take(_HEAD, shape))
+        head = embedding if is_tied else weights.take(_HEAD, shape)
+        self._head = layers.head(head, rescores=isinstance(weights, LinearWeights) and weights.is_int8)
         self._embed = layers.embedding(embedding, self._head if is_tied else None)
         self._logit_divisor, self._logit_soft_cap = config.logit_divisor, config.logit_soft_cap
         self._limit_softly = layers.limit_softly
@@ -108,7 +109,7 @@ class Decoder:
 
         It is called for each layer in order.
         """
-        if not isinstance(weights, LinearWeights) or not weights.is_smoothed:
+        if not isinstance(weights, LinearWeights) or not weights.is_int8:
             return None
         smoothing = Smoothing(
             config, self.attention_specs, lambda ids: embedding[ids.to(embedding.device)] * self._multiplier
@@ -210,7 +211,7 @@ class DecoderLayer:
             for name, size in zip(("q_norm", "k_norm"), sizes, strict=True):
                 weight = weights.take(f"{prefix}.self_attn.{name}.weight", (size,))
                 self._qk_norms.append(layers.norm(weight, config.rms_norm_eps, family.norm_offset))
-        self.mlp = _load_mlp(family, config, weights, layers, prefix, index, factors.mlp)
+        self.mlp = _load_mlp(family, config, weights, layers, prefix, index, factors)
 
     def _rows_by_halves(self, rotary: int) -> torch.Tensor:
         """Return the order of the rows of queries, keys and values in which rotation pairs halves, not neighbors.
@@ -269,10 +270,13 @@ def _load_mlp(
     layers: Layers,
     prefix: str,
     index: int,
-    factors: torch.Tensor | None,
+    factors: LayerFactors,
 ) -> FeedForward:
     moe = config.moe
     if moe is not None and family.experts is not None and moe.sparse_layers[index]:
         return load_experts(weights, layers, config, moe, prefix, family.experts)
     names = [f"{prefix}.mlp.{name}" for name in family.mlp_names]
-    return load_gated(weights, layers, config, names, config.intermediate_size, bias=config.mlp_bias, factors=factors)
+    return load_gated(
+        weights, layers, config, names, config.intermediate_size, bias=config.mlp_bias, factors=factors.mlp,
+        inner_factors=factors.inner,
+    )  # fmt: skip

@@ -138,19 +138,22 @@ def load_gated(
     *,
     bias: bool = False,
     factors: torch.Tensor | None = None,
+    inner_factors: torch.Tensor | None = None,
 ) -> GatedFeedForward:
     """Return the block of the weights `names`: gate, up and down, or the fused gate and up, and down.
 
     Args:
         factors: of the inputs of gate and up, as in `take_linear`.
+        inner_factors: of the inputs of down. The outputs of up are divided by them.
     """
     hidden, fused = config.hidden_size, len(names) == 2
     *inputs, down = names
     outs = [2 * inner] if fused else [inner, inner]
-    gate_up = take_together(weights, inputs, outs, hidden, bias=bias, factors=factors)
+    divisors = None if inner_factors is None else torch.cat((torch.ones_like(inner_factors), inner_factors))
+    gate_up = take_together(weights, inputs, outs, hidden, bias=bias, factors=factors, divisors=divisors)
     return GatedFeedForward(
         layers.gated_linear(*gate_up, config.activation),
-        layers.linear(*take_together(weights, [down], [hidden], inner, bias=bias)),
+        layers.linear(*take_together(weights, [down], [hidden], inner, bias=bias, factors=inner_factors)),
     )
 
 
@@ -162,15 +165,26 @@ def take_together(
     *,
     bias: bool,
     factors: torch.Tensor | None = None,
+    divisors: torch.Tensor | None = None,
 ) -> tuple[Weight, torch.Tensor | None]:
-    """Return the weights `names`, which have the same inputs and `outs` outputs, as one; and their biases."""
+    """Return the weights `names`, which have the same inputs and `outs` outputs, as one; and their biases.
+
+    Args:
+        factors: of the inputs, as in `take_linear`.
+        divisors: of all outputs together, as in `take_linear`. The biases are divided, too.
+    """
     shapes = [(out, inputs) for out in outs]
-    parts = [take_linear(weights, name, shape, factors) for name, shape in zip(names, shapes, strict=True)]
+    of_parts = [None] * len(names) if divisors is None else torch.split(divisors, list(outs))
+    parts = [
+        take_linear(weights, name, shape, factors, part)
+        for name, shape, part in zip(names, shapes, of_parts, strict=True)
+    ]
     weight = concatenate(parts)
     if not bias:
         return weight, None
     biases = [weights.take(f"{name}.bias", (out,)) for name, out in zip(names, outs, strict=True)]
-    return weight, torch.cat(biases)
+    together = torch.cat(biases)
+    return weight, together if divisors is None else together / divisors.to(together)
 
 
 def load_experts(

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from inference_worker.contract.config import ModelConfig, RopeConfig
 from inference_worker.engine.architectures.rope import Rope
-from inference_worker.engine.quantization.quantize import scales_of, to_int8
+from inference_worker.engine.quantization.quantize import quantize_head, scales_of, to_int8
 from inference_worker.engine.quantization.weights import Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight, Weight
 from kernels import invariant
 from kernels.native import operators
@@ -125,6 +125,19 @@ class NativeHead(NativeLinear):
         return self.product.in_float32(x)
 
 
+class NativeRescoredHead(Linear):
+    """A head on the C kernels in 8-bit integers, whose likely tokens are computed again in bfloat16.
+
+    Its rows do not depend on the number of rows. Only the likely tokens' rows of the weight are read.
+    """
+
+    def __init__(self, logits: operators.RescoredLogits) -> None:
+        self.logits = logits
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.logits(x)
+
+
 class NativeRMSNorm(RMSNorm):
     """Root-mean-square normalization on the C kernels. Its rows do not depend on the number of rows."""
 
@@ -235,13 +248,23 @@ class Layers:
         plain = self._to_tensor(weight)
         return InvariantLinear(plain, bias) if self._invariant else Linear(plain, bias)
 
-    def head(self, weight: torch.Tensor) -> Linear:
-        """Return the layer that computes logits: on the C kernels in float32, else in the dtype."""
+    def head(self, weight: torch.Tensor, *, rescores: bool = False) -> Linear:
+        """Return the layer that computes logits: on the C kernels in float32, else in the dtype.
+
+        Args:
+            rescores: on the C kernels, compute in 8-bit integers, and only the likely tokens in the dtype.
+        """
+        if rescores and self._kernels is not None and weight.shape[1] % operators.UNIT == 0:
+            codes = quantize_head(weight)
+            self._keep(codes)
+            return NativeRescoredHead(operators.RescoredLogits(self._kernels, weight, codes.values, codes.scales))
         product = self._native_product(weight, None)
         return self.linear(weight) if product is None else NativeHead(product)
 
     def embedding(self, weight: torch.Tensor, head: Linear | None) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return the lookup of the rows of `weight`. It reads the packed weight of a tied head, not a second copy."""
+        """Return the lookup of the rows of `weight`. It reads the weight of a tied head, not a second copy."""
+        if isinstance(head, NativeRescoredHead):
+            return partial(_look_up, head.logits.weight)
         if isinstance(head, NativeLinear) and isinstance(head.product, operators.PackedLinear):
             return head.product.rows
         return partial(_look_up, weight.clone())  # a view would keep the whole file mapped

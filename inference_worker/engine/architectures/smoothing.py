@@ -1,9 +1,10 @@
 """Smoothing of layers before they are quantized to 8-bit integers.
 
 The inputs of a product share a scale in groups of consecutive channels. If one channel of a group is much larger than
-the others, few of the 8 bits are left for them. So the channels after a norm are divided by factors, and the columns of
-the weights that read them are multiplied by these factors. A factor is the root of the channel's root mean square
-(SmoothQuant, arXiv:2211.10438, with an exponent of 0.5), rounded to a power of two. Then neither operation rounds.
+the others, few of the 8 bits are left for them. So channels are divided by factors, and the columns of the weights that
+read them are multiplied by these factors (SmoothQuant, arXiv:2211.10438). The channels are those after a norm, and the
+inputs of a feed-forward block's last product. A factor is a power of the channel's root mean square, rounded to a power
+of two. Then neither operation rounds.
 
 The root mean squares are those of random tokens, which pass through each layer before it is quantized.
 """
@@ -18,7 +19,7 @@ import torch
 from inference_worker.contract.config import ModelConfig
 from inference_worker.engine.architectures.encoder import Packing
 from inference_worker.engine.architectures.feed_forward import GatedFeedForward
-from inference_worker.engine.architectures.layers import RMSNorm
+from inference_worker.engine.architectures.layers import Linear, RMSNorm
 from inference_worker.engine.architectures.packed_attention import PackedAttention, describe
 from inference_worker.engine.architectures.rope import Rotation
 from inference_worker.engine.attention.base import AttentionSpec
@@ -29,16 +30,18 @@ if TYPE_CHECKING:
     from inference_worker.engine.architectures.decoder import DecoderLayer
 
 _TOKENS = 256
-_MAX_EXPONENT = 8  # of a factor
+_NORM_EXPONENT, _INNER_EXPONENT = 0.5, 0.2  # of a root mean square; see docs/reference/model-formats.md
+_MAX_POWER = 8  # the largest factor is 2 to this power
 _TINY = 1e-12  # of a mean square
 
 
 @dataclass(frozen=True, slots=True)
 class LayerFactors:
-    """The factors of a layer's channels, float32 [hidden]; None: the product's input is not the output of a norm."""
+    """The factors of a layer's channels, float32; None: they are not divided."""
 
-    attention: torch.Tensor | None = None
-    mlp: torch.Tensor | None = None
+    attention: torch.Tensor | None = None  # [hidden], after the norm before attention
+    mlp: torch.Tensor | None = None  # [hidden], after the norm before the feed-forward block
+    inner: torch.Tensor | None = None  # [intermediate], of activation(gate) · up
 
 
 class Smoothing:
@@ -61,32 +64,54 @@ class Smoothing:
 
     def measure(self, layer: DecoderLayer, rotation: Rotation) -> LayerFactors:
         """Pass the tokens through `layer`, which is not quantized, and return its factors."""
-        before_attention, before_mlp = _Recorder(layer.before_attention), _Recorder(layer.before_mlp)
+        before_attention, before_mlp = _RecordingNorm(layer.before_attention), _RecordingNorm(layer.before_mlp)
         layer.before_attention, layer.before_mlp = before_attention, before_mlp
+        down = None
+        if isinstance(layer.mlp, GatedFeedForward):
+            layer.mlp.down = down = _RecordingLinear(layer.mlp.down)
         self._hidden = layer.forward(self._hidden, rotation, self._attention, self._metadata)
-        # A router reads the same channels as its experts, and stays in the dtype.
+        attention = _factors(before_attention.squares, _NORM_EXPONENT)
+        if down is None:  # a router reads the same channels as its experts, and stays in the dtype
+            return LayerFactors(attention)
         return LayerFactors(
-            before_attention.factors(), before_mlp.factors() if isinstance(layer.mlp, GatedFeedForward) else None
+            attention, _factors(before_mlp.squares, _NORM_EXPONENT), _factors(down.squares, _INNER_EXPONENT)
         )
 
 
-class _Recorder(RMSNorm):
+class _RecordingNorm(RMSNorm):
     """A norm, or none, that records the mean squares of its output's channels."""
 
     def __init__(self, norm: RMSNorm | None) -> None:
         self._norm = norm
-        self._squares = torch.empty(0)
+        self.squares: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._norm is None:
             return x
         out = self._norm(x)
-        self._squares = out.float().square().mean(0)
+        self.squares = out.float().square().mean(0)
         return out
 
-    def factors(self) -> torch.Tensor | None:
-        if self._norm is None:
-            return None
-        exponents = self._squares.clamp_min(_TINY).log2() / 4  # of a root mean square's square root
-        exponents = (exponents - exponents.mean()).round().clamp(-_MAX_EXPONENT, _MAX_EXPONENT)
-        return torch.exp2(exponents)
+
+class _RecordingLinear(Linear):
+    """A linear layer that records the mean squares of its input's channels."""
+
+    def __init__(self, layer: Linear) -> None:
+        self._layer = layer
+        self.squares: torch.Tensor | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.squares = x.float().square().mean(0)
+        return self._layer(x)
+
+    def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        self.squares = x.float().square().mean(0)
+        return self._layer.add(x, other)
+
+
+def _factors(squares: torch.Tensor | None, exponent: float) -> torch.Tensor | None:
+    """Return the factors of the channels with these mean squares. Their geometric mean is about 1."""
+    if squares is None:
+        return None
+    powers = squares.clamp_min(_TINY).log2() * (exponent / 2)
+    return torch.exp2((powers - powers.mean()).round().clamp(-_MAX_POWER, _MAX_POWER))

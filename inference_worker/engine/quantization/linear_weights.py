@@ -61,22 +61,31 @@ class LinearWeights(Weights):
             return dequantize(self._load(layer, (shape[0], shape[1])))
         return super().take(name, shape)
 
-    def take_linear(self, name: str, shape: tuple[int, int], factors: torch.Tensor | None = None) -> Weight:
+    def take_linear(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        factors: torch.Tensor | None = None,
+        divisors: torch.Tensor | None = None,
+    ) -> Weight:
         """Return the weight of the layer `name`, [outputs, inputs], dequantized or not.
 
         Args:
             factors: of the inputs, [inputs], by which a weight is multiplied before it is quantized.
+            divisors: of the outputs, [outputs], by which it is divided.
         """
         if self._is_quantized(name):
             return self._load(name, shape)
         weight = super().take(f"{name}{_WEIGHT}", shape)
         if factors is not None:
             weight = weight * factors.to(weight)
+        if divisors is not None:
+            weight = weight / divisors.to(weight)[:, None]
         return weight if self._quantization == "none" else quantize(weight, self._quantization)
 
     @property
-    def is_smoothed(self) -> bool:
-        """Return whether layers are smoothed before they are quantized (`architectures.smoothing`)."""
+    def is_int8(self) -> bool:
+        """Return whether layers are smoothed (`architectures.smoothing`) and then quantized to 8-bit integers."""
         return self._quantization == "int8"
 
     @contextmanager
@@ -97,12 +106,18 @@ class LinearWeights(Weights):
         return _FORMATS[self._form.name][0](self, layer, shape, self._form)
 
 
-def take_linear(weights: Weights, name: str, shape: tuple[int, int], factors: torch.Tensor | None = None) -> Weight:
+def take_linear(
+    weights: Weights,
+    name: str,
+    shape: tuple[int, int],
+    factors: torch.Tensor | None = None,
+    divisors: torch.Tensor | None = None,
+) -> Weight:
     """Return the weight of the layer `name`, [outputs, inputs], in its format if `weights` supports formats.
 
     Args:
-        factors: as in `LinearWeights.take_linear`; None if `weights` does not support formats.
+        factors, divisors: as in `LinearWeights.take_linear`; None if `weights` does not support formats.
     """
     if isinstance(weights, LinearWeights):
-        return weights.take_linear(name, shape, factors)
+        return weights.take_linear(name, shape, factors, divisors)
     return weights.take(f"{name}{_WEIGHT}", shape)

@@ -17,7 +17,7 @@ class Int8Weight:
     The inputs of its products are quantized, too, with a scale for each row and group.
 
     values: int8 [outputs, inputs], from -127 to 127.
-    scales: float32 [outputs, groups]. Groups are consecutive and of equal size.
+    scales: float32 or bfloat16 [outputs, groups]. Groups are consecutive and of equal size.
     dtype: of the dequantized weight.
     """
 
@@ -41,7 +41,7 @@ class Int8Weight:
     def dequantize(self) -> torch.Tensor:
         """Return the weight in its dtype."""
         groups = self.values.float().view(*self.scales.shape, -1)
-        return (groups * self.scales[..., None]).view(self.shape).to(self.dtype)
+        return (groups * self.scales.float()[..., None]).view(self.shape).to(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)

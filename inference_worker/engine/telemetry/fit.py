@@ -28,7 +28,8 @@ from inference_worker.models.inspection import CheckpointReport
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Bytes of a number in the layers' matrices, with the scales and zero points of its group.
-QUANTIZED_BYTES = {"int8": 1 + 4 / 32, "int4": 0.5 + 8 / 32, "int4-g64": 0.5 + 8 / 64, "int4-g128": 0.5 + 8 / 128}
+QUANTIZED_BYTES = {"int8": 1 + 2 / 32, "int4": 0.5 + 8 / 32, "int4-g64": 0.5 + 8 / 64, "int4-g128": 0.5 + 8 / 128}
+HEAD_BYTES = 1 + 2 / 64
 PROMPT_TOKENS = 1024  # of the prompt whose rate is estimated
 
 
@@ -126,7 +127,8 @@ def estimate_fit(
 def _saved_bytes(report: CheckpointReport, device: ComputeDevice, quantization: QuantizationName) -> int:
     """Return the bytes by which the quantization at load makes the weights smaller.
 
-    int8 is kept on each device, int4 by the C kernels in bfloat16, and fp8 on CUDA devices.
+    int8 is kept on each device, int4 by the C kernels in bfloat16, and fp8 on CUDA devices. With int8 the C kernels
+    also have the head in 8 bits.
     """
     if quantization == "none":
         return 0
@@ -147,7 +149,10 @@ def _saved_bytes(report: CheckpointReport, device: ComputeDevice, quantization: 
         stored = QUANTIZED_BYTES[quantization] if is_kept else float(DTYPE_BYTES[device.dtype])
     has_head = isinstance(config, ModelConfig) and not config.tie_word_embeddings
     plain = config.vocab_size * config.hidden_size * (2 if has_head else 1)
-    return int(max(report.float_values - plain, 0) * (DTYPE_BYTES[device.dtype] - stored))
+    saved = max(report.float_values - plain, 0) * (DTYPE_BYTES[device.dtype] - stored)
+    if quantization == "int8" and is_native and isinstance(config, ModelConfig):
+        saved -= config.vocab_size * config.hidden_size * HEAD_BYTES
+    return int(saved)
 
 
 def _with_rates(

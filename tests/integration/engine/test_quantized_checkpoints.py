@@ -19,7 +19,7 @@ from inference_worker.engine.architectures import load_model
 from inference_worker.engine.architectures.layers import Fp8Linear, Int8Linear, Layers, NativeLinear, RMSNorm
 from inference_worker.engine.quantization import linear_weights
 from inference_worker.engine.quantization.linear_weights import LinearWeights
-from inference_worker.engine.quantization.quantize import quantize, to_int8
+from inference_worker.engine.quantization.quantize import quantize, quantize_head, to_int8
 from inference_worker.engine.quantization.weights import Fp8Weight, Int4Weight, Int8Weight, Weight, dequantize
 from kernels.native import operators
 from kernels.native.library import load_library
@@ -203,6 +203,23 @@ def test_a_weight_is_quantized_when_it_is_loaded(name: QuantizationName, error: 
     assert torch.equal(dequantize(quantize(torch.zeros_like(weight), name)), torch.zeros_like(weight))
 
 
+def test_the_scales_of_a_weight_have_the_smallest_errors() -> None:
+    levels = torch.randint(-8, 9, (64, 320)) * 0.9375
+    levels[:, ::32] = 7.5  # with a scale of 7.5 / 120, all levels are multiples
+    weight = quantize(levels, "int8")
+    assert torch.equal(dequantize(weight), levels)
+    values, scales = to_int8(levels, 10)
+    assert not torch.equal(dequantize(Int8Weight(values, scales, torch.float32)), levels)
+
+
+def test_a_head_is_quantized_in_groups_that_divide_its_width() -> None:
+    for width, size in ((576, 64), (96, 32), (32, 32)):
+        weight = torch.randn(5000, width).bfloat16()
+        head = quantize_head(weight)
+        assert (head.values.shape, head.scales.shape) == ((5000, width), (5000, width // size))
+        assert float((dequantize(head).float() - weight.float()).norm() / weight.float().norm()) < 0.01
+
+
 def test_a_weight_whose_inputs_do_not_fit_the_groups_stays_as_it_is() -> None:
     weight = torch.randn(8, 48)
     assert quantize(weight, "int4") is weight
@@ -250,7 +267,7 @@ def test_smoothing_lowers_the_error_of_channels_of_different_sizes(
     save_file(tensors, tmp_path / "model.safetensors")
     want = generate_from(model, tmp_path, quantization="none").logits
     smoothed = generate_from(model, tmp_path, quantization="int8").logits
-    monkeypatch.setattr(LinearWeights, "is_smoothed", False)
+    monkeypatch.setattr(LinearWeights, "is_int8", False)
     rounded = generate_from(model, tmp_path, quantization="int8").logits
     position = len(PROMPT)
     errors = [float((logits[position] - want[position]).norm()) for logits in (smoothed, rounded)]

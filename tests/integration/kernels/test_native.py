@@ -24,6 +24,7 @@ from inference_worker.engine.attention.base import AttentionSpec, CacheShape, Re
 from inference_worker.engine.attention.native import NativeBackend, find_native_limit
 from inference_worker.engine.device import pick_kernels
 from inference_worker.engine.kernel_check import find_wrong_operator
+from inference_worker.engine.quantization.quantize import quantize_head
 from kernels import reference
 from kernels.native import build, operators
 from kernels.native import library as native
@@ -137,6 +138,41 @@ def test_logits_are_not_rounded(kernels: Library) -> None:
     assert head(x).tolist() == [[256.0, 256.125]]
 
 
+@few
+@given(st.integers(1, 40), st.integers(1, 3), st.integers(1, 400), st.integers(0, 3))
+def test_the_logits_of_likely_tokens_are_computed_again(
+    kernels: Library, rows: int, units: int, tokens: int, gap: int
+) -> None:
+    weight, wide = randn(tokens, units * operators.UNIT), randn(rows, units * operators.UNIT + gap)
+    x = wide[:, : units * operators.UNIT]
+    codes, scales = torch.randint(-127, 128, weight.shape, dtype=torch.int8), torch.rand(tokens, units) / 100
+    approximate = operators.PackedLinearInt8(kernels, codes, scales).in_float32(x)
+    exact = functional.linear(x.double(), weight.double()).float()
+    above = approximate - approximate.amax(1, keepdim=True) + 1.5 * approximate.std(1, correction=0, keepdim=True)
+    logits = operators.RescoredLogits(kernels, weight, codes, scales)
+    got = logits(x)
+    differs = (got - torch.where(above >= 0, exact, approximate)).abs() > 1e-3
+    assert not differs[above.abs() > 1e-3].any()
+    assert torch.equal(got[rows // 2 :], logits(x[rows // 2 :]))
+
+
+def test_logits_that_are_not_finite_stay_so(kernels: Library) -> None:
+    weight = randn(300, 64)
+    head = quantize_head(weight)
+    x = randn(3, 64)
+    x[1, 7] = float("nan")
+    got = operators.RescoredLogits(kernels, weight, head.values, head.scales)(x)
+    assert got[1].isnan().all() and got[[0, 2]].isfinite().all()
+
+
+def test_a_head_in_8_bits_has_the_largest_logits_of_its_weight(kernels: Library) -> None:
+    weight, x = randn(2000, 96), randn(20, 96)
+    layers = Layers(kernels=kernels)
+    head = layers.head(weight, rescores=True)
+    assert torch.equal(head(x).argmax(1), layers.head(weight)(x).argmax(1))
+    assert torch.equal(layers.embedding(weight, head)(torch.tensor([3, 1999])), weight[[3, 1999]])
+
+
 def apply_gate(both: torch.Tensor, activation: operators.Activation | None) -> torch.Tensor:
     if activation is None:
         return both
@@ -156,7 +192,7 @@ QUANTIZED_SHAPES = (
 
 
 @few
-@given(*QUANTIZED_SHAPES)
+@given(*QUANTIZED_SHAPES, st.sampled_from([torch.bfloat16, torch.float32]))
 def test_a_product_of_8_bit_integers_equals_the_reference(
     kernels: Library,
     rows: int,
@@ -165,10 +201,11 @@ def test_a_product_of_8_bit_integers_equals_the_reference(
     units: int,
     biased: bool,
     activation: operators.Activation | None,
+    scale_dtype: torch.dtype,
 ) -> None:
     size, outputs = units * operators.UNIT, 2 * width if activation else width
     weight = torch.randint(-127, 128, (outputs, groups * size), dtype=torch.int8)
-    scales, bias = torch.rand(outputs, groups) / 100, randn(outputs) if biased else None
+    scales, bias = (torch.rand(outputs, groups) / 100).to(scale_dtype), randn(outputs) if biased else None
     wide = 3 * randn(rows, groups * size + 1)
     x = wide[:, : groups * size]
     grouped = x.float().view(rows, groups, size)
@@ -179,7 +216,7 @@ def test_a_product_of_8_bit_integers_equals_the_reference(
     x[exact.view_as(x) == 0] = 0
     codes = exact.round()
     by_group = torch.einsum("rgi,ogi->rgo", codes, weight.float().view(outputs, groups, size))
-    want = (by_group * factors * scales.T).sum(1) + (0 if bias is None else bias.float())
+    want = (by_group * factors * scales.float().T).sum(1) + (0 if bias is None else bias.float())
     product = operators.PackedLinearInt8(kernels, weight, scales, bias, activation)
     residual = randn(rows, outputs) if activation is None else None
     got = product(x, residual)
@@ -188,6 +225,8 @@ def test_a_product_of_8_bit_integers_equals_the_reference(
         assert_near(got, apply_gate(want, activation) + (0 if residual is None else residual.float()))
         some = slice(rows // 2, None)
         assert torch.equal(got[some], product(x[some], None if residual is None else residual[some]))
+        if activation is None:
+            assert torch.equal(product.in_float32(x)[some], product.in_float32(x[some]))
 
 
 @few
@@ -217,6 +256,8 @@ def test_a_product_with_4_bit_weights_equals_the_reference(
         want = functional.linear(x.float(), weight.view(outputs, -1), None if bias is None else bias.float())
         assert_near(got, apply_gate(want, activation))
         assert torch.equal(got[rows // 2 :], product(x[rows // 2 :]))
+        if activation is None:
+            assert torch.equal(product.in_float32(x)[rows // 2 :], product.in_float32(x[rows // 2 :]))
 
 
 def test_quantized_products_keep_numbers_that_are_not_finite(kernels: Library) -> None:
