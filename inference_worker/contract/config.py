@@ -143,12 +143,21 @@ class EngineProfile:
     max_num_batched_tokens: int
     long_prefill_token_threshold: int
     max_num_seqs: int
+    max_starting_tokens: int = 0
 
 
 PROFILES: dict[ProfileName, EngineProfile] = {
     "latency": EngineProfile(max_num_batched_tokens=128, long_prefill_token_threshold=64, max_num_seqs=32),
     "balanced": EngineProfile(max_num_batched_tokens=512, long_prefill_token_threshold=256, max_num_seqs=64),
     "throughput": EngineProfile(max_num_batched_tokens=2048, long_prefill_token_threshold=0, max_num_seqs=256),
+}
+# On the CPU, a step of twice the tokens takes twice the time. Prompts that start together delay each other's first
+# token.
+CPU_PROFILES: dict[ProfileName, EngineProfile] = {
+    **PROFILES,
+    "balanced": EngineProfile(
+        max_num_batched_tokens=512, long_prefill_token_threshold=256, max_num_seqs=64, max_starting_tokens=256
+    ),
 }
 
 
@@ -170,6 +179,7 @@ class EngineConfig:
     threads: int = 0  # compute threads on the CPU; 0: one for each core of the process
     max_model_len: int | None = None  # tokens; lowers the model's limit
     long_prefill_token_threshold: int = 0  # maximum tokens of one prompt in a step; 0: no limit
+    max_starting_tokens: int = 0  # of prompts that start in a step after the first one; 0: no limit
     max_long_partial_prefills: int = 0  # maximum concurrent prefills of longer prompts; 0: no limit
     locality_tokens: int = 0  # by which a tenant may be ahead if its next prompt is cached (scheduling/waiting.py)
     num_blocks: int | None = None  # usable KV blocks; None: as many as fit into kv_cache_memory

@@ -122,6 +122,7 @@ class LLMEngine:
             cache,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            max_starting_tokens=config.max_starting_tokens,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             max_long_partial_prefills=config.max_long_partial_prefills,
             locality_tokens=config.locality_tokens,

@@ -22,7 +22,7 @@ import torch
 from redis.exceptions import NoScriptError
 
 from inference_worker.contract import claims, valkey
-from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile, QuantizationName
+from inference_worker.contract.config import CPU_PROFILES, PROFILES, EngineConfig, EngineProfile, QuantizationName
 from inference_worker.contract.deployments import ALL_WORKERS, WANTED_KEY, WantedState, decode_wanted
 from inference_worker.contract.disk import FreeSpace
 from inference_worker.contract.encoder_config import EncoderConfig, read_model_config
@@ -113,12 +113,15 @@ def find_draft_model(spec: ModelSpec, directory: Path, data_dir: Path) -> tuple[
     return ensure_model(ModelSpec(spec.name, spec.draft_model, spec.dtype), data_dir), "none"
 
 
-def step_limits(settings: WorkerSettings) -> EngineProfile:
+def step_limits(settings: WorkerSettings, device: str) -> EngineProfile:
     """Return the limits of a step: the profile's limits, with explicit settings instead where given.
 
     A step needs a token for each of its sequences, so setting only one of the two limits adjusts the other.
+
+    Args:
+        device: cpu or cuda.
     """
-    profile = PROFILES[settings.engine_profile]
+    profile = (CPU_PROFILES if device == "cpu" else PROFILES)[settings.engine_profile]
     max_num_seqs = settings.max_num_seqs or min(
         profile.max_num_seqs, settings.max_num_batched_tokens or profile.max_num_seqs
     )
@@ -132,6 +135,7 @@ def step_limits(settings: WorkerSettings) -> EngineProfile:
         max_num_batched_tokens,
         settings.long_prefill_token_threshold or profile.long_prefill_token_threshold,
         max_num_seqs,
+        profile.max_starting_tokens,
     )
 
 
@@ -450,7 +454,7 @@ class Worker:
 
     def _engine_config(self, spec: ModelSpec, progress: Callable[[int, int], None]) -> EngineConfig:
         settings = self.settings
-        limits = step_limits(settings)
+        limits = step_limits(settings, pick_device(settings.device).type)
         directory = ensure_model(spec, settings.data_dir, progress)
         memory = spec.kv_cache_memory
         draft_dir, draft_quantization = find_draft_model(spec, directory, settings.data_dir)
@@ -464,6 +468,7 @@ class Worker:
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             long_prefill_token_threshold=limits.long_prefill_token_threshold,
+            max_starting_tokens=limits.max_starting_tokens,
             locality_tokens=settings.locality_tokens,
             block_size=spec.block_size or settings.block_size,
             kv_cache_memory=settings.kv_cache_memory if memory is None else memory,

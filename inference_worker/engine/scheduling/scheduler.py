@@ -79,6 +79,8 @@ class Scheduler:
         cache: the KV cache.
         max_num_seqs: maximum sequences in a step.
         max_num_batched_tokens: maximum tokens in a step.
+        max_starting_tokens: maximum tokens of the prompts that start in a step. The first one may exceed it. 0: no
+            limit.
         long_prefill_token_threshold: maximum tokens of one prompt in a step; 0: no limit.
         max_long_partial_prefills: maximum concurrent prefills of longer prompts; 0: no limit.
         locality_tokens: the advantage in a tenant's counter that cached tokens can outweigh.
@@ -91,6 +93,7 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        max_starting_tokens: int = 0,
         long_prefill_token_threshold: int = 0,
         max_long_partial_prefills: int = 0,
         locality_tokens: int = 0,
@@ -100,6 +103,7 @@ class Scheduler:
         self._speculator = speculator
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_starting_tokens = max_starting_tokens
         self.long_prefill_token_threshold = long_prefill_token_threshold
         self.max_long_partial_prefills = max_long_partial_prefills
         self.tenants = FairShareTable()
@@ -336,9 +340,10 @@ class Scheduler:
     def _admit(self, batch: bool, budget: int, now: float, output: SchedulerOutput) -> tuple[int, bool]:
         """Start waiting sequences. Return the number of scheduled tokens, and whether capacity ran out."""
         used = 0
+        limit = self.max_starting_tokens or budget
         candidates = self.waiting.candidates(now, batch)
         room_for_long = self._room_for_long()
-        while used < budget and len(self.running) < self.max_num_seqs:
+        while used < min(budget, limit) and len(self.running) < self.max_num_seqs:
             seq = candidates.next(skip_long=room_for_long <= 0)
             if seq is None:
                 return used, False
@@ -347,6 +352,8 @@ class Scheduler:
             start_point = self._find_start(seq, output)
             if start_point is None:
                 continue  # later requests of the line need not wait for it
+            if used and used + min(self._missing_tokens(seq, start_point), budget - used) > limit:
+                return used, True
             if self._shortage(seq, start_point) <= 0:
                 used += self._start(seq, start_point, budget - used, now, output)
                 room_for_long -= seq.num_missing_tokens > max(1, self.long_prefill_token_threshold)
@@ -382,6 +389,12 @@ class Scheduler:
                 return first
         hit = self.cache.lookup(seq)
         return None if hit.pending else hit
+
+    def _missing_tokens(self, seq: Sequence, start_point: PrefixHit | Sequence) -> int:
+        """Return the tokens that the sequence's first step would compute."""
+        cached = start_point.num_cached_tokens if isinstance(start_point, PrefixHit) else seq.num_tokens - 1
+        missing = seq.num_tokens - cached
+        return max(1, min(missing, self.long_prefill_token_threshold or missing))
 
     def _shortage(self, seq: Sequence, start_point: PrefixHit | Sequence) -> int:
         # A block of each group is reserved for each running sequence; otherwise the new one would be preempted next.

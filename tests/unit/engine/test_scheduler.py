@@ -21,6 +21,34 @@ def test_a_budget_is_shared_in_chunks_with_a_limit_for_long_prompts() -> None:
     assert [list(step.values()) for step in runner.steps] == [[400, 400, 224], [400, 400, 224], [1, 1, 352]]
 
 
+def test_the_prompts_that_start_in_a_step_are_limited() -> None:
+    engine, runner = fake_engine(
+        400, max_num_batched_tokens=512, long_prefill_token_threshold=256, max_starting_tokens=256
+    )
+    for mark, length in enumerate((100, 100, 100, 300, 40, 256)):
+        engine.add_request(request(str(mark), distinct(length, 10 + mark), arrival=mark / 10, max_tokens=20))
+    for _ in range(6):
+        engine.step()
+    starts = [[(name, count) for name, count in step.items() if count > 1] for step in runner.steps]
+    assert starts == [
+        [("0", 100), ("1", 100)],
+        [("2", 100), ("4", 40)],  # the shorter one goes first
+        [("3", 256)],
+        [("3", 44), ("5", 256)],  # a prompt that continues is not limited
+        [],
+        [],
+    ]
+
+
+def test_a_prompt_that_exceeds_the_limit_of_a_step_starts_alone() -> None:
+    engine, runner = fake_engine(400, max_num_batched_tokens=512, max_starting_tokens=64)
+    for mark in range(2):
+        engine.add_request(request(str(mark), distinct(200, 10 + mark), max_tokens=20))
+    engine.step()
+    engine.step()
+    assert [list(step.values()) for step in runner.steps] == [[200], [1, 200]]
+
+
 def test_decodes_continue_while_a_long_prompt_is_computed() -> None:
     engine, runner = fake_engine(200, max_num_batched_tokens=64)
     engine.add_request(request("long", distinct(60, 1), max_tokens=30))

@@ -8,7 +8,14 @@ from typing import get_args
 import pytest
 
 from inference_worker.contract import env
-from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile, ModelError, ProfileName
+from inference_worker.contract.config import (
+    CPU_PROFILES,
+    PROFILES,
+    EngineConfig,
+    EngineProfile,
+    ModelError,
+    ProfileName,
+)
 from inference_worker.contract.output_formats import REASONING_FORMATS, TOOL_FORMATS
 from inference_worker.contract.settings import ModelSpec, WorkerSettings, format_models, parse_models
 from inference_worker.worker.worker import find_draft_model, step_limits, worker_name
@@ -20,14 +27,20 @@ def settings(**values: object) -> WorkerSettings:
 
 
 def test_the_default_profile_is_balanced() -> None:
-    assert step_limits(settings()) == PROFILES["balanced"]
-    assert step_limits(settings(engine_profile="latency")) == PROFILES["latency"]
+    assert step_limits(settings(), "cuda") == PROFILES["balanced"]
+    assert step_limits(settings(engine_profile="latency"), "cuda") == PROFILES["latency"]
+
+
+def test_fewer_prompts_start_in_a_balanced_step_on_the_cpu() -> None:
+    assert step_limits(settings(), "cpu") == CPU_PROFILES["balanced"]
+    assert CPU_PROFILES["balanced"].max_starting_tokens == 256
+    assert step_limits(settings(engine_profile="throughput"), "cpu") == PROFILES["throughput"]
 
 
 def test_every_profile_can_be_set_and_configures_an_engine() -> None:
     assert tuple(PROFILES) == get_args(ProfileName)
     for name, profile in PROFILES.items():
-        assert step_limits(settings(engine_profile=name)) == profile
+        assert step_limits(settings(engine_profile=name), "cuda") == profile
         EngineConfig(
             Path(),
             max_num_seqs=profile.max_num_seqs,
@@ -46,20 +59,23 @@ def test_profiles_are_ordered_by_step_length() -> None:
 
 def test_one_set_limit_keeps_the_profiles_other_limits() -> None:
     latency = PROFILES["latency"]
-    found = step_limits(settings(engine_profile="latency", long_prefill_token_threshold=17))
+    found = step_limits(settings(engine_profile="latency", long_prefill_token_threshold=17), "cuda")
     assert found == EngineProfile(latency.max_num_batched_tokens, 17, latency.max_num_seqs)
 
 
 def test_the_batch_size_and_the_step_size_adjust_each_other() -> None:
-    assert step_limits(settings(max_num_seqs=4000)).max_num_batched_tokens == 4000
-    assert step_limits(settings(max_num_batched_tokens=8)).max_num_seqs == 8
-    assert step_limits(settings(max_num_seqs=2)).max_num_batched_tokens == PROFILES["balanced"].max_num_batched_tokens
-    both = step_limits(settings(max_num_seqs=10, max_num_batched_tokens=20, long_prefill_token_threshold=5))
+    assert step_limits(settings(max_num_seqs=4000), "cuda").max_num_batched_tokens == 4000
+    assert step_limits(settings(max_num_batched_tokens=8), "cuda").max_num_seqs == 8
+    assert (
+        step_limits(settings(max_num_seqs=2), "cuda").max_num_batched_tokens
+        == PROFILES["balanced"].max_num_batched_tokens
+    )
+    both = step_limits(settings(max_num_seqs=10, max_num_batched_tokens=20, long_prefill_token_threshold=5), "cuda")
     assert both == EngineProfile(max_num_batched_tokens=20, long_prefill_token_threshold=5, max_num_seqs=10)
     with pytest.raises(
         SystemExit, match=r"MILLRACE_MAX_NUM_BATCHED_TOKENS \(8\) must be at least MILLRACE_MAX_NUM_SEQS \(10\)"
     ):
-        step_limits(settings(max_num_seqs=10, max_num_batched_tokens=8))
+        step_limits(settings(max_num_seqs=10, max_num_batched_tokens=8), "cuda")
 
 
 def test_a_models_context_can_be_lowered() -> None:
