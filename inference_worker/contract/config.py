@@ -179,7 +179,7 @@ class EngineConfig:
     threads: int = 0  # compute threads on the CPU; 0: one for each core of the process
     max_model_len: int | None = None  # tokens; lowers the model's limit
     long_prefill_token_threshold: int = 0  # maximum tokens of one prompt in a step; 0: no limit
-    max_starting_tokens: int = 0  # of prompts that start in a step after the first one; 0: no limit
+    max_starting_tokens: int = 0  # maximum tokens of the prompts that start in a step beside few others; 0: no limit
     max_long_partial_prefills: int = 0  # maximum concurrent prefills of longer prompts; 0: no limit
     locality_tokens: int = 0  # by which a tenant may be ahead if its next prompt is cached (scheduling/waiting.py)
     num_blocks: int | None = None  # usable KV blocks; None: as many as fit into kv_cache_memory

@@ -30,6 +30,8 @@ from inference_worker.engine.speculation.speculator import DraftLimit, Speculato
 # before and after each of them the three interactive lines of one tenant may be skipped.
 _MAX_HEADS = MAX_CLAIMS + 3 * (MAX_CLAIMS + 1)
 
+FEW_SEQUENCES = 16  # running and waiting; with more, throughput matters more than the first tokens of the next prompts
+
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
@@ -79,8 +81,8 @@ class Scheduler:
         cache: the KV cache.
         max_num_seqs: maximum sequences in a step.
         max_num_batched_tokens: maximum tokens in a step.
-        max_starting_tokens: maximum tokens of the prompts that start in a step. The first one may exceed it. 0: no
-            limit.
+        max_starting_tokens: maximum tokens of the prompts that start in a step, while few sequences run or wait. The
+            first prompt may exceed it. 0: no limit.
         long_prefill_token_threshold: maximum tokens of one prompt in a step; 0: no limit.
         max_long_partial_prefills: maximum concurrent prefills of longer prompts; 0: no limit.
         locality_tokens: the advantage in a tenant's counter that cached tokens can outweigh.
@@ -340,7 +342,8 @@ class Scheduler:
     def _admit(self, batch: bool, budget: int, now: float, output: SchedulerOutput) -> tuple[int, bool]:
         """Start waiting sequences. Return the number of scheduled tokens, and whether capacity ran out."""
         used = 0
-        limit = self.max_starting_tokens or budget
+        is_limited = self.max_starting_tokens and len(self.running) + len(self.waiting) <= FEW_SEQUENCES
+        limit = self.max_starting_tokens if is_limited else budget
         candidates = self.waiting.candidates(now, batch)
         room_for_long = self._room_for_long()
         while used < min(budget, limit) and len(self.running) < self.max_num_seqs:

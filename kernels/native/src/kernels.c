@@ -907,13 +907,14 @@ INLINE float dot(const bf16 *x, const bf16 *y, int64_t count)
     return sum(sums);
 }
 
+/* Compute the logits of these outputs. */
 static void compute_logits(const struct rescoring *r, const bf16 *x, const int64_t *indexes, int64_t count, float *logits)
 {
     for (int64_t i = 0; i < count; i++)
         logits[indexes[i]] = dot(x, r->weight + indexes[i] * r->inputs, r->inputs);
 }
 
-/* Compute the logits that are at most one standard deviation below the row's maximum. If one is NaN, none is computed. */
+/* Compute the logits that are at most 1.5 standard deviations below the row's maximum. If one is NaN, none is computed. */
 static void rescore_part(const void *data, int64_t row)
 {
     enum { BLOCK = 8 * LANES, FOUND = 16 };

@@ -7,7 +7,7 @@ import pytest
 from inference_worker.contract.request import RequestRejected, TokenCounts
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
-from inference_worker.engine.scheduling.scheduler import Scheduler, SchedulerOutput
+from inference_worker.engine.scheduling.scheduler import FEW_SEQUENCES, Scheduler, SchedulerOutput
 from inference_worker.engine.scheduling.sequence import Sequence, SequenceStatus
 from tests.support.engine.fakes import distinct, fake_engine, request, run, tokens_of
 
@@ -47,6 +47,15 @@ def test_a_prompt_that_exceeds_the_limit_of_a_step_starts_alone() -> None:
     engine.step()
     engine.step()
     assert [list(step.values()) for step in runner.steps] == [[200], [1, 200]]
+
+
+def test_the_prompts_that_start_in_a_step_are_not_limited_under_load() -> None:
+    engine, runner = fake_engine(400, max_num_batched_tokens=512, max_starting_tokens=64)
+    for mark in range(FEW_SEQUENCES + 1):
+        engine.add_request(request(str(mark), distinct(40, 10 + mark), max_tokens=20))
+    for _ in range(3):
+        engine.step()
+    assert [len(step) for step in runner.steps] == [13, 17, 17]
 
 
 def test_decodes_continue_while_a_long_prompt_is_computed() -> None:
