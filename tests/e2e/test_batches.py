@@ -94,7 +94,7 @@ def test_an_invalid_file_fails_the_batch_with_an_error_per_line(stack: Stack) ->
 
 def test_a_cancelled_batch_has_a_result_for_every_line(stack: Stack) -> None:
     client = stack.client()
-    lines = [line(f"n{n}", max_tokens=30, ignore_eos=True) for n in range(200)]  # more than run concurrently
+    lines = [line(f"n{n}", max_tokens=30, ignore_eos=True) for n in range(1000)]  # more than end before it is canceled
     batch = client.batches.create(
         input_file_id=upload(client, lines), endpoint="/v1/chat/completions", completion_window="24h"
     )
@@ -105,7 +105,7 @@ def test_a_cancelled_batch_has_a_result_for_every_line(stack: Stack) -> None:
     assert batch.status == "cancelled"
     answered, failed = results(client, batch.output_file_id), results(client, batch.error_file_id)
     assert not set(answered) & set(failed)
-    assert set(answered) | set(failed) == {f"n{n}" for n in range(200)}
+    assert set(answered) | set(failed) == {f"n{n}" for n in range(1000)}
     assert {each["error"]["code"] for each in failed.values()} == {"batch_cancelled"}
     assert batch.request_counts.completed == len(answered)
     with pytest.raises(openai.NotFoundError):

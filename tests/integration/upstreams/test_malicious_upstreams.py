@@ -142,25 +142,25 @@ async def endless_interim_responses() -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize(
-    ("script", "engine", "most"),
+    ("script", "engine"),
     [
-        (endless_text, OPENAI, 16 * 2**20),
-        (endless_signatures, ANTHROPIC, 16 * 2**20),
-        (endless_calls, ANTHROPIC, 16 * 2**20),
-        (giant_line, OPENAI, 16 * 2**20),
-        (giant_header, OPENAI, 16 * 2**20),
-        (endless_interim_responses, OPENAI, 16 * 2**20),
+        (endless_text, OPENAI),
+        (endless_signatures, ANTHROPIC),
+        (endless_calls, ANTHROPIC),
+        (giant_line, OPENAI),
+        (giant_header, OPENAI),
+        (endless_interim_responses, OPENAI),
     ],
 )
 def test_endless_responses_are_cut(
-    attack: Callable[..., tuple[RawServer, Harness]], script: Script, engine: Any, most: int
+    attack: Callable[..., tuple[RawServer, Harness]], script: Script, engine: Any
 ) -> None:
     server, harness = attack(script, engine)
     error = harness.run(seconds=30)[-1]
     assert isinstance(error, RequestError)
     assert error.code == "upstream_error"
     assert error.usage.prompt + error.usage.output < 2**20
-    assert server.sent < most
+    assert server.sent < 64 * 2**20  # the system's buffers of a connection can have 36 MiB
 
 
 async def bomb() -> AsyncIterator[bytes]:
