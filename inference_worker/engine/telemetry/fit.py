@@ -29,7 +29,7 @@ from inference_worker.models.inspection import CheckpointReport
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Bytes of a number in the layers' matrices, with the scales and zero points of its group.
 QUANTIZED_BYTES = {"int8": 1 + 2 / 32, "int4": 0.5 + 8 / 32, "int4-g64": 0.5 + 8 / 64, "int4-g128": 0.5 + 8 / 128}
-HEAD_BYTES = 1 + 2 / 64
+HEAD_BYTES = 1 + 2 / 64  # of a number in a head in 8 bits, with the scale of its group
 PROMPT_TOKENS = 1024  # of the prompt whose rate is estimated
 
 

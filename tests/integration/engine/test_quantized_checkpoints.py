@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from inference_worker.contract.config import ModelConfig, ModelError, QuantizationName
-from inference_worker.engine.architectures import load_model
+from inference_worker.engine.architectures import load_model, smoothing
 from inference_worker.engine.architectures.layers import Fp8Linear, Int8Linear, Layers, NativeLinear, RMSNorm
 from inference_worker.engine.quantization import linear_weights
 from inference_worker.engine.quantization.linear_weights import LinearWeights
@@ -272,6 +272,26 @@ def test_smoothing_lowers_the_error_of_channels_of_different_sizes(
     position = len(PROMPT)
     errors = [float((logits[position] - want[position]).norm()) for logits in (smoothed, rounded)]
     assert 0 < 2 * errors[0] < errors[1]
+
+
+def test_smoothing_lowers_the_error_of_inner_channels_of_different_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = FamilyModel(CASES["llama"], tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name, tensor in tensors.items():
+        if ".up_proj.weight" in name:
+            tensor[::16] *= 1000
+        elif ".down_proj.weight" in name:
+            tensor[:, ::16] /= 1000
+    save_file(tensors, tmp_path / "model.safetensors")
+    want = generate_from(model, tmp_path, quantization="none").logits
+    smoothed = generate_from(model, tmp_path, quantization="int8").logits
+    monkeypatch.setattr(smoothing, "_INNER_EXPONENT", 0.0)
+    others = generate_from(model, tmp_path, quantization="int8").logits
+    position = len(PROMPT)
+    errors = [float((logits[position] - want[position]).norm()) for logits in (smoothed, others)]
+    assert 0 < 1.5 * errors[0] < errors[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
