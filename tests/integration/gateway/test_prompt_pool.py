@@ -118,6 +118,24 @@ async def test_a_process_that_dies_idle_fails_no_request(pool: PromptPool) -> No
     assert await tokens(pool) > 1
 
 
+async def test_an_unexpected_error_does_not_reduce_the_number_of_processes(
+    pool: PromptPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await tokens(pool) > 1
+    first, close = await process_of(pool), prompt_pool._close
+
+    async def fail(process: asyncio.subprocess.Process) -> None:
+        await close(process)
+        raise RuntimeError("unexpected")
+
+    monkeypatch.setattr(prompt_pool, "_close", fail)
+    os.kill(first, signal.SIGKILL)
+    second = await process_of(pool, other_than=first)
+    assert await tokens(pool) > 1
+    os.kill(second, signal.SIGKILL)
+    assert await process_of(pool, other_than=second) not in (first, second)
+
+
 async def test_a_process_that_has_grown_is_replaced(pool: PromptPool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await tokens(pool) > 1
     first = await process_of(pool)

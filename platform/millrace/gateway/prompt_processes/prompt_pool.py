@@ -107,6 +107,7 @@ class PromptPool:
         pause = 0.0
         while True:
             await asyncio.sleep(pause)
+            pause = min(MAX_PAUSE_SECONDS, pause * 2 or 0.1)
             replaced = self._replaced
             try:
                 async with _Process.running(self._files, self.pids) as process:
@@ -115,7 +116,8 @@ class PromptPool:
                         await self._serve(process, replaced)
             except (BrokenProcess, OSError) as exc:
                 log.warning("prompt_process_failed", error=str(exc))
-                pause = min(MAX_PAUSE_SECONDS, pause * 2 or 0.1)
+            except Exception:  # the pool must keep its number of processes
+                log.exception("prompt_process_failed")
 
     @contextlib.contextmanager
     def _counted(self, replaced: asyncio.Event) -> Iterator[None]:
@@ -252,7 +254,9 @@ async def _close(process: asyncio.subprocess.Process) -> None:
 
     Open pipes keep the process's transport open after its end.
     """
-    await process.communicate(b"")
+    if process.stdin is not None:
+        process.stdin.close()
+    await process.communicate()  # without input: uvloop raises RuntimeError for a write to a closed pipe
     if process.stdin is not None:
         with contextlib.suppress(OSError):  # the process ended before it had received everything
             await process.stdin.wait_closed()
