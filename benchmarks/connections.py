@@ -3,9 +3,8 @@
     python -m benchmarks.connections [--quick]
 
 Two servers run the same application, which responds immediately. Requests use keep-alive connections and alternate
-between
-the servers. The output is the medians of requests per second and of the server's CPU time per request. The CPU time is
-comparable on a busy machine too.
+between the servers. The output is the medians of requests per second and of the server's CPU time per request. The CPU
+time is comparable on a busy machine too.
 """
 
 from __future__ import annotations

@@ -3,11 +3,9 @@
     python -m benchmarks.embeddings [--threads 1] [--rounds 5]
 
 The texts are those of `tests/data/embeddings`, 6 to 251 tokens each. transformers gets batches of 32, padded to the
-longest
-text, in the texts' order and sorted by length (as in sentence-transformers). The engine gets all texts in one request,
-and
-as requests of one text each, in steps of the worker's profile. The minimum time of the rounds counts. With --quick the
-engine embeds a few texts, and transformers is not required.
+longest text, in the texts' order and sorted by length (as in sentence-transformers). The engine gets all texts in one
+request, and as requests of one text each, in steps of the worker's profile. The minimum time of the rounds counts. With
+--quick the engine embeds a few texts, and transformers is not required.
 """
 
 from __future__ import annotations

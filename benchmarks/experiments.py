@@ -10,10 +10,10 @@ have the same arm.
   trace (tests/data/traces, 2023), because the traces contain no latencies and prefill time grows with the prompt.
 - Inter-token latency: lognormal, deviation 0.3. Cost: lognormal, deviation 1.2. Success: 95 %.
 
-`false` is without a difference, with one request per unit and with 5, of which half of the variance is between
-units. Each guardrail allows no harm at all, so every proven harm is a false stop. `harm` has a TTFT that is longer by
-20 % in the second arm, with a guardrail of 0 % and of 10 %. The exit status is 1 if more than 5 % of the runs stop
-without a difference, or if fewer than 95 % stop with a harm.
+`false` is without a difference, with one request per unit and with 5, of which half of the variance is between units.
+Each guardrail allows no harm at all, so every proven harm is a false stop. `harm` has a TTFT that is longer by 20 % in
+the second arm, with a guardrail of 0 % and of 10 %. The exit status is 1 if more than 5 % of the runs stop without a
+difference, or if fewer than 95 % stop with a harm.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 `python -m benchmarks.invoices`.
 
 It starts a separate PostgreSQL (with fsync, as in production) in a temporary directory and fills a month with priced
-usage
-events. Then it invoices every tenant (close, draft, finalize with PDF and ledger), recomputes each invoice from the
-events,
-sums the events by hour, archives the events to files and restores them. It prints one table.
+usage events. Then it invoices every tenant (close, draft, finalize with PDF and ledger), recomputes each invoice from
+the events, sums the events by hour, archives the events to files and restores them. It prints one table.
 """
 
 from __future__ import annotations

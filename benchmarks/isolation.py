@@ -3,12 +3,10 @@
     python -m benchmarks.isolation
 
 There is one gateway, and a worker whose engine computes nothing, so the gateway is measured. A tenant reads streams
-with a
-fixed pace. Another tenant sends expensive bodies on 16 connections from another process, one body type after the other.
-Before each type the streams are measured without this load. The exit status is 1 if a limit is exceeded: the 99th
-percentile of the gaps in a stream may increase by 50 ms, and the memory of the gateway and its prompt processes by 150
-MB,
-of which at most 50 MB may remain after a minute.
+with a fixed pace. Another tenant sends expensive bodies on 16 connections from another process, one body type after the
+other. Before each type the streams are measured without this load. The exit status is 1 if a limit is exceeded: the
+99th percentile of the gaps in a stream may increase by 50 ms, and the memory of the gateway and its prompt processes by
+150 MB, of which at most 50 MB may remain after a minute.
 """
 
 from __future__ import annotations
@@ -240,8 +238,7 @@ async def streams(
     url: str, request: bytes, count: int, seconds: float, look: Callable[[], None] = lambda: None
 ) -> list[float]:
     """Read streams to their ends and return the gaps between tokens in milliseconds. For a stream that fails or does
-    not end in
-    time, the last gap lasts until then."""
+    not end in time, the last gap lasts until then."""
     gaps: list[float] = []
 
     async def read() -> None:

@@ -5,11 +5,9 @@
 
 One engine at a time runs in this process, without a platform. `--streams` streams decode, and each starts a new short
 prompt when its output is complete. Meanwhile `--senders` clients send prompts of 512 tokens (--long-prompt), each the
-next
-one when its output of 16 to 48 tokens is complete. No two prompts share a prefix. TTFT is that of the long prompts, ITL
-that of the streams, tokens/s that of all. The profiles are measured in turn in each round, and the results are medians
-over
-the rounds.
+next one when its output of 16 to 48 tokens is complete. No two prompts share a prefix. TTFT is that of the long
+prompts, ITL that of the streams, tokens/s that of all. The profiles are measured in turn in each round, and the results
+are medians over the rounds.
 """
 
 from __future__ import annotations

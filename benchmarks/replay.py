@@ -14,8 +14,7 @@ tenants   the cost of sharing the engine: the Azure requests as those of one ten
 overhead  microseconds of the engine's Python code per sequence of a step, and per step, by batch size
 
 Counts of tokens, blocks and preemptions depend only on the code. Microseconds depend on the machine: compare them
-within
-one run only.
+within one run only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What budgets cost an admission, in CPU time of the gateway: `python -m benchmarks.reservations`.
 
-One gateway's budget admission on its own PostgreSQL and Valkey. The same requests are admitted without any
-budget and with three (a day's, a month's, a lifetime's); leases are leased as they are spent. Then, with four gateways
-that hold leases, how long a request waits that needs all they hold.
+One gateway's budget admission on its own PostgreSQL and Valkey. The same requests are admitted without any budget and
+with three (a day's, a month's, a lifetime's); leases are leased as they are spent. Then, with four gateways that hold
+leases, how long a request waits that needs all they hold.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs every benchmark with `--quick`: `python -m benchmarks.run_quick`. Fails if one fails.
 
 A benchmark is a module of this directory that can be run (`if __name__ == "__main__":`). New benchmarks are found
-automatically. A quick run only shows that the benchmarks work; its results are meaningless. Therefore
-two run at a time.
+automatically. A quick run only shows that the benchmarks work; its results are meaningless. Therefore two run at a
+time.
 """
 
 from __future__ import annotations

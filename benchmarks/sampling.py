@@ -3,9 +3,8 @@
     python -m benchmarks.sampling
 
 It uses one thread and bfloat16 logits of a vocabulary of 49,152 with a distribution like a language model's: a few
-tokens
-have most of the probability, except in "flat". "long" has prompts of 8,192 random tokens, the others of 512, and all
-outputs have 128 tokens so far. The parameters are measured in turn, and the minimum of the rounds counts.
+tokens have most of the probability, except in "flat". "long" has prompts of 8,192 random tokens, the others of 512, and
+all outputs have 128 tokens so far. The parameters are measured in turn, and the minimum of the rounds counts.
 """
 
 from __future__ import annotations

@@ -4,11 +4,9 @@
     python -m benchmarks.serve millrace=http://127.0.0.1:8000/v1 other=http://127.0.0.1:8100/v1 smollm2-135m
 
 For each number of streams and each server, that many clients each send the next request when the previous one has
-ended.
-Several servers are measured in turn in each round, so that changes of the machine's speed affect them equally. The
-results
-are medians over the rounds; the last column is the first server's rate divided by this one's. The exit status is 1 if a
-request failed. --quick without a server starts one that responds immediately.
+ended. Several servers are measured in turn in each round, so that changes of the machine's speed affect them equally.
+The results are medians over the rounds; the last column is the first server's rate divided by this one's. The exit
+status is 1 if a request failed. --quick without a server starts one that responds immediately.
 
 Prompts are random common words, different for each request, so that prefix caches have no effect, unless
 --shared-prefix

@@ -10,9 +10,9 @@ one without, have the same requests and take turns step by step, so that a distu
 Every output is compared with that of the other engine; a difference is an error.
 
 `speedup` is the ratio of the wall-clock times, `decode_speedup` that of the times after every request's first token,
-because drafts do not shorten the prompts, and `cpu_speedup` the ratio of the process's CPU times, which depends
-less on other processes. With --equality N, the first N chat prompts are generated greedily with 48 tokens each on a
-small KV cache, with chunked prompts, prefix hits and preemptions, and only the outputs are compared.
+because drafts do not shorten the prompts, and `cpu_speedup` the ratio of the process's CPU times, which depends less on
+other processes. With --equality N, the first N chat prompts are generated greedily with 48 tokens each on a small KV
+cache, with chunked prompts, prefix hits and preemptions, and only the outputs are compared.
 """
 
 from __future__ import annotations

@@ -3,11 +3,9 @@
     python -m benchmarks.structured
 
 Two engines with the embedded model alternate step by step, so that other load on the machine affects both. Steps are
-timed
-in CPU time, or in wall time with a CUDA device. No output ends before the last step. "own" is the time of the engine's
-thread in masks and grammars, which is less affected by noise, and "share" is its share of the fastest unconstrained
-step.
-The mean and the minimum of the steps are printed.
+timed in CPU time, or in wall time with a CUDA device. No output ends before the last step. "own" is the time of the
+engine's thread in masks and grammars, which is less affected by noise, and "share" is its share of the fastest
+unconstrained step. The mean and the minimum of the steps are printed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Attention over a paged KV cache on the CPU, as large batched products of plain PyTorch.
 
 Pages are [2 × num_kv_heads × num_blocks, block_size × head_dim]: the keys of all heads, then the values of all heads.
-So
-one gather returns a batch of sequences as [2 × heads × batch, tokens, head_dim], for one product over all of them.
+So one gather returns a batch of sequences as [2 × heads × batch, tokens, head_dim], for one product over all of them.
 """
 
 from __future__ import annotations

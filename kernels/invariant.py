@@ -7,8 +7,7 @@ operations are not, and each has a rule here:
 - Matrix products and norms choose their kernel, and so the order of their sums, by shape. They are called with only one
   shape (`in_tiles`, and the batches of `attend`).
 - exp and similar functions round differently in a vector loop and in the scalar loop for the remainder. There is never
-  a
-  remainder (`apply_elementwise`).
+  a remainder (`apply_elementwise`).
 - Sums over keys are trees of additions (`add_up`), over keys that are split from position 0 on.
 """
 
@@ -209,8 +208,7 @@ def attend(
     Args:
         query: [num_tokens, num_heads, head_dim].
         pages: one layer's cache, [2 × num_kv_heads × num_blocks, block_size × head_dim], as in `kernels.cpu`. It
-            contains
-            the new tokens' keys and values, and only finite numbers.
+            contains the new tokens' keys and values, and only finite numbers.
         plan: from `plan`.
         soft_cap: c, if above 0: scores become c · tanh(score / c).
 
@@ -242,8 +240,8 @@ def _attend_batch(
     """Write the attention of queries [_BATCH_TILES × kv_heads, rows, head_dim] to `out`, which has the same shape.
 
     Splits are processed in order from position 0, with a running maximum. A tile is within one split, so all its
-    queries use
-    the same splits. A query may see no key of its first splits: their sums are exactly 0, with a maximum of −inf.
+    queries use the same splits. A query may see no key of its first splits: their sums are exactly 0, with a maximum of
+    −inf.
     """
     kv_heads, keys = shape.num_kv_heads, split_keys(shape.block_size)
     top = queries.new_full((*queries.shape[:2], 1), float("-inf"))

@@ -1,8 +1,7 @@
 """Chat templates: Jinja that comes with a model's files, rendered in a sandbox with limits of time and memory.
 
 Templates are rendered as transformers renders them, with the same options, globals and filters. So the tokens of a
-prompt
-are the ones that the model was trained on.
+prompt are the ones that the model was trained on.
 """
 
 from __future__ import annotations

@@ -63,8 +63,7 @@ def report_last_exit(broker_url: str, directory: Path) -> None:
     seconds.
 
     Nothing is reported while a process has the journal's lock. The stored id is then that of a running worker, and the
-    process
-    that exited did not get the lock.
+    process that exited did not get the lock.
     """
     replica_id = _stored_replica(directory)
     if replica_id is None or not is_free(directory, wait_seconds=LOCK_SECONDS):

@@ -1,15 +1,12 @@
 """The worker's journal: the final counts of each execution are on disk before its end is sent.
 
 A journal is a directory of segments. Each segment is created with its full size, and one more is kept in reserve, so
-that
-the final counts of running executions fit even if the disk is full. Zeros follow a segment's last record.
+that the final counts of running executions fit even if the disk is full. Zeros follow a segment's last record.
 
 A record is a usage event (`U`), a note that the broker has an event (`C`, with the event's key), or a note that an
-event
-must not be settled (`D`). A segment is deleted when the settler has acknowledged all its events. The remaining segments
-are
-replayed when a worker starts. An incomplete last record, from a power failure, is dropped, because its end was not
-sent.
+event must not be settled (`D`). A segment is deleted when the settler has acknowledged all its events. The remaining
+segments are replayed when a worker starts. An incomplete last record, from a power failure, is dropped, because its end
+was not sent.
 """
 
 from __future__ import annotations

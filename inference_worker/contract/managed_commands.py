@@ -7,8 +7,8 @@ A template has shell words. The first words may set environment variables, and t
 A placeholder is replaced within its word, so a value never becomes several words. The command line is visible to all
 users of a machine, so `{api_key}` may only be in an environment variable.
 
-A client of Valkey could otherwise make workers run programs. So the platform signs each managed deployment
-with MILLRACE_WORKER_SECRET, and a worker starts only programs of MILLRACE_MANAGED_PROGRAMS.
+A client of Valkey could otherwise make workers run programs. So the platform signs each managed deployment with
+MILLRACE_WORKER_SECRET, and a worker starts only programs of MILLRACE_MANAGED_PROGRAMS.
 """
 
 from __future__ import annotations

@@ -271,8 +271,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag="a"):
 
 class End(msgspec.Struct, frozen=True, array_like=True, tag="e"):
     """The last event of a completed request, or of its last output sequence. It contains the usage that is reported to
-    the
-    client and billed."""
+    the client and billed."""
 
     request_id: str
     attempt: int

@@ -216,8 +216,7 @@ class RequestOutput:
     """The result of one step for one output sequence of a request.
 
     `text` contains only the new text. Text that may be the start of a stop string or half a character is withheld. So a
-    step
-    may return a token without text.
+    step may return a token without text.
     """
 
     request_id: str

@@ -63,8 +63,7 @@ class LLMEngine:
         config: the engine's configuration.
         runner: computes the steps; built from `config` if not given.
         model_config, tokenizer: read from `config.model_dir` if not given. With a given runner and no tokenizer,
-            outputs
-            have tokens and no text.
+            outputs have tokens and no text.
         clock: seconds, as in the requests' `arrival`.
         timer: seconds, for durations of a step's parts.
         drafters: sources of drafts; forced tokens and prompt lookup if not given.

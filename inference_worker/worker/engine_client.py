@@ -1,8 +1,7 @@
 """The interface between the Celery worker and an engine: `EngineClient`, and its implementation with a resident engine.
 
 An engine is not thread-safe, and this module runs it in one thread. Submissions and cancellations go through an inbox
-that
-is read before each step. A step's outputs are passed to one callback.
+that is read before each step. A step's outputs are passed to one callback.
 """
 
 from __future__ import annotations

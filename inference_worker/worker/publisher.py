@@ -269,8 +269,7 @@ class Publisher:
 
     def _write(self, round_: _OutputBatch) -> None:
         """Write the round to the broker. After a lost connection it is written again: clients skip events by `seq`, and
-        the scripts
-        skip ended executions."""
+        the scripts skip ended executions."""
         pipe = self._broker.pipeline(transaction=False)
         for gateway_id, events in round_.by_gateway.items():
             batch: Fields = {"e": encode(events)}
@@ -440,8 +439,7 @@ class Publisher:
 
     def _restarted(self) -> bool:
         """Return whether the broker's process has changed since the last call. The client reconnects silently, so this
-        may be the
-        only sign of a crash that lost the last second of writes."""
+        may be the only sign of a crash that lost the last second of writes."""
         known, self._run_id = self._run_id, str(self._broker.info("server")["run_id"])
         return known is not None and known != self._run_id
 

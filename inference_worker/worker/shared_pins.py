@@ -2,11 +2,9 @@
 restarts.
 
 `millrace:pins:<tenant>` is a sorted set of block hashes. The hashes depend on a salt of tenant and model, so they are
-the
-same on every replica of a model and differ between tenants. A score is the pin's expiry in milliseconds of the broker's
-clock, times two, plus one for a pin of an hour. Pins are added with the execution's first tokens, before the end that
-bills
-them. If an execution fails, its pins are removed (claims.FAIL).
+the same on every replica of a model and differ between tenants. A score is the pin's expiry in milliseconds of the
+broker's clock, times two, plus one for a pin of an hour. Pins are added with the execution's first tokens, before the
+end that bills them. If an execution fails, its pins are removed (claims.FAIL).
 """
 
 from __future__ import annotations
@@ -90,8 +88,7 @@ class SharedPins:
 
     def look_up(self, job: InferenceJob) -> PinnedPrefixes:
         """Return the tenant's pins of the job's prompt, in one round trip. While the broker is unavailable, none are
-        known, and the
-        prompt is billed as computed."""
+        known, and the prompt is billed as computed."""
         if job.input_lengths:
             return PinnedPrefixes()  # embeddings have no cache
         hashes = _hashes(job, self._block_size)

@@ -151,8 +151,7 @@ class DecodePlan:
     """The split of each sequence's keys. It is part of a CUDA graph's key.
 
     `num_splits`: programs per sequence and KV head. `split_tokens`: keys per split, counted from position 0, so that a
-    row's
-    result does not depend on the others (batch-invariant); 0 divides each sequence evenly into `num_splits`.
+    row's result does not depend on the others (batch-invariant); 0 divides each sequence evenly into `num_splits`.
     """
 
     num_splits: int

@@ -1,8 +1,7 @@
 """Prefill attention: causal attention of prompt chunks over a paged prefix, several sequences in one launch.
 
 The cache contains the chunk's keys, so every key is read through the block table. The query heads that share a KV head
-and
-their tokens are one tile, which is efficient for short chunks (draft verification) as well as long ones.
+and their tokens are one tile, which is efficient for short chunks (draft verification) as well as long ones.
 """
 
 from __future__ import annotations

@@ -22,8 +22,7 @@ def tile_blocks(
     """Return the cache block of each key start … start + tile_keys − 1.
 
     Load blocks one tile ahead. Then the loads of keys and values do not wait for another load, and the compiler
-    pipelines them
-    as deep as `num_stages` (with the table's load in the same step, it pipelines only one tile).
+    pipelines them as deep as `num_stages` (with the table's load in the same step, it pipelines only one tile).
     """
     return tl.load(table_ptr + _readable(start, seq_len, tile_keys) // block_size).to(tl.int32)
 

@@ -87,8 +87,8 @@ async def test_worked_example_7_a_hundred_concurrent_requests_to_three_gateways(
 async def test_an_ended_request_releases_budget_before_it_is_settled(
     async_broker: redis.Redis, tenant: Tenant, secret: str, database: str
 ) -> None:
-    """The budget has room for one reservation beside earlier usage. Nothing is settled meanwhile. The
-    requests are sent to two gateways in turn, each after the last byte of the previous one."""
+    """The budget has room for one reservation beside earlier usage. Nothing is settled meanwhile. The requests are sent
+    to two gateways in turn, each after the last byte of the previous one."""
     async with gateway_cluster(async_broker, database, secret, "ab") as inside:
         reservation = await reservation_of_one(inside)
         a, b = inside.gateways.values()

@@ -76,8 +76,7 @@ class BlockPool:
     """All blocks of one KV cache, with ids from 1 to `num_blocks`.
 
     A block that is released by its last user keeps its hash, and can be found by it until it is allocated again. A
-    pinned block
-    is not allocated until it is unpinned.
+    pinned block is not allocated until it is unpinned.
 
     Args:
         num_blocks: blocks that can be allocated.
@@ -203,8 +202,7 @@ class BlockPool:
         """Release a request's blocks, given in the order of its tokens.
 
         The last blocks are evicted first, because they are useless without the blocks before them. Blocks without a
-        hash are
-        allocated next.
+        hash are allocated next.
         """
         for block_id in reversed(block_ids):
             block = self._blocks[block_id]

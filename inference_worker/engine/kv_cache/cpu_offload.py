@@ -1,8 +1,7 @@
 """KV offload: blocks that were evicted from the device, in CPU memory until they are reused or evicted here too.
 
 This module does the accounting and does not import torch. The model runner copies the contents, in the order of the
-step's
-block operations.
+step's block operations.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ class KVOffloadCache:
 
     def put(self, block_hash: bytes) -> int | None:
         """Return a slot for the block's content, if necessary by evicting another block. None if the block is present
-        or no block
-        may be evicted."""
+        or no block may be evicted."""
         if block_hash in self._slots:
             self._slots.move_to_end(block_hash)
             return None

@@ -23,8 +23,7 @@ class BlockOperation(NamedTuple):
     """A copy of a block before a step's forward pass. A step's operations run in the given order.
 
     "save" copies block `source` to CPU slot `target`. "restore" copies slot `source` to block `target`. "copy" copies a
-    block
-    to a block.
+    block to a block.
     """
 
     operation_type: Literal["save", "restore", "copy"]

@@ -1,8 +1,7 @@
 """Changes of a request's logits before sampling: logit_bias, min_tokens and grammar masks.
 
 Only the affected logits are read and written, with one index over the whole batch. A request affects at most thousands
-of
-a vocabulary's hundred thousand logits.
+of a vocabulary's hundred thousand logits.
 """
 
 from __future__ import annotations

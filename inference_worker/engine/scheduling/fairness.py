@@ -19,8 +19,7 @@ class TenantShare:
     """The account of one tenant.
 
     `served` is its virtual counter: served tokens divided by its weight. The tenant with the lowest counter is served
-    next. The
-    counter of an active tenant must not decrease, because the order of tenants depends on that.
+    next. The counter of an active tenant must not decrease, because the order of tenants depends on that.
     """
 
     def __init__(self, name: str) -> None:

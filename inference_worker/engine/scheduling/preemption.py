@@ -1,10 +1,9 @@
 """The choice of running requests to preempt. Does not import torch.
 
 There are two occasions. If a running request lacks a block, `under_pressure` chooses one request to preempt
-immediately.
-If a waiting request is entitled to capacity that others use, `Claims` chooses victims: its class is higher, or its
-tenant
-is under its share while another tenant is over. A request is preempted for fairness at most twice.
+immediately. If a waiting request is entitled to capacity that others use, `Claims` chooses victims: its class is
+higher, or its tenant is under its share while another tenant is over. A request is preempted for fairness at most
+twice.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ MAX_CLAIMS = 16  # claims examined in a step
 
 def under_pressure(candidates: Items[Sequence], tenants: FairShareTable) -> Sequence:
     """Return the request to preempt if blocks run out: of the lowest class, then of the tenant that exceeds its share
-    most, then
-    the newest."""
+    most, then the newest."""
     blocks = _blocks_by_tenant(candidates)
     if len(blocks) > 1:
         total = sum(blocks.values())
@@ -38,8 +36,7 @@ class Claims:
     """The claims of waiting requests to the capacity of running ones, during one step.
 
     Everything that depends only on the running requests is computed once for all claims of the step. `remove` and `add`
-    update
-    it when requests stop or start running.
+    update it when requests stop or start running.
 
     Args:
         running: all running requests.

@@ -1,13 +1,11 @@
 """The choice of tokens to compute in each step. Does not import torch.
 
 There are no phases. A step moves `num_computed_tokens` of each scheduled sequence toward `num_tokens`. A chunk of a
-prompt,
-a decode and a recomputation after a preemption are treated alike, and share a batch.
+prompt, a decode and a recomputation after a preemption are treated alike, and share a batch.
 
 A step is filled in this order: sequences admitted by preemption; running sequences, decodes first; waiting sequences,
-as
-far as there is capacity; the batch class, running and waiting, with the remaining capacity; and finally draft tokens of
-the scheduled sequences.
+as far as there is capacity; the batch class, running and waiting, with the remaining capacity; and finally draft tokens
+of the scheduled sequences.
 """
 
 from __future__ import annotations
@@ -128,8 +126,7 @@ class Scheduler:
         """Choose the next step's batch, allocate its blocks, and advance `num_computed_tokens` of its sequences.
 
         If the step succeeds, the caller calls `complete` for each entry. If it fails, the caller calls `finish`, and
-        the step's
-        blocks are not published.
+        the step's blocks are not published.
         """
         output = SchedulerOutput(expired=self.waiting.expired(now))
         for seq in output.expired:

@@ -1,10 +1,8 @@
 """The waiting requests and their order. Does not import torch.
 
 The order is: class, the tenant's virtual counter, the tenant's priority, shortest expected first, arrival. The
-advantage of
-short requests is bounded: a request is ordered after requests that arrived up to `expected tokens / AGING_TOKENS`
-seconds
-later, so every request is served eventually.
+advantage of short requests is bounded: a request is ordered after requests that arrived up to `expected tokens /
+AGING_TOKENS` seconds later, so every request is served eventually.
 
 Locality: of the lines whose tenants' counters are at most `locality_tokens` above the lowest one, the line whose next
 request has the most cached tokens goes first. So requests of a tenant with a common prefix run while the prefix is
@@ -254,8 +252,7 @@ class Candidates:
     """An iteration over waiting requests, best first.
 
     The request that was returned last may be removed from the queue before the next call of `next`, and counters of
-    tenants may
-    increase. Requests must not be added.
+    tenants may increase. Requests must not be added.
     """
 
     def __init__(self, queue: WaitingQueue, now: float, batch: bool) -> None:

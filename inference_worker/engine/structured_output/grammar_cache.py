@@ -1,8 +1,8 @@
 """A cache of compiled grammars by tenant. Does not import torch.
 
-Tenants do not share entries: whether a grammar is cached depends only on what the tenant itself has used, so that
-no tenant can measure what another one uses. A tenant's share is bounded. When the whole cache is full, the tenant with
-the largest share loses its least recently used entry, so that no tenant can evict the entries of a smaller one.
+Tenants do not share entries: whether a grammar is cached depends only on what the tenant itself has used, so that no
+tenant can measure what another one uses. A tenant's share is bounded. When the whole cache is full, the tenant with the
+largest share loses its least recently used entry, so that no tenant can evict the entries of a smaller one.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@ crash.
 
 The process `python -m inference_worker.engine.structured_output.grammar_sandbox` forks a child for each grammar, with
 limits of time and memory. Only a grammar that compiles there is compiled in the engine's process. Messages are JSON
-with a
-length (4 bytes, little-endian); the first message is the tokenizer's. The process ends when its standard input is
-closed.
+with a length (4 bytes, little-endian); the first message is the tokenizer's. The process ends when its standard input
+is closed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Structured output: compiled grammars, and the state of each output in its grammar. Does not import torch.
 
 A grammar is compiled once per tenant and copied for each output. The allowed next tokens are a mask over the
-vocabulary,
-which is computed while the device runs the forward pass. The grammar library is imported on first use; without it, the
-engine serves all other requests.
+vocabulary, which is computed while the device runs the forward pass. The grammar library is imported on first use;
+without it, the engine serves all other requests.
 """
 
 from __future__ import annotations
@@ -99,8 +98,8 @@ class Grammar:
         return forced
 
     def count_allowed(self, token_ids: Sequence[int]) -> int:
-        """Return how many of the tokens, which follow one another, the grammar allows; 0 while it is too
-        slow for drafts."""
+        """Return how many of the tokens, which follow one another, the grammar allows; 0 while it is too slow for
+        drafts."""
         if self._draft_seconds < 0:
             return 0
         began = time.thread_time()

@@ -2,8 +2,7 @@
 
 The costs are those of the model's mathematics: matrix products with the weights (2 operations per parameter and token),
 attention of each token to its context, weights read once per step, keys and values read once per sequence and written
-once
-per token. Activations and additional work of a backend are not counted, so shares of the peak measure useful work.
+once per token. Activations and additional work of a backend are not counted, so shares of the peak measure useful work.
 """
 
 from __future__ import annotations

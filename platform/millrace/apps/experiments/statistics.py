@@ -4,8 +4,8 @@ An interval here may be read after every request, and an experiment may stop at 
 value is ever outside of its intervals is at most alpha. Sources:
 
 - Intervals of differences: asymptotic confidence sequences, theorem 2.2 of I. Waudby-Smith, D. Arbour, R. Sinha,
-  E. H. Kennedy and A. Ramdas, "Time-uniform central limit theory and asymptotic confidence sequences",
-  arXiv 2103.06476. They need no distribution, only a variance, and hold from a few hundred units on.
+  E. H. Kennedy and A. Ramdas, "Time-uniform central limit theory and asymptotic confidence sequences", arXiv
+  2103.06476. They need no distribution, only a variance, and hold from a few hundred units on.
 - Sample ratio: M. Lindon and A. Malek, "Anytime-valid inference for multinomial count data", arXiv 2011.03567.
 
 Arms are assigned by unit (an end user, a conversation, a key), and requests of one unit are similar. So a unit is one

@@ -82,8 +82,8 @@ def highest_budgets(now: datetime, tenant_id: int | None = None, most: int = 1) 
 def tenants_near_limits(now: datetime) -> dict[int, TenantNearLimit]:
     """Return the active tenants that are near or at a limit. Call inside `all_tenants_scope(…)`.
 
-    A tenant is at a limit if a hard budget is used up, because its requests are rejected. A hard budget rejects
-    what does not fit, so it counts as used up from HARD_IS_FULL_AT percent. A soft budget rejects nothing.
+    A tenant is at a limit if a hard budget is used up, because its requests are rejected. A hard budget rejects what
+    does not fit, so it counts as used up from HARD_IS_FULL_AT percent. A soft budget rejects nothing.
     """
     with connection.cursor() as cursor:
         cursor.execute(_NEAR, {**_limits(now), "active": Tenant.Status.ACTIVE})
