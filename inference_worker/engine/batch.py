@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Entries
 from dataclasses import dataclass, field
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
@@ -80,34 +81,32 @@ class PersistentBatch:
             token_ids += s.drafts
             if s.in_flight:
                 token_ids.append(-1 - row.place)
-        query_lens = np.array([s.num_new_tokens for s in scheduled], dtype=np.int32)
-        starts = np.array([s.start for s in scheduled], dtype=np.int32)
-        query_start_loc = np.zeros(len(scheduled) + 1, dtype=np.int32)
-        np.cumsum(query_lens, out=query_start_loc[1:])
-        seq_lens = starts + query_lens
-        # The position of a token is its sequence's start plus its index among the sequence's new tokens.
-        positions = np.arange(output.num_tokens, dtype=np.int32) + np.repeat(starts - query_start_loc[:-1], query_lens)
-        indexes = np.array([row.index for row in rows])
-        blocks = self._table[..., np.repeat(indexes, query_lens), positions // self._block_size]
-        width = _table_width(-(-int(seq_lens.max()) // self._block_size))
-        samples = np.array([s.samples for s in scheduled])
-        for place, index in enumerate(np.flatnonzero(samples).tolist()):
-            rows[index].place = place
-        sampled = query_start_loc[1:][samples] - 1
-        if any(s.drafts for s in scheduled):
-            counts = [s.num_samples for s in scheduled if s.samples]
-            ranges = [np.arange(last + 1 - count, last + 1) for last, count in zip(sampled, counts, strict=True)]
-            sampled = np.concatenate(ranges).astype(np.int32)
+        query_lens = [s.num_new_tokens for s in scheduled]
+        lengths = [s.start + s.num_new_tokens for s in scheduled]
+        seq_lens = np.array(lengths, dtype=np.int32)
+        indexes = row_of_token = np.array([row.index for row in rows])
+        if output.num_tokens == len(scheduled):  # one token of each sequence
+            query_start_loc = np.arange(len(scheduled) + 1, dtype=np.int32)
+            positions = seq_lens - 1
+        else:
+            counts = np.array(query_lens, dtype=np.int32)
+            query_start_loc = np.zeros(len(scheduled) + 1, dtype=np.int32)
+            np.cumsum(counts, out=query_start_loc[1:])
+            # The last token of a sequence has the position seq_len - 1.
+            positions = np.arange(output.num_tokens, dtype=np.int32) + np.repeat(seq_lens - query_start_loc[1:], counts)
+            row_of_token = np.repeat(indexes, counts)
+        blocks = self._table[..., row_of_token, positions // self._block_size]
+        width = _table_width(-(-max(lengths) // self._block_size))
         return StepInputs(
-            query_lens=query_lens.tolist(),
-            lengths=seq_lens.tolist(),
+            query_lens=query_lens,
+            lengths=lengths,
             token_ids=np.array(token_ids, dtype=np.int32),
             positions=positions,
             slot_mapping=blocks * self._block_size + positions % self._block_size,
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
             block_table=self._table[..., indexes, :width],
-            sampled=sampled,
+            sampled=_place_samples(scheduled, rows, query_start_loc[1:]),
             has_in_flight=any(s.in_flight for s in scheduled),
         )
 
@@ -168,6 +167,21 @@ class PersistentBatch:
             self._tables[group, row.index, first:count] = blocks[first:]
         row.num_blocks, row.last_block = count, last_block
         return row
+
+
+def _place_samples(scheduled: Entries[ScheduledSequence], rows: Entries[_Row], ends: Indexes) -> Indexes:
+    """Return the rows of the tokens whose logits are sampled, and set each row's place among the sampled tokens.
+
+    Args:
+        ends: the index after the last token of each sequence.
+    """
+    samples = [s.samples for s in scheduled]
+    for place, row in enumerate(compress(rows, samples)):
+        row.place = place
+    if any(s.drafts for s in scheduled):
+        ranges = [np.arange(end - s.num_samples, end) for s, end in zip(scheduled, ends, strict=True) if s.samples]
+        return np.concatenate(ranges).astype(np.int32)
+    return ends - 1 if all(samples) else ends[np.array(samples)] - 1
 
 
 def _is_current(seq: Sequence, row: _Row) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal
 
+import numpy as np
 import torch
 
 from kernels.native.library import (
@@ -511,13 +512,14 @@ class AttentionStep:
         cache_dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         query_start_loc, seq_lens, block_table, slot_mapping = sizes = [
-            x.to(torch.int32).contiguous() for x in (query_start_loc, seq_lens, block_table, slot_mapping)
+            x if x.dtype == torch.int32 and x.is_contiguous() else x.to(torch.int32).contiguous()
+            for x in (query_start_loc, seq_lens, block_table, slot_mapping)
         ]
         _require(heads % kv_heads == 0 and head_dim <= MAX_HEAD_DIM and head_dim % UNIT == block_size % UNIT == 0)
         self._library = library
-        rows = query_start_loc.diff() * (heads // kv_heads)
-        parts = torch.zeros_like(query_start_loc)
-        torch.cumsum((rows + (_PART_ROWS - 1)).div_(_PART_ROWS, rounding_mode="floor") * kv_heads, 0, out=parts[1:])
+        starts = query_start_loc.numpy()  # an operation of NumPy takes a fraction of PyTorch's time
+        parts = np.zeros_like(starts)
+        np.cumsum(-(np.diff(starts) * (heads // kv_heads) // -_PART_ROWS) * kv_heads, out=parts[1:])
         self._kept = (*sizes, parts)
         self._shape = (heads, kv_heads, head_dim)
         self.query_width, self.total_width = heads * head_dim, (heads + 2 * kv_heads) * head_dim
@@ -526,7 +528,7 @@ class AttentionStep:
             table=block_table.data_ptr(),
             starts=query_start_loc.data_ptr(),
             lengths=seq_lens.data_ptr(),
-            parts=parts.data_ptr(),
+            parts=parts.ctypes.data,
             sequences=len(seq_lens),
             tokens=len(slot_mapping),
             heads=heads,

@@ -55,7 +55,7 @@ class SampleRow:
 
     @property
     def greedy(self) -> bool:
-        return self.params.temperature < GREEDY_BELOW or self.params.top_k == 1
+        return _is_greedy(self.params)
 
     @property
     def changed(self) -> bool:
@@ -187,6 +187,8 @@ class Sampler:
 
     def _choose(self, logits: torch.Tensor, seqs: Sequence[EngineSequence], positions: Sequence[int]) -> torch.Tensor:
         """Return the token of each row: int64 [len(seqs)]."""
+        if all(map(_is_most_likely, seqs)):
+            return _argmax(logits, self._kernels)
         masks = _allowed_tokens(seqs)
         rows = [
             SampleRow(
@@ -221,6 +223,17 @@ class Sampler:
         if self._penalties is None:
             self._penalties = Penalties(logits.shape[-1], logits.device)
         return self._penalties.row_of(seq, position)
+
+
+def _is_greedy(params: SamplingParams) -> bool:
+    return params.temperature < GREEDY_BELOW or params.top_k == 1
+
+
+def _is_most_likely(seq: EngineSequence) -> bool:
+    """Return whether the next token is the one with the largest logit, without changes of the logits."""
+    params = seq.params
+    is_free = seq.grammar is None and seq.reasoning is None
+    return is_free and _is_greedy(params) and not edits_logits(params) and not has_penalties(params)
 
 
 def _has_state(seq: EngineSequence) -> bool:

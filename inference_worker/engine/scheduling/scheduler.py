@@ -233,6 +233,8 @@ class Scheduler:
 
     def _claimants(self, now: float) -> list[tuple[int, TenantShare, ServiceClass]]:
         """Return the interactive lines that may have a claim: effective class, tenant and own class of each."""
+        if not self.waiting:
+            return []
         lowest = max((seq.rank for seq in self.running), default=-1)
         ranks = [int(rank) for rank in ServiceClass if rank is not ServiceClass.BATCH and rank <= lowest]
         return [(rank, *head) for rank in ranks for head in self.waiting.heads(now, rank, _MAX_HEADS)]

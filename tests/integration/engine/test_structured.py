@@ -404,10 +404,13 @@ def real_engine(model_dir: Path, grammars: GrammarCompiler, **config: Any) -> LL
     return engine
 
 
-def test_the_models_outputs_are_valid(model_dir: Path, tokenizer: Tokenizer, grammars: GrammarCompiler) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_models_outputs_are_valid(
+    model_dir: Path, tokenizer: Tokenizer, grammars: GrammarCompiler, temperature: float
+) -> None:
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": PROMPT}])
     engine = real_engine(model_dir, grammars)
-    accepted, ended = held_to(engine, [PERSON, *made_up(7)], prompt, temperature=0.7, max_tokens=48)
+    accepted, ended = held_to(engine, [PERSON, *made_up(7)], prompt, temperature=temperature, max_tokens=48)
     assert accepted == 8
     assert ended >= 2
 
