@@ -714,27 +714,39 @@ INLINE int64_t tile_bytes(const struct linear *l)
     return l->inputs * COLUMNS * (l->format == BFLOAT16 ? 4 : l->format == INT8 ? 2 : 1) / 2;
 }
 
+/* Return the tile of a part. Threads claim parts in turn, so each one reads consecutive tiles, which the processor itself
+loads ahead. */
+INLINE int64_t tile_of(int64_t part, int64_t tiles, int64_t threads)
+{
+    int64_t thread = part % threads;
+    return thread * (tiles / threads) + smaller(thread, tiles % threads) + part / threads;
+}
+
 /* Return what the thread that computes `part` probably reads next. With few rows the weights are read as fast as the
-memory allows, and loading them ahead would only make one thread slower. */
+memory allows, and loading them ahead would only displace the rest of the program from the second-level cache. */
 INLINE struct ahead find_ahead(const struct linear *l, int64_t part, int format)
 {
-    if (format == BFLOAT16 && l->rows < 4)
+    if (l->rows < (format == INT8 ? 6 : 8))
         return (struct ahead){0};
     int64_t tiles = linear_tiles(l), next = part + l->threads, rows = smaller(ROW_BLOCK, l->rows);
     int64_t groups = (rows + GROUP - 1) / GROUP; /* iterations over the weight */
     if (format == INT8)
         groups = (rows + INT8_ROWS - 1) / INT8_ROWS * (COLUMNS / LANES / INT8_VECTORS);
-    const char *at = (const char *)l->weight + next % tiles * tile_bytes(l);
     int64_t parts = tiles * ((l->rows + ROW_BLOCK - 1) / ROW_BLOCK);
-    if (next >= parts && l->following)
-        at = (const char *)l->following->weight + (next - parts) * tile_bytes(l->following);
+    const struct linear *reads = l;
+    if (next >= parts && l->following) {
+        reads = l->following;
+        tiles = linear_tiles(reads);
+        next -= parts;
+    }
+    const char *at = (const char *)reads->weight + tile_of(next % tiles, tiles, l->threads) * tile_bytes(reads);
     return (struct ahead){at, 128 / groups};
 }
 
 INLINE void linear_part(const void *data, int64_t part, int format)
 {
     const struct linear *l = data;
-    int64_t tiles = linear_tiles(l), index = part % tiles, first_row = part / tiles * ROW_BLOCK;
+    int64_t tiles = linear_tiles(l), index = tile_of(part % tiles, tiles, l->threads), first_row = part / tiles * ROW_BLOCK;
     int64_t last_row = smaller(first_row + ROW_BLOCK, l->rows);
     int gated = is_gated(l);
     int64_t width = gated ? l->outputs / 2 : l->outputs, columns = gated ? COLUMNS / 2 : COLUMNS;
