@@ -57,11 +57,6 @@ class SampleRow:
     def greedy(self) -> bool:
         return _is_greedy(self.params)
 
-    @property
-    def changed(self) -> bool:
-        """Return whether the logits are changed before the choice."""
-        return self.edits is not None or self.penalty is not None or self.allowed is not None
-
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -287,8 +282,6 @@ def sample(
         max_rows, kernels: as in `Sampler`.
         penalties: of the rows that have any.
     """
-    if all(row.greedy and not row.changed for row in rows):
-        return _argmax(logits, kernels)
     step = max_rows or rows_per_call(logits.shape[-1], logits.device)
     parts = [
         _choose(logits[at : at + step], rows[at : at + step], penalties, kernels) for at in range(0, len(rows), step)
