@@ -65,6 +65,7 @@ from tenants.actions.users import (
     do_reactivate_user,
     do_remove_second_factor,
     do_rename_user,
+    do_reset_password,
     do_revoke_operator,
 )
 
@@ -100,6 +101,7 @@ __all__ = [
     "do_remove_member",
     "do_remove_second_factor",
     "do_rename_user",
+    "do_reset_password",
     "do_restore_tenant",
     "do_resume_tenant",
     "do_revert_policy",

@@ -1,4 +1,4 @@
-"""Actions on users: access to the platform, operator rights, a lost second factor, and a user's own name.
+"""Actions on users: access to the platform, operator rights, a lost second factor or password, and a user's own name.
 
 Every action of operators locks the user and all active operators, so actions that run concurrently see each other's
 results. Operators cannot act on themselves: a mistake could lock them out.
@@ -6,6 +6,7 @@ results. Operators cannot act on themselves: a mistake could lock them out.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -107,6 +108,23 @@ def do_remove_second_factor(user: User) -> bool:
         row.save(update_fields=["session_generation"])
         transaction.on_commit(partial(user_emails.queue_second_factor_removed_email, row.pk))
     return True
+
+
+def do_reset_password(user: User) -> str:
+    """Set a new random password of a user, end the user's sessions, and return the password.
+
+    Raises:
+        Conflict: the user is the caller, is deactivated, or no longer exists.
+    """
+    password = secrets.token_urlsafe(15)
+    with _changing(user) as (row, _):
+        if not row.is_active:
+            raise Conflict("This user is deactivated. Reactivate the user first.")
+        audit.record_person("user.password_reset", row)
+        row.set_password(password)
+        row.session_generation += 1
+        row.save(update_fields=["password", "session_generation"])
+    return password
 
 
 @contextmanager

@@ -17,9 +17,7 @@ Millrace is ready at {url}
 {accounts}
   logs        {logs}
 
-Try it with curl:
-
-export MILLRACE_API_KEY=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["demo_key"])' {path})
+{key}
 curl -s {url}/v1/chat/completions \\
   -H "Authorization: Bearer $MILLRACE_API_KEY" -H 'Content-Type: application/json' \\
   -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Why is the sky blue?"}}], "max_tokens": 64}}'
@@ -35,29 +33,45 @@ print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["conte
 EOF
 
 Press Ctrl-C to stop the platform. The data is kept."""
-_SECRETS = """\
-  operator    {operator_email}  {operator_password}
-  tenant      {owner_email}  {owner_password}
-  demo key    {demo_key}
-  secrets     {path}  has them; they are not printed again"""
-_NO_SECRETS = """\
-  operator    {operator_email}
-  tenant      {owner_email}
-  secrets     {path} (operator_password, owner_password, demo_key)"""
+_DEMO_KEY = """\
+Try it with curl:
+
+export MILLRACE_API_KEY=$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["demo_key"])' {path})"""
+_OWN_KEY = """\
+Create an API key in the console, then try it with curl:
+
+export MILLRACE_API_KEY=sk-mr-…"""
+_SECRETS = ("operator_password", "owner_password", "demo_key")
 
 
 def greeting(settings: PlatformSettings, credentials: Mapping[str, Any], logs: Path, *, show_secrets: bool) -> str:
-    """Return the text for the accounts and the API key that `bootstrap` found or created.
+    """Return the text for the accounts and the API key that `bootstrap` created, or that still exist.
 
     Args:
         show_secrets: whether to print the secrets. Use it only on a terminal and only for new secrets.
     """
     path = (settings.data_dir / CREDENTIALS).resolve()
-    accounts = (_SECRETS if show_secrets else _NO_SECRETS).format(path=path, **credentials)
     return _TEXT.format(
         url=settings.base_url,
         model=settings.models[0].name,
         logs=logs,
-        accounts=accounts,
-        path=shlex.quote(str(path)),
+        accounts=_accounts(credentials, path, show_secrets=show_secrets),
+        key=_DEMO_KEY.format(path=shlex.quote(str(path))) if "demo_key" in credentials else _OWN_KEY,
     )
+
+
+def _accounts(credentials: Mapping[str, Any], path: Path, *, show_secrets: bool) -> str:
+    names = [name for name in _SECRETS if name in credentials]
+    rows = []
+    for title, who in (("operator", "operator"), ("tenant", "owner")):
+        if f"{who}_email" in credentials:
+            password = f"  {credentials[f'{who}_password']}" if show_secrets else ""
+            rows.append((title, f"{credentials[f'{who}_email']}{password}"))
+    if show_secrets and "demo_key" in credentials:
+        rows.append(("demo key", credentials["demo_key"]))
+    if names:
+        contents = "  has them; they are not printed again" if show_secrets else f" ({', '.join(names)})"
+        rows.append(("secrets", f"{path}{contents}"))
+    if "operator_email" not in credentials:
+        rows.append(("operator", "if the password is lost: millrace manage reset_password EMAIL"))
+    return "\n".join(f"  {title:<10}  {text}" for title, text in rows)

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 from inference_worker.contract.env import SettingsError
@@ -157,9 +158,9 @@ class _Run:
             await asyncio.gather(*(self._supervisor.start(program.name) for program in programs))
 
     async def _database(self) -> tuple[dict[str, Any], bool]:
-        """Migrate the database. Return the credentials that `bootstrap` prints, and whether they are new."""
+        """Migrate the database. Return the accounts that `bootstrap` prints, and whether they are new."""
         path = self._stack.data_dir / CREDENTIALS
-        before = path.read_bytes() if path.exists() else b""
+        before = _read(path)
         async with self._progress.step("database schema"):
             await asyncio.to_thread(self._stack.make_roles)
             await run(self._stack.command("django", "migrate", "--no-input"), self._logs)
@@ -171,7 +172,11 @@ class _Run:
             credentials = json.loads(output[-1])
         except (IndexError, ValueError):
             raise CommandFailed(f"bootstrap printed no JSON line: {output}") from None
-        return dict(credentials), path.read_bytes() != before
+        return dict(credentials), _read(path) != before
+
+
+def _read(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
 
 
 def _first_error(error: Exception) -> Exception:

@@ -157,6 +157,11 @@ class PlatformSettings(SharedSettings):
         " any; a tenant can allow further ones for its keys",
     )
     debug: bool = env.env(env.boolean, "false", "Django's debug pages; never in production")
+    demo_tenant: bool = env.env(
+        env.boolean,
+        "true",
+        "whether the first start creates the tenant `demo` with an owner and an API key; later starts create nothing",
+    )
     public_url: str = env.env(
         env.optional(web_url, ""),
         "",

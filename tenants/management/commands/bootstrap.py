@@ -1,10 +1,9 @@
-"""`manage.py bootstrap`: the initial operator, tenant and API key of a new platform."""
+"""`manage.py bootstrap`: the first operator, tenant and API key of a new platform."""
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,87 +27,86 @@ _LOCK = 0x6D696C6C  # the number of an advisory lock; unique in the database
 
 class Command(BaseCommand):
     help = (
-        "Create an operator, the tenant 'demo', its owner and its API key if they do not exist. Prints one line of JSON"
-        " with logins and the API key. They are also stored in credentials.json in the data directory."
+        "In an empty database, create an operator, and the tenant 'demo' with its owner and an API key unless"
+        " MILLRACE_DEMO_TENANT is false. Their secrets are stored in credentials.json in the data directory. In any"
+        " other database nothing is created or restored. Prints one line of JSON with the logins and the API key of"
+        " that file that still exist."
     )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        actions.do_rehash_unpeppered()
-        path = settings.MILLRACE.data_dir / "credentials.json"
-        with transaction.atomic():
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
-            found = _read(path)
-            tenant = _demo_tenant()
-            credentials = {
-                "operator_email": OPERATOR_EMAIL,
-                "operator_password": _password(OPERATOR_EMAIL, found.get("operator_password"), _make_operator),
-                "owner_email": OWNER_EMAIL,
-                "owner_password": _password(
-                    OWNER_EMAIL, found.get("owner_password"), lambda password: _make_owner(tenant, password)
-                ),
-                "demo_key": _demo_key(tenant, found.get("demo_key")),
-                "tenant": DEMO,
-            }
-            # Written before the commit. A kill in between leaves a file whose secrets are replaced next time. In the
-            # other order, it would leave rows whose secrets are lost.
-            if credentials != found:
-                write_private(path, json.dumps(credentials, indent=2) + "\n")
-        self.stdout.write(json.dumps(credentials))
+        self.stdout.write(json.dumps(bootstrap(settings.MILLRACE.data_dir, with_demo=settings.MILLRACE.demo_tenant)))
+
+
+def bootstrap(data_dir: Path, *, with_demo: bool) -> dict[str, str]:
+    """Create the first accounts if the database is empty. Return the stored accounts that still exist.
+
+    The database is empty if it contains no user and no tenant. No action deletes these rows. So what a person has
+    changed, revoked or deleted since the first start is never restored.
+    """
+    actions.do_rehash_unpeppered()
+    path = data_dir / "credentials.json"
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        if not _is_empty():
+            return _existing(_read(path))
+        accounts = _create_operator()
+        if with_demo:
+            accounts |= _create_demo()
+        # Written before the commit. A kill in between leaves a file that the next start overwrites, since the database
+        # is still empty. In the other order, it would leave rows whose secrets are lost.
+        write_private(path, json.dumps(accounts, indent=2) + "\n")
+    return accounts
+
+
+def _is_empty() -> bool:
+    with all_tenants_scope(BypassReason.BOOTSTRAP):
+        return not User.objects.exists() and not Tenant.objects.all_tenants().exists()
 
 
 def _read(path: Path) -> dict[str, str]:
     try:
-        credentials = json.loads(path.read_text(encoding="utf-8"))
+        accounts = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return credentials if isinstance(credentials, dict) else {}
+    return accounts if isinstance(accounts, dict) else {}
 
 
-def _password(email: str, known: str | None, make: Callable[[str], None]) -> str:
-    """Return the user's stored password, or set a new one if none is stored.
+def _existing(accounts: dict[str, str]) -> dict[str, str]:
+    """Return the accounts without users that cannot sign in and without a key that is not accepted.
 
-    A password that the user has changed is not reset; the returned one is then not valid.
+    A password that the user has changed is not detected.
     """
-    person = User.objects.filter(email=email).first()
-    if person is not None and known:
-        return known
+    emails = [accounts.get(name, "") for name in ("operator_email", "owner_email")]
+    users = {user.email: user for user in User.objects.filter(email__in=emails, is_active=True)}
+    names: list[str] = []
+    operator = users.get(accounts.get("operator_email", ""))
+    if operator is not None and operator.is_staff:
+        names += ["operator_email", "operator_password"]
+    if accounts.get("owner_email") in users:
+        names += ["owner_email", "owner_password"]
+    key = find_key(accounts.get("demo_key", ""))
+    if key is not None and key.is_live and not key.tenant.is_suspended:
+        names += ["demo_key", "tenant"]
+    return {name: accounts[name] for name in names if name in accounts}
+
+
+def _create_operator() -> dict[str, str]:
     password = secrets.token_urlsafe(15)
-    if person is None:
-        make(password)
-    else:
-        person.set_password(password)
-        person.save(update_fields=["password"])
-    return password
-
-
-def _make_operator(password: str) -> None:
     User.objects.create_superuser(OPERATOR_EMAIL, password, name="Operator")
+    return {"operator_email": OPERATOR_EMAIL, "operator_password": password}
 
 
-def _make_owner(tenant: Tenant, password: str) -> None:
-    actions.do_add_member(tenant, User.objects.create_user(OWNER_EMAIL, password, name="Demo owner"), "owner")
-
-
-def _demo_tenant() -> Tenant:
-    """Create the demo tenant, with a routing policy over the deployments of the embedded model."""
-    with all_tenants_scope(BypassReason.BOOTSTRAP):
-        known = Tenant.objects.all_tenants().filter(slug=DEMO).first()
-    if known is not None:
-        return known
+def _create_demo() -> dict[str, str]:
+    """Create the demo tenant, its owner, a key, and a routing policy over the deployments of the embedded model."""
     tenant = actions.do_create_tenant(DEMO, "Demo", is_demo=True)
     embedded = [spec.name for spec in settings.MILLRACE.models if spec.source == "embedded"]
     if len(embedded) > 1:
         targets = [{"model": name, "weight": 1} for name in embedded]
         actions.do_publish_policy(tenant, DEMO_POLICY, {"rules": [{"targets": targets}]})
-    return tenant
-
-
-def _demo_key(tenant: Tenant, known: str | None) -> str:
-    """Return the demo tenant's key: the stored one while it is active, otherwise a new one."""
-    if known and (key := find_key(known)) is not None and key.is_live and key.tenant_id == tenant.pk:
-        return known
+    password = secrets.token_urlsafe(15)
+    actions.do_add_member(tenant, User.objects.create_user(OWNER_EMAIL, password, name="Demo owner"), "owner")
     with tenant_scope(tenant):
         project = Project.objects.for_tenant(tenant).get(slug="default")
-    _, secret = actions.do_create_api_key(project, "Demo key", scopes=("inference", "manage", "models"))
-    return secret
+    _, key = actions.do_create_api_key(project, "Demo key", scopes=("inference", "manage", "models"))
+    return {"owner_email": OWNER_EMAIL, "owner_password": password, "demo_key": key, "tenant": DEMO}

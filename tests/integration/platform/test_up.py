@@ -326,6 +326,49 @@ def test_the_printed_command_reads_the_key_from_the_file(tmp_path: Path) -> None
     assert done.stdout == "sk-mr-x\n"
 
 
+NO_OPERATOR = "  operator    if the password is lost: millrace manage reset_password EMAIL"
+
+
+@pytest.mark.parametrize(
+    ("missing", "lines"),
+    [
+        (
+            "",
+            [
+                "  operator    o@example.com",
+                "  tenant      t@example.com",
+                "(operator_password, owner_password, demo_key)",
+            ],
+        ),
+        (
+            "demo_key",
+            ["  operator    o@example.com", "  tenant      t@example.com", "(operator_password, owner_password)"],
+        ),
+        ("owner", ["  operator    o@example.com", "(operator_password, demo_key)"]),
+        ("operator", ["  tenant      t@example.com", "(owner_password, demo_key)", NO_OPERATOR]),
+        ("demo_key owner", ["  operator    o@example.com", "(operator_password)"]),
+        ("demo_key owner operator", [NO_OPERATOR]),
+    ],
+)
+def test_only_accounts_that_exist_are_printed(tmp_path: Path, missing: str, lines: list[str]) -> None:
+    settings = load(environment.PlatformSettings, {**os.environ, "MILLRACE_DATA_DIR": str(tmp_path)})
+    accounts = {
+        name: value
+        for name, value in json.loads(FOUND).items()
+        if not any(name.startswith(prefix) for prefix in missing.split())
+    }
+    text = greeting(settings, accounts, tmp_path, show_secrets=False)
+    start, end = text.index("console"), text.index("\n  logs")
+    assert len(text[start:end].splitlines()) == len(lines) + 1
+    for line in lines:
+        assert line in text[start:end]
+    assert ("demo_key" in text) == ("Create an API key in the console" not in text) == ("demo_key" not in missing)
+    with_secrets = greeting(settings, accounts, tmp_path, show_secrets=True)
+    assert [secret for secret in SECRETS if re.search(rf"\b{secret}\b", with_secrets)] == [
+        accounts[name] for name in ("operator_password", "owner_password", "demo_key") if name in accounts
+    ]
+
+
 async def test_ctrl_c_stops_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, said = await run(TinyStack(tmp_path, migrate="exec sleep 60"), "✓ PostgreSQL", capsys)
     assert status == 0

@@ -51,7 +51,7 @@ from inference_worker.contract.upstream_presets import preset_of
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from inference_worker.models.draft_check import read_draft_config
 from inference_worker.models.model_source import embedded_source
-from millrace.apps.operations.models import GENERATE, MILLRACE, Deployment
+from millrace.apps.operations.models import GENERATE, MILLRACE, Deployment, RemovedDeployment
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions.common import FieldRefused
@@ -92,14 +92,15 @@ _CHOICES: Mapping[str, Sequence[str]] = {
 
 
 def served_specs(*, wanted_loaded: bool = False) -> tuple[ModelSpec, ...]:
-    """Return the deployments of the catalog; those of the settings while the catalog is empty.
+    """Return the deployments of the catalog; those of the settings until the first import.
 
     Args:
         wanted_loaded: without the drained and unloaded ones.
     """
     with all_tenants_scope(BypassReason.OPERATOR):
         rows = list(Deployment.objects.all())
-    if not rows:
+        is_imported = bool(rows) or RemovedDeployment.objects.exists()
+    if not is_imported:
         specs: tuple[ModelSpec, ...] = settings.MILLRACE.models
         return specs
     return tuple(row.spec for row in rows if not wanted_loaded or row.state == WantedState.LOADED)
@@ -174,9 +175,15 @@ def do_remove_deployment(name: str) -> None:
     """
     with all_tenants_scope(BypassReason.OPERATOR):
         row = _locked(name)
-        audit.record("deployment.removed", row, tenant_id=None, before=audit.serialize_for_audit(row))
-        row.delete()
-        transaction.on_commit(_publish)
+        if row.imported is not None:
+            RemovedDeployment.objects.create(name=name, imported=row.imported)
+        _remove(row)
+
+
+def _remove(row: Deployment) -> None:
+    audit.record("deployment.removed", row, tenant_id=None, before=audit.serialize_for_audit(row))
+    row.delete()
+    transaction.on_commit(_publish)
 
 
 def do_import_deployments(entries: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -213,28 +220,32 @@ def do_import_deployments(entries: Iterable[Mapping[str, Any]]) -> dict[str, lis
 def do_import_settings(specs: Iterable[ModelSpec]) -> None:
     """Import the models of MILLRACE_MODELS when the platform starts. Each has the worker pool of its name.
 
-    A deployment is changed only if its setting has changed since the last import, so that changes by operators stay.
-    One that was imported and is not in the settings any more is removed.
+    A deployment is added or changed only if its setting has changed since the last import, so that changes and removals
+    by operators stay. A deployment that was imported and is not in the settings any more is removed.
     """
     specs = list(specs)
     with all_tenants_scope(BypassReason.BOOTSTRAP):
         _lock()
         known = {row.name: row for row in Deployment.objects.all()}
+        imports = dict(RemovedDeployment.objects.values_list("name", "imported"))
+        imports |= {row.name: row.imported for row in known.values() if row.imported is not None}
         # Options that an earlier release did not store.
         defaults = {field.name: field.default for field in fields(ModelSpec) if field.default is not MISSING}
         for spec in specs:
             values = msgspec.to_builtins(spec)
-            row = known.get(spec.name)
-            if row is None:
-                options = _options_of(spec)
-                do_add_deployment(spec.name, pools={spec.name: ALL_WORKERS}, imported=values, **options)
-            elif row.imported is None or defaults | row.imported != values:
+            if spec.name in imports and defaults | imports[spec.name] == values:
+                continue
+            if spec.name not in known:
+                do_add_deployment(spec.name, pools={spec.name: ALL_WORKERS}, imported=values, **_options_of(spec))
+            else:
                 do_update_deployment(spec.name, **_options_of(spec))
-                Deployment.objects.filter(pk=row.pk).update(imported=values)
+                Deployment.objects.filter(name=spec.name).update(imported=values)
+            RemovedDeployment.objects.filter(name=spec.name).delete()
         names = {spec.name for spec in specs}
         for row in known.values():
             if row.imported is not None and row.name not in names:
-                do_remove_deployment(row.name)
+                _remove(row)
+        RemovedDeployment.objects.exclude(name__in=names).delete()
         transaction.on_commit(_publish)
 
 
@@ -247,7 +258,8 @@ def copy_deployments() -> int:
     with all_tenants_scope(BypassReason.OPERATOR), valkey.connect(settings.MILLRACE.valkey_url, valkey.PAGES) as broker:
         _lock()  # NOTE: locked while the copy is written, so that an older copy cannot replace a newer one
         wanted = WantedDeployments(tuple(_signed(row.wanted) for row in Deployment.objects.all()))
-        if wanted.deployments or broker.exists(WANTED_KEY):  # otherwise workers use their settings
+        is_imported = bool(wanted.deployments) or RemovedDeployment.objects.exists()
+        if is_imported or broker.exists(WANTED_KEY):  # otherwise workers use their settings
             broker.set(WANTED_KEY, encode_wanted(wanted))
     return len(wanted.deployments)
 

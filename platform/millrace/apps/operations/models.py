@@ -168,6 +168,16 @@ class Deployment(models.Model):
         )
 
 
+class RemovedDeployment(models.Model):
+    """A deployment of MILLRACE_MODELS that an operator removed. While its setting is the same, no import adds it."""
+
+    name = models.CharField(max_length=64, unique=True)
+    imported = models.JSONField(help_text="what MILLRACE_MODELS said when it was last imported")
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class Cordon(models.Model):
     """An operator's mark that sends a worker no new work.
 
