@@ -35,7 +35,8 @@ class Program:
 
     `ready` is polled until it returns True; it must return quickly and may use the network only on this machine.
     `orphan_signal` is sent to the child if its parent dies. `on_exit` is called in a thread after every exit of the
-    process, before the next start; it must return within seconds and never raise.
+    process, before the next start; it must return within seconds and never raise. `http_address` is where the process
+    answers `GET /healthz` from its event loop: if the loop is blocked, the process is restarted.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Program:
     ready: Callable[[], bool] | None = None
     ready_seconds: float = 60.0
     on_exit: Callable[[], None] | None = None
+    http_address: tuple[str, int] | None = None
 
     def popen_options(self) -> dict[str, Any]:
         """Return keyword arguments for `subprocess.Popen` and `asyncio.create_subprocess_exec`."""

@@ -185,6 +185,7 @@ class Stack:
 
     def _gateway(self) -> Program:
         host, port = self.settings.host, self.settings.port
+        address = environment.local_address(host), port
         arguments = ("--host", host, "--port", str(port), "--loop", "uvloop", "--http", HTTP_PROTOCOL)
         size = str(2 * self.settings.max_request_body_bytes)
         websocket_arguments = ("--ws", WEBSOCKET_PROTOCOL, "--ws-max-size", size, "--no-access-log")
@@ -196,10 +197,12 @@ class Stack:
                 *("--timeout-graceful-shutdown", str(self.worker.shutdown_timeout_seconds)),
                 *("--forwarded-allow-ips", self.settings.trusted_proxies),
             ),
-            environ=self._platform("gateway", "uvicorn").environ,
+            # If its loop is blocked, SIGABRT writes all stacks to the log from C code.
+            environ={**self._platform("gateway", "uvicorn").environ, "PYTHONFAULTHANDLER": "1"},
             stop_seconds=self.worker.shutdown_timeout_seconds + STOP_GRACE_SECONDS,
-            ready=lambda: is_serving(environment.local_address(host), port),
+            ready=lambda: is_serving(*address),
             ready_seconds=READY_SECONDS,
+            http_address=address,
         )
 
 

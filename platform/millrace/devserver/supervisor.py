@@ -2,7 +2,8 @@
 
 Each child leads a session, so that Ctrl-C reaches only the supervisor, and dies with the supervisor. A child that ends
 is started again after a pause, which doubles with each of its deaths up to MAX_PAUSE_SECONDS. Other children are not
-affected. Only during the first start of the platform, a child that keeps ending makes the start fail.
+affected. Only during the first start of the platform, a child that keeps ending makes the start fail. A child whose
+event loop is blocked (watchdog.py) is ended, so that it is started again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import IO
 
 from millrace.devserver.processes import ProcessState
 from millrace.devserver.program import Program
+from millrace.devserver.watchdog import Watchdog, WatchdogLimits
 
 FIRST_PAUSE_SECONDS = 0.25
 MAX_PAUSE_SECONDS = 30.0
@@ -27,6 +29,7 @@ MAX_START_DEATHS = 5  # deaths of one child after which the platform's start fai
 STEADY_SECONDS = 3.0  # a child without a readiness check counts as started after this time
 POLL_SECONDS = 0.05
 EXIT_HOOK_SECONDS = 3.0
+DUMP_SECONDS = 10.0  # in which a blocked child must have written its stacks and ended
 LOG_BYTES = 10 * 2**20
 TAIL_LINES = 20
 Publish = Callable[[Sequence[ProcessState]], None]
@@ -48,6 +51,7 @@ class Child:
     deaths: int = 0  # since it last ran for HEALTHY_SECONDS
     last_end: str = ""
     next_start_at: float = 0.0
+    watchdog: Watchdog | None = None
 
     @property
     def is_running(self) -> bool:
@@ -65,11 +69,18 @@ class Supervisor:
     `publish` receives the state of all children after each change.
     """
 
-    def __init__(self, logs: Path, on_message: Callable[[str], None], publish: Publish | None = None) -> None:
+    def __init__(
+        self,
+        logs: Path,
+        on_message: Callable[[str], None],
+        publish: Publish | None = None,
+        limits: WatchdogLimits = WatchdogLimits(),  # noqa: B008 - it is immutable
+    ) -> None:
         self._children: dict[str, Child] = {}
         self._logs = logs
         self._on_message = on_message
         self._publish_states = publish
+        self._limits = limits
         self._stopping = False
         self._starting = True  # during the platform's start a child that keeps ending makes it fail
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -77,7 +88,10 @@ class Supervisor:
     def add(self, programs: Iterable[Program]) -> None:
         """Add programs without starting them."""
         for program in programs:
-            self._children[program.name] = Child(program, self._logs / f"{program.name}.log")
+            address = program.http_address
+            watchdog = None if address is None else Watchdog(address, self._limits)
+            log = self._logs / f"{program.name}.log"
+            self._children[program.name] = Child(program, log, watchdog=watchdog)
 
     async def start(self, name: str) -> None:
         """Start a program and wait until it is ready.
@@ -199,12 +213,42 @@ class Supervisor:
         child.process = process
         self._publish()
         healthy = asyncio.get_running_loop().call_later(HEALTHY_SECONDS, self._forget_deaths, child, process)
+        watching = asyncio.create_task(self._end_if_blocked(child, process))
         status = await process.wait()
         healthy.cancel()
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
         _kill_session(process.pid)  # processes that it started and left
         if child.program.on_exit is not None:
             await asyncio.to_thread(child.program.on_exit)
         return status
+
+    async def _end_if_blocked(self, child: Child, process: asyncio.subprocess.Process) -> None:
+        """End the child when its event loop is blocked, and let it write its stacks. Too many restarts: leave it."""
+        if child.watchdog is None:
+            return
+        name, is_left = child.program.name, False
+        while not self._stopping:
+            await child.watchdog.wait_until_blocked(process.pid, has_answered=is_left)
+            problem = f"{name} has answered no request for {self._limits.blocked_seconds:g} s while it used CPU time"
+            if child.watchdog.take_restart():
+                self._on_message(f"{problem}; ending it after it wrote its stacks to its log (log: {child.log})")
+                await self._abort(process)
+                return
+            if not is_left:
+                minutes = self._limits.window_seconds / 60
+                restarts = f"It was restarted {self._limits.max_restarts} times in {minutes:g} minutes for this"
+                self._on_message(f"{problem}. {restarts}, so it is left running (log: {child.log})")
+                is_left = True
+
+    async def _abort(self, process: asyncio.subprocess.Process) -> None:
+        """Let the process write the stacks of all threads and end. Kill it if it does not."""
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGABRT)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(process.wait()), DUMP_SECONDS)
+        if process.returncode is None:
+            _kill_session(process.pid)
 
     def _fail_start(self, message: str) -> None:
         if not self._failed.done():
