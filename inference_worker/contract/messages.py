@@ -352,6 +352,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     kv_tokens: int = 0  # of the longest sequence that fits into the KV cache
     held_back: int = 0  # part of `waiting` that waits for an upstream's capacity, so that it needs no slot now
     circuit_open: bool = False  # its upstream has failed several times in a row, and not responded since
+    tenants_paused: int = 0  # tenants and own credentials whose last requests to its upstream have failed
 
 
 Wakeup = tuple[str, int, int]  # request id, execution, attempt

@@ -39,6 +39,8 @@ FORWARD_SECONDS = "millrace_forward_seconds"
 UPSTREAM_WAITS = "millrace_upstream_waits"
 UPSTREAM_REQUESTS_LEFT = "millrace_upstream_requests_left"
 UPSTREAM_TOKENS_LEFT = "millrace_upstream_tokens_left"
+UPSTREAM_CIRCUIT_OPEN = "millrace_upstream_circuit_open"
+UPSTREAM_TENANTS_PAUSED = "millrace_upstream_tenants_paused"
 
 PEAK_FLOPS = "millrace_peak_flops"
 PEAK_BANDWIDTH = "millrace_peak_bandwidth_bytes"
@@ -122,6 +124,8 @@ GAUGES = (
     Family(BANDWIDTH_USE, "bandwidth utilization during the same passes"),
     Family(UPSTREAM_REQUESTS_LEFT, "requests that the upstream's rate limit allows now, by its last headers"),
     Family(UPSTREAM_TOKENS_LEFT, "tokens that the upstream's rate limit allows now, by its last headers"),
+    Family(UPSTREAM_CIRCUIT_OPEN, "1 while requests of all tenants are rejected, since the upstream has failed"),
+    Family(UPSTREAM_TENANTS_PAUSED, "tenants and own credentials that are paused, since their last requests failed"),
 )
 HISTOGRAMS = (
     Family(TTFT, "from a request's arrival at the worker to its first token", buckets=_LATENCIES),

@@ -54,6 +54,7 @@ class EngineStats:
     output_seconds: float
     held_back: int = 0  # part of num_waiting that waits for an upstream's capacity and uses no slot
     circuit_open: bool = False  # of an upstream
+    tenants_paused: int = 0  # by an upstream's circuit breaker
 
 
 class LLMEngine:

@@ -192,6 +192,7 @@ def _with_load(beat: Heartbeat, loaded: LoadedEngine) -> Heartbeat:
         kv_tokens=stats.kv_tokens,
         held_back=stats.held_back,
         circuit_open=stats.circuit_open,
+        tenants_paused=stats.tenants_paused,
         metrics=loaded.client.metrics(),
         batch=sum(live.job.service_class == ServiceClass.BATCH for live in loaded.client.live()),
         machine=loaded.machine,

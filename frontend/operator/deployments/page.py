@@ -204,8 +204,11 @@ def _limits(found: Sequence[DeploymentStatus]) -> dict[str, UpstreamLimits]:
 
 def _upstream_row(status: DeploymentStatus, counts: Sequence[Any] | None) -> dict[str, Any]:
     total, failed, overloaded, code = counts or (0, 0, 0, "")
+    beats = [replica.beat for replica in status.replicas]
     if status.state != DeploymentState.READY:
         label, badge = LABELS[status.state]
+    elif beats and all(beat.circuit_open for beat in beats):
+        label, badge = _("Down"), "bad"
     elif failed * MIN_FAILING_SHARE >= total > 0:
         label, badge = _("Failing"), "bad"
     elif overloaded:
@@ -221,7 +224,8 @@ def _upstream_row(status: DeploymentStatus, counts: Sequence[Any] | None) -> dic
         "label": label,
         "badge": badge,
         "running": status.running,
-        "held_back": sum(replica.beat.held_back for replica in status.replicas),
+        "held_back": sum(beat.held_back for beat in beats),
+        "tenants_paused": max((beat.tenants_paused for beat in beats), default=0),
         "most": row.concurrency * max(1, len(status.replicas)),
         "requests": total,
         "failed": failed,

@@ -41,6 +41,7 @@ _SCREENS: dict[IssueType, tuple[str, str]] = {
     IssueType.REPLICA: (_lazy("Workers"), "operator-models"),
     IssueType.UNPRICED: (_lazy("Price book"), "operator-prices"),
     IssueType.UPSTREAM: (_lazy("Deployments"), "operator-deployments"),
+    IssueType.UPSTREAM_PAUSE: (_lazy("Deployments"), "operator-deployments"),
     IssueType.WEBHOOK: (_lazy("Webhooks"), "webhooks"),
 }
 _PLACES = {

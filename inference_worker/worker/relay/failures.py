@@ -14,6 +14,7 @@ UPSTREAM_ERROR = "upstream_error"
 REJECTED = "upstream_rejected"
 MAX_MESSAGE_CHARACTERS = 500
 MAX_RETRY_AFTER = 3600.0
+MAX_SHARED_RETRY_AFTER = 60.0  # of a credential that several tenants use
 _CAPACITY = (429, 503, 529)  # a later request may succeed
 # Parts of the messages with which servers reject a prompt that is too long.
 _TOO_LONG = ("context length", "context_length", "prompt is too long", "maximum context", "too many tokens")
@@ -26,6 +27,7 @@ class UpstreamFailed(Exception):
         code: the public error code.
         is_capacity: whether the upstream only lacks capacity now.
         is_outage: whether the upstream itself has failed, which the circuit breaker counts.
+        is_unreachable: whether no connection could be opened, so that no request can be the cause.
         is_quoted: whether the message has text of the upstream.
     """
 
@@ -38,6 +40,7 @@ class UpstreamFailed(Exception):
         retry_after: float | None = None,
         is_capacity: bool = False,
         is_outage: bool = False,
+        is_unreachable: bool = False,
         is_quoted: bool = False,
     ) -> None:
         super().__init__(message)
@@ -47,18 +50,27 @@ class UpstreamFailed(Exception):
         self.retry_after = retry_after
         self.is_capacity = is_capacity
         self.is_outage = is_outage
+        self.is_unreachable = is_unreachable
         self.is_quoted = is_quoted
 
 
-def broken(reason: str) -> UpstreamFailed:
+def broken(reason: str, *, is_unreachable: bool = False) -> UpstreamFailed:
     """Return the failure of an upstream whose connection or response is broken."""
-    return UpstreamFailed(UPSTREAM_ERROR, f"{reason} Send the request again.", is_outage=True)
+    message = f"{reason} Send the request again."
+    return UpstreamFailed(UPSTREAM_ERROR, message, is_outage=True, is_unreachable=is_unreachable)
 
 
 def overloaded(retry_after: float | None = None, *, is_outage: bool = False) -> UpstreamFailed:
     """Return the failure of an upstream without capacity."""
     message = "The model's provider has no capacity now. Retry later."
     return UpstreamFailed(OVERLOADED, message, retry_after=retry_after, is_capacity=True, is_outage=is_outage)
+
+
+def requester_paused(retry_after: float, *, is_credential: bool) -> UpstreamFailed:
+    """Return the rejection of a tenant, or of its own credential, whose last requests have failed."""
+    subject = "requests with your own credential" if is_credential else "requests to this model"
+    message = f"Your last {subject} failed at the model's provider, so new ones are paused. Retry later."
+    return UpstreamFailed(OVERLOADED, message, retry_after=retry_after, is_capacity=True)
 
 
 def response_failure(
@@ -83,7 +95,8 @@ def response_failure(
     if status == 429 and code == "insufficient_quota":
         return UpstreamFailed(UPSTREAM_ERROR, "The provider's account has no quota left. Contact the operator.")
     if status in _CAPACITY:
-        return overloaded(retry_after(headers), is_outage=status == 503)
+        most = MAX_RETRY_AFTER if is_tenant_credential else MAX_SHARED_RETRY_AFTER
+        return overloaded(retry_after(headers, most), is_outage=status == 503)
     if status in (401, 403, 404):
         text = f"The model's provider refused the platform's access (HTTP status {status}). Contact the operator."
         return UpstreamFailed(UPSTREAM_ERROR, text)
@@ -99,21 +112,21 @@ def error_event(error: Any) -> UpstreamFailed:
     return broken("The model's provider ended the stream with an error.")
 
 
-def retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
+def retry_after(headers: Mapping[str, str], most: float, now: float | None = None) -> float | None:
     """Return the seconds after which the upstream accepts requests again, from its headers; None: unknown."""
     for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         text = headers.get(name)
         if text is None:
             continue
         try:
-            return min(max(0.0, float(text) / scale), MAX_RETRY_AFTER)
+            return min(max(0.0, float(text) / scale), most)
         except ValueError:
             pass
         try:
             at = parsedate_to_datetime(text).timestamp()
-        except ValueError:
+        except (ValueError, OverflowError):
             continue
-        return min(max(0.0, at - (time.time() if now is None else now)), MAX_RETRY_AFTER)
+        return min(max(0.0, at - (time.time() if now is None else now)), most)
     return None
 
 

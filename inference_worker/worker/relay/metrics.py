@@ -12,6 +12,7 @@ from inference_worker.contract.request import TOKEN_CLASSES, RequestError, Token
 from inference_worker.contract.upstream_limits import RateLimitState
 from inference_worker.engine.engine import EngineStats
 from inference_worker.worker.engine_client import ActiveJob, Outcome, Requeued
+from inference_worker.worker.relay.circuit_breaker import CircuitBreaker
 
 _FINISHED = {"length": "length", "cancelled": "abort"}  # vLLM's finish reasons; others are "stop"
 
@@ -41,7 +42,7 @@ class RelayMetrics:
             self._ttft.observe(live.first_token_at - live.claimed_at)
         self._e2e.observe(time.monotonic() - live.claimed_at)
 
-    def stats(self, running: int, waiting: int, held_back: int, *, circuit_open: bool) -> EngineStats:
+    def stats(self, running: int, waiting: int, held_back: int, breaker: CircuitBreaker) -> EngineStats:
         usage = self._usage
         return EngineStats(
             num_running=running,
@@ -60,12 +61,19 @@ class RelayMetrics:
             forward_seconds=0.0,
             output_seconds=0.0,
             held_back=held_back,
-            circuit_open=circuit_open,
+            circuit_open=breaker.is_open,
+            tenants_paused=breaker.num_paused,
         )
 
-    def snapshot(self, waits: Mapping[str, int] | None = None, limits: RateLimitState | None = None) -> MetricsSnapshot:
+    def snapshot(
+        self, breaker: CircuitBreaker, waits: Mapping[str, int] | None = None, limits: RateLimitState | None = None
+    ) -> MetricsSnapshot:
         """Return the metrics, with the waits and the rate limits of the deployment's credential if it has one."""
-        usage, gauges = self._usage, {}
+        usage = self._usage
+        gauges = {
+            families.UPSTREAM_CIRCUIT_OPEN: float(breaker.is_open),
+            families.UPSTREAM_TENANTS_PAUSED: float(breaker.num_paused),
+        }
         if limits is not None and limits.requests_left is not None:
             gauges[families.UPSTREAM_REQUESTS_LEFT] = float(limits.requests_left)
         if limits is not None and limits.tokens_left is not None:

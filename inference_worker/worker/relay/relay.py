@@ -18,7 +18,7 @@ import redis.asyncio
 import structlog
 import uvloop
 
-from inference_worker.contract.messages import Machine
+from inference_worker.contract.messages import InferenceJob, Machine
 from inference_worker.contract.metric_families import MetricsSnapshot
 from inference_worker.contract.request import RequestError, RequestOutput, TokenCounts
 from inference_worker.contract.settings import ModelSpec
@@ -26,7 +26,7 @@ from inference_worker.contract.upstreams import UpstreamEngine, UpstreamRequest,
 from inference_worker.engine.engine import EngineStats
 from inference_worker.worker.engine_client import ActiveJob, Deliver, Delivery, Outcome, Requeued, is_last
 from inference_worker.worker.relay.anthropic_stream import AnthropicDecoder
-from inference_worker.worker.relay.circuit_breaker import CircuitBreaker
+from inference_worker.worker.relay.circuit_breaker import CircuitBreaker, Requester, UpstreamAttempt
 from inference_worker.worker.relay.connections import (
     ConnectionLost,
     ConnectionPool,
@@ -52,6 +52,8 @@ MAX_DIMENSIONS = 2**16
 MIN_WAIT_SECONDS = 0.05  # for capacity, also if the upstream names less; doubles with each attempt, up to a second
 FIRST_WAIT_SECONDS = 0.5  # for capacity, if the upstream names no time; doubles with each attempt
 MAX_WAIT_SECONDS = 20.0
+SILENT_SECONDS = 30.0  # without a token up to its deadline, after which an attempt has failed
+DEADLINE_SECONDS = 1.0  # before a deadline, in which the end of an attempt is attributed to it
 END_SECONDS = 1.0  # from the last event to the end of the response
 CLOSING_SECONDS = 5.0
 
@@ -136,13 +138,13 @@ class Relay:
         runs = list(self._live.values())
         running = sum(run.is_sent for run in runs)
         held_back = sum(run.is_held_back for run in runs)
-        return self._metrics.stats(running, len(runs) - running, held_back, circuit_open=self.breaker.is_open)
+        return self._metrics.stats(running, len(runs) - running, held_back, self.breaker)
 
     def metrics(self) -> MetricsSnapshot:
         credential = self._upstream.credential
         if self._limits is None or credential is None:
-            return self._metrics.snapshot()
-        return self._metrics.snapshot(self._limits.waits, self._limits.states.get(credential))
+            return self._metrics.snapshot(self.breaker)
+        return self._metrics.snapshot(self.breaker, self._limits.waits, self._limits.states.get(credential))
 
     def close(self) -> None:
         with suppress(RuntimeError):  # the loop has ended
@@ -260,31 +262,38 @@ class Relay:
             ConnectionLost: the connection was lost.
             UpstreamFailed: it failed otherwise.
         """
-        is_accepted = False
+        attempt: UpstreamAttempt | None = None  # None: its failure does not show the upstream's state
+        sent_at = time.monotonic()
         try:
             request = self._encoder.encode(run.request, run.live)
-            self.breaker.check(credential)
-            is_accepted = True
+            attempt = self.breaker.enter(_requester(run.live.job, credential), credential)
             await self._try(run, request, entry, is_new=is_new)
-            self.breaker.note_success()
+            self.breaker.note_success(attempt)
         except UpstreamUnreachable as exc:
-            failure = broken("The model's provider cannot be reached.")
-            self.breaker.note_failure(failure)
+            failure = broken("The model's provider cannot be reached.", is_unreachable=True)
+            self._note_failure(attempt, failure)
             raise failure from exc
         except ConnectionLost as exc:
-            if exc.is_stale:
-                self.breaker.note_abandoned()
-            else:
-                self.breaker.note_failure(broken("The connection was lost."))
+            self._note_failure(attempt, None if exc.is_stale else broken("The connection was lost."))
             raise
         except UpstreamFailed as exc:
-            if is_accepted:  # otherwise it says nothing about the upstream
-                self.breaker.note_failure(exc, credential)
+            self._note_failure(attempt, exc)
             raise
         except BaseException:
-            if is_accepted:
-                self.breaker.note_abandoned()
+            is_late = time.time() > run.live.job.deadline - DEADLINE_SECONDS
+            is_silent = run.live.first_token_at is None and time.monotonic() - sent_at >= SILENT_SECONDS
+            late = broken("The model's provider did not answer.") if is_late and is_silent else None
+            self._note_failure(attempt, late)
             raise
+
+    def _note_failure(self, attempt: UpstreamAttempt | None, failure: UpstreamFailed | None) -> None:
+        """Record the end of an attempt in the circuit breaker. `failure`: None if the upstream's state is not known."""
+        if attempt is None:
+            return
+        if failure is None:
+            self.breaker.note_abandoned(attempt)
+        else:
+            self.breaker.note_failure(attempt, failure)
 
     @asynccontextmanager
     async def _capacity(self, run: _Run, credential: int | None) -> AsyncIterator[Entry | None]:
@@ -299,7 +308,8 @@ class Relay:
         deadline = run.live.job.deadline if run.request.waits_for_capacity else 0.0
         most = self._secrets.max_concurrency(credential)
         run.is_held_back = True
-        found = await self._limits.enter(credential, most, run.request.estimated_tokens, deadline)
+        tokens, is_shared = run.request.estimated_tokens, not run.live.job.is_tenant_credential
+        found = await self._limits.enter(credential, most, tokens, deadline, is_shared=is_shared)
         if isinstance(found, Wait):
             raise overloaded(found.seconds)
         run.is_held_back = False
@@ -365,9 +375,6 @@ class Relay:
             for output in decoder.decode(event):
                 self._send(run, output)
 
-    def _credential(self, live: ActiveJob) -> int | None:
-        return live.job.credential if live.job.credential is not None else self._upstream.credential
-
     def _send(self, run: _Run, outcome: Outcome) -> None:
         live = run.live
         if isinstance(outcome, RequestOutput):
@@ -389,6 +396,10 @@ class Relay:
         outbox, self._outbox = self._outbox, []
         self._flush_scheduled = False
         self._deliver(outbox)
+
+
+def _requester(job: InferenceJob, credential: int | None) -> Requester:
+    return Requester(job.billing_context.tenant_id, credential if job.is_tenant_credential else None)
 
 
 def _pause(attempt: int) -> float:

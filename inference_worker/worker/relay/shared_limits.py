@@ -28,12 +28,13 @@ from redis.exceptions import NoScriptError, RedisError
 
 from inference_worker.contract.upstream_limits import (
     LEASE_MS,
+    MAX_RESET_SECONDS,
     RateLimitState,
     leases_key,
     limits_key,
     read_state,
 )
-from inference_worker.worker.relay.failures import MAX_RETRY_AFTER
+from inference_worker.worker.relay.failures import MAX_RETRY_AFTER, MAX_SHARED_RETRY_AFTER
 from inference_worker.worker.relay.rate_limit_headers import ReportedLimit
 
 log = structlog.get_logger(__name__)
@@ -57,9 +58,10 @@ local function load(key)
 end
 """
 
-# KEYS limits, leases; ARGV tokens of the request, lease, concurrency limit or '', duration of a lease. Returns the
-# milliseconds to wait and the reason, or 0 and the numbers of requests and tokens that were sent before; then 1 if at
-# least half of each limit is left. Only if nothing is to be waited for, the buckets are reduced and the lease is taken.
+# KEYS limits, leases; ARGV tokens of the request, lease, concurrency limit or '', duration of a lease, longest
+# pause after a request that a bucket demands. Returns the milliseconds to wait and the reason, or 0 and the
+# numbers of requests and tokens that were sent before; then 1 if at least half of each limit is left. Only if nothing
+# is to be waited for, the buckets are reduced and the lease is taken.
 ENTER = (
     _NOW
     + f"""
@@ -75,7 +77,8 @@ for i, name in ipairs({{'requests', 'tokens'}}) do
         local rate = state[name .. '_rate']
         local left = math.min(limit, state[name .. '_left'] + rate * math.max(0, now - state[name .. '_at']))
         local amount = math.min(i == 1 and 1 or tonumber(ARGV[1]), limit)
-        if left < amount then delay(math.max(1, math.ceil((amount - left) / rate)), name) end
+        local longest = state[name .. '_at'] + ARGV[5] - now
+        if left < amount then delay(math.min(math.max(1, math.ceil((amount - left) / rate)), longest), name) end
         if left - amount < limit / 2 then is_ample = 0 end
         for _, item in ipairs({{name .. '_left', text(left - amount), name .. '_at', text(now)}}) do
             changes[#changes + 1] = item
@@ -217,23 +220,27 @@ class SharedLimits:
                 await self._broker.zrem(leases_key(entry.credential), entry.lease)
         await self._broker.aclose()
 
-    async def enter(self, credential: int, max_concurrency: int | None, tokens: int, deadline: float) -> Entry | Wait:
+    async def enter(
+        self, credential: int, max_concurrency: int | None, tokens: int, deadline: float, *, is_shared: bool = True
+    ) -> Entry | Wait:
         """Wait in line until there is capacity, and take it. The caller must then call `leave`.
 
         Args:
             tokens: the expected number of the prompt's tokens.
             deadline: Unix seconds. In the past: do not wait.
+            is_shared: whether several tenants use the credential, so that its headers can pause it only for a minute.
 
         Returns:
             A wait that would exceed the deadline, instead of an entry.
         """
+        longest = round((MAX_SHARED_RETRY_AFTER if is_shared else MAX_RESET_SECONDS) * 1000)
         if max_concurrency is None and credential in self._ample:
-            return self._enter_at_once(credential, tokens)
+            return self._enter_immediately(credential, tokens, longest)
         capacity = self._capacities.setdefault(credential, _Capacity())
         capacity.users += 1
         try:
             if not capacity.line.locked():
-                found = await self._try_enter(credential, max_concurrency, tokens)
+                found = await self._try_enter(credential, max_concurrency, tokens, longest)
                 if isinstance(found, Wait):
                     self.waits[found.reason] += 1
                 if isinstance(found, Entry) or time.time() + found.seconds >= deadline:
@@ -243,7 +250,7 @@ class SharedLimits:
             async with capacity.line:
                 while True:
                     capacity.freed.clear()
-                    found = await self._try_enter(credential, max_concurrency, tokens)
+                    found = await self._try_enter(credential, max_concurrency, tokens, longest)
                     if isinstance(found, Entry) or time.time() + found.seconds >= deadline:
                         return found
                     with suppress(TimeoutError):
@@ -254,7 +261,7 @@ class SharedLimits:
             if not capacity.users:
                 self._capacities.pop(credential, None)
 
-    def _enter_at_once(self, credential: int, tokens: int) -> Entry:
+    def _enter_immediately(self, credential: int, tokens: int, longest: int) -> Entry:
         """Take capacity without waiting for the reply, which decides about the next request."""
         entry = Entry(credential)
         keys = limits_key(self._base_url, self._model, credential), leases_key(credential)
@@ -263,7 +270,7 @@ class SharedLimits:
             if not done.cancelled():
                 self._note_entry(entry, done.result())
 
-        self._call(ENTER, keys, (tokens, "", "", LEASE_MS)).add_done_callback(note)
+        self._call(ENTER, keys, (tokens, "", "", LEASE_MS, longest)).add_done_callback(note)
         return entry
 
     def _note_entry(self, entry: Entry, found: Any) -> None:
@@ -311,12 +318,12 @@ class SharedLimits:
         if any(left is not None and limit is not None and 2 * left < limit for left, limit in buckets):
             self._ample.discard(credential)
 
-    async def _try_enter(self, credential: int, max_concurrency: int | None, tokens: int) -> Entry | Wait:
+    async def _try_enter(self, credential: int, max_concurrency: int | None, tokens: int, longest: int) -> Entry | Wait:
         keys = limits_key(self._base_url, self._model, credential), leases_key(credential)
         lease = "" if max_concurrency is None else secrets.token_hex(8)
         limit = "" if max_concurrency is None else max_concurrency
         try:
-            found = await self._call(ENTER, keys, (tokens, lease, limit, LEASE_MS), is_urgent=True)
+            found = await self._call(ENTER, keys, (tokens, lease, limit, LEASE_MS, longest), is_urgent=True)
         except asyncio.CancelledError:
             if lease:
                 self._call(LEAVE, keys[1:], (lease,), is_urgent=True)  # it may have been taken

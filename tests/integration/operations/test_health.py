@@ -104,6 +104,14 @@ def test_an_upstream_is_down_if_it_is_for_all_its_replicas(speak: Callable[..., 
 
 
 @pytest.mark.usefixtures("well")
+def test_an_upstream_that_fails_for_some_tenants(speak: Callable[..., None]) -> None:
+    speak("far-0.aa", model="far", circuit_open=True, tenants_paused=1)
+    speak("far-1.aa", model="far", tenants_paused=2)
+    assert (only().issue_type, only().subject, only().urgent) == (IssueType.UPSTREAM_PAUSE, "far", False)
+    assert only().title == "The upstream of far fails for 2 tenants"
+
+
+@pytest.mark.usefixtures("well")
 def test_long_waiting_requests(broker: redis.Redis) -> None:
     broker.sadd(GATEWAYS_KEY, "gw-1", "gw-dead")
     longest = platform_settings().queue_timeout_seconds * 1000

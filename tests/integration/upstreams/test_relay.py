@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from inference_worker.contract.request import RequestError, RequestOutput, Token
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.upstreams import UpstreamEngine
 from inference_worker.worker.engine_client import Outcome, Requeued
-from inference_worker.worker.relay import circuit_breaker
+from inference_worker.worker.relay import circuit_breaker, relay
 from inference_worker.worker.replica import LoadedEngine, LocalReplica
 from tests.support.upstreams.protocol_server import USAGE, Answer, ProtocolServer
 from tests.support.upstreams.relay_harness import ANTHROPIC, OPENAI, SECRET, Harness
@@ -171,11 +172,12 @@ def test_a_request_with_another_target_or_too_little_time_does_not_wait(
     (error,) = harness.run(waits=False)
     assert isinstance(error, RequestError)
     assert (error.code, error.retry_after, error.usage) == ("server_is_overloaded", 30.0, TokenCounts())
-    harness.relay.breaker._resumes_at.clear()
-    server.answers += [Answer(status=529, headers={"retry-after": "3000"})]
-    (error,) = harness.run(name="late")
-    assert isinstance(error, RequestError)
-    assert (error.code, error.retry_after) == ("server_is_overloaded", 3000.0)
+    for credential, pause in ((7, 60.0), (8, 3000.0)):  # tenants share the first one; the other one is a tenant's own
+        harness.relay.breaker._resumes_at.clear()
+        server.answers += [Answer(status=529, headers={"retry-after": "3000"})]
+        (error,) = harness.run(name="late", seconds=30, credential=credential)
+        assert isinstance(error, RequestError)
+        assert (error.code, error.retry_after) == ("server_is_overloaded", pause)
 
 
 def test_a_credential_without_capacity_or_secret_does_not_stop_the_others(
@@ -290,32 +292,98 @@ def test_a_request_past_its_deadline_fails(server: ProtocolServer, relays: Calla
     assert (error.code, error.usage) == ("timeout", TokenCounts())
 
 
-def is_circuit_open(harness: Harness) -> bool:
-    """Return the state in the heartbeat of the relay's replica."""
+def reported_state(harness: Harness) -> tuple[bool, int]:
+    """Return the states of the circuits in the heartbeat of the relay's replica. The metrics have the same."""
     replica = LocalReplica("m-0.aa", ModelSpec("m", "x", "auto"))
     replica.loaded = LoadedEngine(harness.relay, Machine("1", "upstream", 1, "", 0, 0), 1, None)
-    return replica.heartbeat(1, accepts=True, draining=False, disk_low=False).circuit_open
+    beat = replica.heartbeat(1, accepts=True, draining=False, disk_low=False)
+    assert beat.metrics is not None
+    names = "millrace_upstream_circuit_open", "millrace_upstream_tenants_paused"
+    assert [beat.metrics.gauges[name] for name in names] == [beat.circuit_open, beat.tenants_paused]
+    return beat.circuit_open, beat.tenants_paused
 
 
-def test_the_circuit_opens_after_faults_and_closes_after_a_probe(
+@pytest.mark.parametrize("fault", [Answer(cut_after=5), Answer(status=500), Answer(malformed_after=5)])
+def test_failures_of_one_tenant_pause_only_this_tenant(
+    server: ProtocolServer, relays: Callable[..., Harness], fault: Answer
+) -> None:
+    server.answers.extend([fault] * (circuit_breaker.MAX_FAILURES + 1))
+    harness = relays()
+    for number in range(circuit_breaker.MAX_FAILURES + 1):
+        harness.submit(name=str(number))
+    for _ in range(circuit_breaker.MAX_FAILURES + 1):
+        harness.outcomes()
+    assert reported_state(harness) == (False, 1)
+    (error,) = harness.run(name="same tenant", waits=False)
+    assert isinstance(error, RequestError)
+    assert (error.code, "Your last requests" in error.message) == ("server_is_overloaded", True)
+    assert 0 < (error.retry_after or 0) <= circuit_breaker.FIRST_OPEN_SECONDS
+    assert text(harness.run(name="another tenant", waits=False, tenant=2)) == "Hello from upstream"
+    assert text(harness.run(name="own credential", waits=False, credential=8)) == "Hello from upstream"
+    assert text(harness.run(name="waits")) == "Hello from upstream"
+    assert reported_state(harness) == (False, 0)
+
+
+def test_failures_with_an_own_credential_pause_only_its_requests(
+    server: ProtocolServer, relays: Callable[..., Harness]
+) -> None:
+    server.answers.extend([Answer(status=500)] * circuit_breaker.MAX_FAILURES)
+    harness = relays()
+    for number in range(circuit_breaker.MAX_FAILURES):
+        harness.run(name=str(number), credential=8)
+    (error,) = harness.run(name="same credential", waits=False, credential=8)
+    assert isinstance(error, RequestError)
+    assert "your own credential" in error.message
+    assert text(harness.run(name="same tenant", waits=False)) == "Hello from upstream"
+    assert text(harness.run(name="another tenant", waits=False, tenant=2)) == "Hello from upstream"
+
+
+def test_an_upstream_that_cannot_be_reached_opens_the_circuit(
+    server: ProtocolServer, relays: Callable[..., Harness]
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        harness = relays(base_url=f"http://127.0.0.1:{closed.getsockname()[1]}/v1")
+        for number in range(circuit_breaker.MAX_FAILURES):
+            harness.run(name=str(number))
+    assert reported_state(harness) == (True, 0)
+    (error,) = harness.run(name="another tenant", waits=False, tenant=2)
+    assert isinstance(error, RequestError)
+    assert error.code == "server_is_overloaded"
+
+
+def test_requests_without_a_token_until_their_deadline_are_failures(
+    server: ProtocolServer, relays: Callable[..., Harness], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "SILENT_SECONDS", 0.1)
+    hold = threading.Event()
+    server.answers.extend([Answer(waits=hold)] * circuit_breaker.MAX_FAILURES)
+    harness = relays()
+    for number in range(circuit_breaker.MAX_FAILURES):
+        harness.submit(name=str(number), seconds=0.3)
+    for _ in range(circuit_breaker.MAX_FAILURES):
+        harness.outcomes()
+    hold.set()
+    assert reported_state(harness) == (False, 1)
+
+
+def test_the_circuit_opens_after_faults_of_two_tenants_and_closes_after_a_probe(
     server: ProtocolServer, relays: Callable[..., Harness]
 ) -> None:
     server.answers.extend(Answer(status=500) for _ in range(circuit_breaker.MAX_FAILURES))
     harness = relays()
     for number in range(circuit_breaker.MAX_FAILURES):
-        harness.run(name=str(number))
+        harness.run(name=str(number), tenant=1 + number % 2)
     for credential in (None, None, 8, 9):
         (error,) = harness.run(name="rejected", waits=False, credential=credential)
         assert isinstance(error, RequestError)
         assert error.code == "server_is_overloaded"
         assert error.retry_after
         assert harness.relay.breaker.is_open, "a rejection says nothing about the upstream"
-        assert is_circuit_open(harness)
+        assert reported_state(harness) == (True, 0)
     assert len(server.received) == circuit_breaker.MAX_FAILURES
-    harness.relay.breaker._open_until = 0.0
-    assert text(harness.run(name="probe")) == "Hello from upstream"
-    assert not harness.relay.breaker.is_open
-    assert not is_circuit_open(harness)
+    assert text(harness.run(name="probe", tenant=3)) == "Hello from upstream"
+    assert reported_state(harness) == (False, 0)
 
 
 def test_internal_addresses_and_unencrypted_urls_are_refused(

@@ -90,6 +90,28 @@ def test_a_rate_limit_of_one_relay_stops_the_others_for_this_credential(
     assert second.relay.metrics().counters["millrace_upstream_waits"] == {"retry_after": 1}
 
 
+@pytest.mark.parametrize("credential", [7, 8])
+@pytest.mark.parametrize(
+    "answer",
+    [Answer(status=429, headers={"retry-after": "999999999"}), Answer(headers=limits(0, "23h", limit=1))],
+    ids=["retry-after", "reset"],
+)
+def test_an_upstream_pauses_a_credential_that_tenants_share_for_at_most_a_minute(
+    server: ProtocolServer, relays: Callable[..., Harness], answer: Answer, credential: int
+) -> None:
+    first, second = relays(), relays()
+    server.answers += [answer]
+    first.run(waits=False, credential=credential)
+    eventually(lambda: first.relay._limits.states)  # type: ignore[union-attr]
+    (error,) = second.run(name="another tenant", waits=False, tenant=2, credential=credential)
+    assert isinstance(error, RequestError)
+    assert error.retry_after is not None
+    if credential == 7:
+        assert 50 < error.retry_after <= 60
+    else:  # a tenant's own
+        assert error.retry_after > 3500
+
+
 def test_reported_limits_are_divided_between_relays_and_refill(
     server: ProtocolServer, relays: Callable[..., Harness], broker: redis.Redis
 ) -> None:

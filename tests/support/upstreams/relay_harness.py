@@ -62,11 +62,12 @@ class Harness:
         seconds: float = 60,
         waits: bool = True,
         credential: int | None = None,
+        tenant: int = 1,
         operation: str = "",
     ) -> ActiveJob:
         operation = operation or ("messages" if self.engine == ANTHROPIC else "chat")
         request = UpstreamRequest(operation, BODY, 100, 25, waits)  # type: ignore[arg-type]
-        context = BillingContext(1, name, 0, 1, 1, 1, "m")
+        context = BillingContext(1, name, 0, tenant, 1, 1, "m")
         params = SamplingParams(max_tokens=50, n=n)
         deadline = time.time() + seconds
         chosen = {"credential": credential, "is_tenant_credential": credential == 8}

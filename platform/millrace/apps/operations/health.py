@@ -33,7 +33,7 @@ from billing.models import (
 from billing.pricing.currencies import other_currencies
 from billing.pricing.pricing import Tier
 from inference_worker.contract.disk import FreeSpace
-from inference_worker.contract.messages import ReplicaPhase
+from inference_worker.contract.messages import Heartbeat, ReplicaPhase
 from millrace.apps.operations.budget_usage import tenants_near_limits
 from millrace.apps.operations.deployments import served_specs
 from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState
@@ -85,6 +85,7 @@ class IssueType(StrEnum):
     SETTLER = "settler"
     UNPRICED = "unpriced"
     UPSTREAM = "upstream"
+    UPSTREAM_PAUSE = "upstream_pause"
     WEBHOOK = "webhook"
 
 
@@ -219,19 +220,31 @@ def _models(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
 
 
 def _upstreams(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
-    """Report upstreams that are down for all their replicas. For one without requests since its start, it is up."""
-    open_by_model: dict[str, list[bool]] = {}
+    """Report upstreams that are down for all their replicas, and those that fail only for some tenants.
+
+    For a replica without requests since its start, the upstream is up.
+    """
+    beats_by_model: dict[str, list[Heartbeat]] = {}
     for replica in board.replicas:
         if replica.state not in (ReplicaState.SILENT, ReplicaState.STARTING):
-            open_by_model.setdefault(replica.beat.model, []).append(replica.beat.circuit_open)
-    for model, circuits in sorted(open_by_model.items()):
-        if all(circuits):
+            beats_by_model.setdefault(replica.beat.model, []).append(replica.beat)
+    for model, beats in sorted(beats_by_model.items()):
+        paused = max(beat.tenants_paused for beat in beats)
+        if all(beat.circuit_open for beat in beats):
             yield HealthIssue(
                 IssueType.UPSTREAM,
                 model,
                 urgent=True,
                 title=f"The upstream of {model} is down",
                 todo="Its last requests failed, and new ones are rejected until a probe succeeds. Check the upstream.",
+            )
+        elif paused:
+            yield HealthIssue(
+                IssueType.UPSTREAM_PAUSE,
+                model,
+                urgent=False,
+                title=f"The upstream of {model} fails for {paused} {'tenant' if paused == 1 else 'tenants'}",
+                todo="Their last requests failed, and new ones are paused until a probe succeeds. See the request log.",
             )
 
 
