@@ -201,7 +201,12 @@ def _party(party: Mapping[str, str]) -> dict[str, Any]:
     town = " ".join(part for part in (party.get("postcode"), party.get("city")) if part)
     place = ", ".join(part for part in (town, party.get("region"), party.get("country")) if part)
     lines = [line for line in (party.get("street"), place) if line]
-    return {"name": party["name"], "lines": lines, "vat_id": party.get("vat_id", "")}
+    return {
+        "name": party["name"],
+        "lines": lines,
+        "vat_id": party.get("vat_id", ""),
+        "country": party.get("country", ""),
+    }
 
 
 def _group_of(line: Mapping[str, Any]) -> tuple[str, str]:

@@ -8,21 +8,23 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pikepdf
+import structlog
 import typst
 
 from billing.invoicing import facturx
 from billing.invoicing.document import in_words
+from billing.invoicing.glyphs import REPLACEMENT, font_directories, printable
 
+log = structlog.get_logger(__name__)
 _TEMPLATE = Path(__file__).with_name("invoice.typ")
-_UNSHOWN = re.compile(r"the text `\"(.+?)\"` could not be displayed", re.DOTALL)
-_CHARACTER = re.compile(r"\\u\{([0-9a-f]+)\}|\\(.)|.", re.DOTALL)
+_NOT_ASCII = re.compile(r"[^\n\x20-\x7e]")
 _FX = "urn:factur-x:pdfa:CrossIndustryDocument:invoice:1p0#"
 _PROPERTIES = {
     "DocumentFileName": ("factur-x.xml", "name of the embedded XML invoice file"),
@@ -44,47 +46,48 @@ def rendered(document: Mapping[str, Any]) -> bytes:
 
 
 def _typeset(words: dict[str, Any], xml: str, issued_at: str) -> bytes:
-    """Typeset the document. PDF/A requires a glyph for every character, so missing ones become question marks."""
-    moment = int(datetime.fromisoformat(issued_at).timestamp())
-    missing: set[str] = set()
-    while True:
-        try:
-            return typst.compile(
-                _TEMPLATE.read_bytes(),
-                format="pdf",
-                sys_inputs={"words": json.dumps(_without(words, missing)), "xml": xml},
-                pdf_standards="a-3b",
-                font_paths=_fonts(),
-                timestamp=moment,
-            )
-        except typst.TypstError as exc:
-            unshown = _UNSHOWN.search(str(exc))
-            found = set() if unshown is None else _unescaped(unshown[1]) - missing
-            if not found:
-                raise
-            missing |= found
+    """Typeset the document, at most twice.
+
+    PDF/A requires a glyph for every character. If the typesetter lacks one in spite of the fonts' character maps, the
+    texts are printed in ASCII.
+    """
+    try:
+        return _compile(_each_text(words, printable), xml, issued_at)
+    except typst.TypstError as exc:
+        log.error("invoice_typeset_in_ascii", number=words["number"], error=str(exc))
+    return _compile(_each_text(words, _ascii), xml, issued_at)
 
 
-def _unescaped(text: str) -> set[str]:
-    """Return the characters of a text as printed in the typesetter's errors, where some are escaped by number."""
-    return {chr(int(match[1], 16)) if match[1] else match[2] or match[0] for match in _CHARACTER.finditer(text)}
+def _compile(words: Any, xml: str, issued_at: str) -> bytes:
+    return typst.compile(
+        _TEMPLATE.read_bytes(),
+        format="pdf",
+        sys_inputs={"words": json.dumps(words), "xml": xml},
+        pdf_standards="a-3b",
+        font_paths=_fonts(),
+        timestamp=int(datetime.fromisoformat(issued_at).timestamp()),
+    )
 
 
-def _without(value: Any, characters: Collection[str]) -> Any:
-    """Return the texts of `value` with a question mark for each of the characters."""
+def _each_text(value: Any, change: Callable[[str], str]) -> Any:
+    """Return `value` with each of its texts changed."""
     if isinstance(value, str):
-        return value.translate(dict.fromkeys(map(ord, characters), "?"))
+        return change(value)
     if isinstance(value, dict):
-        return {key: _without(item, characters) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without(item, characters) for item in value]
+        return {key: _each_text(item, change) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_each_text(item, change) for item in value]
     return value
+
+
+def _ascii(text: str) -> str:
+    return _NOT_ASCII.sub(REPLACEMENT, text)
 
 
 @cache
 def _fonts() -> typst.Fonts:
     """Return the fonts of the typesetter. Fonts of the machine must not change an invoice."""
-    return typst.Fonts(include_system_fonts=False)
+    return typst.Fonts(include_system_fonts=False, font_paths=list(font_directories()))
 
 
 def _with_factur_x(xmp: str) -> str:
