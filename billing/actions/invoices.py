@@ -1,4 +1,4 @@
-"""The action that finalizes an invoice: number, ledger and PDF. It is safe to run concurrently and after a crash."""
+"""The action that finalizes an invoice: number and ledger. It is safe to run concurrently and after a crash."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from billing.actions.drafts import (
 )
 from billing.actions.matching import match_deposits, note_balance, outstanding, written_off
 from billing.amounts import DEFAULT_CURRENCY, minor_digits, nano_a_cent
-from billing.invoicing import document, pdf
+from billing.invoicing import document
 from billing.invoicing.lines import lines_of
 from billing.invoicing.taxes import NoTaxRule, require_vat_ids, vat_party
 from billing.invoicing.term_lines import term_change
@@ -35,7 +35,6 @@ from billing.models import (
     BillingProfile,
     Invoice,
     InvoiceEmail,
-    InvoiceFile,
     InvoiceLine,
     Period,
     Price,
@@ -52,7 +51,7 @@ ON CONFLICT (entity_id, prefix, year) DO UPDATE SET last = billing_numberseries.
 
 
 def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
-    """Give a draft its number, apply credit, book it and store its PDF. It never changes afterwards.
+    """Give a draft its number, apply credit, and book it. It never changes afterwards. Its PDF is typeset later.
 
     Raises:
         Conflict: the draft is older than the period's end, or no tax rule or exchange rate matches, or a VAT ID is
@@ -190,15 +189,11 @@ def _set_tax_currency(invoice: Invoice, today: date) -> None:
 
 
 def _fix(invoice: Invoice, lines: list[InvoiceLine]) -> None:
-    """Save the final invoice, with its PDF."""
+    """Save the final invoice."""
     described = document.described(invoice, lines)
     invoice.sha256 = hashlib.sha256(document.encoded(described)).hexdigest()
     invoice.state = Invoice.State.OPEN
     invoice.save()
-    made = pdf.rendered(described)
-    InvoiceFile.objects.create(
-        invoice=invoice, tenant_id=invoice.tenant_id, pdf=made, sha256=hashlib.sha256(made).hexdigest()
-    )
 
 
 def _book(invoice: Invoice) -> None:

@@ -10,12 +10,13 @@ from django.db import connection
 
 from billing.amounts import femto_a_cent, nano_a_cent
 from billing.invoicing import document, pdf
+from billing.invoicing.files import stored_pdf
 from billing.invoicing.lines import Count, UsageLine, counted, line, lines_of, rerated_lines, used, wanted
 from billing.invoicing.metered_lines import metered_lines
 from billing.invoicing.taxes import taxed
 from billing.ledger import booked
 from billing.metering.archives import require_usage
-from billing.models import Account, Invoice, InvoiceFile, InvoiceLine
+from billing.models import Account, Invoice, InvoiceLine
 
 _UNRATED = """
 SELECT count(*) FROM billing_usageevent
@@ -45,7 +46,6 @@ def check(invoice: Invoice) -> InvoiceCheckResult:
     made = recomputed(invoice, used(invoice.period, tenant_id).get(tenant_id, []), counts)
     require_usage(invoice.period_id)
     data = hashlib.sha256(document.encoded(made)).hexdigest()
-    file = InvoiceFile.objects.for_tenant(tenant_id).get(invoice=invoice)
     with connection.cursor() as cursor:
         cursor.execute(_UNRATED, [invoice.period_id, tenant_id])
         unrated = cursor.fetchone()[0]
@@ -57,7 +57,7 @@ def check(invoice: Invoice) -> InvoiceCheckResult:
         unrated=unrated,
         ledger_difference=revenue - (invoice.taxable if invoice.is_credit_note else invoice.subtotal),
         same_data=data == invoice.sha256,
-        same_pdf=pdf.rendered(made) == bytes(file.pdf),
+        same_pdf=pdf.rendered(made) == stored_pdf(invoice),
         sha256=data,
     )
 

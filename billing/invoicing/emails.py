@@ -11,8 +11,9 @@ from django.core.mail import EmailMessage
 from billing.actions.matching import outstanding
 from billing.amounts import dollars
 from billing.invoicing.document import TITLES
+from billing.invoicing.files import stored_pdf
 from billing.invoicing.webhook_events import emit_past_due
-from billing.models import CHARGES, BillingProfile, Invoice, InvoiceEmail, InvoiceFile
+from billing.models import CHARGES, BillingProfile, Invoice, InvoiceEmail
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Membership
@@ -34,7 +35,6 @@ class InvoiceEmailOutbox(EmailOutbox[InvoiceEmail]):
 
     def compose(self, row: InvoiceEmail) -> EmailMessage:
         invoice = row.invoice
-        pdf = InvoiceFile.objects.all_tenants().get(invoice=invoice).pdf
         to, owed = _addresses(invoice.tenant_id), outstanding(invoice)
         total, unpaid_amount = (dollars(cents, invoice.currency) for cents in (invoice.total, owed))
         noun = TITLES[invoice.invoice_type]
@@ -57,7 +57,7 @@ class InvoiceEmailOutbox(EmailOutbox[InvoiceEmail]):
         subject = f"{subject} from {invoice.seller['name']}"
         why = f"You receive this email as a billing contact, owner or billing member of {invoice.tenant.name}."
         message = render_email(subject, f"{text}\n\n{link}", to, button=f"View {noun.lower()}", reason=why)
-        message.attach(f"{invoice.number}.pdf", bytes(pdf), "application/pdf")
+        message.attach(f"{invoice.number}.pdf", stored_pdf(invoice), "application/pdf")
         return message
 
     def store(self, row: InvoiceEmail, current: InvoiceEmail, result: EmailResult, now: datetime) -> None:

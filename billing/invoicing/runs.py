@@ -1,4 +1,4 @@
-"""Invoicing of months: close, draft, finalize. The next run continues an interrupted one."""
+"""Invoicing of months: close, draft, finalize, typeset. The next run continues an interrupted one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import structlog
 
 from billing.actions.drafts import close_after, do_close_period, do_draft, waits_for_drafts
 from billing.actions.invoices import do_finalize
+from billing.invoicing.files import store_pdfs
 from billing.models import BillingEntity, Period
 from billing.periods import default_entity, ensure_periods
 from tenants.actions import Conflict
@@ -53,6 +54,7 @@ def invoice_months(
         if tenant is None and len(report.left) == left and not waits_for_drafts(period):
             with all_tenants_scope(BypassReason.BILLING):
                 Period.objects.filter(pk=period.pk).update(invoiced_at=now)
+    store_pdfs()
     return report
 
 

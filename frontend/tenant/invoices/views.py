@@ -10,9 +10,10 @@ from django.utils.translation import gettext as _
 
 from billing.invoicing import document, facturx
 from billing.invoicing.exports import as_csv
+from billing.invoicing.files import stored_pdf
 from billing.invoicing.lines import lines_of
 from billing.invoicing.preview import preview
-from billing.models import Invoice, InvoiceFile, InvoiceLine
+from billing.models import Invoice, InvoiceLine
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
@@ -135,7 +136,7 @@ def file(ctx: PageContext) -> HttpResponse:
 
 def _body(found: Invoice, form: str) -> bytes | str:
     if form == "pdf":
-        return bytes(InvoiceFile.objects.for_tenant(found.tenant_id).get(invoice=found).pdf)
+        return stored_pdf(found)
     described = document.described(found, lines_of(found))
     if form == "xml":
         return facturx.xml(described)

@@ -16,18 +16,30 @@ from billing.actions.credits import do_grant_credit
 from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.invoices import do_finalize
 from billing.actions.payments import Received, do_record_payment
-from billing.invoicing import document, emails, pdf
+from billing.invoicing import checks, document, emails, pdf
+from billing.invoicing.files import store_pdfs
 from billing.invoicing.lines import lines_of
 from billing.invoicing.runs import invoice_months
 from billing.metering.ingest import UsageMessage, settle
-from billing.models import Account, BillingProfile, CreditGrant, Invoice, LedgerEntry, NumberSeries, Period, UsageEvent
+from billing.models import (
+    Account,
+    BillingProfile,
+    CreditGrant,
+    Invoice,
+    InvoiceFile,
+    InvoiceLine,
+    LedgerEntry,
+    NumberSeries,
+    Period,
+    UsageEvent,
+)
 from billing.periods import default_entity, ensure_periods, month_bounds, stamps
 from inference_worker.contract.messages import encode
 from tenants.actions import do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
-from tests.support.billing.books import NOVEMBER, OCTOBER, make_months, over, period, price, use
+from tests.support.billing.books import NOVEMBER, OCTOBER, make_months, over, pdf_of, period, price, use
 from tests.support.billing.published_prices import A, publish
 from tests.support.rows import unscoped
 
@@ -89,9 +101,7 @@ def test_numbers_have_no_gaps_under_rollbacks(october):
     assert sum(entry.nano for entry in unscoped(LedgerEntry).all()) == 0
 
 
-@pytest.mark.parametrize(
-    "step", ["_issue", "_fix", "_book", "credits.apply_credit", "pdf.rendered", "document.described"]
-)
+@pytest.mark.parametrize("step", ["_issue", "_fix", "_book", "credits.apply_credit", "document.described"])
 def test_a_killed_finalization_leaves_no_trace(october, monkeypatch, step):
     (draft,) = drafts(october, 1)
 
@@ -108,20 +118,58 @@ def test_a_killed_finalization_leaves_no_trace(october, monkeypatch, step):
 
 def test_one_tenants_error_does_not_delay_the_others(october, monkeypatch):
     waiting = drafts(october, 3)
-    whole = pdf.rendered
-    broken = waiting[0].tenant.name
+    whole = document.described
 
-    def rendered(said: dict) -> bytes:
-        if said["buyer"]["name"] == broken:
-            raise ValueError("no such font")
-        return whole(said)
+    def described(invoice: Invoice, lines: list[InvoiceLine]) -> dict[str, object]:
+        if invoice.tenant_id == waiting[0].tenant_id:
+            raise ValueError("no such line")
+        return whole(invoice, lines)
 
     with monkeypatch.context() as patch:
-        patch.setattr("billing.invoicing.pdf.rendered", rendered)
+        patch.setattr(document, "described", described)
         report = invoice_months(month="2026-10", now=over(october))
-    assert (report.finalized, report.left) == (*(["INV-2026-000001", "INV-2026-000002"], ["t0 2026-10: no such font"]),)
+    assert (report.finalized, report.left) == (*(["INV-2026-000001", "INV-2026-000002"], ["t0 2026-10: no such line"]),)
     assert invoice_months(now=october.ends_at + timedelta(days=1)).finalized == ["INV-2026-000003"]
     assert invoice_months(now=october.ends_at + timedelta(days=1)).finalized == []
+
+
+def test_a_failing_typesetter_prevents_no_invoice(october, monkeypatch):
+    """The invoice is final and can be paid. Its PDF is stored when the typesetter works, and is sent then."""
+    drafts(october, 2)
+
+    def fail(described: object) -> bytes:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pdf, "rendered", fail)
+        report = invoice_months(month="2026-10", now=over(october))
+        assert (report.finalized, report.left) == (["INV-2026-000001", "INV-2026-000002"], [])
+        assert emails.send_all() == 0
+    first, second = unscoped(Invoice).order_by("number")
+    assert (first.state, unscoped(InvoiceFile).count()) == ("open", 0)
+    assert do_record_payment(Received("stripe", "pi_1", 100, OCTOBER, invoice=first.number))[1]
+    made = pdf_of(first)
+    assert store_pdfs() == 1
+    assert store_pdfs() == 0
+    assert made == pdf_of(first) == bytes(unscoped(InvoiceFile).get(invoice_id=first.pk).pdf)
+    with all_tenants_scope(BypassReason.BILLING):
+        rows = Invoice.objects.all_tenants().select_related("entity", "period", "refers_to")
+        assert all(checks.check(row).same_pdf and checks.check(row).same_data for row in rows)
+    assert second.number.encode() in pdf_of(second)
+
+
+def test_a_pdf_that_is_typeset_concurrently_is_stored_once(october):
+    drafts(october, 3)
+    invoice_months(month="2026-10", now=over(october))  # the first typesetting of the process reads the fonts
+    cheap = price("1", model="other")
+    for tenant in unscoped(Tenant).all():
+        use(tenant, NOVEMBER, (cheap, MILLION))
+    do_close_period(period(NOVEMBER), now=over(period(NOVEMBER)))
+    invoices = [do_finalize(draft) for draft in do_draft(period(NOVEMBER))]
+    answers = at_once([lambda row=row: pdf_of(row) for row in invoices for _ in range(4)] + [store_pdfs] * 4)
+    assert not [answer for answer in answers if isinstance(answer, Exception)]
+    assert len({answer for answer in answers if isinstance(answer, bytes)}) == 3
+    assert unscoped(InvoiceFile).count() == 6
 
 
 def test_concurrent_billing_runs_of_a_month(october):

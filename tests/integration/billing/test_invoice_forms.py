@@ -38,7 +38,6 @@ from billing.models import (
     CreditGrant,
     Invoice,
     InvoiceEmail,
-    InvoiceFile,
     NumberSeries,
     TaxCategory,
     TaxRule,
@@ -51,7 +50,7 @@ from tenants.actions import Conflict, do_add_member, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
-from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, price, use
+from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, pdf_of, price, use
 from tests.support.emails import check_email
 from tests.support.rows import unscoped
 
@@ -108,7 +107,7 @@ def document_of(invoice: Invoice) -> dict:
 
 
 def attached(invoice: Invoice) -> tuple[pikepdf.Pdf, bytes]:
-    file = pikepdf.open(io.BytesIO(bytes(unscoped(InvoiceFile).get(invoice_id=invoice.pk).pdf)))
+    file = pikepdf.open(io.BytesIO(pdf_of(invoice)))
     return file, file.attachments["factur-x.xml"].get_file().read_bytes()
 
 

@@ -23,7 +23,6 @@ from billing.models import (
     CreditGrant,
     ExchangeRate,
     Invoice,
-    InvoiceFile,
     InvoiceLine,
     LedgerEntry,
     TaxRule,
@@ -42,6 +41,7 @@ from tests.support.billing.books import (
     invoiced,
     make_months,
     over,
+    pdf_of,
     period,
     price,
     take_back,
@@ -158,7 +158,7 @@ def test_late_usage_is_on_the_next_invoice_and_the_last_is_unchanged(acme):
     cheap = price("1")
     use(acme, NOVEMBER, (cheap, 2 * MILLION))
     november = invoiced(acme, NOVEMBER)
-    before = bytes(unscoped(InvoiceFile).get(invoice_id=november.pk).pdf)
+    before = pdf_of(november)
     use(acme, NOVEMBER, (cheap, MILLION))  # settled on 5 December
     use(acme, DECEMBER, (cheap, 3 * MILLION))
     do_draft(period(NOVEMBER))
@@ -450,7 +450,7 @@ def test_voiding_returns_credit_and_allows_a_new_invoice(acme):
 @pytest.mark.parametrize("role", ["system", "owner"])
 def test_final_invoices_never_change(acme, as_owner, sql, role):
     use(acme, OCTOBER, (price("3"), MILLION))
-    invoiced(acme, OCTOBER)
+    pdf_of(invoiced(acme, OCTOBER))
 
     def run():
         with transaction.atomic(), connection.cursor() as cursor:

@@ -12,6 +12,7 @@ from django.db import connection
 
 from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.invoices import do_finalize
+from billing.invoicing.files import stored_pdf
 from billing.models import Adjustment, CompiledRateCard, Invoice, Period, Price, PriceBook, PriceVersion, UsageEvent
 from billing.periods import default_entity, ensure_periods, stamps
 from billing.pricing.pricing import COMPONENTS, Component, Rate, encode_rates
@@ -146,6 +147,13 @@ def invoiced(tenant: Tenant, at: datetime) -> Invoice:
     do_close_period(month, now=over(month))
     (draft,) = [row for row in do_draft(month, tenant) if row.invoice_type == Invoice.InvoiceType.INVOICE]
     return do_finalize(draft, now=month.ends_at)
+
+
+def pdf_of(invoice: Invoice) -> bytes:
+    """Return the stored PDF of a final invoice."""
+    with all_tenants_scope(BypassReason.BILLING):
+        rows = Invoice.objects.all_tenants().select_related("entity", "period", "refers_to")
+        return stored_pdf(rows.get(pk=invoice.pk))
 
 
 LIST_A = {"uncached": "3", "cache_write_5m": "3.75", "cache_write_1h": "6", "cache_read": "0.30", "output": "15"}
