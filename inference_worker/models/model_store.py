@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from inference_worker.contract.command_line import format_command
 from inference_worker.contract.config import ModelError, read_json
 from inference_worker.models.inspection import MANIFEST
 
@@ -226,7 +227,8 @@ def check_files(model: StoredModel) -> None:
     """
     for file in model.files:
         if problem := size_problem(model.directory / file.path, file.size):
-            raise ModelError(f"{problem}: run `millrace models remove {model.repository}` and pull it again")
+            removal = format_command(f"models remove {model.repository}")
+            raise ModelError(f"{problem}: run `{removal}` and pull it again")
 
 
 def check_repository(repository: str) -> None:

@@ -1,4 +1,4 @@
-"""`manage.py generate_invoices`: the hourly invoicing task, run manually for a month and a tenant."""
+"""`millrace manage generate_invoices`: the hourly invoicing task, run manually for a month and a tenant."""
 
 from __future__ import annotations
 

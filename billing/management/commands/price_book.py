@@ -1,4 +1,4 @@
-"""`manage.py price_book`: import, publish and compare prices on the command line."""
+"""`millrace manage price_book`: import, publish and compare prices on the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`manage.py run_settler`: the process that turns usage events into rows."""
+"""`millrace manage run_settler`: the process that turns usage events into rows."""
 
 from __future__ import annotations
 

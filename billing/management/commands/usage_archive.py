@@ -1,4 +1,4 @@
-"""`manage.py usage_archive`: move a month of usage events out of the database into files, and back."""
+"""`millrace manage usage_archive`: move a month of usage events out of the database into files, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`manage.py usage_partitions`: list the months of usage events."""
+"""`millrace manage usage_partitions`: list the months of usage events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`manage.py usage_report`: a tenant's usage as a table."""
+"""`millrace manage usage_report`: a tenant's usage as a table."""
 
 from __future__ import annotations
 

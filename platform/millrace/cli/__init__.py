@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import click
 
+from inference_worker.contract.command_line import format_command
+
 
 class _Entry(NamedTuple):
     """A command: its module, its name there, and its line in the list of commands."""
@@ -90,10 +92,10 @@ class _Root(click.Group):
                 formatter.write_dl([(name, entry.help) for name, entry in entries.items()], col_max=12)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from millrace.cli.app import EXIT_CODES
+        from millrace.cli.app import EXIT_CODES, format_example
 
         with formatter.section("Example"):
-            formatter.write(f"{'':>{formatter.current_indent}}millrace login && millrace usage\n")
+            formatter.write(f"{'':>{formatter.current_indent}}{format_example('millrace login && millrace usage')}\n")
         formatter.write(f"\n{EXIT_CODES}\n")
 
 
@@ -107,4 +109,4 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     for stream in (sys.stdout, sys.stderr):  # replace characters that the terminal cannot show
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    return root.main(arguments, prog_name="millrace")
+    return root.main(arguments, prog_name=format_command())

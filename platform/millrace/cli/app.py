@@ -6,12 +6,14 @@ import contextlib
 import functools
 import itertools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from inference_worker.contract.command_line import format_command, format_quoted_commands
 from millrace.cli import output
 from millrace.cli.output import Column
 from millrace.cli.profiles import Connection, NotSignedIn, config_path, find_connection
@@ -82,7 +84,14 @@ def make_client(connection: Connection, tenant: str | None = None) -> Client:
     return Client(connection.url, connection.api_key, cookies=connection.cookies, tenant=tenant)
 
 
-class ResourceGroup(click.Group):
+class CommandHelp(click.Command):
+    """A command whose help contains commands as they can be typed in this installation."""
+
+    def get_help(self, ctx: click.Context) -> str:
+        return format_quoted_commands(super().get_help(ctx))
+
+
+class ResourceGroup(CommandHelp, click.Group):
     """A group of commands about one type of object. Without a command it runs `default`."""
 
     def __init__(self, *args: Any, default: str = "list", **options: Any) -> None:
@@ -97,17 +106,17 @@ class ResourceGroup(click.Group):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Examples"):
             for each in self.commands.values():
-                formatter.write(f"{'':>{formatter.current_indent}}{getattr(each, 'example', '')}\n")
+                formatter.write(f"{'':>{formatter.current_indent}}{format_example(getattr(each, 'example', ''))}\n")
 
 
-class ApiCommand(click.Command):
+class ApiCommand(CommandHelp):
     """A command with an example in its help."""
 
     example = ""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Example"):
-            formatter.write(f"{'':>{formatter.current_indent}}{self.example}\n")
+            formatter.write(f"{'':>{formatter.current_indent}}{format_example(self.example)}\n")
 
 
 def command(group: click.Group, name: str, *, example: str, rows: bool = False) -> Callable[[Command], Command]:
@@ -147,6 +156,11 @@ def api_command(name: str, function: Command, *, example: str, rows: bool = Fals
     made = click.command(name, cls=ApiCommand)(decorated)
     made.example = example
     return made
+
+
+def format_example(example: str) -> str:
+    """Return an example, which begins with `millrace`, as it can be typed in this installation."""
+    return re.sub(r"\bmillrace(?= )", lambda _: format_command(), example)
 
 
 def given_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -195,9 +209,11 @@ def _advice(exc: StatusError) -> str:
     from millrace.client import errors
 
     if isinstance(exc, errors.ReauthenticationNeeded):
-        return " Run `millrace login --operator` again: changes need a sign-in of the last 5 minutes."
+        login = format_command("login --operator")
+        return f" Run `{login}` again: changes need a sign-in of the last 5 minutes."
     if isinstance(exc, errors.AuthenticationFailed):
-        return " Run `millrace login`; commands for operators need `millrace login --operator`."
+        login = format_command("login")
+        return f" Run `{login}`; commands for operators need `{login} --operator`."
     if isinstance(exc, errors.RateLimited) and exc.retry_after is not None:
         return f" Try again in {exc.retry_after:.0f} s."
     return ""

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from inference_worker.contract.command_line import format_command
 from millrace.cli import output
 from millrace.cli.app import ResourceGroup, Session, api_command, command, fail, given_options
 from millrace.cli.output import Column, moment, number, price_columns, usd, yes_no
@@ -79,7 +80,7 @@ def costs() -> None:
 def list_costs(session: Session) -> None:
     """List the current cost card of each deployment. With --json, with its prices."""
     cards = session.client.operator.costs.list()
-    session.rows(cards, _CARD, empty="No cost cards. Import them with `millrace costs import`.")
+    session.rows(cards, _CARD, empty=f"No cost cards. Import them with `{format_command('costs import')}`.")
 
 
 @command(costs, "show", example="millrace costs show gpt-4o-mini")
@@ -88,7 +89,7 @@ def show_costs(session: Session, deployment: str) -> None:
     """Show the costs of a deployment, per million tokens."""
     cards = [card for card in session.client.operator.costs.list() if card["model"] == deployment]
     if not cards:
-        fail(f"the deployment {deployment!r} has no cost card; import one with `millrace costs import`")
+        fail(f"the deployment {deployment!r} has no cost card; import one with `{format_command('costs import')}`")
     if session.as_json:
         output.print_json(cards[0])
         return

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from inference_worker.contract.command_line import format_command
 from millrace.cli import output
 from millrace.cli.app import FAILED, USAGE, ResourceGroup, Session, command, fail, given_options
 from millrace.cli.credentials import read_secret
@@ -207,7 +208,8 @@ _action("unload", "Drain a deployment, then drop its weights.", "{name} is wante
 def draft_price(session: Session, name: str) -> None:
     """Draft the offered price of a deployment without one."""
     draft = session.client.operator.deployments.draft_price(name)
-    text = f"Draft {draft['id']}. Another operator publishes it: millrace prices publish {draft['id']}"
+    publishing = format_command(f"prices publish {draft['id']}")
+    text = f"Draft {draft['id']}. Another operator publishes it: {publishing}"
     session.done(draft, text)
 
 
@@ -249,7 +251,8 @@ def _offer_price(session: Session, row: Mapping[str, Any]) -> None:
     name = row["name"]
     offer = ", ".join(f"{price['component']} {price['usd_per_million']}" for price in row["offered_price"])
     click.echo(f"{name} has no price, so its requests get 503 model_not_priced.", err=True)
-    click.echo(f"Offered price, USD per 1M tokens: {offer}. To draft it: millrace deployments price {name}", err=True)
+    drafting = format_command(f"deployments price {name}")
+    click.echo(f"Offered price, USD per 1M tokens: {offer}. To draft it: {drafting}", err=True)
 
 
 def _wait_for(session: Session, name: str, states: tuple[str, ...]) -> Any:
@@ -262,7 +265,8 @@ def _wait_for(session: Session, name: str, states: tuple[str, ...]) -> Any:
         if row["state"] == "failed":
             fail(f"{name} could not be loaded: {row['reason']}")
         if time.monotonic() > give_up_at:
-            fail(f"{name} is {row['state']} after {WAIT_SECONDS:.0f} s. Check `millrace deployments show {name}`.")
+            check = format_command(f"deployments show {name}")
+            fail(f"{name} is {row['state']} after {WAIT_SECONDS:.0f} s. Check `{check}`.")
         time.sleep(POLL_SECONDS)
 
 

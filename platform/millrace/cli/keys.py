@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from inference_worker.contract.command_line import format_command
 from millrace.cli.app import ResourceGroup, Session, command, given_options
 from millrace.cli.output import Column, joined, moment, yes_no
 
@@ -242,7 +243,8 @@ def rotate_webhook(session: Session, id: int) -> None:
 def test_webhook(session: Session, id: int) -> None:
     """Send a test event to an endpoint."""
     delivery = session.client.webhooks.test(id)
-    session.done(delivery, f"Queued the delivery {delivery['id']}: see `millrace webhooks deliveries`.")
+    deliveries = format_command("webhooks deliveries")
+    session.done(delivery, f"Queued the delivery {delivery['id']}: see `{deliveries}`.")
 
 
 @command(webhooks, "delete", example="millrace webhooks delete 2")

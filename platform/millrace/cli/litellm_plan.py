@@ -15,6 +15,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
+from inference_worker.contract.command_line import format_command
+
 ENV_PREFIX = "os.environ/"
 MAX_NAME_LENGTH = 64
 MAX_SLUG_LENGTH = 50
@@ -192,7 +194,7 @@ def _upstream_options(
     elif provider not in PROVIDERS:
         reason = f"the provider {provider or 'of ' + repr(model)} is not supported"
     elif (mode := str(info.get("mode") or "chat")) not in ("chat", "completion", "responses"):
-        reason = f"the mode {mode} is not imported; add it with `millrace deployments add --task`"
+        reason = f"the mode {mode} is not imported; add it with `{format_command('deployments add --task')}`"
     if reason:
         plan.unmapped.append(Unmapped(subject, reason))
         return None
@@ -225,7 +227,7 @@ def _upstream_options(
     if ignored:
         plan.unmapped.append(Unmapped(subject, f"not imported: {', '.join(ignored)}"))
     if any(name.endswith("_cost_per_token") for name in (*info, *params)):
-        plan.unmapped.append(Unmapped(subject, "its cost is not imported; see `millrace costs import`"))
+        plan.unmapped.append(Unmapped(subject, f"its cost is not imported; see `{format_command('costs import')}`"))
     return options
 
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from inference_worker.contract.command_line import format_command
 from millrace.cli import output
 from millrace.cli.app import NOT_ALLOWED, ApiCommand, fail, make_client, with_exit_codes
 from millrace.cli.output import Column
@@ -102,11 +103,11 @@ def _operator_connection(url: str) -> Connection:
                 "/login", data=_with_token(browser, form), headers={"X-Requested-With": "XMLHttpRequest"}
             )
             if not answer.is_success:
-                fail(f"{_form_error(answer)} Run `millrace login --operator` again.", NOT_ALLOWED)
+                fail(f"{_form_error(answer)} Run `{format_command('login --operator')}` again.", NOT_ALLOWED)
             if urlsplit(str(answer.json().get("location"))).path == _CODE_PATH:
                 code = _secret("Code of the second factor")
                 if browser.post(_CODE_PATH, data=_with_token(browser, {"code": code})).status_code != 302:
-                    fail("The code is wrong. Run `millrace login --operator` again.", NOT_ALLOWED)
+                    fail(f"The code is wrong. Run `{format_command('login --operator')}` again.", NOT_ALLOWED)
             cookies = {cookie.name: str(cookie.value) for cookie in browser.cookies.jar}
     except (httpx.HTTPError, ValueError) as exc:
         raise ConnectionFailed(f"cannot sign in at {url}: {exc}") from exc
@@ -115,7 +116,8 @@ def _operator_connection(url: str) -> Connection:
         try:
             next(iter(client.operator.tenants.list(page_size=1)), None)
         except NotFound:
-            fail(f"{email} is not an operator. To use a tenant, run `millrace login` with an API key.", NOT_ALLOWED)
+            login_command = format_command("login")
+            fail(f"{email} is not an operator. To use a tenant, run `{login_command}` with an API key.", NOT_ALLOWED)
     return connection
 
 
@@ -151,7 +153,8 @@ def _logout(profile: str | None, local: bool) -> None:
         _end_session(connection)
     with changed_profiles(config_path()) as stored:
         if stored.profiles.get(name) != connection:
-            fail(f"The profile {name} was changed meanwhile. Run `millrace logout --profile {name}` again.")
+            logout_command = format_command(f"logout --profile {name}")
+            fail(f"The profile {name} was changed meanwhile. Run `{logout_command}` again.")
         removed = stored.profiles.pop(name, None)
         if stored.current == name and stored.profiles:
             stored.current = sorted(stored.profiles)[0]
@@ -165,7 +168,7 @@ def _end_session(connection: Connection) -> None:
     from millrace.client import ConnectionFailed
 
     url, cookies = connection.url, dict(connection.cookies or {})
-    advice = "Try again, or remove only the stored connection: millrace logout --local"
+    advice = f"Try again, or remove only the stored connection: {format_command('logout --local')}"
     try:
         with httpx.Client(base_url=url, cookies=cookies, headers={"Referer": url}, timeout=30) as browser:
             answer = browser.post("/logout", data=_with_token(browser, {}))
@@ -192,7 +195,8 @@ def _profiles(use: str | None, as_json: bool) -> None:
     if use:
         with changed_profiles(config_path()) as stored:
             if use not in stored.profiles:
-                raise click.UsageError(f"There is no profile {use!r}. Create it: millrace login --profile {use}")
+                login_command = format_command(f"login --profile {use}")
+                raise click.UsageError(f"There is no profile {use!r}. Create it: {login_command}")
             stored.current = use
     stored = read_profiles(config_path())
     rows = [
@@ -204,4 +208,4 @@ def _profiles(use: str | None, as_json: bool) -> None:
         return
     columns = [Column("name", "name"), Column("url", "url"), Column("signed in as", "as")]
     columns.append(Column("current", "current", output.yes_no))
-    output.print_table(rows, columns, "No profiles. Run `millrace login`.")
+    output.print_table(rows, columns, f"No profiles. Run `{format_command('login')}`.")

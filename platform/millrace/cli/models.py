@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from inference_worker.contract.command_line import format_command
 from millrace.cli import output
 from millrace.cli.app import FAILED, NOT_ALLOWED, NOT_FOUND, TRY_AGAIN, ApiCommand, ResourceGroup, fail, server_packages
 from millrace.cli.output import Column, moment
@@ -120,7 +121,8 @@ def list_models(as_json: bool) -> None:
     if as_json:
         output.print_json(rows)
     else:
-        output.print_table(rows, _MODEL, "No models. `millrace models pull organization/name` downloads one.")
+        pull_command = format_command("models pull organization/name")
+        output.print_table(rows, _MODEL, f"No models. `{pull_command}` downloads one.")
 
 
 @_command("inspect", "millrace models inspect Qwen/Qwen3-0.6B --context 8192")
@@ -160,7 +162,7 @@ def verify(model: str, revision: str | None, file: str | None, as_json: bool) ->
     source = _hub_source(model, revision, file)
     found = store.find(source.repository, revision, source.file)
     if found is None:
-        fail(f"{source.repository}: not pulled; `millrace models list` shows the models", NOT_FOUND)
+        fail(f"{source.repository}: not pulled; `{format_command('models list')}` shows the models", NOT_FOUND)
     with show_progress() as progress:
         problems = store.verify(found, progress)
     if as_json:
@@ -169,7 +171,8 @@ def verify(model: str, revision: str | None, file: str | None, as_json: bool) ->
         text = f"All {len(found.files)} files of {found.repository} match their checksums."
         click.echo(output.printable("\n".join(problems) or text))
     if problems:
-        fail(f"{len(problems)} files are damaged: run `millrace models remove {found.repository}` and pull it again")
+        removal = format_command(f"models remove {found.repository}")
+        fail(f"{len(problems)} files are damaged: run `{removal}` and pull it again")
 
 
 @_command("remove", "millrace models remove Qwen/Qwen3-0.6B")
@@ -184,7 +187,7 @@ def remove(model: str, revision: str | None, file: str | None, as_json: bool) ->
     source = _hub_source(model, revision, file)
     directories = store.directories(source.repository, revision, source.file)
     if not directories:
-        fail(f"{source.repository}: not pulled; `millrace models list` shows the models", NOT_FOUND)
+        fail(f"{source.repository}: not pulled; `{format_command('models list')}` shows the models", NOT_FOUND)
     if len(directories) > 1:
         names = ", ".join(path.name for path in directories)
         fail(f"{source.repository}: pulled several times; choose one with --revision and --file: {names}")

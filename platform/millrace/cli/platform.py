@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from inference_worker.contract.command_line import format_command, format_quoted_commands
 from millrace.cli.app import ApiCommand, fail, server_packages
 
 _SHELLS = click.Choice(["bash", "zsh", "fish"])  # bash 4.4 or newer
@@ -78,17 +79,17 @@ def config(markdown: bool, write: str | None) -> None:
             document = Path(write)
             document.write_text(replace_table(document.read_text(encoding="utf-8")), encoding="utf-8")
         else:
-            click.echo(as_markdown() if markdown else as_text())
+            click.echo(as_markdown() if markdown else format_quoted_commands(as_text()))
 
 
 @click.command(cls=_Manage, context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def manage(arguments: tuple[str, ...]) -> None:
-    """Run an administration command of the platform, like manage.py in a checkout."""
+    """Run an administration command of the platform. `millrace manage help` lists them."""
     with server_packages():
         from millrace.conf.management import run
 
-        run(["millrace manage", *arguments])
+        run([format_command("manage"), *arguments])
 
 
 @click.command(cls=_Completion)

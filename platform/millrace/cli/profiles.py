@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from inference_worker.contract.command_line import format_command
+
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_PROFILE = "default"
 URL, API_KEY, PROFILE = "MILLRACE_URL", "MILLRACE_API_KEY", "MILLRACE_PROFILE"
@@ -60,7 +62,7 @@ def read_profiles(path: Path) -> ProfileFile:
         profiles = {name: Connection(**fields) for name, fields in stored["profiles"].items()}
         return ProfileFile(str(stored["current"]), profiles)
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise NotSignedIn(f"{path} is damaged: delete it and run `millrace login`.") from None
+        raise NotSignedIn(f"{path} is damaged: delete it and run `{format_command('login')}`.") from None
 
 
 @contextmanager
@@ -107,7 +109,8 @@ def find_connection(profile: str | None, environ: Mapping[str, str], path: Path)
         return Connection(connection.url if connection else DEFAULT_URL, api_key)
     if connection is None:
         option = "" if name == DEFAULT_PROFILE else f" --profile {name}"
-        raise NotSignedIn(f"Not signed in. Run `millrace login{option}`, or set {URL} and {API_KEY}.")
+        login = format_command(f"login{option}")
+        raise NotSignedIn(f"Not signed in. Run `{login}`, or set {URL} and {API_KEY}.")
     if url and url.rstrip("/") != connection.url and not profile:
         raise NotSignedIn(
             f"{URL} is not the server of the profile {name!r} ({connection.url}): set {API_KEY} too, or unset {URL}."

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
+from inference_worker.contract.command_line import format_command
 from millrace.cli import output
 from millrace.cli.app import ApiCommand, ResourceGroup, Session, command, fail, given_options, server_packages
 from millrace.cli.usage import instant
@@ -93,7 +95,8 @@ def train(file: Path, weak: str, strong: str, quality: float, out: Path | None, 
             f"{calibration.outcomes:,} calibration outcomes, at {calibration.quality:.1%} of its success rate."
         )
     if out is not None:
-        click.echo(f"Wrote {out}. Publish it with: millrace policies publish NAME --file {out}")
+        publishing = format_command(f"policies publish NAME --file {shlex.quote(str(out))}")
+        click.echo(f"Wrote {out}. Publish it with: {publishing}")
 
 
 def _outcomes(file: Path) -> Iterator[Any]:

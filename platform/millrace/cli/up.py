@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from inference_worker.contract.command_line import format_quoted_commands
 from inference_worker.contract.env import SettingsError
 from millrace.cli.commands import CommandFailed, run
 from millrace.cli.progress import Progress, Step
@@ -35,12 +36,12 @@ def up(*, check_only: bool = False) -> int:
             if check_only:
                 print("All checks pass.")
                 if missing := embedded_models.missing_packages(stack.settings.models):
-                    print(f"`millrace up` will install the packages of the embedded models: {', '.join(missing)}")
+                    print(f"The first start will install the packages of the embedded models: {', '.join(missing)}")
                 return 0
             stack.store_secrets()
             return asyncio.run(_run(stack))
     except (SettingsError, checks.CheckFailed, ServiceError) as exc:
-        print(f"millrace up: {exc}", file=sys.stderr)
+        print(f"millrace up: {format_quoted_commands(str(exc))}", file=sys.stderr)
         return 1
 
 

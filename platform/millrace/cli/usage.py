@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from inference_worker.contract.command_line import format_command
 from millrace.cli import output
 from millrace.cli.app import ResourceGroup, Session, command, given_options
 from millrace.cli.output import (
@@ -235,7 +236,8 @@ def show_invoice(session: Session, id: int) -> None:
     owed = Column("outstanding", lambda row: cents(row["outstanding"], currency))
     columns = [Column("id", "id"), Column("state", "state"), owed]
     output.print_fields(invoice, [*columns, Column("lines", lambda _: len(lines)), Column("SHA-256", "sha256")])
-    click.echo("The document is printed by --json, and saved by `millrace invoices download`.", err=True)
+    download = format_command(f"invoices download {id}")
+    click.echo(f"The document is printed by --json, and saved by `{download}`.", err=True)
 
 
 @command(invoices, "download", example="millrace invoices download 7 --format pdf --output invoice.pdf")

@@ -1,7 +1,7 @@
 """The platform's settings, and the file in the data directory with defaults for the environment.
 
 `millrace up` writes `<data directory>/env` with the URLs of the embedded services and the generated secrets. With this
-file, `manage.py …` in a shell finds the running stack. The environment overrides the file.
+file, `millrace manage …` in a shell finds the running stack. The environment overrides the file.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class PlatformSettings(SharedSettings):
     migration_database_url: str = env.env(
         env.optional(database, ""),
         "",
-        "URL of the same database with the role that owns its tables, only for `manage.py migrate`; empty: the"
+        "URL of the same database with the role that owns its tables, only for `millrace manage migrate`; empty: the"
         " same URL",
         secret=True,
     )

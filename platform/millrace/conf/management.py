@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from inference_worker.contract.command_line import format_quoted_commands
 from inference_worker.contract.env import SettingsError
 from millrace.conf.environment import platform_settings, reject_unknown
 
@@ -17,8 +18,10 @@ def run(arguments: Sequence[str]) -> None:
         reject_unknown()
         platform_settings()
     except SettingsError as exc:
-        sys.exit(f"{arguments[0]}: {exc}")
+        sys.exit(f"{arguments[0]}: {format_quoted_commands(str(exc))}")
 
-    from django.core.management import execute_from_command_line
+    from django.core.management import ManagementUtility
 
-    execute_from_command_line(list(arguments))
+    utility = ManagementUtility(list(arguments))
+    utility.prog_name = arguments[0]  # Django removes its directory
+    utility.execute()

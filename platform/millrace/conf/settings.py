@@ -106,7 +106,7 @@ DATABASES = {"default": _database(_settings.database_url, role=APP)}
 DATABASES["default"]["OPTIONS"]["pool"] = {"min_size": 1, "max_size": 8, "timeout": 10}
 # After a restart of PostgreSQL, connections are replaced instead of failing a request.
 DATABASES["default"]["CONN_HEALTH_CHECKS"] = True
-# The owner of the tables, only for `manage.py migrate`.
+# The owner of the tables, only for `millrace manage migrate`.
 DATABASES["owner"] = _database(_settings.migration_database_url or _settings.database_url)
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 CACHES = {

@@ -76,7 +76,7 @@ def lock_data_dir(directory: Path) -> TextIO:
         holder = file.read().strip() or "unknown"
         file.close()
         raise CheckFailed(
-            f"another `millrace up` (process {holder}) runs on {directory};"
+            f"another platform (process {holder}) runs on {directory};"
             " stop it, or choose another directory with --data-dir or MILLRACE_DATA_DIR"
         ) from None
     file.seek(0)

@@ -112,9 +112,9 @@ class Stack:
             self.postgres.make_roles()
 
     def _write(self) -> None:
-        """Write the generated settings to the data directory, for `manage.py` in a shell."""
+        """Write the generated settings to the data directory, for `millrace manage` in a shell."""
         lines = [f"{name}={value}" for name, value in sorted(self._generated.items())]
-        header = "# Written by `millrace up`. The environment overrides these values."
+        header = "# Written at each start of the platform. The environment overrides these values."
         write_private(self.data_dir / "env", "\n".join([header, *lines]) + "\n")
 
     def environ(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`manage.py bootstrap`: the first operator, tenant and API key of a new platform."""
+"""`millrace manage bootstrap`: the first operator, tenant and API key of a new platform."""
 
 from __future__ import annotations
 

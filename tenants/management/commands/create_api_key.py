@@ -1,4 +1,4 @@
-"""`manage.py create_api_key`: an API key for a tenant's project."""
+"""`millrace manage create_api_key`: an API key for a tenant's project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`manage.py migrate` as the owner of the tables, because the platform's own role may not change them."""
+"""`millrace manage migrate` as the owner of the tables, because the platform's own role may not change them."""
 
 from __future__ import annotations
 

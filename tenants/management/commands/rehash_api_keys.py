@@ -1,4 +1,4 @@
-"""`manage.py rehash_api_keys`: add the newest pepper to hashes without one, and list the peppers in use."""
+"""`millrace manage rehash_api_keys`: add the newest pepper to hashes without one, and list the peppers in use."""
 
 from __future__ import annotations
 

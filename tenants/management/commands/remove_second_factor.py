@@ -1,4 +1,4 @@
-"""`manage.py remove_second_factor EMAIL`: for the only operator, who cannot ask another operator."""
+"""`millrace manage remove_second_factor EMAIL`: for the only operator, who cannot ask another operator."""
 
 from __future__ import annotations
 

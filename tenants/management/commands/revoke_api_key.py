@@ -1,4 +1,4 @@
-"""`manage.py revoke_api_key`: revoke a key permanently."""
+"""`millrace manage revoke_api_key`: revoke a key permanently."""
 
 from __future__ import annotations
 

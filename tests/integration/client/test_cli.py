@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from billing.actions.reratings import continue_reratings
 from billing.models import PriceBook, PriceBookAssignment, Rerating
+from inference_worker.contract.command_line import format_command
 from millrace import cli
 from millrace.cli import app
 from tenants.isolation.db_roles import BypassReason
@@ -301,7 +302,7 @@ def test_costs(operate, acme, tmp_path: Path):
     preview = operate("costs", "import", public, "--dry-run")
     assert "smollm2-135m" in preview.stdout
     assert "other" not in preview.stdout
-    assert operate("costs").stdout == "No cost cards. Import them with `millrace costs import`.\n"
+    assert operate("costs").stdout == f"No cost cards. Import them with `{format_command('costs import')}`.\n"
     operate("costs", "import", public, "--note", "public file")
     assert operate("costs", "import", public).stdout == "No changes.\n"
     operate("costs", "import", public, "--model", "mine=other")

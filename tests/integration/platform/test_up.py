@@ -93,7 +93,7 @@ def test_a_second_up_with_the_same_state_directory_is_rejected(tmp_path: Path) -
     with checks.lock_data_dir(tmp_path):
         status, said = check(tmp_path)
     assert status == 1
-    assert f"another `millrace up` (process {os.getpid()}) runs on {tmp_path}" in said
+    assert f"another platform (process {os.getpid()}) runs on {tmp_path}" in said
     assert check(tmp_path)[0] == 0  # the lock ends with its process
 
 

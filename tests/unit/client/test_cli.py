@@ -14,6 +14,7 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
+from inference_worker.contract.command_line import format_command
 from millrace import cli
 from millrace.cli import app, budgets, keys, output
 from millrace.cli.app import ResourceGroup
@@ -176,7 +177,7 @@ def test_wrong_key_is_not_stored(run):
         ["login"], httpx.Response(401, json={"code": "authentication_failed", "detail": "Unknown key."}), stdin="x\n"
     )
     assert said.exit_code == app.NOT_ALLOWED
-    assert "Unknown key. Run `millrace login`" in said.output
+    assert f"Unknown key. Run `{format_command('login')}`" in said.output
     assert read_profiles(config_path()).profiles == {}
 
 
@@ -378,7 +379,7 @@ def test_wrong_amount_of_a_budget(text, unit):
     ("status", "code", "exit_code", "text"),
     [
         (400, "invalid", app.FAILED, "name: Too long."),
-        (401, "authentication_failed", app.NOT_ALLOWED, "Run `millrace login`"),
+        (401, "authentication_failed", app.NOT_ALLOWED, f"Run `{format_command('login')}`"),
         (403, "permission_denied", app.NOT_ALLOWED, "It failed."),
         (403, "reauthentication_required", app.NOT_ALLOWED, "login --operator` again"),
         (404, "not_found", app.NOT_FOUND, "It failed."),
@@ -400,7 +401,7 @@ def test_exit_codes(run, status, code, exit_code, text):
 def test_not_signed_in(run):
     said = run(["keys"])
     assert said.exit_code == app.NOT_ALLOWED
-    assert "millrace login" in said.stderr
+    assert f"Run `{format_command('login')}`" in said.stderr
 
 
 def test_unreachable_server(run, monkeypatch):

@@ -26,6 +26,7 @@ from billing.actions.prices import do_propose_prices
 from billing.models import CompiledRateCard, PriceVersion
 from billing.pricing.price_book import NewPrice, Proposal, ranges_of
 from inference_worker.contract import valkey
+from inference_worker.contract.command_line import format_command
 from inference_worker.contract.config import DTypeName, KVCacheDTypeName, ModelError, QuantizationName, SpeculationName
 from inference_worker.contract.deployments import (
     ALL_WORKERS,
@@ -558,7 +559,8 @@ def _check_credential(row: Deployment) -> None:
     if row.credential_id is None:
         return
     if not UpstreamCredential.objects.all_tenants().filter(pk=row.credential_id, tenant=None).exists():
-        message = f"The platform has no credential {row.credential_id}. List them with `millrace credentials list`."
+        listing = format_command("credentials list --platform")
+        message = f"The platform has no credential {row.credential_id}. List them with `{listing}`."
         raise FieldRefused("credential_id", "invalid", message)
 
 

@@ -32,6 +32,7 @@ from billing.models import (
 )
 from billing.pricing.currencies import other_currencies
 from billing.pricing.pricing import Tier
+from inference_worker.contract.command_line import format_command
 from inference_worker.contract.disk import FreeSpace
 from inference_worker.contract.messages import Heartbeat, ReplicaPhase
 from millrace.apps.operations.budget_usage import tenants_near_limits
@@ -468,7 +469,7 @@ def _costs(now: datetime) -> Iterator[HealthIssue]:
             row["model"],
             urgent=False,
             title=f"{row['model']}: {row['tokens']:,} tokens since yesterday have no cost",
-            todo="The margin is too high. Import its cost card with `millrace costs import`.",
+            todo=f"The margin is too high. Import its cost card with `{format_command('costs import')}`.",
         )
 
 

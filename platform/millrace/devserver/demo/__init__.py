@@ -1,1 +1,1 @@
-"""Demo tenants with months of usage, created by the platform's actions and settler (`manage.py seed_demo`)."""
+"""Demo tenants with months of usage, created by the platform's actions and settler (`millrace manage seed_demo`)."""

@@ -1,4 +1,4 @@
-"""`manage.py import_models`: import the models of MILLRACE_MODELS into the catalog of deployments."""
+"""`millrace manage import_models`: import the models of MILLRACE_MODELS into the catalog of deployments."""
 
 from __future__ import annotations
 

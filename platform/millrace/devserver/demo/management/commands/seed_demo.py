@@ -1,4 +1,4 @@
-"""`manage.py seed_demo`: fill a platform with demo data."""
+"""`millrace manage seed_demo`: fill a platform with demo data."""
 
 from __future__ import annotations
 
