@@ -1,4 +1,4 @@
-"""`manage.py reset_password EMAIL`: for a user who lost the password and gets no email, such as the only operator."""
+"""`millrace manage reset_password EMAIL`: for a user who lost the password and gets no email, such as the only operator."""
 
 from __future__ import annotations
 
