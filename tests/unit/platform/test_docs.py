@@ -78,6 +78,13 @@ def test_the_navigation_of_the_site_has_every_page_once() -> None:
     assert sorted(navigation) == sorted(pages - records)
 
 
+def test_the_documentation_map_lists_every_page_once() -> None:
+    text = (DOCS / "index.md").read_text(encoding="utf-8")
+    listed = [path for path, _ in LINK.findall(text) if path.endswith(".md")]
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - {"index.md"}
+    assert sorted(listed) == sorted(page for page in pages if not re.match(r"explanation/adr/\d", page))
+
+
 def test_every_page_named_in_a_file_exists() -> None:
     starts = [ROOT / name for name in CHECKED]
     found = (path for start in starts for path in ([start] if start.is_file() else start.rglob("*")))
