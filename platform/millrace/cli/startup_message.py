@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from inference_worker.contract.command_line import format_command
 from millrace.conf.environment import PlatformSettings
 
 CREDENTIALS = "credentials.json"
@@ -16,7 +18,8 @@ Millrace is ready at {url}
   console     {url}/
 {accounts}
   logs        {logs}
-
+  commands    {program} --help
+{gpu_advice}
 {key}
 curl -s {url}/v1/chat/completions \\
   -H "Authorization: Bearer $MILLRACE_API_KEY" -H 'Content-Type: application/json' \\
@@ -33,6 +36,16 @@ print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["conte
 EOF
 
 Press Ctrl-C to stop the platform. The data is kept."""
+_GPU_ADVICE = """
+This machine has {gpus}. The built-in engine has not run on a GPU yet.
+Use vLLM or SGLang for your models. The platform starts and supervises them as managed engines:
+
+export MILLRACE_MANAGED_PROGRAMS=vllm  # before the start of the platform
+{login}
+{add} my-model --engine managed --preset vllm --model DIRECTORY --max-model-len 16384 \\
+  --command '{server}'
+"""
+_SERVER = "VLLM_API_KEY={api_key} vllm serve {model} --host {host} --port {port} --max-model-len {context_length}"
 _DEMO_KEY = """\
 Try it with curl:
 
@@ -44,10 +57,18 @@ export MILLRACE_API_KEY=sk-mr-…"""
 _SECRETS = ("operator_password", "owner_password", "demo_key")
 
 
-def greeting(settings: PlatformSettings, credentials: Mapping[str, Any], logs: Path, *, show_secrets: bool) -> str:
+def greeting(
+    settings: PlatformSettings,
+    credentials: Mapping[str, Any],
+    logs: Path,
+    *,
+    show_secrets: bool,
+    gpus: Sequence[str] = (),
+) -> str:
     """Return the text for the accounts and the API key that `bootstrap` created, or that still exist.
 
     Args:
+        gpus: names of the machine's GPUs. With one, the text names managed engines before the first request.
         show_secrets: whether to print the secrets. Use it only on a terminal and only for new secrets.
     """
     path = (settings.data_dir / CREDENTIALS).resolve()
@@ -57,6 +78,8 @@ def greeting(settings: PlatformSettings, credentials: Mapping[str, Any], logs: P
         logs=logs,
         accounts=_accounts(credentials, path, show_secrets=show_secrets),
         key=_DEMO_KEY.format(path=shlex.quote(str(path))) if "demo_key" in credentials else _OWN_KEY,
+        program=format_command(),
+        gpu_advice=_advise_gpu(settings, gpus) if gpus else "",
     )
 
 
@@ -73,5 +96,11 @@ def _accounts(credentials: Mapping[str, Any], path: Path, *, show_secrets: bool)
         contents = "  has them; they are not printed again" if show_secrets else f" ({', '.join(names)})"
         rows.append(("secrets", f"{path}{contents}"))
     if "operator_email" not in credentials:
-        rows.append(("operator", "if the password is lost: millrace manage reset_password EMAIL"))
+        rows.append(("operator", f"if the password is lost: {format_command('manage reset_password EMAIL')}"))
     return "\n".join(f"  {title:<10}  {text}" for title, text in rows)
+
+
+def _advise_gpu(settings: PlatformSettings, gpus: Sequence[str]) -> str:
+    names = ", ".join(f"{count} × {name}" if count > 1 else name for name, count in Counter(gpus).items())
+    login = format_command(f"login --operator --url {settings.base_url}")
+    return _GPU_ADVICE.format(gpus=names, server=_SERVER, login=login, add=format_command("deployments add"))

@@ -17,6 +17,7 @@ from millrace.cli.progress import Progress, Step
 from millrace.cli.startup_message import CREDENTIALS, greeting
 from millrace.devserver import checks, embedded_models
 from millrace.devserver.disk_reserve import DiskReserve
+from millrace.devserver.gpus import find_gpus
 from millrace.devserver.processes import ProcessFile
 from millrace.devserver.program import ServiceError
 from millrace.devserver.stack import Stack
@@ -117,7 +118,8 @@ class _Run:
             await self._supervisor.start("gateway")
             await self._supervisor.finish_start()
         show_secrets = is_new and sys.stdout.isatty()
-        self._progress.print_line(greeting(self._stack.settings, credentials, self._logs, show_secrets=show_secrets))
+        settings, gpus = self._stack.settings, find_gpus()
+        self._progress.print_line(greeting(settings, credentials, self._logs, show_secrets=show_secrets, gpus=gpus))
 
     async def _keep_reserve(self) -> None:
         """Release the disk reserve while the disk is almost full."""
