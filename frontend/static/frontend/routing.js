@@ -1,5 +1,31 @@
-// Reordering of rules by drag. The order buttons of each rule do the same without a pointer.
 "use strict";
+// The result of a check replaces the rules and the JSON, unless they were changed since, or it is not of the newest
+// check. While the button of a rule is in effect, nothing else can be changed or submitted.
+let edits = 0;
+let newest = null; // the request of the newest check
+let editsBefore = 0; // this check
+on("input", ({ target }) => { if (target.closest("#rule-rows, #policy-json")) edits += 1; });
+on("htmx:beforeRequest", ({ detail: { elt, xhr } }) => {
+  const form = elt.closest("[data-routing]");
+  if (!form) return;
+  newest = xhr;
+  editsBefore = edits;
+  if (elt.localName !== "button") return;
+  form.inert = true;
+  on("loadend", () => { form.inert = false; }, xhr);
+});
+on("htmx:beforeSwap", (event) => {
+  const { target, xhr } = event.detail;
+  if (target.id === "checked" && (xhr !== newest || edits !== editsBefore)) event.detail.shouldSwap = false;
+});
+on("htmx:oobBeforeSwap", ({ detail: { target, fragment } }) => {
+  if (target.id !== "rule-rows") return;
+  const before = [...target.querySelectorAll(".rule-edit")];
+  const after = [...fragment.querySelectorAll(".rule-edit")];
+  if (before.length === after.length) after.forEach((details, index) => { details.open ||= before[index].open; });
+});
+
+// Reordering of rules by drag. The order buttons of each rule do the same without a pointer.
 let dragged = null;
 const rowOf = (target) => target.closest?.("[data-routing] .rule-row");
 on("dragstart", (event) => {

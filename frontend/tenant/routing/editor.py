@@ -40,30 +40,71 @@ class PolicyEditor:
     """The rows of a policy. Without rows, its JSON is invalid."""
 
     text: str
+    origin: str  # the JSON that the rows were made from, by which a submission shows what was changed
     rows: list[RuleRow] = field(default_factory=list)
     policy: PolicyForm | None = None
     has_errors: bool = False  # fields of rows are invalid, and the JSON is that before the change
+    is_ambiguous: bool = False  # both the rows and the JSON were changed
 
 
-def submitted_text(ctx: PageContext) -> tuple[str, list[RuleForm], PolicyForm | None]:
-    """Return the JSON of a submitted editor, and its forms if one of them is invalid.
+@dataclass(frozen=True)
+class SubmittedEditor:
+    """A submitted editor. With forms, its rows could not be made JSON."""
 
-    The JSON field counts, unless a rule was changed in its row or an order button was used.
+    text: str
+    origin: str
+    rules: list[RuleForm] = field(default_factory=list)
+    policy: PolicyForm | None = None
+    is_ambiguous: bool = False
+
+    @classmethod
+    def unchanged(cls, text: str) -> SubmittedEditor:
+        """Return the editor of a text, whose rows were made from it."""
+        return cls(text, text)
+
+
+def read_submitted(ctx: PageContext) -> SubmittedEditor:
+    """Return the submitted editor. Its JSON is that of the rows or of the JSON field, depending on which was changed.
+
+    A button can be pressed before the rows and the JSON field show each other's changes. If both were changed, only the
+    user can choose between them.
     """
     post = ctx.request.POST
-    text = post.get("body", "")
-    if post.get("source") != "rules" and "op" not in post:
-        return text, [], None
+    body = post.get("body", "")
+    origin = post.get("origin", body)
     if not (count := _count(post)):
-        return text, [], None
+        return _with_operation(body, post.get("op", ""))
     with ctx.scope():
         keys, projects = choices(ctx)
-    forms = [RuleForm(post, keys, projects, prefix=f"r{number}") for number in range(count)]
-    policy_form = PolicyForm(post, prefix="p")
-    if errors_of([*forms, policy_form]):
-        return text, forms, policy_form
-    rules = changed([form.rule() for form in forms], post.get("op", ""))
-    return pretty({"rules": rules, **policy_form.policy()}), [], None
+    before = _parse(origin)
+    initials = [] if before is None else [rule_initial(rule) for rule in before.rules]
+    rules = [
+        RuleForm(post, keys, projects, prefix=f"r{number}", initial=initial)
+        for number, initial in zip(range(count), [*initials, *[None] * count], strict=False)
+    ]
+    policy = PolicyForm(post, prefix="p", initial=policy_initial(before) if before else None)
+    is_json_changed = body.splitlines() != origin.splitlines()
+    if len(initials) == count and not any(form.has_changed() for form in [*rules, policy]):
+        return _with_operation(body, post.get("op", ""))
+    if post.get("keep") == "json":
+        return _with_operation(body, "")
+    if errors_of([*rules, policy]):
+        return SubmittedEditor(body, origin, rules, policy)
+    text = pretty({"rules": [form.rule() for form in rules], **policy.policy()})
+    if before and is_json_changed and post.get("keep") != "rules" and _parse(text) != _parse(body):
+        return SubmittedEditor(body, origin, rules, policy, is_ambiguous=True)
+    return _with_operation(text, post.get("op", ""))
+
+
+def _with_operation(text: str, op: str) -> SubmittedEditor:
+    """Return the editor of a text after an operation on its rules. An invalid text stays as it is."""
+    policy = _parse(text)
+    if not op or policy is None:
+        return SubmittedEditor.unchanged(text)
+    body = json.loads(text)
+    if "models" in body:
+        body = {"rules": msgspec.to_builtins(policy.rules)}
+    return SubmittedEditor.unchanged(pretty({**body, "rules": changed(body["rules"], op)}))
 
 
 def changed(rules: list[dict[str, Any]], op: str) -> list[dict[str, Any]]:
@@ -80,35 +121,32 @@ def changed(rules: list[dict[str, Any]], op: str) -> list[dict[str, Any]]:
     return rules
 
 
-def open_editor(
-    ctx: PageContext,
-    text: str,
-    forms: list[RuleForm],
-    policy_form: PolicyForm | None,
-    active: Mapping[str, Any] | None,
-) -> PolicyEditor:
-    """Return the editor of a text, compared with the body of the active version. Call inside `ctx.scope()`."""
-    found = positions.read(text)
-    if isinstance(found, PolicyError):
-        parsed = _lenient(text)
-        if parsed is None:
-            return PolicyEditor(text)
-    else:
-        parsed = found[1]
+def open_editor(ctx: PageContext, submitted: SubmittedEditor, active: Mapping[str, Any] | None) -> PolicyEditor:
+    """Return the editor, compared with the body of the active version. Call inside `ctx.scope()`."""
+    parsed = _parse(submitted.origin)
+    if parsed is None:
+        return PolicyEditor(submitted.text, submitted.origin)
     keys, projects = choices(ctx)
     words, active_rules = page.in_words(ctx, parsed), _rules_of(active or {})
     rows = [
         RuleRow(
             index,
             words.rules[index],
-            forms[index]
-            if index < len(forms)
+            submitted.rules[index]
+            if index < len(submitted.rules)
             else RuleForm(None, keys, projects, prefix=f"r{index}", initial=rule_initial(rule)),
             _change(rule, index, active_rules) if active else "",
         )
         for index, rule in enumerate(parsed.rules)
     ]
-    return PolicyEditor(text, rows, policy_form or PolicyForm(prefix="p", initial=policy_initial(parsed)), bool(forms))
+    return PolicyEditor(
+        submitted.text,
+        submitted.origin,
+        rows,
+        submitted.policy or PolicyForm(prefix="p", initial=policy_initial(parsed)),
+        has_errors=bool(submitted.rules) and not submitted.is_ambiguous,
+        is_ambiguous=submitted.is_ambiguous,
+    )
 
 
 def choices(ctx: PageContext) -> tuple[dict[int, str], dict[int, str]]:
@@ -123,8 +161,11 @@ def choices(ctx: PageContext) -> tuple[dict[int, str], dict[int, str]]:
     return ctx.once("names of keys", lambda: found["key"]), found["project"]
 
 
-def _lenient(text: str) -> Policy | None:
-    """Return the policy of a text that has the right types but invalid values, such as a wrong time; else None."""
+def _parse(text: str) -> Policy | None:
+    """Return the policy of a text with the right types, even if a value is invalid, such as a time; else None."""
+    found = positions.read(text)
+    if not isinstance(found, PolicyError):
+        return found[1]
     try:
         return msgspec.convert(json.loads(text), Policy)
     except (ValueError, RecursionError):

@@ -47,10 +47,20 @@ def _either(label: str) -> forms.ChoiceField:
     return forms.ChoiceField(label=label, required=False, choices=EITHER)
 
 
+class _TextField(forms.CharField):
+    """A text. Its line breaks and outer spaces, which browsers and Django change, are no change by the user."""
+
+    def to_python(self, value: Any) -> Any:
+        return super().to_python("\n".join(str(value or "").splitlines()))
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return super().has_changed(self.to_python(initial), data)
+
+
 def _text(label: str, help_text: str = "", *, rows: int = 0, max_length: int = MAX_TEXT) -> forms.CharField:
     attrs = {"spellcheck": "false", "autocomplete": "off"}
     widget = forms.Textarea(attrs | {"rows": rows, "class": "mono"}) if rows else forms.TextInput(attrs)
-    return forms.CharField(label=label, required=False, max_length=max_length, help_text=help_text, widget=widget)
+    return _TextField(label=label, required=False, max_length=max_length, help_text=help_text, widget=widget)
 
 
 def _boxes(label: str, choices: Mapping[Any, str]) -> forms.MultipleChoiceField:
@@ -90,11 +100,9 @@ class RuleForm(forms.Form):
         super().__init__(data, **options)
         for name, known in (("keys", keys), ("projects", projects)):
             # IDs in a policy may be of deleted keys.
-            given = self.initial.get(name) or (data.getlist(self.add_prefix(name)) if data else ())
+            given = [*self.initial.get(name, ()), *(data.getlist(self.add_prefix(name)) if data else ())]
             unknown = {
-                int(pk): _("No. %(pk)s") % {"pk": pk}
-                for pk in given or ()
-                if str(pk).isdecimal() and int(pk) not in known
+                int(pk): _("No. %(pk)s") % {"pk": pk} for pk in given if str(pk).isdecimal() and int(pk) not in known
             }
             self.fields[name].choices = list({**known, **unknown}.items())  # type: ignore[attr-defined]
 

@@ -18,8 +18,7 @@ from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_form_errors, render_page
 from frontend.tenant.routing import checking, page, positions
-from frontend.tenant.routing.editor import open_editor, submitted_text
-from frontend.tenant.routing.rule_forms import PolicyForm, RuleForm
+from frontend.tenant.routing.editor import SubmittedEditor, open_editor, read_submitted
 from tenants import actions
 from tenants.actions import ActionRefused
 from tenants.models import RoutingPolicy, RoutingPolicyDraft
@@ -77,13 +76,13 @@ def edit(ctx: PageContext) -> HttpResponse:
     """Show the editor. A submitted form is published or saved as a draft, unless a check or a rule's button is used."""
     is_post = ctx.request.method == "POST"
     initial, draft = ({}, None) if is_post else _initial(ctx)
-    text, rule_forms, policy_form = submitted_text(ctx) if is_post else (initial["body"], [], None)
+    submitted = read_submitted(ctx) if is_post else SubmittedEditor.unchanged(initial["body"])
     data = bound_data(ctx)
     if data is not None:
         data = data.copy()
-        data["body"] = text
+        data["body"] = submitted.text
     form = Editor(data, initial=initial)
-    acts = is_post and not {"check", "op"} & set(ctx.request.POST) and not rule_forms
+    acts = is_post and not {"check", "op", "keep"} & set(ctx.request.POST) and not submitted.rules
     if acts and form.is_valid():
         given = form.cleaned_data
         try:
@@ -103,7 +102,7 @@ def edit(ctx: PageContext) -> HttpResponse:
             }
             return redirect_with_message(ctx, ctx.url("routing-detail", made.pk), message)
     name = form["name"].value() or ""
-    context = _editor_context(ctx, name, text, rule_forms, policy_form)
+    context = _editor_context(ctx, name, submitted)
     if name and not is_post and draft is None and context["checked"].active is not None:
         form.initial["base"] = context["checked"].active.version
     context |= {"breadcrumbs": _crumbs(ctx), "back": ctx.url("routing"), "draft": draft}
@@ -117,20 +116,18 @@ def edit(ctx: PageContext) -> HttpResponse:
 def check(ctx: PageContext) -> HttpResponse:
     """Return the result of checking the editor as typed so far, with its rules and its JSON."""
     post = ctx.request.POST
-    text, rule_forms, policy_form = submitted_text(ctx)
-    context = _editor_context(ctx, post.get("name", ""), text, rule_forms, policy_form)
-    context["is_from_rows"] = post.get("source") == "rules" or "op" in post
+    submitted = read_submitted(ctx)
+    context = _editor_context(ctx, post.get("name", ""), submitted)
+    context["is_json_changed"] = submitted.text != post.get("body", "")
     return render_page(ctx, "routing/check_result.html", _("Check"), **context)
 
 
-def _editor_context(
-    ctx: PageContext, name: str, text: str, rule_forms: list[RuleForm], policy_form: PolicyForm | None
-) -> dict[str, Any]:
+def _editor_context(ctx: PageContext, name: str, submitted: SubmittedEditor) -> dict[str, Any]:
     served = checking.served()
     with ctx.scope():
-        checked = checking.check(ctx, name, text, served)
+        checked = checking.check(ctx, name, submitted.text, served)
         active = None if checked.active is None else checked.active.body
-        editor = open_editor(ctx, text, rule_forms, policy_form, active)
+        editor = open_editor(ctx, submitted, active)
     if checked.trial is not None and checked.trial.requests:
         for row in editor.rows:
             row.requests = checked.trial.rules.get(row.index, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from typing import Any
@@ -271,7 +272,7 @@ def test_a_draft_is_checked_and_not_published(acme):
 def _rows(*rules: dict[str, str], **fields: Any) -> dict[str, Any]:
     plain = {"strategy": "weighted", "targets": "smollm2-135m"}
     rows = {f"r{n}-{name}": value for n, rule in enumerate(rules) for name, value in (plain | rule).items()}
-    policy = {"p-fallback_on": ["error"], "p-context_overflow": "refuse", "rules": len(rules), "source": "rules"}
+    policy = {"p-fallback_on": ["error"], "p-context_overflow": "refuse", "rules": len(rules)}
     return {"name": "mine", "body": json.dumps(GOOD), **rows, **policy, **fields}
 
 
@@ -327,6 +328,50 @@ def test_invalid_fields_of_a_row_leave_the_json_unchanged(acme):
     assert "Enter a whole number" in said
     assert client.post("/t/acme/routing/edit", _rows({"tokens_at_most": "many"}, publish="1")).status_code == 200
     assert of(RoutingPolicy, acme) == []
+
+
+@pytest.mark.parametrize("button", ["publish", "draft", "check"])
+@pytest.mark.parametrize(
+    ("row", "typed", "fields", "expected"),
+    [
+        ("2000", "2000", {}, 2000),
+        ("500", "2000", {}, 500),  # of the row, though no check has made it JSON
+        ("2000", "800", {}, 800),  # of the JSON, though no check has made it rows
+        ("800", "800", {}, 800),
+        ("500", "800", {}, None),
+        ("500", "800", {"keep": "rules"}, 500),
+        ("500", "800", {"keep": "json"}, 800),
+        ("500", "2000", {"op": "add"}, 500),
+        ("2000", "800", {"op": "add"}, 800),
+    ],
+)
+def test_the_changed_half_of_the_editor_counts(acme, button, row, typed, fields, expected):
+    def body(tokens: str) -> dict[str, Any]:
+        long = {"name": "team", "when": {"prompt_tokens": {"at_least": int(tokens)}, "metadata": {"a": ["x", "y z"]}}}
+        last = {"targets": [{"model": "smollm2-135m"}, {"model": "smollm2-135m-int8", "weight": 0}]}
+        return {"rules": [{**long, **last}, last], "fallback_on": ["error"]}
+
+    rule = {"targets": "smollm2-135m\r\nsmollm2-135m-int8 0"}
+    rows = _rows({**rule, "name": "team", "metadata": "a = x, y z", "tokens_at_least": row}, rule)
+    text = json.dumps(body(typed))  # not as the console indents it
+    post = {**rows, "body": text, "origin": json.dumps(body("2000")), button: "1", **fields}
+    response = log_in("developer").post("/t/acme/routing/edit", post)
+    if response.status_code == 303:
+        (stored,) = of({"publish": RoutingPolicy, "draft": RoutingPolicyDraft}[button], acme)
+        found = stored.body
+    else:
+        shown = re.search(r'<textarea name="body"[^>]*>(.*?)</textarea>', response.content.decode(), re.DOTALL)
+        found = json.loads(html.unescape(shown[1]))
+    if expected is None:
+        assert "You changed both the rules and the JSON" in response.content.decode()
+        assert 'value="500"' in response.content.decode()
+        assert found == body(typed)
+        assert of(RoutingPolicy, acme) == of(RoutingPolicyDraft, acme) == []
+    else:
+        count = len(found["rules"])
+        assert {**found, "rules": [found["rules"][0], found["rules"][-1]]} == body(str(expected))
+        assert count == (3 if fields.get("op") == "add" else 2)
+        assert response.status_code == (200 if fields or button == "check" else 303)
 
 
 def test_a_draft_is_saved_edited_and_published(acme):
