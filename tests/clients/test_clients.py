@@ -15,7 +15,7 @@ import pytest
 from tests.support.clients.environments import CLIENTS as DIRECTORY
 from tests.support.clients.environments import node_environment, node_runtime, python_environment
 from tests.support.clients.matrix import CLIENTS, Client
-from tests.support.stack import Stack, eventually
+from tests.support.stack import EMBEDDING_MODEL, Stack, eventually
 
 PROGRAM_SECONDS = 400
 CONCURRENT_PROGRAMS = 2
@@ -58,6 +58,8 @@ def test_client(platform: Stack, runs: dict[str, Future[Run]], client: Client) -
     assert failed.keys() == client.failing.keys(), log
     if "abort" in client.features and "abort" not in failed:
         eventually(lambda: platform.events(key=key_id, outcome="cancelled"))
+    if "embeddings" in client.features and "embeddings" not in failed:
+        eventually(lambda: platform.events(key=key_id, model=EMBEDDING_MODEL))
     if "reasoning" in client.features and "reasoning" not in failed:
         eventually(lambda: any(event["reasoning_tokens"] for event in platform.events(key=key_id)))
 

@@ -1,127 +1,121 @@
-"""The requests of Open WebUI, as its server sends them for a connection to an OpenAI-compatible API.
+"""Open WebUI: its server with a connection to the platform, and its pages in headless Chromium."""
 
-Open WebUI itself is not installed: it needs a browser and several GB. The bodies and headers follow its source.
-"""
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
 
-import asyncio
-import json
-
-import aiohttp
+import httpx
 from features import *
+from playwright.sync_api import expect, sync_playwright
 
-HEADERS = {"X-OpenWebUI-User-Name": "Ada", "X-OpenWebUI-User-Id": "u-1", "X-OpenWebUI-User-Role": "admin"}
-TOOL = {"type": "function", "function": {"name": "get_weather", "description": "-", "parameters": PARAMETERS}}
-
-
-class RequestFailed(Exception):
-    def __init__(self, status_code, text):
-        super().__init__(text)
-        self.status_code = status_code
-
-
-async def request(method, path, body=None, key=KEY):
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json", **HEADERS}
-    async with aiohttp.ClientSession(trust_env=True) as session:
-        data = None if body is None else json.dumps(body)
-        async with session.request(method, f"{OPENAI_URL}{path}", data=data, headers=headers) as response:
-            if response.status >= 400:
-                raise RequestFailed(response.status, await response.text())
-            if "text/event-stream" not in response.headers["Content-Type"]:
-                return await response.json()
-            lines = [line.decode().strip() async for line in response.content]
-    datas = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-    assert datas.pop() == "[DONE]"
-    return [json.loads(data) for data in datas]
+START_SECONDS = 120
+PAGE_MILLISECONDS = 30_000
+BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+SETTINGS = {
+    "DATA_DIR": str(Path("data").absolute()),
+    "WEBUI_AUTH": "False",
+    "OFFLINE_MODE": "True",
+    "ENABLE_OLLAMA_API": "False",
+    "OPENAI_API_BASE_URL": OPENAI_URL,
+    "OPENAI_API_KEY": KEY,
+    "DEFAULT_MODELS": SCRIPTED,
+    "RAG_EMBEDDING_ENGINE": "openai",
+    "RAG_OPENAI_API_BASE_URL": OPENAI_URL,
+    "RAG_OPENAI_API_KEY": KEY,
+    "RAG_EMBEDDING_MODEL": EMBEDDING_MODEL,
+}
+ANSWER = "Paris is the capital of France."  # of the script `plain`
 
 
-def chat(prompt, model=SCRIPTED, **options):
-    """Return the body of a chat's request: the parameters of its settings are at the top level."""
-    messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-    return {"stream": True, "model": model, "messages": messages, "stream_options": {"include_usage": True}, **options}
+@contextlib.contextmanager
+def server():
+    """Run Open WebUI's server, and return its URL."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("open-webui")), "serve", "--host", "127.0.0.1", "--port", str(port)]
+    with subprocess.Popen(command, env=os.environ | SETTINGS, stdout=sys.stderr) as process:
+        try:
+            wait_for(f"http://127.0.0.1:{port}/health", process)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
 
 
-def deltas(chunks):
-    return [chunk["choices"][0]["delta"] for chunk in chunks if chunk["choices"]]
+def wait_for(url, process):
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        try:
+            httpx.get(url, timeout=5).raise_for_status()
+            return
+        except httpx.HTTPError:
+            assert process.poll() is None, "the server ended"
+            assert time.monotonic() < deadline, f"the server did not start within {START_SECONDS} s"
+            time.sleep(0.5)
 
 
-async def plain():
-    models = await request("GET", "/models")  # the check of a connection
-    assert MODEL in [model["id"] for model in models["data"]]
-    title = {"model": MODEL, "messages": [{"role": "user", "content": HELLO}], "stream": False}
-    answer = await request("POST", "/chat/completions", {**title, "max_completion_tokens": 8})
-    assert answer["choices"][0]["message"]["content"]
+class Chat:
+    """A new chat in the browser."""
+
+    def __init__(self, browser, url):
+        self.page = browser.new_page()
+        self.page.set_default_timeout(PAGE_MILLISECONDS)
+        self.page.goto(url)
+        self.input = self.page.locator("#chat-input")
+
+    def send(self, text):
+        self.input.click()
+        self.page.keyboard.type(text)
+        self.page.keyboard.press("Enter")
+
+    def expect(self, text):
+        expect(self.page.get_by_text(text, exact=True)).to_be_visible(timeout=PAGE_MILLISECONDS)
 
 
-async def stream():
-    settings = {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "seed": 1, "max_tokens": 8}
-    chunks = await request("POST", "/chat/completions", chat(HELLO, MODEL, repetition_penalty=1.1, **settings))
-    assert "".join(delta.get("content") or "" for delta in deltas(chunks))
-    assert chunks[-1]["usage"]["completion_tokens"] == 8
+def close_release_notes(browser, url):
+    """Close the dialog of the first visit."""
+    Chat(browser, url).page.get_by_role("button", name="Okay, Let's Go!").click()
 
 
-async def tools():
-    messages = [{"role": "user", "content": script("weather")}]
-    found = deltas(await request("POST", "/chat/completions", chat(messages, tools=[TOOL])))
-    calls = merged_calls(found)
-    assert [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls] == CALLS[:1]
-    # It sends back what it has merged, with the index.
-    messages += [{"role": "assistant", "content": "", "tool_calls": calls}]
-    messages += [{"role": "tool", "tool_call_id": calls[0]["id"], "content": "sunny"}]
-    found = deltas(await request("POST", "/chat/completions", chat(messages, tools=[TOOL])))
-    assert "".join(delta.get("content") or "" for delta in found) == "It is sunny in Paris."
+def features(browser, url):
+    def stream():
+        chat = Chat(browser, url)
+        chat.send(script("turns"))
+        chat.expect("This is the first answer.")
+        chat.send("And then?")  # the script's mark is in the first turn only
+        chat.expect("This is the second answer.")
+
+    def embeddings():
+        Path("note.txt").write_text(f"The note says: {script('plain')}")
+        chat = Chat(browser, url)
+        chat.page.locator("input[type=file]").first.set_input_files("note.txt")
+        chat.send("What does the note say?")  # the script's mark is in the file only
+        chat.expect(ANSWER)
+
+    def overloaded():
+        chat = Chat(browser, url)
+        chat.send(script("overloaded"))
+        chat.expect("The script says that the server is overloaded. Retry later.")
+
+    def abort():
+        chat = Chat(browser, url)
+        chat.send(script("long"))
+        expect(chat.page.get_by_text("word word word")).to_be_visible(timeout=PAGE_MILLISECONDS)
+        chat.page.get_by_role("button", name="Stop").click()
+        expect(chat.page.get_by_role("button", name="Regenerate")).to_be_visible(timeout=PAGE_MILLISECONDS)
+
+    return {"stream": stream, "embeddings": embeddings, "error 503": overloaded, "abort": abort}
 
 
-async def parallel():
-    found = deltas(await request("POST", "/chat/completions", chat(script("parallel"), tools=[TOOL])))
-    calls = merged_calls(found)
-    assert [(call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls] == CALLS
-
-
-def merged_calls(found):
-    calls = {}
-    for part in (part for delta in found for part in delta.get("tool_calls") or []):
-        if part["index"] not in calls:
-            calls[part["index"]] = part
-        else:
-            calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
-    return list(calls.values())
-
-
-async def reasoning():
-    found = deltas(await request("POST", "/chat/completions", chat(script("reasoning"))))
-    texts = ("".join(delta.get(name) or "" for delta in found) for name in ("reasoning_content", "content"))
-    assert tuple(texts) == REASONING
-
-
-async def embeddings():
-    answer = await request("POST", "/embeddings", {"model": EMBEDDING_MODEL, "input": ["one", "two"]})
-    assert [len(each["embedding"]) for each in answer["data"]] == [384, 384]
-
-
-async def abort():
-    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json", **HEADERS}
-    async with aiohttp.ClientSession() as session:
-        body = json.dumps(chat(script("long"), max_tokens=4000))
-        response = await session.post(f"{OPENAI_URL}/chat/completions", data=body, headers=headers)
-        for _ in range(5):
-            await response.content.readline()
-        response.close()
-        await asyncio.sleep(0.1)
-
-
-def call(key, model, prompt, max_tokens):
-    return request("POST", "/chat/completions", chat(prompt, model, max_tokens=max_tokens), key)
-
-
-run(
-    {
-        "plain": plain,
-        "stream": stream,
-        "tools": tools,
-        "parallel tools": parallel,
-        "reasoning": reasoning,
-        "embeddings": embeddings,
-        **errors(call),
-        "abort": abort,
-    }
-)
+program = next(filter(None, map(shutil.which, BROWSERS)), None)
+assert program, "Chromium is not installed"
+with server() as url, sync_playwright() as playwright:
+    browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+    close_release_notes(browser, url)
+    run(features(browser, url))
+    browser.close()

@@ -17,7 +17,7 @@ CLIENTS = ROOT / "tests" / "clients"
 INSTALLED = ROOT / "build" / "clients"
 INSTALL_SECONDS = 900
 # Their locks leave out torch, whose wheels from PyPI take 5 GB. They use the platform's, as the last entry of sys.path.
-WITH_TORCH = ("python-guidellm",)
+WITH_TORCH = ("python-guidellm", "python-open-webui")
 _PIP = ("--disable-pip-version-check", "--no-input", "--quiet", "install", "--no-compile")
 
 

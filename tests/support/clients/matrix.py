@@ -46,6 +46,7 @@ _ESTIMATE = "LiteLLM reports its own estimate of the usage"
 _NOT_ANSWERS = ("tools", "parallel tools", "structured output", "embeddings", "abort")
 _ERRORS = tuple(name for name in FEATURES if name.startswith("error "))
 _AGENT = ("plain", "structured output", "embeddings", "error 400")
+_RETRIED = ("error 429", "error 503")
 _CLAUDE = "set `ANTHROPIC_BASE_URL`, `ANTHROPIC_AUTH_TOKEN`, `ANTHROPIC_MODEL` and `ANTHROPIC_SMALL_FAST_MODEL`"
 _SUMMARIES = "it reads only summaries of reasoning, and the platform writes the reasoning itself"
 _STORE = "set the provider option `store: false`"
@@ -207,13 +208,44 @@ CLIENTS = (
     Client("guidellm", "guidellm", "python-guidellm", "guidellm_client.py", (*_NOT_ANSWERS, *_ERRORS)),
     Client(
         "Open WebUI",
-        "aiohttp",
-        "python-core",
+        "open-webui",
+        "python-open-webui",
         "open_webui.py",
-        ("structured output",),
-        note="its server's requests, replayed with aiohttp; the version is aiohttp's",
-        shows_reasoning=True,
+        ("plain", "tools", "parallel tools", "structured output", "error 400", "error 401", "error 404", "error 429"),
+        note="its server and its pages in headless Chromium: a chat with a second turn, and a file for retrieval",
     ),
     Client("Codex CLI", "@openai/codex", "node-cli", "codex.mjs", _AGENT, note='set `wire_api = "responses"`'),
     Client("Claude Code", "@anthropic-ai/claude-code", "node-cli", "claude_code.mjs", _AGENT, note=_CLAUDE),
+    Client(
+        "opencode",
+        "opencode-ai",
+        "node-cli",
+        "opencode.mjs",
+        (*_AGENT, "error 429"),
+        note="set a provider with `@ai-sdk/openai-compatible`; it retries 429 without a limit",
+    ),
+    Client(
+        "Qwen Code",
+        "@qwen-code/qwen-code",
+        "node-cli",
+        "qwen_code.mjs",
+        (*_AGENT, *_RETRIED),
+        note="set `--auth-type openai` and `--openai-base-url`; it retries 429 and 503 for minutes",
+    ),
+    Client(
+        "Continue CLI",
+        "@continuedev/cli",
+        "node-cli",
+        "continue_cli.mjs",
+        (*_AGENT, *_RETRIED),
+        note="set `provider: openai` and `apiBase`; it retries 429 and 503 for minutes",
+    ),
+    Client(
+        "aider",
+        "aider-chat",
+        "python-aider",
+        "aider_client.py",
+        ("tools", "parallel tools", "structured output", "embeddings", "error 400"),
+        note="set `--openai-api-base` and a model `openai/NAME`; it reads changes of files from the answer's text",
+    ),
 )
