@@ -12,6 +12,8 @@ import click
 
 from inference_worker.contract.command_line import format_command
 
+COMPLETE_VARIABLE = "_MILLRACE_COMPLETE"  # by which a shell requests completions
+
 
 class _Entry(NamedTuple):
     """A command: its module, its name there, and its line in the list of commands."""
@@ -109,4 +111,4 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     for stream in (sys.stdout, sys.stderr):  # replace characters that the terminal cannot show
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    return root.main(arguments, prog_name=format_command())
+    return root.main(arguments, prog_name=format_command(), complete_var=COMPLETE_VARIABLE)

@@ -98,8 +98,8 @@ def completion(shell: str) -> None:
     """Print the script that completes commands and options in a shell."""
     from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
-    from millrace.cli import root
+    from millrace.cli import COMPLETE_VARIABLE, root
 
     classes = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
-    made = classes[shell](root, {}, "millrace", "_MILLRACE_COMPLETE")
+    made = classes[shell](root, {}, "millrace", COMPLETE_VARIABLE)
     click.echo(made.source_template % made.source_vars())  # source() would start bash to look at its version

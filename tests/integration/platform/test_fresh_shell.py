@@ -62,6 +62,11 @@ def test_an_error_names_a_command_that_runs(tmp_path: Path) -> None:
     assert f"Try '{format_command('keys')} --help'" in said.stderr
 
 
+def test_the_shell_completes_the_path_of_the_command(tmp_path: Path) -> None:
+    words = "_MILLRACE_COMPLETE=bash_complete COMP_WORDS='millrace key' COMP_CWORD=1"
+    assert run_in_fresh_shell(f"{words} {format_command()}", tmp_path).stdout == "plain,keys\n"
+
+
 def test_the_documented_activation_puts_the_command_on_the_path(tmp_path: Path) -> None:
     activate = Path(sys.prefix) / "bin" / "activate"
     said = run_in_fresh_shell(f". {activate} && millrace login --help && python -m benchmarks.serve --help", tmp_path)
