@@ -21,6 +21,7 @@ _ARGUMENTS: dict[str, tuple[int | str, ...]] = {
     "ActionRefused": (0,),
     "Conflict": (0,),
     "FieldRefused": (2,),
+    "NoTaxRule": (0,),
     "HealthIssue": ("title", "todo"),
     "EventType": (0,),
     "insert": (1,),

@@ -10,7 +10,7 @@ import structlog
 from billing.actions.drafts import close_after, do_close_period, do_draft, waits_for_drafts
 from billing.actions.invoices import do_finalize
 from billing.invoicing.files import store_pdfs
-from billing.models import BillingEntity, Period
+from billing.models import BillingEntity, InvoiceRunFailure, Period
 from billing.periods import default_entity, ensure_periods
 from tenants.actions import Conflict
 from tenants.isolation.db_roles import BypassReason
@@ -18,6 +18,7 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 log = structlog.get_logger(__name__)
+MAX_REASON_LENGTH = 500
 
 
 @dataclass
@@ -35,27 +36,59 @@ def invoice_months(
     now = now or datetime.now(UTC)
     report = InvoiceRunReport()
     for period in _due(now, month):
-        left, label = len(report.left), period.label
-
-        def leave_tenant(failed: Tenant, error: Exception, label: str = label) -> None:
-            _leave(report, f"{failed.slug} {label}", error)
-
-        try:
-            do_close_period(period, now)
-            drafts = do_draft(period, tenant, leave_tenant)
-        except Conflict as exc:
-            _leave(report, f"{period.entity.slug} {period.label}", exc)
-            continue
-        for draft in drafts:
-            try:
-                report.finalized.append(str(do_finalize(draft, now)))
-            except Exception as exc:  # noqa: BLE001  (an error of one tenant must not stop the others)
-                _leave(report, f"{draft.tenant.slug} {period.label}", exc)
-        if tenant is None and len(report.left) == left and not waits_for_drafts(period):
+        failed = _invoice_period(period, tenant, now, report)
+        _delete_failures(period, tenant, failed)
+        if tenant is None and not failed and not waits_for_drafts(period):
             with all_tenants_scope(BypassReason.BILLING):
                 Period.objects.filter(pk=period.pk).update(invoiced_at=now)
     store_pdfs()
     return report
+
+
+def _invoice_period(
+    period: Period, tenant: Tenant | None, now: datetime, report: InvoiceRunReport
+) -> set[Tenant | None]:
+    """Close, draft and finalize. Return the tenants that were left out; None means all tenants."""
+    failed: set[Tenant | None] = set()
+
+    def leave_out(left: Tenant | None, error: Exception) -> None:
+        failed.add(left)
+        what = f"{period.entity.slug if left is None else left.slug} {period.label}"
+        report.left.append(f"{what}: {error}")
+        log.error("invoice_run_failed", what=what, error=str(error))
+        if period.ends_at + close_after() <= now:  # otherwise the run was too early
+            _store_failure(period, left, error)
+
+    try:
+        do_close_period(period, now)
+        drafts = do_draft(period, tenant, leave_out)
+    except Exception as exc:  # noqa: BLE001  (an error of one period must not stop the others)
+        leave_out(tenant, exc)
+        return failed
+    for draft in drafts:
+        try:
+            report.finalized.append(str(do_finalize(draft, now)))
+        except Exception as exc:  # noqa: BLE001  (an error of one tenant must not stop the others)
+            leave_out(draft.tenant, exc)
+    return failed
+
+
+def _store_failure(period: Period, tenant: Tenant | None, error: Exception) -> None:
+    """Store the reason for the operators' health issue."""
+    reason = str(error) if isinstance(error, Conflict) else f"{type(error).__name__}: {error}"
+    with all_tenants_scope(BypassReason.BILLING):
+        InvoiceRunFailure.objects.update_or_create(
+            period=period, tenant=tenant, defaults={"reason": reason[:MAX_REASON_LENGTH]}
+        )
+
+
+def _delete_failures(period: Period, tenant: Tenant | None, failed: set[Tenant | None]) -> None:
+    """Delete the failures of earlier runs, of one tenant or all, that this run did not meet again."""
+    if None in failed:  # no tenant's invoice was tried
+        return
+    with all_tenants_scope(BypassReason.BILLING):
+        rows = InvoiceRunFailure.objects.filter(period=period).exclude(tenant__in=failed)
+        (rows if tenant is None else rows.filter(tenant=tenant)).delete()
 
 
 def _due(now: datetime, month: str | None) -> list[Period]:
@@ -67,8 +100,3 @@ def _due(now: datetime, month: str | None) -> list[Period]:
         if month is not None:
             return list(periods.filter(label=month))
         return list(periods.filter(invoiced_at__isnull=True, ends_at__lte=now - close_after()))
-
-
-def _leave(report: InvoiceRunReport, what: str, error: Exception) -> None:
-    report.left.append(f"{what}: {error}")
-    log.error("invoice_run_failed", what=what, error=str(error))

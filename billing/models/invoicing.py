@@ -276,6 +276,22 @@ class Period(models.Model):
         return self.label
 
 
+class InvoiceRunFailure(models.Model):
+    """The reason why the last run left out a tenant in a period, or the whole period if `tenant` is None."""
+
+    period = models.ForeignKey(Period, on_delete=models.CASCADE)
+    tenant = models.ForeignKey(Tenant, null=True, on_delete=models.CASCADE)
+    reason = models.CharField(max_length=500)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["period", "tenant"], name="invoice_run_failure_once", nulls_distinct=False),
+        ]
+
+    def __str__(self) -> str:
+        return self.reason
+
+
 class NumberSeries(models.Model):
     """The last number of a series. It is increased in the transaction that finalizes, so a rollback leaves no gap."""
 

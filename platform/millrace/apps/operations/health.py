@@ -14,17 +14,20 @@ from enum import StrEnum
 
 from django.conf import settings
 from django.db import connection
-from django.db.models import Count, Min, Q, Sum
+from django.db.models import Count, Exists, Min, OuterRef, Q, Sum
 from django.utils.timesince import timesince
 
 from billing.amounts import DEFAULT_CURRENCY, FEMTO_A_NANO, exact_amount, half_up
+from billing.invoicing.files import missing_pdfs
 from billing.models import (
     CompiledRateCard,
     DailyCost,
     ExecutionCost,
     Invoice,
     InvoiceEmail,
+    InvoiceRunFailure,
     PaymentEvent,
+    Period,
     Reconciliation,
     UsageQuarantine,
     UsageRollup,
@@ -371,19 +374,55 @@ def _quarantine(now: datetime) -> Iterator[HealthIssue]:
 
 
 def _invoices(now: datetime) -> Iterator[HealthIssue]:
-    """Yield tenants whose invoices of a closed period could not be finalized."""
+    """Yield tenants whose invoices of a month could not be finalized, with the reason of the last run, and months that
+    could not be invoiced at all.
+    """
+    documents = Invoice.objects.all_tenants().filter(tenant=OuterRef("tenant"), period=OuterRef("period"))
+    has_draft = Q(Exists(documents.filter(state=Invoice.State.DRAFT)))
+    is_missing = ~Q(Exists(documents)) & Q(period__invoiced_at=None)
+    failures = InvoiceRunFailure.objects.filter(has_draft | is_missing).select_related("tenant", "period__entity")
+    tenants = set()
+    for failure in failures.order_by("-period__ends_at", "pk"):
+        if failure.tenant is None:
+            yield _not_invoiced(failure.period, failure.reason)
+        elif failure.tenant_id not in tenants:
+            tenants.add(failure.tenant_id)
+            yield _not_finalized(failure.tenant, failure.period, failure.reason)
     drafts = Invoice.objects.all_tenants().filter(
         state=Invoice.State.DRAFT, complete=True, period__closed_at__lt=now - INVOICE_LATE
     )
-    for draft in drafts.select_related("tenant", "period").order_by("tenant_id", "-pk").distinct("tenant_id"):
+    late = drafts.exclude(tenant__in=tenants).select_related("tenant", "period")
+    for draft in late.order_by("tenant_id", "-pk").distinct("tenant_id"):
+        yield _not_finalized(draft.tenant, draft.period)
+    if number := missing_pdfs().filter(issued_at__lt=now - INVOICE_LATE).count():
         yield HealthIssue(
             IssueType.INVOICE,
-            str(draft.tenant_id),
+            "pdf",
             urgent=True,
-            title=f"{draft.tenant.name}: invoice of {draft.period.label} not finalized",
-            todo="Finalize the draft to see what is missing, such as a tax rule or a VAT ID.",
-            tenant=draft.tenant,
+            title=f"{number:,} final {'invoice has' if number == 1 else 'invoices have'} no PDF",
+            todo="Their emails wait for the PDF. Check the logs of the web jobs for invoice_pdf_failed.",
         )
+
+
+def _not_finalized(tenant: Tenant, period: Period, reason: str = "") -> HealthIssue:
+    return HealthIssue(
+        IssueType.INVOICE,
+        str(tenant.pk),
+        urgent=True,
+        title=f"{tenant.name}: invoice of {period.label} not finalized",
+        todo=reason or "Finalize the draft to see what is missing, such as a tax rule or a VAT ID.",
+        tenant=tenant,
+    )
+
+
+def _not_invoiced(period: Period, reason: str) -> HealthIssue:
+    return HealthIssue(
+        IssueType.INVOICE,
+        f"period-{period.pk}",
+        urgent=True,
+        title=f"{period.entity.name}: month {period.label} not invoiced",
+        todo=reason,
+    )
 
 
 def _payment_events(now: datetime) -> Iterator[HealthIssue]:
