@@ -4,6 +4,8 @@ A connection is in one of five phases. HEAD: waits for a request's headers, or r
 RECEIVED: has the whole request, and waits for its response or the next request. DRAIN: the response is complete and the
 body is not; received data is dropped. REJECTED: a rejection was sent; received data is dropped, so that the client can
 read the rejection. The guard checks each connection's deadline twice a second.
+
+An offer to change the protocol, such as `upgrade: h2c`, is ignored unless it is a WebSocket handshake (RFC 9110, 7.8).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from millrace.gateway.connections import AUTHENTICATED, guard
+from millrace.gateway.connections import AUTHENTICATED, compatibility, guard
 from millrace.gateway.connections.batched_writes import BatchedTransport
 from millrace.gateway.connections.guard import ConnectionGuard, process_guard
 from millrace.gateway.core.errors import OVERLOADED, ApiError
@@ -83,6 +85,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._phase = HEAD
         self._deadline = math.inf
         self._is_authenticated = False  # the current or last request
+        self._is_handshake = False  # of a WebSocket
         self._requests = 0
         self._buffered_bytes = 0  # unauthenticated bytes that the guard counts
         self._is_waiting = False  # queued at the guard with a large body
@@ -127,6 +130,8 @@ class GatewayHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = partial(compatibility.respond_without_chunks, cycle, app)
         super()._start_asgi_task(cycle, app)
 
     def _disconnect(self, cycle: RequestResponseCycle) -> None:
@@ -201,15 +206,10 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             self._buffered_bytes += size
             self._guard.count_bytes(self._peer, size)
         self._fed_bytes = self._head_bytes + size
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            if self._rejection is None and self._should_upgrade():
-                self.handle_websocket_upgrade()
-                return
-        except httptools.HttpParserError:
-            if self._rejection is None:
-                self._rejection = (guard.INVALID_HTTP, ApiError("invalid_http", "The request is not valid HTTP."))
+        self._parse(data)
+        if self._is_handshake and self._rejection is None:
+            self.handle_websocket_upgrade()
+            return
         if self._phase == HEAD and self._requests == requests:
             self._head_bytes += size
         elif phase in (BODY, DRAIN) and self._requests == requests:
@@ -219,6 +219,24 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             self._keep_open_for_body()
         if self._rejection is not None:
             self._reject(*self._rejection)
+
+    def _parse(self, data: bytes) -> None:
+        """Parse the data. After an offer that is ignored, parse the request's head again without the offer.
+
+        The parser stops at an offer and does not read the body.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as exc:
+                if self._rejection is None and not self._is_handshake:
+                    data = compatibility.head_without_offer(self.parser, self.url, self.headers) + data[exc.args[0] :]
+                    self.parser = compatibility.create_parser(self)
+                    continue
+            except httptools.HttpParserError:
+                if self._rejection is None:
+                    self._rejection = (guard.INVALID_HTTP, ApiError("invalid_http", "The request is not valid HTTP."))
+            return
 
     def _keep_open_for_body(self) -> None:
         """If the client sent `connection: close`, close the connection only after the whole body has arrived.
@@ -320,8 +338,19 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._check_head(size)
         if len(self.pipeline) >= MAX_PIPELINED:
             self._rejection = (guard.PIPELINING, ApiError("invalid_http", "Too many pipelined requests."))
+        if not compatibility.is_supported(self.parser):
+            error = ApiError("invalid_http", "CONNECT and HTTP versions other than 1.0 and 1.1 are not supported.")
+            self._rejection = (guard.INVALID_HTTP, error)
         if self._rejection is not None:
             return
+        if self.parser.should_upgrade():
+            self._is_handshake = (
+                compatibility.is_websocket_handshake(self.parser, self.headers) and not self._is_responding()
+            )
+            if not self._is_handshake:
+                return
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # RFC 9110, 10.1.1
         self._requests += 1
         self._is_authenticated = False
         scope: Any = self.scope
@@ -344,7 +373,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self._rejection is not None:
+        if self._rejection is not None or self.parser.should_upgrade():
             return
         super().on_message_complete()
         self._phase = RECEIVED
@@ -354,6 +383,9 @@ class GatewayHttpProtocol(HttpToolsProtocol):
             self.transport.close()
         else:
             self._deadline = self.loop.time() + self._limits.keepalive_seconds
+
+    def _should_upgrade(self) -> bool:
+        return self._is_handshake
 
     # Responses.
 
