@@ -1,22 +1,57 @@
-"""Checks of IP addresses that tenants' or operators' URLs lead to."""
+"""Checks of IP addresses that tenants' or operators' URLs lead to.
+
+The blocks are those of IANA's registries of special-purpose addresses. `ipaddress` is not used for this, because its
+answers differ between versions of Python.
+"""
 
 from __future__ import annotations
 
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
+_MAPPED = IPv6Network("::ffff:0:0/96")
 _NAT64 = IPv6Network("64:ff9b::/96")
-# Azure's wire server serves virtual machines at an address in a public range.
-_METADATA = frozenset({ip_address("168.63.129.16")})
+_NOT_PUBLIC_IPV4 = tuple(
+    IPv4Network(block)
+    for block in (
+        "0.0.0.0/8",  # this network
+        "10.0.0.0/8",  # private
+        "100.64.0.0/10",  # shared by the customers of a provider
+        "127.0.0.0/8",  # loopback
+        "168.63.129.16/32",  # Azure's wire server, which serves virtual machines at an address in a public range
+        "169.254.0.0/16",  # link-local
+        "172.16.0.0/12",  # private
+        "192.0.0.0/24",  # protocol assignments, with the anycast addresses that the nearest network answers
+        "192.0.2.0/24",  # documentation
+        "192.88.99.0/24",  # 6to4 relays
+        "192.168.0.0/16",  # private
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved, and the broadcast address
+    )
+)
+_GLOBAL_UNICAST = IPv6Network("2000::/3")  # the only IPv6 addresses that IANA assigns to networks
+_NOT_PUBLIC_IPV6 = tuple(
+    IPv6Network(block)
+    for block in (
+        "2001::/23",  # protocol assignments: Teredo, benchmarks, ORCHID
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4
+        "3fff::/20",  # documentation
+    )
+)
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
     """Return whether the IP address is public. An IPv4 address embedded in an IPv6 address is checked as IPv4."""
-    if isinstance(address, IPv6Address):
-        if address.scope_id or address.is_site_local or (address.teredo or address.sixtofour):
-            return False
-        if address.ipv4_mapped or address in _NAT64:
-            return is_public(IPv4Address(int(address) & 0xFFFFFFFF))
-    return address.is_global and not (address.is_multicast or address.is_reserved or address in _METADATA)
+    if isinstance(address, IPv4Address):
+        return not any(address in block for block in _NOT_PUBLIC_IPV4)
+    if address.scope_id:
+        return False
+    if address in _MAPPED or address in _NAT64:
+        return is_public(IPv4Address(int(address) & 0xFFFFFFFF))
+    return address in _GLOBAL_UNICAST and not any(address in block for block in _NOT_PUBLIC_IPV6)
 
 
 def is_public_text(address: str) -> bool:

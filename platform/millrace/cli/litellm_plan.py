@@ -5,7 +5,6 @@ Everything here is a function of the files and rows that were read. `litellm_imp
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from inference_worker.contract.command_line import format_command
+from inference_worker.contract.ip_addresses import is_public_text
 
 ENV_PREFIX = "os.environ/"
 MAX_NAME_LENGTH = 64
@@ -253,7 +253,7 @@ def _is_internal(url: str) -> bool:
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:
-        is_private = not ipaddress.ip_address(host).is_global
+        is_private = not is_public_text(host)
     except ValueError:
         is_private = host == "localhost" or host.endswith((".local", ".internal", ".localhost")) or "." not in host
     return is_private or parts.scheme != "https"

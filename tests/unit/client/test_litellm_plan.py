@@ -147,6 +147,13 @@ def test_what_does_not_map_is_listed_without_secrets() -> None:
     assert next(each for each in allowed.keys if each.name == "of nobody").tenant == "rest"
 
 
+@pytest.mark.parametrize("host", ["10.0.0.1", "192.0.0.100", "[64:ff9b::a00:1]", "[2002:a00:1::]", "[::ffff:10.0.0.1]"])
+def test_models_at_internal_addresses_need_permission(host: str) -> None:
+    models = [{"model_name": "own", "litellm_params": {"model": "openai/x", "api_base": f"https://{host}/v1"}}]
+    plan = make_plan({"model_list": models}, Database(), now=NOW)
+    assert ["internal" in each.reason for each in plan.unmapped if each.subject == "model own"] == [True]
+
+
 @pytest.mark.parametrize(
     "config",
     [
