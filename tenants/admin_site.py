@@ -11,10 +11,10 @@ from django.contrib.auth.views import redirect_to_login
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.utils.http import url_has_allowed_host_and_scheme
 
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
+from tenants.site_urls import is_site_url
 
 
 class RawAdminSite(AdminSite):
@@ -37,7 +37,7 @@ class RawAdminSite(AdminSite):
         if request.user.is_authenticated and not self.has_permission(request):
             raise Http404  # a redirect to the login page would lead back here
         wanted = request.GET.get("next", "")
-        if not url_has_allowed_host_and_scheme(wanted, {request.get_host()}, require_https=request.is_secure()):
+        if not is_site_url(wanted):
             wanted = reverse(f"{self.name}:index")
         return redirect_to_login(wanted, settings.LOGIN_URL)
 

@@ -21,6 +21,7 @@ from frontend.core.languages import lazy_text as _lazy
 from tenants import audit
 from tenants.outbox.email_rendering import render_email
 from tenants.reauthentication import reauthentication_route
+from tenants.site_urls import is_site_url
 
 
 class AccountAdapter(DefaultAccountAdapter):
@@ -64,6 +65,10 @@ class AccountAdapter(DefaultAccountAdapter):
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:
         return False
+
+    def is_safe_url(self, url: str | None) -> bool:
+        """Return whether `next` can be the target of a redirect."""
+        return url is not None and is_site_url(url)
 
     def send_notification_mail(
         self, template_prefix: str, user: Any, context: dict[str, Any] | None = None, email: str | None = None

@@ -41,6 +41,7 @@ from tenants.authentication import accesses
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Invitation, Membership, Tenant, User
+from tenants.site_urls import is_site_url
 
 
 class LogIn(LoginView):
@@ -76,6 +77,11 @@ class LogOut(LogoutView):
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         impersonation.end(request)
         return super().post(request, *args, **kwargs)
+
+    def get_redirect_url(self) -> str:
+        """Return the URL of `next`, or an empty text if it is not one of this site."""
+        url: str = super().get_redirect_url()
+        return url if is_site_url(url) else ""
 
 
 class JoinForm(forms.Form):

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
 from functools import partial, wraps
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
@@ -33,6 +32,7 @@ from tenants.isolation.scopes import all_tenants_scope, is_visible, tenant_scope
 from tenants.models import Tenant, User
 from tenants.permissions import STEP_UP, Permission
 from tenants.reauthentication import reauthentication_route, recently_authenticated
+from tenants.site_urls import site_url_in_header
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)
@@ -254,7 +254,4 @@ def leave_for(request: HttpRequest, answer: HttpResponseRedirect) -> HttpRespons
 
 def page_of(request: HttpRequest) -> str:
     """Return the URL of the complete page, also if a part of the page made the request."""
-    shown = request.headers.get("HX-Current-URL", "")
-    parts = urlsplit(shown)
-    path = f"{parts.path}?{parts.query}" if parts.query else parts.path
-    return path if path.startswith("/") and not path.startswith("//") else request.get_full_path()
+    return site_url_in_header(request, "HX-Current-URL", any_host=True) or request.get_full_path()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
-from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.http import require_POST
 
 from frontend.core.timezones import zone_named
+from tenants.site_urls import site_url_in_header
 
 _YEAR = 365 * 24 * 3600
 
@@ -30,10 +28,7 @@ def _is_valid(name: str, value: str) -> bool:
 @require_POST
 def preferences(request: HttpRequest) -> HttpResponse:
     """Store the preferences and redirect to the previous page."""
-    came_from = request.headers.get("referer", "")
-    is_own = url_has_allowed_host_and_scheme(came_from, {request.get_host()}, require_https=request.is_secure())
-    parts = urlsplit(came_from if is_own else "/")
-    response = HttpResponseRedirect(f"{parts.path}?{parts.query}" if parts.query else parts.path)
+    response = HttpResponseRedirect(site_url_in_header(request, "Referer") or "/")
     for name in ("theme", "zone", "language", "letters", "checklist"):
         value = request.POST.get(name, "")
         if _is_valid(name, value):

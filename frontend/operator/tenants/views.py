@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from django.conf import settings
 from django.http import HttpResponse
 from django.urls import path
-from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
 
 from billing.actions.budgets import do_change_budget
@@ -28,6 +27,7 @@ from frontend.operator.tenants import detail, forms, page
 from frontend.tenant.budgets.effect import effect_of
 from tenants import actions, invitations
 from tenants.models import Invitation, Membership, Tenant
+from tenants.site_urls import is_site_url
 
 T = TypeVar("T")
 LIST = Panels(
@@ -218,7 +218,7 @@ def view(ctx: PageContext) -> HttpResponse:
     found = _tenant(ctx)
     url = ctx.query.get("next", "")
     home = f"/t/{found.slug}/"
-    inside = url.startswith(home) and url_has_allowed_host_and_scheme(url, allowed_hosts=None)
+    inside = url.startswith(home) and is_site_url(url)
     return _form_view(
         ctx,
         found,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,19 +12,18 @@ from allauth.mfa.models import Authenticator
 from allauth.mfa.totp.internal.auth import TOTP, generate_totp_secret
 from django.core.cache import cache
 from django.test import Client, override_settings
-from django.urls import URLPattern, URLResolver, get_resolver
 
 from inference_worker.contract import env
 from millrace.conf.environment import PlatformSettings, effective_environ
 from tenants import actions, invitations
 from tenants.models import ApiKey, Invitation, User
+from tests.support.frontend.paths import ADMIN_URLS, paths
 from tests.support.frontend.totp import current_code
 from tests.support.rows import only_project, unscoped
 
 pytestmark = pytest.mark.django_db
 PASSWORD = "correct horse battery staple"
 EMAIL = "op@example.com"
-ADMIN_URLS = "tests.support.frontend.admin_urls"
 OPEN = {"/account/mfa/reauthenticate/", "/account/mfa/webauthn/reauthenticate/", "/logout"}  # without the second factor
 
 
@@ -49,25 +47,6 @@ def secret(operator: User) -> str:
 
 def log_in(client: Client) -> Any:
     return client.post("/login", {"login": EMAIL, "password": PASSWORD})
-
-
-def paths(urlconf: str | None = None) -> list[str]:
-    """Yield every URL of the platform with a value for each argument."""
-
-    def walk(patterns: list[Any], before: str) -> Iterator[str]:
-        for pattern in patterns:
-            route = before + str(pattern.pattern)
-            if isinstance(pattern, URLResolver):
-                yield from walk(pattern.url_patterns, route)
-            elif isinstance(pattern, URLPattern):
-                yield route
-
-    def example(route: str) -> str:
-        plain = re.sub(r"<int:\w+>", "1", route)
-        plain = re.sub(r"\(\?P<\w+>[^)]*\)|<(?:\w+:)?\w+>", "sso", plain)
-        return "/" + re.sub(r"[\^$]|\\Z|\\", "", plain)
-
-    return sorted({example(route) for route in walk(get_resolver(urlconf).url_patterns, "")})
 
 
 def is_signed_in(client: Client) -> bool:
