@@ -58,7 +58,7 @@ _OF_LIBRARIES = (
     "Invalid control character at",
 )
 _POSITION = re.compile(r" - at `.*`$")  # of an error in a policy, which the console shows in its own way
-_RETURNED = {"processes.py": "describe"}  # modules with a function that returns texts
+_RETURNED = {"processes.py": "describe", "target_checks.py": "message"}  # modules with a function that returns texts
 _MAX_ALTERNATIVES = 12
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 _Scope = ast.Module | ast.FunctionDef

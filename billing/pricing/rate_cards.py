@@ -10,7 +10,15 @@ from django.db.models import Q
 
 from billing.models import CompiledRateCard, Price, PriceBook, PriceBookAssignment
 from billing.pricing.price_book import ModelTier, NewPrice, PriceRanges, ranges_of
-from billing.pricing.pricing import Component, Rate, Tier, encode_rates
+from billing.pricing.pricing import (
+    Component,
+    PriceIndex,
+    Rate,
+    Tier,
+    UnknownPriceError,
+    encode_rates,
+    reservation_nano,
+)
 
 _ORDER = {component: place for place, component in enumerate(Component)}
 _BATCH = 1000
@@ -109,6 +117,32 @@ def _covers(rate: Rate, other: Rate) -> bool:
     always = ranges_of(rate)[2:] == PriceRanges()[2:]
     same_clocks = always or rate.time_zone == other.time_zone
     return rate.component == other.component and tokens and minutes and days and same_clocks
+
+
+def priced_models(tenant_id: int, tasks: Mapping[str, str], at: datetime) -> set[str]:
+    """Return the models whose requests gateways can price for the tenant at that time, in the standard tier.
+
+    The tenant's scope or an all-tenants scope must be open.
+
+    Args:
+        tasks: the task of each model. An encoder has neither output nor a cache.
+    """
+    rows = CompiledRateCard.objects.filter(
+        Q(tenant_id=tenant_id) | Q(tenant_id=None), model__in=tasks, tier=Tier.STANDARD, effective_from__lte=at
+    )
+    index = PriceIndex()
+    index.add(row.decoded() for row in rows.order_by("pk"))
+    microsecond = round(at.timestamp() * 1e6)
+    found = set()
+    for model, task in tasks.items():
+        rate_card = index.find(tenant_id, model, Tier.STANDARD, microsecond)
+        try:
+            if rate_card is not None:
+                reservation_nano(rate_card, 1, 1, microsecond, n=int(task == "generate"))
+                found.add(model)
+        except UnknownPriceError:
+            continue
+    return found
 
 
 def current_prices(tenant_id: int, at: datetime, model: str | None = None) -> list[NewPrice]:

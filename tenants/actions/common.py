@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +13,7 @@ from django.db import IntegrityError, models, transaction
 from tenants import audit
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import Tenant
+from tenants.routing_policies.target_checks import TargetProblem
 
 
 class ActionRefused(Exception):
@@ -36,6 +37,17 @@ class FieldRefused(ActionRefused):
 
 class Conflict(ActionRefused):
     """An error of a change that conflicts with the current state, such as a taken name or a deleted object."""
+
+
+def refuse_problems(field: str, problems: Iterable[TargetProblem]) -> None:
+    """Refuse a change by its first blocking problem.
+
+    Raises:
+        FieldRefused: a named model cannot serve the tenant's requests.
+    """
+    for problem in problems:
+        if problem.is_blocking:
+            raise FieldRefused(field, problem.obstacle, problem.text)
 
 
 @contextmanager

@@ -11,11 +11,12 @@ import msgspec
 from django.db import IntegrityError, transaction
 
 from tenants import audit
-from tenants.actions.common import Conflict, FieldRefused, insert, locked_tenant
+from tenants.actions.common import Conflict, FieldRefused, insert, locked_tenant, refuse_problems
 from tenants.keys.key_snapshots import rebuild_key_snapshots
 from tenants.models import ChangeEventRow, Experiment, Tenant, User
 from tenants.models.experiments import MAX_DAYS
 from tenants.routing_policies.experiments import MAX_ARMS, ExperimentArm
+from tenants.routing_policies.target_checks import TargetChecks
 
 MAX_EXPERIMENTS = 500  # of a tenant
 MAX_NAME_LENGTH = 64
@@ -74,12 +75,14 @@ def do_start_experiment(experiment: Experiment) -> Experiment:
     """Start a draft. Gateways assign arms within a second.
 
     Raises:
+        ActionRefused: the model of an arm cannot serve the tenant's requests.
         Conflict: it is not a draft, or another experiment runs on the model name.
     """
     with locked_tenant(experiment.tenant_id) as tenant:
         row = _current(tenant, experiment)
         if row.state != Experiment.State.DRAFT:
             raise Conflict("Only a draft can be started.")
+        refuse_problems("arms", TargetChecks(tenant.pk).of_experiment(row))
         before = audit.serialize_for_audit(row)
         row.state, row.started_at = Experiment.State.RUNNING, datetime.now(UTC)
         try:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tenants import audit
-from tenants.actions.common import ActionRefused, Conflict, check, locked_tenant
+from tenants.actions.common import ActionRefused, Conflict, check, locked_tenant, refuse_problems
 from tenants.actions.rules import check_policy, publish_version
 from tenants.models import RoutingPolicy, RoutingPolicyDraft, Tenant, User
+from tenants.routing_policies.target_checks import TargetChecks
 
 MAX_BODY_LENGTH = 64 * 1024  # characters of a draft as JSON
 MAX_DRAFTS = 200  # of a tenant
@@ -56,7 +57,7 @@ def do_publish_policy_draft(draft: RoutingPolicyDraft, *, created_by: User | Non
     """Publish the draft as a new version of its policy, and delete the draft.
 
     Raises:
-        ActionRefused: the draft is not a valid policy.
+        ActionRefused: the draft is not a valid policy, or a model in it cannot serve the tenant's requests.
         Conflict: it was published or discarded, or another version was published since it was created.
     """
     with locked_tenant(draft.tenant_id) as tenant:
@@ -69,6 +70,7 @@ def do_publish_policy_draft(draft: RoutingPolicyDraft, *, created_by: User | Non
         if active is not None and active != row.based_on:
             raise Conflict(f"Version {active} was published since this draft was created. Discard the draft.")
         check_policy(row.body)
+        refuse_problems("body", TargetChecks(tenant.pk).of_policy(row.body))
         made = publish_version(tenant, "policy.published", row.name, row.body, created_by)
         _delete(tenant, row)
     return made

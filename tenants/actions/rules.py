@@ -8,10 +8,11 @@ from typing import Any
 from django.db.models import Max
 
 from tenants import audit
-from tenants.actions.common import ActionRefused, Conflict, check, locked_tenant
+from tenants.actions.common import ActionRefused, Conflict, check, locked_tenant, refuse_problems
 from tenants.keys.key_snapshots import rebuild_key_snapshots
 from tenants.models import LIMITS, ApiKey, ChangeEventRow, LimitSet, Project, RoutingPolicy, Tenant, User
 from tenants.routing_policies import policy
+from tenants.routing_policies.target_checks import TargetChecks
 
 
 def do_set_limits(
@@ -66,24 +67,39 @@ def do_remove_limits(limits: LimitSet) -> bool:
 
 
 def do_publish_policy(
-    tenant: Tenant, name: str, body: Mapping[str, Any], *, created_by: User | None = None
+    tenant: Tenant,
+    name: str,
+    body: Mapping[str, Any],
+    *,
+    created_by: User | None = None,
+    check_targets: bool = True,
 ) -> RoutingPolicy:
     """Publish a new version of the policy of the model name `name`.
 
+    Args:
+        check_targets: False while the platform is set up, before its deployments and prices exist.
+
     Raises:
-        ActionRefused: the body is not a valid policy.
+        ActionRefused: the body is not a valid policy, or a model in it cannot serve the tenant's requests.
     """
     check_policy(body)
     with locked_tenant(tenant) as locked:
+        if check_targets:
+            refuse_problems("body", TargetChecks(locked.pk).of_policy(body))
         return publish_version(locked, "policy.published", name, body, created_by)
 
 
 def do_revert_policy(policy_version: RoutingPolicy, *, created_by: User | None = None) -> RoutingPolicy:
-    """Publish the body of an earlier version as a new version."""
+    """Publish the body of an earlier version as a new version.
+
+    Raises:
+        ActionRefused: a model in it cannot serve the tenant's requests any more.
+    """
     with locked_tenant(policy_version.tenant_id) as tenant:
         old = RoutingPolicy.objects.for_tenant(tenant).filter(pk=policy_version.pk).first()
         if old is None:
             raise Conflict("This version does not exist.")
+        refuse_problems("body", TargetChecks(tenant.pk).of_policy(old.body))
         return publish_version(tenant, "policy.reverted", old.name, old.body, created_by)
 
 

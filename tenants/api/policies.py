@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
 from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
@@ -15,24 +15,31 @@ from tenants import actions
 from tenants.actions.policy_drafts import MAX_BODY_LENGTH
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import MAX_BIGINT, PolicyIn, PolicyOut, Query, Strict
+from tenants.api.target_problems import TargetProblemOut, WithProblems
 from tenants.models import RoutingPolicy, RoutingPolicyDraft
 from tenants.permissions import Permission
 from tenants.routing_policies import policy
 from tenants.routing_policies.diffs import diff, pretty
+from tenants.routing_policies.target_checks import TargetChecks
 from tenants.views import TenantView, check_query, given, person
 
 
-class PolicyDraftOut(serializers.ModelSerializer[RoutingPolicyDraft]):
+class PolicyDraftOut(WithProblems, serializers.ModelSerializer[RoutingPolicyDraft]):
     body = serializers.DictField()
     error = serializers.SerializerMethodField(help_text="Why the draft is not a valid policy; empty: it is valid.")
+    problems = serializers.SerializerMethodField(help_text="Models that cannot serve requests.")
 
     class Meta:
         model = RoutingPolicyDraft
-        fields = ("id", "name", "body", "based_on", "error", "updated_at")
+        fields = ("id", "name", "body", "based_on", "error", "problems", "updated_at")
         read_only_fields = fields
 
     def get_error(self, draft: RoutingPolicyDraft) -> str:
         return policy_error(draft.body)
+
+    @extend_schema_field(TargetProblemOut(many=True))
+    def get_problems(self, draft: RoutingPolicyDraft) -> list[dict[str, Any]]:
+        return self.problem_fields(self.target_checks(draft.tenant_id).of_policy(draft.body))
 
 
 class PolicyDraftQuery(Query):
@@ -44,8 +51,9 @@ class PolicyBodyIn(Strict):
 
 
 class PolicyValidationOut(serializers.Serializer[Any]):
-    valid = serializers.BooleanField()
+    valid = serializers.BooleanField(help_text="Whether the policy can be published now.")
     error = serializers.CharField(help_text="The first error, with its path; empty: the policy is valid.")
+    problems = TargetProblemOut(many=True, help_text="Models that cannot serve requests now.")
     models = serializers.ListField(child=serializers.CharField(), help_text="The models of all rules.")
 
 
@@ -133,7 +141,10 @@ class PolicyValidation(TenantView):
         body = bounded_body(given(PolicyBodyIn, request.data)["body"])
         error = policy_error(body)
         models = [] if error else list(policy.parse(body).models)
-        return Response(PolicyValidationOut({"valid": not error, "error": error, "models": models}).data)
+        problems = TargetChecks(self.access.tenant.pk, with_replicas=True).of_policy(body)
+        blocking = next((each.text for each in problems if each.is_blocking), "")
+        found = {"valid": not (error or blocking), "error": error or blocking, "problems": problems, "models": models}
+        return Response(PolicyValidationOut(found).data)
 
 
 @extend_schema(tags=["policies"])

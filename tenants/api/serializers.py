@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from tenants.actions.keys import MAX_OVERLAP
+from tenants.api.target_problems import TargetProblemOut, WithProblems
 from tenants.keys import snapshot
 from tenants.models import (
     LIMITS,
@@ -345,13 +347,18 @@ class LimitsQuery(Query):
     model = serializers.CharField(required=False, max_length=64)
 
 
-class PolicyOut(serializers.ModelSerializer[RoutingPolicy]):
+class PolicyOut(WithProblems, serializers.ModelSerializer[RoutingPolicy]):
     body = serializers.DictField()
+    problems = serializers.SerializerMethodField(help_text="Models of an active version that cannot serve requests.")
 
     class Meta:
         model = RoutingPolicy
-        fields = ("id", "name", "version", "body", "active", "created_at")
+        fields = ("id", "name", "version", "body", "active", "problems", "created_at")
         read_only_fields = fields
+
+    @extend_schema_field(TargetProblemOut(many=True))
+    def get_problems(self, row: RoutingPolicy) -> list[dict[str, Any]]:
+        return self.problem_fields(self.target_checks(row.tenant_id).of_live(row))
 
 
 class PolicyIn(Strict):

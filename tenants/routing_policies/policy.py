@@ -38,6 +38,7 @@ __all__ = [
     "decide",
     "find_rule",
     "is_met",
+    "named_models",
     "parse",
 ]
 
@@ -116,12 +117,6 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return tuple(dict.fromkeys(target.model for rule in self.rules for target in rule.targets))
 
     @property
-    def all_models(self) -> tuple[str, ...]:
-        """Return the deployments of the rules, the summarizer and the shadow, without duplicates."""
-        others = (self.summarizer, "" if self.shadow is None else self.shadow.model)
-        return tuple(dict.fromkeys((*self.models, *filter(None, others))))
-
-    @property
     def metadata_fields(self) -> tuple[str, ...]:
         """Return the metadata fields that rules depend on, without duplicates."""
         return tuple(dict.fromkeys(name for rule in self.rules for name in rule.when.metadata or ()))
@@ -175,6 +170,27 @@ def parse(body: Mapping[str, Any], *, version: int = 0) -> Policy:
         if not policy.shadow.model:
             raise ValueError("expected a model name - at `$.shadow.model`")
     return msgspec.structs.replace(policy, version=version)
+
+
+def named_models(body: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the deployments that a body names, each with the path of its name.
+
+    Raises:
+        ValueError: the body is not a valid policy.
+    """
+    policy = parse(body)
+    if "models" in body:
+        return [(f"$.models[{index}]", model) for index, model in enumerate(policy.models)]
+    found = [
+        (f"$.rules[{number}].targets[{index}].model", target.model)
+        for number, rule in enumerate(policy.rules)
+        for index, target in enumerate(rule.targets)
+    ]
+    if policy.summarizer:
+        found.append(("$.summarizer", policy.summarizer))
+    if policy.shadow is not None:
+        found.append(("$.shadow.model", policy.shadow.model))
+    return found
 
 
 def find_rule(policy: Policy, facts: RoutingFacts) -> int | None:

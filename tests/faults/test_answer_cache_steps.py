@@ -25,7 +25,7 @@ from tests.support.gateway.process_checks import eventually, set_budget, settled
 from tests.support.gateway.processes import EMBEDDING_MODEL, MODEL, GatewayCluster, GatewayProcess, gateway_cluster
 from tests.support.rows import unscoped
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("all_models_served")]
 BODY: dict[str, Any] = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "Hello"}],

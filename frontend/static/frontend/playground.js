@@ -494,7 +494,7 @@ if (form) {
     const allowed = form.elements.key.selectedOptions[0].dataset.models.split(" ").filter(Boolean);
     const boxes = [...form.querySelectorAll("[name=model]")];
     const full = boxes.filter((box) => box.checked).length >= 4;
-    for (const box of boxes) box.disabled = (allowed.length > 0 && !allowed.includes(box.value)) || (full && !box.checked);
+    for (const box of boxes) box.disabled = "unusable" in box.dataset || (allowed.length > 0 && !allowed.includes(box.value)) || (full && !box.checked);
     const address = new URL(location);
     address.searchParams.set("key", form.elements.key.value);
     address.searchParams.set("model", chosen().join(","));

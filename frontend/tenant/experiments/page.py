@@ -24,6 +24,7 @@ from millrace.apps.experiments.results import (
     read_results,
 )
 from tenants.models import Experiment
+from tenants.routing_policies.target_checks import TargetChecks
 
 MAX_EXPERIMENTS = 100  # in the list
 STATES = {"draft": (_lazy("Draft"), ""), "running": (_lazy("Running"), "info"), "stopped": (_lazy("Stopped"), "")}
@@ -104,6 +105,7 @@ def detail(ctx: PageContext, row: Experiment) -> dict[str, Any]:
         "results": results,
         "state": STATES[row.state],
         "banner": _banner(results),
+        "problems": TargetChecks(ctx.tenant.pk, with_replicas=True).of_experiment(row),
         "tables": [_table(arm) for arm in results.arms[1:]],
         "arms": [(arm, Money(arm.cost_femto), _percent(arm.units, units)) for arm in results.arms],
         "ratio_is_wrong": results.sample_ratio_p < SAMPLE_RATIO_ALPHA,

@@ -32,7 +32,7 @@ from frontend.tenant.keys.forms import (
     RotationForm,
     revocation_effect,
 )
-from millrace.apps.operations.deployments import served_specs
+from millrace.apps.operations.model_obstacles import example_model
 from tenants import actions
 from tenants.models import ApiKey, Project
 from tenants.permissions import Permission
@@ -152,7 +152,7 @@ def key_secret(ctx: PageContext) -> HttpResponse:
     context: dict[str, Any] = {
         "row": row,
         "secret": secret,
-        "model": (row.allowed_models or [model.name for model in served_specs()])[0],
+        "model": row.allowed_models[0] if row.allowed_models else example_model(ctx.tenant.pk),
         "base_url": settings.MILLRACE.base_url,
         "url": url,
         "keys_url": ctx.url("keys"),

@@ -12,8 +12,7 @@ from frontend.core.lists import with_query
 from frontend.core.metering import metering
 from frontend.core.page_context import PageContext
 from frontend.tenant.overview.quick_start import code_examples
-from inference_worker.contract.encoder_config import model_task
-from millrace.apps.operations.deployments import served_specs
+from millrace.apps.operations.model_obstacles import example_model
 
 
 def header(ctx: PageContext) -> dict[str, Any]:
@@ -23,12 +22,6 @@ def header(ctx: PageContext) -> dict[str, Any]:
     return {
         "date_range": date_range_of(ctx),
         "metering": metering(ctx.now),
-        "code_examples": () if seen else code_examples(platform.base_url, _first_model()),
+        "code_examples": () if seen else code_examples(platform.base_url, example_model(ctx.tenant.pk)),
         "export_url": with_query(ctx.url("usage-csv"), **ctx.query),
     }
-
-
-def _first_model() -> str:
-    """Return a model that generates text, or the first of the settings if none is loaded."""
-    names = (spec.name for spec in served_specs(wanted_loaded=True) if model_task(spec.source) == "generate")
-    return next(names, settings.MILLRACE.models[0].name)

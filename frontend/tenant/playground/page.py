@@ -15,15 +15,17 @@ from django.utils.translation import gettext as _
 from billing.pricing.price_book import NewPrice
 from billing.pricing.pricing import Tier
 from billing.pricing.rate_cards import current_prices
+from frontend.core.backend_messages import translated
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext
 from frontend.tenant.overview.quick_start import CodeExample
-from inference_worker.contract.encoder_config import model_task
 from millrace.apps.operations.deployments import served_specs
+from millrace.apps.operations.model_obstacles import task_of
 from millrace.apps.request_log.selectors import stored_content
 from tenants.models import ApiKey, RoutingPolicy
 from tenants.permissions import Permission
 from tenants.routing_policies import policy
+from tenants.routing_policies.target_checks import TargetChecks
 
 MAX_MODELS = 4
 PRESETS = (
@@ -36,6 +38,16 @@ EXAMPLES = tuple(
     CodeExample(name, language, "")
     for name, language in (("python", "Python"), ("node", "Node"), ("curl", "curl"), ("anthropic", "Anthropic SDK"))
 )
+
+
+@dataclass(frozen=True)
+class PlaygroundModel:
+    """A name that can be requested."""
+
+    name: str
+    detail: str
+    problem: str  # of one of its targets; empty: all can serve requests
+    is_usable: bool
 
 
 @dataclass(frozen=True)
@@ -55,14 +67,15 @@ class ReplayedRequest:
 
 def playground(ctx: PageContext) -> dict[str, Any]:
     """Return the content of the page. Call inside `ctx.scope()`."""
-    names = _models(ctx)
+    models = _models(ctx)
     selected = ctx.query.get("model", "").split(",")
-    chosen = [name for name in names if name in selected] or list(names)[:1]
+    usable = [model.name for model in models if model.is_usable]
+    chosen = [name for name in usable if name in selected] or [model.name for model in models if not model.problem][:1]
     prices = current_prices(ctx.tenant.pk, ctx.now)
     return {
         "keys": list(_usable(ctx).order_by("name", "pk")),
         "key": ctx.query.get("key", ""),
-        "models": [(name, detail, name in chosen[:MAX_MODELS]) for name, detail in names.items()],
+        "models": [(model, model.name in chosen[:MAX_MODELS]) for model in models],
         "again": _replayed_request(ctx),
         "data": {  # for the script
             "base_url": settings.MILLRACE.base_url,
@@ -89,13 +102,19 @@ def _usable(ctx: PageContext) -> Any:
     return live.filter(Q(expires_at=None) | Q(expires_at__gt=datetime.now(UTC)))
 
 
-def _models(ctx: PageContext) -> dict[str, str]:
-    """Return the names that can be requested, with a description."""
-    own = {
-        name: _("Alias for %(targets)s") % {"targets": ", ".join(targets)} for name, targets in _policies(ctx).items()
-    }
-    served = [spec.name for spec in served_specs(wanted_loaded=True) if model_task(spec.source) == "generate"]
-    return {name: "" for name in served if name not in own} | own
+def _models(ctx: PageContext) -> list[PlaygroundModel]:
+    """Return the names that can be requested. An alias is usable if one of its targets is."""
+    policies = _policies(ctx)
+    served = [spec.name for spec in served_specs(wanted_loaded=True) if task_of(spec) == "generate"]
+    targets = {name: (name,) for name in served if name not in policies} | policies
+    checks = TargetChecks(ctx.tenant.pk)
+    found = []
+    for name, models in targets.items():
+        problems = [each for each in checks.of_models((name, model) for model in models) if each.is_blocking]
+        detail = _("Alias for %(targets)s") % {"targets": ", ".join(models)} if name in policies else ""
+        problem = translated(problems[0].message()) if problems else ""
+        found.append(PlaygroundModel(name, detail, problem, is_usable=len(problems) < len(models)))
+    return found
 
 
 def _policies(ctx: PageContext) -> dict[str, tuple[str, ...]]:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from django.utils.translation import gettext as _
 
 from frontend.core.page_context import PageContext
 from frontend.tenant.routing import page, positions
 from frontend.tenant.routing.positions import PolicyError
-from millrace.apps.operations.deployments import served_specs
 from millrace.apps.request_log.policy_dry_runs import PolicyDryRun, dry_run
 from tenants import actions
 from tenants.actions import Conflict
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import RoutingPolicy, RoutingPolicyDraft
 from tenants.routing_policies.diffs import DiffLine, diff, pretty
+from tenants.routing_policies.target_checks import TargetChecks, TargetProblem
 
 ALL_MODELS = "*"  # of the dry run
 
@@ -31,7 +32,17 @@ class CheckResult:
     of_all: bool  # the dry run is of requests of all models
     active: RoutingPolicy | None  # which `diff` compares with
     diff: list[DiffLine]
-    unserved: tuple[str, ...]  # named models that the platform does not serve
+    problems: list[TargetProblem]  # of named models, once for each model
+
+    @property
+    def is_blocked(self) -> bool:
+        """Return whether the policy cannot be published."""
+        return any(problem.is_blocking for problem in self.problems)
+
+    @property
+    def rejected(self) -> int:
+        """Return the number of requests of the dry run that would be rejected."""
+        return 0 if self.trial is None else self.trial.rejected.total()
 
     @property
     def success_rates(self) -> tuple[str, str] | None:
@@ -42,17 +53,12 @@ class CheckResult:
         return f"{trial.success_rate:.1%}", f"{trial.new_success_rate:.1%}"
 
 
-def served() -> tuple[str, ...]:
-    """Return the names of the platform's models."""
-    return tuple(spec.name for spec in served_specs())
-
-
-def check(ctx: PageContext, name: str, text: str, served_models: Collection[str]) -> CheckResult:
+def check(ctx: PageContext, name: str, text: str) -> CheckResult:
     """Check the text of a policy. Call inside `ctx.scope()`."""
     of_all = ctx.request.POST.get("of", ctx.query.get("of", "")) == ALL_MODELS
     found = positions.read(text)
     if isinstance(found, PolicyError):
-        return CheckResult(found, None, of_all, _active(ctx, name), [], ())
+        return CheckResult(found, None, of_all, _active(ctx, name), [], [])
     body, policy = found
     active = _active(ctx, name)
     return CheckResult(
@@ -61,8 +67,14 @@ def check(ctx: PageContext, name: str, text: str, served_models: Collection[str]
         of_all=of_all,
         active=active,
         diff=[] if active is None else diff(pretty(active.body), pretty(body)),
-        unserved=tuple(sorted(set(policy.all_models) - set(served_models))),
+        problems=problems_of(ctx, body),
     )
+
+
+def problems_of(ctx: PageContext, body: Mapping[str, Any]) -> list[TargetProblem]:
+    """Return the problems of a policy's models, one for each model. Call inside `ctx.scope()`."""
+    found = TargetChecks(ctx.tenant.pk, with_replicas=True).of_policy(body)
+    return list({problem.model: problem for problem in reversed(found)}.values())[::-1]
 
 
 def _active(ctx: PageContext, name: str) -> RoutingPolicy | None:

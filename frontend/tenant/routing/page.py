@@ -20,6 +20,7 @@ from tenants.routing_policies import policy
 from tenants.routing_policies.conditions import DAYS
 from tenants.routing_policies.diffs import diff, pretty
 from tenants.routing_policies.policy import MAX_TARGETS, Policy, Rule, When
+from tenants.routing_policies.target_checks import TargetChecks
 
 SHADOW_DAYS = 7  # of the results of shadows
 MAX_VERSIONS = 100  # aliases, or versions of one alias
@@ -84,13 +85,18 @@ def drafts(ctx: PageContext) -> QuerySet[RoutingPolicyDraft]:
     return found
 
 
-def names(ctx: PageContext) -> list[tuple[RoutingPolicy, int, tuple[str, ...]]]:
-    """Return each alias with its active version, or its last one if unpublished, its number of rules and its models.
+def names(ctx: PageContext) -> list[tuple[RoutingPolicy, int, tuple[str, ...], str]]:
+    """Return each alias with its active version, or its last one if unpublished, its number of rules, its models and
+    the problem of a live one.
 
     Call inside `ctx.scope()`.
     """
     rows = versions(ctx).order_by("name", "-active", "-version").distinct("name")[:MAX_VERSIONS]
-    return [(row, *_size(row)) for row in rows]
+    checks = TargetChecks(ctx.tenant.pk)
+    return [
+        (row, *_size(row), next((each.message() for each in checks.of_live(row) if each.is_blocking), ""))
+        for row in rows
+    ]
 
 
 def detail(ctx: PageContext, row: RoutingPolicy) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_form_errors, render_page
 from frontend.tenant.routing import checking, page, positions
 from frontend.tenant.routing.editor import SubmittedEditor, open_editor, read_submitted
+from millrace.apps.operations.model_obstacles import example_model
 from tenants import actions
 from tenants.actions import ActionRefused
 from tenants.models import RoutingPolicy, RoutingPolicyDraft
@@ -68,6 +69,7 @@ def policy(ctx: PageContext) -> HttpResponse:
     row = _version(ctx, ctx.arguments["policy"])
     with ctx.scope():
         found = page.detail(ctx, row)
+        found["problems"] = checking.problems_of(ctx, row.body) if row.active else []
     return render_page(ctx, "routing/detail.html", row.name, breadcrumbs=_crumbs(ctx), **found)
 
 
@@ -123,9 +125,8 @@ def check(ctx: PageContext) -> HttpResponse:
 
 
 def _editor_context(ctx: PageContext, name: str, submitted: SubmittedEditor) -> dict[str, Any]:
-    served = checking.served()
     with ctx.scope():
-        checked = checking.check(ctx, name, submitted.text, served)
+        checked = checking.check(ctx, name, submitted.text)
         active = None if checked.active is None else checked.active.body
         editor = open_editor(ctx, submitted, active)
     if checked.trial is not None and checked.trial.requests:
@@ -194,8 +195,7 @@ def _initial(ctx: PageContext) -> tuple[dict[str, Any], RoutingPolicyDraft | Non
     if _is_id(text):
         version = _version(ctx, int(text))
         return {"name": version.name, "body": pretty(version.body)}, None
-    models = checking.served()
-    return {"name": "", "body": EXAMPLE.replace("MODEL", models[0] if models else "model")}, None
+    return {"name": "", "body": EXAMPLE.replace("MODEL", example_model(ctx.tenant.pk))}, None
 
 
 def _is_id(text: str) -> bool:

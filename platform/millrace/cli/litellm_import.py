@@ -176,12 +176,25 @@ def execute(session: Session, plan: Plan, mapping: Path) -> None:
             published = {row["name"] for row in client.policies.list(active=True)}
             for name, targets in plan.policies.items():
                 if name not in published:
-                    client.policies.publish(name=name, body={"models": targets})
+                    _publish(client, name, {"models": targets})
             for key in plan.keys:
                 if key.tenant == tenant.slug and written is not None and key.token not in written.tokens:
                     _create_key(client, key, projects[key.project], written)
     if written is not None:
         click.echo(f"{mapping} has the new API keys. Give them to their users, then delete the file.", err=True)
+
+
+def _publish(client: Client, name: str, body: dict[str, Any]) -> None:
+    """Publish a policy, or save it as a draft if its models have no prices yet."""
+    from millrace.client import InvalidRequest
+
+    try:
+        client.policies.publish(name=name, body=body)
+    except InvalidRequest as exc:
+        if exc.code != "model_not_priced":
+            raise
+        draft = client.policy_drafts.save(name=name, body=body)
+        click.echo(f"The policy {name} is a draft ({draft['id']}): publish it after its models have prices.", err=True)
 
 
 class _MappingFile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
 import click
@@ -10,11 +11,18 @@ import click
 from millrace.cli.app import ResourceGroup, Session, command, given_options
 from millrace.cli.output import Column, amount, moment, number, yes_no
 
+
+def _problems(problems: Iterable[Mapping[str, object]]) -> str:
+    """Return models that cannot serve requests, with their places."""
+    return " ".join(f"{problem['place']}: {problem['message']}" for problem in problems)
+
+
 _POLICY = [
     Column("id", "id", right=True),
     Column("name", "name"),
     Column("version", "version", right=True),
     Column("active", "active", yes_no),
+    Column("problems", "problems", _problems),
     Column("published", "created_at", moment),
 ]
 _DRAFT = [
@@ -22,6 +30,7 @@ _DRAFT = [
     Column("name", "name"),
     Column("based on", "based_on", number),
     Column("error", "error"),
+    Column("problems", "problems", _problems),
     Column("saved", "updated_at", moment),
 ]
 _POLICY_FIELDS = [*_POLICY, Column("body", "body", lambda body: json.dumps(body, ensure_ascii=False))]
@@ -35,6 +44,7 @@ _DRY_RUN = [
     Column("requests", "requests", number),
     Column("undecided", "undecided", number),
     Column("without a rule (404)", "unmatched", number),
+    Column("rejected", "rejected", lambda rejected: "; ".join(map(_rejection, rejected))),
     Column("priced", "priced", number),
     Column("cost before", "usd_before", amount),
     Column("cost after", "usd_after", amount),
@@ -46,6 +56,10 @@ _DRY_RUN = [
     Column("success rate after", "success_rate_after", _percent),
     Column("moves", "moves", lambda moves: "; ".join(map(_move, moves))),
 ]
+
+
+def _rejection(rejection: dict[str, Any]) -> str:
+    return f"{rejection['model']} ({rejection['code']}): {rejection['requests']}"
 
 
 def _move(move: dict[str, Any]) -> str:
@@ -116,8 +130,9 @@ def validate_policy(session: Session, file: TextIO) -> None:
     """Validate a policy without storing it."""
     result = session.client.policies.validate(body=_body(file))
     if not result["valid"] and not session.as_json:
-        raise click.ClickException(f"The policy is not valid: {result['error']}.")
-    session.done(result, f"The policy is valid. Its models are {', '.join(result['models'])}.")
+        raise click.ClickException(f"The policy is not valid: {result['error'].rstrip('.')}.")
+    warnings = f" Not available now: {_problems(result['problems'])}" if result["problems"] else ""
+    session.done(result, f"The policy is valid. Its models are {', '.join(result['models'])}.{warnings}")
 
 
 @command(policies, "dry-run", example="millrace policies dry-run policy.json --name assistant")
@@ -152,6 +167,7 @@ def save_draft(session: Session, name: str, file: TextIO) -> None:
     """Save the draft of a policy, in place of an earlier one. Requests do not use it."""
     draft = session.client.policy_drafts.save(name=name, body=_body(file))
     error = f" It is not valid: {draft['error']}." if draft["error"] else ""
+    error += f" {_problems(draft['problems'])}" if draft["problems"] else ""
     session.done(draft, f"Saved the draft of {name} ({draft['id']}).{error}")
 
 

@@ -218,6 +218,7 @@ MetricEnum = Literal[
 ModeEnum = Literal["hard", "soft", "dry_run"]
 PaymentEventStatus = Literal["handled", "ignored", "failed"]
 PeriodEnum = Literal["day", "month", "lifetime"]
+PolicyDryRunRejectionOutCodeEnum = Literal["model_not_found", "model_not_priced"]
 PriceComponent = Literal[
     "uncached",
     "cache_read",
@@ -239,6 +240,9 @@ ResultEnum = Literal["waiting", "better", "worse", "harm", "within", "unclear"]
 RoleEnum = Literal["owner", "admin", "developer", "billing", "readonly"]
 ScopeEnum = Literal["tenant", "project", "key"]
 ScopesEnum = Literal["inference", "manage", "models", "endpoints"]
+TargetProblemOutCodeEnum = Literal[
+    "model_not_found", "model_unloaded", "model_not_priced", "model_drained", "model_loading"
+]
 TaskEnum = Literal["generate", "embed"]
 TenantStatus = Literal["active", "suspended", "purged"]
 TermTypeEnum = Literal["graduated", "volume", "discount", "minimum"]
@@ -771,6 +775,7 @@ class Experiment(TypedDict):
     created_at: str
     started_at: str | None
     stopped_at: str | None
+    problems: list[TargetProblem]  # Models of arms that cannot serve requests.
 
 
 class ExperimentArm(TypedDict):
@@ -1140,11 +1145,14 @@ class Period(TypedDict):
 
 
 class Policy(TypedDict):
+    """The field `problems`. The models of all rows of a response are checked once."""
+
     id: int
     name: str
     version: int
     body: dict[str, Any]
     active: bool
+    problems: list[TargetProblem]  # Models of an active version that cannot serve requests.
     created_at: str
 
 
@@ -1161,11 +1169,14 @@ class PolicyDiffLine(TypedDict):
 
 
 class PolicyDraft(TypedDict):
+    """The field `problems`. The models of all rows of a response are checked once."""
+
     id: int
     name: str
     body: dict[str, Any]
     based_on: int | None  # version that was active when the draft was created
     error: str  # Why the draft is not a valid policy; empty: it is valid.
+    problems: list[TargetProblem]  # Models that cannot serve requests.
     updated_at: str
 
 
@@ -1175,6 +1186,7 @@ class PolicyDryRun(TypedDict):
     requests: int
     undecided: int  # Requests whose properties were not all recorded.
     unmatched: int  # Requests that no rule matches: 404.
+    rejected: list[PolicyDryRunRejection]
     rules: list[PolicyDryRunRule]
     moves: list[PolicyDryRunMove]
     priced: int  # Requests whose cost is known before and after.
@@ -1204,14 +1216,23 @@ class PolicyDryRunMove(TypedDict):
     requests: int
 
 
+class PolicyDryRunRejection(TypedDict):
+    """Requests that would be rejected, because their first target cannot serve them."""
+
+    model: str
+    code: PolicyDryRunRejectionOutCodeEnum
+    requests: int
+
+
 class PolicyDryRunRule(TypedDict):
     rule: int  # Index of the rule.
     requests: int
 
 
 class PolicyValidation(TypedDict):
-    valid: bool
+    valid: bool  # Whether the policy can be published now.
     error: str  # The first error, with its path; empty: the policy is valid.
+    problems: list[TargetProblem]  # Models that cannot serve requests now.
     models: list[str]  # The models of all rules.
 
 
@@ -1668,6 +1689,16 @@ class SuccessCosts(TypedDict):
     success_rate: float | None
     usd: str  # Cost of all requests; exact amount.
     usd_per_success: str | None  # Null without a successful request.
+
+
+class TargetProblem(TypedDict):
+    """A named model that cannot serve your requests."""
+
+    place: str  # Path of the model's name, such as `$.rules[0].targets[1].model`.
+    model: str
+    code: TargetProblemOutCodeEnum
+    message: str
+    is_blocking: bool  # With such a problem, nothing can be published or started.
 
 
 class TaxRule(TypedDict):

@@ -103,7 +103,8 @@ def _create_demo() -> dict[str, str]:
     embedded = [spec.name for spec in settings.MILLRACE.models if spec.source == "embedded"]
     if len(embedded) > 1:
         targets = [{"model": name, "weight": 1} for name in embedded]
-        actions.do_publish_policy(tenant, DEMO_POLICY, {"rules": [{"targets": targets}]})
+        # The models and their prices are imported after this command.
+        actions.do_publish_policy(tenant, DEMO_POLICY, {"rules": [{"targets": targets}]}, check_targets=False)
     password = secrets.token_urlsafe(15)
     actions.do_add_member(tenant, User.objects.create_user(OWNER_EMAIL, password, name="Demo owner"), "owner")
     with tenant_scope(tenant):

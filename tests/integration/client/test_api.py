@@ -11,7 +11,7 @@ from millrace import client as m
 from millrace.cli.profiles import Connection
 from tests.support.billing.books import rate_card
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("all_models_served")]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.support.billing.books import make_months, price, use
 from tests.support.rows import of, only_project
 from tests.support.tenants.management_api import by_key
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("all_models_served")]
 ARMS = [{"name": "control", "share": 50}, {"name": "small", "share": 50, "model": "small"}]
 NOW = datetime(2026, 11, 10, 12, 30, tzinfo=UTC)
 LATER = NOW + timedelta(minutes=10)

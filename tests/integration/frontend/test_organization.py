@@ -27,6 +27,7 @@ from tenants.models import (
 from tests.support.frontend.console import PASSWORD, remembered
 from tests.support.rows import of, unscoped
 
+pytestmark = pytest.mark.usefixtures("all_models_served")
 HX = {"HX-Request": "true"}
 GOOD = {"rules": [{"targets": [{"model": "smollm2-135m"}]}]}
 

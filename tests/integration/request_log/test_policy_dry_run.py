@@ -15,7 +15,7 @@ from tenants.models import Tenant
 from tenants.routing_policies.policy import parse
 from tests.support.billing.books import make_months, price, rate_card, use
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("all_models_served")]
 COMPONENTS = ("uncached", "cache_read", "output")
 
 

@@ -18,7 +18,7 @@ from tenants.models import Tenant, User
 from tests.support.rows import unscoped
 from tests.support.tenants.management_api import by_key
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("all_models_served")]
 NOW = datetime.now(UTC)
 PERIOD = NOW - timedelta(hours=1), NOW + timedelta(hours=1)
 URL = "/api/policies/shadow-results"

@@ -43,7 +43,7 @@ from tests.support.tenants.management_api import (
     reauthenticated,
 )
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("all_models_served")]
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from tenants.models import (
 )
 from tests.support.rows import of, only_project, unscoped
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("all_models_served")]
 BODY = {"models": ["smollm2-135m"]}
 
 

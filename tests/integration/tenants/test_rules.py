@@ -15,6 +15,8 @@ from tenants.tasks import purge_deleted
 from tests.support.rows import of, only_project, unscoped
 from tests.support.tenants.concurrency import at_once
 
+pytestmark = pytest.mark.usefixtures("all_models_served")
+
 
 @pytest.fixture
 def acme(db) -> Tenant:

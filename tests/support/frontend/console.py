@@ -163,6 +163,7 @@ def make_world() -> World:
         actions.do_add_member(tenant, owner, "owner")
     projects = {state: only_project(tenant) for state, tenant in tenants.items()}
     world = World(tenants, projects, {"empty": []}, owner, operator, books.rate_card())
+    books.rate_card("smollm2-135m-int8")
     for state in ("populated", "over"):
         world.keys[state] = [
             actions.do_create_api_key(projects[state], name)[0] for name in ("prod-support", "prod-search", "łódź-eval")

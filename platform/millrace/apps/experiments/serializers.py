@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from billing.amounts import FEMTO_DIGITS, decimal
 from millrace.apps.experiments.metrics import METRICS, ChangeResult
 from millrace.apps.experiments.results import ArmResult, Decision, ExperimentResults, MetricChange, Saving
 from tenants.api.serializers import Query, Strict
+from tenants.api.target_problems import TargetProblemOut, WithProblems
 from tenants.models import Experiment
 from tenants.models.experiments import MAX_DAYS
 from tenants.routing_policies.experiments import MAX_ARMS
@@ -64,20 +66,26 @@ class ExperimentIn(Strict):
     planned_days = serializers.IntegerField(min_value=1, max_value=MAX_DAYS, default=14)
 
 
-class ExperimentOut(serializers.ModelSerializer[Experiment]):
+class ExperimentOut(WithProblems, serializers.ModelSerializer[Experiment]):
     """An experiment."""
 
     arms = ExperimentArmField(many=True)
     guardrails = serializers.DictField(child=serializers.FloatField())
     stop_reason = serializers.CharField(help_text="user, harm or ended; empty: it was not stopped.")
+    problems = serializers.SerializerMethodField(help_text="Models of arms that cannot serve requests.")
 
     class Meta:
         model = Experiment
         fields = (
             *("id", "name", "model", "unit", "metadata_key", "arms", "primary_metric", "guardrails", "planned_days"),
             *("state", "stop_reason", "stop_metric", "created_at", "started_at", "stopped_at"),
+            "problems",
         )
         read_only_fields = fields
+
+    @extend_schema_field(TargetProblemOut(many=True))
+    def get_problems(self, row: Experiment) -> list[dict[str, Any]]:
+        return self.problem_fields(self.target_checks(row.tenant_id).of_experiment(row))
 
 
 class ExperimentQuery(Query):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -99,12 +99,27 @@ def served_specs(*, wanted_loaded: bool = False) -> tuple[ModelSpec, ...]:
         wanted_loaded: without the drained and unloaded ones.
     """
     with all_tenants_scope(BypassReason.OPERATOR):
-        rows = list(Deployment.objects.all())
-        is_imported = bool(rows) or RemovedDeployment.objects.exists()
-    if not is_imported:
-        specs: tuple[ModelSpec, ...] = settings.MILLRACE.models
-        return specs
-    return tuple(row.spec for row in rows if not wanted_loaded or row.state == WantedState.LOADED)
+        served = served_states()
+    return tuple(spec for spec, state, _ in served if not wanted_loaded or state == WantedState.LOADED)
+
+
+class ServedState(NamedTuple):
+    """A deployment with the state that an operator wants it to have."""
+
+    spec: ModelSpec
+    state: WantedState = WantedState.LOADED
+    idle_seconds: int = 0
+
+
+def served_states() -> list[ServedState]:
+    """Return the deployments of the catalog; those of the settings until the first import.
+
+    Inside `all_tenants_scope(…)`.
+    """
+    rows = list(Deployment.objects.all())
+    if not rows and not RemovedDeployment.objects.exists():
+        return [ServedState(spec) for spec in settings.MILLRACE.models]
+    return [ServedState(row.spec, WantedState(row.state), row.idle_seconds) for row in rows]
 
 
 def do_add_deployment(

@@ -18,6 +18,7 @@ from tenants.api.policies import bounded_body
 from tenants.api.serializers import Strict
 from tenants.permissions import Permission
 from tenants.routing_policies import policy
+from tenants.routing_policies.target_checks import ModelObstacle
 from tenants.views import TenantView, check_query, given
 
 MAX_DECISIONS = 100  # of requests that would move, in a response
@@ -50,6 +51,14 @@ class PolicyDryRunMoveOut(serializers.Serializer[Any]):
     requests = serializers.IntegerField()
 
 
+class PolicyDryRunRejectionOut(serializers.Serializer[Any]):
+    """Requests that would be rejected, because their first target cannot serve them."""
+
+    model = serializers.CharField()
+    code = serializers.ChoiceField((ModelObstacle.UNKNOWN, ModelObstacle.UNPRICED), help_text="Error code.")
+    requests = serializers.IntegerField()
+
+
 class PolicyDryRunDecisionOut(serializers.Serializer[Any]):
     request_id = serializers.CharField()
     before = serializers.CharField()
@@ -63,6 +72,7 @@ class PolicyDryRunOut(serializers.Serializer[dict[str, Any]]):
     requests = serializers.IntegerField()
     undecided = serializers.IntegerField(help_text="Requests whose properties were not all recorded.")
     unmatched = serializers.IntegerField(help_text="Requests that no rule matches: 404.")
+    rejected = PolicyDryRunRejectionOut(many=True)
     rules = PolicyDryRunRuleOut(many=True)
     moves = PolicyDryRunMoveOut(many=True)
     priced = serializers.IntegerField(help_text="Requests whose cost is known before and after.")
@@ -162,6 +172,9 @@ def _fields(run: PolicyDryRun) -> dict[str, Any]:
         "requests": run.requests,
         "undecided": run.undecided,
         "unmatched": run.unmatched,
+        "rejected": [
+            {"model": model, "code": code, "requests": count} for (model, code), count in run.rejected.most_common()
+        ],
         "rules": [{"rule": rule, "requests": count} for rule, count in sorted(run.rules.items())],
         "moves": [
             {"before": was, "after": would, "requests": count} for (was, would), count in run.moves.most_common()

@@ -27,6 +27,7 @@ from millrace.apps.request_log.selectors import Usage
 from millrace.apps.request_log.success_costs import SuccessCosts, success_costs
 from tenants.routing_policies.policy import Decision, Policy, RoutingFacts, decide
 from tenants.routing_policies.strategies import TargetMeasures
+from tenants.routing_policies.target_checks import ModelObstacle, find_obstacles
 
 DAYS = 7
 MAX_REQUESTS = 2000
@@ -34,6 +35,7 @@ DEFAULT_REQUESTS = 500
 LATENCY_HOURS = 24
 MAX_LATENCIES = 5000  # measurements of the last hours
 _FLAGS = ("tools", "schema", "images")
+_REJECTING = (ModelObstacle.UNKNOWN, ModelObstacle.UNPRICED)
 MAX_OUTPUT = 1024  # tokens of a request without a recorded maximum
 
 
@@ -45,6 +47,7 @@ class DryDecision:
     was: str
     would: str  # empty: no rule matches
     rule: int | None
+    rejected: ModelObstacle | None = None  # why the first target would reject the request
 
 
 @dataclass
@@ -56,6 +59,8 @@ class PolicyDryRun:
     moves: Counter[tuple[str, str]] = field(default_factory=Counter)  # (from, to) -> number of requests
     undecided: int = 0  # depends on properties that were not recorded
     unmatched: int = 0  # no rule matches: 404
+    # (first target, reason) -> number of requests that would be rejected
+    rejected: Counter[tuple[str, ModelObstacle]] = field(default_factory=Counter)
     priced: int = 0  # requests whose cost is known for both targets
     cost_femto: int = 0  # of these requests
     new_cost_femto: int = 0
@@ -98,15 +103,17 @@ def dry_run(tenant_id: int, policy: Policy, name: str | None, max_requests: int 
     if not records:
         return run
     index = _prices(tenant_id, {*policy.models, *(_first_target(record) for record in records)})
-    latencies = _latencies(tenant_id)
+    latencies, obstacles = _latencies(tenant_id), find_obstacles(tenant_id, policy.models)
     for record in records:
         found = _decide(policy, record, index, latencies)
         if len(found) != 1:
             run.undecided += 1
             continue
         (decision,) = found
-        would, rule = ("", None) if decision is None else (decision.models[0], decision.rule)
-        run.decisions.append(DryDecision(record, _first_target(record), would, rule))
+        would, rule, rejected = ("", None, None) if decision is None else _first_served(decision, obstacles)
+        if rejected is not None:
+            run.rejected[would, rejected] += 1
+        run.decisions.append(DryDecision(record, _first_target(record), would, rule, rejected))
         if rule is None:
             run.unmatched += 1
         else:
@@ -117,6 +124,18 @@ def dry_run(tenant_id: int, policy: Policy, name: str | None, max_requests: int 
     _add_latencies(run, latencies)
     _add_success_rates(run, success_costs(tenant_id, now - timedelta(days=DAYS), now, "model"))
     return run
+
+
+def _first_served(decision: Decision, obstacles: Mapping[str, ModelObstacle]) -> tuple[str, int, ModelObstacle | None]:
+    """Return the first target of a decision, its rule, and why the request would be rejected; None if it would not.
+
+    As in a gateway, targets without a deployment are skipped, and a first target without a price rejects the request.
+    A deployment without replicas may be replaced by a fallback.
+    """
+    deployed = [model for model in decision.models if obstacles.get(model) != ModelObstacle.UNKNOWN]
+    first = deployed[0] if deployed else decision.models[0]
+    obstacle = obstacles.get(first)
+    return first, decision.rule, obstacle if obstacle in _REJECTING else None
 
 
 def _first_target(record: RequestRecord) -> str:
@@ -194,7 +213,7 @@ def _add_costs(run: PolicyDryRun, index: PriceIndex, usages: Mapping[str, Usage]
     """Add the costs of the requests whose tokens are settled. A request that stays keeps its cost."""
     for decision in run.decisions:
         record, usage = decision.record, usages.get(decision.record.request_id)
-        if usage is None or not decision.would:
+        if usage is None or not decision.would or decision.rejected:
             continue
         cost: int | None = usage.cost_femto
         if decision.would != decision.was:
@@ -223,7 +242,7 @@ def _add_latencies(run: PolicyDryRun, latencies: Mapping[str, Sequence[int]]) ->
     new: list[float] = []
     for decision in run.decisions:
         ttft_ms = decision.record.ttft_ms
-        if ttft_ms is None:
+        if ttft_ms is None or decision.rejected:
             continue
         if decision.would == decision.was:
             new.append(ttft_ms)

@@ -175,7 +175,9 @@ def _route(demo_tenant: DemoTenant, models: DemoModels) -> None:
     first_version: dict[str, Any] = {"rules": [{"targets": [{"model": first}]}]}
     both_versions: dict[str, Any] = {"rules": [{"targets": [{"model": first, "weight": 9}, {"model": second}]}]}
     for body in [first_version] if first == second else [first_version, both_versions][known:]:
-        actions.do_publish_policy(demo_tenant.tenant, NAME, body, created_by=demo_tenant.people["owner"])
+        owner = demo_tenant.people["owner"]
+        # The demo's prices are published later.
+        actions.do_publish_policy(demo_tenant.tenant, NAME, body, created_by=owner, check_targets=False)
 
 
 def create_billing(demo_tenants: list[DemoTenant], models: DemoModels, first_day: date) -> BillingEntity:

@@ -1,0 +1,119 @@
+"""Checks whether the models that a policy or an experiment names can serve a tenant's requests.
+
+Deployments and prices belong to packages that import this one, so the function that reads them is a setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from django.conf import settings
+from django.utils.module_loading import import_string
+
+from tenants.models import Experiment, RoutingPolicy
+from tenants.routing_policies import policy
+
+
+class ModelObstacle(StrEnum):
+    """The reason why a model cannot serve a tenant's requests, by the gateway's rules."""
+
+    UNKNOWN = "model_not_found"
+    UNLOADED = "model_unloaded"  # by an operator
+    UNPRICED = "model_not_priced"
+    DRAINED = "model_drained"  # by an operator, who can resume it at any time
+    NOT_READY = "model_loading"  # no replica accepts requests now
+
+    @property
+    def is_temporary(self) -> bool:
+        """Return whether the model is expected to serve requests again without a change of the policy."""
+        return self in (ModelObstacle.DRAINED, ModelObstacle.NOT_READY)
+
+
+FindObstacles = Callable[..., Mapping[str, ModelObstacle]]
+
+
+@dataclass(frozen=True)
+class TargetProblem:
+    """A model that is named in a policy or an experiment and cannot serve requests."""
+
+    place: str  # such as `$.rules[0].targets[1].model`
+    model: str
+    obstacle: ModelObstacle
+    is_blocking: bool  # what names the model cannot go live
+
+    @property
+    def text(self) -> str:
+        """The message after the place."""
+        return f"{self.place}: {self.message()}"
+
+    def message(self) -> str:
+        """Return a description for the user."""
+        match self.obstacle:
+            case ModelObstacle.UNKNOWN:
+                return f"No deployment has the name {self.model!r}."
+            case ModelObstacle.UNLOADED:
+                return f"The model {self.model!r} is unloaded. Contact the operator."
+            case ModelObstacle.UNPRICED:
+                return f"The model {self.model!r} has no price yet. Contact the operator."
+            case ModelObstacle.DRAINED:
+                return f"The model {self.model!r} is drained and accepts no requests now."
+            case ModelObstacle.NOT_READY:
+                return f"No replica of the model {self.model!r} is ready now."
+
+
+def find_obstacles(
+    tenant_id: int, models: Collection[str], *, with_replicas: bool = False
+) -> Mapping[str, ModelObstacle]:
+    """Return the obstacle of each model that cannot serve the tenant's requests now.
+
+    Args:
+        with_replicas: also check that a replica is ready. Valkey is read for it.
+    """
+    find: FindObstacles = import_string(settings.FIND_MODEL_OBSTACLES)
+    return find(tenant_id, models, with_replicas=with_replicas) if models else {}
+
+
+class TargetChecks:
+    """The obstacles of a tenant's models, each read once."""
+
+    def __init__(self, tenant_id: int, *, with_replicas: bool = False) -> None:
+        self._tenant_id = tenant_id
+        self._with_replicas = with_replicas
+        self._known: dict[str, ModelObstacle | None] = {}
+
+    def of_models(self, models: Iterable[tuple[str, str]]) -> list[TargetProblem]:
+        """Return the problems of models, which are given with their places."""
+        models = list(models)
+        unknown = {model for _, model in models} - self._known.keys()
+        found = find_obstacles(self._tenant_id, unknown, with_replicas=self._with_replicas)
+        self._known |= {model: found.get(model) for model in unknown}
+        return [
+            TargetProblem(place, model, obstacle, is_blocking=not obstacle.is_temporary)
+            for place, model in models
+            if (obstacle := self._known[model]) is not None
+        ]
+
+    def of_policy(self, body: Mapping[str, Any]) -> list[TargetProblem]:
+        """Return the problems of a policy's body; none if it is not a valid policy."""
+        try:
+            found = self.of_models(policy.named_models(body))
+        except ValueError:
+            return []
+        model = settings.MILLRACE.semantic_cache_model
+        if body.get("semantic_cache") and model:  # without it, requests are answered by their targets
+            found += [replace(problem, is_blocking=False) for problem in self.of_models([("$.semantic_cache", model)])]
+        return found
+
+    def of_live(self, row: RoutingPolicy) -> list[TargetProblem]:
+        """Return the problems of a version of a policy, if it is active."""
+        return self.of_policy(row.body) if row.active else []
+
+    def of_experiment(self, row: Experiment) -> list[TargetProblem]:
+        """Return the problems of an experiment's arms, unless it has stopped."""
+        if row.state == Experiment.State.STOPPED:
+            return []
+        arms = ((f"$.arms[{number}].model", arm.get("model", "")) for number, arm in enumerate(row.arms))
+        return self.of_models((place, model) for place, model in arms if model)
