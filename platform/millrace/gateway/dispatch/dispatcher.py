@@ -49,6 +49,7 @@ from millrace.gateway.dispatch.wakeups import WakeupBuilder
 
 log = structlog.get_logger(__name__)
 
+EXECUTIONS_KEY = "millrace:executions"  # a set of the executions whose end was not received (see orphans.py)
 WRITE_BATCH_SIZE = 64
 LOCALITY_TENANTS = 8  # whose next prompts are compared by their cached tokens
 LOADING_RETRY_SECONDS = 2.0  # retry time while a model is loaded for the first time
@@ -95,6 +96,7 @@ class Dispatcher:
         self._outbox: list[Execution] = []
         self._to_send = asyncio.Event()
         self._pending_events: list[bytes] = []  # usage events that could not be written to Valkey yet
+        self._ended: list[str] = []  # to be removed from EXECUTIONS_KEY
         self.commands = CommandConnection(broker)
         self._wakeups = WakeupBuilder()
         self.reader = StreamReader(blocking_broker, gateway_id, self._accept, self._on_gap)
@@ -178,6 +180,11 @@ class Dispatcher:
             raise self.overloaded(key, self._wait(key, tenant, weight)) from None
         self.executions[execution.request_id] = execution
         self.dispatch_ready(key)
+
+    def is_supervised(self, request_id: str, number: int) -> bool:
+        """Return whether this gateway has the execution and will handle its end."""
+        execution = self.executions.get(request_id)
+        return execution is not None and execution.execution == number
 
     def release(self, execution: Execution) -> None:
         """Forget an execution whose events are no longer needed."""
@@ -368,6 +375,15 @@ class Dispatcher:
             self._pending_events = events + self._pending_events
             raise
 
+    async def forget_ended(self) -> None:
+        """Remove the executions whose end was received from EXECUTIONS_KEY. If this fails, a sweep of orphans does."""
+        ended, self._ended = self._ended, []
+        if ended:
+            await self.broker.srem(EXECUTIONS_KEY, *ended)
+
+    def _member(self, execution: Execution) -> str:
+        return f"{self.gateway_id} {execution.request_id} {execution.execution}"
+
     async def record_hit(self, execution: Execution, usage: ExecutionUsage) -> None:
         """Record the usage and the decisions of an execution that was served from the answer cache.
 
@@ -474,6 +490,8 @@ class Dispatcher:
         """Write the executions' claim records, then send their wakeups."""
         by_replica: defaultdict[str, list[Wakeup]] = defaultdict(list)
         commands: list[Command] = []
+        if members := [self._member(execution) for execution in batch if not execution.written]:
+            commands.append(("SADD", EXECUTIONS_KEY, *members))
         for execution in batch:
             if execution.target is not None:
                 wakeup = (execution.request_id, execution.execution, execution.attempt)
@@ -526,12 +544,13 @@ class Dispatcher:
             execution.begun = True
             execution.buffer.put(event)
             if isinstance(event, End):
-                execution.end_received = True
                 self._record_hit_rate(execution, event.usage)
                 self.finish(execution, event.usage.total)
             elif isinstance(event, Failed):
-                execution.end_received = True
                 self.finish(execution)
+            if isinstance(event, End | Failed):
+                execution.end_received = True
+                self._ended.append(self._member(execution))
 
     def _record_hit_rate(self, execution: Execution, usage: TokenCounts) -> None:
         if execution.predicted_cached is None or execution.target is None:

@@ -36,13 +36,13 @@ from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.execution import Execution
+from millrace.gateway.dispatch.orphans import OVERDUE_SECONDS, OrphanSweep
 
 log = structlog.get_logger(__name__)
 
 DIGEST_ROUNDS = 2  # between readings of the digests of prefix caches
 FIRST_RENOTIFY_SECONDS = 1.5  # a lost task is sent again after TASK_LOST_MS
 RENOTIFY_SECONDS = 5.0
-OVERDUE_SECONDS = 5.0  # how long after its deadline an execution without an end is failed
 MAX_LOST_REPLICAS = 3  # with this many lost replicas, the request probably causes the losses
 MAX_MOVES = 2  # after this many moves, the request probably makes replicas unresponsive, and it stays
 WORKER_LOST = "The worker that ran this request was lost. Send the request again."
@@ -59,7 +59,7 @@ class DispatchMonitor:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._run())]
+        self._tasks = [asyncio.create_task(self._run()), asyncio.create_task(OrphanSweep(self._dispatcher).run())]
 
     async def stop(self) -> None:
         await cancel_and_wait(self._tasks)
@@ -70,6 +70,7 @@ class DispatchMonitor:
             try:
                 lost = await self._exchange_heartbeats()
                 await self._dispatcher.flush_pending_events()
+                await self._dispatcher.forget_ended()
                 self._dispatcher.placement.observe()
                 if rounds % DIGEST_ROUNDS == 0:
                     await self._read_digests()
