@@ -7,14 +7,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import httpx
 import pytest
 from allauth.mfa.recovery_codes.internal.auth import RecoveryCodes
 from allauth.mfa.totp.internal.auth import TOTP, generate_totp_secret
 from click.testing import CliRunner, Result
 
+from billing.models import BillingProfile
+from billing.payments.stripe_api import HostedPage
 from millrace import cli
 from millrace.cli.profiles import Connection, changed_profiles, config_path, read_profiles
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import User
+from tests.support.code_blocks import ROOT, blocks_of
 
 PASSWORD = "correct horse battery staple"
 
@@ -53,6 +59,33 @@ def test_operator_signs_in_and_changes_something(operator, log_in):
     assert run("tenants").exit_code == 0
     made = run("tenants", "create", "beta")
     assert made.exit_code == 0, made.output
+
+
+def test_documented_payments_of_an_operator(operator, log_in, acme, monkeypatch, capsys):
+    started: list[object] = []
+
+    def start(*arguments: object, **_: object) -> HostedPage:
+        started.append(arguments[0])
+        return HostedPage("1", "https://pay.example/1")
+
+    monkeypatch.setattr("billing.api.money.do_start_top_up", start)
+    monkeypatch.setattr("billing.api.money.do_start_payment", start)
+    monkeypatch.setattr("billing.api.money.InvoicePayment.find", lambda _view, _model, pk: pk)
+    page = (ROOT / "docs/reference/invoices.md").read_text(encoding="utf-8")
+    blocks = [block.code for block in blocks_of(page) if block.language == "python" and "session" in block.marks]
+    assert log_in(operator.email, PASSWORD).exit_code == 0
+    code = "".join(blocks).replace("set_prepaid(7", f"set_prepaid({acme.pk}")
+    exec(compile(code, "invoices.md", "exec"), {})  # noqa: S102
+    assert started == [acme, 42]
+    assert capsys.readouterr().out == "https://pay.example/1\n" * 2
+    with all_tenants_scope(BypassReason.OPERATOR):
+        profile = BillingProfile.objects.for_tenant(acme).get()
+    assert (profile.top_up_below, profile.top_up_cents, profile.is_prepaid) == (1000, 5000, True)
+
+
+def test_the_page_of_the_api_sends_requests_with_the_session(operator, served):
+    with httpx.Client(base_url=served) as browser:
+        assert "X-CSRFTOKEN" in browser.get("/api/docs/", params={"script": ""}).text.upper()
 
 
 def test_logout_ends_the_session(operator, log_in):
