@@ -1,4 +1,4 @@
-"""`millrace manage reset_password EMAIL`: for a user who lost the password and gets no email, such as the only operator."""
+"""`millrace manage reset_password EMAIL`: for a user who lost the password and receives no email."""
 
 from __future__ import annotations
 
