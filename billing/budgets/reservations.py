@@ -14,7 +14,8 @@ from django.db import connection
 
 from billing.amounts import FEMTO_A_NANO
 from billing.metering.arrays import array
-from inference_worker.contract.messages import BillingContext, ExecutionUsage
+from billing.pricing.reserved_charge import reserved_by
+from inference_worker.contract.messages import ExecutionUsage
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
@@ -43,13 +44,6 @@ def used_by(event: ExecutionUsage, cost_femto: int) -> ReservationUse:
     if event.outcome == "failed":
         return ReservationUse(0, 0, 0)
     return ReservationUse(cost_femto, event.usage.total, min(event.usage.total, 1))
-
-
-def reserved_by(billing_context: BillingContext) -> tuple[int | None, int | None]:
-    """Return the reserved nano-USD and tokens of an execution. None: it has no such limit."""
-    if billing_context.lease_id is None:
-        return billing_context.reserved_nano, billing_context.reserved_tokens
-    return billing_context.reserved_nano or 0, billing_context.reserved_tokens or 0
 
 
 def exceeds_reservation(event: ExecutionUsage, cost_femto: int) -> str | None:

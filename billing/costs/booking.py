@@ -156,7 +156,8 @@ def _row(usage: BookedUsage, cards: CostCards) -> tuple[Any, ...]:
     is_of_tenant = event.is_tenant_credential
     is_free = is_of_tenant or (event.usage_source == "engine" and not cards.has(context.model))
     card = None if is_free else cards.find(context.model, context.admitted_at)
-    cost = Cost(None, 0, 0) if is_free else cost_of(card, event.usage, context.admitted_at)
+    used = event.reported_usage or event.usage
+    cost = Cost(None, 0, 0) if is_free else cost_of(card, used, context.admitted_at)
     return (
         _EPOCH + timedelta(microseconds=context.admitted_at),
         context.request_id,
@@ -167,7 +168,7 @@ def _row(usage: BookedUsage, cards: CostCards) -> tuple[Any, ...]:
         is_of_tenant,
         event.usage_source,
         event.outcome,
-        *astuple(event.usage)[: len(TOKEN_CLASSES)],
+        *astuple(used)[: len(TOKEN_CLASSES)],
         *cost,
         usage.unbilled_femto,
     )

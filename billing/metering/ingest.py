@@ -21,9 +21,8 @@ import structlog
 from django.db import DataError, IntegrityError, OperationalError, connection
 from msgspec.structs import astuple
 
-from billing.amounts import FEMTO_A_NANO
 from billing.budgets import reservations
-from billing.budgets.reservations import exceeds_reservation, reserved_by, used_by
+from billing.budgets.reservations import exceeds_reservation, used_by
 from billing.costs import booking
 from billing.costs.booking import BookedUsage
 from billing.metering.arrays import array, text_array
@@ -33,7 +32,7 @@ from billing.models import UsageQuarantine
 from billing.periods import stamps
 from billing.pricing.pricing import Rated, UnknownPriceError
 from billing.pricing.rating import rate, rate_cards
-from billing.pricing.reserved_charge import charge
+from billing.pricing.reserved_charge import charge, charge_within_reservation
 from inference_worker.contract.messages import ExecutionUsage, decode_usage
 from inference_worker.contract.request import TOKEN_COLUMNS
 from tenants.isolation.db_roles import BypassReason
@@ -191,15 +190,13 @@ def _charge(message: UsageMessage, event: ExecutionUsage, admitted_at: datetime,
     known = rate_cards([] if context.price_version is None else [context.price_version])
     if context.price_version is not None and context.price_version not in known:
         return f"there is no price version {context.price_version}"
-    max_nano, max_tokens = reserved_by(context)
+    card = known.get(context.price_version or 0)
     try:
-        charged, rated, unbilled_tokens, unbilled_femto = charge(
-            known.get(context.price_version or 0),
-            event.usage,
-            context.admitted_at,
-            max_femto=None if max_nano is None else max_nano * FEMTO_A_NANO,
-            max_tokens=max_tokens,
-        )
+        charged, rated, unbilled_tokens, unbilled_femto = charge_within_reservation(card, event.usage, context)
+        if event.reported_usage is not None:
+            full = charge(card, event.reported_usage, context.admitted_at, max_femto=None, max_tokens=None)
+            unbilled_tokens = event.reported_usage.total - charged.total
+            unbilled_femto = max(0, full.rated.cost_femto - rated.cost_femto)
     except UnknownPriceError as exc:
         return str(exc)
     billed = msgspec.structs.replace(

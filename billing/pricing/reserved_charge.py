@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from msgspec.structs import astuple
 
+from billing.amounts import FEMTO_A_NANO
 from billing.pricing.pricing import (
     COMPONENTS,
     OUTPUTS,
@@ -20,6 +21,7 @@ from billing.pricing.pricing import (
     UnknownPriceError,
     prices,
 )
+from inference_worker.contract.messages import BillingContext
 from inference_worker.contract.request import TOKEN_CLASSES, TokenCounts
 
 
@@ -72,6 +74,24 @@ def charge(
             saved += fitting * (plain.nano_per_million - nano)
     rated = Rated(None if rate_card is None else price_ids, cost, saved)
     return ChargedUsage(TokenCounts(*charged), rated, sum(tokens) - sum(charged), unbilled)
+
+
+def reserved_by(billing_context: BillingContext) -> tuple[int | None, int | None]:
+    """Return the reserved nano-USD and tokens of an execution. None: it has no such limit."""
+    if billing_context.lease_id is None:
+        return billing_context.reserved_nano, billing_context.reserved_tokens
+    return billing_context.reserved_nano or 0, billing_context.reserved_tokens or 0
+
+
+def charge_within_reservation(rate_card: RateCard | None, counts: TokenCounts, context: BillingContext) -> ChargedUsage:
+    """Return the charge for the tokens of an upstream's execution. The gateway and the settler compute it in this way.
+
+    Raises:
+        UnknownPriceError: uncached or output tokens have no price.
+    """
+    max_nano, max_tokens = reserved_by(context)
+    max_femto = None if max_nano is None else max_nano * FEMTO_A_NANO
+    return charge(rate_card, counts, context.admitted_at, max_femto=max_femto, max_tokens=max_tokens)
 
 
 def _fold_unpriced(rate_card: RateCard, rates: dict[Component, Rate], tokens: list[int]) -> None:

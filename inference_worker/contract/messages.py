@@ -203,6 +203,8 @@ class ExecutionUsage(msgspec.Struct, frozen=True, dict=True):
     accepted_drafts: int = 0  # draft tokens that were verified; accepted ones are part of the output
     rejected_drafts: int = 0
     host_tokens: int = 0  # of the prompt, read from the prefix cache in CPU memory
+    # What the upstream reported, if it is more than the request can use: the operator's cost.
+    reported_usage: TokenCounts | None = None
 
     @cached_property
     def encoded(self) -> bytes:

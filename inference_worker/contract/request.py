@@ -51,6 +51,7 @@ class RequestError:
     # What an upstream used before the error. The tenant is not billed for it.
     usage: TokenCounts | None = None
     usage_source: UsageSource = "engine"
+    reported_usage: TokenCounts | None = None  # what the upstream reported, if it is more than the request can use
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +242,7 @@ class RequestOutput:
     calls: list[ToolCallDelta] = field(default_factory=list)
     signature: str = ""
     usage_source: UsageSource = "engine"
+    reported_usage: TokenCounts | None = None  # what the upstream reported, if it is more than the request can use
     accepted_drafts: int = 0  # verified draft tokens of all sequences; set with the request's last output
     rejected_drafts: int = 0
 

@@ -205,15 +205,18 @@ class Publisher:
             round_.requeued.append(live)
         elif isinstance(last, RequestError):
             failed = Failed(request_id, attempt, live.next_seq, last.code, last.message, last.param, last.retry_after)
-            spent = self._usage(live, "failed", last.code, last.usage or TokenCounts(), source=last.usage_source)
+            source, reported = last.usage_source, last.reported_usage
+            used = last.usage or TokenCounts()
+            spent = self._usage(live, "failed", last.code, used, source=source, reported=reported)
             round_.failures.append((live, failed, spent))
         elif last.finish_reason is not None:
             usage = last.usage or TokenCounts()
             outcome = "cancelled" if last.finish_reason == "cancelled" else "completed"
             drafts = last.accepted_drafts, last.rejected_drafts
             end = End(request_id, attempt, live.next_seq, last.finish_reason, last.stop_reason, usage, *drafts)
+            source, reported = last.usage_source, last.reported_usage
             execution_usage = self._usage(
-                live, outcome, last.finish_reason, usage, last.cache, drafts, source=last.usage_source
+                live, outcome, last.finish_reason, usage, last.cache, drafts, source=source, reported=reported
             )
             round_.ends.append(_EndedExecution(live, events, end, execution_usage))
             return []
@@ -229,6 +232,7 @@ class Publisher:
         drafts: tuple[int, int] = (0, 0),
         *,
         source: UsageSource,
+        reported: TokenCounts | None,
     ) -> ExecutionUsage:
         now = time.monotonic()
         cache = cache or CacheReport()
@@ -253,6 +257,7 @@ class Publisher:
             accepted_drafts=drafts[0],
             rejected_drafts=drafts[1],
             host_tokens=cache.host_tokens,
+            reported_usage=reported,
         )
 
     def _miss_reason(self, live: ActiveJob, miss: MissReason | None) -> str:

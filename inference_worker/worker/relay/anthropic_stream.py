@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from inference_worker.contract.request import FinishReason, RequestOutput, TokenCounts, ToolCallDelta
 from inference_worker.contract.upstreams import UpstreamRequest
-from inference_worker.worker.relay.decoders import MAX_CALLS, StreamDecoder
+from inference_worker.worker.relay.decoders import MAX_CALLS, Count, StreamDecoder, read_usage
 from inference_worker.worker.relay.failures import broken, error_event
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 _REASONS: dict[str, FinishReason] = {
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
@@ -34,7 +33,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    usage: _Usage | None = None
+    usage: msgspec.Raw = msgspec.Raw()
 
 
 class _Block(msgspec.Struct):
@@ -61,11 +60,12 @@ class _Event(msgspec.Struct):
     message: _Message | None = None
     content_block: _Block | None = None
     delta: _Delta | None = None
-    usage: _Usage | None = None
+    usage: msgspec.Raw = msgspec.Raw()
     error: Any = None
 
 
 _decode_event = msgspec.json.Decoder(_Event).decode
+_decode_usage = msgspec.json.Decoder(_Usage | None).decode
 
 
 class AnthropicDecoder(StreamDecoder):
@@ -88,13 +88,13 @@ class AnthropicDecoder(StreamDecoder):
             case "error":
                 raise error_event(event.error)
             case "message_start" if event.message is not None:
-                self._start(event.message.usage)
+                self._start(read_usage(event.message.usage, _decode_usage))
             case "content_block_start" if event.content_block is not None:
                 return self._start_block(event.index, event.content_block)
             case "content_block_delta":
                 return self._add(event.index, delta)
             case "message_delta":
-                self._note_usage(event.usage)
+                self._note_usage(read_usage(event.usage, _decode_usage))
                 if delta.stop_reason is not None:
                     self._reasons[0] = _REASONS.get(delta.stop_reason, "stop"), delta.stop_sequence
             case "message_stop":

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Annotated, TypeVar
+
+import msgspec
 
 from inference_worker.contract.request import FinishReason, RequestOutput, TokenCounts, ToolCallDelta
 from inference_worker.contract.upstreams import UpstreamRequest, UsageSource
@@ -15,6 +19,18 @@ MAX_EXTRA_BYTES = 2**20
 CALL_BYTES = 16  # that a tool call counts in addition to its text
 MAX_CALLS = 256  # tool calls of a sequence
 MAX_STOP_CHARACTERS = 4096  # of the stop sequence that the upstream reports
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]  # of tokens that an upstream reports
+Usage = TypeVar("Usage")
+
+
+def read_usage(raw: msgspec.Raw, decode: Callable[[msgspec.Raw], Usage | None]) -> Usage | None:
+    """Return the usage that an upstream reports; None if it is missing or has anything but counts."""
+    try:
+        return decode(raw) if bytes(raw) else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 class StreamDecoder(ABC):

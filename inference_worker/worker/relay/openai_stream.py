@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from inference_worker.contract.request import FinishReason, RequestOutput, TokenCounts, ToolCallDelta
 from inference_worker.contract.upstreams import UpstreamRequest
-from inference_worker.worker.relay.decoders import MAX_CALLS, StreamDecoder
+from inference_worker.worker.relay.decoders import MAX_CALLS, Count, StreamDecoder, read_usage
 from inference_worker.worker.relay.failures import broken, error_event
 
 DONE = b"[DONE]"
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 _REASONS: dict[str, FinishReason] = {"length": "length", "max_tokens": "length", "content_filter": "content_filter"}
 
 
@@ -64,7 +63,7 @@ class _Usage(msgspec.Struct):
 
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
-    usage: _Usage | None = None
+    usage: msgspec.Raw = msgspec.Raw()
     error: Any = None
 
 
@@ -75,11 +74,12 @@ class _Vector(msgspec.Struct):
 
 class _Vectors(msgspec.Struct):
     data: list[_Vector]
-    usage: _Usage | None = None
+    usage: msgspec.Raw = msgspec.Raw()
 
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _decode_vectors = msgspec.json.Decoder(_Vectors).decode
+_decode_usage = msgspec.json.Decoder(_Usage | None).decode
 
 
 class OpenAIDecoder(StreamDecoder):
@@ -100,9 +100,10 @@ class OpenAIDecoder(StreamDecoder):
             raise broken("The model's provider sent a malformed event.") from None
         if chunk.error is not None:
             raise error_event(chunk.error)
-        if chunk.usage is not None and (chunk.usage.completion_tokens is not None or chunk.usage.prompt_tokens):
-            self._usage = _counts(chunk.usage)
-            details = chunk.usage.completion_tokens_details
+        usage = read_usage(chunk.usage, _decode_usage)
+        if usage is not None and (usage.completion_tokens is not None or usage.prompt_tokens):
+            self._usage = _counts(usage)
+            details = usage.completion_tokens_details
             self._reasoning_tokens = details.reasoning_tokens or 0 if details is not None else 0
         return [output for choice in chunk.choices or () for output in self._choice(choice)]
 
@@ -157,8 +158,9 @@ def decode_vectors(engine_id: str, body: bytes, request: UpstreamRequest, count:
         raise broken("The model's provider sent a wrong number of vectors.")
     numbers = array("f", [number for each in vectors for number in each.embedding]).tobytes()
     usage, source = TokenCounts(uncached=request.estimated_tokens), "estimated"
-    if decoded.usage is not None and decoded.usage.prompt_tokens:
-        usage, source = TokenCounts(uncached=decoded.usage.prompt_tokens), "upstream"
+    reported = read_usage(decoded.usage, _decode_usage)
+    if reported is not None and reported.prompt_tokens:
+        usage, source = TokenCounts(uncached=reported.prompt_tokens), "upstream"
     return RequestOutput(
         engine_id,
         finish_reason="stop",

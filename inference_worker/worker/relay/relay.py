@@ -42,6 +42,7 @@ from inference_worker.worker.relay.rate_limit_headers import reported_limits
 from inference_worker.worker.relay.request_encoder import VERSION, RequestEncoder, UpstreamSecrets
 from inference_worker.worker.relay.shared_limits import Entry, SharedLimits, Wait
 from inference_worker.worker.relay.sse import EventParser
+from inference_worker.worker.relay.usage_bounds import UsageBounds
 
 log = structlog.get_logger(__name__)
 
@@ -64,6 +65,7 @@ class _Run:
 
     live: ActiveJob
     request: UpstreamRequest
+    bounds: UsageBounds
     decoder: StreamDecoder | None = None
     is_sent: bool = False  # the upstream may have begun to compute
     is_held_back: bool = False  # it waits for the upstream's capacity, without a slot
@@ -119,7 +121,7 @@ class Relay:
             message = "The deployment has changed. Send the request again."
             self._deliver([(live, RequestError("server_is_overloaded", message))])
             return
-        run = self._live[live.engine_id] = _Run(live, request)
+        run = self._live[live.engine_id] = _Run(live, request, UsageBounds(live.job, self._upstream))
         self._loop.call_soon_threadsafe(self._start, run)
 
     def cancel(self, live: ActiveJob, failure: RequestError | None = None) -> None:
@@ -377,16 +379,17 @@ class Relay:
 
     def _send(self, run: _Run, outcome: Outcome) -> None:
         live = run.live
+        if live.engine_id not in self._live:
+            return  # it has ended
+        if not isinstance(outcome, Requeued):
+            outcome = run.bounds.apply(outcome)
         if isinstance(outcome, RequestOutput):
             has_content = outcome.text or outcome.reasoning or outcome.calls or outcome.vectors
             if live.first_token_at is None and has_content:
                 live.first_token_at = time.monotonic()
         if is_last(outcome):
-            if self._live.pop(live.engine_id, None) is None:
-                return  # it has ended
+            del self._live[live.engine_id]
             self._metrics.ended(live, outcome)
-        elif live.engine_id not in self._live:
-            return
         self._outbox.append((live, outcome))
         if not self._flush_scheduled:
             self._flush_scheduled = True

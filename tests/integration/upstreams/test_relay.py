@@ -147,7 +147,9 @@ def test_missing_and_surplus_usage(
     assert isinstance(undone, RequestOutput)
     assert (missing.usage, missing.usage_source) == (TokenCounts(25, output=11), "estimated")
     assert surplus.usage is not None
-    assert (surplus.usage.output, surplus.usage_source) == (100_000, "upstream")
+    assert surplus.reported_usage is not None
+    assert (surplus.usage.output, surplus.usage_source) == (50, "upstream")
+    assert (surplus.usage.prompt, surplus.reported_usage.output) == (USAGE["prompt"], 100_000)
     assert undone.usage == FROM_UPSTREAM
 
 

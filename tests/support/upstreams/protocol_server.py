@@ -23,6 +23,7 @@ class Answer:
     finish: str = "stop"  # in OpenAI's words
     stop_sequence: str | None = None
     usage: dict[str, int] | None = field(default_factory=lambda: dict(USAGE))
+    raw_usages: list[Any] | None = None  # sent instead, in turn; the first one of a message with its start
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     error: dict[str, Any] | None = None  # of a response with another status, or an event within the stream
@@ -196,7 +197,9 @@ def openai_events(answer: Answer, body: dict[str, Any]) -> list[tuple[str, Any]]
                 events.append(chunk({"tool_calls": [part]}, None, index))
         finish = "tool_calls" if answer.calls and answer.finish == "stop" else answer.finish
         events.append(chunk({}, finish, index))
-    if answer.usage is not None and (body.get("stream_options") or {}).get("include_usage"):
+    if answer.raw_usages is not None:
+        events += [("", {"id": "c1", "choices": [], "usage": usage}) for usage in answer.raw_usages]
+    elif answer.usage is not None and (body.get("stream_options") or {}).get("include_usage"):
         usage = {
             "prompt_tokens": answer.usage["prompt"],
             "completion_tokens": answer.usage["output"],
@@ -219,9 +222,10 @@ def anthropic_events(answer: Answer, body: dict[str, Any]) -> list[tuple[str, An
             "cache_creation_input_tokens": written,
             "output_tokens": 1,
         }
+    start, *rest = answer.raw_usages or [usage]
     message = {"id": "msg_1", "type": "message", "role": "assistant", "model": body["model"], "content": []}
     events: list[tuple[str, Any]] = [
-        ("message_start", {"type": "message_start", "message": {**message, "usage": usage}})
+        ("message_start", {"type": "message_start", "message": {**message, "usage": start}})
     ]
     blocks: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
     if answer.reasoning:
@@ -246,8 +250,10 @@ def anthropic_events(answer: Answer, body: dict[str, Any]) -> list[tuple[str, An
     if answer.stop_sequence is not None:
         reason = "stop_sequence"
     delta = {"stop_reason": reason, "stop_sequence": answer.stop_sequence}
-    final = {} if answer.usage is None else {"usage": {"output_tokens": answer.usage["output"]}}
-    events.append(("message_delta", {"type": "message_delta", "delta": delta, **final}))
+    finals: list[dict[str, Any]] = [{"usage": usage} for usage in rest]
+    if answer.raw_usages is None:
+        finals = [{} if answer.usage is None else {"usage": {"output_tokens": answer.usage["output"]}}]
+    events += [("message_delta", {"type": "message_delta", "delta": delta, **final}) for final in finals]
     return [*events, ("message_stop", {"type": "message_stop"})] if answer.has_done else events
 
 
@@ -255,5 +261,9 @@ def _vectors(body: dict[str, Any], answer: Answer) -> dict[str, Any]:
     inputs = body["input"] if isinstance(body["input"], list) else [body["input"]]
     data = [{"object": "embedding", "index": n, "embedding": [float(n), 0.5, -0.25]} for n in range(len(inputs))]
     tokens = 0 if answer.usage is None else answer.usage["prompt"]
-    usage = {} if answer.usage is None else {"usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+    usage: dict[str, Any] = {}
+    if answer.raw_usages is not None:
+        usage = {"usage": answer.raw_usages[-1]}
+    elif answer.usage is not None:
+        usage = {"usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
     return {"object": "list", "data": data, "model": body["model"], **usage}

@@ -14,7 +14,8 @@ import msgspec
 import redis.asyncio as redis
 import structlog
 
-from billing.pricing.pricing import RateCard
+from billing.pricing.pricing import RateCard, Rated, price
+from billing.pricing.reserved_charge import charge_within_reservation
 from inference_worker.contract.messages import BillingContext
 from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission import rejections
@@ -89,6 +90,18 @@ class AdmittedRequest(msgspec.Struct, frozen=True, dict=True):
     @property
     def price_version(self) -> int | None:
         return None if self.rate_card is None else self.rate_card.version
+
+    def rate(self, usage: TokenCounts) -> Rated:
+        """Return the price of its usage, as the settler computes it.
+
+        Raises:
+            UnknownPriceError: a component used has no price.
+        """
+        if self.rate_card is None:
+            raise AssertionError("the execution has a price")
+        if self.demand.prompt.upstream is None:
+            return price(self.rate_card, usage, self.demand.admitted_at)
+        return charge_within_reservation(self.rate_card, usage, self.billing_context).rated
 
     @cached_property
     def billing_context(self) -> BillingContext:

@@ -22,7 +22,7 @@ from psycopg_pool import PoolTimeout
 
 from billing.amounts import whole_units
 from billing.budgets.budget_leases import BudgetLeaseStore, UnusedPart
-from billing.pricing.pricing import UnknownPriceError, price
+from billing.pricing.pricing import UnknownPriceError
 from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission.admission import AdmittedRequest
 
@@ -97,11 +97,11 @@ class EarlyReleases:
     def _unused_part(self, ended: _Ended) -> UnusedPart | None:
         """Return the unused part of the execution's reservation, or None if nothing can be released."""
         admitted, usage = ended.admitted, ended.usage
-        demand, rate_card = admitted.demand, admitted.rate_card
-        if admitted.lease_id is None or admitted.fencing_token is None or rate_card is None:
+        demand = admitted.demand
+        if admitted.lease_id is None or admitted.fencing_token is None or admitted.rate_card is None:
             return None
         try:
-            cost = whole_units(price(rate_card, usage, demand.admitted_at).cost_femto)
+            cost = whole_units(admitted.rate(usage).cost_femto)
         except UnknownPriceError:
             return None
         money, tokens = (admitted.reserved_nano or 0) - cost, (admitted.reserved_tokens or 0) - usage.total

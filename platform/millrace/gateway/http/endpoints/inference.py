@@ -11,7 +11,6 @@ import msgspec
 import structlog
 
 from billing.amounts import FEMTO_DIGITS, decimal
-from billing.pricing.pricing import price
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission.idempotency import IdempotentCall
@@ -264,11 +263,11 @@ def _cost(active: ActiveRequest) -> Headers:
         if part.execution.usage is None:
             return []
         for execution in (*part.summaries, *part.executions):
-            rate_card, usage = execution.admitted.rate_card, execution.usage
-            if rate_card is None:
+            admitted, usage = execution.admitted, execution.usage
+            if admitted.rate_card is None:
                 return []
             if usage is not None:  # otherwise it failed before a fallback
-                femto += price(rate_card, usage, part.admitted_at).cost_femto
+                femto += admitted.rate(usage).cost_femto
     return [(b"x-millrace-cost-usd", decimal(femto, FEMTO_DIGITS).encode())]
 
 
