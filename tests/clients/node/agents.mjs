@@ -45,11 +45,12 @@ async function forwarder(name) {
 export function lines(command, args, environ, { killAfter } = {}) {
   return new Promise((resolve, reject) => {
     const PATH = `${dirname(process.execPath)}:${process.env.PATH}`;
-    const child = spawn(join(BIN, command), args, { env: { ...process.env, PATH, ...environ }, stdio: ["ignore", "pipe", "pipe"] });
+    const options = { env: { ...process.env, PATH, ...environ }, stdio: ["ignore", "pipe", "pipe"], detached: true };
+    const child = spawn(join(BIN, command), args, options);
     let output = "";
     child.stdout.on("data", (data) => (output += data));
     child.stderr.on("data", (data) => (output += data));
-    killAfter?.then(() => child.kill("SIGTERM"));
+    killAfter?.then(() => process.kill(-child.pid, "SIGTERM")); // some agents start a process that sends the requests
     child.on("error", reject);
     child.on("close", (code) => {
       if (code === 0 || killAfter) return resolve(output.split("\n"));

@@ -13,7 +13,7 @@ import httpx
 from features import *
 from playwright.sync_api import expect, sync_playwright
 
-START_SECONDS = 120
+START_SECONDS = 240
 PAGE_MILLISECONDS = 30_000
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 SETTINGS = {
