@@ -71,7 +71,7 @@ test-faults-quick: $(VENV)/installed-dev ## run test-faults with one case of eac
 test-clients: $(VENV)/installed-dev ## run every client of docs/reference/clients.md (ARGS="-k litellm")
 	@exec $(BIN)/python -m pytest $(call TESTS,tests/clients) $(ARGS)
 
-test-clients-quick: $(VENV)/installed-dev ## run the openai, anthropic, LangChain, LiteLLM and AI SDK clients
+test-clients-quick: $(VENV)/installed-dev ## run the openai, anthropic, LangChain, LiteLLM, AI SDK and Java clients
 	@exec $(BIN)/python -m pytest $(call TESTS,tests/clients) -m "not extended" $(ARGS)
 
 test-peers: $(VENV)/installed-dev ## run LiteLLM, llama.cpp and vLLM behind Millrace; tests/peers names their variables (ARGS="-k vllm")

@@ -78,9 +78,9 @@ class LogOut(LogoutView):
         impersonation.end(request)
         return super().post(request, *args, **kwargs)
 
-    def get_redirect_url(self) -> str:
+    def get_redirect_url(self, *args: Any) -> str:
         """Return the URL of `next`, or an empty text if it is not one of this site."""
-        url: str = super().get_redirect_url()
+        url = super().get_redirect_url(*args)
         return url if is_site_url(url) else ""
 
 

@@ -189,7 +189,7 @@ def test_an_invalid_handshake_is_rejected(served: Served) -> None:
 
 def test_a_handshake_behind_a_request_without_a_response_is_ignored(served: Served) -> None:
     offer = ("connection: upgrade, close", "upgrade: websocket", "sec-websocket-version: 13", KEY)
-    responses = exchange(served, [request("GET", "/first"), request("GET", "/second", *offer)], "GET")
+    responses = exchange(served, [request("GET", "/first") + request("GET", "/second", *offer)], "GET")
     assert [body.split()[1] for _, body, _ in responses] == [b"/first", b"/second"]
 
 
