@@ -74,7 +74,8 @@ class Chat:
         self.page.keyboard.press("Enter")
 
     def expect(self, text):
-        expect(self.page.get_by_text(text, exact=True)).to_be_visible(timeout=PAGE_MILLISECONDS)
+        chat = self.page.get_by_role("region", name="Chat Conversation")
+        expect(chat.get_by_text(text, exact=True)).to_be_visible(timeout=PAGE_MILLISECONDS)
 
 
 def close_release_notes(browser, url):
