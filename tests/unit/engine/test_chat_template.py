@@ -149,15 +149,14 @@ def test_a_template_can_reject_its_messages() -> None:
         "{{ '%(a(b))999999999s' % {'a(b)': 1} }}",
         "{{ '{0[}]:999999999}'.format({'}': 1}) }}",
         "{{ ([[0] * 1000000] * 1000) | sum(start=[]) }}",
-        *(f"{{% set n = namespace(s=[1]) %}}{{% for i in range(99) %}}{step}{{% endfor %}}" for step in NESTED),
+        *("{% set n = namespace(s=[1]) %}{% for i in range(99) %}" + step + "{% endfor %}{{ n.s }}" for step in NESTED),
         *("{% set a = ['x' * 9999999] * 9999 %}" + use for use in USES),
     ],
     ids=range(32 + len(NESTED) + len(USES)),
 )
 def test_a_malicious_template_fails_fast(source: str) -> None:
-    template = ChatTemplate(source, {})
     with pytest.raises(ChatTemplateError):
-        template.render(MESSAGES, None, True)
+        ChatTemplate(source, {}).render(MESSAGES, None, True)
 
 
 def test_lists_are_made_within_the_limits() -> None:
@@ -174,7 +173,7 @@ def test_formats_and_sums_are_rendered() -> None:
 
 def test_a_templates_output_is_limited() -> None:
     template = ChatTemplate("{% for i in range(99999) %}{{ messages[0].content }}{% endfor %}", {})
-    with pytest.raises(ChatTemplateError, match="too long"):
+    with pytest.raises(ChatTemplateError, match="too much work"):
         template.render([{"role": "user", "content": "x" * 1000}], None, True)
 
 
