@@ -7,7 +7,6 @@ import re
 import shlex
 import shutil
 import sys
-import sysconfig
 from pathlib import Path
 
 PROGRAM = "millrace"
@@ -29,7 +28,7 @@ def format_quoted_commands(text: str) -> str:
 
 
 def _find_program() -> str:
-    script = Path(sysconfig.get_path("scripts")) / PROGRAM
+    script = Path(sys.executable).with_name(PROGRAM)
     found = shutil.which(PROGRAM)
     if not script.is_file():  # such as with `pip install --user`
         return PROGRAM if found else f"{shlex.quote(sys.executable)} -m millrace.cli"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-import sysconfig
 from pathlib import Path
 
 import click
@@ -68,7 +67,7 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "checkout" / ".venv" / "bin"
     directory.mkdir(parents=True)
     (directory / "millrace").touch(mode=0o755)
-    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(directory))
+    monkeypatch.setattr(sys, "executable", str(directory / "python"))
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
     return directory
@@ -105,7 +104,7 @@ def test_the_command_of_another_installation_is_not_used(
 def test_a_path_with_a_space_is_quoted(scripts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tmp_path / "my checkout" / ".venv" / "bin"
     shutil.copytree(scripts, directory)
-    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(directory))
+    monkeypatch.setattr(sys, "executable", str(directory / "python"))
     assert format_command("login") == f"'{directory}/millrace' login"
 
 
