@@ -93,7 +93,10 @@ def make_owned(directory: Path, user: UnixUser | None) -> None:
 
 
 def copy_tree_once(source: Path, parts: tuple[str, ...], target: Path) -> Path:
-    """Copy `parts` (files or directories below `source`) to `target`, completely or not at all. Return `target`."""
+    """Copy `parts` (files or directories below `source`) to `target`, completely or not at all. Return `target`.
+
+    Another process may copy the same files concurrently. The first copy that is complete is used.
+    """
     if target.is_dir():
         return target
     partial_copy = target.with_name(f"{target.name}.{os.getpid()}")
@@ -108,7 +111,12 @@ def copy_tree_once(source: Path, parts: tuple[str, ...], target: Path) -> Path:
     for path in (partial_copy, *partial_copy.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & stat.S_IXUSR else 0o644)
-    partial_copy.rename(target)
+    try:
+        partial_copy.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise
+        shutil.rmtree(partial_copy)
     return target
 
 
