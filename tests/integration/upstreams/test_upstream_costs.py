@@ -77,5 +77,6 @@ def test_faults_of_an_upstream_are_booked_and_charged_by_the_rules(
     assert (events["failed"].outcome, events["failed"].cost_femto) == ("failed", 0)
     above = events["above"]
     assert 0 < above.cost_femto <= above.reserved_nano * 10**6 < costs["above"].unbilled_femto + above.cost_femto
-    assert above.unbilled_tokens == 300_007 - above.uncached - above.output
+    assert (costs["above"].uncached, costs["above"].output) == (131_072, 7), "no more than the context length"
+    assert above.unbilled_tokens == 131_079 - above.uncached - above.output
     assert_ledger_invariants(database)
