@@ -81,6 +81,8 @@ class Panels:
             return RenderedPanel(panel, url, None, failed=False)
         try:
             return RenderedPanel(panel, url, render(ctx, panel), failed=False)
+        except Http404:  # its row was deleted, or is another tenant's
+            raise
         except Exception:
             log.exception("panel_failed", panel=f"{self.route}/{panel.name}", request_id=ctx.request_id)
             context = {"panel": panel, "url": url, "request_id": ctx.request_id}

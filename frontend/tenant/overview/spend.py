@@ -16,12 +16,13 @@ from frontend.core.date_ranges import billing_time_zone_of, days_of, month_of
 from frontend.core.gauges import Gauge, Mark, percent
 from frontend.core.languages import day_text
 from frontend.core.languages import lazy_text as _lazy
-from frontend.core.numbers import Money, share
+from frontend.core.numbers import Money, exact, share
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.page import BudgetUsage, statuses_of
 from frontend.tenant.overview.usage import by_day
 
 _DAY = timedelta(days=1)
+MAX_NOTICES = 10  # of budgets that are full
 _MIN_LABEL_DISTANCE = 17  # minimum distance of two labels, in percent of the gauge
 _PERIODS = {"day": _lazy("for today"), "month": _lazy("for this month"), "lifetime": _lazy("in total")}
 
@@ -161,25 +162,28 @@ def notices(ctx: PageContext) -> list[dict[str, str]]:
     """Return notices for budgets that are full or will be: "bad" if requests are rejected now, else "warn"."""
     found = []
     budgets = hard_budgets(ctx)
-    for status in budgets:
-        if status.is_full:
-            ends = status.budget_period.period_end if status.budget_period else None
-            until = _(" until %(ends)s") % {"ends": day_text(ends, "j F")} if ends else ""
-            text = _("%(used)s of %(limit)s %(period)s used. Requests receive") % {
-                "used": status.used.text,
-                "limit": status.limit.text,
-                "period": _PERIODS[status.budget.period],
+    full = [status for status in budgets if status.is_full]
+    for status in full[:MAX_NOTICES]:
+        ends = status.budget_period.period_end if status.budget_period else None
+        until = _(" until %(ends)s") % {"ends": day_text(ends, "j F")} if ends else ""
+        text = _("%(used)s of %(limit)s %(period)s used. Requests receive") % {
+            "used": status.used.text,
+            "limit": status.limit.text,
+            "period": _PERIODS[status.budget.period],
+        }
+        found.append(
+            {
+                "kind": "bad",
+                "title": _("%(name)s: hard limit reached.") % {"name": status.budget.name},
+                "text": text,
+                "after": _("%(until)s, or until you raise it.") % {"until": until}
+                if until
+                else _(" until you raise it."),
             }
-            found.append(
-                {
-                    "kind": "bad",
-                    "title": _("%(name)s: hard limit reached.") % {"name": status.budget.name},
-                    "text": text,
-                    "after": _("%(until)s, or until you raise it.") % {"until": until}
-                    if until
-                    else _(" until you raise it."),
-                }
-            )
+        )
+    if len(full) > MAX_NOTICES:
+        title = _("%(count)s more hard limits reached.") % {"count": exact(len(full) - MAX_NOTICES)}
+        found.append({"kind": "bad", "title": title, "text": _("Requests receive"), "after": "."})
     monthly = [status for status in budgets if status.budget.period == Budget.Period.MONTH and not status.is_full]
     expected = monthly_forecast(ctx) if monthly and not found else None
     if monthly and expected:

@@ -198,6 +198,10 @@ def test_an_exhausted_budget_has_a_banner(client, acme, member, use, monkeypatch
     full = usage_of(budget, 99 * 10**8)
     monkeypatch.setattr(spend, "hard_budgets", lambda visit: [full])
     assert "hard limit reached" in page_of(client)
+    monkeypatch.setattr(spend, "hard_budgets", lambda visit: [full] * 1210)
+    page = page_of(client)
+    assert page.count("hard limit reached") == 10
+    assert "1,200 more hard limits reached." in page
     half = usage_of(budget, 10**9)
     monkeypatch.setattr(spend, "hard_budgets", lambda visit: [half])
     days = tuple(Day((TODAY + timedelta(days=i)).date(), None, (i + 1) * 4 * 10**9, 0, 10**11) for i in range(5))

@@ -39,14 +39,20 @@ def price(amount: str, component: str = "uncached", *, model: str = "alpha", num
     with all_tenants_scope(BypassReason.COMMAND):
         currency = fields.pop("currency", "USD")
         book, _ = PriceBook.objects.get_or_create(name=fields.pop("book", "list"), defaults={"currency": currency})
+        tier = fields.pop("tier", "standard")
+        proposed = {"model": model, "tier": tier, "component": component, "nano_per_million": dollars(amount)}
         version = PriceVersion.objects.filter(book=book, number=number).first() or PriceVersion.objects.create(
-            book=book, number=number, state="published", body={}, effective_from=datetime(2026, number, 1, tzinfo=UTC)
+            book=book,
+            number=number,
+            state="published",
+            body={"prices": [proposed]},
+            effective_from=datetime(2026, number, 1, tzinfo=UTC),
         )
         return Price.objects.create(
             version=version,
             book=book,
             model=model,
-            tier=fields.pop("tier", "standard"),
+            tier=tier,
             component=component,
             nano_per_million=dollars(amount),
             effective_from=datetime(2026, number, 1, tzinfo=UTC),

@@ -23,7 +23,7 @@ from millrace.apps.request_log.models import RequestContent
 
 WINDOW = 64  # tokens: changes within one window are one group
 MAX_GROUPS = 10
-MONTH = timedelta(days=30)
+MONTH, MICROSECOND = timedelta(days=30), timedelta(microseconds=1)
 MAX_TEXT = 80  # characters of the changing part that are returned
 _GROUPS = """
 SELECT key_id, model, min(changed_at), count(*), sum(uncached),
@@ -91,7 +91,7 @@ def prompt_advice(tenant_id: int, start: datetime, end: datetime) -> list[Prompt
                 change is None,
                 change.text if change else None,
                 femto,
-                int(femto * MONTH / (end - start)),
+                femto * (MONTH // MICROSECOND) // ((end - start) // MICROSECOND),
                 request_ids,
             )
         )
