@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from allauth.account import views as account
+from allauth.mfa.recovery_codes import views as recovery_codes
+from allauth.mfa.webauthn import views as webauthn
 from allauth.socialaccount import views as social
+from django.contrib.auth.decorators import login_required
 from django.urls import include, path, re_path
 
 from frontend.accounts import passkeys, second_factor, views
@@ -64,7 +67,23 @@ urlpatterns = [
         account.password_reset_from_key_done,
         name="account_reset_password_from_key_done",
     ),
-    path("account/mfa/totp/activate/", second_factor.SecondFactorActivateTotp.as_view(), name="mfa_activate_totp"),
+    path(
+        "account/mfa/totp/activate/",
+        login_required(second_factor.SecondFactorActivateTotp.as_view()),
+        name="mfa_activate_totp",
+    ),
+    # allauth's views of these URLs fail for visitors.
+    path(
+        "account/mfa/recovery-codes/generate/",
+        login_required(recovery_codes.generate_recovery_codes),
+        name="mfa_generate_recovery_codes",
+    ),
+    path(
+        "account/mfa/webauthn/keys/<int:pk>/remove/",
+        login_required(webauthn.remove_webauthn),
+        name="mfa_remove_webauthn",
+    ),
+    path("account/mfa/webauthn/keys/<int:pk>/edit/", login_required(webauthn.edit_webauthn), name="mfa_edit_webauthn"),
     path("account/mfa/authenticate/", passkeys.Authenticate.as_view(), name="mfa_authenticate"),
     path("account/mfa/webauthn/", passkeys.ListPasskeys.as_view(), name="mfa_list_webauthn"),
     path("account/mfa/webauthn/add/", passkeys.AddPasskey.as_view(), name="mfa_add_webauthn"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
 from django.views.defaults import page_not_found
 from rest_framework import exceptions
 from rest_framework.response import Response
@@ -14,6 +15,7 @@ from rest_framework.views import set_rollback
 
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions.common import FieldRefused
+from tenants.stored_text import REFUSED
 
 
 class StateConflict(exceptions.APIException):
@@ -71,9 +73,23 @@ def _code(exc: exceptions.APIException) -> str:
     return codes if isinstance(codes, str) else str(exc.default_code)
 
 
+def unstorable_text(request: HttpRequest, name: str) -> HttpResponse:
+    """Return the error of a parameter, form field or cookie whose text cannot be stored, with status 400."""
+    if request.path_info.startswith("/api/"):
+        return _as_json(exceptions.ValidationError({name: [REFUSED]}))
+    return render(request, "frontend/invalid_text.html", status=HTTPStatus.BAD_REQUEST)
+
+
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     """Return problem details below /api, and the 404 page elsewhere."""
-    answer = problem_handler(exceptions.NotFound(), {}) if request.path_info.startswith("/api/") else None
+    if request.path_info.startswith("/api/"):
+        return _as_json(exceptions.NotFound())
+    return page_not_found(request, exception)
+
+
+def _as_json(exc: exceptions.APIException) -> HttpResponse:
+    """Return the problem details of an exception outside of a view of the management API."""
+    answer = problem_handler(exc, {})
     if answer is None:
-        return page_not_found(request, exception)
+        raise exc
     return JsonResponse(answer.data, status=answer.status_code, content_type=answer.content_type)

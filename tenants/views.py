@@ -23,6 +23,7 @@ from tenants.isolation.scopes import tenant_scope
 from tenants.models import User
 from tenants.permissions import STEP_UP, Permission
 from tenants.reauthentication import recently_authenticated
+from tenants.stored_text import REFUSED, unstorable_fields
 
 M = TypeVar("M", bound=Model)
 Q = TypeVar("Q", bound=BaseSerializer[Any])
@@ -37,14 +38,13 @@ class StrictJSONParser(JSONParser):
     """A JSON parser that rejects texts that PostgreSQL cannot store: NUL and lone surrogates."""
 
     def parse(self, *args: Any, **kwargs: Any) -> Any:
-        data = super().parse(*args, **kwargs)
         try:
-            text = json.dumps(data, ensure_ascii=False)
-            text.encode()
-        except (UnicodeEncodeError, RecursionError) as exc:
-            raise exceptions.ParseError("The body contains invalid Unicode, or is nested too deeply.") from exc
-        if "\\u0000" in text:
-            raise exceptions.ParseError("The body contains the character NUL.")
+            data = super().parse(*args, **kwargs)
+            json.dumps(data)
+        except RecursionError as exc:
+            raise exceptions.ParseError("The body is nested too deeply.") from exc
+        if fields := set(unstorable_fields(data)):
+            raise exceptions.ValidationError({field: [REFUSED] for field in sorted(fields)})
         return data
 
 

@@ -158,7 +158,7 @@ OPERATOR: dict[str, Finder] = {
 
 
 def _results(ctx: PageContext) -> tuple[SearchResultGroup, ...]:
-    typed = ctx.query.get("q", "").strip()[:100].replace("\0", "")
+    typed = ctx.query.get("q", "").strip()[:100]
     links = [link for section in sections(ctx) for link in section.links if typed.lower() in link.label.lower()]
     found = [
         SearchResultGroup(

@@ -42,8 +42,8 @@ class ListPage:
 
 
 def text_param(ctx: PageContext, name: str, most: int = 100) -> str:
-    """Return a parameter without the character that PostgreSQL cannot store."""
-    return ctx.query.get(name, "").strip()[:most].replace("\0", "")
+    """Return the start of a parameter."""
+    return ctx.query.get(name, "").strip()[:most]
 
 
 def number_param(ctx: PageContext, name: str) -> int | None:

@@ -54,7 +54,7 @@ def save_view(ctx: PageContext, screen: str) -> HttpResponse:
     query = urlencode([(name, value) for name, value in parse_qsl(sent.get("query", "")) if name not in _NOT_SAVED])
     url = ctx.url(screen) + (f"?{query}" if query else "")
     try:
-        row = actions.do_save_view(ctx.tenant, ctx.user, screen, sent.get("name", "").replace("\0", ""), query)
+        row = actions.do_save_view(ctx.tenant, ctx.user, screen, sent.get("name", ""), query)
     except actions.ActionRefused as exc:
         return redirect_with_message(ctx, url, translated(str(exc)), failed=True)
     return redirect_with_message(ctx, url, _("View %(name)s saved.") % {"name": row.name})

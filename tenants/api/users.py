@@ -52,7 +52,7 @@ class UserQuery(Query):
     def rows(self) -> QuerySet[User]:
         """Return the users that match."""
         given = self.filters()
-        typed = given.pop("search", "").replace("\0", "")
+        typed = given.pop("search", "")
         users = with_second_factor().filter(**given)
         return users.filter(Q(email__icontains=typed) | Q(name__icontains=typed)) if typed else users
 

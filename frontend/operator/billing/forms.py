@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 from billing.amounts import DEFAULT_CURRENCY, minor_digits
 from billing.models import CreditGrant
 from frontend.core.confirmation import Confirm
+from frontend.core.day_field import DayField
 from frontend.core.languages import lazy_text as _lazy
 
 _MAX = Decimal(10) ** 9  # dollars, or units of another currency
@@ -57,9 +58,7 @@ class RecordPayment(WithAmount):
     reference = forms.CharField(
         max_length=200, label=_lazy("Reference"), help_text=_lazy("Bank reference. Each reference is recorded once")
     )
-    received_on = forms.DateField(
-        label=_lazy("Received on"), widget=forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d")
-    )
+    received_on = DayField(label=_lazy("Received on"))
     note = forms.CharField(max_length=200, required=False, label=_lazy("Note"))
     field_order = ("amount", "reference", "received_on", "note", "typed")
 
@@ -93,11 +92,8 @@ class GrantCredit(WithAmount):
         ),
     )
     amount = BillingRunAmount(_lazy("Amount"), _lazy("Applied to future invoices, before tax"))
-    expires_on = forms.DateField(
-        required=False,
-        label=_lazy("Expires on"),
-        help_text=_lazy("UTC. Leave blank for no expiration date"),
-        widget=forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d"),
+    expires_on = DayField(
+        required=False, label=_lazy("Expires on"), help_text=_lazy("UTC. Leave blank for no expiration date")
     )
     note = forms.CharField(
         max_length=200, label=_lazy("Note"), help_text=_lazy("Shown on the invoice the credit is applied to")

@@ -11,13 +11,13 @@ from django.utils.text import slugify
 from django.utils.translation import gettext as _
 
 from billing.amounts import NANO_A_DOLLAR
+from frontend.core.day_field import DayField
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import page_currency
 from frontend.core.one_time_secrets import OnceForm
 from tenants.models import Tenant
 
 MAX_AMOUNT = Decimal(10) ** 8  # dollars, or units of another currency
-_DAY = forms.DateInput(attrs={"type": "date"}, format="%Y-%m-%d")
 
 
 def _amount(label: str, help_text: str) -> forms.DecimalField:
@@ -73,7 +73,7 @@ class ImpersonationForm(forms.Form):
 class BudgetRaiseForm(forms.Form):
     """A temporary raise of a budget until the end of a day. `unit` is that of the budget."""
 
-    until = forms.DateField(label=_lazy("Until"), help_text=_lazy("UTC. The limit then reverts"), widget=_DAY)
+    until = DayField(label=_lazy("Until"), help_text=_lazy("UTC. The limit then reverts"))
     field_order = ("more", "until")
 
     def __init__(self, unit: str, data: Any = None, initial: dict[str, Any] | None = None) -> None:

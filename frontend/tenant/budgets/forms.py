@@ -10,6 +10,7 @@ from django import forms
 from django.utils.translation import gettext as _
 
 from billing.models import Budget
+from frontend.core.day_field import DayField
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import page_currency
 from frontend.tenant.budgets.amounts import input_text, parse
@@ -150,11 +151,7 @@ class RaiseForm(forms.Form):
     """A temporary raise of a budget."""
 
     more = AmountField(label=_lazy("Raise by"))
-    until = forms.DateField(
-        label=_lazy("Until"),
-        widget=forms.DateInput({"type": "date"}, format="%Y-%m-%d"),
-        help_text=_lazy("The limit then reverts."),
-    )
+    until = DayField(label=_lazy("Until"), help_text=_lazy("The limit then reverts."))
 
     def __init__(self, unit: str, zone: tzinfo, data: Any = None, initial: Any = None) -> None:
         super().__init__(data, initial=initial)

@@ -13,6 +13,7 @@ from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import in_sentence
 from frontend.core.layout import Breadcrumb
+from frontend.core.lists import number_param
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.tenant.budgets import dry_runs
 from frontend.tenant.budgets.forms import LimitsForm, NewLimits
@@ -109,12 +110,11 @@ def simulate_limits(ctx: PageContext) -> HttpResponse:
     query = ctx.query
     with ctx.scope():
         owner, model = choices(ctx, members=False).get(query.get("owner", "")), query.get("model", "")[:64]
-        if (text := query.get("set", "")).isdigit() and len(text) < 19:
+        if (pk := number_param(ctx, "set")) is not None:
             rows = LimitSet.objects.for_tenant(ctx.tenant).select_related("project", "key")
-            if (row := rows.filter(pk=int(text)).first()) is not None:
+            if (row := rows.filter(pk=pk).first()) is not None:
                 owner, model = owner_of(row), row.model
         dry_run = query.get("mode") == "dry_run"
-        model = model.replace("\0", "")
         simulations = tuple(dry_runs.simulate_limits(ctx.tenant.pk, owner, model, query, dry_run=dry_run))
     return render(ctx.request, "budgets/limits_simulation.html", {"simulations": simulations})
 

@@ -18,6 +18,7 @@ from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import in_sentence
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
+from frontend.core.lists import number_param
 from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
@@ -189,9 +190,9 @@ def simulate_budget(ctx: PageContext) -> HttpResponse:
         owners = choices(ctx, members=True)
         owner, unit, period = owners.get(query.get("owner", "")), query.get("counts", ""), query.get("period", "")
         url = ctx.url("budgets-new")
-        if (text := query.get("budget", "")).isdigit() and len(text) < 19:
+        if (pk := number_param(ctx, "budget")) is not None:
             rows = Budget.objects.for_tenant(ctx.tenant).select_related("project", "key", "member")
-            if (row := rows.filter(pk=int(text)).first()) is not None:
+            if (row := rows.filter(pk=pk).first()) is not None:
                 owner, unit, period, url = owner_of(row), row.unit, row.period, ctx.url("budgets-edit", row.pk)
         unit = unit if unit in ("money", "tokens", "requests") else "money"
         mode, amount = query.get("mode", ""), query.get("amount", "")[:40]
@@ -218,7 +219,7 @@ def limit_of(amount: str, unit: str) -> int | None:
 def _typed(ctx: PageContext, initial: dict[str, str]) -> dict[str, Any]:
     """Return the values of a budget form in the query string, over the initial ones."""
     names = ("name", "owner", "counts", "period", "amount", "mode", "thresholds", "rollover_limit")
-    return initial | {name: ctx.query[name][:100].replace("\0", "") for name in names if name in ctx.query}
+    return initial | {name: ctx.query[name][:100] for name in names if name in ctx.query}
 
 
 def _active_budget(ctx: PageContext) -> Budget:

@@ -11,6 +11,7 @@ from django import forms
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from frontend.core.day_field import DayField
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import exact
 from frontend.core.one_time_secrets import OnceForm
@@ -52,10 +53,9 @@ class KeyForm(forms.Form):
         widget=forms.TextInput({**_PLAIN, "placeholder": "203.0.113.0/24, 2001:db8::/32"}),
         help_text=_lazy("IP addresses or networks (CIDR). Leave blank to allow any"),
     )
-    expires_on = forms.DateField(
+    expires_on = DayField(
         label=_lazy("Expires on"),
         required=False,
-        widget=forms.DateInput({"type": "date"}, format="%Y-%m-%d"),
         help_text=_lazy("The key works until the end of this day. Leave blank for no expiration date"),
     )
 

@@ -138,7 +138,7 @@ def _replayed_request(ctx: PageContext) -> ReplayedRequest:
     request_id = ctx.query.get("request", "")
     if not request_id or not ctx.may(Permission.USAGE_READ):
         return ReplayedRequest()
-    content = stored_content(ctx.tenant.pk, request_id[:64].replace("\0", ""))
+    content = stored_content(ctx.tenant.pk, request_id[:64])
     body: dict[str, Any] = {}
     if content is not None and not content.truncated:
         try:

@@ -66,7 +66,7 @@ Fact = tuple[str, str, bool]  # label, value, and whether the value is shown in 
 
 def request_detail(ctx: PageContext, request_id: str) -> dict[str, Any] | None:
     """Return the details of a request; None if the tenant has no such request."""
-    found = selectors.story(ctx.tenant.pk, request_id[:64].replace("\0", ""))
+    found = selectors.story(ctx.tenant.pk, request_id[:64])
     if found is None:
         return None
     record, first = found.record, found.executions[0].event if found.executions else None

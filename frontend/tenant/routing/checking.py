@@ -19,6 +19,7 @@ from tenants.isolation.scopes import tenant_scope
 from tenants.models import RoutingPolicy, RoutingPolicyDraft
 from tenants.routing_policies.diffs import DiffLine, diff, pretty
 from tenants.routing_policies.target_checks import TargetChecks, TargetProblem
+from tenants.stored_text import unstorable_fields
 
 ALL_MODELS = "*"  # of the dry run
 
@@ -117,4 +118,6 @@ def save_draft(ctx: PageContext, *, name: str, body: str) -> RoutingPolicyDraft:
         raise actions.ActionRefused(_("A draft must be JSON.")) from exc
     if not isinstance(parsed, dict):
         raise actions.ActionRefused(_("A draft must be a JSON object."))
+    if any(unstorable_fields(parsed)):
+        raise actions.ActionRefused(_("Remove the character NUL and lone surrogates."))
     return actions.do_save_policy_draft(ctx.tenant, name, parsed, updated_by=ctx.user)

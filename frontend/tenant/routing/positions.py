@@ -13,6 +13,7 @@ from django.utils.translation import gettext as _
 from frontend.core.backend_messages import translated
 from frontend.core.numbers import exact
 from tenants.routing_policies import policy
+from tenants.stored_text import unstorable_fields
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
 _PLACE = re.compile(r"^(?P<said>.*?)(?: - at `(?P<place>.*)`)?$", re.DOTALL)
@@ -45,8 +46,12 @@ def read(text: str) -> tuple[dict[str, Any], policy.Policy] | PolicyError:
         body = json.loads(text)
     except json.JSONDecodeError as exc:
         return _at(text, exc.msg, "", exc.lineno)
+    except ValueError:
+        return PolicyError(_("A number has too many digits."), "", 1, ())
     except RecursionError:
         return PolicyError(_("Nested too deeply."), "", 1, ())
+    if place := next(unstorable_fields(body), ""):
+        return PolicyError(_("Remove the character NUL and lone surrogates."), place, 1, ())
     if not isinstance(body, dict):
         return _at(text, _("Expected an object: {…}"), "", 1)
     try:

@@ -37,6 +37,7 @@ FALLBACKS = {
     "timeout": _lazy("No token in time"),
 }
 MAX_TEXT = 8192  # characters of a text field
+MAX_DIGITS = 19  # exclusive, of a number that PostgreSQL can store
 
 
 def _number(label: str, **options: Any) -> forms.IntegerField:
@@ -102,7 +103,9 @@ class RuleForm(forms.Form):
             # IDs in a policy may be of deleted keys.
             given = [*self.initial.get(name, ()), *(data.getlist(self.add_prefix(name)) if data else ())]
             unknown = {
-                int(pk): _("No. %(pk)s") % {"pk": pk} for pk in given if str(pk).isdecimal() and int(pk) not in known
+                int(pk): _("No. %(pk)s") % {"pk": pk}
+                for pk in given
+                if str(pk).isdecimal() and len(str(pk)) < MAX_DIGITS and int(pk) not in known
             }
             self.fields[name].choices = list({**known, **unknown}.items())  # type: ignore[attr-defined]
 
@@ -248,7 +251,8 @@ def _target(line: str) -> dict[str, Any]:
     model, _, weight = line.strip().rpartition(" ")
     if not model:
         return {"model": weight}
-    return {"model": model.strip(), "weight": int(weight) if weight.isascii() and weight.isdigit() else weight}
+    is_number = weight.isascii() and weight.isdigit() and len(weight) < MAX_DIGITS
+    return {"model": model.strip(), "weight": int(weight) if is_number else weight}
 
 
 def _target_line(target: PolicyTarget) -> str:

@@ -66,7 +66,7 @@ def do_upload_file(project: Project, filename: str, chunks: Iterable[bytes]) -> 
                 name=name,
                 tenant_id=project.tenant_id,
                 project_id=project.pk,
-                filename=filename.replace("\0", "")[:255],
+                filename=filename[:255],
                 purpose=File.Purpose.BATCH,
                 size=size,
                 expires_at=datetime.now(UTC) + RETENTION,

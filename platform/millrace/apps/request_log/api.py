@@ -487,7 +487,7 @@ class RequestDetail(TenantView):
         """Return the details of a request: limits, route, replicas, times, tokens and the calculation of its cost."""
         check_query(Query, request)
         with self.scope():
-            story = selectors.story(self.access.tenant.pk, name) if "\0" not in name else None
+            story = selectors.story(self.access.tenant.pk, name)
         if story is None:
             raise NotFound
         return Response(RequestStoryOut(story).data)
