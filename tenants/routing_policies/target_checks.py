@@ -84,12 +84,16 @@ class TargetChecks:
         self._with_replicas = with_replicas
         self._known: dict[str, ModelObstacle | None] = {}
 
+    def load(self, models: Iterable[str]) -> None:
+        """Read the obstacles of several models at a time."""
+        unknown = set(models) - self._known.keys()
+        found = find_obstacles(self._tenant_id, unknown, with_replicas=self._with_replicas)
+        self._known |= {model: found.get(model) for model in unknown}
+
     def of_models(self, models: Iterable[tuple[str, str]]) -> list[TargetProblem]:
         """Return the problems of models, which are given with their places."""
         models = list(models)
-        unknown = {model for _, model in models} - self._known.keys()
-        found = find_obstacles(self._tenant_id, unknown, with_replicas=self._with_replicas)
-        self._known |= {model: found.get(model) for model in unknown}
+        self.load(model for _, model in models)
         return [
             TargetProblem(place, model, obstacle, is_blocking=not obstacle.is_temporary)
             for place, model in models

@@ -117,6 +117,8 @@ def test_the_user_chooses_between_two_changes(editor: Page, keep: str, result: i
     with editor.expect_navigation():
         press(editor, "Publish", "click")
     editor.get_by_text("You changed both the rules and the JSON.").wait_for()
+    assert tokens(editor).is_visible()
+    assert tokens(editor).input_value() == "500"
     editor.unroute("**/routing/check")
     press(editor, keep, "click")
     editor.get_by_text("You changed both").wait_for(state="detached")

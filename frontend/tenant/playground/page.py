@@ -108,6 +108,7 @@ def _models(ctx: PageContext) -> list[PlaygroundModel]:
     served = [spec.name for spec in served_specs(wanted_loaded=True) if task_of(spec) == "generate"]
     targets = {name: (name,) for name in served if name not in policies} | policies
     checks = TargetChecks(ctx.tenant.pk)
+    checks.load(model for models in targets.values() for model in models)
     found = []
     for name, models in targets.items():
         problems = [each for each in checks.of_models((name, model) for model in models) if each.is_blocking]

@@ -92,10 +92,11 @@ def names(ctx: PageContext) -> list[tuple[RoutingPolicy, int, tuple[str, ...], s
     Call inside `ctx.scope()`.
     """
     rows = versions(ctx).order_by("name", "-active", "-version").distinct("name")[:MAX_VERSIONS]
+    sized = [(row, *_size(row)) for row in rows]
     checks = TargetChecks(ctx.tenant.pk)
+    checks.load(model for row, _, models in sized if row.active for model in models)
     return [
-        (row, *_size(row), next((each.message() for each in checks.of_live(row) if each.is_blocking), ""))
-        for row in rows
+        (*given, next((each.message() for each in checks.of_live(given[0]) if each.is_blocking), "")) for given in sized
     ]
 
 

@@ -70,7 +70,15 @@ def _boxes(label: str, choices: Mapping[Any, str]) -> forms.MultipleChoiceField:
     )
 
 
-class RuleForm(forms.Form):
+class _PartForm(forms.Form):
+    """A form of a part of the policy."""
+
+    def is_pending(self) -> bool:
+        """Return whether the form has changes that are not in the JSON, which an error or another change prevents."""
+        return self.is_bound and self.has_changed()
+
+
+class RuleForm(_PartForm):
     """A rule. `initial_of` returns the fields of a rule, `rule` the JSON of the fields."""
 
     name = _text(_lazy("Name"), max_length=MAX_NAME_LENGTH)
@@ -156,7 +164,7 @@ class RuleForm(forms.Form):
         return rule
 
 
-class PolicyForm(forms.Form):
+class PolicyForm(_PartForm):
     """The fields of a policy without its rules."""
 
     fallback_on = _boxes(_lazy("Fall back before the first token on"), FALLBACKS)

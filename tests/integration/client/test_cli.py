@@ -142,6 +142,15 @@ def test_projects_and_the_organization(run):
 def test_policies(run, tmp_path):
     path = tmp_path / "policy.json"
     path.write_text('{"rules": [{"targets": [{"model": "smollm2-135m"}]}]}')
+    for command in (("publish", "quick", "--file", path), ("validate", path)):
+        refused = run("policies", *command, fails=True).output
+        assert "$.rules[0].targets[0].model: The model 'smollm2-135m' has no price yet." in refused
+    early = printed(run("policies", "save-draft", "early", "--file", path, "--json"))
+    assert [problem["code"] for problem in early["problems"]] == ["model_not_priced"]
+    assert "has no price yet" in run("policies", "drafts").stdout
+    run("policies", "discard-draft", early["id"])
+    for model in ("smollm2-135m", "smollm2-135m-int8"):
+        rate_card(model)
     first = printed(run("policies", "publish", "quick", "--file", path, "--json"))
     second = printed(run("policies", "publish", "quick", "--model", "smollm2-135m-int8", "--json"))
     assert (first["version"], second["version"]) == (1, 2)

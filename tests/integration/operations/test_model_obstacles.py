@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from billing.models import CompiledRateCard
+from billing.pricing.pricing import Component, Rate, encode_rates
 from inference_worker.contract.deployments import WantedState
 from millrace.apps.operations import model_obstacles
 from millrace.apps.operations.deployments import do_add_deployment
@@ -22,11 +24,12 @@ from millrace.apps.request_log.models import RequestRecord
 from millrace.apps.request_log.policy_dry_runs import dry_run
 from tenants import actions
 from tenants.actions.common import FieldRefused
-from tenants.isolation.scopes import tenant_scope
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Experiment, RoutingPolicy, RoutingPolicyDraft, Tenant, User
 from tenants.routing_policies.policy import parse
 from tenants.routing_policies.target_checks import ModelObstacle, TargetChecks, find_obstacles
-from tests.support.billing.books import rate_card
+from tests.support.billing.books import dollars, rate_card
 from tests.support.rows import of, only_project
 from tests.support.tenants.management_api import by_key, by_role
 
@@ -83,28 +86,21 @@ def acme(monkeypatch: pytest.MonkeyPatch) -> Tenant:
     rate_card("no-output-price", uncached="1", cache_read="1")
     rate_card("batch-price", tier="batch")
     rate_card("ended-price")
-    _change_rate_card("later-price", effective_from=datetime.now(UTC) + timedelta(hours=1))
-    _change_rate_card("ended-price", effective_from=datetime.now(UTC) - timedelta(hours=1), rates=None)
+    _later_rate_card("later-price", datetime.now(UTC) + timedelta(hours=1), uncached="1", cache_read="1", output="1")
+    _later_rate_card("ended-price", datetime.now(UTC) - timedelta(hours=1))
     ready = set(EXPECTED) - {"silent", "sleeping", "unknown"}
     monkeypatch.setattr(FleetStatus, "ready", lambda self, model: int(model in ready))
     monkeypatch.setattr(model_obstacles, "read_fleet_status", lambda: FleetStatus((), (), None, None))
     return tenant
 
 
-def _change_rate_card(model: str, **fields: Any) -> None:
-    """Add a rate card that starts at another time, or one without rates."""
-    from billing.models import CompiledRateCard
-    from billing.pricing.pricing import encode_rates
-    from tenants.isolation.db_roles import BypassReason
-    from tenants.isolation.scopes import all_tenants_scope
-
-    rate_card(model) if fields.get("rates", 1) else None
+def _later_rate_card(model: str, effective_from: datetime, **usd: str) -> None:
+    """Add a rate card that starts at another time. Without prices, it ends the earlier ones."""
+    rates = [Rate(1, Component(component), dollars(amount)) for component, amount in usd.items()]
     with all_tenants_scope(BypassReason.COMMAND):
-        if "rates" in fields:
-            fields["rates"] = encode_rates(())
-            CompiledRateCard.objects.create(model=model, tier="standard", **fields)
-        else:
-            CompiledRateCard.objects.filter(model=model).update(**fields)
+        CompiledRateCard.objects.create(
+            model=model, tier="standard", effective_from=effective_from, rates=encode_rates(tuple(rates))
+        )
 
 
 def problem(model: str) -> tuple[str, bool] | None:
@@ -164,7 +160,7 @@ def test_a_version_is_not_published_again(acme: Tenant, model: str) -> None:
     with pytest.raises(FieldRefused) as refused:
         actions.do_revert_policy(old)
     assert (refused.value.field, refused.value.code) == ("body", problem(model)[0])
-    (listed,) = by_key(acme).get("/api/policies?active=true").json()["data"]  # remains, and is named
+    (listed,) = by_key(acme).get("/api/policies?active=true").json()["results"]  # remains, and is named
     assert [each["model"] for each in listed["problems"]] == [model]
     shown = console(acme).get(f"/t/acme/routing/{old.pk}").content.decode()
     assert model in shown and "banner bad" in shown
@@ -260,10 +256,10 @@ def test_problems_of_many_rows_are_read_once(acme: Tenant, django_assert_max_num
         actions.do_publish_policy(acme, f"alias-{number}", {"models": ["no-price"]}, check_targets=False)
     client = by_key(acme)
     with django_assert_max_num_queries(30):
-        listed = client.get("/api/policies").json()["data"]
+        listed = client.get("/api/policies").json()["results"]
     assert [each["problems"][0]["code"] for each in listed] == ["model_not_priced"] * 20
     shown = by_role(acme, "owner").get("/t/acme/routing/panels/names").content.decode()
-    assert shown.count("Cannot serve") == 20
+    assert shown.count("Target problem") == 20
 
 
 def test_the_semantic_cache_only_warns(acme: Tenant, monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:

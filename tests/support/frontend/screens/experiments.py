@@ -80,9 +80,9 @@ def _newest(tenant: Any) -> int:
 
 ONE = ("populated",)
 register(
-    Screen("experiments-detail", "/t/{slug}/experiments/{experiment}", queries=20, states=("populated", "over")),
+    Screen("experiments-detail", "/t/{slug}/experiments/{experiment}", queries=25, states=("populated", "over")),
     Screen("experiments-harm", "/t/{slug}/experiments/{harm}", queries=20, states=ONE),
-    Screen("experiments-draft", "/t/{slug}/experiments/{experiment_draft}", queries=20, states=ONE),
+    Screen("experiments-draft", "/t/{slug}/experiments/{experiment_draft}", queries=25, states=ONE),
     Screen("experiments-new", "/t/{slug}/experiments/new", queries=12, states=("populated", "empty")),
     Screen("experiments-stop", "/t/{slug}/experiments/{experiment}/stop", 12, states=ONE),
     Screen("experiments", "/t/{slug}/experiments/", queries=12),

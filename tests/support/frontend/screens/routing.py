@@ -97,13 +97,13 @@ def _draft(tenant: Any) -> int:
 
 ONE = ("populated",)
 register(
-    Screen("routing-detail", "/t/{slug}/routing/{policy}", queries=18, states=("populated", "over")),
-    Screen("routing-edit", "/t/{slug}/routing/edit?from={policy}", queries=30, states=ONE),
-    Screen("routing-new", "/t/{slug}/routing/edit", queries=20, states=("populated", "empty")),
-    Screen("routing-draft", "/t/{slug}/routing/edit?draft={policy_draft}", queries=26, states=ONE, ready=".rule-row"),
+    Screen("routing-detail", "/t/{slug}/routing/{policy}", queries=24, states=("populated", "over")),
+    Screen("routing-edit", "/t/{slug}/routing/edit?from={policy}", queries=38, states=ONE),
+    Screen("routing-new", "/t/{slug}/routing/edit", queries=28, states=("populated", "empty")),
+    Screen("routing-draft", "/t/{slug}/routing/edit?draft={policy_draft}", queries=36, states=ONE, ready=".rule-row"),
     Screen("routing-discard", "/t/{slug}/routing/drafts/{policy_draft}/discard", 12, states=ONE),
     Screen("routing-unpublish", "/t/{slug}/routing/{policy}/unpublish", 12, states=ONE),
-    Screen("routing", "/t/{slug}/routing/", queries=12),
+    Screen("routing", "/t/{slug}/routing/", queries=17),
     prepare=prepare,
     theirs={
         "policy": lambda world: world.rows["populated.policy"],
