@@ -23,6 +23,11 @@ CHARACTERS_COPIED = 32  # a unit's worth, at least
 CHARACTERS_PROCESSED = 4
 MAX_NEEDLE = 128  # a search in a text costs as much as this many comparisons a character, whatever it searches
 
+TOO_MUCH_WORK = (
+    "The model's chat template needs too much work for a prompt of this size. Shorten the prompt, or report this to the"
+    " operator of the model."
+)
+
 # Methods of texts by their cost. Others process each character.
 _PREFIX_METHODS = frozenset({"startswith", "endswith"})
 _SEARCH_METHODS = frozenset({"count", "find", "index", "partition", "removeprefix", "removesuffix", "replace", "split"})
@@ -65,7 +70,7 @@ class WorkBudget:
         """
         self.units -= units
         if self.units < 0:
-            raise TemplateWorkError("the chat template needs too much work for a prompt of this size")
+            raise TemplateWorkError(TOO_MUCH_WORK)
 
     def copy(self, characters: int) -> None:
         """Charge a text or a list of this length that is copied or compared."""
