@@ -21,6 +21,7 @@ from inference_worker.contract.output_formats import (
 )
 from inference_worker.contract.reasoning import ReasoningSplitter
 from inference_worker.contract.request import SamplingParams
+from inference_worker.contract.template_work import WorkBudget
 
 __all__ = ["ChatTemplateError", "Detokenizer", "Tokenizer"]
 
@@ -30,6 +31,9 @@ _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 class Tokenizer:
     """A model's tokenizer: `tokenizer.json`, with the special tokens and the chat template of tokenizer_config.json."""
+
+    # Whether small prompts were measured to be rendered with little work; None: not measured.
+    is_template_cheap: bool | None = None
 
     def __init__(
         self,
@@ -121,13 +125,19 @@ class Tokenizer:
         return list(pair.ids), types.index(1) if 1 in types else len(types)
 
     def encode_rendered_pair(
-        self, instruction: str, query: str, document: str, max_document_tokens: int | None = None
+        self,
+        instruction: str,
+        query: str,
+        document: str,
+        max_document_tokens: int | None = None,
+        budget: WorkBudget | None = None,
     ) -> list[int]:
         """Return the ids of a pair of texts in the chat template, with the roles query and document.
 
         Args:
             instruction: the system message; empty: none.
             max_document_tokens: truncates the document.
+            budget: as for `render_chat`.
 
         Raises:
             ChatTemplateError: the template cannot render the pair.
@@ -138,7 +148,7 @@ class Tokenizer:
                 document = document[: encoding.offsets[max_document_tokens - 1][1]]
         messages = [{"role": "system", "content": instruction}] if instruction else []
         messages += [{"role": "query", "content": query}, {"role": "document", "content": document}]
-        return self.encode(self.render_chat(messages), add_special_tokens=False)
+        return self.encode(self.render_chat(messages, budget=budget), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`. Bytes that are not UTF-8 become U+FFFD."""
@@ -159,15 +169,20 @@ class Tokenizer:
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        budget: WorkBudget | None = None,
     ) -> str:
         """Return the prompt's text for `messages`, rendered with the model's chat template and further variables.
 
+        Args:
+            budget: the work that the rendering may use; None: an amount in proportion to the input.
+
         Raises:
             ChatTemplateError: the model has no template, or the template cannot render these messages.
+            ChatTemplateWorkError: the template needs more work than its budget.
         """
         if self._chat is None:
             raise ChatTemplateError("this model has no chat template; use plain completions")
-        return self._chat.render(messages, tools, add_generation_prompt, variables or {})
+        return self._chat.render(messages, tools, add_generation_prompt, variables or {}, budget)
 
     def apply_chat_template(
         self,

@@ -271,6 +271,9 @@ async def pool(models: dict[str, ServedModel]) -> AsyncIterator[PromptPool]:
         patch.setattr(prompt_pool, "WORK_SECONDS", 60)
         found = PromptPool(models, 1)
         await found.start()
+        async with asyncio.timeout(120):
+            while not models["m"].tokenizer.is_template_cheap:  # measured in the process
+                await asyncio.sleep(0.01)
         yield found
         await found.stop()
     assert not found.pids

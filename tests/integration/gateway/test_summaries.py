@@ -20,7 +20,7 @@ from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.lifecycle import service as lifecycle
 from millrace.gateway.lifecycle.active_request import ActiveRequest
 from millrace.gateway.lifecycle.service import InferenceService
-from millrace.gateway.protocols import context_overflow
+from millrace.gateway.protocols import context_overflow, prompts
 from millrace.gateway.protocols.openai import completions
 from tenants.keys.snapshot import ApiKeySnapshot
 from tenants.routing_policies.policy import parse
@@ -73,7 +73,7 @@ def one_token_per_letter(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(test_escalation, "MODELS", MODELS)
     monkeypatch.setattr(context_overflow, "tokenize_here", tokenize)
-    monkeypatch.setattr(lifecycle, "tokenize_here", tokenize)
+    monkeypatch.setattr(prompts, "tokenize_here", tokenize)
     monkeypatch.setattr(lifecycle, "is_short", lambda _: True)
 
 

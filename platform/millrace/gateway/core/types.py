@@ -109,7 +109,7 @@ class RequestSource(NamedTuple):
 
 
 class TokenizedPrompts(Protocol):
-    """The prompts of a request that a prompt process decoded and tokenized."""
+    """The prompts of a request that a prompt process decodes and tokenizes."""
 
     async def prompt(self, model: ServedModel, number: int) -> Prompt:
         """Return the prompt with this number, in the tokens of the model.
@@ -184,6 +184,8 @@ class InferenceRequest:
     checked_schema: str | None = None
     # Set if a prompt process has read the request. Then its prompts, inputs and queries are placeholders.
     tokenized: TokenizedPrompts | None = None
+    # Set otherwise: reads the body in a prompt process if the chat template must not be rendered on the event loop.
+    in_process: TokenizedPrompts | None = None
     last_turn: LastTurn | None = None  # set if a prompt process has read the request, for the semantic cache
     number: int = 0  # of this prompt among the request's prompts
     cache_directives: frozenset[str] = frozenset()  # of the header x-millrace-cache

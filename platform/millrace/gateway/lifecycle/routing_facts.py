@@ -8,7 +8,7 @@ from millrace.gateway.admission.budget_admission import TIERS
 from millrace.gateway.admission.budget_shares import BudgetShares
 from millrace.gateway.core.types import InferenceRequest, Prompt
 from millrace.gateway.protocols.question import question_of
-from millrace.gateway.protocols.upstreams.images import image_parts
+from millrace.gateway.protocols.upstreams.images import has_images
 from millrace.gateway.routing.signals import RequestSize
 from tenants.keys.snapshot import ApiKeySnapshot
 from tenants.routing_policies.complexity import score
@@ -16,11 +16,6 @@ from tenants.routing_policies.policy import RoutingFacts
 
 TASK = "task"  # the metadata field with the task label, if the header is not set
 MAX_TASK_LENGTH = 64
-
-
-def has_images(request: InferenceRequest) -> bool:
-    """Return whether a message of the request has an image."""
-    return bool(request.images or (request.prompt_param == "messages" and image_parts(request.prompt)))
 
 
 def task_of(request: InferenceRequest) -> str:

@@ -39,13 +39,14 @@ from millrace.gateway.lifecycle.active_request import ActiveRequest
 from millrace.gateway.lifecycle.answer_checks import failed_check
 from millrace.gateway.lifecycle.escalation import EscalationReserves
 from millrace.gateway.lifecycle.request_log import RequestTrace
-from millrace.gateway.lifecycle.routing_facts import has_images, request_size, routing_facts
+from millrace.gateway.lifecycle.routing_facts import request_size, routing_facts
 from millrace.gateway.lifecycle.semantic_checks import SemanticChecks
 from millrace.gateway.lifecycle.shadows import Shadows
 from millrace.gateway.lifecycle.summaries import Summaries, with_prompt
 from millrace.gateway.protocols import context_overflow
-from millrace.gateway.protocols.prompts import is_short, tokenize, tokenize_here
+from millrace.gateway.protocols.prompts import is_short, make_prompt, tokenize
 from millrace.gateway.protocols.tools import call_fields
+from millrace.gateway.protocols.upstreams.images import has_images
 from millrace.gateway.protocols.writers import make_writer
 from millrace.gateway.routing.retry_budgets import RetryBudgets
 from millrace.gateway.routing.router import Router
@@ -389,14 +390,11 @@ class InferenceService:
         Raises:
             ApiError: 400, the prompt is invalid for the model.
         """
-        if request.tokenized is not None:
+        if request.tokenized is not None or is_short(request):
             return await tokenize(model, request)
-        if is_short(request):
-            return tokenize_here(model, request)
-        async with self._tokenizing:
-            prompt = await tokenize(model, request)
+        async with self._tokenizing:  # not while a prompt process works
             await asyncio.sleep(0)
-            return prompt
+        return await tokenize(model, request)
 
     async def _begin_execution(self, active: ActiveRequest, model: ServedModel) -> None:
         key, request = active.key, active.request
@@ -466,10 +464,13 @@ class InferenceService:
 
     async def _shortened(self, active: ActiveRequest, model: ServedModel, room: int) -> Prompt:
         request = active.request
-        if request.tokenized is not None:
-            prompt = await request.tokenized.shortened(model, request.number, room, active.summary)
-        else:
-            prompt = context_overflow.shortened(model, request, room, active.summary)
+        summary = active.summary
+        prompt = await make_prompt(
+            model,
+            request,
+            lambda: context_overflow.shortened(model, request, room, summary),
+            lambda prompts: prompts.shortened(model, request.number, room, summary),
+        )
         active.decision_record["dropped_messages"] = prompt.dropped_messages
         return prompt
 

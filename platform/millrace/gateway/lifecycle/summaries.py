@@ -26,6 +26,7 @@ from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.streams import LOCAL_FAILURES
 from millrace.gateway.lifecycle.escalation import EscalationReserves
 from millrace.gateway.protocols import context_overflow
+from millrace.gateway.protocols.prompts import make_prompt
 from millrace.gateway.routing.router import Router
 
 if TYPE_CHECKING:
@@ -108,9 +109,12 @@ class Summaries:
 
     async def _prompt(self, active: ActiveRequest, model: ServedModel, dropped: int) -> Prompt:
         request = active.request
-        if request.tokenized is not None:
-            return await request.tokenized.summary_prompt(model, request.number, dropped)
-        return context_overflow.summary_prompt(model, request, dropped)
+        return await make_prompt(
+            model,
+            request,
+            lambda: context_overflow.summary_prompt(model, request, dropped),
+            lambda prompts: prompts.summary_prompt(model, request.number, dropped),
+        )
 
     async def _run(self, active: ActiveRequest, admitted: AdmittedRequest, dropped: int) -> str:
         """Run the execution and return its text."""

@@ -53,6 +53,7 @@ class PromptTask(msgspec.Struct, frozen=True):
     fits_tokens: int | None = None  # conversations are shortened to this number of tokens
     summary: str = ""  # of the messages that are dropped
     summarizes: int = 0  # instead: the prompt requests the summary of this number of messages
+    measures_template: bool = False  # instead: the chat template of the deployment is measured
     semantic_names: tuple[str, ...] = ()  # model names whose answers similar questions may receive
 
 
@@ -122,3 +123,4 @@ class Result(msgspec.Struct, frozen=True):
     request: InferenceRequest | None = None  # with placeholders for its prompts
     deployment: str | None = None  # that the prompts were tokenized for; None: the key may not use the name
     prompts: tuple[PackedPrompt, ...] = ()
+    is_template_cheap: bool = False

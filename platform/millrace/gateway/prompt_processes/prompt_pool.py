@@ -1,5 +1,8 @@
 """The pool of prompt processes, in which large bodies are decoded and tokenized, in turn for the tenants.
 
+The processes also measure each model's chat template, once. Until then, and if it is expensive, the event loop does not
+render it.
+
 Each process handles one body at a time. A process that fails, hangs or sends an invalid result is replaced, and the
 body's request is rejected with 503. A process that has grown is also replaced, so that its memory is freed.
 """
@@ -10,7 +13,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +34,7 @@ WAIT_SECONDS = 10.0  # for a free process
 WORK_SECONDS = 10.0  # for one body
 READY_SECONDS = 120.0
 MAX_GROWTH_BYTES = 24 * 2**20  # of a process until it is replaced
+MEASUREMENTS = 0  # the tenant of measurements in the queue; it is no tenant's ID
 MAX_PAUSE_SECONDS = 30.0  # between starts of a process that does not become ready
 _ENVIRON = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "HOME", "SYSTEMROOT", "LD_LIBRARY_PATH")  # no secrets
 _decode = msgspec.msgpack.Decoder(Result).decode
@@ -55,7 +59,9 @@ class PromptPool:
     """A fixed number of prompt processes with one fair queue."""
 
     def __init__(self, models: Mapping[str, ServedModel], processes: int) -> None:
+        self._models = models
         self._files = _files_of(models.values())
+        self._measurement: asyncio.Task[None] | None = None
         self._replaced = asyncio.Event()  # set when processes with these files must be replaced
         self._outdated = 0  # ready processes without the current files
         self._current = 0  # ready processes with the current files
@@ -66,17 +72,20 @@ class PromptPool:
 
     async def start(self) -> None:
         self._tasks = [asyncio.create_task(self._run_processes()) for _ in range(self._number)]
+        self._measure_templates(self._models.values())
 
     async def stop(self) -> None:
-        await cancel_and_wait(self._tasks)
+        await cancel_and_wait([*self._tasks, *([self._measurement] if self._measurement else [])])
 
-    def replace_models(self, models: Iterable[ServedModel]) -> None:
+    def replace_models(self, models: Sequence[ServedModel]) -> None:
         """Replace the processes by processes with these models. Running bodies are completed first."""
         self._files = _files_of(models)
         self._replaced.set()
         self._replaced = asyncio.Event()
         self._outdated += self._current
         self._current = 0
+        if self._tasks:
+            self._measure_templates(models)
 
     @property
     def is_current(self) -> bool:
@@ -101,6 +110,30 @@ class PromptPool:
             raise _busy("No process was free to tokenize your request. Retry later.") from None
         finally:
             job.result.cancel()
+
+    def _measure_templates(self, models: Iterable[ServedModel]) -> None:
+        """Start to measure the chat templates that are not measured yet."""
+        if self._measurement is not None:
+            self._measurement.cancel()
+        self._measurement = asyncio.create_task(self._measure_each(list(models)))
+
+    async def _measure_each(self, models: list[ServedModel]) -> None:
+        for model in models:
+            tokenizer = model.tokenizer
+            if model.upstream is not None or not tokenizer.has_chat_template or tokenizer.is_template_cheap is not None:
+                continue
+            work = PromptTask("", {}, model.key, measures_template=True)
+            job = _Job(_encode(work), b"")
+            self._queue.put(MEASUREMENTS, job)
+            try:
+                result = await job.result
+            except ApiError:  # the process hung or failed
+                tokenizer.is_template_cheap = False
+            else:
+                if result.problem is None:
+                    tokenizer.is_template_cheap = result.is_template_cheap
+            if not tokenizer.is_template_cheap:
+                log.warning("chat_template_expensive", model=model.key)
 
     async def _run_processes(self) -> None:
         """Serve the queue with a process, and replace the process when it ends."""

@@ -3,8 +3,8 @@
     python -m millrace.gateway.prompt_processes.prompt_process
 
 The first frame of the standard input names the models. After it, each two frames are a `PromptTask` and its body, and a
-`Result` is written for each task. The process ends when its standard input is closed. It has no secrets, no connections
-and a low priority.
+`Result` is written for each task. A task can also be to measure a model's chat template. The process ends when its
+standard input is closed. It has no secrets, no connections and a low priority.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from millrace.gateway.prompt_processes.prompt_frames import (
     PromptTask,
     Result,
 )
+from millrace.gateway.prompt_processes.template_measurement import is_template_cheap
 from millrace.gateway.protocols.context_overflow import shortened, summary_prompt
 from millrace.gateway.protocols.dialect_readers import READERS, WITHOUT_LIMIT
 from millrace.gateway.protocols.last_turn import find_last_turn
@@ -73,6 +74,9 @@ def encode_result(result: Result) -> bytes:
 def do_work(models: Mapping[str, ServedModel], work: PromptTask, body: bytes) -> Result:
     """Read a body, tokenize its prompts and return the result or the error."""
     try:
+        if work.measures_template and work.deployment is not None:
+            is_cheap = is_template_cheap(models[work.deployment].tokenizer)
+            return Result(_resident_bytes(), is_template_cheap=is_cheap)
         request = READERS[work.reader](body)
         target = work.names.get(request.model)
         if target is None:

@@ -6,6 +6,7 @@ A body for a prompt process is charged to its tenant's request limits first, so 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import msgspec
 
@@ -18,7 +19,9 @@ from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 from millrace.gateway.protocols.context_overflow import MAX_OVERFLOW
 from millrace.gateway.protocols.dialect_readers import MAX_PROMPTS, READERS
 from millrace.gateway.protocols.prompt_bounds import SMALL_BODY_BYTES, SMALL_PROMPT_COST, max_body_bytes, prompt_cost
+from millrace.gateway.protocols.prompts import may_render_here
 from millrace.gateway.protocols.unknown_fields import check_unknown
+from millrace.gateway.protocols.upstreams.images import has_images
 from millrace.gateway.routing.router import Router, counting_model
 from tenants.keys.snapshot import ApiKeySnapshot, UnknownParameters
 
@@ -71,15 +74,12 @@ class PromptReader:
             self._check_unknown(key, small_request)
             if self._router.may_leave(key, small_request.model):
                 small_request = dataclasses.replace(small_request, source=RequestSource(reader, body))
-            if prompt_cost(small_request, len(body)) <= SMALL_PROMPT_COST:
-                return small_request
+            if prompt_cost(small_request, len(body)) <= SMALL_PROMPT_COST and self._may_render_here(key, small_request):
+                in_process = _ProcessedPrompts(self, key, lambda: self._task(key, reader), body)
+                return dataclasses.replace(small_request, in_process=in_process)
             await self._admission.charge(key)
         names = self._router.usable_names(key)
-        work = PromptTask(
-            reader,
-            {name: _target(key, name, models) for name, models in names.items()},
-            semantic_names=tuple(name for name in names if key.serves_similar(name)),
-        )
+        work = self._task(key, reader)
         result = await self.run(key, work, body)
         request = result.request
         if request is None:
@@ -94,9 +94,23 @@ class PromptReader:
         others = models if shadow is None else [*models, shadow]
         may_differ = any(model.tokenizer is not counting.tokenizer for model in others)
         body_to_retain = body if may_differ or _drops_messages(key, request.model) else None
-        return dataclasses.replace(
-            request, tokenized=_ProcessedPrompts(self, key, work, body_to_retain, counting, result)
+        prompts = _ProcessedPrompts(self, key, lambda: work, body_to_retain, counting, result)
+        return dataclasses.replace(request, tokenized=prompts)
+
+    def _task(self, key: ApiKeySnapshot, reader: str) -> PromptTask:
+        names = self._router.usable_names(key)
+        return PromptTask(
+            reader,
+            {name: _target(key, name, models) for name, models in names.items()},
+            semantic_names=tuple(name for name in names if key.serves_similar(name)),
         )
+
+    def _may_render_here(self, key: ApiKeySnapshot, request: InferenceRequest) -> bool:
+        try:
+            model = self._router.measure(key, request.model, has_images=has_images(request))
+        except ApiError:  # it is raised again when the request is admitted
+            return True
+        return may_render_here(model, request)
 
     def _check_unknown(self, key: ApiKeySnapshot, request: InferenceRequest) -> None:
         check_unknown(key.unknown_parameters or self._unknown_parameters, request.unknown)
@@ -128,27 +142,27 @@ def _drops_messages(key: ApiKeySnapshot, name: str) -> bool:
 
 
 class _ProcessedPrompts:
-    """The prompts of one body, and the body itself if a deployment with another tokenizer may need it."""
+    """The prompts of one body, and the body itself if it was not read yet, or another tokenizer may need it."""
 
     def __init__(
         self,
         reader: PromptReader,
         key: ApiKeySnapshot,
-        work: PromptTask,
+        task: Callable[[], PromptTask],
         body: bytes | None,
-        model: ServedModel,
-        result: Result,
+        model: ServedModel | None = None,
+        result: Result | None = None,
     ) -> None:
         self._reader = reader
         self._key = key
-        self._work = work
+        self._task = task
         self._body = body
-        self._tokenizer = model.tokenizer
-        self._prompts = [packed.unpack() for packed in result.prompts]
+        self._tokenizer = None if model is None else model.tokenizer
+        self._prompts = [] if result is None else [packed.unpack() for packed in result.prompts]
 
     async def prompt(self, model: ServedModel, number: int) -> Prompt:
         if model.tokenizer is not self._tokenizer and self._body is not None:
-            work = msgspec.structs.replace(self._work, deployment=model.key)
+            work = msgspec.structs.replace(self._task(), deployment=model.key)
             result = await self._reader.run(self._key, work, self._body)
             self._prompts = [packed.unpack() for packed in result.prompts]
             self._tokenizer = model.tokenizer
@@ -157,13 +171,13 @@ class _ProcessedPrompts:
     async def summary_prompt(self, model: ServedModel, number: int, dropped: int) -> Prompt:
         if self._body is None:
             raise ApiError(OVERLOADED, "The routing policy has changed. Send the request again.")
-        work = msgspec.structs.replace(self._work, deployment=model.key, summarizes=dropped)
+        work = msgspec.structs.replace(self._task(), deployment=model.key, summarizes=dropped)
         result = await self._reader.run(self._key, work, self._body)
         return result.prompts[number].unpack()
 
     async def shortened(self, model: ServedModel, number: int, max_tokens: int, summary: str = "") -> Prompt:
         if self._body is None:  # the policy has changed meanwhile
             return self._prompts[number]
-        work = msgspec.structs.replace(self._work, deployment=model.key, fits_tokens=max_tokens, summary=summary)
+        work = msgspec.structs.replace(self._task(), deployment=model.key, fits_tokens=max_tokens, summary=summary)
         result = await self._reader.run(self._key, work, self._body)
         return result.prompts[number].unpack()

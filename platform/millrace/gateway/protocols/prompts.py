@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
-from inference_worker.contract.chat_template import ChatTemplateError
+from inference_worker.contract.chat_template import ChatTemplateError, ChatTemplateWorkError
 from inference_worker.contract.encoder_config import ModelTask
 from inference_worker.contract.output_formats import HERMES
 from inference_worker.contract.request import CacheBreakpoint, ReasoningSpec
+from inference_worker.contract.template_work import WorkBudget
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError, invalid
-from millrace.gateway.core.types import Breakpoint, InferenceRequest, Prompt
+from millrace.gateway.core.types import Breakpoint, InferenceRequest, Prompt, TokenizedPrompts
 from millrace.gateway.protocols import tools
-from millrace.gateway.protocols.prompt_bounds import max_characters, too_long
+from millrace.gateway.protocols.prompt_bounds import max_characters, message_count, too_long
 from millrace.gateway.protocols.upstreams.images import require_images
 from millrace.gateway.protocols.upstreams.requests import upstream_prompt
 
+LOOP_UNITS = 30_000  # of the chat template's work on the event loop: 3 to 10 ms
 SHORT_CHARACTERS = 2048
 SHORT_MESSAGES = 8
 PIECE_CHARACTERS = 2**16
@@ -29,6 +32,7 @@ _TASKS: Mapping[ModelTask, str] = {
     "rerank": "is a cross-encoder. Use /v1/rerank or /v1/score",
 }
 MAX_DOCUMENTS_A_SEARCH = 100
+_loop_budget: ContextVar[WorkBudget | None] = ContextVar("_loop_budget", default=None)  # set on the event loop
 DENSITY_LIMIT = 2  # a prompt is rejected if its first pieces have this multiple of the maximum tokens
 
 
@@ -52,9 +56,45 @@ async def tokenize(model: ServedModel, request: InferenceRequest) -> Prompt:
     Raises:
         ApiError: 400, the prompt is invalid for this model.
     """
+    return await make_prompt(
+        model, request, lambda: tokenize_here(model, request), lambda prompts: prompts.prompt(model, request.number)
+    )
+
+
+async def make_prompt(
+    model: ServedModel,
+    request: InferenceRequest,
+    here: Callable[[], Prompt],
+    in_process: Callable[[TokenizedPrompts], Awaitable[Prompt]],
+) -> Prompt:
+    """Make a prompt of the request with `here`, in this process, or else with `in_process`, in a prompt process.
+
+    This process renders only chat templates that were measured to be cheap, and stops if one needs more work.
+
+    Raises:
+        ApiError: as `here` and `in_process` do.
+    """
     if request.tokenized is not None:
-        return await request.tokenized.prompt(model, request.number)
-    return tokenize_here(model, request)
+        return await in_process(request.tokenized)
+    if request.in_process is not None and not may_render_here(model, request):
+        return await in_process(request.in_process)
+    token = _loop_budget.set(WorkBudget(LOOP_UNITS))
+    try:
+        return here()
+    except ChatTemplateWorkError as exc:
+        if request.in_process is None:
+            raise invalid(request.prompt_param, str(exc)) from None
+    finally:
+        _loop_budget.reset(token)
+    return await in_process(request.in_process)
+
+
+def may_render_here(model: ServedModel, request: InferenceRequest) -> bool:
+    """Return whether the event loop may make the prompt: it renders no chat template, or one that is cheap."""
+    renders = message_count(request) > 0 or (bool(request.queries) and model.pair_template is not None)
+    if not renders or model.upstream is not None or not model.tokenizer.has_chat_template:
+        return True
+    return model.tokenizer.is_template_cheap is True
 
 
 def tokenize_here(model: ServedModel, request: InferenceRequest, max_tokens: int | None = None) -> Prompt:
@@ -154,10 +194,17 @@ def _encode_pair(
     if model.pair_template is None:
         return model.tokenizer.encode_pair(query, text, max_text_tokens)
     try:
-        ids = model.tokenizer.encode_rendered_pair(model.input_prompt, query, text, max_text_tokens)
+        ids = model.tokenizer.encode_rendered_pair(model.input_prompt, query, text, max_text_tokens, _loop_budget.get())
     except ChatTemplateError as exc:
+        _raise_on_loop(exc)
         raise invalid(param, str(exc)) from None
     return ids, len(ids)
+
+
+def _raise_on_loop(error: ChatTemplateError) -> None:
+    """Raise the error if the event loop's budget is exceeded, since a prompt process may have a larger one."""
+    if isinstance(error, ChatTemplateWorkError) and _loop_budget.get() is not None:
+        raise error
 
 
 def _check_ids(model: ServedModel, ids: list[int], param: str) -> None:
@@ -187,6 +234,7 @@ class _Encoding:
         try:
             ids = self._render(messages, template_tools)
         except ChatTemplateError as exc:
+            _raise_on_loop(exc)
             raise invalid("messages", str(exc)) from None
         if request.template.max_tokens is not None:
             # Without its beginning, the prompt has no cached prefix.
@@ -241,7 +289,9 @@ class _Encoding:
             form = tokenizer.tool_format or HERMES
             template_messages, template_tools = tools.render_tools_as_text(messages, template_tools, form), []
         adds_prompt = whole and (options.adds_prompt or options.continues)
-        text = tokenizer.render_chat(template_messages, template_tools or None, adds_prompt, self._variables())
+        text = tokenizer.render_chat(
+            template_messages, template_tools or None, adds_prompt, self._variables(), _loop_budget.get()
+        )
         if adds_prompt:
             self._reasoning = self._find_reasoning(text, prefill)
         return self._ids(text + prefill, special=bool(options.special_tokens))
@@ -294,7 +344,8 @@ class _Encoding:
             changed = prefix, template_tools
         try:
             changed_ids = self._render(*changed, whole=False)
-        except ChatTemplateError:
+        except ChatTemplateError as exc:
+            _raise_on_loop(exc)
             return None  # the template requires the whole conversation, so there is no position
         common_length = next(
             (index for index, (first, second) in enumerate(zip(ids, changed_ids, strict=False)) if first != second),

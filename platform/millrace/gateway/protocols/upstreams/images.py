@@ -41,3 +41,8 @@ def require_images(request: InferenceRequest, *, is_supported: bool, allow_urls:
             kind = "a base64 data URL of a PNG, JPEG, GIF or WebP image"
             wanted = f"an https URL or {kind}" if allow_urls else kind
             raise ApiError("invalid_value", f"The image must be {wanted}.", image["path"])
+
+
+def has_images(request: InferenceRequest) -> bool:
+    """Return whether a message of the request has an image."""
+    return bool(request.images or (request.prompt_param == "messages" and image_parts(request.prompt)))
