@@ -89,6 +89,9 @@ def test_the_decision_of_each_kind_of_request_is_explained(platform: Stack) -> N
     plain = explain(platform, ask(platform, MODEL))
     assert (plain["requested_model"], [each["model"] for each in plain["executions"]]) == (MODEL, [MODEL])
 
+    # A deployment that is removed after the publication.
+    run("add", "gone", "--source", "embedded", "--pool", "nowhere=1")
+    manage(platform, test_deployments.PRICE.replace(test_deployments.NAME, "gone"))
     publish(
         platform,
         [
@@ -114,6 +117,7 @@ def test_the_decision_of_each_kind_of_request_is_explained(platform: Stack) -> N
         ],
         complexity=CLASSIFIER,
     )
+    run("remove", "gone")
     found = explain(platform, ask(platform, ALIAS, metadata={"task": "short"}))
     assert (found["policy"]["rule_name"], found["policy"]["draw"], found["facts"]["task"]) == ("Short", 0, "short")
     found = explain(platform, ask(platform, ALIAS, metadata={"task": "gone"}))

@@ -18,7 +18,7 @@ from millrace import cli
 from millrace.apps.operations.models import Deployment
 from millrace.cli import app
 from tenants.credentials.encryption import decrypt_secret
-from tenants.models import ApiKey, LimitSet, RoutingPolicy, Tenant, UpstreamCredential
+from tenants.models import ApiKey, LimitSet, RoutingPolicy, RoutingPolicyDraft, Tenant, UpstreamCredential
 from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db
@@ -142,7 +142,9 @@ def test_an_import_from_litellm(
     rows = unscoped(LimitSet).filter(tenant_id=search)
     limits = {(row.scope, row.requests_per_minute, row.tokens_per_minute) for row in rows}
     assert limits == {("tenant", 60, None), ("key", None, 1000)}
-    assert unscoped(RoutingPolicy).filter(tenant_id=search, name="gpt-4o")[0].body["models"] == ["gpt-4o", "gpt-4o-2"]
+    drafts = unscoped(RoutingPolicyDraft).filter(tenant_id=search, name="gpt-4o")  # the models have no prices yet
+    assert [draft.body["models"] for draft in drafts] == [["gpt-4o", "gpt-4o-2"]]
+    assert unscoped(RoutingPolicy).filter(tenant_id=search, name="gpt-4o") == []
     assert mapping.stat().st_mode & 0o777 == 0o600
     rows = list(csv.DictReader(mapping.open()))
     assert sorted((row["name"], row["tenant"]) for row in rows) == [
@@ -159,6 +161,7 @@ def test_an_import_from_litellm(
     assert mapping.read_text().splitlines() == [text.strip() for text in lines]
     operate(*line)  # again: changes nothing
     assert unscoped(ApiKey).count() == count
+    assert len(unscoped(RoutingPolicyDraft).filter(tenant_id=search, name="gpt-4o")) == 1
     assert unscoped(Budget).filter(tenant_id=search)[1:] == []
     mapping.chmod(0o644)
     assert "readable by others" in operate(*line, status=1).output

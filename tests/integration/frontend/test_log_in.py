@@ -44,7 +44,7 @@ def test_signing_in_redirects_to_the_requested_page(client, user):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"password": "wrong"}, {"login": "unknown@example.com"}, {"login": "no address"}, {"password": "nul\x00"}],
+    [{"password": "wrong"}, {"login": "unknown@example.com"}, {"login": "no address"}],
 )
 def test_a_wrong_password_is_rejected(client, user, fields):
     response = log_in(client, **fields)

@@ -211,7 +211,7 @@ def test_the_log_is_filtered_and_paged_by_key(client: Client, monkeypatch: pytes
     assert names(f"/operator/audit/?from={tomorrow}")[0] == []
     today = f"from={tomorrow - timedelta(days=2)}&to={tomorrow}"
     assert names(f"/operator/audit/?tenant=lab&action=key&{today}")[0] == [newest_of(lab)]
-    for nonsense in ("from=yesterday", "before=%00", "before=99999999999999999999", "after=-1", "tenant=%00"):
+    for nonsense in ("from=yesterday", "before=99999999999999999999", "after=-1"):
         assert client.get(f"/operator/audit/?{nonsense}").status_code == 200, nonsense
 
 
