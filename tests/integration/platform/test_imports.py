@@ -52,6 +52,7 @@ GATEWAY_MAY = {
     *(
         "billing.amounts",
         "billing.pricing.pricing",
+        "billing.pricing.reserved_charge",
         "billing.budgets.budget_leases",
         "billing.costs.spend",
         "billing.metering.status",
