@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from inference_worker.contract.command_line import format_command
 from inference_worker.contract.config import ModelError
 from inference_worker.contract.env import load
 from inference_worker.contract.settings import parse_models
@@ -326,7 +327,7 @@ def test_the_printed_command_reads_the_key_from_the_file(tmp_path: Path) -> None
     assert done.stdout == "sk-mr-x\n"
 
 
-NO_OPERATOR = "  operator    if the password is lost: millrace manage reset_password EMAIL"
+NO_OPERATOR = f"  operator    if the password is lost: {format_command('manage reset_password EMAIL')}"
 
 
 @pytest.mark.parametrize(
