@@ -267,7 +267,13 @@ def test_an_unmeasured_device_has_no_utilization() -> None:
     assert set(bench.metrics.snapshot().gauges.values()) == {0.0}
 
 
-OF_UPSTREAMS = {families.UPSTREAM_WAITS, families.UPSTREAM_REQUESTS_LEFT, families.UPSTREAM_TOKENS_LEFT}
+OF_UPSTREAMS = {
+    families.UPSTREAM_CIRCUIT_OPEN,
+    families.UPSTREAM_REQUESTS_LEFT,
+    families.UPSTREAM_TENANTS_PAUSED,
+    families.UPSTREAM_TOKENS_LEFT,
+    families.UPSTREAM_WAITS,
+}
 
 
 def test_a_snapshot_has_all_families_and_does_not_change() -> None:
