@@ -13,7 +13,7 @@ from tenants import actions
 from tenants.models import User
 from tests.support.rows import only_project
 
-pytestmark = pytest.mark.usefixtures("table")
+pytestmark = pytest.mark.usefixtures("table", "all_models_served")
 MODEL = "smollm2-135m"
 TOKEN_URL = "**/t/acme/playground/token"
 STARTED = {"type": "started", "request_id": "req_1", "model": MODEL}
