@@ -103,7 +103,7 @@ def _usable(ctx: PageContext) -> Any:
 
 
 def _models(ctx: PageContext) -> list[PlaygroundModel]:
-    """Return the names that can be requested. An alias is usable if one of its targets is."""
+    """Return the names that can be requested, usable ones first. An alias is usable if one of its targets is."""
     policies = _policies(ctx)
     served = [spec.name for spec in served_specs(wanted_loaded=True) if task_of(spec) == "generate"]
     targets = {name: (name,) for name in served if name not in policies} | policies
@@ -115,7 +115,7 @@ def _models(ctx: PageContext) -> list[PlaygroundModel]:
         detail = _("Alias for %(targets)s") % {"targets": ", ".join(models)} if name in policies else ""
         problem = translated(problems[0].message()) if problems else ""
         found.append(PlaygroundModel(name, detail, problem, is_usable=len(problems) < len(models)))
-    return found
+    return sorted(found, key=lambda model: not model.is_usable)
 
 
 def _policies(ctx: PageContext) -> dict[str, tuple[str, ...]]:
