@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import httpx
@@ -14,20 +14,6 @@ if TYPE_CHECKING:
     from tests.support.tenants.management_api import Row
 
 URL = "http://testserver"
-
-
-@pytest.fixture
-def one_connection() -> Iterator[None]:
-    """Keep the connection of the test's transaction, which each request would close."""
-    from django.core.signals import request_finished, request_started
-    from django.db import close_old_connections
-
-    ends = (request_started, request_finished)
-    for signal in ends:
-        signal.disconnect(close_old_connections)
-    yield
-    for signal in ends:
-        signal.connect(close_old_connections)
 
 
 @pytest.fixture

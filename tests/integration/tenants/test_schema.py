@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import schemathesis
-from django.core.signals import request_finished, request_started
 from django.core.wsgi import get_wsgi_application
-from django.db import close_old_connections
 from django.middleware.csrf import get_token
 from django.test import Client, RequestFactory
 from drf_spectacular.generators import SchemaGenerator
@@ -22,7 +19,7 @@ from tenants import actions
 from tenants.models import User
 from tests.support.tenants.management_api import Row, by_person, furnished, only_default
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("one_connection")]
 SCHEMA = schemathesis.openapi.from_dict(SchemaGenerator().get_schema(public=True))
 SCHEMA.app = get_wsgi_application()
 OPERATIONS = [found.ok() for found in SCHEMA.get_all_operations()]
@@ -33,17 +30,6 @@ ONCE = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-
-
-@pytest.fixture(autouse=True)
-def _one_connection() -> Iterator[None]:
-    """Keep the connection of the test's transaction, which each request would close."""
-    ends = (request_started, request_finished)
-    for signal in ends:
-        signal.disconnect(close_old_connections)
-    yield
-    for signal in ends:
-        signal.connect(close_old_connections)
 
 
 @pytest.fixture
