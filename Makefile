@@ -41,7 +41,7 @@ setup: $(VENV)/installed ## install what `make up` needs
 # A file's tests share what they look at, so they go to one process. The longest files come first, so that the processes
 # end at about the same time. Of several -m the last counts: ARGS="-m slow".
 # A suite's directories are left out if ARGS names some.
-PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=25
 TESTS = $(if $(filter tests/%,$(ARGS)),,$(1))
 
 test: $(VENV)/installed-dev ## run all tests except test-browser, test-faults and test-clients (ARGS="tests/integration/gateway -k name")
