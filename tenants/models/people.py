@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
+from allauth.account.models import EmailAddress
 from django.contrib.auth.base_user import AbstractBaseUser, BaseUserManager
 from django.contrib.auth.models import PermissionsMixin
-from django.db import models
+from django.db import models, transaction
 from django.db.models.functions import Lower
 from django.utils.crypto import salted_hmac
 
@@ -53,6 +54,33 @@ class User(AbstractBaseUser, PermissionsMixin):
 
     def __str__(self) -> str:
         return self.email
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Save the user. The only place that stores the address as verified, for users of every origin.
+
+        A user joins by a link that was emailed to the address, or an operator vouches for it.
+        """
+        changed = kwargs.get("update_fields")
+        with transaction.atomic():
+            super().save(*args, **kwargs)
+            if changed is None or "email" in changed:
+                self._verify_address()
+
+    def _verify_address(self) -> None:
+        """Make the email address the only one of the user. No other user can have it.
+
+        allauth would add it as unverified at the first password reset. Without a verified address, it accepts no second
+        factor, and the first sign-in through a provider deletes the password.
+        """
+        address = self.email.lower()
+        others = EmailAddress.objects.filter(models.Q(user_id=self.pk) | models.Q(email=address))
+        others.exclude(user_id=self.pk, email=address).delete()
+        EmailAddress.objects.bulk_create(
+            [EmailAddress(user_id=self.pk, email=address, verified=True, primary=True)],
+            update_conflicts=True,
+            unique_fields=["user", "email"],
+            update_fields=["verified", "primary"],
+        )
 
     def get_session_auth_hash(self) -> str:
         """Return the hash that sessions must contain. It changes with the password and the session generation."""

@@ -1,0 +1,135 @@
+"""The email address of a user is stored as verified: users join by links that were emailed to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from allauth.account.models import EmailAddress
+from django.core.cache import cache
+from django.core.management import call_command
+from django.db import connection
+from django.test import Client
+
+from millrace.devserver.demo import seeding
+from millrace.devserver.demo.tenants import CAST
+from tenants import actions, invitations
+from tenants.management.commands.bootstrap import OWNER_EMAIL, bootstrap
+from tenants.models import User
+from tests.support.frontend.console import PASSWORD, remembered
+
+pytestmark = pytest.mark.django_db
+EMAIL = "dev@example.com"
+
+
+@pytest.fixture(autouse=True)
+def _on_localhost(settings: Any) -> None:
+    """Use a public URL that allows passkeys, and forget throttled attempts."""
+    cache.clear()
+    settings.MILLRACE = replace(settings.MILLRACE, public_url="http://localhost:8000")
+
+
+def by_create_user(_: Path) -> User:
+    return User.objects.create_user("Dev@Example.com", PASSWORD)
+
+
+def by_createsuperuser(_: Path) -> User:
+    call_command("createsuperuser", email=EMAIL, interactive=False)
+    return User.objects.get(email=EMAIL)
+
+
+def by_save(_: Path) -> User:
+    user = User(email=EMAIL)
+    user.save()
+    return user
+
+
+def by_bootstrap(directory: Path) -> User:
+    bootstrap(directory, with_demo=True)
+    return User.objects.get(email=OWNER_EMAIL)
+
+
+def by_demo_data(_: Path) -> User:
+    spec = CAST[0]
+    tenant = actions.do_create_tenant(spec.slug, spec.name, is_demo=True)
+    return seeding._person(seeding.DemoTenant(spec, tenant), next(iter(spec.people)), PASSWORD)
+
+
+def by_invitation(_: Path) -> User:
+    invitation = actions.do_invite(actions.do_create_tenant("acme", "Acme"), EMAIL, "admin")
+    response = Client().post(f"/invitations/{invitations.token(invitation)}", {"name": "Dev", "password": PASSWORD})
+    assert response.status_code == 302
+    return User.objects.get(email=EMAIL)
+
+
+def by_a_change_of_the_address(_: Path) -> User:
+    user = User.objects.create_user("old@example.com", PASSWORD)
+    user.email = EMAIL
+    user.save(update_fields=["email"])
+    return user
+
+
+ORIGINS = (
+    *(by_create_user, by_createsuperuser, by_save, by_bootstrap, by_demo_data, by_invitation),
+    by_a_change_of_the_address,
+)
+
+
+def addresses_of(user: User) -> list[tuple[str, bool, bool]]:
+    return list(EmailAddress.objects.filter(user=user).values_list("email", "verified", "primary"))
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+def test_a_requested_password_reset_leaves_the_second_factor_available(
+    origin: Callable[[Path], User], tmp_path: Path
+) -> None:
+    user = origin(tmp_path)
+    assert addresses_of(user) == [(user.email, True, True)]
+    assert Client().post("/account/password/reset", {"email": user.email}).status_code == 302
+    assert addresses_of(user) == [(user.email, True, True)]
+    client = Client()
+    client.force_login(user)
+    remembered(client.session)
+    for path in ("/account/mfa/totp/activate/", "/account/mfa/webauthn/add/"):
+        assert client.get(path).status_code == 200, path
+
+
+def test_an_address_belongs_to_one_user() -> None:
+    first, second = (User.objects.create_user(f"{name}@example.com") for name in ("first", "second"))
+    first.email = "third@example.com"
+    first.save()
+    second.email = "first@example.com"
+    second.save()
+    assert addresses_of(first) == [("third@example.com", True, True)]
+    assert addresses_of(second) == [("first@example.com", True, True)]
+
+
+def test_the_migration_verifies_the_address_of_every_user() -> None:
+    """The states of the previous releases: no row, an unverified row, other rows, and addresses in upper case."""
+    users = {name: User.objects.create_user(f"{name}@example.com") for name in "abcdefg"}
+    EmailAddress.objects.all().delete()
+    User.objects.filter(pk=users["c"].pk).update(email="C@Example.com")
+    User.objects.filter(pk=users["g"].pk).update(email="A@example.com")  # the address of `a`, in another case
+    EmailAddress.objects.bulk_create(
+        [
+            EmailAddress(user=users["b"], email="b@example.com"),
+            EmailAddress(user=users["c"], email="c@example.com", primary=True),
+            EmailAddress(user=users["d"], email="other@example.com", primary=True, verified=True),
+            EmailAddress(user=users["e"], email="f@example.com", verified=True),
+            EmailAddress(user=users["f"], email="f@example.com"),
+        ]
+    )
+    migration = import_module("tenants.migrations.0015_verified_email_addresses").Migration
+    operation = migration.operations[0]
+    for _ in range(2):  # also where all addresses are verified
+        with connection.schema_editor() as editor:
+            operation.code(None, editor)
+        found = EmailAddress.objects.order_by("email").values_list("user", "email", "verified", "primary")
+        assert list(found) == [(users[name].pk, f"{name}@example.com", True, True) for name in "abcdef"]
+    with connection.schema_editor() as editor:
+        operation.reverse_code(None, editor)
+    assert EmailAddress.objects.count() == 6
