@@ -10,6 +10,8 @@ from django.contrib.auth.decorators import login_required
 from django.urls import include, path, re_path
 
 from frontend.accounts import passkeys, second_factor, views
+from frontend.accounts.recent_sign_in import recent_sign_in_required
+from frontend.accounts.recovery_codes import DownloadRecoveryCodes, ViewRecoveryCodes
 from frontend.core import command_palette, preferences, shortcuts
 from frontend.operator.alerts import views as operator_alerts
 from frontend.operator.audit import views as operator_audit
@@ -52,9 +54,9 @@ urlpatterns = [
     path("account/alerts", views.alert_emails, name="account_alert_emails"),
     path("account/inactive", account.account_inactive, name="account_inactive"),
     path("account/signup", account.signup, name="account_signup"),  # shows that sign-up is closed
-    path("account/confirm", account.reauthenticate, name="account_reauthenticate"),
-    path("account/password", account.password_change, name="account_change_password"),
-    path("account/password/set", account.password_set, name="account_set_password"),
+    path("account/confirm", views.Reauthenticate.as_view(), name="account_reauthenticate"),
+    path("account/password", recent_sign_in_required(account.password_change), name="account_change_password"),
+    path("account/password/set", recent_sign_in_required(account.password_set), name="account_set_password"),
     path("account/password/reset", account.password_reset, name="account_reset_password"),
     path("account/password/reset/sent", account.password_reset_done, name="account_reset_password_done"),
     re_path(
@@ -84,6 +86,12 @@ urlpatterns = [
         name="mfa_remove_webauthn",
     ),
     path("account/mfa/webauthn/keys/<int:pk>/edit/", login_required(webauthn.edit_webauthn), name="mfa_edit_webauthn"),
+    path("account/mfa/recovery-codes/", ViewRecoveryCodes.as_view(), name="mfa_view_recovery_codes"),
+    path(
+        "account/mfa/recovery-codes/download/",
+        DownloadRecoveryCodes.as_view(),
+        name="mfa_download_recovery_codes",
+    ),
     path("account/mfa/authenticate/", passkeys.Authenticate.as_view(), name="mfa_authenticate"),
     path("account/mfa/webauthn/", passkeys.ListPasskeys.as_view(), name="mfa_list_webauthn"),
     path("account/mfa/webauthn/add/", passkeys.AddPasskey.as_view(), name="mfa_add_webauthn"),
@@ -98,7 +106,7 @@ urlpatterns = [
     path("account/social/cancelled", social.login_cancelled, name="socialaccount_login_cancelled"),
     path("account/social/error", social.login_error, name="socialaccount_login_error"),
     path("account/social/unknown", social.signup, name="socialaccount_signup"),
-    path("account/social/", social.connections, name="socialaccount_connections"),
+    path("account/social/", recent_sign_in_required(social.connections), name="socialaccount_connections"),
     path("preferences", preferences.preferences, name="preferences"),
     path("t/<slug:slug>/search", command_palette.tenant_search, name="search"),
     path("operator/search", command_palette.operator_search, name="operator-search"),

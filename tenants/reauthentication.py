@@ -21,7 +21,10 @@ SECOND_FACTORS = (Authenticator.Type.TOTP, Authenticator.Type.WEBAUTHN)
 
 
 def reauthentication_route(user: User) -> str:
-    """Return the name of the page that asks for the user's code, passkey or, without a second factor, password."""
+    """Return the name of the page that asks for the user's code or passkey.
+
+    Without a second factor, it asks for the password or for a round trip to the identity provider.
+    """
     types = set(Authenticator.objects.filter(user=user).values_list("type", flat=True))
     if Authenticator.Type.TOTP in types:
         return "mfa_reauthenticate"
@@ -58,9 +61,10 @@ def proofs_of(request: HttpRequest | Request) -> Proofs:
 
 
 def recently_authenticated(request: HttpRequest | Request) -> bool:
-    """Return whether the user entered a code or used a passkey in the last minutes; without them, a password.
+    """Return whether the user entered a code or used a passkey in the last minutes.
 
-    Changes of money, keys and users require this: an open browser or a stolen cookie must not be enough.
+    Without them, a password or a sign-in through the identity provider counts. Changes of money, keys, users and of the
+    user's own ways to sign in require this: an open browser or a stolen cookie must not be enough.
     """
     since = time.time() - settings.ACCOUNT_REAUTHENTICATION_TIMEOUT
     return any(record["at"] >= since for record in proofs_of(request).records)

@@ -32,6 +32,16 @@ EVENT_RETENTION = timedelta(days=90)
 
 
 @shared_task(
+    name="tenants.send_user_email",
+    autoretry_for=(OSError, smtplib.SMTPException),
+    retry_backoff=10,
+    max_retries=8,
+)
+def send_user_email(user_id: int, subject: str, text: str, button: str, reason: str) -> None:
+    user_emails.send_user_email(user_id, subject, text, button, reason)
+
+
+@shared_task(
     name="tenants.send_second_factor_removed_email",
     autoretry_for=(OSError, smtplib.SMTPException),
     retry_backoff=10,

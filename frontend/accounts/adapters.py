@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from allauth.account.adapter import DefaultAccountAdapter
 from allauth.account.forms import ChangePasswordForm, LoginForm, ResetPasswordForm
 from allauth.core import context
+from allauth.core.exceptions import ReauthenticationRequired
 from allauth.mfa.base.forms import AuthenticateForm, ReauthenticateForm
 from allauth.mfa.totp.forms import ActivateTOTPForm
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
@@ -16,11 +17,12 @@ from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
+from frontend.accounts.change_emails import report_change
+from frontend.accounts.identities import check_callback
 from frontend.accounts.throttling import attempt, remember_device
 from frontend.core.languages import lazy_text as _lazy
-from tenants import audit
 from tenants.outbox.email_rendering import render_email
-from tenants.reauthentication import reauthentication_route
+from tenants.reauthentication import reauthentication_route, recently_authenticated
 from tenants.site_urls import is_site_url
 
 
@@ -61,7 +63,19 @@ class AccountAdapter(DefaultAccountAdapter):
         methods: list[dict[str, Any]] = super().get_reauthentication_methods(user)
         default = reverse(reauthentication_route(user))
         factors = [method for method in methods if method["id"].startswith("mfa_reauthenticate")]
+        if not methods:  # the page has the button of the identity provider
+            methods = [{"id": "reauthenticate", "description": "", "url": default}]
         return sorted(factors, key=lambda method: method["url"] != default) or methods
+
+    def is_reauthentication_required(self, *, app: str, **kwargs: Any) -> bool:
+        """Apply the platform's rule. allauth's own accepts every session of a user without password and second factor.
+
+        Raises:
+            ReauthenticationRequired: the user has not authenticated recently.
+        """
+        if not recently_authenticated(context.request):
+            raise ReauthenticationRequired
+        return False
 
     def is_open_for_signup(self, request: HttpRequest) -> bool:
         return False
@@ -73,9 +87,11 @@ class AccountAdapter(DefaultAccountAdapter):
     def send_notification_mail(
         self, template_prefix: str, user: Any, context: dict[str, Any] | None = None, email: str | None = None
     ) -> None:
-        """Write an audit entry for each change of a password or second factor."""
-        audit.record_person(f"user.{template_prefix.rpartition('/')[2].replace('webauthn', 'passkey')}", user)
-        super().send_notification_mail(template_prefix, user, context, email)
+        """Write an audit entry for each change of a password, second factor or identity, and email the user."""
+        change = template_prefix.rpartition("/")[2].replace("webauthn", "passkey")
+        identity = (context or {}).get("account")
+        after = {"provider": identity.provider, "uid": identity.uid} if identity else None
+        report_change(self.request, user, change, after)
 
     def render_mail(
         self, template_prefix: str, email: Any, context: dict[str, Any], headers: dict[str, str] | None = None
@@ -100,6 +116,9 @@ class AccountAdapter(DefaultAccountAdapter):
 
 class SocialAccountAdapter(DefaultSocialAccountAdapter):
     """Sign-in by OpenID Connect for users whose verified email address is known."""
+
+    def pre_social_login(self, request: HttpRequest, sociallogin: Any) -> None:
+        check_callback(request, sociallogin)
 
     def is_open_for_signup(self, request: HttpRequest, sociallogin: Any) -> bool:
         return False

@@ -8,7 +8,7 @@ from typing import Any
 from allauth.account.internal.flows.login import perform_password_login
 from allauth.account.models import Login
 from allauth.account.utils import get_next_redirect_url
-from allauth.account.views import LoginView
+from allauth.account.views import LoginView, ReauthenticateView
 from allauth.mfa.models import Authenticator
 from allauth.mfa.webauthn.internal.flows import perform_passwordless_login
 from allauth.mfa.webauthn.views import LoginWebAuthnView
@@ -29,6 +29,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from frontend.accounts import sessions
+from frontend.accounts.identities import REAUTHENTICATE, has_identity
 from frontend.accounts.passkeys import relying_party_id
 from frontend.core import impersonation
 from frontend.core.backend_messages import translated
@@ -69,6 +70,16 @@ class LogInWithPasskey(LoginWebAuthnView):
         context = page.get_context_data(form=page.get_form_class()(request=self.request), passkey_errors=errors)
         response: HttpResponse = page.render_to_response(context)
         return response
+
+
+class Reauthenticate(ReauthenticateView):
+    """Re-authentication by the password, or by a round trip to the identity provider."""
+
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        user = signed_in_user(self.request)
+        shown = {"has_password": user.has_usable_password(), "has_identity": has_identity(user)}
+        sso = {"process": REAUTHENTICATE, "sso_name": settings.MILLRACE.oidc_name}
+        return {**super().get_context_data(**kwargs), **shown, **sso}
 
 
 class LogOut(LogoutView):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from allauth.account.utils import get_next_redirect_url
+from django.conf import settings
 from django.contrib.sessions.models import Session
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, QueryDict
@@ -30,7 +32,13 @@ def suspend_form(request: HttpRequest, page: str) -> HttpResponseRedirect:
 
 
 def confirm_form(request: HttpRequest, state: dict[str, Any]) -> HttpResponse:
-    """Redirect to the URL of the stored form, to be processed there. allauth calls this after a re-authentication."""
+    """Redirect to the URL of the stored form, to be processed there. allauth calls this after a re-authentication.
+
+    A re-authentication for another URL drops the form, which a thief of the session may have sent.
+    """
+    url = get_next_redirect_url(request)
+    if url != state["url"]:
+        return HttpResponseRedirect(url or settings.LOGIN_REDIRECT_URL)
     request.session[_CONFIRMED] = {**state, "at": time.time()}
     return HttpResponseRedirect(state["url"])
 

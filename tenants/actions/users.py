@@ -111,7 +111,7 @@ def do_remove_second_factor(user: User) -> bool:
 
 
 def do_reset_password(user: User) -> str:
-    """Set a new random password of a user, end the user's sessions, and return the password.
+    """Set a new random password of a user, end the user's sessions, email the user, and return the password.
 
     Raises:
         Conflict: the user is the caller, is deactivated, or no longer exists.
@@ -124,6 +124,7 @@ def do_reset_password(user: User) -> str:
         row.set_password(password)
         row.session_generation += 1
         row.save(update_fields=["password", "session_generation"])
+        transaction.on_commit(partial(user_emails.queue_operator_set_password_email, row.pk))
     return password
 
 

@@ -1,4 +1,4 @@
-"""Emails to users about operators' actions on their logins."""
+"""Emails to users about changes of their logins, by an operator or by themselves."""
 
 from __future__ import annotations
 
@@ -13,13 +13,43 @@ from tenants.outbox.email_rendering import render_email
 log = structlog.get_logger(__name__)
 
 
+REASON = "You receive this email because you have a Millrace account."
+
+
+def queue_user_email(user_id: int, subject: str, text: str, button: str, reason: str) -> None:
+    """Queue an email for a web job: a mail server is slow and can be down. The texts have the user's language."""
+    _queue("tenants.send_user_email", user_id, subject, text, button, reason)
+
+
+def send_user_email(user_id: int, subject: str, text: str, button: str, reason: str) -> None:
+    """Email the user."""
+    user = User.objects.filter(pk=user_id).first()
+    if user is not None:
+        render_email(subject, text, [user.email], button=button, reason=reason).send()
+
+
+def queue_operator_set_password_email(user_id: int) -> None:
+    """Queue the email about an operator who set a new password of the user."""
+    text = (
+        "An operator set a new password of your Millrace account. You were signed out on all devices.\n\n"
+        "Sign in with the password that you receive from your operator, and change it:\n\n"
+        f"{settings.MILLRACE.base_url}/account/\n\n"
+        "If you did not request this, contact your operator."
+    )
+    queue_user_email(user_id, "Password reset", text, "View account", REASON)
+
+
 def queue_second_factor_removed_email(user_id: int) -> None:
-    """Queue the email for a web job: a mail server is slow and can be down."""
+    """Queue the email about an operator who removed the user's second factor."""
+    _queue("tenants.send_second_factor_removed_email", user_id)
+
+
+def _queue(task: str, *arguments: int | str) -> None:
     app = import_string(settings.CELERY_APP)
     try:
-        app.send_task("tenants.send_second_factor_removed_email", [user_id], retry=False)
+        app.send_task(task, list(arguments), retry=False)
     except OperationalError as exc:
-        log.warning("user_mail_queueing_failed", user=user_id, error=str(exc))
+        log.warning("user_mail_queueing_failed", task=task, error=str(exc))
 
 
 def send_second_factor_removed_email(user_id: int) -> None:
@@ -34,5 +64,4 @@ def send_second_factor_removed_email(user_id: int) -> None:
         f"{settings.MILLRACE.base_url}/account/\n\n"
         "If you did not request this, contact your operator and change your password."
     )
-    reason = "You receive this email because you have a Millrace account."
-    render_email("Two-factor authentication removed", text, [user.email], button="View account", reason=reason).send()
+    render_email("Two-factor authentication removed", text, [user.email], button="View account", reason=REASON).send()

@@ -52,8 +52,10 @@ def test_a_passkey_is_added_used_and_removed(live_server, window, settings):
     enter_password()
     page.wait_for_url("**/t/acme/")
     page.goto("/account/")
+    settings.ACCOUNT_REAUTHENTICATION_TIMEOUT = 0  # every sign-in is old
     page.get_by_role("link", name="Add passkey").click()
     page.get_by_label("Password").fill(PASSWORD)
+    settings.ACCOUNT_REAUTHENTICATION_TIMEOUT = 300
     page.get_by_role("button", name="Confirm").click()
     expect(page.get_by_role("heading", name="Add passkey")).to_be_visible()
     accessible(page)
@@ -80,7 +82,10 @@ def test_a_passkey_is_added_used_and_removed(live_server, window, settings):
     page.goto("/account/mfa/webauthn/")
     expect(page.get_by_role("heading", name="Laptop")).to_be_visible()
     accessible(page)
+    settings.ACCOUNT_REAUTHENTICATION_TIMEOUT = 0
     page.get_by_role("link", name="Remove Laptop").click()
+    page.wait_for_url("**/reauthenticate/**")
+    settings.ACCOUNT_REAUTHENTICATION_TIMEOUT = 300
     page.get_by_role("button", name="Use passkey").click()
     page.get_by_role("button", name="Remove passkey").click()
     expect(page.get_by_text("You have no passkeys.")).to_be_visible()

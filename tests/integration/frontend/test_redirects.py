@@ -13,7 +13,7 @@ from django.test import Client
 
 from tenants import actions
 from tenants.models import Tenant, User
-from tests.support.frontend.console import PASSWORD
+from tests.support.frontend.console import PASSWORD, remembered
 from tests.support.frontend.paths import ADMIN_URLS, paths
 from tests.support.frontend.site_urls import OTHER_SITES, leaves_site
 from tests.support.frontend.totp import current_code
@@ -141,6 +141,7 @@ def test_a_changed_password_redirects_to_this_site(operator: User, path: str) ->
         operator.save()
         client = Client()
         client.force_login(operator)
+        remembered(client.session)
         new = "another battery staple"
         sent = {"oldpassword": PASSWORD, "password1": new, "password2": new, "next": spelling}
         assert_on_site(target(client.post(path, sent)), spelling)

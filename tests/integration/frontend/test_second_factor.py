@@ -39,14 +39,8 @@ def log_in(client: Client, password: str = PASSWORD) -> Any:
     return client.post("/login", {"login": "dev@example.com", "password": password})
 
 
-def confirm(client: Client) -> None:
-    """Reauthenticate, as required before a change of the second factor, also right after signing in."""
-    assert client.post("/account/confirm", {"password": PASSWORD}).status_code == 302
-
-
 def enroll(client: Client) -> str:
-    assert client.get("/account/mfa/totp/activate/").url.startswith("/account/confirm?next=")
-    confirm(client)
+    """Set up TOTP right after signing in."""
     page = client.get("/account/mfa/totp/activate/").content.decode()
     (secret,) = re.findall(r"<code>(\w{16,})</code>", page)
     assert client.post("/account/mfa/totp/activate/", {"code": current_code(secret)}).status_code == 302
@@ -187,7 +181,6 @@ def test_single_sign_on_has_a_button_if_there_is_a_provider(client, settings):
 def test_the_pages_follow_the_policy(client, user, path):
     if path != "/login":
         log_in(client)
-        confirm(client)
     response = client.get(path)
     page = response.content.decode()
     assert response.status_code == 200

@@ -17,6 +17,7 @@ from frontend.accounts import throttling
 from millrace.conf.environment import platform_settings
 from tenants.login_throttle import ACCOUNT, DEVICE, Throttle
 from tenants.models import User
+from tests.support.frontend.console import remembered
 from tests.support.frontend.totp import current_code
 
 pytestmark = pytest.mark.django_db
@@ -192,6 +193,7 @@ def test_reauthentication_is_throttled_only_by_session(client, user, clock, totp
 
 def test_guesses_of_the_old_password_are_throttled(client, user):
     client.force_login(user)
+    remembered(client.session)
     sent = {"oldpassword": "x", "password1": "another horse battery", "password2": "another horse battery"}
     for _ in range(DEVICE.free):
         assert client.post("/account/password", sent).status_code == 200

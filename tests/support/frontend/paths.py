@@ -22,9 +22,11 @@ def paths(urlconf: str | None = None) -> list[str]:
             elif isinstance(pattern, URLPattern):
                 yield route
 
-    def example(route: str) -> str:
-        plain = re.sub(r"<int:\w+>", "1", route)
-        plain = re.sub(r"\(\?P<\w+>[^)]*\)|<(?:\w+:)?\w+>", "sso", plain)
-        return "/" + re.sub(r"[\^$]|\\Z|\\", "", plain)
+    return sorted({example_path(route) for route in walk(get_resolver(urlconf).url_patterns, "")})
 
-    return sorted({example(route) for route in walk(get_resolver(urlconf).url_patterns, "")})
+
+def example_path(route: str) -> str:
+    """Return the path of a URL pattern with a value for each argument."""
+    plain = re.sub(r"<int:\w+>", "1", route)
+    plain = re.sub(r"\(\?P<\w+>[^)]*\)|<(?:\w+:)?\w+>", "sso", plain)
+    return "/" + re.sub(r"[\^$]|\\Z|\\", "", plain)

@@ -1,0 +1,58 @@
+"""Identities at the OpenID Connect provider: which callbacks are accepted, and re-authentication at the provider."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from allauth.account.internal.flows.login import record_authentication
+from allauth.account.internal.flows.reauthentication import resume_request
+from allauth.core.exceptions import ImmediateHttpResponse
+from allauth.socialaccount.models import SocialAccount
+from allauth.socialaccount.providers.base.constants import AuthProcess
+from django.conf import settings
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.utils.translation import gettext as _
+
+from frontend.accounts.recent_sign_in import leave_to_reauthenticate
+from tenants.models import User
+from tenants.reauthentication import recently_authenticated
+
+REAUTHENTICATE = "reauthenticate"  # a value of allauth's parameter `process`, next to login and connect
+
+
+def has_identity(user: User) -> bool:
+    """Return whether the user can sign in at the configured provider."""
+    return bool(settings.MILLRACE.oidc_issuer) and SocialAccount.objects.filter(user=user).exists()
+
+
+def check_callback(request: HttpRequest, sociallogin: Any) -> None:
+    """Decide about an identity that the provider confirmed, before allauth signs in, links or connects.
+
+    Raises:
+        ImmediateHttpResponse: the callback is answered here.
+    """
+    process = sociallogin.state.get("process")
+    if process == AuthProcess.CONNECT and request.user.is_authenticated and not recently_authenticated(request):
+        # NOTE: allauth would store the identity in the session, and connect it at the next re-authentication.
+        raise ImmediateHttpResponse(leave_to_reauthenticate(request, reverse("socialaccount_connections")))
+    if process == REAUTHENTICATE:
+        raise ImmediateHttpResponse(_reauthenticate(request, sociallogin))
+
+
+def _reauthenticate(request: HttpRequest, sociallogin: Any) -> HttpResponse:
+    """Record a round trip to the provider as the user's re-authentication. The session stays the same."""
+    url, account = sociallogin.state.get("next") or reverse("account"), sociallogin.account
+    if not request.user.is_authenticated or account.user_id != request.user.pk:
+        messages.error(request, _("This identity is not connected to your account."))
+        return redirect("account")
+    record_authentication(
+        request, request.user, "socialaccount", provider=account.provider, uid=account.uid, reauthenticated=True
+    )
+    query = request.GET.copy()
+    query["next"] = url  # where allauth looks for it
+    request.GET = query  # type: ignore[assignment]
+    resumed: HttpResponse | None = resume_request(request)
+    return resumed or redirect(url)
