@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from allauth.account.adapter import get_adapter as account_adapter
 from allauth.account.internal.flows.login import record_authentication
 from allauth.account.internal.flows.reauthentication import resume_request
 from allauth.core.exceptions import ImmediateHttpResponse
@@ -34,6 +35,8 @@ def check_callback(request: HttpRequest, sociallogin: Any) -> None:
     Raises:
         ImmediateHttpResponse: the callback is answered here.
     """
+    if sociallogin.is_existing and not sociallogin.user.is_active:
+        raise ImmediateHttpResponse(account_adapter().respond_user_inactive(request, sociallogin.user))
     process = sociallogin.state.get("process")
     if process == AuthProcess.CONNECT and request.user.is_authenticated and not recently_authenticated(request):
         # NOTE: allauth would store the identity in the session, and connect it at the next re-authentication.

@@ -20,6 +20,16 @@ CONFIRM = "/account/confirm?next="
 
 
 @pytest.fixture
+def queued(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """The users and subjects of the emails that are queued."""
+    found: list[tuple[int, str]] = []
+    monkeypatch.setattr(
+        "millrace.conf.celery.app.send_task", lambda _, given, **options: found.append((given[0], given[1]))
+    )
+    return found
+
+
+@pytest.fixture
 def user() -> User:
     user = User.objects.create_user(EMAIL, PASSWORD)
     actions.do_add_member(actions.do_create_tenant("acme", "Acme"), user, "owner")
@@ -32,6 +42,36 @@ def is_signed_in(client: Client) -> bool:
 
 def entries(action: str) -> list[AuditEntry]:
     return [*unscoped(AuditEntry).filter(action=action)]
+
+
+def test_the_first_sign_in_keeps_the_password_and_the_sessions_and_is_reported(
+    client, user, identity_provider, queued, django_capture_on_commit_callbacks
+):
+    other = Client()
+    other.post("/login", {"login": EMAIL, "password": PASSWORD})
+    assert other.get("/account/").status_code == 200  # it is listed
+    with django_capture_on_commit_callbacks(execute=True):
+        sign_in(client, identity_provider)
+    assert is_signed_in(client)
+    user.refresh_from_db()
+    assert user.check_password(PASSWORD)
+    assert other.get("/account/").status_code == 200
+    (entry,) = entries("user.account_connected")
+    assert (entry.actor, entry.actor_user_id, entry.object_name) == (EMAIL, user.pk, EMAIL)
+    assert entry.after == {"provider": "sso", "uid": "u-1"}
+    assert queued == [(user.pk, "Sign-in provider connected")]
+    sign_in(Client(), identity_provider)
+    assert len(entries("user.account_connected")) == 1
+
+
+def test_a_deactivated_user_is_refused_before_anything_is_linked(client, user, identity_provider):
+    User.objects.filter(pk=user.pk).update(is_active=False)
+    assert sign_in(client, identity_provider).url == "/account/inactive"
+    assert not is_signed_in(client)
+    assert not SocialAccount.objects.exists()
+    assert entries("user.account_connected") == []
+    user.refresh_from_db()
+    assert user.check_password(PASSWORD)
 
 
 def test_an_identity_is_connected_only_with_a_recent_sign_in(client, user, identity_provider):
