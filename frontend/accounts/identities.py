@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 from allauth.account.adapter import get_adapter as account_adapter
 from allauth.account.internal.flows.login import record_authentication
@@ -27,6 +28,20 @@ REAUTHENTICATE = "reauthenticate"  # a value of allauth's parameter `process`, n
 def has_identity(user: User) -> bool:
     """Return whether the user can sign in at the configured provider."""
     return bool(settings.MILLRACE.oidc_issuer) and SocialAccount.objects.filter(user=user).exists()
+
+
+def allow_provider(response: HttpResponse) -> HttpResponse:
+    """Let the form of a page lead to the provider. Chromium applies `form-action` to the redirects of a form.
+
+    No setting names the hosts of these redirects, so every host with HTTPS is allowed, or an HTTP issuer.
+    """
+    if issuer := settings.MILLRACE.oidc_issuer:
+        parts = urlsplit(issuer)
+        allowed = "https:" if parts.scheme == "https" else f"{parts.scheme}://{parts.netloc}"
+        policy = settings.SECURITY_HEADERS["Content-Security-Policy"]
+        policy = policy.replace("form-action 'self'", f"form-action 'self' {allowed}")
+        response.headers["Content-Security-Policy"] = policy
+    return response
 
 
 def check_callback(request: HttpRequest, sociallogin: Any) -> None:

@@ -29,7 +29,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from frontend.accounts import sessions
-from frontend.accounts.identities import REAUTHENTICATE, has_identity
+from frontend.accounts.identities import REAUTHENTICATE, allow_provider, has_identity
 from frontend.accounts.passkeys import relying_party_id
 from frontend.core import impersonation
 from frontend.core.backend_messages import translated
@@ -52,6 +52,9 @@ class LogIn(LoginView):
         chosen = settings.MILLRACE
         sso = {"sso": bool(chosen.oidc_issuer), "sso_name": chosen.oidc_name, "passkeys": bool(relying_party_id())}
         return {**super().get_context_data(**kwargs), **sso}
+
+    def render_to_response(self, context: dict[str, Any], **kwargs: Any) -> HttpResponse:
+        return allow_provider(super().render_to_response(context, **kwargs))
 
 
 class LogInWithPasskey(LoginWebAuthnView):
@@ -80,6 +83,9 @@ class Reauthenticate(ReauthenticateView):
         shown = {"has_password": user.has_usable_password(), "has_identity": has_identity(user)}
         sso = {"process": REAUTHENTICATE, "sso_name": settings.MILLRACE.oidc_name}
         return {**super().get_context_data(**kwargs), **shown, **sso}
+
+    def render_to_response(self, context: dict[str, Any], **kwargs: Any) -> HttpResponse:
+        return allow_provider(super().render_to_response(context, **kwargs))
 
 
 class LogOut(LogoutView):
