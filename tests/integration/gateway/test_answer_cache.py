@@ -31,7 +31,9 @@ from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.dispatch.answer_lookup import AnswerLookup
 from millrace.gateway.dispatch.monitor import DispatchMonitor
 from millrace.gateway.lifecycle.active_request import ActiveRequest
-from millrace.gateway.protocols.openai import completions
+from millrace.gateway.protocols.anthropic import messages
+from millrace.gateway.protocols.openai import chat, completions
+from millrace.gateway.protocols.responses import body
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 from tests.integration.gateway.test_service import Gate, serving
 from tests.support.gateway.replica import Replica, eventually
@@ -59,6 +61,7 @@ class Client:
         *directives: str,
         prompt: tuple[int, ...] = PROMPT,
         service_class: ServiceClass = ServiceClass.DEFAULT,
+        dialect: str = completions.DIALECT,
         **sampling: Any,
     ) -> ActiveRequest:
         self.gate.count += 1
@@ -66,7 +69,7 @@ class Client:
         request = InferenceRequest(
             "a", list(prompt), params, 20, cache_directives=frozenset(directives), service_class=service_class
         )
-        return await self.gate.service.begin(key or make_key(), request, completions.DIALECT, f"req_{self.gate.count}")
+        return await self.gate.service.begin(key or make_key(), request, dialect, f"req_{self.gate.count}")
 
     async def run(self, call: ActiveRequest, text: str = "Hello") -> None:
         """Compute the request's answer, as a worker does."""
@@ -372,6 +375,30 @@ async def test_a_cancelled_answer_is_not_stored(client: Client) -> None:
     again = await client.begin()
     assert client.layer(again) == ""
     assert await client.answer_of_run(again) == "Hello there"
+
+
+@pytest.mark.parametrize("dialect", [chat.DIALECT, completions.DIALECT, messages.DIALECT, body.DIALECT])
+@pytest.mark.parametrize("follows", [False, True])
+async def test_an_answer_that_may_not_be_kept_is_not_stored(client: Client, dialect: str, follows: bool) -> None:
+    """A request that follows the computing one receives the same answer. The next one is computed."""
+    unkept = [(" ", "stop", "", "stop"), ("No", "content_filter", "I", "stop"), ("I", "stop", "No", "content_filter")]
+    for number, (first, first_reason, second, second_reason) in enumerate(unkept):
+        calls = [await client.begin(dialect=dialect, prompt=(number,), n=2)]
+        if follows:
+            calls.append(await client.begin(dialect=dialect, prompt=(number,), n=2))
+            assert client.layer(calls[1]) == "single_flight"
+        reading = [asyncio.create_task(client.answer(call)) for call in calls]
+        await client.claim(calls[0])
+        name = calls[0].request_id
+        await client.replica.send(
+            Tokens(name, 1, 0, [5], first, prompt=TokenCounts(uncached=3)),
+            Finished(name, 1, 1, 0, first_reason, None),  # type: ignore[arg-type]
+            Tokens(name, 1, 2, [6], second, index=1),
+            End(name, 1, 3, second_reason, None, USAGE),  # type: ignore[arg-type]
+        )
+        assert await asyncio.gather(*reading) == [first + second] * len(calls)
+        with pytest.raises(ApiError, match="not cached"):
+            await client.begin(make_key(), "only-if-cached", dialect=dialect, prompt=(number,), n=2)
 
 
 async def test_the_flight_of_a_rejected_request_ends(client: Client) -> None:

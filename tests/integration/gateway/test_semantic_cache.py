@@ -128,7 +128,8 @@ class Client:
         key: ApiKeySnapshot | None = None,
         *directives: str,
         context: bytes = b"system prompt",
-        max_tokens: int = 20,
+        max_tokens: int | None = 20,
+        reason: Any = "stop",
     ) -> tuple[ActiveRequest, str]:
         """Send a question. Compute the answer if it is not served. Return the request and the received text."""
         self.gate.count += 1
@@ -144,7 +145,7 @@ class Client:
         name = f"req_{self.gate.count}"
         call = await self.gate.service.begin(key or make_key(), request, completions.DIALECT, name)
         if call.execution.answer is None or not call.execution.answer.layer:
-            await self.compute(call.request_id, answer)
+            await self.compute(call.request_id, answer, reason)
         async with asyncio.timeout(30):
             events = [event async for event in self.gate.service.events(call)]
         self.gate.service.release(call)
@@ -152,14 +153,14 @@ class Client:
             await asyncio.gather(*self.gate.service._background)
         return call, "".join(event.text for event in events if isinstance(event, Tokens))
 
-    async def compute(self, request_id: str, answer: str) -> None:
+    async def compute(self, request_id: str, answer: str, reason: Any = "stop") -> None:
         async def is_claimed() -> bool:
             return await self.replica.claim(request_id)
 
         await eventually(is_claimed)
         await self.replica.send(
             Tokens(request_id, 1, 0, [5], answer, prompt=TokenCounts(uncached=4)),
-            End(request_id, 1, 1, "stop", None, TokenCounts(uncached=4, output=3)),
+            End(request_id, 1, 1, reason, None, TokenCounts(uncached=4, output=3)),
         )
 
     async def learn(self, tenant: int = 1) -> None:
@@ -487,6 +488,23 @@ async def test_entries_are_bounded_and_encrypted(client: Client, monkeypatch: py
         assert await client.store.read_entry(1, row["scope"], row["id"]) is not None
         assert await other.read_entry(1, row["scope"], row["id"]) is None
         assert await client.store.read_entry(2, row["scope"], row["id"]) is None
+
+
+async def test_an_answer_that_may_not_be_kept_is_neither_stored_nor_a_check(client: Client) -> None:
+    await fill(client)
+    unkept: list[tuple[str, Any, int | None]] = [
+        (HOLD, "content_filter", 20),
+        (" ", "stop", 20),
+        ("", "length", 20),
+        (HOLD, "length", None),  # the limit is not the request's
+    ]
+    for answer, reason, max_tokens in unkept:
+        call, _ = await client.ask(SIMILAR, answer, None, max_tokens=max_tokens, reason=reason)
+        assert note(call)["miss"] == "not_cached"
+    assert len(await client.rows(1, "SELECT id FROM request_log_semanticentry")) == 2
+    assert await client.rows(1, "SELECT band FROM request_log_semanticevidence") == []
+    await client.ask(SIMILAR, HOLD, None, reason="length")
+    assert len(await client.rows(1, "SELECT id FROM request_log_semanticentry")) == 3
 
 
 async def test_no_tenant_receives_the_text_of_another(client: Client) -> None:

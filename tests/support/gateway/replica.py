@@ -15,6 +15,7 @@ from inference_worker.contract.messages import (
     Claimed,
     End,
     Failed,
+    Finished,
     Heartbeat,
     StreamEvent,
     Tokens,
@@ -87,6 +88,6 @@ class Replica:
 
     async def send(self, *events: StreamEvent) -> None:
         for event in events:
-            if isinstance(event, Tokens | End | Failed):
+            if isinstance(event, Tokens | Finished | End | Failed):
                 await self.broker.rpush(event_log_key(event.request_id, event.attempt), encode(event))  # type: ignore[misc]
         await self.broker.xadd(gateway_stream(GATEWAY), {"e": encode(list(events))})

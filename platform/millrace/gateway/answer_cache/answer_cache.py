@@ -30,6 +30,7 @@ from inference_worker.contract.messages import (
     gateway_stream,
 )
 from inference_worker.contract.request import TokenCounts
+from millrace.gateway.answer_cache.answer_rules import is_keepable
 from millrace.gateway.answer_cache.answer_store import AnswerStore, CachedAnswer
 from millrace.gateway.answer_cache.semantic_cache import Question, SemanticCache
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
@@ -130,12 +131,11 @@ class AnswerCache:
         return False
 
     async def store(self, execution: Execution, question: Question | None = None) -> None:
-        """Store the complete answer of an execution that ran, and end its flight."""
+        """Store the answer of an execution that ran, if it may be kept, and end its flight."""
         lookup = execution.answer
         if lookup is None or lookup.layer:
             return
-        end = lookup.events[-1] if lookup.events else None
-        if not isinstance(end, End) or end.finish_reason == "cancelled":
+        if not is_keepable(lookup.events, execution.job.params.n):
             await self.end_flight(execution)
             return
         leader, lookup.leader = lookup.leader, ""

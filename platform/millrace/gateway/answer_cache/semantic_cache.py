@@ -23,6 +23,7 @@ import structlog
 
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from millrace.apps.request_log.semantic_decision import Neighbor, band_of, margin
+from millrace.gateway.answer_cache.answer_rules import is_keepable
 from millrace.gateway.answer_cache.answer_store import CachedAnswer
 from millrace.gateway.answer_cache.embedder import QuestionEmbedder
 from millrace.gateway.answer_cache.guards import MAX_GUARDED_CHARACTERS, differences
@@ -184,14 +185,10 @@ class SemanticCache:
             seconds: lifetime of the entry; 0: the answer is not stored.
             is_operator_paid: the tenant does not pay for the answer's vector.
         """
-        end = events[-1] if events else None
-        text = "".join(event.text for event in events if isinstance(event, Tokens))
-        is_complete = isinstance(end, End) and (
-            end.finish_reason == "stop"
-            or (end.finish_reason == "length" and execution.admitted.demand.request.max_tokens is not None)
-        )
-        if not is_complete or not text.strip() or execution.job.upstream is not None:
+        has_limit = execution.admitted.demand.request.max_tokens is not None  # which the scope contains
+        if execution.job.upstream is not None or not is_keepable(events, 1, may_be_truncated=has_limit):
             return
+        text = "".join(event.text for event in events if isinstance(event, Tokens))
         tenant, scope, key = execution.tenant, self._scope(execution, question), question.key
         try:
             vector = await asyncio.shield(question.vector)
