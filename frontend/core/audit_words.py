@@ -153,6 +153,7 @@ _FIELDS = {
     "content_retention_days": _lazy("Prompts stored for"),
     "answer_cache_seconds": _lazy("Answers cached for"),
     "answer_cache_sampled": _lazy("Sampled answers cached"),
+    "answer_cache_scope": _lazy("Cached answers shared by"),
     "allowed_ip_ranges": _lazy("Allowed IPs"),
     "allowed_models": _lazy("Allowed models"),
     "event_types": _lazy("Events"),

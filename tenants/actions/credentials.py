@@ -75,11 +75,13 @@ def do_update_credential(credential: UpstreamCredential, **changes: Any) -> Upst
 def do_rotate_credential(credential: UpstreamCredential, secret: str) -> UpstreamCredential:
     """Replace the secret. Workers use the new one within seconds.
 
+    Answers that requests with a tenant's earlier secret have cached are not used any more.
+
     Raises:
         FieldRefused: the secret is not valid. Conflict: the credential no longer exists.
     """
     check_secret(secret)
-    with _owner_locked(credential.tenant_id):
+    with _owner_locked(credential.tenant_id) as owner:
         row = _locked(credential)
         before = audit.serialize_for_audit(row)
         _encrypt(row, secret)
@@ -87,7 +89,7 @@ def do_rotate_credential(credential: UpstreamCredential, secret: str) -> Upstrea
         row.save(update_fields=["ciphertext", "encryption_key_id", "version", "rotated_at"])
         after = audit.serialize_for_audit(row)
         audit.record("credential.rotated", row, tenant_id=row.tenant_id, before=before, after=after)
-        transaction.on_commit(deliver_after_change)
+        _apply(owner)
     return row
 
 

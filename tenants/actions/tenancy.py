@@ -108,17 +108,20 @@ def do_set_answer_cache(
     *,
     seconds: int | None = None,
     sampled: bool | None = None,
+    scope: str | None = None,
     semantic_max_error_percent: int | None = None,
     warming_nano: int | None = None,
 ) -> bool:
-    """Set how long answers are cached, whether answers with a temperature above 0 are cached too, the maximum error
-    rate of answers to similar questions, and the budget of cache warming for each day.
+    """Set how long answers are cached, whether answers with a temperature above 0 are cached too, which keys share
+    answers, the maximum error rate of answers to similar questions, and the budget of cache warming for each day.
 
     Cached answers expire as they were stored. Returns False if nothing changed.
 
     Raises:
-        ActionRefused: a value is out of range.
+        ActionRefused: a value is out of range, or the scope is unknown.
     """
+    if scope is not None and scope not in Tenant.AnswerCacheScope.values:
+        raise ActionRefused(f"answer_cache_scope must be one of {', '.join(Tenant.AnswerCacheScope.values)}.")
     if seconds is not None and not 0 <= seconds <= MAX_ANSWER_CACHE_SECONDS:
         raise ActionRefused(f"answer_cache_seconds must be from 0 to {MAX_ANSWER_CACHE_SECONDS}.")
     if semantic_max_error_percent is not None and not 0 <= semantic_max_error_percent <= MAX_SEMANTIC_ERROR_PERCENT:
@@ -128,6 +131,7 @@ def do_set_answer_cache(
     fields = {
         "answer_cache_seconds": seconds,
         "answer_cache_sampled": sampled,
+        "answer_cache_scope": scope,
         "semantic_cache_max_error_percent": semantic_max_error_percent,
         "cache_warming_nano": warming_nano,
     }

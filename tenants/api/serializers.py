@@ -78,7 +78,7 @@ class TenantOut(serializers.ModelSerializer[Tenant]):
         fields = (
             *("id", "slug", "name", "status", "is_demo", "created_at", "purge_after", "content_retention_days"),
             *("unknown_parameters", "allowed_origins", "answer_cache_seconds", "answer_cache_sampled"),
-            *("semantic_cache_max_error_percent", "cache_warming_nano"),
+            *("answer_cache_scope", "semantic_cache_max_error_percent", "cache_warming_nano"),
         )
         read_only_fields = fields
 
@@ -113,6 +113,11 @@ class TenantChange(Strict):
     )
     answer_cache_sampled = serializers.BooleanField(
         help_text="Whether answers to requests with a temperature above 0 are cached too."
+    )
+    answer_cache_scope = serializers.ChoiceField(
+        Tenant.AnswerCacheScope.choices,
+        help_text="Whether cached answers are shared by all projects of the tenant (tenant), or only by the keys of a"
+        " project (project).",
     )
     semantic_cache_max_error_percent = serializers.IntegerField(
         min_value=0,

@@ -52,6 +52,7 @@ class TenantDetail(TenantView):
             if fields.keys() & {
                 "answer_cache_seconds",
                 "answer_cache_sampled",
+                "answer_cache_scope",
                 "semantic_cache_max_error_percent",
                 "cache_warming_nano",
             }:
@@ -59,6 +60,7 @@ class TenantDetail(TenantView):
                     tenant,
                     seconds=fields.get("answer_cache_seconds"),
                     sampled=fields.get("answer_cache_sampled"),
+                    scope=fields.get("answer_cache_scope"),
                     semantic_max_error_percent=fields.get("semantic_cache_max_error_percent"),
                     warming_nano=fields.get("cache_warming_nano"),
                 )

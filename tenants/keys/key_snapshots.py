@@ -48,6 +48,7 @@ _UNKNOWN_PARAMETERS: Mapping[str, snapshot.UnknownParameters | None] = {
     "reject": "reject",
     "warn": "warn",
 }
+_ANSWER_CACHE_SCOPES: Mapping[str, snapshot.AnswerCacheScope] = {"tenant": "tenant", "project": "project"}
 
 Compiled = tuple[bytes, snapshot.ApiKeySnapshot]
 
@@ -74,8 +75,8 @@ def _compile(tenant: Tenant, keys: Sequence[ApiKey]) -> list[Compiled]:
     versions = dict(rows.values_list("key_id", "version"))
     limits = list(LimitSet.objects.for_tenant(tenant))
     policies = list(RoutingPolicy.objects.for_tenant(tenant).filter(active=True).order_by("name"))
-    own = UpstreamCredential.objects.for_tenant(tenant).order_by("pk").values_list("model_names", "pk")
-    credentials = {name: pk for names, pk in own for name in names}
+    own = UpstreamCredential.objects.for_tenant(tenant).order_by("pk")
+    credentials = {name: credential for credential in own.defer("ciphertext") for name in credential.model_names}
     running = Experiment.objects.for_tenant(tenant).filter(state=Experiment.State.RUNNING).order_by("pk")
     experiments = {row.model: row.running for row in running}
     compiled = [
@@ -107,7 +108,7 @@ def _snapshot(
     key: ApiKey,
     limits: Iterable[LimitSet],
     policies: Iterable[RoutingPolicy],
-    credentials: Mapping[str, int],
+    credentials: Mapping[str, UpstreamCredential],
     experiments: Mapping[str, RunningExperiment],
     version: int,
 ) -> snapshot.ApiKeySnapshot:
@@ -130,7 +131,9 @@ def _snapshot(
         answer_cache_seconds=tenant.answer_cache_seconds,
         answer_cache_sampled=tenant.answer_cache_sampled,
         semantic_cache_max_error_percent=tenant.semantic_cache_max_error_percent,
-        credentials=dict(credentials),
+        answer_cache_scope=_ANSWER_CACHE_SCOPES[tenant.answer_cache_scope],
+        credentials={name: credential.pk for name, credential in credentials.items()},
+        credential_versions={name: credential.version for name, credential in credentials.items()},
         experiments=dict(experiments),
     )
 

@@ -25,6 +25,7 @@ _VISIBLE = 12  # displayed characters of a secret: the prefix and six of its 43 
 VALKEY_SECONDS = 60  # TTL of the gateways' shared copy
 _VALKEY_PREFIX = "millrace:api_key:"
 UnknownParameters = Literal["reject", "warn"]  # what happens to unknown fields of requests
+AnswerCacheScope = Literal["tenant", "project"]  # whose keys share cached answers
 
 
 class LimitSetSnapshot(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
@@ -94,6 +95,8 @@ class ApiKeySnapshot(msgspec.Struct, frozen=True):
     credentials: dict[str, int] = {}  # model name -> the tenant's own upstream credential for it
     experiments: dict[str, RunningExperiment] = {}  # by the requested model name
     semantic_cache_max_error_percent: int = 0  # of answers to similar questions; 0: none are served
+    answer_cache_scope: AnswerCacheScope = "tenant"
+    credential_versions: dict[str, int] = {}  # model name -> version of the secret in `credentials`
 
     def serves_similar(self, name: str) -> bool:
         """Return whether a model name serves cached answers to similar questions."""

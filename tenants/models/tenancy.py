@@ -35,6 +35,7 @@ class Tenant(models.Model):
         "allowed_origins",
         "answer_cache_seconds",
         "answer_cache_sampled",
+        "answer_cache_scope",
         "semantic_cache_max_error_percent",
         "cache_warming_nano",
     )
@@ -48,6 +49,10 @@ class Tenant(models.Model):
         DEFAULT = "default", "platform's default"
         REJECT = "reject"
         WARN = "warn"
+
+    class AnswerCacheScope(models.TextChoices):
+        TENANT = "tenant", "all projects"
+        PROJECT = "project", "keys of the same project"
 
     slug = models.SlugField(max_length=MAX_SLUG_LENGTH, unique=True)
     name = models.CharField(max_length=200)
@@ -79,6 +84,13 @@ class Tenant(models.Model):
     answer_cache_sampled = models.BooleanField(
         default=False, db_default=False, help_text="whether answers with a temperature above 0 are cached too"
     )
+    answer_cache_scope = models.CharField(
+        max_length=10,
+        choices=AnswerCacheScope,
+        default=AnswerCacheScope.TENANT,
+        db_default=AnswerCacheScope.TENANT.value,
+        help_text="whether cached answers are shared by all projects, or only by the keys of a project",
+    )
     semantic_cache_max_error_percent = models.SmallIntegerField(
         default=0, db_default=0, help_text="maximum error rate of answers to similar questions; 0: none are served"
     )
@@ -103,6 +115,9 @@ class Tenant(models.Model):
             models.CheckConstraint(
                 condition=Q(answer_cache_seconds__range=(0, MAX_ANSWER_CACHE_SECONDS)),
                 name="tenant_answer_cache_seconds",
+            ),
+            models.CheckConstraint(
+                condition=Q(answer_cache_scope__in=["tenant", "project"]), name="tenant_answer_cache_scope"
             ),
             models.CheckConstraint(
                 condition=Q(semantic_cache_max_error_percent__range=(0, MAX_SEMANTIC_ERROR_PERCENT)),

@@ -11,12 +11,18 @@ from django.utils.translation import gettext as _
 from billing.models import BillingEntity, BillingProfile
 from billing.pricing.currencies import currency_of
 from frontend.core.labels import choice_label
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext
 from millrace.apps.request_log.selectors import ttft_slo_ms
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 from tenants.permissions import Permission
+
+ANSWER_CACHE_SCOPES = (
+    ("tenant", _lazy("All projects")),
+    ("project", _lazy("Keys of the same project")),
+)
 
 
 def settings(ctx: PageContext) -> dict[str, Any]:
@@ -31,6 +37,7 @@ def settings(ctx: PageContext) -> dict[str, Any]:
     return {
         "tenant": tenant,
         "answer_cache_time": readable_time(tenant.answer_cache_seconds),
+        "answer_cache_scope": dict(ANSWER_CACHE_SCOPES)[tenant.answer_cache_scope],
         "state": label,
         "badge": badge,
         "ttft_ms": ttft_slo_ms(),

@@ -60,6 +60,12 @@ class SettingsAnswerCache(forms.Form):
         required=False,
         help_text=_lazy("Equal requests then receive the same answer instead of a new sample."),
     )
+    scope = forms.ChoiceField(
+        label=_lazy("Cached answers are shared by"),
+        choices=page.ANSWER_CACHE_SCOPES,
+        required=False,
+        help_text=_lazy("Choose one project if projects must not receive each other's answers."),
+    )
     max_error = forms.IntegerField(
         label=_lazy("Maximum error rate for similar questions (%)"),
         min_value=0,
@@ -173,6 +179,7 @@ def answer_cache(ctx: PageContext) -> HttpResponse:
     initial = {
         "hours": -(-ctx.tenant.answer_cache_seconds // 3600),
         "sampled": ctx.tenant.answer_cache_sampled,
+        "scope": ctx.tenant.answer_cache_scope,
         "max_error": ctx.tenant.semantic_cache_max_error_percent,
         "warming": input_text(ctx.tenant.cache_warming_nano, "money"),
     }
@@ -185,6 +192,7 @@ def answer_cache(ctx: PageContext) -> HttpResponse:
             ctx.tenant,
             seconds=seconds,
             sampled=data["sampled"],
+            scope=data["scope"] or None,
             semantic_max_error_percent=data["max_error"],
             warming_nano=data["warming"],
         )

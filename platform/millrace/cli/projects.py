@@ -27,6 +27,7 @@ _ORGANIZATION = [
     Column("allowed origins", "allowed_origins", joined),
     Column("answer cache, seconds", "answer_cache_seconds", number),
     Column("sampled answers cached", "answer_cache_sampled", yes_no),
+    Column("cached answers shared by", "answer_cache_scope"),
     Column("errors of similar answers, %", "semantic_cache_max_error_percent", number),
     Column("cache warming per day", "cache_warming_nano", nano_amount),
     Column("created", "created_at", moment),
@@ -109,6 +110,11 @@ def show_organization(session: Session) -> None:
     "--answer-cache-sampled/--no-answer-cache-sampled",
     default=None,
     help="Whether answers with a temperature above 0 are cached too.",
+)
+@click.option(
+    "--answer-cache-scope",
+    type=click.Choice(["tenant", "project"]),
+    help="Whether all projects share cached answers, or only the keys of a project.",
 )
 @click.option(
     "--semantic-cache-max-error-percent",

@@ -7,6 +7,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 AccountEnum = Literal[
     "receivable", "cash", "deposits", "credits", "promotions", "commitments", "revenue", "tax", "breakage", "bad_debt"
 ]
+AnswerCacheScopeEnum = Literal["tenant", "project"]
 BlankEnum = Literal[""]
 BucketEnum = Literal["hour", "day", "month"]
 BudgetUnit = Literal["money", "tokens", "requests"]
@@ -1728,6 +1729,7 @@ class Tenant(TypedDict):
     allowed_origins: list[str]
     answer_cache_seconds: int  # lifetime of cached answers; 0: answers are not cached
     answer_cache_sampled: bool  # whether answers with a temperature above 0 are cached too
+    answer_cache_scope: AnswerCacheScopeEnum
     semantic_cache_max_error_percent: int  # maximum error rate of answers to similar questions; 0: none are served
     cache_warming_nano: int  # budget of cache warming for each day, in nano-USD; 0: caches are not warmed
 

@@ -13,6 +13,7 @@ from millrace.client.models import (
     Alert,
     AlertRule,
     AmountIn,
+    AnswerCacheScopeEnum,
     Audit,
     BlankEnum,
     BookIn,
@@ -2976,6 +2977,7 @@ class TenantResource:
         allowed_origins: Sequence[str] | Omit = OMIT,
         answer_cache_seconds: int | Omit = OMIT,
         answer_cache_sampled: bool | Omit = OMIT,
+        answer_cache_scope: AnswerCacheScopeEnum | Omit = OMIT,
         semantic_cache_max_error_percent: int | Omit = OMIT,
         cache_warming_nano: int | Omit = OMIT,
     ) -> Tenant:
@@ -2991,6 +2993,8 @@ class TenantResource:
                 any.
             answer_cache_seconds: Lifetime of cached answers in seconds; 0: answers are not cached.
             answer_cache_sampled: Whether answers to requests with a temperature above 0 are cached too.
+            answer_cache_scope: Whether cached answers are shared by all projects of the tenant (tenant), or only by
+                the keys of a project (project).
             semantic_cache_max_error_percent: Maximum error rate in percent of cached answers to similar questions,
                 for model names whose routing policy has semantic_cache; 0: none are served.
             cache_warming_nano: Budget of cache warming for each day (UTC), in nano-USD; 0: caches are not warmed.
@@ -3007,6 +3011,7 @@ class TenantResource:
                     "allowed_origins": allowed_origins,
                     "answer_cache_seconds": answer_cache_seconds,
                     "answer_cache_sampled": answer_cache_sampled,
+                    "answer_cache_scope": answer_cache_scope,
                     "semantic_cache_max_error_percent": semantic_cache_max_error_percent,
                     "cache_warming_nano": cache_warming_nano,
                 },

@@ -187,14 +187,18 @@ def test_the_form_keeps_the_seconds_of_the_answer_cache(acme):
     assert client.post(url, {"hours": "2", "max_error": "21"}).status_code == 422
     assert client.post(url, {"hours": "2", "max_error": "5"}).status_code == 303
     assert unscoped(Tenant).get(slug="acme").semantic_cache_max_error_percent == 5
+    assert client.post(url, {"hours": "2", "scope": "key"}).status_code == 422
+    assert client.post(url, {"hours": "2", "scope": "project"}).status_code == 303
     for text in ("1.5x", "1000001"):
         assert client.post(url, {"hours": "2", "warming": text}).status_code == 422
     assert client.post(url, {"hours": "2", "warming": "0.50"}).status_code == 303
     assert client.post(url, {"hours": "2"}).status_code == 303
-    assert unscoped(Tenant).get(slug="acme").cache_warming_nano == 500_000_000
+    row = unscoped(Tenant).get(slug="acme")
+    assert (row.cache_warming_nano, row.answer_cache_scope) == (500_000_000, "project")
     assert 'value="0.50"' in client.get(url).content.decode()
     text = client.get("/t/acme/settings/").content.decode()
     assert "Cached for 2 h" in text
+    assert "Keys of the same project" in text
     assert "$0.50 per day" in re.sub(r"<[^>]+>", "", text)
     assert "Served with at most 5% errors" in text
     assert log_in("readonly").post(url, {"hours": "3"}).status_code == 403

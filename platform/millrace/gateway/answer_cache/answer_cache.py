@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -30,6 +29,7 @@ from inference_worker.contract.messages import (
     gateway_stream,
 )
 from inference_worker.contract.request import TokenCounts
+from millrace.gateway.answer_cache.answer_identity import exact_parts
 from millrace.gateway.answer_cache.answer_rules import is_keepable
 from millrace.gateway.answer_cache.answer_store import AnswerStore, CachedAnswer
 from millrace.gateway.answer_cache.semantic_cache import Question, SemanticCache
@@ -109,10 +109,10 @@ class AnswerCache:
         if reason:
             note["miss"] = reason
             if reason == UNPRICED and execution.batch:  # requests of other classes can use the answer
-                execution.answer = AnswerLookup(self._answer_id(execution), stored)
+                execution.answer = self._lookup(execution, stored)
             self._require_run(request)
             return False
-        execution.answer = lookup = AnswerLookup(self._answer_id(execution), stored)
+        execution.answer = lookup = self._lookup(execution, stored)
         answer = await self._find(execution, lookup, request)
         if answer is not None and await self._replay(execution, lookup, answer):
             return True
@@ -197,21 +197,8 @@ class AnswerCache:
         if ONLY_IF_CACHED in request.cache_directives:
             raise ApiError("not_cached", "The answer is not cached. Send the request without only-if-cached.")
 
-    def _answer_id(self, execution: Execution) -> str:
-        """Return the answer's identity: everything of the job that the answer depends on.
-
-        The cache salt is derived from the tenant, the weights and the request's `prompt_cache_key`. Of a conversation
-        that is summarized, the whole prompt counts, so that a hit needs no summary.
-        """
-        job = execution.job
-        params = job.params if job.params.temperature else dataclasses.replace(job.params, seed=None)
-        policy = (execution.decision_record.get("policy") or {}).get("version", 0)
-        upstream = None if job.upstream is None else (job.upstream.operation, job.upstream.body)
-        # The name of the parameter with the format depends on the dialect.
-        structured = None if job.structured is None else dataclasses.replace(job.structured, param="")
-        asked = job.prompt_token_ids if execution.whole_prompt is None else ("summarized", execution.whole_prompt)
-        prompt = (asked, upstream, structured, job.reasoning)
-        return self._store.answer_id((job.cache_salt, job.deployment_key, policy, prompt, params))
+    def _lookup(self, execution: Execution, seconds: int) -> AnswerLookup:
+        return AnswerLookup(self._store.answer_id(exact_parts(execution)), seconds)
 
     async def _find(self, execution: Execution, lookup: AnswerLookup, request: InferenceRequest) -> CachedAnswer | None:
         """Return the cached answer. If there is none, lead or follow a flight, if the request permits it."""

@@ -9,7 +9,6 @@ check of that entry to the tenant's evidence.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 import secrets
 import time
@@ -23,6 +22,7 @@ import structlog
 
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from millrace.apps.request_log.semantic_decision import Neighbor, band_of, margin
+from millrace.gateway.answer_cache.answer_identity import similar_parts
 from millrace.gateway.answer_cache.answer_rules import is_keepable
 from millrace.gateway.answer_cache.answer_store import CachedAnswer
 from millrace.gateway.answer_cache.embedder import QuestionEmbedder
@@ -249,18 +249,8 @@ class SemanticCache:
         return entry
 
     def _scope(self, execution: Execution, question: Question) -> bytes:
-        """Return the identity of everything that must be equal: all but the last turn of the user.
-
-        The cache salt is derived from the tenant, the weights and the request's `prompt_cache_key`.
-        """
-        job, request = execution.job, execution.admitted.demand.request
-        params = dataclasses.replace(job.params, max_tokens=request.max_tokens or 0)
-        if not params.temperature:
-            params = dataclasses.replace(params, seed=None)
-        policy = (execution.decision_record.get("policy") or {}).get("version", 0)
-        structured = None if job.structured is None else dataclasses.replace(job.structured, param="")
-        parts = (job.cache_salt, job.deployment_key, policy, question.turn.context, params, structured)
-        return self._store.scope_id((*parts, question.embedding))
+        """Return the identity of the questions that may be similar to this one."""
+        return self._store.scope_id(similar_parts(execution, question.turn.context, question.embedding))
 
     async def _vector(
         self,
