@@ -20,7 +20,7 @@ from tenants.routing_policies.experiments import RunningExperiment
 from tenants.routing_policies.policy import Policy
 
 KEY_START = "sk-mr-"
-SCOPES = ("inference", "manage", "models", "endpoints")
+SCOPES = ("inference", "manage", "models", "endpoints", "cache")
 _VISIBLE = 12  # displayed characters of a secret: the prefix and six of its 43 random characters
 VALKEY_SECONDS = 60  # TTL of the gateways' shared copy
 _VALKEY_PREFIX = "millrace:api_key:"
@@ -97,6 +97,11 @@ class ApiKeySnapshot(msgspec.Struct, frozen=True):
     semantic_cache_max_error_percent: int = 0  # of answers to similar questions; 0: none are served
     answer_cache_scope: AnswerCacheScope = "tenant"
     credential_versions: dict[str, int] = {}  # model name -> version of the secret in `credentials`
+
+    @property
+    def may_replace_answers(self) -> bool:
+        """Return whether the key may replace answers that other keys of the tenant receive from the answer cache."""
+        return "cache" in self.scopes
 
     def serves_similar(self, name: str) -> bool:
         """Return whether a model name serves cached answers to similar questions."""

@@ -18,7 +18,7 @@ from millrace.apps.request_log.models import SemanticEvidence
 from millrace.apps.request_log.semantic_decision import BAND_STARTS
 from tenants import actions
 from tenants.isolation.scopes import tenant_scope
-from tenants.models import Tenant
+from tenants.models import ApiKey, Tenant
 from tests.support.billing.books import LIST_A, rate_card
 from tests.support.gateway.kill_points import HIT_STEPS, SEMANTIC_STEPS
 from tests.support.gateway.process_checks import eventually, set_budget, settled_events
@@ -93,6 +93,7 @@ async def test_a_semantic_hit_of_a_killed_gateway_is_billed_once_or_not_at_all(
     async_broker: redis.Redis, tenant: Tenant, secret: str, database: str, step: str
 ) -> None:
     await serve_similar(tenant)
+    await sync_to_async(let_replace)(tenant)
     await set_budget(tenant, 10**15)
     async with gateway_cluster(async_broker, database, secret, "ab", similar=True, b=step) as inside:
         inside.worker.may_answer.set()
@@ -120,6 +121,13 @@ async def test_a_semantic_hit_of_a_killed_gateway_is_billed_once_or_not_at_all(
 
         await eventually(is_killed)
         await assert_billed_once(inside, hits, step)
+
+
+def let_replace(tenant: Tenant) -> None:
+    """Give the tenant's key the scope to replace cached answers."""
+    with tenant_scope(tenant):
+        (key,) = ApiKey.objects.for_tenant(tenant)
+    actions.do_update_api_key(key, scopes=["inference", "models", "cache"])
 
 
 def question_body(question: str) -> dict[str, Any]:

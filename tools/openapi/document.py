@@ -48,7 +48,8 @@ _PARAMETERS: Json = {
     "Resume": header("x-millrace-resume", "1: if the client disconnects, the request runs for another 30 s."),
     "CacheControl": header(
         "x-millrace-cache",
-        "Use of the answer cache, comma-separated: no-store, no-cache and only-if-cached.",
+        "Use of the answer cache, comma-separated: no-store, no-cache and only-if-cached. After no-cache, the answer"
+        " replaces the cached one only if the key has the scope cache.",
     ),
     "AnthropicVersion": header("anthropic-version", "The version of Anthropic's API.", enum=list(VERSIONS)),
 }

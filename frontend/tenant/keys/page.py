@@ -33,6 +33,7 @@ SCOPES = {
     "inference": _lazy("Run inference"),
     "models": _lazy("List models"),
     "endpoints": _lazy("Manage endpoints"),
+    "cache": _lazy("Replace cached answers"),
     "manage": _lazy("Manage this organization: keys, limits, budgets, members"),
 }
 VIEWS = {

@@ -10,7 +10,7 @@ from inference_worker.contract.command_line import format_command
 from millrace.cli.app import ResourceGroup, Session, command, given_options
 from millrace.cli.output import Column, joined, moment, yes_no
 
-SCOPES = click.Choice(["inference", "models", "endpoints", "manage"])
+SCOPES = click.Choice(["inference", "models", "endpoints", "cache", "manage"])
 ROLES = click.Choice(["owner", "admin", "developer", "billing", "readonly"])
 EVENT_TYPES = click.Choice(
     [

@@ -240,7 +240,7 @@ ReratingState = Literal["draft", "applied", "discarded"]
 ResultEnum = Literal["waiting", "better", "worse", "harm", "within", "unclear"]
 RoleEnum = Literal["owner", "admin", "developer", "billing", "readonly"]
 ScopeEnum = Literal["tenant", "project", "key"]
-ScopesEnum = Literal["inference", "manage", "models", "endpoints"]
+ScopesEnum = Literal["inference", "manage", "models", "endpoints", "cache"]
 TargetProblemOutCodeEnum = Literal[
     "model_not_found", "model_unloaded", "model_not_priced", "model_drained", "model_loading"
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from inference_worker.contract.messages import (
 from inference_worker.contract.request import SamplingParams, ServiceClass, TokenCounts, TokenLogprobs
 from millrace.apps.request_log.answer_keys import answer_key, index_key
 from millrace.gateway.answer_cache import answer_store
-from millrace.gateway.answer_cache.answer_cache import UNPRICED, read_directives
+from millrace.gateway.answer_cache.answer_cache import DIRECTIVES, UNPRICED, read_directives
 from millrace.gateway.answer_cache.answer_store import AnswerStore
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest
@@ -231,10 +232,46 @@ async def test_the_client_controls_the_cache(client: Client) -> None:
     await client.answer_of_run(await client.begin(), "First")  # the first answer was not stored
     assert await client.answer(await client.begin(make_key(), "only-if-cached")) == "First there"
     assert await client.answer(await client.begin(make_key(), "no-store")) == "First there"
-    fresh = await client.begin(make_key(), "no-cache")
+    fresh = await client.begin(make_key(scopes=("inference", "cache")), "no-cache")
     assert client.note(fresh) == {"miss": "no-cache"}
     assert await client.answer_of_run(fresh, "Second") == "Second there"
     assert await client.answer(await client.begin()) == "Second there"
+
+
+@pytest.mark.parametrize("has_scope", [False, True])
+async def test_only_a_key_with_the_scope_replaces_the_answer_of_others(client: Client, has_scope: bool) -> None:
+    """All combinations of directives, with and without sampling."""
+    key = make_key(answer_cache_sampled=True, scopes=("inference", "cache") if has_scope else ("inference",))
+    for number, (*chosen, temperature) in enumerate(product((False, True), (False, True), (False, True), (0.0, 0.7))):
+        directives = [name for name, is_given in zip(DIRECTIVES, chosen, strict=True) if is_given]
+        options: dict[str, Any] = {"prompt": (number,), "temperature": temperature}
+        others = make_key(answer_cache_sampled=True)
+        await client.answer_of_run(await client.begin(others, **options), "First")
+        may_replace = has_scope and "no-cache" in directives and "no-store" not in directives
+        if {"no-cache", "only-if-cached"} <= set(directives):
+            with pytest.raises(ApiError, match="not cached"):
+                await client.begin(key, *directives, **options)
+            may_replace = False
+        else:
+            call = await client.begin(key, *directives, **options)
+            is_hit = client.layer(call) == "exact"
+            assert is_hit is ("no-cache" not in directives)
+            if is_hit:
+                assert await client.answer(call) == "First there"
+            else:
+                assert await client.answer_of_run(call, "Second") == "Second there"
+                is_kept_out = not may_replace and "no-store" not in directives
+                assert client.note(call).get("not_replaced", False) is is_kept_out
+        expected = "Second there" if may_replace else "First there"
+        assert await client.answer(await client.begin(others, **options)) == expected, directives
+
+
+async def test_a_key_without_the_scope_stores_no_computed_answer(client: Client) -> None:
+    """So it cannot compute samples until it likes one."""
+    await client.answer_of_run(await client.begin(make_key(), "no-cache"))
+    again = await client.begin()
+    assert client.layer(again) == ""
+    await client.answer_of_run(again)
 
 
 def test_directives_are_read_from_the_header() -> None:

@@ -456,6 +456,17 @@ async def test_a_later_execution_of_a_request_does_not_use_an_earlier_lookup(cli
     assert (question.is_hit, question.is_verified, question.nearest) == (False, False, None)
 
 
+async def test_only_a_key_with_the_scope_replaces_the_answer_to_a_question(client: Client) -> None:
+    await fill(client)
+    query = "SELECT request_id FROM request_log_semanticentry ORDER BY id"
+    rows = await client.rows(1, query)
+    await client.ask(FIRST, CALL, None, "no-cache")
+    assert await client.rows(1, query) == rows
+    assert client.embedder.running == 0
+    call, _ = await client.ask(FIRST, CALL, make_key(scopes=("inference", "cache")), "no-cache")
+    assert {"request_id": call.request_id} in await client.rows(1, query)
+
+
 async def test_only_if_cached_returns_similar_answers(client: Client) -> None:
     with pytest.raises(ApiError, match="not cached"):
         await client.ask(SIMILAR, CALL, None, "only-if-cached")

@@ -74,7 +74,7 @@ class AnswerCache:
 
     def begin(self, key: ApiKeySnapshot, request: InferenceRequest, request_id: str) -> Question | None:
         """Start to compute the vector of the request's question, if similar questions may receive its answer."""
-        if self._semantic is None or {NO_STORE, NO_CACHE} <= request.cache_directives:
+        if self._semantic is None or (NO_CACHE in request.cache_directives and not _may_store(key, request)):
             return None
         return self._semantic.begin(key, request, request_id)
 
@@ -103,9 +103,11 @@ class AnswerCache:
             return False
         reason = _miss_reason(execution, request, key)
         execution.decision_record["answer_cache"] = note = dict[str, Any]()
-        stored = 0 if NO_STORE in request.cache_directives else key.answer_cache_seconds
-        if not stored:
+        stored = key.answer_cache_seconds if _may_store(key, request) else 0
+        if NO_STORE in request.cache_directives:
             note["no_store"] = True
+        elif not stored:
+            note["not_replaced"] = True
         if reason:
             note["miss"] = reason
             if reason == UNPRICED and execution.batch:  # requests of other classes can use the answer
@@ -358,6 +360,12 @@ class AnswerCache:
         execution.retry_after = error.retry_after
         await self._dispatcher.record_not_started(execution.job.billing_context)
         execution.buffer.fail(error.code, error.message, unsent=True)
+
+
+def _may_store(key: ApiKeySnapshot, request: InferenceRequest) -> bool:
+    """Return whether the answer may be stored. With `no-cache` it can replace one, for which a key needs a scope."""
+    directives = request.cache_directives
+    return NO_STORE not in directives and (NO_CACHE not in directives or key.may_replace_answers)
 
 
 def _miss_reason(execution: Execution, request: InferenceRequest, key: ApiKeySnapshot) -> str:
