@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import random
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -330,6 +331,17 @@ async def running_check(client: Client) -> str:
     await eventually(is_claimed)
     await eventually(is_known)
     return check
+
+
+async def test_no_tenant_uses_all_checks(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks: Any = client.gate.service._semantic_checks
+    monkeypatch.setattr(checks, "_run", lambda hit, question: asyncio.sleep(600))
+    for tenant in (1, 2, 3, 4, 5):
+        for _ in range(semantic_checks.MAX_CHECKS):
+            checks.start(SimpleNamespace(tenant=tenant), None)
+    assert list(checks._running.values()) == [1, 1, 1, 1, 2, 2, 3, 4]
+    await checks.stop()
+    assert not checks._running
 
 
 @pytest.mark.parametrize("seconds", [0.0, 60.0], ids=["timeout", "stop"])

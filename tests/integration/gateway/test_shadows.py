@@ -351,6 +351,23 @@ async def test_the_number_of_shadows_is_bounded(
         await answer(gate, a, call)
 
 
+async def test_no_tenant_uses_all_shadows(gate: Gate, a: Replica, b: Replica, shadows: Shadows) -> None:
+    """Tenants that send more than a gateway can shadow, one after the other, until no slot is free."""
+    calls, shares = [], []
+    for tenant in (1, 2, 3, 4, 5):
+        key = msgspec.structs.replace(KEY, tenant_id=tenant)
+        sent = [await gate.begin(key, "mine") for _ in range(6 if tenant == 1 else 3)]
+        shares.append(sum("shadow" in call.decision_record for call in sent))
+        dropped = {call.decision_record.get("not_shadowing", "") for call in sent[shares[-1] :]}
+        assert dropped == {"too_many_shadows"}
+        calls += sent
+    assert shares == [4, 2, 1, 1, 0]
+    assert len(shadows._running) == shadows_module.MAX_SHADOWS
+    await shadows.stop()
+    for call in calls:
+        gate.service.release(call)
+
+
 async def test_the_shadow_of_an_aborted_request_is_cancelled(
     gate: Gate, a: Replica, b: Replica, log: Log, shadows: Shadows
 ) -> None:

@@ -19,6 +19,7 @@ from millrace.gateway.answer_cache.semantic_cache import Question
 from millrace.gateway.answer_cache.side_executions import SideExecutions
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.tenant_slots import has_free_slot
 from millrace.gateway.dispatch.execution import Execution
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-MAX_CHECKS = 8  # concurrently, of one gateway; further hits are not checked
+MAX_CHECKS = 8  # concurrently, of one gateway; shared by its tenants; further hits are not checked
 CHECK_SECONDS = 600.0
 
 
@@ -37,15 +38,15 @@ class SemanticChecks:
         self._executions = executions
         self._answers = answers
         self._payer = payer
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], int] = {}  # task -> tenant
 
     def start(self, hit: Execution, question: Question) -> None:
-        """Start the check of a hit, unless too many run."""
-        if len(self._running) >= MAX_CHECKS:
+        """Start the check of a hit, unless too many run, of all tenants or of this one."""
+        if not has_free_slot(hit.tenant, MAX_CHECKS, self._running.values()):
             return
         task = asyncio.create_task(self._run(hit, question))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._running[task] = hit.tenant
+        task.add_done_callback(self._running.pop)
 
     async def stop(self) -> None:
         """Cancel the running checks."""

@@ -27,6 +27,7 @@ from millrace.gateway.answer_cache.side_executions import SideExecutions
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import OVERLOADED, ApiError
+from millrace.gateway.core.tenant_slots import has_free_slot
 from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.execution import Execution
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-MAX_SHADOWS = 8  # concurrently, of one gateway
+MAX_SHADOWS = 8  # concurrently, of one gateway; shared by its tenants
 SHADOW_SECONDS = 600.0
 SHADOW_DIALECT = "shadow"
 CHECKS = Escalation(("schema", "tool_arguments", "empty"))
@@ -93,7 +94,7 @@ class Shadows:
         self._request_log = request_log
         self._count = metrics.shadows
         self._is_operator_paid = payer == "operator"
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], int] = {}  # task -> tenant
 
     def start(self, active: ActiveRequest, primary: Execution, tokenize: Tokenize) -> ShadowedAnswer | None:
         """Start the shadow of a dispatched execution, if the policy of its request selects it.
@@ -118,7 +119,8 @@ class Shadows:
         if request.more_prompts or request.number or request.echo or not primary.admitted.demand.sequences:
             return None
         model = self._router.served(shadow.model)
-        reason = "model_not_found" if model is None else self._obstacle(model, primary)
+        tenant_id = active.key.tenant_id
+        reason = "model_not_found" if model is None else self._obstacle(model, primary, tenant_id)
         if model is None or reason:
             active.decision_record["not_shadowing"] = reason
             self._count.labels("" if model is None else model.name, reason).inc()
@@ -126,17 +128,17 @@ class Shadows:
         active.decision_record["shadow"] = {"model": model.name}
         answer = ShadowedAnswer()
         answer.task = task = asyncio.create_task(self._run(active, primary, model, answer, tokenize))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._running[task] = tenant_id
+        task.add_done_callback(self._running.pop)
         return answer
 
-    def _obstacle(self, model: ServedModel, primary: Execution) -> str:
+    def _obstacle(self, model: ServedModel, primary: Execution, tenant_id: int) -> str:
         """Return why there is no shadow; empty if there is one."""
         if model.task != "generate":
             return "model_not_found"
         if model.name == primary.model:
             return "same_model"
-        if len(self._running) >= MAX_SHADOWS:
+        if not has_free_slot(tenant_id, MAX_SHADOWS, self._running.values()):
             return "too_many_shadows"
         load = self._dispatcher.relative_load(model.key)
         if load is None:
