@@ -583,6 +583,29 @@ async def test_a_long_answer_is_not_stored(client: Client, monkeypatch: pytest.M
     await client.answer_of_run(call)
 
 
+async def test_all_that_requests_leave_in_valkey_expires(client: Client, broker: redis.Redis) -> None:
+    """So the data of a deleted tenant is removed without a job."""
+    limits = LimitSnapshot(
+        (LimitSetSnapshot(1, "tenant", requests_per_minute=100, tokens_per_day=1000, concurrency=9),)
+    )
+    leader, follower = [await client.begin(make_key(limits=limits)) for _ in range(2)]
+    reading = [asyncio.create_task(client.answer(call)) for call in (leader, follower)]
+    await client.run(leader)
+    await asyncio.gather(*reading)
+    await client.answer(await client.begin(make_key(limits=limits)))
+    tight = make_key(limits=LimitSnapshot((LimitSetSnapshot(2, "tenant", requests_per_day=1),)))
+    await client.answer_of_run(await client.begin(tight, prompt=(7,)))
+    with pytest.raises(ApiError) as exc_info:
+        await client.begin(tight, prompt=(8,))
+    assert exc_info.value.code == "rate_limit_exceeded"
+    keys = {key.decode(): await broker.ttl(key) async for key in broker.scan_iter("millrace:*")}
+    kinds = {key.split(":")[1] for key in keys}
+    assert {"answer", "answers", "claim", "request_events", "decisions", "limit_state", "limit_counters"} <= kinds
+    lasting = {key.split(":")[1] for key, seconds in keys.items() if seconds < 0}
+    # Those of the platform, and the logs, which the worker lets expire: the test's replica does not.
+    assert lasting <= {"replicas", "gateways", "executions", "inference", "usage_events", "request_events"}
+
+
 async def test_two_tenants_never_share_an_answer(client: Client) -> None:
     """Each answer contains the tenant that computed it."""
     random_ = random.Random(7)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import redis
 from django.db import connection
 
 from billing.models import UsageEvent
 from billing.periods import stamps
 from billing.pricing.pricing import COMPONENTS
 from millrace.apps.request_log import tasks as request_log_tasks
+from millrace.apps.request_log.answer_keys import answer_key, index_key
 from millrace.apps.request_log.cache_layers import CacheLayers, LayerUsage, cache_layers
 from millrace.apps.request_log.models import CacheLayer, SemanticEntry, SemanticEvidence
 from tenants import actions
@@ -171,34 +174,80 @@ def test_the_error_estimate_of_the_semantic_cache_has_its_bound(acme: Tenant) ->
     assert found["misses"] == [{"reason": "not_cached", "requests": 1}, {"reason": "semantic_margin", "requests": 1}]
 
 
+def delete_and_restore(tenant: Tenant) -> None:
+    actions.do_delete_tenant(tenant)
+    actions.do_restore_tenant(tenant)
+
+
+def delete_and_purge(tenant: Tenant) -> None:
+    actions.do_delete_tenant(tenant)
+    assert actions.do_purge_tenant(tenant, now=datetime.now(UTC) + timedelta(days=400))
+
+
+@pytest.mark.parametrize(
+    ("change", "keeps"),
+    [
+        (lambda tenant: None, True),
+        (actions.do_suspend_tenant, True),
+        (delete_and_restore, True),
+        (actions.do_delete_tenant, False),
+        (delete_and_purge, False),
+        (lambda tenant: actions.do_set_answer_cache(tenant, seconds=0), False),
+    ],
+    ids=["nothing", "suspended", "restored", "deleted", "purged", "cache off"],
+)
+def test_the_next_job_deletes_the_answers_of_a_tenant_that_is_deleted(
+    acme: Tenant, broker: redis.Redis, monkeypatch: pytest.MonkeyPatch, change: Any, keeps: bool
+) -> None:
+    monkeypatch.setattr(request_log_tasks, "DELETE_BATCH_SIZE", 2)
+    kept = actions.do_create_tenant("kept", "Kept")
+    for tenant in (acme, kept):
+        actions.do_set_answer_cache(tenant, seconds=3600, semantic_max_error_percent=5)
+        actions.do_set_content_retention(tenant, 1)
+        store_question(tenant, b"current")
+        for number in range(5):
+            name = answer_key(tenant.pk, f"{number:064}")
+            broker.set(name, b"sealed", ex=3600)
+            broker.zadd(index_key(tenant.pk), {name: time.time() + 3600})
+    change(acme)
+    assert request_log_tasks.purge_answers() == (0 if keeps else 1)
+    left = {tenant.pk: len(broker.keys(answer_key(tenant.pk, "*"))) for tenant in (acme, kept)}
+    assert left == {acme.pk: 5 if keeps else 0, kept.pk: 5}
+    assert broker.exists(index_key(acme.pk)) == keeps
+    with all_tenants_scope(BypassReason.HOUSEKEEPING):
+        assert SemanticEntry.objects.all_tenants().filter(tenant_id=acme.pk).exists() is keeps
+        assert SemanticEntry.objects.all_tenants().filter(tenant_id=kept.pk).exists()
+
+
+def store_question(tenant: Tenant, name: bytes, lifetime: timedelta = timedelta(hours=1)) -> None:
+    digests = dict.fromkeys(("vector", "answer_digest", "answer_vector", "question", "answer"), b"x")
+    now = datetime.now(UTC)
+    with all_tenants_scope(BypassReason.HOUSEKEEPING):
+        SemanticEntry.objects.all_tenants().create(
+            tenant_id=tenant.pk,
+            scope=b"s",
+            question_digest=name,
+            answer_group=1,
+            request_id="req_1",
+            created_at=now - timedelta(minutes=1),
+            expires_at=now + lifetime,
+            **digests,
+        )
+
+
 def test_questions_are_deleted_with_the_consent_of_the_tenant(acme: Tenant) -> None:
     kept = actions.do_create_tenant("kept", "Kept")
-    now = datetime.now(UTC)
 
     def count() -> int:
         request_log_tasks.purge_answers()
         with all_tenants_scope(BypassReason.HOUSEKEEPING):
             return int(SemanticEntry.objects.all_tenants().count())
 
-    def store(tenant: Tenant, name: bytes, lifetime: timedelta = timedelta(hours=1)) -> None:
-        digests = dict.fromkeys(("vector", "answer_digest", "answer_vector", "question", "answer"), b"x")
-        with all_tenants_scope(BypassReason.HOUSEKEEPING):
-            SemanticEntry.objects.all_tenants().create(
-                tenant_id=tenant.pk,
-                scope=b"s",
-                question_digest=name,
-                answer_group=1,
-                request_id="req_1",
-                created_at=now - timedelta(minutes=1),
-                expires_at=now + lifetime,
-                **digests,
-            )
-
     for tenant in (acme, kept):
         actions.do_set_answer_cache(tenant, seconds=3600, semantic_max_error_percent=5)
         actions.do_set_content_retention(tenant, 1)
-        store(tenant, b"current")
-        store(tenant, b"expired", timedelta(seconds=-1))
+        store_question(tenant, b"current")
+        store_question(tenant, b"expired", timedelta(seconds=-1))
     assert count() == 2
     actions.do_set_content_retention(acme, 0)
     assert count() == 1

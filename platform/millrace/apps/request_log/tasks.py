@@ -42,11 +42,11 @@ DELETE FROM request_log_shadowcomparison WHERE ctid = ANY(ARRAY(
     WHERE s.started_at < %(before)s OR s.tenant_id IN (SELECT id FROM tenants_tenant WHERE status = 'purged')
     LIMIT %(most)s FOR UPDATE SKIP LOCKED))
 """
-# Entries whose tenant no longer stores prompts, or no longer serves similar questions, are removed too.
+# Entries are removed too if their tenant is deleted, no longer stores prompts or no longer serves similar questions.
 _ENTRIES = """
 DELETE FROM request_log_semanticentry WHERE ctid = ANY(ARRAY(
     SELECT e.ctid FROM request_log_semanticentry e JOIN tenants_tenant t ON t.id = e.tenant_id
-    WHERE e.expires_at < %(now)s OR t.status = 'purged' OR t.answer_cache_seconds = 0
+    WHERE e.expires_at < %(now)s OR t.status = 'purged' OR t.purge_after IS NOT NULL OR t.answer_cache_seconds = 0
         OR t.semantic_cache_max_error_percent = 0
         OR e.created_at < %(now)s - make_interval(days => t.content_retention_days)
     LIMIT %(most)s FOR UPDATE OF e SKIP LOCKED))
@@ -116,9 +116,10 @@ def warm_caches(now: datetime | None = None) -> int:
 
 @shared_task(name="request_log.purge_answers")
 def purge_answers() -> int:
-    """Remove the cached answers of tenants that do not cache answers any more, and expired ones of the semantic cache.
+    """Remove the cached answers of tenants that are deleted or do not cache answers any more, and expired ones of the
+    semantic cache.
 
-    Returns the number of tenants without answer cache whose answers were removed.
+    Returns the number of tenants whose answers were removed from Valkey.
     """
     now = datetime.now(UTC)
     for statement in (_ENTRIES, _EVIDENCE):
@@ -129,12 +130,20 @@ def purge_answers() -> int:
             tenant_id = tenant_of(index.decode())
             with all_tenants_scope(BypassReason.HOUSEKEEPING):
                 tenant = Tenant.objects.all_tenants().filter(pk=tenant_id).first()
-            if tenant is not None and tenant.status != Tenant.Status.PURGED and tenant.answer_cache_seconds:
+            if tenant is not None and _may_cache(tenant):
                 continue
-            while entries := broker.zpopmin(index, DELETE_BATCH_SIZE):
-                broker.delete(*(entry for entry, _ in entries))
+            while entries := broker.zrange(index, 0, DELETE_BATCH_SIZE - 1):
+                with broker.pipeline() as transaction:  # if it fails, the next run finds the answers again
+                    transaction.delete(*entries)
+                    transaction.zrem(index, *entries)
+                    transaction.execute()
             purged += 1
     return purged
+
+
+def _may_cache(tenant: Tenant) -> bool:
+    is_deleted = tenant.status == Tenant.Status.PURGED or tenant.purge_after is not None
+    return bool(tenant.answer_cache_seconds) and not is_deleted
 
 
 def _delete(statement: str, now: datetime, before: datetime) -> int:
