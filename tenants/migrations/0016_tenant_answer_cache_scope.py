@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ("tenants", "0014_tenant_cache_warming"),
+        ("tenants", "0015_verified_email_addresses"),
     ]
 
     operations = [
