@@ -9,7 +9,7 @@ from allauth.socialaccount import views as social
 from django.contrib.auth.decorators import login_required
 from django.urls import include, path, re_path
 
-from frontend.accounts import passkeys, second_factor, views
+from frontend.accounts import openid_connect, passkeys, second_factor, views
 from frontend.core import command_palette, preferences, shortcuts
 from frontend.operator.alerts import views as operator_alerts
 from frontend.operator.audit import views as operator_audit
@@ -94,7 +94,8 @@ urlpatterns = [
         name="mfa_reauthenticate_webauthn",
     ),
     path("account/mfa/", include("allauth.mfa.urls")),
-    path("account/", include("allauth.socialaccount.providers.openid_connect.urls")),
+    path("account/oidc/<str:provider_id>/login/", openid_connect.login, name="openid_connect_login"),
+    path("account/oidc/<str:provider_id>/login/callback/", openid_connect.callback, name="openid_connect_callback"),
     path("account/social/cancelled", social.login_cancelled, name="socialaccount_login_cancelled"),
     path("account/social/error", social.login_error, name="socialaccount_login_error"),
     path("account/social/unknown", social.signup, name="socialaccount_signup"),

@@ -11,11 +11,13 @@ from allauth.core import context
 from allauth.mfa.base.forms import AuthenticateForm, ReauthenticateForm
 from allauth.mfa.totp.forms import ActivateTOTPForm
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
+from allauth.socialaccount.providers.base.constants import AuthProcess
 from django.core.mail import EmailMessage
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
+from frontend.accounts.openid_connect import ProviderProblem, reason_of
 from frontend.accounts.throttling import attempt, remember_device
 from frontend.core.languages import lazy_text as _lazy
 from tenants import audit
@@ -103,6 +105,33 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
 
     def is_open_for_signup(self, request: HttpRequest, sociallogin: Any) -> bool:
         return False
+
+    def authenticate_by_email(self, sociallogin: Any) -> tuple[Any, str] | None:
+        """Return the user of a verified address, whose account is then linked.
+
+        Raises:
+            ProviderProblem: the user is an operator. A provider's claim does not open the operator console.
+        """
+        found: tuple[Any, str] | None = super().authenticate_by_email(sociallogin)
+        if found is None or not (found[0].is_staff or found[0].is_superuser):
+            return found
+        if sociallogin.state.get("process") == AuthProcess.CONNECT:
+            return None  # to the signed-in user
+        raise ProviderProblem(
+            _("Operators are not linked by their email address. Sign in with your password or a passkey.")
+        )
+
+    def on_authentication_error(
+        self,
+        request: HttpRequest,
+        provider: Any,
+        error: Any = None,
+        exception: Exception | None = None,
+        extra_context: dict[str, Any] | None = None,
+    ) -> None:
+        """Add the reason to the page of a failed sign-in."""
+        if extra_context is not None:
+            extra_context["reason"] = reason_of(exception, request.GET.get("error", ""))
 
 
 class LogInForm(LoginForm):

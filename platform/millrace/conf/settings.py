@@ -177,6 +177,7 @@ SOCIALACCOUNT_EMAIL_AUTHENTICATION_AUTO_CONNECT = True
 SOCIALACCOUNT_QUERY_EMAIL = True
 SOCIALACCOUNT_PROVIDERS = {
     "openid_connect": {
+        "provider_class": "frontend.accounts.openid_connect.OidcProvider",
         "OAUTH_PKCE_ENABLED": True,
         "APPS": [
             {
