@@ -69,13 +69,13 @@ urlpatterns = [
     ),
     path(
         "account/mfa/totp/activate/",
-        login_required(second_factor.SecondFactorActivateTotp.as_view()),
+        login_required(second_factor.lock_user(second_factor.SecondFactorActivateTotp.as_view())),
         name="mfa_activate_totp",
     ),
     # allauth's views of these URLs fail for visitors.
     path(
         "account/mfa/recovery-codes/generate/",
-        login_required(recovery_codes.generate_recovery_codes),
+        login_required(second_factor.lock_user(recovery_codes.generate_recovery_codes)),
         name="mfa_generate_recovery_codes",
     ),
     path(
@@ -86,7 +86,11 @@ urlpatterns = [
     path("account/mfa/webauthn/keys/<int:pk>/edit/", login_required(webauthn.edit_webauthn), name="mfa_edit_webauthn"),
     path("account/mfa/authenticate/", passkeys.Authenticate.as_view(), name="mfa_authenticate"),
     path("account/mfa/webauthn/", passkeys.ListPasskeys.as_view(), name="mfa_list_webauthn"),
-    path("account/mfa/webauthn/add/", passkeys.AddPasskey.as_view(), name="mfa_add_webauthn"),
+    path(
+        "account/mfa/webauthn/add/",
+        second_factor.lock_user(passkeys.AddPasskey.as_view()),
+        name="mfa_add_webauthn",
+    ),
     path("account/mfa/webauthn/login/", views.LogInWithPasskey.as_view(), name="mfa_login_webauthn"),
     path(
         "account/mfa/webauthn/reauthenticate/",

@@ -9,6 +9,7 @@ from allauth.account.adapter import DefaultAccountAdapter
 from allauth.account.forms import ChangePasswordForm, LoginForm, ResetPasswordForm
 from allauth.core import context
 from allauth.mfa.base.forms import AuthenticateForm, ReauthenticateForm
+from allauth.mfa.models import Authenticator
 from allauth.mfa.totp.forms import ActivateTOTPForm
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
 from allauth.socialaccount.providers.base.constants import AuthProcess
@@ -19,6 +20,7 @@ from django.utils.translation import gettext as _
 
 from frontend.accounts.openid_connect import ProviderProblem, reason_of
 from frontend.accounts.throttling import attempt, remember_device
+from frontend.accounts.totp_codes import use_code
 from frontend.core.languages import lazy_text as _lazy
 from tenants import audit
 from tenants.outbox.email_rendering import render_email
@@ -159,11 +161,23 @@ class _Code:
         return code
 
 
-class EnterCode(_Code, AuthenticateForm):
+class _SingleUseCode(_Code):
+    """A form with a code of an enrolled device or a recovery code."""
+
+    authenticator: Authenticator
+
+    def clean_code(self) -> str:
+        code = super().clean_code()
+        if self.authenticator.type == Authenticator.Type.TOTP:
+            use_code(self.authenticator, code)
+        return code
+
+
+class EnterCode(_SingleUseCode, AuthenticateForm):
     """The second step of a sign-in."""
 
 
-class EnterCodeAgain(_Code, ReauthenticateForm):
+class EnterCodeAgain(_SingleUseCode, ReauthenticateForm):
     """Re-authentication with a code."""
 
 
