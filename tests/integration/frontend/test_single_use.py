@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections import Counter
+from dataclasses import replace
+from html import unescape
 from typing import Any
 
 import pytest
 from allauth.mfa.models import Authenticator
 from allauth.mfa.recovery_codes.internal.auth import RecoveryCodes
 from allauth.mfa.totp.internal.auth import TOTP, generate_totp_secret
+from django.core import mail
 from django.core.cache import cache
 from django.test import Client
 
-from tenants.models import User
+from tenants import actions, invitations
+from tenants.models import Invitation, Membership, User
+from tests.support.frontend.soft_passkey import SoftPasskey
 from tests.support.frontend.totp import current_code, next_code
+from tests.support.rows import unscoped
 from tests.support.tenants.concurrency import at_once
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -139,3 +146,68 @@ def copy_of(client: Client) -> Client:
     copy = visitor()
     copy.cookies = client.cookies.copy()
     return copy
+
+
+def join(invitation: Invitation, client: Client | None = None) -> Any:
+    client = client or visitor()
+    return client.post(f"/invitations/{invitations.token(invitation)}", {"name": "New", "password": PASSWORD})
+
+
+def invite(slug: str) -> Invitation:
+    actions.do_invite(actions.do_create_tenant(slug, slug), "new@example.com", "owner")
+    (invitation,) = unscoped(Invitation).filter(tenant__slug=slug)
+    return invitation
+
+
+def test_an_invitation_accepted_at_the_same_time_by_a_new_user():
+    invitation = invite("acme")
+    answers = at_once(*(lambda: join(invitation) for _ in range(TIMES)))
+    assert statuses(answers) == ONCE
+    assert all("was used" in answer.content.decode() for answer in answers if answer.status_code == 200)
+    assert len(unscoped(Membership).all()) == User.objects.count() == 1
+
+
+def test_invitations_of_one_address_accepted_at_the_same_time():
+    rows = [invite(slug) for slug in ("acme", "bolt", "core", "dyne")]
+    answers = at_once(*(lambda row=row: join(row) for row in rows))
+    assert statuses(answers) == ONCE
+    assert all("created at the same time" in answer.content.decode() for answer in answers if answer.status_code == 200)
+    user = User.objects.get()
+    for answer, row in zip(answers, rows, strict=True):
+        if answer.status_code == 200:
+            assert join(row, signed_in(user)).status_code == 302  # still open
+    assert len(unscoped(Membership).all()) == TIMES
+
+
+def test_an_invitation_accepted_at_the_same_time_by_a_known_user():
+    user = User.objects.create_user("new@example.com", PASSWORD)
+    invitation = invite("acme")
+    clients = [signed_in(user) for _ in range(TIMES)]
+    answers = at_once(*(lambda client=client: join(invitation, client) for client in clients))
+    assert statuses(answers) == ONCE
+    assert all("was used" in answer.content.decode() for answer in answers if answer.status_code == 200)
+
+
+def test_a_password_reset_link_at_the_same_time(user):
+    visitor().post("/account/password/reset", {"email": user.email})
+    (path,) = re.findall(r"http://[^/]+(/account/password/reset/\S+)", mail.outbox[0].body)
+    clients = [visitor() for _ in range(TIMES)]
+    urls = [client.get(path).url for client in clients]
+    new = "another horse battery staple"
+    found = send(clients, urls[0], {"password1": new, "password2": new})
+    assert set(found) <= {200, 302}
+    user.refresh_from_db()
+    assert user.check_password(new)
+    assert "has expired" in visitor().get(path, follow=True).content.decode()
+
+
+def test_a_passkey_response_at_the_same_time(user, settings):
+    settings.MILLRACE = replace(settings.MILLRACE, public_url="http://localhost:8000")
+    passkey, client = SoftPasskey(counter=None), signed_in(user)
+    client.post("/account/confirm", {"password": PASSWORD})
+    page = client.get("/account/mfa/webauthn/add/").content.decode()
+    (options,) = re.findall(r'data-options="([^"]*)"', page)
+    sent = {"name": "Phone", "credential": passkey.create(json.loads(unescape(options)))}
+    found = send([copy_of(client) for _ in range(TIMES)], "/account/mfa/webauthn/add/", sent)
+    assert set(found) <= {200, 302}
+    assert Counter(Authenticator.objects.values_list("type", flat=True)) == {"webauthn": 1, "recovery_codes": 1}
