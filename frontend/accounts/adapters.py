@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
 from allauth.account.adapter import DefaultAccountAdapter
 from allauth.account.forms import ChangePasswordForm, LoginForm, ResetPasswordForm
@@ -23,6 +22,7 @@ from frontend.accounts.throttling import attempt, remember_device
 from frontend.accounts.totp_codes import use_code
 from frontend.core.languages import lazy_text as _lazy
 from tenants import audit
+from tenants.outbox import user_emails
 from tenants.outbox.email_rendering import render_email
 from tenants.reauthentication import reauthentication_route
 from tenants.site_urls import is_site_url
@@ -86,13 +86,10 @@ class AccountAdapter(DefaultAccountAdapter):
     ) -> EmailMessage:
         """Render an email of allauth in the style of all emails."""
         plain = super().render_mail(template_prefix, email, context, headers)
-        link = urlsplit(str(context.get("password_reset_url", "")))
         return render_email(
             plain.subject,
             plain.body,
             plain.to,
-            button="Set a new password",
-            home=f"{link.scheme}://{link.netloc}" if link.netloc else "",
             reason="You receive this email because you have a Millrace account.",
             headers=plain.extra_headers,
         )
@@ -201,4 +198,10 @@ class ResetPassword(ResetPasswordForm):
     def clean_email(self) -> str:
         with attempt(context.request, "reset", self.cleaned_data["email"]):
             email: str = super().clean_email()
+        return email
+
+    def save(self, request: HttpRequest, **kwargs: Any) -> str:
+        """Queue the email, also for an address without a user, which receives none."""
+        email: str = self.cleaned_data["email"]
+        user_emails.queue_password_reset_email(email)
         return email

@@ -1,8 +1,10 @@
-"""Emails to users about operators' actions on their logins."""
+"""Emails to users about their logins. Web jobs send them: a mail server is slow and can be down."""
 
 from __future__ import annotations
 
 import structlog
+from allauth.account import app_settings
+from allauth.account.utils import user_pk_to_url_str
 from django.conf import settings
 from django.utils.module_loading import import_string
 from kombu.exceptions import OperationalError
@@ -14,12 +16,24 @@ log = structlog.get_logger(__name__)
 
 
 def queue_second_factor_removed_email(user_id: int) -> None:
-    """Queue the email for a web job: a mail server is slow and can be down."""
+    """Queue the email about an operator's action."""
+    _queue("tenants.send_second_factor_removed_email", user_id)
+
+
+def queue_password_reset_email(email: str) -> None:
+    """Queue the email to an address as entered, which may have no user.
+
+    The job looks up the user, so the time of the response does not show whether there is one.
+    """
+    _queue("tenants.send_password_reset_email", email)
+
+
+def _queue(task: str, argument: int | str) -> None:
     app = import_string(settings.CELERY_APP)
     try:
-        app.send_task("tenants.send_second_factor_removed_email", [user_id], retry=False)
+        app.send_task(task, [argument], retry=False)
     except OperationalError as exc:
-        log.warning("user_mail_queueing_failed", user=user_id, error=str(exc))
+        log.warning("user_mail_queueing_failed", task=task, error=str(exc))
 
 
 def send_second_factor_removed_email(user_id: int) -> None:
@@ -36,3 +50,19 @@ def send_second_factor_removed_email(user_id: int) -> None:
     )
     reason = "You receive this email because you have a Millrace account."
     render_email("Two-factor authentication removed", text, [user.email], button="View account", reason=reason).send()
+
+
+def send_password_reset_email(email: str) -> None:
+    """Email the link that sets a new password, if the address has an active user."""
+    user = User.objects.filter(email=email.strip().lower(), is_active=True).first()
+    if user is None:
+        return
+    key = f"{user_pk_to_url_str(user)}-{app_settings.PASSWORD_RESET_TOKEN_GENERATOR().make_token(user)}"
+    text = (
+        "A password reset was requested for your Millrace account. If you did not request it, ignore this email. Your"
+        " password stays the same.\n\n"
+        "To set a new password, open this link:\n\n"
+        f"{settings.MILLRACE.base_url}/account/password/reset/{key}"
+    )
+    reason = "You receive this email because you have a Millrace account."
+    render_email("Set a new password", text, [user.email], button="Set a new password", reason=reason).send()
