@@ -9,7 +9,7 @@ from allauth.socialaccount import views as social
 from django.contrib.auth.decorators import login_required
 from django.urls import include, path, re_path
 
-from frontend.accounts import passkeys, second_factor, views
+from frontend.accounts import openid_connect, passkeys, second_factor, views
 from frontend.accounts.recent_sign_in import recent_sign_in_required
 from frontend.accounts.recovery_codes import DownloadRecoveryCodes, ViewRecoveryCodes
 from frontend.core import command_palette, preferences, shortcuts
@@ -71,13 +71,13 @@ urlpatterns = [
     ),
     path(
         "account/mfa/totp/activate/",
-        login_required(second_factor.SecondFactorActivateTotp.as_view()),
+        login_required(second_factor.lock_user(second_factor.SecondFactorActivateTotp.as_view())),
         name="mfa_activate_totp",
     ),
     # allauth's views of these URLs fail for visitors.
     path(
         "account/mfa/recovery-codes/generate/",
-        login_required(recovery_codes.generate_recovery_codes),
+        login_required(second_factor.lock_user(recovery_codes.generate_recovery_codes)),
         name="mfa_generate_recovery_codes",
     ),
     path(
@@ -94,7 +94,11 @@ urlpatterns = [
     ),
     path("account/mfa/authenticate/", passkeys.Authenticate.as_view(), name="mfa_authenticate"),
     path("account/mfa/webauthn/", passkeys.ListPasskeys.as_view(), name="mfa_list_webauthn"),
-    path("account/mfa/webauthn/add/", passkeys.AddPasskey.as_view(), name="mfa_add_webauthn"),
+    path(
+        "account/mfa/webauthn/add/",
+        second_factor.lock_user(passkeys.AddPasskey.as_view()),
+        name="mfa_add_webauthn",
+    ),
     path("account/mfa/webauthn/login/", views.LogInWithPasskey.as_view(), name="mfa_login_webauthn"),
     path(
         "account/mfa/webauthn/reauthenticate/",
@@ -102,7 +106,8 @@ urlpatterns = [
         name="mfa_reauthenticate_webauthn",
     ),
     path("account/mfa/", include("allauth.mfa.urls")),
-    path("account/", include("allauth.socialaccount.providers.openid_connect.urls")),
+    path("account/oidc/<str:provider_id>/login/", openid_connect.login, name="openid_connect_login"),
+    path("account/oidc/<str:provider_id>/login/callback/", openid_connect.callback, name="openid_connect_callback"),
     path("account/social/cancelled", social.login_cancelled, name="socialaccount_login_cancelled"),
     path("account/social/error", social.login_error, name="socialaccount_login_error"),
     path("account/social/unknown", social.signup, name="socialaccount_signup"),

@@ -51,6 +51,16 @@ def send_second_factor_removed_email(user_id: int) -> None:
     user_emails.send_second_factor_removed_email(user_id)
 
 
+@shared_task(
+    name="tenants.send_password_reset_email",
+    autoretry_for=(OSError, smtplib.SMTPException),
+    retry_backoff=10,
+    max_retries=8,
+)
+def send_password_reset_email(email: str) -> None:
+    user_emails.send_password_reset_email(email)
+
+
 @shared_task(name="tenants.purge_deleted")
 def purge_deleted() -> int:
     """Purge the tenants whose grace period is over. Returns their number."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
 from allauth.account.adapter import DefaultAccountAdapter
 from allauth.account.forms import ChangePasswordForm, LoginForm, ResetPasswordForm
 from allauth.core import context
 from allauth.core.exceptions import ReauthenticationRequired
 from allauth.mfa.base.forms import AuthenticateForm, ReauthenticateForm
+from allauth.mfa.models import Authenticator
 from allauth.mfa.totp.forms import ActivateTOTPForm
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
+from allauth.socialaccount.providers.base.constants import AuthProcess
 from django.core.mail import EmailMessage
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
@@ -19,8 +20,11 @@ from django.utils.translation import gettext as _
 
 from frontend.accounts.change_emails import report_change
 from frontend.accounts.identities import check_callback
+from frontend.accounts.openid_connect import ProviderProblem, reason_of
 from frontend.accounts.throttling import attempt, remember_device
+from frontend.accounts.totp_codes import use_code
 from frontend.core.languages import lazy_text as _lazy
+from tenants.outbox import user_emails
 from tenants.outbox.email_rendering import render_email
 from tenants.reauthentication import reauthentication_route, recently_authenticated
 from tenants.site_urls import is_site_url
@@ -98,13 +102,10 @@ class AccountAdapter(DefaultAccountAdapter):
     ) -> EmailMessage:
         """Render an email of allauth in the style of all emails."""
         plain = super().render_mail(template_prefix, email, context, headers)
-        link = urlsplit(str(context.get("password_reset_url", "")))
         return render_email(
             plain.subject,
             plain.body,
             plain.to,
-            button="Set a new password",
-            home=f"{link.scheme}://{link.netloc}" if link.netloc else "",
             reason="You receive this email because you have a Millrace account.",
             headers=plain.extra_headers,
         )
@@ -122,6 +123,33 @@ class SocialAccountAdapter(DefaultSocialAccountAdapter):
 
     def is_open_for_signup(self, request: HttpRequest, sociallogin: Any) -> bool:
         return False
+
+    def authenticate_by_email(self, sociallogin: Any) -> tuple[Any, str] | None:
+        """Return the user of a verified address, whose account is then linked.
+
+        Raises:
+            ProviderProblem: the user is an operator. A provider's claim does not open the operator console.
+        """
+        found: tuple[Any, str] | None = super().authenticate_by_email(sociallogin)
+        if found is None or not (found[0].is_staff or found[0].is_superuser):
+            return found
+        if sociallogin.state.get("process") == AuthProcess.CONNECT:
+            return None  # to the signed-in user
+        raise ProviderProblem(
+            _("Operators are not linked by their email address. Sign in with your password or a passkey.")
+        )
+
+    def on_authentication_error(
+        self,
+        request: HttpRequest,
+        provider: Any,
+        error: Any = None,
+        exception: Exception | None = None,
+        extra_context: dict[str, Any] | None = None,
+    ) -> None:
+        """Add the reason to the page of a failed sign-in."""
+        if extra_context is not None:
+            extra_context["reason"] = reason_of(exception, request.GET.get("error", ""))
 
 
 class LogInForm(LoginForm):
@@ -149,11 +177,23 @@ class _Code:
         return code
 
 
-class EnterCode(_Code, AuthenticateForm):
+class _SingleUseCode(_Code):
+    """A form with a code of an enrolled device or a recovery code."""
+
+    authenticator: Authenticator
+
+    def clean_code(self) -> str:
+        code = super().clean_code()
+        if self.authenticator.type == Authenticator.Type.TOTP:
+            use_code(self.authenticator, code)
+        return code
+
+
+class EnterCode(_SingleUseCode, AuthenticateForm):
     """The second step of a sign-in."""
 
 
-class EnterCodeAgain(_Code, ReauthenticateForm):
+class EnterCodeAgain(_SingleUseCode, ReauthenticateForm):
     """Re-authentication with a code."""
 
 
@@ -177,4 +217,10 @@ class ResetPassword(ResetPasswordForm):
     def clean_email(self) -> str:
         with attempt(context.request, "reset", self.cleaned_data["email"]):
             email: str = super().clean_email()
+        return email
+
+    def save(self, request: HttpRequest, **kwargs: Any) -> str:
+        """Queue the email, also for an address without a user, which receives none."""
+        email: str = self.cleaned_data["email"]
+        user_emails.queue_password_reset_email(email)
         return email

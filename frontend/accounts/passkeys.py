@@ -205,10 +205,21 @@ class AddPasskeyForm(AddWebAuthnForm):
                 try:
                     response = auth.parse_registration_response(_checked_size(sent))
                     _check_origin(response)
+                    self._check_new(response)
                     return cast("dict[str, Any]", super().clean())
                 except (ValidationError, KeyError, AttributeError, TypeError, ValueError) as exc:
                     raise _rejected() from exc
         return cast("dict[str, Any]", self.cleaned_data)
+
+    def _check_new(self, response: Any) -> None:
+        """Require that the user does not have the passkey, as after a second click.
+
+        Raises:
+            ValidationError: the user has it.
+        """
+        added = response.response.attestation_object.auth_data.credential_data.credential_id
+        if added in {credential.credential_id for credential in auth.get_credentials(self.user)}:
+            raise _rejected()
 
 
 class RenamePasskeyForm(EditWebAuthnForm):

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 
 from allauth.account.internal.flows.login import record_authentication
 from allauth.mfa.models import Authenticator
 from allauth.mfa.totp.views import ActivateTOTPView
 from django import forms
 from django.conf import settings
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseRedirect, JsonResponse
 from django.urls import reverse
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 
+from frontend.accounts.totp_codes import use_code
 from frontend.core.page_context import leave_for, page_of
 from tenants.models import User
 from tenants.reauthentication import proofs_of, reauthentication_route
@@ -52,8 +55,26 @@ class SecondFactorActivateTotp(ActivateTOTPView):
     def form_valid(self, form: forms.Form) -> HttpResponse:
         response: HttpResponse = super().form_valid(form)
         device = Authenticator.objects.get(user=self.request.user, type=Authenticator.Type.TOTP)
+        use_code(device, form.cleaned_data["code"])
         record_authentication(self.request, device.user, "mfa", id=device.pk, type=device.type, reauthenticated=True)
         return response
+
+
+def lock_user(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """Run a view that adds to the user's second factors in a transaction that locks the user.
+
+    A second click finds the result of the first one. Without the lock, both would insert the same row.
+    """
+
+    @wraps(view)
+    def run(request: HttpRequest, *args: object, **kwargs: object) -> HttpResponse:
+        if request.method != "POST" or not request.user.is_authenticated:
+            return view(request, *args, **kwargs)
+        with transaction.atomic():
+            User.objects.select_for_update(no_key=True).filter(pk=request.user.pk).first()
+            return view(request, *args, **kwargs)
+
+    return run
 
 
 def _is_always_open(request: HttpRequest) -> bool:

@@ -18,7 +18,7 @@ from django.contrib import messages
 from django.contrib.auth.decorators import login_required
 from django.contrib.auth.password_validation import validate_password
 from django.contrib.auth.views import LogoutView
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -139,7 +139,8 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
                 user = user or _newcomer(found, form)
                 actions.do_accept_invitation(found, user)
         except actions.ActionRefused as exc:
-            refused = translated(str(exc))
+            found = invitations.find(token) or found
+            refused = translated(str(exc)) if found.is_open else ""  # else the page says that it was used
         else:
             if form is not None:  # a new user, who set the password in this form
                 made = Login(user=user, redirect_url=reverse("overview", args=[found.tenant.slug]))
@@ -152,9 +153,19 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
 
 
 def _newcomer(found: Invitation, form: JoinForm | None) -> User:
+    """Create the user of an invitation.
+
+    Raises:
+        Conflict: another request has just created the user.
+    """
     assert form is not None  # noqa: S101  (the caller's condition)
     audit.set_actor(replace(audit.current_actor(), name=found.email))
-    user = User.objects.create_user(found.email, form.cleaned_data["password"], name=form.cleaned_data["name"])
+    try:
+        with transaction.atomic():
+            user = User.objects.create_user(found.email, form.cleaned_data["password"], name=form.cleaned_data["name"])
+    except IntegrityError as exc:
+        text = _("An account with this email address was created at the same time. Open the link again to sign in.")
+        raise actions.Conflict(text) from exc
     audit.record_person("user.created", user, after=audit.serialize_for_audit(user))
     return user
 

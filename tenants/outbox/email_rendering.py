@@ -28,7 +28,6 @@ def render_email(
     to: Sequence[str],
     *,
     button: str = "Open Millrace",
-    home: str = "",
     reason: str = "You receive this email as a member of an organization on Millrace.",
     headers: Mapping[str, str] | None = None,
 ) -> EmailMultiAlternatives:
@@ -39,12 +38,11 @@ def render_email(
         text: paragraphs, separated by empty lines.
         to: email addresses of the recipients.
         button: label of the buttons.
-        home: URL prefix of links that become buttons; default: the platform's URL.
         reason: why the recipient gets the email, in small print.
         headers: additional headers.
     """
     subject = " ".join(subject.split())  # a line break would begin another header
-    home = home or settings.MILLRACE.base_url
+    home = settings.MILLRACE.base_url
     paragraphs = [_paragraph(part, home, button) for part in text.strip().split("\n\n") if part.strip()]
     context = {"subject": subject, "paragraphs": paragraphs, "reason": reason, "home": home}
     message = EmailMultiAlternatives(

@@ -1,8 +1,10 @@
-"""Emails to users about changes of their logins, by an operator or by themselves."""
+"""Emails to users about their logins. Web jobs send them: a mail server is slow and can be down."""
 
 from __future__ import annotations
 
 import structlog
+from allauth.account import app_settings
+from allauth.account.utils import user_pk_to_url_str
 from django.conf import settings
 from django.utils.module_loading import import_string
 from kombu.exceptions import OperationalError
@@ -44,6 +46,14 @@ def queue_second_factor_removed_email(user_id: int) -> None:
     _queue("tenants.send_second_factor_removed_email", user_id)
 
 
+def queue_password_reset_email(email: str) -> None:
+    """Queue the email to an address as entered, which may have no user.
+
+    The job looks up the user, so the time of the response does not show whether there is one.
+    """
+    _queue("tenants.send_password_reset_email", email)
+
+
 def _queue(task: str, *arguments: int | str) -> None:
     app = import_string(settings.CELERY_APP)
     try:
@@ -65,3 +75,18 @@ def send_second_factor_removed_email(user_id: int) -> None:
         "If you did not request this, contact your operator and change your password."
     )
     render_email("Two-factor authentication removed", text, [user.email], button="View account", reason=REASON).send()
+
+
+def send_password_reset_email(email: str) -> None:
+    """Email the link that sets a new password, if the address has an active user."""
+    user = User.objects.filter(email=email.strip().lower(), is_active=True).first()
+    if user is None:
+        return
+    key = f"{user_pk_to_url_str(user)}-{app_settings.PASSWORD_RESET_TOKEN_GENERATOR().make_token(user)}"
+    text = (
+        "A password reset was requested for your Millrace account. If you did not request it, ignore this email. Your"
+        " password stays the same.\n\n"
+        "To set a new password, open this link:\n\n"
+        f"{settings.MILLRACE.base_url}/account/password/reset/{key}"
+    )
+    render_email("Set a new password", text, [user.email], button="Set a new password", reason=REASON).send()

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from inference_worker.contract import env
+from inference_worker.contract.secure_urls import issuer_url
 from inference_worker.contract.settings import RENAMED, SharedSettings, WorkerSettings
 from inference_worker.contract.spelling import edit_distance
 
@@ -192,10 +193,10 @@ class PlatformSettings(SharedSettings):
     email_from: str = env.env(str, "Millrace <millrace@localhost>", "sender of emails")
     deletion_grace_days: int = env.env(env.integer(0, 365), "30", "how long a deleted tenant can be restored, in days")
     oidc_issuer: str = env.env(
-        env.optional(web_url, ""),
+        env.optional(issuer_url, ""),
         "",
-        "URL of the OpenID Connect provider for sign-in, without /.well-known/openid-configuration; empty: no"
-        " OpenID Connect",
+        "URL of the OpenID Connect provider for sign-in, without /.well-known/openid-configuration; https://, or"
+        " http:// on a loopback address; empty: no OpenID Connect",
     )
     oidc_client_id: str = env.env(str, "", "client ID at the OpenID Connect provider")
     oidc_client_secret: str = env.env(str, "", "client secret at the OpenID Connect provider", secret=True)

@@ -154,8 +154,9 @@ ACCOUNT_LOGOUT_REDIRECT_URL = LOGOUT_REDIRECT_URL
 ACCOUNT_SESSION_REMEMBER = True
 ACCOUNT_REAUTHENTICATION_TIMEOUT = 300
 ACCOUNT_DEFAULT_HTTP_PROTOCOL = "https" if _https else "http"
-# Replaced by tenants.login_throttle, which does not block known devices because of others. Other limits are allauth's.
-ACCOUNT_RATE_LIMITS = dict.fromkeys(("login", "login_failed", "reauthenticate", "reset_password", "change_password"))
+# allauth's limits are off. tenants.login_throttle counts attempts, and does not block known devices because of others.
+ACCOUNT_RATE_LIMITS = MFA_RATE_LIMITS = False
+ACCOUNT_EMAIL_UNKNOWN_ACCOUNTS = False
 MFA_SUPPORTED_TYPES = ["totp", "webauthn", "recovery_codes"]
 MFA_PASSKEY_LOGIN_ENABLED = True
 MFA_ADAPTER = "frontend.accounts.passkeys.MfaAdapter"
@@ -177,6 +178,7 @@ SOCIALACCOUNT_EMAIL_AUTHENTICATION_AUTO_CONNECT = True
 SOCIALACCOUNT_QUERY_EMAIL = True
 SOCIALACCOUNT_PROVIDERS = {
     "openid_connect": {
+        "provider_class": "frontend.accounts.openid_connect.OidcProvider",
         "OAUTH_PKCE_ENABLED": True,
         "APPS": [
             {

@@ -36,3 +36,10 @@ def identity_provider(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterato
         settings.SOCIALACCOUNT_PROVIDERS = {"openid_connect": configured | {"APPS": [app]}}
         settings.MILLRACE = dataclasses.replace(settings.MILLRACE, oidc_issuer=provider.issuer)
         yield provider
+
+
+@pytest.fixture(autouse=True)
+def _password_resets_without_a_web_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tenants.outbox import user_emails  # here: imported before Django is set up
+
+    monkeypatch.setattr(user_emails, "queue_password_reset_email", user_emails.send_password_reset_email)

@@ -156,6 +156,14 @@ def test_a_passkey_signs_in_without_a_password(client, user, passkey):
     assert client.get("/t/acme/").status_code == 200
 
 
+def test_an_office_signs_in_with_passkeys(user, passkey):
+    """The sign-ins are from one address within a minute. Only the documented throttle counts."""
+    for number in range(25):
+        client = Client(REMOTE_ADDR="203.0.113.9")
+        response = client.post(LOGIN, {"credential": passkey.sign(login_options(client))})
+        assert (response.status_code, is_signed_in(client)) == (302, True), number
+
+
 def test_a_sign_in_leads_to_no_other_site(client, passkey):
     sent = {"credential": passkey.sign(login_options(client)), "next": "https://elsewhere.example/"}
     assert client.post(LOGIN, sent).url == "/"

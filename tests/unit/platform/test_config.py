@@ -59,6 +59,54 @@ def test_an_error_names_the_invalid_value(name: str, value: str) -> None:
         check_settings(GOOD | {name: value})
 
 
+@pytest.mark.parametrize(
+    "issuer",
+    [
+        *("https://id.example.com", "https://id.example.com:8443/realms/x", "http://localhost:8080/realms/x"),
+        *(
+            "http://127.0.0.1:1",
+            "http://127.9.9.9",
+            "http://[::1]:8080/a",
+            "https://10.0.0.7",
+            "https://id.example.com/",
+        ),
+    ],
+)
+def test_an_issuer_is_reached_by_tls_or_on_this_machine(issuer: str) -> None:
+    settings = load(environment.PlatformSettings, GOOD | {"MILLRACE_OIDC_ISSUER": issuer})
+    assert settings.oidc_issuer == issuer.rstrip("/")
+
+
+@pytest.mark.parametrize(
+    "issuer",
+    [
+        *("http://id.example.com", "http://10.0.0.7", "http://0.0.0.0", "http://localhost.example.com", "http://[::2]"),
+        *(
+            "http://127.0.0.1.example.com",
+            "http://localhost@id.example.com",
+            "https://",
+            "https://x:port",
+            "id.example.com",
+        ),
+        *(
+            "ftp://id.example.com",
+            "https://id.example.com?x=1",
+            "https://id.example.com#x",
+            "https://u:p@id.example.com",
+        ),
+        *(
+            "https://id.example.com/.well-known/openid-configuration",
+            "http://[fe80::1]",
+            "https://[::1",
+            "http://2130706433",
+        ),
+    ],
+)
+def test_another_issuer_is_a_clear_error(issuer: str) -> None:
+    with pytest.raises(SettingsError, match="MILLRACE_OIDC_ISSUER"):
+        load(environment.PlatformSettings, GOOD | {"MILLRACE_OIDC_ISSUER": issuer})
+
+
 def test_one_error_names_every_problem_and_no_secret() -> None:
     wrong = {"MILLRACE_PORT": "x", "MILLRACE_DEVICE": "y", "MILLRACE_SECRET_KEY": "do-not-tell"}
     with pytest.raises(SettingsError) as exc_info:
