@@ -22,5 +22,6 @@ BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
         "schedule": 2.0,
         "options": {"expires": 2},
     },
+    "tenants-run-jobs": {"task": "tenants.run_jobs", "schedule": 1.0, "options": {"expires": 1}},
     "tenants-purge-expired": {"task": "tenants.purge_expired", "schedule": crontab(minute="*/10")},
 }

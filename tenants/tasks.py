@@ -9,7 +9,7 @@ import redis
 import structlog
 from celery import shared_task
 
-from tenants import idempotency_rules
+from tenants import idempotency_rules, jobs
 from tenants.actions import do_purge_tenant
 from tenants.credentials import delivery as credential_delivery
 from tenants.isolation.db_roles import BypassReason
@@ -71,8 +71,9 @@ def purge_deleted() -> int:
 
 @shared_task(name="tenants.purge_expired")
 def purge_expired() -> None:
-    """Remove old change events, idempotent responses, webhook events and emails."""
+    """Remove old change events, idempotent responses, jobs, webhook events and emails."""
     now = datetime.now(UTC)
+    jobs.remove_old_jobs(now)
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
         old = now - timedelta(seconds=change_feed.RETENTION_SECONDS)
         ChangeEventRow.objects.all_tenants().filter(created_at__lt=old).delete()
@@ -82,6 +83,12 @@ def purge_expired() -> None:
         WebhookDelivery.objects.all_tenants().filter(event__created_at__lt=oldest).delete()
         WebhookEvent.objects.all_tenants().filter(created_at__lt=oldest).delete()
         OutboxEmail.objects.all_tenants().filter(created_at__lt=oldest).delete()
+
+
+@shared_task(name="tenants.run_jobs")
+def run_jobs() -> int:
+    """Run the jobs of tenants that wait. Returns their number."""
+    return jobs.run_jobs()
 
 
 @shared_task(name="tenants.deliver_credentials")

@@ -38,6 +38,7 @@ from tenants.models import (
     RoutingPolicy,
     SavedView,
     Tenant,
+    TenantJob,
     UpstreamCredential,
     User,
     WebhookEndpoint,
@@ -194,7 +195,7 @@ def do_purge_tenant(tenant: Tenant, *, now: datetime | None = None) -> bool:
             model.objects.for_tenant(locked).delete()
         for message_model in (
             *(WebhookEndpoint, WebhookEvent, OutboxEmail, IdempotentResponse),
-            *(UpstreamCredential, Experiment, SavedView),
+            *(UpstreamCredential, Experiment, SavedView, TenantJob),
         ):
             message_model.objects.for_tenant(locked).delete()
         locked.status, locked.purge_after = Tenant.Status.PURGED, None

@@ -6,6 +6,7 @@ from django.urls import path
 
 from tenants.api import (
     credentials,
+    jobs,
     keys,
     members,
     openapi_security,  # noqa: F401 - registers its scheme
@@ -39,6 +40,9 @@ urlpatterns = [
     path("policies/<int:pk>/diff", policies.PolicyDiff.as_view(), name="api-policy-diff"),
     path("policies/<int:pk>", rules.PolicyDetail.as_view(), name="api-policy"),
     path("policies/<int:pk>/revert", rules.PolicyRevert.as_view(), name="api-policy-revert"),
+    path("jobs", jobs.Jobs.as_view(), name="api-jobs"),
+    path("jobs/<int:pk>", jobs.JobDetail.as_view(), name="api-job"),
+    path("jobs/<int:pk>/result", jobs.JobResultView.as_view(), name="api-job-result"),
     path("audit", tenancy.Audit.as_view(), name="api-audit"),
     path("audit/<int:pk>", tenancy.AuditDetail.as_view(), name="api-audit-entry"),
     path("webhooks", webhooks.Endpoints.as_view(), name="api-webhooks"),

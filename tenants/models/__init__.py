@@ -2,6 +2,7 @@
 
 from tenants.models.credentials import MAX_SECRET_LENGTH, UpstreamCredential
 from tenants.models.experiments import Experiment
+from tenants.models.jobs import TenantJob
 from tenants.models.keys import ApiKey, ApiKeySnapshotRow, ApiKeyUsage
 from tenants.models.outbox import OutboxRow
 from tenants.models.people import Invitation, Membership, User, UserManager
@@ -48,6 +49,7 @@ __all__ = [
     "RoutingPolicyDraft",
     "SavedView",
     "Tenant",
+    "TenantJob",
     "UpstreamCredential",
     "User",
     "UserManager",

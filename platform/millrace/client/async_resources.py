@@ -109,6 +109,7 @@ from millrace.client.models import (
     TaskEnum,
     TaxRule,
     Tenant,
+    TenantJob,
     TermTypeEnum,
     TierEnum,
     UnknownParametersEnum,
@@ -754,6 +755,33 @@ class AsyncInvoicesResource:
     async def pdf(self, id: int) -> bytes:
         """Return the PDF as sent: PDF/A-3 with the Factur-X XML attached."""
         return (await self._http.raw("GET", f"invoices/{id}/pdf")).content
+
+
+class AsyncJobsResource:
+    def __init__(self, http: AsyncHttp) -> None:
+        self._http = http
+
+    def list(
+        self,
+        *,
+        kind: str | Omit = OMIT,
+        page_size: int | Omit = OMIT,
+        status: Literal["queued", "running", "completed", "failed"] | Omit = OMIT,
+    ) -> AsyncPager[TenantJob]:
+        """List the jobs of the last day, newest first.
+
+        Args:
+            page_size: Rows per page; default: 50.
+        """
+        return AsyncPager[TenantJob](self._http, "jobs", query={"kind": kind, "limit": page_size, "status": status})
+
+    async def get(self, id: int) -> TenantJob:
+        """Return the state of a job."""
+        return cast("TenantJob", await self._http.call("GET", f"jobs/{id}"))
+
+    async def result(self, id: int) -> Any:
+        """Return the result of a completed job."""
+        return cast("Any", await self._http.call("GET", f"jobs/{id}/result"))
 
 
 class AsyncKeysResource:
@@ -3448,6 +3476,7 @@ class AsyncResources:
         self.forecast = AsyncForecastResource(http)
         self.invitations = AsyncInvitationsResource(http)
         self.invoices = AsyncInvoicesResource(http)
+        self.jobs = AsyncJobsResource(http)
         self.keys = AsyncKeysResource(http)
         self.ledger = AsyncLedgerResource(http)
         self.limits = AsyncLimitsResource(http)

@@ -245,6 +245,7 @@ TargetProblemOutCodeEnum = Literal[
     "model_not_found", "model_unloaded", "model_not_priced", "model_drained", "model_loading"
 ]
 TaskEnum = Literal["generate", "embed"]
+TenantJobOutStatusEnum = Literal["queued", "running", "completed", "failed"]
 TenantStatus = Literal["active", "suspended", "purged"]
 TermTypeEnum = Literal["graduated", "volume", "discount", "minimum"]
 TierEnum = Literal["standard", "batch", "flex", "priority"]
@@ -1732,6 +1733,19 @@ class Tenant(TypedDict):
     answer_cache_scope: AnswerCacheScopeEnum
     semantic_cache_max_error_percent: int  # maximum error rate of answers to similar questions; 0: none are served
     cache_warming_nano: int  # budget of cache warming for each day, in nano-USD; 0: caches are not warmed
+
+
+class TenantJob(TypedDict):
+    """A job and its state. When it is `completed`, `GET /api/jobs/{id}/result` returns its result."""
+
+    id: int
+    kind: str  # what the job does, such as cache-warming.run
+    parameters: Any
+    status: TenantJobOutStatusEnum
+    created_at: str
+    started_at: str | None
+    ended_at: str | None
+    error: str  # Why it failed; empty: it did not.
 
 
 class Tokens(TypedDict):

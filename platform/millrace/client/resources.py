@@ -109,6 +109,7 @@ from millrace.client.models import (
     TaskEnum,
     TaxRule,
     Tenant,
+    TenantJob,
     TermTypeEnum,
     TierEnum,
     UnknownParametersEnum,
@@ -744,6 +745,33 @@ class InvoicesResource:
     def pdf(self, id: int) -> bytes:
         """Return the PDF as sent: PDF/A-3 with the Factur-X XML attached."""
         return (self._http.raw("GET", f"invoices/{id}/pdf")).content
+
+
+class JobsResource:
+    def __init__(self, http: Http) -> None:
+        self._http = http
+
+    def list(
+        self,
+        *,
+        kind: str | Omit = OMIT,
+        page_size: int | Omit = OMIT,
+        status: Literal["queued", "running", "completed", "failed"] | Omit = OMIT,
+    ) -> Pager[TenantJob]:
+        """List the jobs of the last day, newest first.
+
+        Args:
+            page_size: Rows per page; default: 50.
+        """
+        return Pager[TenantJob](self._http, "jobs", query={"kind": kind, "limit": page_size, "status": status})
+
+    def get(self, id: int) -> TenantJob:
+        """Return the state of a job."""
+        return cast("TenantJob", self._http.call("GET", f"jobs/{id}"))
+
+    def result(self, id: int) -> Any:
+        """Return the result of a completed job."""
+        return cast("Any", self._http.call("GET", f"jobs/{id}/result"))
 
 
 class KeysResource:
@@ -3406,6 +3434,7 @@ class Resources:
         self.forecast = ForecastResource(http)
         self.invitations = InvitationsResource(http)
         self.invoices = InvoicesResource(http)
+        self.jobs = JobsResource(http)
         self.keys = KeysResource(http)
         self.ledger = LedgerResource(http)
         self.limits = LimitsResource(http)

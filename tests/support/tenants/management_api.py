@@ -20,6 +20,7 @@ from tenants.models import (
     AuditEntry,
     Project,
     Tenant,
+    TenantJob,
     User,
 )
 from tests.support.billing.books import draft_for
@@ -55,6 +56,8 @@ def furnished(slug: str) -> Row:
     delivery = do_send_test_event(endpoint)
     credential = do_create_credential(tenant, "own", f"sk-{slug}", model_names=["remote"])
     rule, alert = _alerting(tenant)
+    with tenant_scope(tenant):
+        job = TenantJob.objects.create(tenant=tenant, kind="tests.none", permission="tenant.read", actor={})
     ids: dict[str, int | str] = {
         "api-alert-rule": rule.pk,
         "api-rule-alert-acknowledge": alert.pk,
@@ -77,6 +80,7 @@ def furnished(slug: str) -> Row:
         **dict.fromkeys(("api-experiment-start", "api-experiment-stop"), experiment.pk),
         **dict.fromkeys(("api-policy-revert", "api-policy-diff"), policy.pk),
         **dict.fromkeys(("api-policy-draft", "api-policy-draft-publish"), draft.pk),
+        **dict.fromkeys(("api-job", "api-job-result"), job.pk),
         "api-audit-entry": of(AuditEntry, tenant)[0].pk,
     }
     return Row(tenant, ids)
