@@ -66,9 +66,11 @@ def test_a_warmed_prompt_is_a_hit_and_its_cost_and_saving_are_shown(warmed: Stac
         return httpx.post(f"{stack.url}/v1/chat/completions", json=BODY, headers=stack.headers, timeout=120)
 
     def warm() -> dict[str, Any]:
-        response = httpx.post(f"{stack.url}/api/cache-warming/run", headers=stack.headers, timeout=120)
-        assert response.status_code == 200, response.text
-        return dict(response.json())
+        response = httpx.post(f"{stack.url}/api/cache-warming/run", headers=stack.headers, timeout=60)
+        assert response.status_code == 202, response.text
+        url = f"{stack.url}{response.headers['location']}"
+        eventually(lambda: httpx.get(url, headers=stack.headers, timeout=60).json()["status"] == "completed")
+        return dict(httpx.get(f"{url}/result", headers=stack.headers, timeout=60).json())
 
     def status() -> dict[str, Any]:
         response = httpx.get(f"{stack.url}/api/cache-warming", headers=stack.headers, timeout=60)

@@ -22,6 +22,7 @@ from frontend.tenant.overview.quick_start import CodeExample
 from millrace.apps.operations.deployments import served_specs
 from millrace.apps.operations.model_obstacles import task_of
 from millrace.apps.request_log.selectors import stored_content
+from millrace.apps.request_log.stored_prompts import decode_body
 from tenants.models import ApiKey, RoutingPolicy
 from tenants.permissions import Permission
 from tenants.routing_policies import policy
@@ -140,14 +141,10 @@ def _replayed_request(ctx: PageContext) -> ReplayedRequest:
     if not request_id or not ctx.may(Permission.USAGE_READ):
         return ReplayedRequest()
     content = stored_content(ctx.tenant.pk, request_id[:64])
-    body: dict[str, Any] = {}
-    if content is not None and not content.truncated:
-        try:
-            body = json.loads(content.body)
-        except ValueError:
-            body = {}
+    body = {} if content is None else decode_body(content.body) or {}
     texts = {"system": "", "user": ""}
-    for message in body.get("messages") or ():
+    messages = body.get("messages")
+    for message in messages if isinstance(messages, list) else ():
         if isinstance(message, dict) and isinstance(message.get("content"), str):
             role = "system" if message.get("role") in ("system", "developer") else str(message.get("role"))
             texts[role] = message["content"]
@@ -171,4 +168,7 @@ def _option(body: dict[str, Any], name: str) -> str:
 
 
 def _json_text(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False) if value else ""
+    try:
+        return json.dumps(value, indent=2, ensure_ascii=False) if value else ""
+    except RecursionError:
+        return ""

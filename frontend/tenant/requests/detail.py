@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -16,7 +15,7 @@ from frontend.core.numbers import Money, duration, exact, exact_places, share
 from frontend.core.page_context import PageContext
 from frontend.tenant.keys.key_limits import NAMES
 from frontend.tenant.requests.log import CACHE_LABELS, SCOPES, bound_text, status_text
-from frontend.tenant.requests.messages import curl_of, messages_of
+from frontend.tenant.requests.messages import curl_of, indented_body, messages_of
 from frontend.tenant.requests.timeline import events_of, timeline_of
 from inference_worker.contract.request import TOKEN_CLASSES
 from millrace.apps.request_log import selectors
@@ -370,11 +369,7 @@ def _content(found: RequestStory) -> dict[str, Any] | None:
     content = found.content
     if content is None:
         return None
-    try:
-        body = json.dumps(json.loads(content.body), indent=2, ensure_ascii=False)
-    except ValueError:
-        body = content.body
-    return {"body": body, "answers": content.answers, "truncated": content.truncated}
+    return {"body": indented_body(content), "answers": content.answers, "truncated": content.truncated}
 
 
 def _replay(ctx: PageContext, found: RequestStory) -> str:

@@ -11,6 +11,7 @@ from django.conf import settings
 from django.utils.translation import gettext as _
 
 from millrace.apps.request_log.models import RequestContent, RequestRecord
+from millrace.apps.request_log.stored_prompts import decode_body
 
 MAX_MESSAGES = 200
 _FOLD_AFTER = 1500  # characters of a message that are shown unfolded
@@ -43,13 +44,16 @@ class StoredMessage:
 
 def body_of(content: RequestContent | None) -> Mapping[str, Any]:
     """Return the stored JSON body; empty if it was not stored or was truncated."""
-    if content is None:
-        return {}
+    return {} if content is None else decode_body(content.body) or {}
+
+
+def indented_body(content: RequestContent) -> str:
+    """Return the stored body with a line for each value; as it was sent if it is not JSON or too deeply nested."""
+    body = decode_body(content.body)
     try:
-        body = json.loads(content.body)
-    except ValueError:
-        return {}
-    return body if isinstance(body, dict) else {}
+        return content.body if body is None else json.dumps(body, indent=2, ensure_ascii=False)
+    except RecursionError:
+        return content.body
 
 
 def messages_of(content: RequestContent | None) -> list[StoredMessage]:
@@ -104,8 +108,11 @@ def curl_of(record: RequestRecord, content: RequestContent | None) -> str:
     path = _PATHS.get(record.endpoint)
     if path is None:
         return ""
-    body = dict(body_of(content)) or _skeleton(record)
-    quoted = json.dumps(body, indent=2, ensure_ascii=False).replace("'", "'\\''")
+    if content is not None and body_of(content):
+        text = indented_body(content)
+    else:
+        text = json.dumps(_skeleton(record), indent=2, ensure_ascii=False)
+    quoted = text.replace("'", "'\\''")
     key = "x-api-key: " if record.endpoint == "messages" else "Authorization: Bearer "
     more = ' \\\n  -H "anthropic-version: 2023-06-01"' if record.endpoint == "messages" else ""
     return (

@@ -8,6 +8,7 @@ import click
 
 from millrace.cli import output
 from millrace.cli.app import ResourceGroup, Session, command, given_options
+from millrace.cli.job_results import wait_for_result
 from millrace.cli.output import Column, amount, moment, nano_amount, number
 from millrace.cli.usage import instant
 
@@ -59,7 +60,7 @@ def warm(session: Session, tenant: str | None) -> None:
     """Compute frequent prompts and shared prefixes now, in the batch class, within the day's budget."""
     client = _client(session, tenant)
     with output.tenant_currency(lambda: client.billing_currency.get()["currency"]):
-        session.one(client.cache_warming.run(), _RUN)
+        session.one(wait_for_result(client, client.cache_warming.run()), _RUN)
 
 
 @command(cache, "warming", example="millrace cache warming --from 2026-11-01")

@@ -120,7 +120,6 @@ from millrace.client.models import (
     VersionDetail,
     VolumeTierIn,
     VoucherTypeEnum,
-    WarmingRun,
     WindowMinutesEnum,
     Worker,
 )
@@ -536,9 +535,9 @@ class AsyncCacheWarmingResource:
         """
         return cast("CacheWarming", await self._http.call("GET", "cache-warming", query={"from": from_, "to": to}))
 
-    async def run(self, *, idempotency_key: str | None = None) -> WarmingRun:
-        """Warm the caches now, within the rest of the day's budget."""
-        return cast("WarmingRun", await self._http.call("POST", "cache-warming/run", idempotency_key=idempotency_key))
+    async def run(self, *, idempotency_key: str | None = None) -> TenantJob:
+        """Start a job that warms the caches now, within the rest of the day's budget."""
+        return cast("TenantJob", await self._http.call("POST", "cache-warming/run", idempotency_key=idempotency_key))
 
 
 class AsyncCommitmentsResource:
@@ -2927,7 +2926,7 @@ class AsyncRequestsResource:
         to: str | datetime | Omit = OMIT,
         weak: str | Omit = OMIT,
     ) -> LabeledOutcomes:
-        """Return the newest 1,000 stored prompts with feedback on either of two models. Default: 1 day.
+        """Return stored prompts with feedback on either of two models, the newest 1,000 or 8 MiB. Default: 1 day.
 
         Args:
             from_: Start, inclusive.

@@ -1889,17 +1889,6 @@ class WarmedPrompt(TypedDict):
     saved_usd: str  # Saved by the first request that used it.
 
 
-class WarmingRun(TypedDict):
-    """The prompts that a run has chosen."""
-
-    prompts: int  # Prompts that will be computed.
-    prefixes: int  # Those that fill the prefix cache.
-    not_worthwhile: int  # Prompts whose expected saving does not cover their cost.
-    over_budget: int  # Prompts that do not fit into the rest of the day's budget.
-    expected_usd: str  # Expected saving less the expected cost.
-    max_usd: str  # Maximum cost.
-
-
 class Worker(TypedDict):
     """A replica, as reported by its last heartbeat."""
 

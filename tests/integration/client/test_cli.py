@@ -8,6 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner, Result
@@ -17,8 +18,10 @@ from billing.models import PriceBook, PriceBookAssignment, Rerating
 from inference_worker.contract.command_line import format_command
 from millrace import cli
 from millrace.cli import app
+from tenants.actions import Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
+from tenants.jobs import run_jobs
 from tenants.models import Tenant, User
 from tests.support.billing.books import OCTOBER, invoiced, make_months, price, rate_card, use
 
@@ -61,10 +64,14 @@ def test_keys(run):
     assert key["id"] in [row["id"] for row in printed(run("keys", "list", "--revoked", "--json"))]
 
 
-def test_cache_warming(run, operate):
+def test_cache_warming(run, operate, monkeypatch):
+    monkeypatch.setattr("millrace.cli.job_results.time.sleep", lambda _: run_jobs())
     assert "$0.50" in (run("organization", "update", "--cache-warming", "0.50") and run("organization").stdout)
     run("organization", "update", "--content-retention-days", "1")
     assert printed(run("cache", "warm", "--json"))["prompts"] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("millrace.apps.request_log.warming_jobs.do_warm_caches", Mock(side_effect=Conflict("It is off.")))
+        assert "It is off." in run("cache", "warm", fails=True).output
     assert "expected saving" in operate("cache", "warm", "--tenant", "acme").stdout
     assert "$0.50" in run("cache").stdout
     assert printed(run("cache", "warming", "--from", "2026-11-01", "--to", "2026-11-02", "--json"))["results"] == []

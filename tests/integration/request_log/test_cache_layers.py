@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -42,6 +43,7 @@ def settle(
     at: datetime = NOW,
     cost_femto: int = 1,
     host_tokens: int = 0,
+    missed: Mapping[str, Any] | None = None,
     **tokens: int,
 ) -> None:
     with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
@@ -69,6 +71,7 @@ def settle(
             saved_femto=saved_femto,
             invoice_period=period,
             settled_at=datetime.now(UTC),
+            **(missed or {}),
         )
 
 

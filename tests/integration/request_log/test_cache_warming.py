@@ -15,12 +15,14 @@ from billing.amounts import FEMTO_A_NANO
 from millrace.apps.batches.actions import storage
 from millrace.apps.batches.models import Batch, File
 from millrace.apps.request_log import cache_warming, tasks
-from millrace.apps.request_log.cache_warming import WarmingRun, do_warm_caches, settle_warmed
+from millrace.apps.request_log.cache_warming import WarmingRun, do_warm_caches
 from millrace.apps.request_log.models import RequestContent, RequestRecord, WarmedPrompt
+from millrace.apps.request_log.warming_settlement import settle_warmed
 from millrace.conf.environment import hours
 from tenants import actions
 from tenants.actions import Conflict
 from tenants.isolation.scopes import tenant_scope
+from tenants.jobs import run_jobs
 from tenants.models import ApiKey, Tenant
 from tests.integration.request_log.test_cache_layers import settle
 from tests.integration.request_log.test_selectors import NOW, record
@@ -463,8 +465,16 @@ def test_api(acme: Tenant) -> None:
     client = by_key(acme)
     Asker(acme)
     response = client.post("/api/cache-warming/run")
-    assert response.status_code == 200, response.content
-    assert response.json()["prompts"] == 0
+    assert (response.status_code, response.json()["status"]) == (202, "queued"), response.content
+    assert client.get(f"{response['location']}/result").status_code == 409
+    assert run_jobs() == 1
+    assert client.get(response["location"]).json()["status"] == "completed"
+    chosen = {"prompts": 0, "prefixes": 0, "not_worthwhile": 0, "over_budget": 0}
+    assert client.get(f"{response['location']}/result").json() == {
+        **chosen,
+        "expected_usd": "0.00",
+        "max_usd": "0.00",
+    }
     asker = Asker(acme)
     asker.ask_daily()
     do_warm_caches(acme, now=NOW)

@@ -595,7 +595,7 @@ class RequestOutcomes(TenantView):
 
     @extend_schema(operation_id="requests_outcomes", parameters=[OutcomesQuery], responses=LabeledOutcomesOut)
     def get(self, request: Request) -> Response:
-        """Return the newest 1,000 stored prompts with feedback on either of two models. Default: 1 day."""
+        """Return stored prompts with feedback on either of two models, the newest 1,000 or 8 MiB. Default: 1 day."""
         values = check_query(OutcomesQuery, request).validated_data
         start, end = read_period(values)
         names = values["model"], values["weak"], values["strong"]

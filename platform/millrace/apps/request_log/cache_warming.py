@@ -14,44 +14,38 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import partial
 
 from django.conf import settings
-from django.db import transaction
-from django.db.models import Q, Sum
 
 from billing.amounts import FEMTO_A_NANO
-from billing.models import CompiledRateCard, UsageChange, UsageEvent
+from billing.models import CompiledRateCard, UsageEvent
 from billing.pricing.pricing import PriceIndex, RateCard, Tier, UnknownPriceError, price, reservation_nano
 from inference_worker.contract.request import TokenCounts
-from millrace.apps.batches.actions import LIVE, storage
 from millrace.apps.batches.models import Batch, File
 from millrace.apps.batches.storage import new_name
 from millrace.apps.batches.tenant_actions import do_upload_file
-from millrace.apps.request_log.models import CacheLayer, RequestContent, RequestOutcome, RequestRecord, WarmedPrompt
+from millrace.apps.request_log.models import WarmedPrompt
+from millrace.apps.request_log.prompt_digests import PATHS
+from millrace.apps.request_log.stored_prompts import read_bodies
 from millrace.apps.request_log.warming_candidates import (
     DAY,
-    PATHS,
     Candidate,
     find_candidates,
     keys_of,
-    prefixes_of,
-    stored_requests,
 )
+from millrace.apps.request_log.warming_settlement import permits_warming, settle_warmed
 from tenants.actions.common import Conflict, locked_tenant
-from tenants.isolation.scopes import tenant_scope
 from tenants.models import ApiKey, Tenant
 
 MAX_PROMPTS = 200  # of one run
+MAX_COPIED_BYTES = 8 * 2**20  # of the stored prompts of one run
 MAX_FEMTO = 2**62  # maximum cost of one prompt; a higher one is an error of the price list
 PREFIX_LIFETIME = timedelta(hours=4)  # assumed; the share of used prefixes corrects it
 RUN_TIME = timedelta(hours=2)  # after that, prompts that have not started are not warmed
 FILE_TIME = timedelta(days=1)
-SETTLE_TIME = timedelta(minutes=10)  # after the end of a batch, its requests are settled
-LATE = timedelta(hours=1)  # requests that used a prompt may be settled after it has expired
 PREFIX_MARGIN_TOKENS = 64  # of the last turn of a prefix
 MESSAGES_PATH = PATHS["messages"]
 
@@ -87,12 +81,11 @@ def do_warm_caches(tenant: Tenant, *, now: datetime | None = None) -> WarmingRun
         Conflict: the tenant has not opted in, or stores no prompts.
     """
     now = now or datetime.now(UTC)
-    _require_opted_in(tenant)
+    check_opted_in(tenant)
     settle_warmed(tenant, now=now)
-    with tenant_scope(tenant):
-        found, observed_since = find_candidates(tenant.pk, now)
     with locked_tenant(tenant) as locked:
-        _require_opted_in(locked)
+        check_opted_in(locked)
+        found, observed_since = find_candidates(locked.pk, now)
         current = _without_warm(locked, _with_live_keys(locked, found), now)
         priced = _price(locked, current, now, observed_since)
         worthwhile = [each for each in priced if each.expected_femto > 0]
@@ -103,12 +96,13 @@ def do_warm_caches(tenant: Tenant, *, now: datetime | None = None) -> WarmingRun
             if each.max_femto <= left:
                 chosen.append(each)
                 left -= each.max_femto
-        _create_batches(locked, chosen, now)
+        over_budget = len(worthwhile) - len(chosen)
+        chosen = _create_batches(locked, chosen, now)
     return WarmingRun(
         prompts=len(chosen),
         prefixes=sum(each.candidate.cache == WarmedPrompt.Cache.PREFIX for each in chosen),
         not_worthwhile=len(priced) - len(worthwhile),
-        over_budget=len(worthwhile) - len(chosen),
+        over_budget=over_budget,
         expected_femto=sum(each.expected_femto for each in chosen),
         max_femto=sum(each.max_femto for each in chosen),
     )
@@ -121,40 +115,17 @@ def spent_femto(tenant: Tenant, now: datetime) -> int:
     return sum(row.max_femto if row.cost_femto is None else row.cost_femto for row in rows)
 
 
-def settle_warmed(tenant: Tenant, *, now: datetime | None = None) -> None:
-    """Record the costs and the savings of the tenant's warmed prompts, and remove the files of finished batches.
+def check_opted_in(tenant: Tenant) -> None:
+    """Check that the tenant permits cache warming.
 
-    Batches of a tenant that no longer permits warming are cancelled. Running this again, or concurrently, changes
-    nothing.
+    Raises:
+        Conflict: it does not; the message has the reason.
     """
-    now = now or datetime.now(UTC)
-    with tenant_scope(tenant):
-        rows = WarmedPrompt.objects.for_tenant(tenant)
-        recent = list(rows.filter(Q(cost_femto=None) | Q(expires_at__gt=now - LATE)).order_by("id"))
-        batches = Batch.objects.for_tenant(tenant).in_bulk({row.batch_id for row in recent})
-        _read_requests(tenant, recent)
-        _settle_costs(tenant, [row for row in recent if row.cost_femto is None], batches, now)
-        _count_hits(tenant, recent)
-        fields = ["request_id", "cost_femto", "hits", "saved_femto"]
-        WarmedPrompt.objects.for_tenant(tenant).bulk_update(recent, fields)
-        _remove_copies(tenant, recent, batches.values())
-        if not _permits_warming(tenant):
-            live = (Batch.Status.VALIDATING, Batch.Status.IN_PROGRESS)
-            Batch.objects.for_tenant(tenant).filter(pk__in=batches, status__in=live).update(
-                status=Batch.Status.CANCELLING, cancelling_at=now
-            )
-
-
-def _permits_warming(tenant: Tenant) -> bool:
-    return bool(tenant.cache_warming_nano and tenant.content_retention_days and not tenant.is_suspended)
-
-
-def _require_opted_in(tenant: Tenant) -> None:
     if not tenant.cache_warming_nano:
         raise Conflict("Cache warming is off. Set a daily budget: cache_warming_nano.")
     if not tenant.content_retention_days:
         raise Conflict("Prompts are not stored, so none can be warmed. Set content_retention_days.")
-    if not _permits_warming(tenant):
+    if not permits_warming(tenant):
         raise Conflict("The tenant is suspended.")
 
 
@@ -220,8 +191,7 @@ def _price(
                 cost += _vector_cost(vector_card, newest.prompt_tokens + output, at)
                 hit = TokenCounts(answer_hit_input=newest.prompt_tokens, answer_hit_output=output)
                 saved = price(standard, hit, at).saved_femto
-                n = each.body.get("n")
-                most = _maximum(batch, newest.prompt_tokens, newest.max_tokens, at, n if isinstance(n, int) else 1)
+                most = _maximum(batch, newest.prompt_tokens, newest.max_tokens, at, each.choices)
                 most = max(most, (newest.reserved_nano or 0) * FEMTO_A_NANO)  # also that of a fallback's model
                 most += _vector_cost(vector_card, newest.prompt_tokens + newest.max_tokens, at)
             else:
@@ -275,15 +245,20 @@ def _prefix_uses(tenant: Tenant, now: datetime) -> tuple[int, int]:
 # Batches of the chosen prompts.
 
 
-def _create_batches(tenant: Tenant, chosen: Sequence[PricedCandidate], now: datetime) -> None:
-    """Create a batch for each key and endpoint. The tenant must be locked."""
+def _create_batches(tenant: Tenant, chosen: Sequence[PricedCandidate], now: datetime) -> list[PricedCandidate]:
+    """Create a batch for each key and endpoint, and return the prompts in them. The tenant must be locked.
+
+    Prompts whose stored body was removed, or is beyond `MAX_COPIED_BYTES`, are left out.
+    """
+    lines = _lines_of(tenant, chosen)
+    chosen = [each for each in chosen if each.candidate.fingerprint in lines]
     groups: dict[tuple[int, str], list[PricedCandidate]] = defaultdict(list)
     for each in chosen:
         groups[each.candidate.newest.key_id, each.candidate.path].append(each)
     keys = ApiKey.objects.for_tenant(tenant).select_related("project").in_bulk({key_id for key_id, _ in groups})
     for (key_id, path), members in groups.items():
-        lines = [_line(number, each.candidate) for number, each in enumerate(members)]
-        file = do_upload_file(keys[key_id].project, "cache-warming.jsonl", lines)
+        texts = [_line(number, path, lines[each.candidate.fingerprint]) for number, each in enumerate(members)]
+        file = do_upload_file(keys[key_id].project, "cache-warming.jsonl", texts)
         is_anthropic = path == MESSAGES_PATH
         purpose = File.Purpose.MESSAGES if is_anthropic else File.Purpose.BATCH
         File.objects.for_tenant(tenant).filter(pk=file.pk).update(purpose=purpose, expires_at=now + FILE_TIME)
@@ -317,141 +292,22 @@ def _create_batches(tenant: Tenant, chosen: Sequence[PricedCandidate], now: date
             )
             for number, each in enumerate(members)
         )
+    return chosen
 
 
-def _line(number: int, candidate: Candidate) -> bytes:
-    line = {"custom_id": str(number), "method": "POST", "url": candidate.path, "body": candidate.body}
-    return json.dumps(line).encode() + b"\n"
+def _lines_of(tenant: Tenant, chosen: Sequence[PricedCandidate]) -> dict[bytes, bytes]:
+    """Return the JSON bodies that compute the prompts, by their fingerprint. Bodies are decoded one after another."""
+    by_request: dict[str, list[Candidate]] = defaultdict(list)
+    for each in chosen:
+        by_request[each.candidate.newest.request_id].append(each.candidate)
+    lines = {}
+    for request_id, text in read_bodies(tenant.pk, list(by_request), MAX_COPIED_BYTES):
+        for candidate in by_request[request_id]:
+            body = candidate.body_of(text)
+            if body is not None:
+                lines[candidate.fingerprint] = json.dumps(body).encode()
+    return lines
 
 
-# Costs and savings.
-
-
-def _read_requests(tenant: Tenant, rows: Sequence[WarmedPrompt]) -> None:
-    """Set the request of each prompt that has run."""
-    waiting = {(row.batch_id, row.batch_line): row for row in rows if not row.request_id}
-    if not waiting:
-        return
-    records = RequestRecord.objects.for_tenant(tenant).filter(
-        batch_id__in={batch_id for batch_id, _ in waiting},
-        started_at__gte=min(row.created_at for row in waiting.values()),
-    )
-    # Of a line that ran again, the last request counts.
-    for record in records.order_by("started_at"):
-        row = waiting.get((record.batch_id or 0, record.batch_line or 0))
-        if row is not None:
-            row.request_id = record.request_id
-
-
-def _settle_costs(tenant: Tenant, rows: Sequence[WarmedPrompt], batches: Mapping[int, Batch], now: datetime) -> None:
-    """Set the cost of each prompt whose batch has ended.
-
-    If a gateway was killed before it recorded a request, the prompt's cost is not known: its maximum counts.
-    """
-    costs = _sums(tenant, rows, "cost_femto")
-    ended = [row for row in rows if (batch := batches.get(row.batch_id)) is None or batch.status not in LIVE]
-    requests: dict[int, int] = defaultdict(int)
-    for row in ended:
-        requests[row.batch_id] += bool(row.request_id)
-    for row in ended:
-        batch = batches.get(row.batch_id)
-        ran = None if batch is None else batch.succeeded + batch.errored
-        if row.request_id:
-            if row.request_id in costs:
-                row.cost_femto = costs[row.request_id]
-            elif _end_of(batch, row) < now - SETTLE_TIME:
-                row.cost_femto = 0  # it failed
-        elif ran is not None and requests[row.batch_id] >= ran:
-            row.cost_femto = 0  # it was not run
-        elif _end_of(batch, row) < now - SETTLE_TIME:
-            row.cost_femto = row.max_femto
-
-
-def _end_of(batch: Batch | None, row: WarmedPrompt) -> datetime:
-    ends = () if batch is None else (batch.completed_at, batch.failed_at, batch.expired_at, batch.cancelled_at)
-    return next((end for end in ends if end is not None), row.created_at)
-
-
-def _sums(tenant: Tenant, rows: Iterable[WarmedPrompt], column: str) -> dict[str, int]:
-    """Return a sum of the usage of each prompt's request, with that of its vectors."""
-    names = {row.request_id: row for row in rows if row.request_id}
-    if not names:
-        return {}
-    ids = [f"{name}{suffix}" for name in names for suffix in ("", ".q", ".a")]
-    since = min(row.created_at for row in names.values())
-    changes = UsageChange.objects.for_tenant(tenant).filter(request_id__in=ids, admitted_at__gte=since)
-    found: dict[str, int] = defaultdict(int)
-    settled = set()
-    for request_id, amount in changes.values_list("request_id").annotate(sum=Sum(column)):
-        name = request_id.partition(".")[0]
-        found[name] += int(amount)
-        settled.add(request_id)
-    return {name: amount for name, amount in found.items() if name in settled}
-
-
-def _count_hits(tenant: Tenant, rows: Sequence[WarmedPrompt]) -> None:
-    """Set the number of requests that used each prompt, and the saving of the first one."""
-    answers = {row.request_id: row for row in rows if row.request_id and row.cache == WarmedPrompt.Cache.ANSWER}
-    uses: list[tuple[WarmedPrompt, list[str]]] = []
-    if answers:
-        hits: dict[str, list[str]] = defaultdict(list)
-        records = RequestRecord.objects.for_tenant(tenant).filter(
-            started_at__gte=min(row.created_at for row in answers.values()),
-            cache_layer__in=[CacheLayer.EXACT, CacheLayer.SEMANTIC],
-            cache_source__in=answers,
-            outcome=RequestOutcome.COMPLETED,
-        )
-        for source, request_id in records.order_by("started_at").values_list("cache_source", "request_id"):
-            hits[source].append(request_id)
-        uses += [(answers[source], ids) for source, ids in hits.items()]
-    prefixes = [row for row in rows if row.request_id and row.cache == WarmedPrompt.Cache.PREFIX]
-    uses += _prefix_requests(tenant, prefixes)
-    usage = _usage_of(tenant, [ids[0] for _, ids in uses], rows)
-    for row, ids in uses:
-        first = usage.get(ids[0])
-        if first is None:
-            continue
-        read, saved = first
-        if row.cache == WarmedPrompt.Cache.ANSWER:
-            row.hits, row.saved_femto = len(ids), saved
-        elif read * 2 >= row.prefix_tokens:  # otherwise the blocks were evicted, and the first request filled the cache
-            row.hits, row.saved_femto = len(ids), saved * min(read, row.prefix_tokens) // max(1, read)
-
-
-def _prefix_requests(tenant: Tenant, rows: Sequence[WarmedPrompt]) -> list[tuple[WarmedPrompt, list[str]]]:
-    """Return the later requests with each warmed prefix, oldest first."""
-    found: dict[int, list[str]] = defaultdict(list)
-    by_fingerprint: dict[bytes, list[WarmedPrompt]] = defaultdict(list)
-    for row in rows:
-        by_fingerprint[bytes(row.fingerprint)].append(row)
-    if not rows:
-        return []
-    for request, body in stored_requests(tenant.pk, min(row.created_at for row in rows)):
-        for prefix in prefixes_of(PATHS[request.endpoint], body):
-            for row in by_fingerprint.get(prefix.fingerprint, ()):
-                if row.created_at <= request.started_at < row.expires_at:
-                    found[row.pk].append(request.request_id)
-    return [(row, found[row.pk][::-1]) for row in rows if row.pk in found]
-
-
-def _usage_of(tenant: Tenant, request_ids: Sequence[str], rows: Sequence[WarmedPrompt]) -> dict[str, tuple[int, int]]:
-    """Return the tokens that each settled request read from the prefix cache, and what its caches saved."""
-    if not request_ids:
-        return {}
-    since = min(row.created_at for row in rows)
-    changes = UsageChange.objects.for_tenant(tenant).filter(request_id__in=request_ids, admitted_at__gte=since)
-    sums = changes.values_list("request_id").annotate(read=Sum("cache_read"), saved=Sum("saved_femto"))
-    return {request_id: (int(read), int(saved)) for request_id, read, saved in sums}
-
-
-def _remove_copies(tenant: Tenant, rows: Sequence[WarmedPrompt], batches: Iterable[Batch]) -> None:
-    """Remove the copies of stored prompts that warming has made, so that they are not stored longer."""
-    request_ids = [row.request_id for row in rows if row.request_id]
-    RequestContent.objects.for_tenant(tenant).filter(request_id__in=request_ids).delete()
-    ended = [batch for batch in batches if batch.status not in LIVE]
-    names = {name for batch in ended for name in (batch.input_file, batch.output_file, batch.error_file) if name}
-    files = File.objects.for_tenant(tenant).filter(name__in=names)
-    removed = list(files.values_list("name", flat=True))
-    files.delete()
-    for name in removed:
-        transaction.on_commit(partial(storage().remove, name))
+def _line(number: int, path: str, body: bytes) -> bytes:
+    return b'{"custom_id": "%d", "method": "POST", "url": "%b", "body": %b}\n' % (number, path.encode(), body)

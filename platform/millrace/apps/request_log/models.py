@@ -202,6 +202,9 @@ class RequestContent(models.Model):
     body = models.TextField(help_text="the request's JSON body")
     answers = models.JSONField(default=list, help_text="the generated texts")
     truncated = models.BooleanField(help_text="whether the body or the answers were cut")
+    digests = models.JSONField(
+        null=True, help_text="for cache warming; null: not computed, empty: the prompt cannot be warmed"
+    )
 
     objects = TenantManager()
 

@@ -6,7 +6,6 @@ the success of the one model that answered it.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,8 +13,9 @@ from typing import Any
 from django.db.models import Q
 
 from millrace.apps.feedback.models import SubmittedFeedback
-from millrace.apps.request_log.models import RequestContent, RequestRecord
+from millrace.apps.request_log.models import RequestRecord
 from millrace.apps.request_log.request_rollups import GOOD_SCORE
+from millrace.apps.request_log.stored_prompts import decode_body, read_bodies
 from tenants.routing_policies.complexity import MAX_TEXT
 
 MAX_OUTCOMES = 1000
@@ -52,8 +52,7 @@ def labeled_outcomes(
     good = {
         request_id: (score or 0) >= GOOD_SCORE if success is None else success for request_id, success, score in labels
     }
-    bodies = RequestContent.objects.for_tenant(tenant_id).filter(request_id__in=models, truncated=False)
-    prompts = {request_id: question_in(body) for request_id, body in bodies.values_list("request_id", "body")}
+    prompts = {request_id: question_in(text) for request_id, text in read_bodies(tenant_id, list(models))}
     return [
         LabeledOutcome(
             prompts[request_id],
@@ -67,12 +66,7 @@ def labeled_outcomes(
 
 def question_in(body: str) -> str:
     """Return the start of the last user message in a stored request body; empty if it has none."""
-    try:
-        fields = json.loads(body)
-    except ValueError:
-        return ""
-    if not isinstance(fields, dict):
-        return ""
+    fields = decode_body(body) or {}
     prompt = next((fields[name] for name in ("messages", "input", "prompt") if fields.get(name)), "")
     if isinstance(prompt, str):
         return prompt[:MAX_TEXT]

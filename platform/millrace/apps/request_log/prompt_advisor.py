@@ -8,7 +8,6 @@ these tokens would be read from the cache if the changing part came last. Otherw
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -19,7 +18,7 @@ from django.db import connection
 from billing.models import UsageEvent
 from billing.pricing.pricing import Component, prices
 from billing.pricing.rating import rate_cards
-from millrace.apps.request_log.models import RequestContent
+from millrace.apps.request_log.stored_prompts import decode_body, read_bodies
 
 WINDOW = 64  # tokens: changes within one window are one group
 MAX_GROUPS = 10
@@ -62,12 +61,7 @@ def prompt_advice(tenant_id: int, start: datetime, end: datetime) -> list[Prompt
         fields: dict[str, Any] = {"tenant": tenant_id, "start": start, "end": end, "window": WINDOW, "most": MAX_GROUPS}
         cursor.execute(_GROUPS.format(events=UsageEvent._meta.db_table), fields)
         rows = cursor.fetchall()
-    ids = {request_id for row in rows for request_id in row[8]}
-    bodies: dict[str, str] = dict(
-        RequestContent.objects.for_tenant(tenant_id)
-        .filter(request_id__in=ids, truncated=False)
-        .values_list("request_id", "body")
-    )
+    bodies = dict(read_bodies(tenant_id, [request_id for row in rows for request_id in row[8]]))
     cards = rate_cards({row[6] for row in rows if row[6] is not None})
     found = []
     for key_id, model, index, requests, uncached, prompt_tokens, version, at, request_ids in rows:
@@ -124,11 +118,8 @@ def _common_length(first: str, second: str) -> int:
 
 def prompt_text(body: str) -> str:
     """Return the texts of a request's prompt, in the order of the chat template: system, tools, messages."""
-    try:
-        request = json.loads(body)
-    except ValueError:
-        return body
-    if not isinstance(request, dict):
+    request = decode_body(body)
+    if request is None:
         return body
     names = ("system", "instructions", "tools", "messages", "prompt", "input")
     return "\n".join(text for name in names for text in _texts(request.get(name)))

@@ -29,6 +29,7 @@ from tenants.models import Tenant
 
 PAGE, MAX_PAGE = 50, 200
 MAX_SEARCHED = 1000  # stored requests that one search reads
+MAX_SEARCHED_BYTES = 32 * 2**20  # of them
 MAX_EXECUTIONS = 200  # returned per request
 LATEST_EVENT = timedelta(days=2)  # after a request's record, its executions are admitted: batches wait long
 _MAX_LIMITS = 50
@@ -254,10 +255,18 @@ def stored_content(tenant_id: int, request_id: str) -> RequestContent | None:
 
 
 _SEARCH = """
-SELECT request_id, (strpos(lower(body), %(text)s) > 0 OR strpos(lower(answers::text), %(text)s) > 0) AS is_match
-FROM (SELECT request_id, body, answers FROM request_log_requestcontent
-    WHERE tenant_id = %(tenant)s AND started_at >= %(start)s AND started_at < %(end)s
-    ORDER BY started_at DESC LIMIT %(most)s) newest
+SELECT request_id, (strpos(lower(body), %(text)s) > 0 OR strpos(lower(answers::text), %(text)s) > 0) AS is_match,
+    %(rows)s < count OR %(bytes)s < all_bytes AS is_cut
+FROM (
+    SELECT *, sum(size) OVER (ORDER BY started_at DESC, request_id) AS total, sum(size) OVER () AS all_bytes,
+        row_number() OVER (ORDER BY started_at DESC, request_id) AS number, count(*) OVER () AS count
+    FROM (
+        SELECT request_id, started_at, body, answers, octet_length(body) + pg_column_size(answers) AS size
+        FROM request_log_requestcontent
+        WHERE tenant_id = %(tenant)s AND started_at >= %(start)s AND started_at < %(end)s
+        ORDER BY started_at DESC LIMIT %(rows)s + 1
+    ) newest
+) sizes WHERE number = 1 OR number <= %(rows)s AND total <= %(bytes)s
 """
 
 
@@ -271,19 +280,18 @@ class ContentSearch:
 
 
 def search_content(tenant_id: int, text: str, start: datetime, end: datetime) -> ContentSearch:
-    """Search the newest stored prompts and completions of the period, at most MAX_SEARCHED, without case."""
+    """Search the newest stored prompts and completions of the period without case, within the bounds of a search."""
     tenant = Tenant.objects.for_tenant(tenant_id).only("content_retention_days").first()
     if tenant is None or not tenant.content_retention_days:
         return ContentSearch((), 0, complete=True)
     since = max(start, datetime.now(UTC) - timedelta(days=tenant.content_retention_days))
+    fields: dict[str, Any] = {"tenant": tenant_id, "text": text.lower(), "start": since, "end": end}
+    fields |= {"rows": MAX_SEARCHED, "bytes": MAX_SEARCHED_BYTES}
     with connection.cursor() as cursor:
-        cursor.execute(
-            _SEARCH,
-            {"tenant": tenant_id, "text": text.lower(), "start": since, "end": end, "most": MAX_SEARCHED + 1},
-        )
+        cursor.execute(_SEARCH, fields)
         rows = cursor.fetchall()
-    found = tuple(request_id for request_id, is_match in rows[:MAX_SEARCHED] if is_match)
-    return ContentSearch(found, min(len(rows), MAX_SEARCHED), complete=len(rows) <= MAX_SEARCHED)
+    found = tuple(request_id for request_id, is_match, _ in rows if is_match)
+    return ContentSearch(found, len(rows), complete=not any(is_cut for *_, is_cut in rows))
 
 
 def _executions(tenant_id: int, names: Sequence[str]) -> tuple[RequestExecution, ...]:

@@ -11,16 +11,18 @@ from django.db import connection
 from django.db.models import Q
 
 from inference_worker.contract import valkey
-from millrace.apps.request_log import request_rollups
+from millrace.apps.request_log import request_rollups, warming_jobs
 from millrace.apps.request_log.answer_keys import INDEX_PATTERN, tenant_of
-from millrace.apps.request_log.cache_warming import LATE, do_warm_caches, settle_warmed
+from millrace.apps.request_log.cache_warming import do_warm_caches
 from millrace.apps.request_log.models import WarmedPrompt
+from millrace.apps.request_log.warming_settlement import LATE, settle_warmed
 from tenants.actions.common import ActionRefused
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 log = structlog.get_logger(__name__)
+__all__ = ("warming_jobs",)  # it registers its kind of job
 
 DELETE_BATCH_SIZE = 5_000  # rows, to keep transactions short
 _RECORDS = """

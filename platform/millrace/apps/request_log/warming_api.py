@@ -11,10 +11,12 @@ from rest_framework.response import Response
 
 from billing.amounts import FEMTO_DIGITS, decimal
 from millrace.apps.request_log.api import CacheLayersQuery, read_period
-from millrace.apps.request_log.cache_warming import WarmingRun, do_warm_caches
+from millrace.apps.request_log.cache_warming import check_opted_in
 from millrace.apps.request_log.models import WarmedPrompt
+from millrace.apps.request_log.warming_jobs import warm_now
 from millrace.apps.request_log.warming_status import MAX_LISTED, WarmingStatus, warming_status
 from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.jobs import ACCEPTED, accept_job
 from tenants.permissions import Permission
 from tenants.views import TenantView, check_query
 
@@ -60,19 +62,6 @@ class CacheWarmingOut(serializers.Serializer[WarmingStatus]):
     results = WarmedPromptOut(many=True, source="newest", help_text=f"The newest {MAX_LISTED} prompts.")
 
 
-class WarmingRunOut(serializers.Serializer[WarmingRun]):
-    """The prompts that a run has chosen."""
-
-    prompts = serializers.IntegerField(help_text="Prompts that will be computed.")
-    prefixes = serializers.IntegerField(help_text="Those that fill the prefix cache.")
-    not_worthwhile = serializers.IntegerField(help_text="Prompts whose expected saving does not cover their cost.")
-    over_budget = serializers.IntegerField(help_text="Prompts that do not fit into the rest of the day's budget.")
-    expected_usd = UsdField(
-        source="expected_femto", read_only=True, help_text="Expected saving less the expected cost."
-    )
-    max_usd = UsdField(source="max_femto", read_only=True, help_text="Maximum cost.")
-
-
 @extend_schema(tags=["cache-warming"])
 class CacheWarming(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
@@ -92,8 +81,9 @@ class CacheWarmingRun(TenantView):
     permissions: ClassVar = {"POST": Permission.TENANT_UPDATE}
     pagination_class = None
 
-    @extend_schema(operation_id="cache_warming_run", parameters=[HEADER], request=None, responses=WarmingRunOut)
+    @extend_schema(operation_id="cache_warming_run", parameters=[HEADER], request=None, responses=ACCEPTED)
     @idempotent
     def post(self, request: Request) -> Response:
-        """Warm the caches now, within the rest of the day's budget."""
-        return Response(WarmingRunOut(do_warm_caches(self.access.tenant)).data)
+        """Start a job that warms the caches now, within the rest of the day's budget."""
+        check_opted_in(self.access.tenant)
+        return accept_job(self, request, warm_now)
