@@ -34,7 +34,7 @@ _TABLES = ("request_log_requestrecord", "request_log_requestcontent")
 _RECORDS = "SELECT 1 FROM request_log_requestrecord WHERE request_id = ANY(%(ids)s)"
 _CONTENT = "SELECT 1 FROM request_log_requestcontent WHERE request_id = %(id)s"
 _BATCH = """
-SELECT status, input_file, output_file FROM batches_batch
+SELECT status, name, input_file, output_file FROM batches_batch
 WHERE id = (SELECT batch_id FROM request_log_warmedprompt ORDER BY id DESC LIMIT 1)
 """
 
@@ -101,7 +101,13 @@ def test_a_warmed_prompt_is_a_hit_and_its_cost_and_saving_are_shown(warmed: Stac
     assert warm()["prompts"] == 0
 
     eventually(lambda: _execute(stack, _BATCH)[0][0] == "completed")
-    _, *files = _execute(stack, _BATCH)[0]
+    _, name, *files = _execute(stack, _BATCH)[0]
+    # No key sees the copies of prompts and answers.
+    for path in (f"batches/{name}", *(f"files/{file}{suffix}" for file in files for suffix in ("", "/content"))):
+        assert httpx.get(f"{stack.url}/v1/{path}", headers=stack.headers, timeout=60).status_code == 404, path
+    for path in ("batches", "files"):
+        listed = httpx.get(f"{stack.url}/v1/{path}", headers=stack.headers, timeout=60).json()["data"]
+        assert not {name, *files} & {each["id"] for each in listed}
     hit = send()
     assert hit.headers["x-millrace-cache"] == "exact", hit.headers
     assert hit.json()["choices"] == original[-1].json()["choices"]

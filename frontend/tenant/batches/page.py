@@ -90,7 +90,7 @@ def filters(ctx: PageContext) -> FilterBar:
 
 def _filtered(ctx: PageContext) -> QuerySet[Batch]:
     """Return the batches that the filters of the page select."""
-    rows: QuerySet[Batch] = Batch.objects.for_tenant(ctx.tenant)
+    rows: QuerySet[Batch] = Batch.objects.for_tenant(ctx.tenant).filter(is_internal=False)
     if (status := ctx.query.get("status")) in Batch.Status.values:
         rows = rows.filter(status=status)
     if (project := number_param(ctx, "project")) is not None:
@@ -156,7 +156,7 @@ def _progress(ctx: PageContext, rows: Sequence[Batch]) -> list[BatchProgress]:
 def _files(ctx: PageContext) -> QuerySet[File]:
     """Return the tenant's files that have not expired. Call inside `ctx.scope()`."""
     rows: QuerySet[File] = File.objects.for_tenant(ctx.tenant)
-    return rows.filter(purpose__in=_TENANTS_PURPOSES, expires_at__gt=ctx.now)
+    return rows.filter(purpose__in=_TENANTS_PURPOSES, is_internal=False, expires_at__gt=ctx.now)
 
 
 def exported_files(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
@@ -191,7 +191,7 @@ def size_text(size: int) -> str:
 def batch_of(ctx: PageContext) -> Batch:
     """Return the batch in the URL. Call inside `ctx.scope()`."""
     name = ctx.arguments["batch"]
-    rows = Batch.objects.for_tenant(ctx.tenant)
+    rows = Batch.objects.for_tenant(ctx.tenant).filter(is_internal=False)
     return ctx.once(("batch", name), lambda: first_or_404(rows.filter(name=name[:64])))
 
 

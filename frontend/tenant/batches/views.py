@@ -72,8 +72,8 @@ def batch(ctx: PageContext) -> HttpResponse:
 def new_batch(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         keys = usable_keys(ctx)
-        rows = File.objects.for_tenant(ctx.tenant).filter(purpose=File.Purpose.BATCH, expires_at__gt=ctx.now)
-        files = list(rows.order_by("-pk")[: page.MAX_FILES])
+        rows = File.objects.for_tenant(ctx.tenant).filter(purpose=File.Purpose.BATCH, is_internal=False)
+        files = list(rows.filter(expires_at__gt=ctx.now).order_by("-pk")[: page.MAX_FILES])
     form = BatchForm(keys, files, bound_data(ctx), ctx.request.FILES or None, {"file": ctx.query.get("file", "")})
 
     def create(data: dict[str, Any]) -> Batch:

@@ -104,7 +104,9 @@ def batches(ctx: PageContext) -> dict[str, Any]:
 
 
 def _latest(ctx: PageContext) -> Iterable[Batch]:
-    found: Iterable[Batch] = Batch.objects.for_tenant(ctx.tenant).order_by("-id")[:MAX_BATCHES]
+    found: Iterable[Batch] = (
+        Batch.objects.for_tenant(ctx.tenant).filter(is_internal=False).order_by("-id")[:MAX_BATCHES]
+    )
     return found
 
 

@@ -473,7 +473,7 @@ async def test_resuming_an_unclaimed_execution_of_a_dead_gateway_releases_its_re
     call = await gate.begin(make_key(LIMIT), "a")
     await gate.broker.delete(gateway_stream(GATEWAY))  # as for a gateway that died
     with pytest.raises(ApiError) as exc_info:
-        await anext(StreamFollower(gate.dispatcher, call.request_id, 1).events())
+        await anext(StreamFollower(gate.dispatcher, call.request_id, 1, None).events())
     assert exc_info.value.code == "worker_lost"
     (usage_event,) = [decode_usage(fields[b"e"]) for _, fields in await gate.broker.xrange(USAGE_STREAM)]
     assert (usage_event.outcome, usage_event.finish_reason) == ("cancelled", "never_ran")

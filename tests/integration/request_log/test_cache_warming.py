@@ -12,7 +12,7 @@ import pytest
 from django.db import connection
 
 from billing.amounts import FEMTO_A_NANO
-from millrace.apps.batches.actions import storage
+from millrace.apps.batches.actions import do_advance, storage
 from millrace.apps.batches.models import Batch, File
 from millrace.apps.request_log import cache_warming, tasks
 from millrace.apps.request_log.cache_warming import WarmingRun, do_warm_caches
@@ -28,7 +28,7 @@ from tests.integration.request_log.test_cache_layers import settle
 from tests.integration.request_log.test_selectors import NOW, record
 from tests.support.billing.books import make_months, rate_card
 from tests.support.rows import of, only_project, unscoped
-from tests.support.tenants.management_api import by_key
+from tests.support.tenants.management_api import by_key, by_role
 
 HITS = {"answer_hit_input": "0.30", "answer_hit_output": "1.50"}
 STANDARD = {"uncached": "3", "cache_read": "0.30", "output": "15", **HITS}
@@ -492,6 +492,22 @@ def test_api(acme: Tenant) -> None:
     assert client.patch("/api/tenant", {"cache_warming_nano": -1}, format="json").status_code == 400
     changed = client.patch("/api/tenant", {"cache_warming_nano": 5}, format="json")
     assert changed.json()["cache_warming_nano"] == 5
+
+
+def test_batches_and_their_files_are_internal(acme: Tenant) -> None:
+    Asker(acme).ask_daily()
+    warm(acme)
+    (batch,) = of(Batch, acme)
+    do_advance(batch.pk)
+    end(batch, status="finalizing", completed_at=None)
+    do_advance(batch.pk)
+    assert [file.is_internal for file in of(File, acme)] == [True, True]
+    owner, (ended,) = by_role(acme, "owner"), of(Batch, acme)
+    assert ended.is_internal
+    for name in (ended.name, *(file.name for file in of(File, acme))):
+        assert name not in owner.get("/t/acme/batches/").content.decode()
+        assert name not in owner.get("/t/acme/batches/new").content.decode()
+    assert owner.get(f"/t/acme/batches/{ended.name}/").status_code == 404
 
 
 def test_other_tenants_are_not_warmed_or_seen(acme: Tenant) -> None:

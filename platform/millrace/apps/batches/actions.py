@@ -149,6 +149,7 @@ def _write_results(batch: Batch, unanswered: str) -> tuple[dict[str, int], dict[
             filename=f"{batch.name}_{which.removesuffix('_file')}.jsonl",
             purpose=purpose,
             size=directory.path(names[which]).stat().st_size,
+            is_internal=batch.is_internal,
             expires_at=datetime.now(UTC) + retention,
         )
     return dict(counts), {which: names[which] for which in files}, usage

@@ -29,6 +29,7 @@ class File(models.Model):
     filename = models.CharField(max_length=255)
     purpose = models.CharField(max_length=20, choices=Purpose)
     size = models.BigIntegerField()  # bytes
+    is_internal = models.BooleanField(default=False, db_default=False)  # of cache warming; hidden from the customer
     created_at = models.DateTimeField(db_default=models.functions.Now())
     expires_at = models.DateTimeField()
 
@@ -63,6 +64,7 @@ class Batch(models.Model):
     key_id = models.BigIntegerField()  # the key that its lines use
     dialect = models.CharField(max_length=10, choices=[("openai", "OpenAI"), ("anthropic", "Anthropic")])
     endpoint = models.CharField(max_length=64)
+    is_internal = models.BooleanField(default=False, db_default=False)  # as its files
     status = models.CharField(max_length=12, choices=Status, db_default=Status.VALIDATING)
     metadata = models.JSONField(null=True)
     errors = models.JSONField(null=True)  # of the input file: OpenAI's list of {code, line, message, param}

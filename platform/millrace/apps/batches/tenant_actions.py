@@ -35,8 +35,11 @@ ENDPOINTS = (
 _CANCELLABLE = (Batch.Status.VALIDATING, Batch.Status.IN_PROGRESS)
 
 
-def do_upload_file(project: Project, filename: str, chunks: Iterable[bytes]) -> File:
+def do_upload_file(project: Project, filename: str, chunks: Iterable[bytes], *, is_internal: bool = False) -> File:
     """Store an input file of batches.
+
+    Args:
+        is_internal: the platform made it; neither the API nor the console shows it.
 
     Raises:
         FieldRefused: the file is empty or too large. Conflict: the tenant's file quota would be exceeded.
@@ -69,6 +72,7 @@ def do_upload_file(project: Project, filename: str, chunks: Iterable[bytes]) -> 
                 filename=filename[:255],
                 purpose=File.Purpose.BATCH,
                 size=size,
+                is_internal=is_internal,
                 expires_at=datetime.now(UTC) + RETENTION,
             )
             row.refresh_from_db()
@@ -123,7 +127,9 @@ def do_create_batch(tenant: Tenant, file_name: str, key: ApiKey, endpoint: str) 
     now = datetime.now(UTC)
     with tenant_scope(tenant):
         # Held until the batch exists, so that a concurrent deletion of the file sees the batch.
-        files = File.objects.for_tenant(tenant).filter(purpose=File.Purpose.BATCH, expires_at__gt=now)
+        files = File.objects.for_tenant(tenant).filter(
+            purpose=File.Purpose.BATCH, is_internal=False, expires_at__gt=now
+        )
         row = files.select_for_update().filter(name=file_name, project_id=key.project_id).first()
         if row is None:
             raise FieldRefused("file", "not_found", "This file does not exist in the key’s project.")

@@ -258,7 +258,7 @@ def _create_batches(tenant: Tenant, chosen: Sequence[PricedCandidate], now: date
     keys = ApiKey.objects.for_tenant(tenant).select_related("project").in_bulk({key_id for key_id, _ in groups})
     for (key_id, path), members in groups.items():
         texts = [_line(number, path, lines[each.candidate.fingerprint]) for number, each in enumerate(members)]
-        file = do_upload_file(keys[key_id].project, "cache-warming.jsonl", texts)
+        file = do_upload_file(keys[key_id].project, "cache-warming.jsonl", texts, is_internal=True)
         is_anthropic = path == MESSAGES_PATH
         purpose = File.Purpose.MESSAGES if is_anthropic else File.Purpose.BATCH
         File.objects.for_tenant(tenant).filter(pk=file.pk).update(purpose=purpose, expires_at=now + FILE_TIME)
@@ -269,6 +269,7 @@ def _create_batches(tenant: Tenant, chosen: Sequence[PricedCandidate], now: date
             key_id=key_id,
             dialect="anthropic" if is_anthropic else "openai",
             endpoint=path,
+            is_internal=True,
             metadata={"purpose": "cache warming"},
             input_file=file.name,
             output_seconds=int(FILE_TIME.total_seconds()),

@@ -202,7 +202,7 @@ class RequestStory:
     executions: tuple[RequestExecution, ...]
     budgets: tuple[HeldFrom, ...]
     rejecting_budget: HeldFrom | None  # the budget that rejected the request, unless it was deleted
-    batch: str | None  # name of its batch
+    batch: str | None  # name of its batch, unless it is internal
     content: RequestContent | None  # if stored
     cost_femto: int
     saved_femto: int
@@ -341,7 +341,8 @@ def served_model(record: RequestRecord) -> str:
 def _batch(tenant_id: int, record: RequestRecord | None) -> str | None:
     if record is None or record.batch_id is None:
         return None
-    return Batch.objects.for_tenant(tenant_id).filter(pk=record.batch_id).values_list("name", flat=True).first()
+    rows = Batch.objects.for_tenant(tenant_id).filter(pk=record.batch_id, is_internal=False)
+    return rows.values_list("name", flat=True).first()
 
 
 # Rates.

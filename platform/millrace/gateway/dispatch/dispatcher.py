@@ -505,6 +505,7 @@ class Dispatcher:
                     "state": "queued",
                     "gateway": self.gateway_id,
                     "tenant": execution.tenant,
+                    "project": job.billing_context.project_id,
                     "job": encode(job),
                     "response_spec": execution.encoded_response_spec,
                 }

@@ -40,24 +40,31 @@ class StreamNotFound(Exception):
 
 
 class StreamFollower:
-    """A reader of one request's events."""
+    """A reader of one request's events.
 
-    def __init__(self, dispatcher: Dispatcher, request_id: str, tenant_id: int) -> None:
+    Args:
+        project_id: the project that the request must be of; None: any project of the tenant.
+    """
+
+    def __init__(self, dispatcher: Dispatcher, request_id: str, tenant_id: int, project_id: int | None) -> None:
         self.request_id = request_id
         self._dispatcher = dispatcher
         self._broker = dispatcher.broker
-        self._tenant_id = tenant_id
+        self._tenant_id, self._project_id = tenant_id, project_id
 
     async def response_spec(self) -> ResponseSpec:
         """Return the response spec of the current execution.
 
         Raises:
-            StreamNotFound: the tenant has no such request.
+            StreamNotFound: the tenant, or its project, has no such request.
         """
         number = (await self.execution()).number
-        claim: Any = await self._broker.hmget(claim_key(self.request_id, number), "tenant", "response_spec")
-        tenant_id, response_spec = claim
+        fields = ("tenant", "project", "response_spec")
+        claim: Any = await self._broker.hmget(claim_key(self.request_id, number), *fields)
+        tenant_id, project_id, response_spec = claim
         if tenant_id is None or response_spec is None or int(tenant_id) != self._tenant_id:
+            raise StreamNotFound
+        if self._project_id is not None and (project_id is None or int(project_id) != self._project_id):
             raise StreamNotFound
         return decode_response_spec(response_spec)
 
@@ -100,7 +107,7 @@ class StreamFollower:
     async def _further_parts(self) -> list[StreamFollower]:
         """Return the followers of the request's further prompts."""
         names = [part_id(self.request_id, number) for number in range(1, (await self.response_spec()).prompts)]
-        return [StreamFollower(self._dispatcher, name, self._tenant_id) for name in names]
+        return [StreamFollower(self._dispatcher, name, self._tenant_id, self._project_id) for name in names]
 
     async def _events_when_sent(self, first: StreamFollower) -> AsyncIterator[AnswerEvent]:
         """Yield the events of a further prompt, which its gateway may not have sent yet."""

@@ -236,7 +236,7 @@ class BatchRunner:
         The request may have ended and been billed. While Valkey is unavailable, it is not replaced by a new one.
         """
         while True:
-            follower = StreamFollower(self._dispatcher, line.request_id, line.batch.tenant_id)
+            follower = StreamFollower(self._dispatcher, line.request_id, line.batch.tenant_id, None)
             try:
                 events = [event async for event in follower.events()]
                 response_spec = await follower.response_spec()

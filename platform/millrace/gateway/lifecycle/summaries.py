@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -127,7 +127,8 @@ class Summaries:
                 active.admitted_at // 1_000_000,
                 demand.prompt_tokens,
             )
-            record = {"tenant": active.key.tenant_id, "requested_model": demand.request.model}
+            record: dict[str, Any] = {"tenant": active.key.tenant_id, "project": active.key.project_id}
+            record["requested_model"] = demand.request.model
             execution = Execution(self._dispatcher.broker, admitted, self._jobs.make(admitted), spec, record)
             self._dispatcher.submit(execution)
         except BaseException:

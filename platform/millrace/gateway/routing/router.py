@@ -129,7 +129,8 @@ class Router:
             ApiError: 404, no rule of the policy applies, or none of its deployments is served.
         """
         policy = key.policies.get(name)
-        decision_record: dict[str, Any] = {"tenant": key.tenant_id, "requested_model": name}
+        decision_record: dict[str, Any] = {"tenant": key.tenant_id, "project": key.project_id}
+        decision_record["requested_model"] = name
         decision_record["decided_at"] = facts.at.isoformat(timespec="milliseconds")
         decision_record["facts"] = described_facts(facts, policy)
         if policy is None:

@@ -34,7 +34,7 @@ FROM batches_batch b LEFT JOIN LATERAL (
     SELECT count(*) FILTER (WHERE status < 400) AS succeeded, count(*) FILTER (WHERE status >= 400) AS errored
     FROM batches_line WHERE batch_id = b.id
 ) l ON true
-WHERE b.project_id = %(project)s AND b.dialect = %(dialect)s
+WHERE b.project_id = %(project)s AND b.dialect = %(dialect)s AND NOT b.is_internal
 """
 ONE = f"{SELECT} AND b.name = %(name)s"
 PAGE = f"{SELECT} AND (%(after)s::bigint IS NULL OR b.id < %(after)s) ORDER BY b.id DESC LIMIT %(limit)s"
@@ -48,7 +48,8 @@ RETURNING *
 """
 CANCEL = """
 UPDATE batches_batch SET status = 'cancelling', cancelling_at = now()
-WHERE name = %(name)s AND project_id = %(project)s AND dialect = %(dialect)s AND status IN ('validating', 'in_progress')
+WHERE name = %(name)s AND project_id = %(project)s AND dialect = %(dialect)s AND NOT is_internal
+    AND status IN ('validating', 'in_progress')
 """
 
 
@@ -141,7 +142,7 @@ class CreateBatch(HttpConsumer):
             # NOTE: the lock is held until the batch exists, so that a concurrent deletion of the file sees the batch.
             found = await connection.execute(
                 "SELECT FROM batches_file WHERE name = %s AND project_id = %s AND purpose = 'batch'"
-                " AND expires_at > now() FOR SHARE",
+                " AND NOT is_internal AND expires_at > now() FOR SHARE",
                 [requested.input_file_id, key.project_id],
             )
             if not found.rowcount:

@@ -52,13 +52,14 @@ class SubmitFeedback(HttpConsumer):
         await self.respond_json(201 if is_new else 200, response)
 
     async def _require_request(self, key: ApiKeySnapshot, request_id: str) -> None:
-        """Check that the request belongs to the tenant, and that its stream is stored or it is settled."""
-        tenant: Any = await self.gateway.broker.hget(claim_key(request_id, 0), "tenant")
-        if tenant is not None and int(tenant) == key.tenant_id:
+        """Check that the request belongs to the key's project, and that its stream is stored or it is settled."""
+        owner: Any = await self.gateway.broker.hmget(claim_key(request_id, 0), "tenant", "project")
+        if owner == [str(key.tenant_id).encode(), str(key.project_id).encode()]:
             return
         async with self.gateway.tenant_db.tenant_transaction(key.tenant_id) as connection:
             found = await connection.execute(
-                "SELECT FROM billing_usageevent WHERE request_id = %s LIMIT 1", [request_id]
+                "SELECT FROM billing_usageevent WHERE request_id = %s AND project_id = %s LIMIT 1",
+                [request_id, key.project_id],
             )
             if found.rowcount:
                 return

@@ -19,7 +19,11 @@ from tenants.keys.snapshot import ApiKeySnapshot
 DEFAULT_RETENTION_SECONDS = 30 * 86_400
 MIN_RETENTION_SECONDS = 3_600
 _FIELDS = {"purpose", "expires_after[anchor]", "expires_after[seconds]"}
-_ONE = "SELECT * FROM batches_file WHERE name = %(name)s AND project_id = %(project)s AND expires_at > now()"
+# Internal files, such as those of cache warming, are not shown.
+_ONE = """
+SELECT * FROM batches_file
+WHERE name = %(name)s AND project_id = %(project)s AND expires_at > now() AND NOT is_internal
+"""
 _INSERT = """
 INSERT INTO batches_file (name, tenant_id, project_id, filename, purpose, size, expires_at)
 SELECT %(name)s, %(tenant)s, %(project)s, %(filename)s, %(purpose)s, %(size)s,
@@ -28,7 +32,8 @@ WHERE %(size)s + (SELECT coalesce(sum(size), 0) FROM batches_file) <= %(quota)s
 RETURNING *
 """
 _PAGE = """
-SELECT * FROM batches_file WHERE project_id = %(project)s AND expires_at > now() AND purpose = ANY(%(purposes)s)
+SELECT * FROM batches_file
+WHERE project_id = %(project)s AND expires_at > now() AND purpose = ANY(%(purposes)s) AND NOT is_internal
     AND (%(after)s::bigint IS NULL OR (id > %(after)s) = %(ascending)s AND id <> %(after)s)
 ORDER BY CASE WHEN %(ascending)s THEN id ELSE -id END LIMIT %(limit)s
 """

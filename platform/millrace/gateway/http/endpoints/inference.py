@@ -144,7 +144,7 @@ class InferenceConsumer(PromptConsumer):
         """Resume the request that an earlier call with the same key started. Return False if it does not run."""
         if call.unfinished_request_id is None:
             return False
-        follower = StreamFollower(self.gateway.dispatcher, call.unfinished_request_id, key.tenant_id)
+        follower = StreamFollower(self.gateway.dispatcher, call.unfinished_request_id, key.tenant_id, None)
         call.keeps_running = True
         async with self.gateway.subscribers.subscription(call.unfinished_request_id):
             try:

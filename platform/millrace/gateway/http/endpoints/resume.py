@@ -26,9 +26,9 @@ class ResumeStream(HttpConsumer):
 
     async def handle(self) -> None:
         key = await self.authenticate("inference")
-        self._follower = StreamFollower(self.gateway.dispatcher, self.stream_id, key.tenant_id)
+        self._follower = StreamFollower(self.gateway.dispatcher, self.stream_id, key.tenant_id, key.project_id)
         try:
-            response_spec = await self._follower.response_spec()  # checks that the tenant has this stream
+            response_spec = await self._follower.response_spec()  # checks that the project has this stream
             self.check(response_spec)
             last_received = self.last_received()
             async with self.gateway.subscribers.subscription(self.stream_id) as subscriber_id:
