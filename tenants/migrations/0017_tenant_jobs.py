@@ -9,7 +9,7 @@ from tenants.isolation import rls
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('tenants', '0014_tenant_cache_warming'),
+        ('tenants', '0016_tenant_answer_cache_scope'),
     ]
 
     operations = [
