@@ -87,9 +87,18 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     return page_not_found(request, exception)
 
 
+def too_many_requests(wait: float) -> HttpResponse:
+    """Return the error of a caller or tenant with too many requests, with status 429."""
+    detail = "Too many requests. Send at most 3 concurrently, and expensive ones less often."
+    return _as_json(exceptions.Throttled(wait, detail))
+
+
 def _as_json(exc: exceptions.APIException) -> HttpResponse:
     """Return the problem details of an exception outside of a view of the management API."""
     answer = problem_handler(exc, {})
     if answer is None:
         raise exc
-    return JsonResponse(answer.data, status=answer.status_code, content_type=answer.content_type)
+    response = JsonResponse(answer.data, status=answer.status_code, content_type=answer.content_type)
+    if wait := answer.headers.get("Retry-After"):
+        response.headers["Retry-After"] = wait
+    return response

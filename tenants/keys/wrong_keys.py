@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
 
 import structlog
 
 from tenants.keys.ip_allowlist import client_network
+from tenants.limits.process_buckets import ProcessBuckets
 
 log = structlog.get_logger(__name__)
 
-MAX_ADDRESSES = 10_000  # if exceeded, the least recently used bucket is dropped, so it is full again
 LOG_SECONDS = 10.0
 
 
@@ -27,8 +26,7 @@ class WrongKeyThrottle:
     """The token buckets of a process. It is thread-safe."""
 
     def __init__(self, per_minute: int) -> None:
-        self._per_minute = per_minute
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # address -> (tokens, time)
+        self._buckets = ProcessBuckets(per_minute)
         self._lock = threading.Lock()
         self._logged_at = float("-inf")
         self.rejected = 0  # wrong keys within the limit
@@ -36,11 +34,11 @@ class WrongKeyThrottle:
 
     def take(self, address: str | None) -> bool:
         """Take a token before a key is looked up. Returns False if there is none."""
-        return self._change(address, -1.0)
+        return self._buckets.take(client_network(address or ""))
 
     def release(self, address: str | None) -> None:
         """Return the token, because the key is valid or could not be looked up."""
-        self._change(address, 1.0)
+        self._buckets.release(client_network(address or ""))
 
     def count(self, address: str | None, is_within_limit: bool) -> None:
         """Count a wrong key, and log throttled ones at most once in LOG_SECONDS."""
@@ -57,24 +55,4 @@ class WrongKeyThrottle:
 
     def retry_after(self, address: str | None) -> float:
         """Return the seconds until the address has a token again."""
-        with self._lock:
-            tokens, _ = self._read(client_network(address or ""))
-        return max(0.0, (1 - tokens) * 60 / self._per_minute)
-
-    def _change(self, address: str | None, amount: float) -> bool:
-        name = client_network(address or "")
-        with self._lock:
-            tokens, now = self._read(name)
-            if tokens + amount < 0:
-                return False
-            self._buckets[name] = (min(tokens + amount, float(self._per_minute)), now)
-            self._buckets.move_to_end(name)
-            if len(self._buckets) > MAX_ADDRESSES:
-                self._buckets.popitem(last=False)
-        return True
-
-    def _read(self, name: str) -> tuple[float, float]:
-        """Return the current tokens of an address, and the time."""
-        now = time.monotonic()
-        tokens, at = self._buckets.get(name, (float(self._per_minute), now))
-        return min(float(self._per_minute), tokens + (now - at) * self._per_minute / 60), now
+        return self._buckets.retry_after(client_network(address or ""))

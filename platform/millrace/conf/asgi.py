@@ -17,11 +17,12 @@ with without_packages("requests", "pygments"):  # for the framework's own docume
 django_application = get_asgi_application()
 
 from millrace.conf.console_bodies import BoundedBodies  # noqa: E402 - Django is set up first
-from millrace.gateway.app import lifespan  # noqa: E402
+from millrace.conf.request_slots import LimitedRequests  # noqa: E402
+from millrace.gateway.app import lifespan, running_gateway  # noqa: E402
 from millrace.gateway.http.client_paths import with_client_paths  # noqa: E402
 from millrace.gateway.routes import ROUTES, SOCKETS  # noqa: E402
 
-web_application: Any = BoundedBodies(django_application)
+web_application: Any = BoundedBodies(LimitedRequests(django_application, lambda: running_gateway().callers))
 application = ProtocolTypeRouter(
     {
         "http": with_client_paths(URLRouter([*ROUTES, re_path("", web_application)])),

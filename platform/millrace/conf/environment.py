@@ -258,6 +258,12 @@ class PlatformSettings(SharedSettings):
         env.integer(1, 64), "2", "processes per gateway that decode and tokenize large request bodies"
     )
     tenant_file_quota_bytes: int = env.env(env.size, "10GiB", "maximum total size of a tenant's batch files")
+    management_cost_per_minute: int = env.env(
+        env.integer(60, 10_000_000),
+        "3000",
+        "maximum cost of requests to the management API and the console per minute, for the API keys of a tenant"
+        " together, and for each user; a simple request costs 1, a report up to 30; further ones receive 429",
+    )
     queue_timeout_seconds: int = env.env(
         env.integer(1, 3600), "30", "maximum time that a request waits for a worker, in seconds"
     )

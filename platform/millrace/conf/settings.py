@@ -22,6 +22,7 @@ DEBUG = _settings.debug
 ALLOWED_HOSTS = list(_settings.allowed_hosts)
 ROOT_URLCONF = "millrace.conf.urls"
 CELERY_APP = "millrace.conf.celery.app"  # by name: it imports the schedules of all apps
+FIND_LANGUAGE = "frontend.core.languages.language_of"  # by name: no package imports the console
 FIND_MODEL_OBSTACLES = "millrace.apps.operations.model_obstacles.read_obstacles"  # by name: `tenants` imports no app
 ASGI_APPLICATION = "millrace.conf.asgi.application"
 

@@ -37,6 +37,7 @@ from millrace.gateway.answer_cache.semantic_store import SemanticStore
 from millrace.gateway.answer_cache.side_executions import SideExecutions
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.auth.authentication import KeyStore
+from millrace.gateway.auth.callers import CallerStore
 from millrace.gateway.auth.revocation import ChangeFeedReader
 from millrace.gateway.core.body_memory import BodyMemory
 from millrace.gateway.core.catalog import ServedModel
@@ -88,6 +89,7 @@ class Gateway:
             kwargs={"autocommit": True},
         )
         self.keys = KeyStore(self.broker, self.database, settings.key_peppers)
+        self.callers = CallerStore(settings.database_url, settings.key_peppers)
         self.cross_origin = CrossOrigin(settings.allowed_origins, self.database)
         self.active_requests = ActiveRequests()
         leases = BudgetLeaseStore(self.database, self.id, settings.request_timeout_seconds)
@@ -190,6 +192,7 @@ class Gateway:
         await self.database.open(wait=False)
         await self.disk.start()
         await self.tenant_db.open()
+        await self.callers.start()
         await self.changes.start()
         await self.dispatcher.start()
         await self.monitor.start()
@@ -213,6 +216,7 @@ class Gateway:
         await self.monitor.stop()
         await self.dispatcher.stop()
         await self.request_log.stop()
+        await self.callers.stop()
         await self.tenant_db.close()
         await self.database.close()
         await self.broker.aclose()

@@ -18,6 +18,7 @@ from tenants import actions
 from tenants import authentication as management
 from tenants.keys import wrong_keys
 from tenants.keys.wrong_keys import WrongKeyThrottle
+from tenants.limits import process_buckets
 from tests.support.gateway.watched_keys import Watched
 from tests.support.rows import only_project
 
@@ -130,9 +131,9 @@ def test_the_throttle_refills_and_an_ipv6_network_is_one_client(monkeypatch: pyt
     assert not throttle.take("2001:db8::1")
     now += 1e6
     assert [throttle.take("2001:db8::1") for _ in range(3)] == [True, True, False]
-    for n in range(wrong_keys.MAX_ADDRESSES + 10):
+    for n in range(process_buckets.MAX_NAMES + 10):
         throttle.take(f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}")
-    assert len(throttle._buckets) == wrong_keys.MAX_ADDRESSES
+    assert len(throttle._buckets._buckets) == process_buckets.MAX_NAMES
 
 
 def test_the_management_api_throttles_wrong_keys_only(client: APIClient, monkeypatch: pytest.MonkeyPatch) -> None:
