@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from http import HTTPStatus
 from typing import Any
 
 from django.core.exceptions import PermissionDenied
+from django.db import OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
-from django.views.defaults import page_not_found
+from django.views import defaults
+from psycopg.errors import QueryCanceled
+from psycopg_pool import PoolTimeout
 from rest_framework import exceptions
 from rest_framework.response import Response
 from rest_framework.views import set_rollback
@@ -34,6 +38,33 @@ class InvalidField(exceptions.ValidationError):
         self.default_code = exc.code
 
 
+class StatementTimeout(exceptions.APIException):
+    """An error with status 504: a statement reached the time limit of the database."""
+
+    status_code = HTTPStatus.GATEWAY_TIMEOUT
+    default_detail = "The request took too long in the database. Use a shorter period, more filters or smaller pages."
+    default_code = "timeout"
+
+
+class NoConnection(exceptions.APIException):
+    """An error with status 503: no database connection was free in time."""
+
+    status_code = HTTPStatus.SERVICE_UNAVAILABLE
+    default_detail = "The platform is busy. Try again later."
+    default_code = "unavailable"
+    wait = 5
+
+
+def database_problem(exc: BaseException | None) -> exceptions.APIException | None:
+    """Return the problem of a statement that was canceled, or of an exhausted pool. None: another error."""
+    if isinstance(exc, OperationalError):
+        if isinstance(exc.__cause__, QueryCanceled):
+            return StatementTimeout()
+        if isinstance(exc.__cause__, PoolTimeout):
+            return NoConnection()
+    return None
+
+
 def problem_handler(exc: Exception, context: dict[str, Any]) -> Response | None:
     """Return the problem details of an exception. None: Django handles it as a 500 error."""
     if isinstance(exc, Http404):
@@ -46,26 +77,28 @@ def problem_handler(exc: Exception, context: dict[str, Any]) -> Response | None:
         exc = InvalidField(exc)
     elif isinstance(exc, ActionRefused):
         exc = exceptions.ValidationError(str(exc))
+    elif (problem := database_problem(exc)) is not None:
+        exc = problem
     if not isinstance(exc, exceptions.APIException):
         return None
     set_rollback()
-    problem: dict[str, Any] = {
+    body: dict[str, Any] = {
         "type": "about:blank",
         "title": HTTPStatus(exc.status_code).phrase,
         "status": exc.status_code,
         "code": _code(exc),
     }
     if isinstance(exc, exceptions.ValidationError):
-        problem["detail"] = "The request is not valid. See `errors`."
-        problem["errors"] = exc.detail if isinstance(exc.detail, dict) else {"request": exc.detail}
+        body["detail"] = "The request is not valid. See `errors`."
+        body["errors"] = exc.detail if isinstance(exc.detail, dict) else {"request": exc.detail}
     else:
-        problem["detail"] = str(exc.detail)
+        body["detail"] = str(exc.detail)
     headers = {}
     if challenge := getattr(exc, "auth_header", None):
         headers["WWW-Authenticate"] = challenge
     if wait := getattr(exc, "wait", None):
         headers["Retry-After"] = str(max(1, round(wait)))
-    return Response(problem, exc.status_code, headers=headers, content_type="application/problem+json")
+    return Response(body, exc.status_code, headers=headers, content_type="application/problem+json")
 
 
 def _code(exc: exceptions.APIException) -> str:
@@ -84,7 +117,18 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
     """Return problem details below /api, and the 404 page elsewhere."""
     if request.path_info.startswith("/api/"):
         return _as_json(exceptions.NotFound())
-    return page_not_found(request, exception)
+    return defaults.page_not_found(request, exception)
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    """Return the error of a view that failed. Problems of the database have their own status."""
+    problem = database_problem(sys.exception())
+    if problem is None:
+        return defaults.server_error(request)
+    if request.path_info.startswith("/api/"):
+        return _as_json(problem)
+    is_timeout = isinstance(problem, StatementTimeout)
+    return render(request, "frontend/busy.html", {"is_timeout": is_timeout}, status=problem.status_code)
 
 
 def too_many_requests(wait: float) -> HttpResponse:

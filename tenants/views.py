@@ -19,7 +19,7 @@ from tenants import audit
 from tenants.actions import do_note_api_access
 from tenants.api.pagination import NewestFirst
 from tenants.authentication import Access, ApiKeyAuthentication, HasTenant, KeyCaller, access_of
-from tenants.isolation.scopes import tenant_scope
+from tenants.isolation.scopes import release_connection, tenant_scope
 from tenants.models import User
 from tenants.permissions import STEP_UP, Permission
 from tenants.reauthentication import recently_authenticated
@@ -70,6 +70,10 @@ class TenantView(GenericAPIView[Any]):
             self.require(request, needed)
         if request.user.is_staff:
             do_note_api_access(self.access.tenant, f"{request.method} {request.path}")
+
+    def finalize_response(self, request: Request, response: Any, *args: Any, **kwargs: Any) -> Any:
+        release_connection()  # large answers take long to write
+        return super().finalize_response(request, response, *args, **kwargs)
 
     def require(self, request: Request, needed: Permission) -> None:
         """Require a permission of the caller.

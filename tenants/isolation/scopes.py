@@ -81,6 +81,12 @@ def _enter(scope: TenantScope | None) -> None:
         cursor.execute("SELECT set_config('role', %s, true), set_config('millrace.tenant', %s, true)", [role, tenant])
 
 
+def release_connection() -> None:
+    """Return the connection to its pool before work that needs no database. A transaction keeps its connection."""
+    if not connection.in_atomic_block:
+        connection.close()
+
+
 class TenantManager(models.Manager[M]):
     """A manager of tenants' rows. Queries must name a tenant, or all tenants inside `all_tenants_scope(…)`."""
 

@@ -18,10 +18,12 @@ django_application = get_asgi_application()
 
 from millrace.conf.console_bodies import BoundedBodies  # noqa: E402 - Django is set up first
 from millrace.conf.request_slots import LimitedRequests  # noqa: E402
+from millrace.conf.web_database import use_web_pools  # noqa: E402
 from millrace.gateway.app import lifespan, running_gateway  # noqa: E402
 from millrace.gateway.http.client_paths import with_client_paths  # noqa: E402
 from millrace.gateway.routes import ROUTES, SOCKETS  # noqa: E402
 
+use_web_pools()
 web_application: Any = BoundedBodies(LimitedRequests(django_application, lambda: running_gateway().callers))
 application = ProtocolTypeRouter(
     {

@@ -264,6 +264,12 @@ class PlatformSettings(SharedSettings):
         "maximum cost of requests to the management API and the console per minute, for the API keys of a tenant"
         " together, and for each user; a simple request costs 1, a report up to 30; further ones receive 429",
     )
+    statement_timeout_seconds: int = env.env(
+        env.integer(1, 3600),
+        "15",
+        "maximum time of a database statement of the console and the management API; longer ones are canceled, and the"
+        " response is 504",
+    )
     queue_timeout_seconds: int = env.env(
         env.integer(1, 3600), "30", "maximum time that a request waits for a worker, in seconds"
     )

@@ -28,3 +28,4 @@ urlpatterns = [
 if platform_settings().django_admin:
     urlpatterns.append(path("operator/django-admin/", admin.site.urls))
 handler404 = "tenants.problems.not_found"
+handler500 = "tenants.problems.server_error"

@@ -88,6 +88,14 @@ class Gateway:
             open=False,
             kwargs={"autocommit": True},
         )
+        # Separate, so that lookups of keys and leases delay neither revocations nor /readyz.
+        self.control_database = AsyncConnectionPool(
+            db_roles.as_role(settings.database_url, db_roles.SYSTEM),
+            min_size=1,
+            max_size=2,
+            open=False,
+            kwargs={"autocommit": True},
+        )
         self.keys = KeyStore(self.broker, self.database, settings.key_peppers)
         self.callers = CallerStore(settings.database_url, settings.key_peppers)
         self.cross_origin = CrossOrigin(settings.allowed_origins, self.database)
@@ -95,7 +103,7 @@ class Gateway:
         leases = BudgetLeaseStore(self.database, self.id, settings.request_timeout_seconds)
         self.budget_admission = BudgetAdmission(leases, self.broker, self.blocking_broker)
         self.changes = ChangeFeedReader(
-            self.database,
+            self.control_database,
             self.blocking_broker,
             self.keys,
             self.active_requests,
@@ -190,6 +198,7 @@ class Gateway:
     async def start(self) -> None:
         # Does not wait for the database. Until it is available, /readyz reports it as unreachable.
         await self.database.open(wait=False)
+        await self.control_database.open(wait=False)
         await self.disk.start()
         await self.tenant_db.open()
         await self.callers.start()
@@ -218,6 +227,7 @@ class Gateway:
         await self.request_log.stop()
         await self.callers.stop()
         await self.tenant_db.close()
+        await self.control_database.close()
         await self.database.close()
         await self.broker.aclose()
         await self.blocking_broker.aclose()
@@ -261,7 +271,10 @@ class Gateway:
 
     async def _check_database(self) -> str:
         try:
-            async with asyncio.timeout(CHECK_SECONDS), self.database.connection(timeout=CHECK_SECONDS) as connection:
+            async with (
+                asyncio.timeout(CHECK_SECONDS),
+                self.control_database.connection(timeout=CHECK_SECONDS) as connection,
+            ):
                 await connection.execute("SELECT 1")
         except (psycopg.Error, PoolTimeout, TimeoutError):
             return "unreachable"
