@@ -294,7 +294,7 @@ def send(options: argparse.Namespace) -> int:
             try:
                 while time.monotonic() < until:
                     writer.writelines([head, body])
-                    answer, _ = await asyncio.gather(_answer(reader), writer.drain())
+                    answer, _ = await asyncio.gather(answer_of(reader), writer.drain())
                     answers[answer] += 1
             except (OSError, asyncio.IncompleteReadError):
                 answers["cut"] += 1
@@ -313,7 +313,7 @@ def send(options: argparse.Namespace) -> int:
     return 0
 
 
-async def _answer(reader: asyncio.StreamReader) -> str:
+async def answer_of(reader: asyncio.StreamReader) -> str:
     head = await reader.readuntil(b"\r\n\r\n")
     length = _LENGTH.search(head)
     await reader.readexactly(int(length.group(1)) if length else 0)

@@ -1,0 +1,244 @@
+"""The effect of one tenant's most expensive management requests on other tenants, sign-in, streams and memory.
+
+    python -m benchmarks.management
+
+A tenant has 50,000 requests and 500 keys. It sends each operation of the management API and each page of the console on
+24 connections from another process, one after the other. Meanwhile a member of another tenant opens a page, a visitor
+opens the sign-in page, /readyz is requested, and streams are read. The exit status is 1 if a limit is exceeded: the
+99th percentile of the page may increase by 250 ms and that of the gaps in a stream by 50 ms, the memory of the gateway
+may grow by 150 MB, and the page, the sign-in page and /readyz must respond with 200.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
+
+from benchmarks.gateway import platform  # noqa: E402
+from benchmarks.isolation import answer_of, memory, percentile, streams  # noqa: E402
+from benchmarks.options import parse  # noqa: E402
+
+PACE = 50.0
+MAX_PAGE_MS, MAX_GAP_MS, MAX_GROWTH_MB = 250.0, 50.0, 150.0
+QUICK = ("api-requests-outcomes", "api-usage", "usage")
+READY, SIGN_IN, PAGE = "/readyz", "/login", "/t/small/"
+PAUSE_SECONDS = 0.1  # between two requests of the other users
+
+
+def main() -> int:
+    """Measure and print. Return 1 if a limit is exceeded, else 0."""
+    options = parse_arguments()
+    if options.fill:
+        return fill(options)
+    if options.send:
+        return send(options)
+    import uvloop
+
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    with platform(pace=PACE) as (millrace, processes):
+        gateway = processes["gateway"]
+        data = filled(gateway, options)
+        targets = {**data["operations"], **data["pages"]}
+        wanted = {name: path for name, path in targets.items() if any(fnmatch(name, each) for each in options.only)}
+        url = f"{urlsplit(millrace.url).scheme}://{urlsplit(millrace.url).netloc}"
+        asyncio.run(streams(millrace.url, millrace.request(stream=True, max_tokens=50), options.streams, 30))
+        print(f"{len(data['operations'])} operations, {len(data['pages'])} pages and parts")
+        for _ in range(2):  # the first requests import modules and compile templates
+            idle = measure(options, millrace, gateway, url, data, "")
+        report = {"idle": idle}
+        print_row("idle", idle)
+        for name, path in wanted.items():
+            report[name] = measure(options, millrace, gateway, url, data, path)
+            print_row(name, report[name])
+    if options.json:
+        Path(options.json).write_text(json.dumps(report, indent=2), encoding="utf-8")
+    return report_violations(report, quick=options.quick)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of each measurement (default 5)")
+    parser.add_argument("--requests", type=int, default=55_000, help="requests of 31 days (default 55,000)")
+    parser.add_argument("--prompts", type=int, default=1000, help="stored prompts of 63 KB (default 1,000)")
+    parser.add_argument("--streams", type=int, default=8, help="streams of the other tenant (default 8)")
+    parser.add_argument("--connections", type=int, default=24, help="connections of the sender (default 24)")
+    parser.add_argument("--only", nargs="+", default=["*"], help="operations and pages, such as api-* (default: all)")
+    parser.add_argument("--json", help="write the figures to this file too")
+    parser.add_argument("--fill", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--send", nargs=3, metavar=("URL", "KEY", "SESSION"), help=argparse.SUPPRESS)
+    return parse(parser, {"seconds": 1.0, "requests": 2000, "prompts": 50, "only": list(QUICK)})
+
+
+def filled(gateway: subprocess.Popen[bytes], options: argparse.Namespace) -> dict[str, Any]:
+    """Fill the gateway's database in another process."""
+    lines = Path(f"/proc/{gateway.pid}/environ").read_bytes().split(b"\0")
+    environ = dict(line.decode().split("=", 1) for line in lines if b"=" in line)
+    sizes = ("--requests", str(options.requests), "--prompts", str(options.prompts))
+    command = (sys.executable, "-m", "benchmarks.management", "--fill", *sizes)
+    output = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True).stdout  # noqa: S603
+    data: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return data
+
+
+def fill(options: argparse.Namespace) -> int:
+    os.environ["DJANGO_SETTINGS_MODULE"] = "millrace.conf.settings"
+    import django
+    from django.conf import settings
+
+    django.setup()
+    settings.ALLOWED_HOSTS = [*settings.ALLOWED_HOSTS, "testserver"]
+    from benchmarks.management_data import fill as create
+
+    print(json.dumps(create(options.requests, options.prompts)))
+    return 0
+
+
+class Visitors:
+    """Users who are not the sender: each requests one path again and again, in a thread."""
+
+    def __init__(self, url: str, session: str) -> None:
+        self.times: dict[str, list[float]] = {READY: [], SIGN_IN: [], PAGE: []}
+        self.failed: Counter[str] = Counter()
+        self._ends = threading.Event()
+        cookies = {PAGE: {"sessionid": session}}
+        self._threads = [
+            threading.Thread(target=self._visit, args=(url, path, cookies.get(path))) for path in self.times
+        ]
+
+    def __enter__(self) -> Visitors:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _visit(self, url: str, path: str, cookies: Mapping[str, str] | None) -> None:
+        with httpx.Client(base_url=url, cookies=dict(cookies or {}), timeout=60) as client:
+            while not self._ends.wait(PAUSE_SECONDS):
+                began = time.perf_counter()
+                try:
+                    status = str(client.get(path).status_code)
+                except httpx.HTTPError as exc:
+                    status = type(exc).__name__
+                self.times[path].append(1000 * (time.perf_counter() - began))
+                if status != "200":
+                    self.failed[f"{path} {status}"] += 1
+
+
+def measure(
+    options: argparse.Namespace, millrace: Any, gateway: subprocess.Popen[bytes], url: str, data: Any, path: str
+) -> dict[str, Any]:
+    """Return the figures while the large tenant requests the path; without one, those of an idle platform."""
+    request = millrace.request(stream=True, max_tokens=round(options.seconds * PACE))
+    before, grown = memory(gateway), [0.0]
+    sender = None
+    if path:
+        session = data["sessions"]["large"] if not path.startswith("/api/") else ""
+        argv = [sys.executable, "-m", "benchmarks.management", "--send", url + path, data["key"], session]
+        argv += ["--seconds", str(options.seconds), "--connections", str(options.connections)]
+        sender = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE)  # noqa: S603
+        assert sender.stdout is not None
+        sender.stdout.readline()  # the load starts
+    with Visitors(url, data["sessions"]["small"]) as visitors:
+        look = lambda: grown.append(memory(gateway) - before)  # noqa: E731
+        gaps = asyncio.run(streams(millrace.url, request, options.streams, options.seconds + 60, look))
+    answers = json.loads(sender.communicate(timeout=options.seconds + 120)[0].splitlines()[-1]) if sender else {}
+    return {
+        "page_ms": percentile(visitors.times[PAGE], 0.99),
+        "sign_in_ms": percentile(visitors.times[SIGN_IN], 0.99),
+        "ready_ms": percentile(visitors.times[READY], 0.99),
+        "gap_ms": percentile(gaps, 0.99),
+        "most_ms": max(gaps),
+        "grown_mb": max(grown),
+        "answers": answers,
+        "failed": visitors.failed,
+    }
+
+
+def print_row(name: str, row: Mapping[str, Any]) -> None:
+    others = " ".join(f"{label} {row[f'{label}_ms']:>6.0f} ms" for label in ("page", "sign_in", "ready"))
+    answers = " ".join(f"{count}x {what}" for what, count in sorted(row["answers"].items()))
+    failed = " ".join(f"! {count}x {what}" for what, count in sorted(row["failed"].items()))
+    stream = f"gap {row['gap_ms']:>5.0f} ms (most {row['most_ms']:>5.0f})"
+    print(f"{name:36} {others}  {stream}  {row['grown_mb']:>+5.0f} MB  {answers} {failed}", flush=True)
+
+
+def report_violations(report: Mapping[str, Mapping[str, Any]], *, quick: bool) -> int:
+    """Print the exceeded limits. A quick run is too short for percentiles and fails only without responses."""
+    if quick:
+        return int(not all(row["answers"] for name, row in report.items() if name != "idle"))
+    failed = 0
+    for name, row in report.items():
+        rises = {
+            "page p99": (row["page_ms"] - report["idle"]["page_ms"], MAX_PAGE_MS),
+            "gap p99": (row["gap_ms"] - report["idle"]["gap_ms"], MAX_GAP_MS),
+            "memory": (row["grown_mb"], MAX_GROWTH_MB),
+        }
+        over = [
+            f"{what} rises by {value:.0f}, more than {limit:.0f}"
+            for what, (value, limit) in rises.items()
+            if value > limit
+        ]
+        over += [f"{count}x {what}" for what, count in row["failed"].items()]
+        if over:
+            failed = 1
+            print(f"! {name}: {', '.join(over)}")
+    return failed
+
+
+def send(options: argparse.Namespace) -> int:
+    """Request a path on many connections, and print the number of responses by status."""
+    url, key, session = options.send
+    parts = urlsplit(url)
+    credential = f"cookie: sessionid={session}" if session else f"authorization: Bearer {key}"
+    head = f"GET {parts.path}?{parts.query} HTTP/1.1\r\nhost: {parts.netloc}\r\n{credential}\r\n\r\n".encode()
+    answers: Counter[str] = Counter()
+
+    async def call(until: float) -> None:
+        while time.monotonic() < until:
+            try:
+                reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+                while time.monotonic() < until:
+                    writer.write(head)
+                    answers[await answer_of(reader)] += 1
+                writer.close()
+            except (OSError, asyncio.IncompleteReadError):
+                answers["cut"] += 1
+                await asyncio.sleep(0.1)
+
+    async def run() -> None:
+        until = time.monotonic() + options.seconds
+        print("begins", flush=True)
+        await asyncio.wait(
+            [asyncio.create_task(call(until)) for _ in range(options.connections)], timeout=options.seconds + 60
+        )
+        print(json.dumps(answers), flush=True)
+        os._exit(0)  # without waiting for responses that are late
+
+    asyncio.run(run())
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    sys.exit(main())

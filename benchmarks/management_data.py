@@ -1,0 +1,162 @@
+"""The tenants of `benchmarks.management`, one with much data, and its most expensive requests. Needs Django."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from benchmarks.console import _EVENTS as EVENTS
+from benchmarks.console import _RECORDS as RECORDS
+from tests.support.frontend.console import DEMO, load_screens
+
+DAYS = 31
+KEYS = 500
+MODELS = ["llama-70b", "qwen-8b", "smollm2-135m"]
+PROMPT_CHARACTERS = 63_000  # stored prompts are cut at 65,536
+# The newest requests of a model with a stored prompt and with feedback.
+_CONTENTS = """
+WITH newest AS (
+    SELECT tenant_id, request_id, key_id, started_at FROM request_log_requestrecord
+    WHERE tenant_id = %(tenant)s AND requested_model = 'llama-70b' AND outcome = 'completed'
+    ORDER BY started_at DESC LIMIT %(prompts)s
+), given AS (
+    INSERT INTO feedback_submittedfeedback (tenant_id, request_id, key_id, success)
+    SELECT tenant_id, request_id, key_id, true FROM newest
+)
+INSERT INTO request_log_requestcontent (tenant_id, request_id, started_at, body, answers, truncated)
+SELECT tenant_id, request_id, started_at,
+    '{"messages": [{"role": "user", "content": "' || repeat('Some words of a question. ', %(size)s / 26) || '"}]}',
+    '[]', false
+FROM newest
+"""
+# The parameters of the most expensive request, by URL name. Others have the first of DEFAULTS that is valid.
+_MODELS = {"model": "llama-70b", "weak": "llama-70b", "strong": "qwen-8b"}
+
+
+def _parameters(now: datetime) -> tuple[Mapping[str, Mapping[str, str]], tuple[Mapping[str, str], ...]]:
+    period = {"from": (now - timedelta(days=DAYS)).isoformat(), "to": now.isoformat()}
+    return {
+        "api-requests-outcomes": _MODELS | period,
+        "api-requests-success": period | {"group_by": "key"},
+        "api-requests-rates": period | {"bucket": "hour"},
+        "api-policy-shadow-results": period | {"name": "llama-70b"},
+        "api-usage": period | {"group_by": "key,model"},
+    }, (period | {"limit": "200"}, period, {"limit": "200"}, {})
+
+
+def fill(requests: int, prompts: int) -> dict[str, Any]:
+    """Create the tenants and return the secret of the large one's key, the sessions of users, and the requests.
+
+    A request has a name, and its path with the query string.
+    """
+    from django.db import connection, connections
+    from django.test import Client
+
+    from billing.metering import rollups
+    from millrace.apps.request_log import request_rollups
+    from tenants import actions
+    from tenants.isolation.db_roles import BypassReason
+    from tenants.isolation.scopes import all_tenants_scope
+    from tenants.models import ApiKey, User
+    from tests.support.frontend.console import remembered
+    from tests.support.tenants.management_api import furnished, only_default
+
+    logging.disable(logging.WARNING)  # of requests whose parameters are not valid
+    now = datetime.now(UTC)
+    large, small = furnished("large"), actions.do_create_tenant("small", "Small")
+    projects = [only_default(small), only_default(large.tenant)]
+    members = {}
+    for tenant in (large.tenant, small):
+        user = User.objects.create_user(f"member@{tenant.slug}.example", "a long password")
+        actions.do_add_member(tenant, user, "owner")
+        client = Client()
+        client.force_login(user)
+        remembered(client.session)
+        members[tenant.slug] = client
+    with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
+        keys = ApiKey.objects.all_tenants().bulk_create(
+            ApiKey(
+                tenant=project.tenant,
+                project=project,
+                name=f"Key {number}",
+                prefix=f"sk-mr-{number:06}",
+                key_hash=f"{project.pk}.{number}".encode().ljust(32, b"."),
+                scopes=["inference"],
+            )
+            for project, count in zip(projects, (10, KEYS), strict=True)
+            for number in range(count)
+        )
+        months = sorted({(now - timedelta(days=ago)).date().replace(day=1) for ago in range(DAYS + 1)})
+        cursor.execute("SELECT billing_create_partitions(%s)", [months])
+        values = {
+            "end": now,
+            "span": timedelta(days=DAYS),
+            "requests": requests,
+            "tenants": 2,
+            "tenant_ids": [project.tenant_id for project in projects],
+            "project_ids": [project.pk for project in projects],
+            "first_keys": [keys[0].pk, keys[10].pk],
+            "models": MODELS,
+            "big": 10,
+            "small": KEYS,
+        }
+        cursor.execute(RECORDS, values)
+        cursor.execute(EVENTS.replace("<> 'limited'", "<> 'limited' AND prompt_tokens IS NOT NULL"))
+        cursor.execute(_CONTENTS, {"tenant": large.tenant.pk, "prompts": prompts, "size": PROMPT_CHARACTERS})
+    with connections["owner"].cursor() as cursor:
+        cursor.execute("VACUUM ANALYZE")  # without statistics, the rollups take minutes
+    connections["owner"].close()
+    rollups.build()
+    request_rollups.build(wait=timedelta(0))
+    _, secret = actions.do_create_api_key(only_default(large.tenant), "manage", scopes=["manage"])
+    return {
+        "key": secret,
+        "sessions": {slug: client.session.session_key for slug, client in members.items()},
+        "operations": dict(_operations(large, secret, now)),
+        "pages": dict(_pages(large.tenant, members["large"])),
+    }
+
+
+def _operations(large: Any, secret: str, now: datetime) -> Iterator[tuple[str, str]]:
+    """Yield each GET operation of the management API that a key may call, with its most expensive parameters."""
+    from django.utils.http import urlencode
+    from rest_framework.test import APIClient
+
+    from tests.support.frontend.routes import all_routes
+
+    client = APIClient()
+    client.credentials(HTTP_AUTHORIZATION=f"Bearer {secret}")
+    special, defaults = _parameters(now)
+    for route in all_routes():
+        if not route.is_api or not route.is_of_tenant or not hasattr(route.view, "cls"):
+            continue
+        path = "/" + re.sub(r"<\w+:\w+>", str(large.ids.get(route.name, "0")), route.pattern)
+        for query in (special[route.name],) if route.name in special else defaults:
+            if client.get(path, query).status_code == 200:
+                yield route.name, f"{path}?{urlencode(query)}"
+                break
+
+
+def _pages(tenant: Any, client: Any) -> Iterator[tuple[str, str]]:
+    """Yield each page of the tenant's console, and each part that a page loads afterwards."""
+    from tenants.isolation.scopes import tenant_scope
+
+    for screen in load_screens():
+        if screen.who != "owner" or "{slug}" not in screen.url:
+            continue
+        try:
+            with tenant_scope(tenant):
+                values = {name: DEMO[name](tenant) for name in set(re.findall(r"{(\w+)}", screen.url)) - {"slug"}}
+        except Exception:  # noqa: S112, BLE001  (the database lacks the object of this page)
+            continue
+        path = screen.url.format(slug=tenant.slug, **values)
+        page = client.get(path)
+        if page.status_code != 200:
+            continue
+        yield screen.name, path
+        text = page.content.decode(errors="replace")
+        for part, url in re.findall(r'id="panel-([\w-]+)" hx-get="([^"]+)" hx-trigger="load', text):
+            yield f"{screen.name}: {part}", url.replace("&amp;", "&")
