@@ -11,12 +11,10 @@ import httpx
 import pytest
 
 from millrace.gateway.routes import documented_consumers
-from tests.e2e.test_message_batches import entry, neighbor
-from tests.support.e2e.batches import finished, line, upload
+from tests.support.e2e.batches import entry, finished, line, upload
 from tests.support.e2e.keys import make_key
 from tests.support.stack import MODEL, Stack, eventually
 
-__all__ = ["neighbor"]
 _PARAMETER = re.compile(r"<\w+:(\w+)>")
 NOT_OWNED = {"/v1/models/<path:name>"}  # models are shared
 BODIES: dict[str, Any] = {"/v1/requests/<str:request_id>/feedback": {"success": True}}

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from typing import Any
 
 import anthropic
 import httpx
@@ -13,45 +10,14 @@ import openai
 import psutil
 import pytest
 
-from tests.support.e2e.batches import finished, line, upload
+from tests.support.e2e.batches import entry, finished, line, upload
 from tests.support.e2e.keys import make_key
-from tests.support.stack import MODEL, Stack, eventually
-
-MAKE_TENANT = """
-import django; django.setup()
-from tenants.actions import do_create_api_key, do_create_tenant
-from tenants.models import Project
-from tenants.isolation.scopes import tenant_scope
-tenant = do_create_tenant("neighbor", "Neighbor")
-with tenant_scope(tenant):
-    project = Project.objects.for_tenant(tenant).get()
-print(do_create_api_key(project, "theirs", scopes=("inference", "models"))[1])
-"""
-
-
-@pytest.fixture(scope="module")
-def neighbor(stack: Stack) -> str:
-    """Return the secret of another tenant's key."""
-    settings = dict(line.split("=", 1) for line in (stack.data_dir / "env").read_text().splitlines() if "=" in line)
-    environ = {
-        "MILLRACE_DATA_DIR": str(stack.data_dir),
-        "DJANGO_SETTINGS_MODULE": "millrace.conf.settings",
-        **settings,
-    }
-    command = [sys.executable, "-c", MAKE_TENANT]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()[-1]
+from tests.support.stack import Stack, eventually
 
 
 @pytest.fixture
 def client(stack: Stack) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=stack.url, api_key=stack.key, max_retries=0)
-
-
-def entry(custom_id: str, **more: Any) -> Any:
-    params = {"model": MODEL, "max_tokens": 3, "messages": [{"role": "user", "content": 'Hello\n"you"'}], **more}
-    return {"custom_id": custom_id, "params": params}
 
 
 def test_a_message_batch_with_anthropics_sdk(stack: Stack, client: anthropic.Anthropic) -> None:

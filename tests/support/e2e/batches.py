@@ -25,6 +25,12 @@ def line(custom_id: str, url: str = "/v1/chat/completions", **body: Any) -> dict
     }
 
 
+def entry(custom_id: str, **more: Any) -> Any:
+    """Return an entry of a message batch."""
+    params = {"model": MODEL, "max_tokens": 3, "messages": [{"role": "user", "content": 'Hello\n"you"'}], **more}
+    return {"custom_id": custom_id, "params": params}
+
+
 def upload(client: openai.OpenAI, lines: Iterable[Any]) -> str:
     text = "\n".join(json.dumps(line) for line in lines).encode()
     return client.files.create(file=("lines.jsonl", io.BytesIO(text)), purpose="batch").id
