@@ -64,8 +64,14 @@ def test_keys(run):
     assert key["id"] in [row["id"] for row in printed(run("keys", "list", "--revoked", "--json"))]
 
 
-def test_cache_warming(run, operate, monkeypatch):
+@pytest.fixture
+def _web_jobs(monkeypatch) -> None:
+    """Run the jobs while a command waits for their result."""
     monkeypatch.setattr("millrace.cli.job_results.time.sleep", lambda _: run_jobs())
+
+
+@pytest.mark.usefixtures("_web_jobs")
+def test_cache_warming(run, operate, monkeypatch):
     assert "$0.50" in (run("organization", "update", "--cache-warming", "0.50") and run("organization").stdout)
     run("organization", "update", "--content-retention-days", "1")
     assert printed(run("cache", "warm", "--json"))["prompts"] == 0
@@ -180,6 +186,7 @@ def test_policies(run, tmp_path):
     assert printed(run("policies", "dry-run", path, "--name", "quick", "--json"))["requests"] == 0
 
 
+@pytest.mark.usefixtures("_web_jobs")
 def test_amounts_are_in_the_currency_of_the_tenant(run, operate, acme, tmp_path):
     with all_tenants_scope(BypassReason.COMMAND):
         book = PriceBook.objects.create(name="eur", currency="EUR")
