@@ -22,7 +22,7 @@ NOT_A_NUMBER = re.compile(r"(?<![\w-])-?(nan|inf|infinity)(?![\w-])", re.IGNOREC
 NOT_FOUND = re.compile(
     r"account/(mfa|oidc)/.*|api/operator/(upstream-credentials|reratings)/.*|.*/files/<str:file>/content"
     r"|.*/invitations/<int:invitation>/(resend|revoke)|operator/models/<str:worker>/.*|.*/drafts/<int:draft>/discard"
-    r"|operator/alerts/rules/<int:alert_rule>/.*|api/upstream-credentials/.*"
+    r"|operator/alerts/rules/<int:alert_rule>/.*|api/upstream-credentials/.*|api/jobs/.*"
 )
 
 
