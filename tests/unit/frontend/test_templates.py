@@ -19,7 +19,8 @@ IN_TEMPLATE = re.compile(r'{%-?\s*(?:extends|include)\s+"([^"]+)"')
 
 def references() -> set[str]:
     sources = [path.read_text() for path in (ROOT / "frontend").rglob("*.py")]
-    sources += [(ROOT / path).read_text() for path in ("platform/millrace/conf/urls.py", "tenants/problems.py")]
+    sources += [path.read_text() for path in (ROOT / "platform/millrace/conf").rglob("*.py")]
+    sources.append((ROOT / "tenants/problems.py").read_text())
     named = {name for source in sources for name in IN_PYTHON.findall(source)}
     for path in TEMPLATES.rglob("*.*"):
         named |= set(IN_TEMPLATE.findall(path.read_text()))
