@@ -104,19 +104,19 @@ def test_every_url_answers_every_user(world: World, walkers: dict[str, Walker], 
 def test_no_value_of_a_parameter_or_field_is_an_internal_error(
     world: World, walkers: dict[str, Walker], who: str
 ) -> None:
-    """All names that a view reads get the same value. The next test sends each name in its own request."""
+    """All names that a view reads get the same value, one half of QUICK. The next test sends all, one by one."""
     walker = walkers[who]
-    for route in ROUTES:
+    for number, route in enumerate(ROUTES):
         if not concerns(route, who) or route.is_on_page:
             continue
         path = route.address(world, "populated")
         for method in methods(route):
             if names := walker.names_read(method, path, is_json=route.is_api):
-                for value in QUICK:
+                for value in QUICK[number % 2 :: 2]:
                     walker.attack(method, path, names, value, is_json=route.is_api)
         for hostile in with_hostile_arguments(route, world):
             walker.send("GET", hostile, is_json=False)
-    walker.check(at_least=1500)
+    walker.check(at_least=1000)
 
 
 @pytest.mark.slow

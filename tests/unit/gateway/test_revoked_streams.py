@@ -72,7 +72,7 @@ class RunningRequest:
 class FakeFollower:
     """A follower of the gateway's only request."""
 
-    def __init__(self, running: RunningRequest, request_id: str, tenant_id: int) -> None:
+    def __init__(self, running: RunningRequest, request_id: str, tenant_id: int, project_id: int) -> None:
         self.events = running.events
 
     async def response_spec(self) -> Any:
