@@ -38,7 +38,8 @@ from tests.support.services import Services  # noqa: E402
 from tests.support.static_files import scan_static_files_once  # noqa: E402
 
 pytest_plugins = [
-    f"tests.support.fixtures.{name}" for name in ("billing", "budgets", "console", "database", "platform", "services")
+    f"tests.support.fixtures.{name}"
+    for name in ("billing", "budgets", "console", "database", "platform", "process", "services")
 ]
 
 # Durations are not meaningful on a busy machine.

@@ -134,6 +134,7 @@ HOSTILE = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("frozen_heap")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_schema_costs_little_and_causes_no_failure(grammars: GrammarCompiler, name: str) -> None:
     began = time.process_time()

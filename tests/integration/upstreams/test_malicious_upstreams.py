@@ -222,6 +222,7 @@ def test_a_slow_drip_ends_at_the_deadline(attack: Callable[..., tuple[RawServer,
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.usefixtures("frozen_heap")
 def test_a_long_line_in_small_parts_takes_linear_time() -> None:
     def seconds(parts: int) -> float:
         parser, began = sse.EventParser(), time.process_time()

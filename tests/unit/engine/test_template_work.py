@@ -52,6 +52,8 @@ _NAMES = {
 _NAMES["test"] = [name for name in _NAMES["test"] if name.isalpha()]
 VARIABLES = {"bos_token": "<s>", "eos_token": "</s>", "date_string": "26 Jul 2024"}
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")
+
 
 def check(source: str, units: int = UNITS) -> None:
     """Check that a template ends or is refused within a budget."""
