@@ -5,7 +5,6 @@
   const probe = document.createElement("span");
   probe.hidden = true;
   document.body.append(probe);
-  // A canvas cannot read light-dark().
   const color = (token, alpha = 1) => {
     probe.style.color = `var(--${token})`;
     const [r, g, b] = getComputedStyle(probe).color.match(/[\d.]+/g);
@@ -17,7 +16,6 @@
   const compact = new Intl.NumberFormat(lang, { notation: "compact", maximumFractionDigits: 1 });
   const whole = new Intl.NumberFormat(lang);
   const two = new Intl.NumberFormat(lang, { minimumFractionDigits: 2, maximumFractionDigits: 2 });
-  // The unit "usd" is the currency of the page.
   const moneyIn = (currency) => {
     const money = (options) => new Intl.NumberFormat(lang === "en" ? "en-US" : lang, { style: "currency", currency, ...options });
     const dollars = money();
@@ -77,7 +75,6 @@
     };
   };
 
-  // Each series is added to the following ones.
   const stackValues = (series) => series.map((_, i) => series[0].y.map((_, at) => series.slice(i).reduce((sum, item) => sum + (item.y[at] || 0), 0)));
 
   const hatch = (token) => {

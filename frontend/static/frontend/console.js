@@ -1,10 +1,9 @@
-// Links and forms also work without scripts.
 "use strict";
 const root = document.documentElement;
 const $ = (selector, within = document) => within.querySelector(selector);
 const on = (type, act, target = document) => target.addEventListener(type, act);
 const year = 60 * 60 * 24 * 365;
-// The text in the language of the page, with its values. `make messages` writes window.TEXTS to texts.*.js.
+// `make messages` writes window.TEXTS to texts.*.js.
 const _ = (text, values = {}) => (window.TEXTS?.[text] || text).replace(/%\((\w+)\)s/g, (found, name) => values[name]);
 
 // The theme changes immediately, the time zone and shortcuts on the next page.
@@ -28,8 +27,7 @@ const closeMenus = (target) => {
 on("click", (event) => closeMenus(event.target));
 on("focusin", (event) => closeMenus(event.target));
 
-// Dialogs and the drawer open with their content and close by Esc, a click outside, or [data-close]. The first invalid
-// field of a returned form gets the focus.
+// Dialogs and the drawer close by Esc, a click outside, or [data-close].
 on("htmx:afterSwap", ({ detail: { target } }) => {
   if (target.localName !== "dialog") return;
   if (target.open) return ($("[aria-invalid=true]", target) || $("[type=submit]", target))?.focus();
@@ -73,7 +71,6 @@ on("htmx:sendError", ({ detail: { elt } }) => elt.matches(".panel") || showError
 on("click", (event) => event.target.closest(".toast")?.remove());
 setTimeout(() => document.querySelectorAll(".toast.success").forEach((toast) => toast.remove()), 5000);
 
-// Tabs of code examples.
 for (const tabs of document.querySelectorAll("[data-tabs]")) {
   const list = $("[role=tablist]", tabs);
   const buttons = [...list.children];
@@ -117,7 +114,6 @@ on("click", async (event) => {
   setTimeout(() => { button.setAttribute("aria-label", label); button.title = title; }, 2000);
 });
 
-// The command palette.
 const palette = $("#palette");
 const link = $("[data-palette]");
 const results = () => [...palette.querySelectorAll(".search-results a")];
