@@ -69,6 +69,7 @@ async def test_a_hit_of_a_killed_gateway_is_billed_once_or_not_at_all(
     await sync_to_async(actions.do_set_answer_cache)(tenant, seconds=600)
     await set_budget(tenant, 10**15)
     async with gateway_cluster(async_broker, database, secret, "ab", b=step) as inside:
+        inside.worker.writes_text = True  # an answer without one is not stored
         inside.worker.may_answer.set()
         a, b = inside.gateways.values()
         hits: list[str] = []
