@@ -140,10 +140,10 @@ class Worker:
         sent = [each for each in (*events, end) if not isinstance(each, Vectors)]  # those are only in the log
         keys = [claim_key(name, job.billing_context.execution), USAGE_STREAM, gateway_stream(job.gateway_id)]
         keys.append(event_log_key(name, attempt))
+        self.answered.append(event)  # first, since the client may have the answer before this call returns
         await self.broker.eval(  # type: ignore[misc]
             claims.FINISH, 4, *keys, attempt, encode(event), encode(sent), 60, *map(encode, (*events, end))
         )
-        self.answered.append(event)
 
 
 @dataclass
