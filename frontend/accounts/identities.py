@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -61,10 +62,18 @@ def check_callback(request: HttpRequest, sociallogin: Any) -> None:
 
 
 def _reauthenticate(request: HttpRequest, sociallogin: Any) -> HttpResponse:
-    """Record a round trip to the provider as the user's re-authentication. The session stays the same."""
+    """Record a round trip to the provider as the user's re-authentication. The session stays the same.
+
+    The page asks the provider to authenticate the user again, by a parameter that the user can remove. Therefore the
+    time of the authentication must be recent, if the ID token contains it.
+    """
     url, account = sociallogin.state.get("next") or reverse("account"), sociallogin.account
     if not request.user.is_authenticated or account.user_id != request.user.pk:
         messages.error(request, _("This identity is not connected to your account."))
+        return redirect("account")
+    since = time.time() - settings.ACCOUNT_REAUTHENTICATION_TIMEOUT
+    if account.extra_data.get("auth_time", since) < since:
+        messages.error(request, _("Your identity provider did not ask you to sign in again."))
         return redirect("account")
     record_authentication(
         request, request.user, "socialaccount", provider=account.provider, uid=account.uid, reauthenticated=True

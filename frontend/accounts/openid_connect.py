@@ -46,6 +46,7 @@ MAX_TOKEN = 20_000  # characters
 MAX_URL = 2_000
 MAX_EMAIL = 254
 MAX_SUBJECT = app_settings.UID_MAX_LENGTH
+LAST_TIME = 2**40  # seconds
 REQUIRED_CLAIMS = ("iss", "sub", "aud", "exp")
 
 _discovered: dict[str, tuple[float, dict[str, Any]]] = {}  # by issuer: when it expires, and the endpoints
@@ -155,7 +156,10 @@ class OidcAdapter(OpenIDConnectOAuth2Adapter):
             if _text(userinfo, "sub", MAX_SUBJECT) != id_token["sub"]:
                 raise ProviderProblem(_("The ID token and userinfo of your identity provider name different users."))
             sources = [userinfo, id_token]
-        return self.get_provider().sociallogin_from_response(request, _identity(id_token["sub"], sources))
+        identity = _identity(id_token["sub"], sources)
+        if id_token.get("auth_time") is not None:
+            identity["auth_time"] = id_token["auth_time"]
+        return self.get_provider().sociallogin_from_response(request, identity)
 
     def _read_id_token(self, app: SocialApp, text: str) -> dict[str, Any]:
         """Return the claims of the ID token.
@@ -193,6 +197,11 @@ class OidcAdapter(OpenIDConnectOAuth2Adapter):
             raise ProviderProblem(_("The ID token of your identity provider is for another client."))
         if not constant_time_compare(_text(claims, "nonce", MAX_TOKEN), self._nonce):
             raise ProviderProblem(_("The ID token of your identity provider is of another sign-in."))
+        authenticated_at = claims.get("auth_time")
+        if authenticated_at is not None and not (
+            type(authenticated_at) in (int, float) and 0 <= authenticated_at <= LAST_TIME
+        ):
+            raise _invalid("auth_time")
         return claims
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from allauth.account.models import EmailAddress
 from allauth.socialaccount.models import SocialAccount
+from django.conf import settings
 from django.test import Client
 
 from tenants import actions
@@ -122,6 +125,16 @@ def test_a_user_without_a_password_reauthenticates_at_the_provider(client, provi
     client.post("/account/password/set", {"password1": new, "password2": new})
     provided.refresh_from_db()
     assert provided.check_password(new)
+
+
+def test_an_old_session_at_the_provider_does_not_reauthenticate(client, provided, identity_provider):
+    identity_provider.claims["auth_time"] = int(time.time()) - settings.ACCOUNT_REAUTHENTICATION_TIMEOUT - 1
+    assert sign_in(client, identity_provider, process="reauthenticate", next="/account/password/set").url == "/account/"
+    assert client.get("/account/password/set").url.startswith(CONFIRM)
+    identity_provider.claims["auth_time"] = int(time.time())
+    response = sign_in(client, identity_provider, process="reauthenticate", next="/account/password/set")
+    assert response.url == "/account/password/set"
+    assert client.get("/account/password/set").status_code == 200
 
 
 def test_a_form_is_submitted_after_the_round_trip(client, provided, identity_provider):
