@@ -118,6 +118,8 @@ class _Call:
         # 409 with Retry-After: the first call with this idempotency key is still running.
         if response.status_code not in RETRY_STATUSES and not (response.status_code == 409 and wait is not None):
             return None
+        if response.status_code == 504 and _error(response).code == "timeout":  # of the database, as it would be again
+            return None
         if wait is None:
             return backoff
         return wait if wait <= MAX_RETRY_AFTER_SECONDS else None

@@ -224,8 +224,9 @@ def test_malformed_url_is_rejected():
         m.Client("http://host:abc", "sk-mr-x")
 
 
-def test_other_errors_are_not_retried(connect):
-    client, server, _ = connect(problem(500))
+@pytest.mark.parametrize("reply", [problem(500), problem(504, "timeout")], ids=["error", "statement timeout"])
+def test_other_errors_are_not_retried(connect, reply):
+    client, server, _ = connect(reply)
     with pytest.raises(m.ServerError):
         client.keys.get(1)
     assert len(server.requests) == 1
