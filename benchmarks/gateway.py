@@ -309,6 +309,7 @@ def platform(
     answer_cache_seconds: int = 0,
     *,
     embeds: bool = False,
+    gateway_settings: Mapping[str, str] | None = None,
     **settings: str,
 ) -> Iterator[tuple[ChatEndpoint, Processes]]:
     """Run the platform with an engine that computes nothing, or with the upstream. `settings`: of the worker.
@@ -355,10 +356,12 @@ def platform(
             instant = with_changes(worker, environ=environ, ready=lambda: True)
         if embeds:
             start(programs[f"worker-{ENCODER}"], state, running)
+        gateway = programs["gateway"]
+        gateway = with_changes(gateway, environ={**gateway.environ, **(gateway_settings or {})})
         processes = {
             "settler": start(programs["settler"], state, running),
             "worker": start(instant, state, running),
-            "gateway": start(programs["gateway"], state, running),
+            "gateway": start(gateway, state, running),
             "valkey": services["valkey"],
         }
         url = f"http://127.0.0.1:{environ_base['MILLRACE_PORT']}/v1/chat/completions"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from typing import Any
 
 from benchmarks.console import _EVENTS as EVENTS
 from benchmarks.console import _RECORDS as RECORDS
+from tenants.routing_policies.policy import MAX_RULES, MAX_TARGETS
 from tests.support.frontend.console import DEMO, load_screens
 
 DAYS = 31
@@ -47,10 +49,19 @@ def _parameters(now: datetime) -> tuple[Mapping[str, Mapping[str, str]], tuple[M
     }, (period | {"limit": "200"}, period, {"limit": "200"}, {})
 
 
+def largest_policy() -> dict[str, Any]:
+    """Return a policy with the most rules and targets. All conditions of a rule but the last match each request."""
+    metadata = {f"field{number}": ["another"] for number in range(8)}
+    when = {"prompt_tokens": {"at_least": 1}, "hours": {"start": "00:00", "end": "23:59"}, "metadata": metadata}
+    targets = [{"model": MODELS[number % len(MODELS)]} for number in range(MAX_TARGETS)]
+    rules = [{"when": when, "strategy": "cheapest", "targets": targets} for _ in range(MAX_RULES - 1)]
+    return {"rules": [*rules, {"strategy": "cheapest", "targets": targets}]}
+
+
 def fill(requests: int, prompts: int) -> dict[str, Any]:
     """Create the tenants and return the secret of the large one's key, the sessions of users, and the requests.
 
-    A request has a name, and its path with the query string.
+    A request has a name, its path with the query string, and its body if it is sent by POST.
     """
     from django.db import connection, connections
     from django.test import Client
@@ -120,15 +131,28 @@ def fill(requests: int, prompts: int) -> dict[str, Any]:
     }
 
 
-def _operations(large: Any, secret: str, now: datetime) -> Iterator[tuple[str, str]]:
-    """Yield each GET operation of the management API that a key may call, with its most expensive parameters."""
+def _operations(large: Any, secret: str, now: datetime) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield each operation of the management API that a key may call and that stores nothing, with its most expensive
+    parameters.
+    """
+    from django.urls import reverse
     from django.utils.http import urlencode
     from rest_framework.test import APIClient
 
+    from millrace.apps.request_log.policy_dry_runs import MAX_REQUESTS
     from tests.support.frontend.routes import all_routes
 
     client = APIClient()
     client.credentials(HTTP_AUTHORIZATION=f"Bearer {secret}")
+    policy = largest_policy()
+    for name, body in {
+        "api-policy-validate": {"body": policy},
+        "api-policy-dry-run": {"body": policy, "requests": MAX_REQUESTS},
+    }.items():
+        path = reverse(name)
+        response = client.post(path, body, format="json")
+        assert response.status_code == 200, response.json()
+        yield name, (path, json.dumps(body))
     special, defaults = _parameters(now)
     for route in all_routes():
         if not route.is_api or not route.is_of_tenant or not hasattr(route.view, "cls"):
@@ -136,11 +160,11 @@ def _operations(large: Any, secret: str, now: datetime) -> Iterator[tuple[str, s
         path = "/" + re.sub(r"<\w+:\w+>", str(large.ids.get(route.name, "0")), route.pattern)
         for query in (special[route.name],) if route.name in special else defaults:
             if client.get(path, query).status_code == 200:
-                yield route.name, f"{path}?{urlencode(query)}"
+                yield route.name, (f"{path}?{urlencode(query)}", "")
                 break
 
 
-def _pages(tenant: Any, client: Any) -> Iterator[tuple[str, str]]:
+def _pages(tenant: Any, client: Any) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yield each page of the tenant's console, and each part that a page loads afterwards."""
     from tenants.isolation.scopes import tenant_scope
 
@@ -156,7 +180,7 @@ def _pages(tenant: Any, client: Any) -> Iterator[tuple[str, str]]:
         page = client.get(path)
         if page.status_code != 200:
             continue
-        yield screen.name, path
+        yield screen.name, (path, "")
         text = page.content.decode(errors="replace")
         for part, url in re.findall(r'id="panel-([\w-]+)" hx-get="([^"]+)" hx-trigger="load', text):
-            yield f"{screen.name}: {part}", url.replace("&amp;", "&")
+            yield f"{screen.name}: {part}", (url.replace("&amp;", "&"), "")
