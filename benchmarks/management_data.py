@@ -53,7 +53,8 @@ def largest_policy() -> dict[str, Any]:
     """Return a policy with the most rules and targets. All conditions of a rule but the last match each request."""
     metadata = {f"field{number}": ["another"] for number in range(8)}
     when = {"prompt_tokens": {"at_least": 1}, "hours": {"start": "00:00", "end": "23:59"}, "metadata": metadata}
-    targets = [{"model": MODELS[number % len(MODELS)]} for number in range(MAX_TARGETS)]
+    others = [f"model-{number}" for number in range(MAX_TARGETS - len(MODELS))]
+    targets = [{"model": model} for model in (*MODELS, *others)]
     rules = [{"when": when, "strategy": "cheapest", "targets": targets} for _ in range(MAX_RULES - 1)]
     return {"rules": [*rules, {"strategy": "cheapest", "targets": targets}]}
 
