@@ -15,7 +15,10 @@ SCREEN, REPORT, HEAVY = 2, 10, 30
 COSTS: Mapping[str, int] = {
     **dict.fromkeys(
         (
-            *("api-requests", "api-usage-events", "overview", "overview-panel", "requests", "requests-panel", "usage"),
+            *("alerts", "alerts-rules-new", "api-forecast", "api-policy-validate", "api-requests", "api-usage-events"),
+            *("batches-new", "budgets-limits-new", "budgets-limits-try", "budgets-new", "budgets-try", "invoices"),
+            *("invoices-upcoming", "keys", "keys-detail", "overview", "overview-panel", "playground"),
+            *("projects-detail", "requests", "requests-panel", "routing-check", "routing-edit", "usage"),
             "usage-panel",
         ),
         SCREEN,
