@@ -95,7 +95,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     ("sender", "path", "others"),
     [
         ("key a1", "/api/keys", ("key b1", "session bob", "session op", "")),
-        ("session ann", "/t/a/keys/", ("key b1", "session bob", "session op", "")),
+        ("session ann", "/t/a/members/", ("key b1", "session bob", "session op", "")),
         ("session op", "/operator/", ("key a1", "key b1", "session ann", "")),
         ("", "/login", ("key a1", "key b1", "session ann", "session op")),
         ("key wrong", "/api/keys", ("key a1", "key b1", "session ann", "session op")),
@@ -125,8 +125,8 @@ async def test_all_keys_and_users_of_a_tenant_share_its_slots() -> None:
     callers = [
         ("key a1", "/api/keys"),
         ("key a2", "/api/keys"),
-        ("session ann", "/t/a/keys/"),
-        ("session bob", "/t/a/keys/"),
+        ("session ann", "/t/a/members/"),
+        ("session bob", "/t/a/members/"),
     ]
     sent = [served.send(*caller) for _ in range(3) for caller in callers]
     await served.wait_for(MAX_RUNNING)
@@ -153,7 +153,7 @@ async def test_expensive_requests_of_a_tenant_run_one_at_a_time_and_leave_its_sl
 @pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize(
     ("name", "path", "content_type"),
-    [("key a1", "/api/keys", "application/problem+json"), ("session ann", "/t/a/keys/", "text/html; charset=utf-8")],
+    [("key a1", "/api/keys", "application/problem+json"), ("session ann", "/t/a/members/", "text/html; charset=utf-8")],
 )
 async def test_a_request_that_waits_too_long_is_rejected(name: str, path: str, content_type: str) -> None:
     served = Served()
