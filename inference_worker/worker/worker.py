@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,6 +42,7 @@ from inference_worker.contract.messages import (
 from inference_worker.contract.request import RequestError
 from inference_worker.contract.settings import SELF_DRAFT, ModelSpec, WorkerSettings
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
+from inference_worker.contract.version import VERSION
 from inference_worker.engine.device import pick_device, pick_dtype
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
 from inference_worker.engine.engine import LLMEngine
@@ -149,7 +149,7 @@ def describe_machine(config: EngineConfig) -> Machine:
     device = pick_device(config.device)
     longest = read_model_config(config.model_dir).max_model_len
     return Machine(
-        version=metadata.version("millrace"),
+        version=VERSION,
         device="cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
         cores=len(os.sched_getaffinity(0)),
         dtype=str(pick_dtype(config.dtype, device)).removeprefix("torch."),

@@ -23,6 +23,7 @@ from inference_worker.contract.metric_families import MetricsSnapshot
 from inference_worker.contract.request import RequestError, RequestOutput, TokenCounts
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamRequest, UpstreamSpec
+from inference_worker.contract.version import VERSION
 from inference_worker.engine.engine import EngineStats
 from inference_worker.worker.engine_client import ActiveJob, Deliver, Delivery, Outcome, Requeued, is_last
 from inference_worker.worker.relay.anthropic_stream import AnthropicDecoder
@@ -39,7 +40,7 @@ from inference_worker.worker.relay.failures import UpstreamFailed, broken, overl
 from inference_worker.worker.relay.metrics import RelayMetrics
 from inference_worker.worker.relay.openai_stream import OpenAIDecoder, decode_vectors
 from inference_worker.worker.relay.rate_limit_headers import reported_limits
-from inference_worker.worker.relay.request_encoder import VERSION, RequestEncoder, UpstreamSecrets
+from inference_worker.worker.relay.request_encoder import RequestEncoder, UpstreamSecrets
 from inference_worker.worker.relay.shared_limits import Entry, SharedLimits, Wait
 from inference_worker.worker.relay.sse import EventParser
 from inference_worker.worker.relay.usage_bounds import UsageBounds

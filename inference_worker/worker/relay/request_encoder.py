@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Protocol
 
 import msgspec
@@ -10,13 +9,13 @@ import structlog
 
 from inference_worker.contract.upstream_presets import preset_of
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamRequest, UpstreamSpec
+from inference_worker.contract.version import VERSION
 from inference_worker.worker.engine_client import ActiveJob
 from inference_worker.worker.relay.connections import Origin
 from inference_worker.worker.relay.failures import UpstreamFailed
 
 log = structlog.get_logger(__name__)
 
-VERSION = metadata.version("millrace")
 _PATHS = {"chat": "chat/completions", "completions": "completions", "embeddings": "embeddings", "messages": "messages"}
 
 
