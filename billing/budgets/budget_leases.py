@@ -1,6 +1,6 @@
 """Budget leases, as gateways take, spend and return them. Does not import Django.
 
-Budget periods are rows in PostgreSQL. The functions of billing's migration 0003 change them. A request that a lease
+Budget periods are rows in PostgreSQL. The functions in `billing/migrations/sql` change them. A request that a lease
 covers needs no database access.
 """
 

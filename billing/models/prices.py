@@ -100,8 +100,8 @@ class PriceVersion(models.Model):
 class Price(models.Model):
     """The price of a component of a model in a tier, for a range of prompt lengths, of the day and of time.
 
-    Ranges are half-open. A row never changes, except that a later version ends it. Rows cannot overlap: see migration
-    0002 for both rules.
+    Ranges are half-open. A row never changes, except that a later version ends it. Rows cannot overlap. Both rules
+    are in `billing/migrations/sql`: `billing_guard_price` and `price_no_overlap`.
     """
 
     version = models.ForeignKey(PriceVersion, on_delete=models.PROTECT)

@@ -1,79 +1,76 @@
-"""Row-level security in migrations: `operations` for a new table of tenants' rows, `as_system` for data migrations.
+"""Row-level security in migrations: `operations` for a new table of tenants' rows.
 
-Row-level security is forced, so the owner who migrates sees no rows of tenants. A data migration therefore calls
-`as_system(schema_editor)` first, which applies until the end of its transaction.
+The policies and triggers are in `tenants/isolation/sql`. Row-level security is forced, so the owner who migrates sees
+no rows of tenants. A data migration therefore runs `SET LOCAL ROLE millrace_system` first, and `RESET ROLE` after it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from django.db import ProgrammingError, migrations, transaction
 
 from tenants.isolation.db_roles import APP, GRANT_SQL, ROLES_SQL, SYSTEM
+from tenants.migration_operations import combine, read_sql
 
+_SQL = Path(__file__).parent / "sql"
 TENANT = "nullif(current_setting('millrace.tenant', true), '')::bigint"
 
 
 def operations(table: str, column: str = "tenant_id") -> migrations.RunSQL:
     """Return the operation that limits the app's role to the rows of the open tenant scope."""
-    return migrations.RunSQL(
-        [
-            f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY",
-            f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY",
-            f"CREATE POLICY tenant_rows ON {table} USING ({column} = {TENANT}) WITH CHECK ({column} = {TENANT})",
-        ],
-        [
-            f"DROP POLICY tenant_rows ON {table}",
-            f"ALTER TABLE {table} NO FORCE ROW LEVEL SECURITY",
-            f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY",
-        ],
+    return combine(
+        system_only(table),
+        _from_file("tenant_rows", [f"DROP POLICY tenant_rows ON {table}"], table=table, column=column, tenant=TENANT),
+    )
+
+
+def shared_or_own(table: str) -> migrations.RunSQL:
+    """Return the operation that limits the app's role to rows without a tenant and those of the open tenant scope."""
+    return combine(
+        system_only(table),
+        _from_file("own_or_all", [f"DROP POLICY own_or_all ON {table}"], table=table, tenant=TENANT),
     )
 
 
 def system_only(table: str) -> migrations.RunSQL:
     """Return the operation that hides all rows of the table from the app's role."""
-    return migrations.RunSQL(
-        [f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY", f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY"],
-        [f"ALTER TABLE {table} NO FORCE ROW LEVEL SECURITY", f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY"],
-    )
+    reverse = [f"ALTER TABLE {table} NO FORCE ROW LEVEL SECURITY", f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY"]
+    return _from_file("row_security", reverse, table=table)
 
 
 def append_only(table: str) -> migrations.RunSQL:
     """Return the operation that makes a table append-only: triggers reject changes, also by the owner."""
+    reverse = [
+        f"GRANT UPDATE, DELETE ON {table} TO {APP}, {SYSTEM}",
+        f"DROP TRIGGER {table}_no_truncate ON {table}",
+        f"DROP TRIGGER {table}_no_change ON {table}",
+    ]
+    return _from_file("append_only", reverse, table=table)
+
+
+def same_tenant(table: str, column: str, referenced: str) -> migrations.RunSQL:
+    """Return the operation that requires that a row and the row it refers to belong to the same tenant."""
+    reverse = [f"ALTER TABLE {table} DROP CONSTRAINT {table}_{column}_of_tenant"]
+    return _from_file("same_tenant", reverse, table=table, column=column, referenced=referenced)
+
+
+def revoke(privileges: str, *tables: str, roles: str = APP) -> migrations.RunSQL:
+    """Return the operation that revokes privileges, of those that all tables grant to both roles.
+
+    `privileges`: such as "INSERT, UPDATE, DELETE", or "ALL".
+    """
+    names = ", ".join(tables)
+    granted = "SELECT, INSERT, UPDATE, DELETE" if privileges == "ALL" else privileges
     return migrations.RunSQL(
-        [
-            f"CREATE TRIGGER {table}_no_change BEFORE UPDATE OR DELETE ON {table}"
-            " FOR EACH ROW EXECUTE FUNCTION tenants_refuse_change()",
-            f"CREATE TRIGGER {table}_no_truncate BEFORE TRUNCATE ON {table}"
-            " FOR EACH STATEMENT EXECUTE FUNCTION tenants_refuse_change()",
-            f"REVOKE UPDATE, DELETE, TRUNCATE ON {table} FROM {APP}, {SYSTEM}",
-        ],
-        [
-            f"GRANT UPDATE, DELETE ON {table} TO {APP}, {SYSTEM}",
-            f"DROP TRIGGER {table}_no_truncate ON {table}",
-            f"DROP TRIGGER {table}_no_change ON {table}",
-        ],
+        [f"REVOKE {privileges} ON {names} FROM {roles}"], [f"GRANT {granted} ON {names} TO {roles}"]
     )
 
 
-def as_system(schema_editor: Any) -> None:
-    """Make all rows visible until the end of the migration's transaction."""
-    schema_editor.execute(f"SET LOCAL ROLE {SYSTEM}")
-
-
-def update_rows(forward: str, reverse: str) -> migrations.RunPython:
-    """Return the operation that runs a statement on the rows of all tenants, and its reverse statement."""
-
-    def run(statement: str) -> Any:
-        def execute(apps: Any, schema_editor: Any) -> None:
-            as_system(schema_editor)
-            schema_editor.execute(statement)
-            schema_editor.execute("RESET ROLE")  # the next operations need the owner
-
-        return execute
-
-    return migrations.RunPython(run(forward), run(reverse))
+def _from_file(name: str, reverse: Sequence[str], **values: str) -> migrations.RunSQL:
+    return migrations.RunSQL([read_sql(_SQL / f"{name}.sql", **values)], tuple(reverse))
 
 
 def ensure_roles(apps: Any, schema_editor: Any) -> None:

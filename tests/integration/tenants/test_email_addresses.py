@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from allauth.account.models import EmailAddress
 from django.core.cache import cache
 from django.core.management import call_command
-from django.db import connection
 from django.test import Client
 
 from millrace.devserver.demo import seeding
@@ -106,30 +104,3 @@ def test_an_address_belongs_to_one_user() -> None:
     second.save()
     assert addresses_of(first) == [("third@example.com", True, True)]
     assert addresses_of(second) == [("first@example.com", True, True)]
-
-
-def test_the_migration_verifies_the_address_of_every_user() -> None:
-    """The states of the previous releases: no row, an unverified row, other rows, and addresses in upper case."""
-    users = {name: User.objects.create_user(f"{name}@example.com") for name in "abcdefg"}
-    EmailAddress.objects.all().delete()
-    User.objects.filter(pk=users["c"].pk).update(email="C@Example.com")
-    User.objects.filter(pk=users["g"].pk).update(email="A@example.com")  # the address of `a`, in another case
-    EmailAddress.objects.bulk_create(
-        [
-            EmailAddress(user=users["b"], email="b@example.com"),
-            EmailAddress(user=users["c"], email="c@example.com", primary=True),
-            EmailAddress(user=users["d"], email="other@example.com", primary=True, verified=True),
-            EmailAddress(user=users["e"], email="f@example.com", verified=True),
-            EmailAddress(user=users["f"], email="f@example.com"),
-        ]
-    )
-    migration = import_module("tenants.migrations.0015_verified_email_addresses").Migration
-    operation = migration.operations[0]
-    for _ in range(2):  # also where all addresses are verified
-        with connection.schema_editor() as editor:
-            operation.code(None, editor)
-        found = EmailAddress.objects.order_by("email").values_list("user", "email", "verified", "primary")
-        assert list(found) == [(users[name].pk, f"{name}@example.com", True, True) for name in "abcdef"]
-    with connection.schema_editor() as editor:
-        operation.reverse_code(None, editor)
-    assert EmailAddress.objects.count() == 6
