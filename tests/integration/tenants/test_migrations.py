@@ -1,20 +1,23 @@
-"""The migrations match the models and can be reversed."""
+"""The migrations: they match the models, can be reversed, and take over databases from before their reset."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import call_command
-from django.db import connection
+from django.core.management import CommandError, call_command
+from django.db import connection, connections
 
 from billing.pricing import rating
+from tenants import migration_reset
 from tests.support.rows import allow_emptying
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "owner"])
-APPS = ("tenants", "billing", "batches", "feedback", "request_log", "experiments", "operations", "alerts")
+APPS = list(migration_reset.LAST)
+UPGRADE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "upgrade.md"
 
 
 @pytest.fixture
@@ -24,6 +27,32 @@ def restored(as_owner: Any, transactional_db: None) -> Iterator[None]:
     rating._rate_cards.clear()  # rate cards are numbered from 1 again
     with as_owner(), connection.cursor() as cursor:
         allow_emptying(cursor)
+
+
+@pytest.fixture
+def applied() -> Iterator[list[tuple[str, str]]]:
+    """The applied migrations, which are applied again after the test."""
+    rows = applied_migrations()
+    yield rows
+    replace_migrations(rows)
+
+
+def applied_migrations() -> list[tuple[str, str]]:
+    with connections["owner"].cursor() as cursor:
+        cursor.execute("SELECT app, name FROM django_migrations ORDER BY app, name")
+        return list(cursor.fetchall())
+
+
+def replace_migrations(rows: list[tuple[str, str]]) -> None:
+    with connections["owner"].cursor() as cursor:
+        cursor.execute("DELETE FROM django_migrations")
+        cursor.executemany("INSERT INTO django_migrations (app, name, applied) VALUES (%s, %s, now())", rows)
+
+
+def before_the_reset(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the applied migrations of a database at the end of the earlier ones."""
+    others = [row for row in rows if row[0] not in APPS]
+    return sorted({*others, migration_reset.FIRST, ("billing", "0024_minor_units"), *migration_reset.LAST.items()})
 
 
 def test_migrations_match_the_models() -> None:
@@ -46,3 +75,49 @@ def test_migrations_can_be_reversed(restored: None) -> None:
             assert cursor.fetchall() == [], query
         cursor.execute("SELECT defaclobjtype FROM pg_default_acl")
         assert cursor.fetchall() == []
+
+
+def test_a_database_at_the_end_of_the_earlier_migrations_is_taken_over(applied: list[tuple[str, str]]) -> None:
+    replace_migrations(before_the_reset(applied))
+    output = StringIO()
+    call_command("migrate", stdout=output)
+    assert "No migrations to apply" in output.getvalue()
+    assert applied_migrations() == applied
+
+
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [
+        ([("billing", "0025_invoice_run_failures")], "billing 0025_invoice_run_failures"),
+        ([("alerts", "0001_initial"), ("tenants", "0017_tenant_jobs")], "alerts 0001_initial"),
+        ([row for row in migration_reset.LAST.items() if row != migration_reset.FIRST], "alerts 0001_initial"),
+    ],
+)
+def test_a_database_with_a_part_of_the_earlier_migrations_is_refused(
+    applied: list[tuple[str, str]], missing: list[tuple[str, str]], named: str
+) -> None:
+    rows = [row for row in before_the_reset(applied) if row not in missing]
+    replace_migrations(rows)
+    with pytest.raises(CommandError) as error:
+        call_command("migrate", verbosity=0)
+    assert named in str(error.value)
+    assert f"with commit {migration_reset.BRIDGE} first" in str(error.value)
+    assert applied_migrations() == rows
+
+
+def test_the_upgrade_guide_names_the_commit_before_the_reset() -> None:
+    assert f"`{migration_reset.BRIDGE}`" in UPGRADE.read_text(encoding="utf-8")
+
+
+def test_an_empty_database_is_migrated(applied: list[tuple[str, str]]) -> None:
+    """`django_migrations` is missing, or has no rows of the apps, as before the first migration."""
+    owner = connections["owner"]
+    replace_migrations([row for row in applied if row[0] not in APPS])
+    migration_reset.take_over(owner)
+    assert applied_migrations() == [row for row in applied if row[0] not in APPS]
+    with owner.cursor() as cursor:
+        cursor.execute("ALTER TABLE django_migrations RENAME TO hidden")
+        try:
+            migration_reset.take_over(owner)
+        finally:
+            cursor.execute("ALTER TABLE hidden RENAME TO django_migrations")
