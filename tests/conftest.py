@@ -33,7 +33,9 @@ if processes := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(ROOT / "tests")
 
-from tests.support.empty_tables import empty_tables  # noqa: E402  (after the path it needs)
+from millrace.devserver.postgres import ROLE  # noqa: E402  (after the path it needs)
+from tests.support.database_template import VARIABLE, DatabaseTemplate  # noqa: E402
+from tests.support.empty_tables import empty_tables  # noqa: E402
 from tests.support.services import Services  # noqa: E402
 from tests.support.static_files import scan_static_files_once  # noqa: E402
 
@@ -67,6 +69,7 @@ INTEGRATION_FIXTURES = {
 PLATFORM_TIMEOUT_SECONDS = 600  # with the start of the platform, on a busy machine
 
 _services: list[Services] = []
+_templates: list[DatabaseTemplate] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -145,14 +148,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """Describe the services in the environment, before pytest-django sets Django up.
 
     Each worker process of `pytest -n` has its own services. The process that distributes the tests has none, because
-    the workers inherit its environment.
+    the workers inherit its environment. They share a template of the database.
     """
     if getattr(config.option, "numprocesses", None) and not _is_worker(config):
+        _templates.append(DatabaseTemplate.create())
         return
     given = {name: value for name, value in os.environ.items() if name.startswith("MILLRACE_")}
     for name in given:
         del os.environ[name]  # settings of a platform that runs on this machine do not apply
-    services = Services(given.get("MILLRACE_TEST_DATABASE_URL"), given.get("MILLRACE_TEST_VALKEY_URL"))
+    template = DatabaseTemplate(Path(given[VARIABLE])) if _is_worker(config) else None
+    services = Services(given.get("MILLRACE_TEST_DATABASE_URL"), given.get("MILLRACE_TEST_VALKEY_URL"), template)
     _services.append(services)
     os.environ.update(
         MILLRACE_DATA_DIR=str(services.data_dir),
@@ -177,11 +182,15 @@ def pytest_configure(config: pytest.Config) -> None:
         from django.test import TransactionTestCase
 
         TransactionTestCase._fixture_teardown = _empty_database
+        if template:
+            settings.DATABASES["owner"]["TEST"] = {"TEMPLATE": ROLE}
 
 
 def pytest_unconfigure() -> None:
     while _services:
         _services.pop().close()
+    while _templates:
+        _templates.pop().remove()
 
 
 def _empty_database(case: TransactionTestCase) -> None:

@@ -14,13 +14,19 @@ from millrace.devserver.postgres import Postgres
 from millrace.devserver.program import Program
 from millrace.devserver.state_file import ServiceState
 from millrace.devserver.valkey import Valkey
+from tests.support.database_template import DatabaseTemplate
 from tests.support.models import share_models
 
 
 class Services:
-    """Embedded servers with their data in a temporary directory. A given URL replaces a server."""
+    """Embedded servers with their data in a temporary directory. A given URL replaces a server.
 
-    def __init__(self, database_url: str | None, broker_url: str | None) -> None:
+    PostgreSQL starts with a copy of the template, if there is one.
+    """
+
+    def __init__(
+        self, database_url: str | None, broker_url: str | None, template: DatabaseTemplate | None = None
+    ) -> None:
         self._running = ExitStack()
         self._started = False
         self.data_dir = Path(tempfile.mkdtemp(prefix="millrace-tests-"))
@@ -31,6 +37,9 @@ class Services:
         self.unused_port = self._reserve_port(self._running)
         self._reserved = self._running.enter_context(ExitStack())  # ports of servers that do not run yet
         self._postgres = None if database_url else Postgres(self.data_dir, durable=False)
+        self._template = template if self._postgres else None
+        if self._template:
+            self._template.share_secrets(self.data_dir)
         self._valkey = None if broker_url else Valkey(self.data_dir, durable=False)
         self.database_url = database_url or self._postgres_url()
         self.broker_url = broker_url or self._valkey_url()
@@ -48,6 +57,8 @@ class Services:
         self._started = True
         self._reserved.close()
         if self._postgres:
+            if self._template:
+                self._template.copy_to(self.data_dir)
             program = self._postgres.prepare()
             self._running.callback(shutil.rmtree, self._postgres.directory, ignore_errors=True)
             self._start(program)
