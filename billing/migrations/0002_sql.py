@@ -149,7 +149,7 @@ class Migration(migrations.Migration):
             rls.system_only("billing_usageevent"),
             migrations.RunSQL(
                 [
-                    f"CREATE POLICY tenant_rows ON billing_usageevent USING (tenant_id = {rls.TENANT})",
+                    SQL.read("usage_event_rows"),
                     f"REVOKE ALL ON billing_usageevent FROM {APP}, {SYSTEM}",
                     f"GRANT SELECT ON billing_usageevent TO {APP}, {SYSTEM}",
                     f"GRANT INSERT ON billing_usageevent TO {SYSTEM}",
