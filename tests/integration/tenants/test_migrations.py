@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.core.management import CommandError, call_command
 from django.db import connection, connections
+from django.db.migrations.autodetector import MigrationAutodetector
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.state import ProjectState
+from django.db.migrations.writer import MigrationWriter
 
 from billing.pricing import rating
 from tenants import migration_reset
 from tests.support.rows import allow_emptying
+from tools import reset_migrations
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "owner"])
 APPS = list(migration_reset.LAST)
@@ -59,6 +65,23 @@ def test_migrations_match_the_models() -> None:
     output = StringIO()
     call_command("makemigrations", "--check", "--dry-run", stdout=output)
     assert output.getvalue() == "No changes detected\n"
+
+
+def test_a_reset_creates_every_model() -> None:
+    """The migrations that tools/reset_migrations.py would write now."""
+    models = ProjectState.from_apps(apps)
+    state = ProjectState.from_apps(apps)
+    for label, name in models.models:
+        if label in APPS:
+            state.remove_model(label, name)
+    leaves = dict(MigrationLoader(None).graph.leaf_nodes())
+    for label in reset_migrations.APPS:
+        migration = reset_migrations.create_migration(label, leaves)
+        compile(MigrationWriter(migration).as_string(), label, "exec")
+        for operation in migration.operations:
+            operation.state_forwards(label, state)
+    assert MigrationAutodetector(state, models)._detect_changes() == {}
+    assert set(reset_migrations.APPS) == set(APPS)
 
 
 def test_migrations_can_be_reversed(restored: None) -> None:
