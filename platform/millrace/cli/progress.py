@@ -44,6 +44,10 @@ class Progress:
             self._clear()
             print(text, file=self._out, flush=True)
 
+    def print_step(self, title: str, seconds: float) -> None:
+        """Print a step that has ended."""
+        self.print_line(f"  {'ok' if self._ascii else '✓'} {title:<44} {seconds:6.1f} s")
+
     @contextlib.asynccontextmanager
     async def step(self, title: str) -> AsyncIterator[Step]:
         """Show a step while the block runs, and print it with its duration at the end, unless it fails."""
@@ -58,7 +62,7 @@ class Progress:
             raise
         else:
             self._steps.remove(step)
-            self.print_line(f"  {'ok' if self._ascii else '✓'} {title:<44} {step.seconds:6.1f} s")
+            self.print_step(title, step.seconds)
         finally:
             ticker.cancel()
 

@@ -161,21 +161,27 @@ class _Run:
             await asyncio.gather(*(self._supervisor.start(program.name) for program in programs))
 
     async def _database(self) -> tuple[dict[str, Any], bool]:
-        """Migrate the database. Return the accounts that `bootstrap` prints, and whether they are new."""
+        """Prepare the database if something has changed. Return the accounts that exist, and whether they are new."""
         path = self._stack.data_dir / CREDENTIALS
-        before = _read(path)
-        async with self._progress.step("database schema"):
+        async with self._progress.step("state of the database"):
             await asyncio.to_thread(self._stack.make_roles)
-            await run(self._stack.command("django", "migrate", "--no-input"), self._logs)
-        async with self._progress.step("operator and demo tenant"):
-            output = await run(self._stack.command("django", "bootstrap"), self._logs)
-            await run(self._stack.command("django", "import_models"), self._logs)
-            await run(self._stack.command("django", "price_book", "backfill"), self._logs)
+            preparation = self._stack.preparation(path)
+            accounts = await asyncio.to_thread(preparation.find_accounts)
+        if accounts is not None:
+            return accounts, False
+        before = _read(path)
+        output = await run(self._stack.command("django", "prepare"), self._logs, self._show_preparation)
         try:
-            credentials = json.loads(output[-1])
-        except (IndexError, ValueError):
-            raise CommandFailed(f"bootstrap printed no JSON line: {output}") from None
-        return dict(credentials), _read(path) != before
+            accounts = dict(json.loads(output[-1])["accounts"])
+        except (IndexError, KeyError, ValueError):
+            raise CommandFailed(f"prepare printed no accounts: {output}") from None
+        await asyncio.to_thread(preparation.store, accounts)
+        return accounts, _read(path) != before
+
+    def _show_preparation(self, text: str) -> None:
+        line = json.loads(text)
+        if "step" in line:
+            self._progress.print_step(line["step"], line["seconds"])
 
 
 def _read(path: Path) -> bytes:

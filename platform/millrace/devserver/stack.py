@@ -8,12 +8,14 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from http import HTTPStatus
+from pathlib import Path
 
 from inference_worker.contract import env
 from inference_worker.contract.exits import report_last_exit
 from inference_worker.contract.settings import ModelSpec, WorkerSettings, format_models
 from millrace.conf import environment
 from millrace.devserver.postgres import Postgres
+from millrace.devserver.preparation import Preparation
 from millrace.devserver.program import Program, ServiceError
 from millrace.devserver.state_file import write_private
 from millrace.devserver.valkey import Valkey
@@ -111,6 +113,10 @@ class Stack:
         if self.postgres:
             self.postgres.make_roles()
 
+    def preparation(self, credentials: Path) -> Preparation:
+        """Return the preparation of the database for these settings. The services must be running."""
+        return Preparation(env.load(environment.PlatformSettings, self.environ()), credentials)
+
     def _write(self) -> None:
         """Write the generated settings to the data directory, for `millrace manage` in a shell."""
         lines = [f"{name}={value}" for name, value in sorted(self._generated.items())]
@@ -164,9 +170,9 @@ class Stack:
         return replace(program, environ={**program.environ, **given}) if tokens else program
 
     def _platform(self, name: str, module: str, *arguments: str) -> Program:
-        """Return a process of the platform. Only migrations receive the URL with the owner of the tables."""
+        """Return a process of the platform. Only the preparation receives the URL with the owner of the tables."""
         environ = self.environ()
-        if arguments[:1] != ("migrate",):
+        if arguments[:1] != ("prepare",):
             environ.pop(f"{OWNER}_FILE", None)
             environ[OWNER] = ""  # empty instead of absent, since the file in the data directory also sets it
         return Program(name, (sys.executable, "-m", module, *arguments), environ=environ)

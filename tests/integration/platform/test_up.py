@@ -141,11 +141,11 @@ def test_generated_secrets_are_stored_and_private(tmp_path: Path) -> None:
     assert mine.environ()["MILLRACE_SECRET_KEY"] == "m" * 40
 
 
-def test_only_migrations_receive_the_tables_owner(tmp_path: Path) -> None:
+def test_only_the_preparation_receives_the_tables_owner(tmp_path: Path) -> None:
     owner = "postgresql://owner:secret@db.example.com/millrace"
     stack = Stack(dict(os.environ) | {"MILLRACE_MIGRATION_DATABASE_URL": owner})
-    assert stack.command("django", "migrate").environ["MILLRACE_MIGRATION_DATABASE_URL"] == owner
-    for program in (*stack.programs(), stack.command("django", "bootstrap")):
+    assert stack.command("django", "prepare").environ["MILLRACE_MIGRATION_DATABASE_URL"] == owner
+    for program in (*stack.programs(), stack.command("millrace.cli.convert")):
         assert owner not in program.environ.values(), program.name
 
 
@@ -177,7 +177,7 @@ def test_models_on_the_hub_are_replaced_by_the_pulled_directories(tmp_path: Path
 def test_only_the_process_that_pulls_models_receives_the_token() -> None:
     stack = Stack(dict(os.environ) | {"HF_TOKEN": "hf_secret"})
     assert stack.command("millrace.cli.convert", tokens=True).environ["HF_TOKEN"] == "hf_secret"
-    for program in (*stack.programs(), stack.command("django", "migrate")):
+    for program in (*stack.programs(), stack.command("django", "prepare")):
         assert "hf_secret" not in program.environ.values(), program.name
 
 
@@ -215,8 +215,21 @@ FOUND = (
 
 OUTPUTS = {
     "convert": '{"model": "m", "step": "pulling", "done": 5, "total": 10}\n{"model": "m", "source": "/models/m"}',
-    "bootstrap": FOUND,
+    "prepare": f'{{"step": "database schema", "seconds": 1.5}}\n{{"accounts": {FOUND}}}',
 }
+
+
+class TinyPreparation:
+    """A fake `Preparation`, which stores the accounts in a file of the data directory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def find_accounts(self) -> dict[str, Any] | None:
+        return dict(json.loads(self._path.read_text())) if self._path.exists() else None
+
+    def store(self, accounts: dict[str, Any]) -> None:
+        self._path.write_text(json.dumps(accounts))
 
 
 class TinyStack:
@@ -241,6 +254,9 @@ class TinyStack:
     def make_roles(self) -> None:
         (self.data_dir / "roles").touch()
 
+    def preparation(self, credentials: Path) -> TinyPreparation:
+        return TinyPreparation(self.data_dir / "prepared")
+
     def programs(self) -> list[Program]:
         names = ("settler", "worker-m", "web", "beat", "gateway")
         return [self._program(name, f"echo {name} >> {{state}}/started; exec sleep 60") for name in names]
@@ -252,8 +268,9 @@ class TinyStack:
         assert tokens == (not arguments)
         name = arguments[0] if arguments else "convert"
         says = {name: text.replace("{", "{{").replace("}", "}}") for name, text in OUTPUTS.items()}
-        keep = "> {state}/credentials.json; cat {state}/credentials.json" if name == "bootstrap" else ""
-        program = self._program(name, f"echo '{says.get(name, '')}'{keep}")
+        keep = f"echo '{FOUND}' > {self.data_dir}/credentials.json; " if name == "prepare" else ""
+        keep = keep.replace("{", "{{").replace("}", "}}")
+        program = self._program(name, f"{keep}echo '{says.get(name, '')}'")
         return Program(module, (*program.argv[:3], name), environ=program.environ)
 
 
@@ -371,7 +388,7 @@ def test_only_accounts_that_exist_are_printed(tmp_path: Path, missing: str, line
 
 
 async def test_ctrl_c_stops_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, said = await run(TinyStack(tmp_path, migrate="exec sleep 60"), "✓ PostgreSQL", capsys)
+    status, said = await run(TinyStack(tmp_path, prepare="exec sleep 60"), "✓ PostgreSQL", capsys)
     assert status == 0
     assert said.rstrip().endswith("Stopped.")
 
@@ -379,9 +396,9 @@ async def test_ctrl_c_stops_the_start(tmp_path: Path, capsys: pytest.CaptureFixt
 async def test_a_failing_step_stops_everything_and_prints_its_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, said = await run(TinyStack(tmp_path, migrate="echo no such table >&2; exit 4"), None, capsys)
+    status, said = await run(TinyStack(tmp_path, prepare="echo no such table >&2; exit 4"), None, capsys)
     assert status == 1
-    assert "millrace up: migrate ended with status 4" in said
+    assert "millrace up: prepare ended with status 4" in said
     assert "no such table" in said
 
 
