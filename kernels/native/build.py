@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
 import hashlib
 import importlib.util
 import logging
@@ -14,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,17 +27,19 @@ SOURCES = Path(__file__).parent / "src"
 PREBUILT = Path(__file__).parent / "prebuilt"  # the library that a wheel contains
 BUILD_SECONDS = 300  # a build that is older was interrupted
 
+GENERIC = "generic"  # the base instructions of the architecture
 _COMMON = ("-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 _AVX2 = ("-mavx2", "-mfma")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mavx512vnni")
-# The flags of each variant of kernels.c. No other file may use more than the machine's base instructions.
+# The flags of each variant of kernels.c, the fastest first. No other file may use more than the base instructions.
 _VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
-        "avx2": _AVX2,
-        "avx512": (*_AVX512, "-DVARIANT_AVX512"),
         "amx": (*_AVX512, "-mamx-tile", "-mamx-bf16", "-DVARIANT_AMX"),
+        "avx512": (*_AVX512, "-DVARIANT_AVX512"),
+        "avx2": _AVX2,
+        GENERIC: (),
     },
-    "aarch64": {},  # the base instructions include NEON
+    "aarch64": {GENERIC: ()},  # includes NEON
 }
 
 
@@ -98,7 +103,7 @@ def build_for_wheel() -> Path:
     for compiler in find_compilers():
         with tempfile.TemporaryDirectory() as place:
             try:
-                library = compile_library(compiler, Path(place), is_complete=True)
+                library = compile_library(compiler, Path(place))
             except BuildError as exc:
                 message = str(exc)
                 continue
@@ -109,31 +114,98 @@ def build_for_wheel() -> Path:
     raise BuildError(message)
 
 
-def build_library(compiler: Compiler, directory: Path, flags: Sequence[str] = ()) -> Path:
+def build_for_machine(compiler: Compiler) -> Path:
+    """Return the library with the fastest variant that this machine and this compiler have, built once for a user.
+
+    Raises:
+        BuildError: the compiler can build none, or the cache directory is not private. RuntimeError: the user has none.
+    """
+    directory, message = cache_directory(), f"{sys.platform} on {platform.machine()} is not supported"
+    for variant in _VARIANTS.get(platform.machine(), {}):
+        if not _may_run(variant):
+            continue
+        try:
+            library = build_library(compiler, directory, variants=(variant,))
+        except BuildError as exc:  # an old compiler does not support these instructions
+            message = str(exc)
+            if variant != GENERIC:
+                log.warning("the CPU kernels cannot be built for the instruction set %s: %s", variant, exc)
+            continue
+        if _runs(library):
+            return library
+    raise BuildError(message)
+
+
+def _may_run(variant: str) -> bool:
+    """Return whether this machine may have the variant's instructions. The built library decides."""
+    options = _VARIANTS[platform.machine()][variant]
+    required = {option.removeprefix("-m").replace("-", "") for option in options if option.startswith("-m")}
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return True
+    flags = next((line.partition(":")[2] for line in text.splitlines() if line.startswith("flags")), "")
+    return required <= set(flags.replace("_", "").split())
+
+
+def _runs(library: Path) -> bool:
+    """Return whether this machine can run a variant of the library.
+
+    Raises:
+        BuildError: the library cannot be loaded.
+    """
+    try:
+        return int(ctypes.CDLL(str(library)).millrace_choose(b"")) == 0
+    except OSError as exc:
+        raise BuildError(str(exc)) from None
+
+
+def build_library(
+    compiler: Compiler, directory: Path, flags: Sequence[str] = (), *, variants: Sequence[str] | None = None
+) -> Path:
     """Return the library for these sources and this compiler in `directory`, and build it if it is not there.
 
-    A library has its final name only when it is complete, so processes may build it concurrently and end at any time.
+    A library has its final name only when it is complete. Of concurrent processes one builds it, the others wait.
 
     Args:
         flags: more flags of the compiler.
+        variants: all of this architecture if not given.
 
     Raises:
         BuildError: the library cannot be built.
     """
     if not sys.platform.startswith("linux") or platform.machine() not in _VARIANTS:
         raise BuildError(f"{sys.platform} on {platform.machine()} is not supported")
+    variants = tuple(_VARIANTS[platform.machine()]) if variants is None else variants
     try:
         directory = _make_private(directory)
-        target = directory / f"{_digest(compiler, flags)}.so"
+        target = directory / f"{_digest(compiler, flags, variants)}.so"
         if not _is_private(target):
-            _remove_interrupted(directory)
-            with tempfile.TemporaryDirectory(prefix="build-", dir=directory) as place:
-                library = compile_library(compiler, Path(place), flags)
-                library.chmod(0o700)  # the linker uses the umask
-                library.rename(target)
+            with _locked(directory):
+                if not _is_private(target):  # another process has built it meanwhile
+                    _build(compiler, target, flags, variants)
     except OSError as exc:
         raise BuildError(str(exc)) from None
     return target
+
+
+def _build(compiler: Compiler, target: Path, flags: Sequence[str], variants: Sequence[str]) -> None:
+    _remove_interrupted(target.parent)
+    with tempfile.TemporaryDirectory(prefix="build-", dir=target.parent) as place:
+        library = compile_library(compiler, Path(place), flags, variants=variants)
+        library.chmod(0o700)  # the linker uses the umask
+        library.rename(target)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Lock the directory itself, which needs no further file."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _make_private(directory: Path) -> Path:
@@ -164,9 +236,9 @@ def _is_private(path: Path) -> bool:
     return not stat.S_ISLNK(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
-def _digest(compiler: Compiler, flags: Sequence[str]) -> str:
-    # The instruction set is chosen when the library is loaded, so machines of one architecture share a library.
-    return _digest_sources(platform.machine(), *compiler.command, compiler.version, *flags)
+def _digest(compiler: Compiler, flags: Sequence[str], variants: Sequence[str]) -> str:
+    # Machines that share a home directory may have different instruction sets.
+    return _digest_sources(platform.machine(), *compiler.command, compiler.version, *flags, *variants)
 
 
 def _digest_sources(*parts: str) -> str:
@@ -184,37 +256,38 @@ def _remove_interrupted(directory: Path) -> None:
 
 
 def compile_library(
-    compiler: Compiler, place: Path, flags: Sequence[str] = (), *, is_complete: bool = False, machine: str = ""
+    compiler: Compiler,
+    place: Path,
+    flags: Sequence[str] = (),
+    *,
+    variants: Sequence[str] | None = None,
+    machine: str = "",
 ) -> Path:
     """Compile in the empty directory `place` and return the library.
 
     Args:
-        is_complete: whether each instruction set is required.
+        variants: all of the architecture if not given.
         machine: the architecture for which the compiler compiles; that of this machine if not given.
 
     Raises:
         BuildError: the compiler fails.
     """
     common = (*compiler.command, *_COMMON, *flags)
-    objects, defines = [place / "generic.o"], []
-    kernels = str(SOURCES / "kernels.c")
-    _run(*common, "-DVARIANT=generic", '-DNAME="generic"', "-c", kernels, "-o", str(objects[0]))
-    for name, options in _VARIANTS[machine or platform.machine()].items():
-        output = place / f"{name}.o"
-        try:
-            _run(*common, f"-DVARIANT={name}", f'-DNAME="{name}"', *options, "-c", kernels, "-o", str(output))
-        except BuildError as exc:  # an old compiler does not support these instructions
-            if is_complete:
-                raise
-            log.warning("the CPU kernels are built without the instruction set %s: %s", name, exc)
-            continue
-        objects.append(output)
-        defines.append(f"-DHAVE_{name.upper()}")
-    for name in ("pool", "library"):
-        objects.append(place / f"{name}.o")
-        _run(*common, *defines, "-c", str(SOURCES / f"{name}.c"), "-o", str(objects[-1]))
+    options = _VARIANTS[machine or platform.machine()]
+    names = tuple(options) if variants is None else variants
+    defines = [f"-DHAVE_{name.upper()}" for name in names]
+    sources = {name: ("kernels", (f"-DVARIANT={name}", f'-DNAME="{name}"', *options[name])) for name in names}
+    sources |= {name: (name, tuple(defines)) for name in ("pool", "library")}
+
+    def compile_one(name: str) -> str:
+        source, more = sources[name]
+        _run(*common, *more, "-c", str(SOURCES / f"{source}.c"), "-o", str(place / f"{name}.o"))
+        return str(place / f"{name}.o")
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = list(pool.map(compile_one, sources))
     library = place / "kernels.so"
-    _run(*common, "-shared", "-pthread", *map(str, objects), "-o", str(library))
+    _run(*common, "-shared", "-pthread", *objects, "-o", str(library))
     return library
 
 
@@ -227,3 +300,17 @@ def _run(*command: str) -> None:
         raise BuildError(f"{command[0]} failed: {message}") from None
     except subprocess.TimeoutExpired:
         raise BuildError(f"{command[0]} did not finish within {BUILD_SECONDS} seconds") from None
+
+
+def main() -> None:
+    """Build the library of this machine with the first compiler that can, so that no worker waits for it."""
+    if prebuilt_path().exists():
+        return
+    for compiler in find_compilers():
+        with contextlib.suppress(BuildError, RuntimeError, OSError):  # the worker that loads it reports the reason
+            build_for_machine(compiler)
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kernels.native.build import BuildError, build_library, cache_directory, find_compilers, prebuilt_path
+from kernels.native.build import BuildError, build_for_machine, find_compilers, prebuilt_path
 from kernels.native.memory import HugePages
 
 log = logging.getLogger(__name__)
@@ -141,7 +141,8 @@ class Library:
         self._chosen.argtypes, self._chosen.restype = [], c_char_p
         self.set_threads = library.millrace_set_threads
         self.set_threads.argtypes, self.set_threads.restype = [c_int64], None
-        self.choose("")
+        if not self.choose(""):
+            raise OSError(f"{path} has no instruction set of this machine")
 
     @property
     def variant(self) -> str:
@@ -173,7 +174,7 @@ def load_library() -> Library | None:
         log.info("no C compiler is installed (cc, gcc, clang or the package ziglang): PyTorch computes on the CPU")
     for compiler in compilers:
         try:
-            library = Library(build_library(compiler, cache_directory()))
+            library = Library(build_for_machine(compiler))
         except (BuildError, OSError, RuntimeError) as exc:  # RuntimeError: the user has no home directory
             log.warning("the CPU kernels cannot be built with %s: %s", " ".join(compiler.command), exc)
         else:

@@ -11,8 +11,10 @@
 #include <unistd.h>
 #endif
 
-/* The variants that the compiler could build are named by macros. */
+/* The variants of this library are named by macros. */
+#if defined(HAVE_GENERIC)
 extern const struct variant generic;
+#endif
 #if defined(HAVE_AVX2)
 extern const struct variant avx2;
 #endif
@@ -23,7 +25,7 @@ extern const struct variant avx512;
 extern const struct variant amx;
 #endif
 
-static const struct variant *chosen = &generic;
+static const struct variant *chosen; /* NULL if this machine can run none */
 
 #if defined(__x86_64__)
 
@@ -78,7 +80,9 @@ EXPORT int millrace_choose(const char *name)
         candidates[count++] = &avx2;
 #endif
 #endif
+#if defined(HAVE_GENERIC)
     candidates[count++] = &generic;
+#endif
     for (int i = 0; i < count; i++)
         if (!*name || !strcmp(name, candidates[i]->name)) {
             chosen = candidates[i];
@@ -89,7 +93,7 @@ EXPORT int millrace_choose(const char *name)
 
 EXPORT const char *millrace_chosen(void)
 {
-    return chosen->name;
+    return chosen ? chosen->name : "";
 }
 
 EXPORT void millrace_linear(const struct linear *arguments)

@@ -8,9 +8,11 @@ import platform
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,9 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from inference_worker.contract.config import KVCacheDTypeName
+from inference_worker.engine import device
 from inference_worker.engine.architectures.layers import Layers, NativeLinear
+from inference_worker.engine.attention import native as attention
 from inference_worker.engine.attention.base import AttentionSpec, CacheShape, ReferenceBackend, StepMetadata
 from inference_worker.engine.attention.native import NativeBackend, find_native_limit
 from inference_worker.engine.device import pick_kernels
@@ -36,15 +40,22 @@ VARIANTS = ("amx", "avx512", "avx2", "generic")
 few = settings(max_examples=15, deadline=None)
 
 
+@cache
+def load_all_variants() -> Library:
+    return Library(build.build_library(build.find_compilers()[0], build.cache_directory()))
+
+
 @pytest.fixture(scope="module", params=VARIANTS)
 def kernels(request: pytest.FixtureRequest) -> Iterator[Library]:
-    library = load_library()
-    assert library is not None, "the tests need a C compiler"
+    library = load_all_variants()
     if not library.choose(request.param):
         pytest.skip(f"this machine does not have {request.param}")
     assert library.variant == request.param
     library.set_threads(3)
-    yield library
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (attention, device):  # which load the library of this machine's fastest variant
+            patch.setattr(module, "load_library", lambda: library)
+        yield library
     library.choose("")
 
 
@@ -780,12 +791,53 @@ def test_a_broken_compiler_is_skipped(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(native, "find_compilers", lambda: [build.Compiler(("false",), "1"), compiler])
     monkeypatch.setattr(build, "_COMMON", (*build._COMMON, "-O0"))
-    monkeypatch.setitem(build._VARIANTS, platform.machine(), {"avx2": ("-mno-such-instructions",)})
+    variants = {"avx2": ("-fno-such-option",), "generic": ()}
+    monkeypatch.setitem(build._VARIANTS, platform.machine(), variants)
     with caplog.at_level(logging.WARNING):
         library = native.load_library.__wrapped__()
     assert library is not None and library.variant == "generic"
-    assert "cannot be built with false" in caplog.records[0].message
-    assert "without the instruction set avx2" in caplog.records[1].message
+    assert "cannot be built with false" in caplog.records[1].message
+    assert "cannot be built for the instruction set avx2: /" in caplog.records[2].message
+
+
+def test_only_the_fastest_variant_of_this_machine_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variant that this machine cannot run is not built if /proc/cpuinfo shows it, and else not used."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "_COMMON", (*build._COMMON, "-O0"))
+    built: list[str] = []
+    compile_library = build.compile_library
+
+    def record(*arguments: Any, variants: Sequence[str], **options: Any) -> Path:
+        built.extend(variants)
+        return compile_library(*arguments, variants=variants, **options)
+
+    monkeypatch.setattr(build, "compile_library", record)
+    fastest = load_all_variants()
+    fastest.choose("")
+    library = native.load_library.__wrapped__()
+    assert library is not None
+    assert built == [fastest.variant] == [library.variant]
+    assert not library.choose("generic") or library.variant == fastest.variant == "generic"
+    options = {"impossible": ("-mno_such_instructions",), "generic": ()}
+    monkeypatch.setitem(build._VARIANTS, platform.machine(), options)
+    library = native.load_library.__wrapped__()
+    assert library is not None
+    assert built[1:] == ["generic"] == [library.variant]
+
+
+def test_a_library_of_another_variant_or_compiler_is_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(_compiler: build.Compiler, place: Path, _flags: object, **_options: object) -> Path:
+        library = place / "kernels.so"
+        library.touch()
+        return library
+
+    monkeypatch.setattr(build, "compile_library", link)
+    compilers = [build.Compiler(("cc",), version) for version in "12"]
+    place = tmp_path / "kernels"
+    paths = {build.build_library(each, place, variants=(name,)) for each in compilers for name in ("a", "b")}
+    assert len(paths) == 4
 
 
 def test_an_interrupted_build_is_removed_and_errors_name_the_compiler(tmp_path: Path) -> None:
