@@ -18,6 +18,7 @@ from kombu import Exchange, Queue
 from inference_worker.contract.logs import configure_logging
 from inference_worker.contract.messages import INFERENCE_KEY_PREFIX, Wakeup, replica_queue
 from inference_worker.contract.process_memory import release_code, trim_heap
+from inference_worker.contract.readiness import report_ready
 from inference_worker.contract.settings import WorkerSettings, worker_settings
 from inference_worker.worker.worker import Worker, new_replica_id
 
@@ -90,6 +91,11 @@ def _load(**_: Any) -> None:
     trim_heap()
     release_code()
     threading.Thread(target=_stop_when_broken, args=(worker,), daemon=True).start()
+
+
+@signals.worker_ready.connect
+def _report_ready(**_: Any) -> None:
+    report_ready()
 
 
 @signals.worker_shutting_down.connect

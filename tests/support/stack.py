@@ -160,7 +160,7 @@ def running_with(folder: Path, *arguments: str, **settings: str) -> Iterator[Sta
     process = start(folder / "state", port, log, *arguments, **settings)
     try:
         give_up_at = time.monotonic() + START_SECONDS
-        while f"http://127.0.0.1:{port}" not in log.read_text():
+        while "All processes are running." not in log.read_text():
             assert process.poll() is None, f"it ended:\n{log.read_text()}"
             assert time.monotonic() < give_up_at, f"it did not start:\n{log.read_text()}"
             time.sleep(0.1)

@@ -16,6 +16,7 @@ from django.db import connection
 
 from billing.metering.settler import Settler
 from inference_worker.contract import valkey
+from inference_worker.contract.readiness import report_ready
 
 
 class Command(BaseCommand):
@@ -48,6 +49,7 @@ class Command(BaseCommand):
         _without_pool()
         gc.collect()
         gc.freeze()  # a batch creates many objects: exclude the loaded modules from garbage collection
+        report_ready()
         _run(settlers, stopping)
 
 

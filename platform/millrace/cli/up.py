@@ -13,8 +13,10 @@ from typing import Any
 from inference_worker.contract.command_line import format_quoted_commands
 from inference_worker.contract.env import SettingsError
 from millrace.cli.commands import CommandFailed, run
+from millrace.cli.first_request import measure_first_token
 from millrace.cli.progress import Progress, Step
 from millrace.cli.startup_message import CREDENTIALS, greeting
+from millrace.conf import environment
 from millrace.devserver import checks, embedded_models
 from millrace.devserver.disk_reserve import DiskReserve
 from millrace.devserver.gpus import find_gpus
@@ -25,6 +27,7 @@ from millrace.devserver.supervisor import ChildFailed, Supervisor
 
 RESERVE_SECONDS = 0.1  # between two checks of the disk, short enough for a disk that fills quickly
 RESERVE_RETRY_SECONDS = 5.0
+HEAD_START_SECONDS = 20.0  # in which the gateway and the default model have the processors to themselves
 
 
 def up(*, check_only: bool = False) -> int:
@@ -104,22 +107,48 @@ class _Run:
 
     async def _start(self) -> None:
         self._progress.print_line(f"Starting Millrace. All data is in {self._stack.data_dir}")
+        default_worker = f"worker-{self._stack.default_model}"
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._models())
-            group.create_task(self._services())
-        self._stack.use_sources(self._sources)
-        self._supervisor.add(self._stack.programs())
-        for name in self._stack.worker_names:  # workers need no database, so they load models during the migration
+            models = group.create_task(self._models())
+            group.create_task(self._kernels())
+            await self._services()
+            database = group.create_task(self._database())
+            if self._stack.needs_sources or embedded_models.missing_packages(self._stack.settings.models):
+                await models
+                self._stack.use_sources(self._sources)
+            programs = self._stack.programs()
+            self._supervisor.add(programs)
+            # A worker needs no database and loads PyTorch first, so it starts during a migration and a conversion.
+            first = {group.create_task(self._program(default_worker))}
+            credentials, is_new = await database
+            gateway = group.create_task(self._program("gateway"))
+            await asyncio.wait(first | {gateway}, timeout=HEAD_START_SECONDS)
+            for program in programs:
+                if program.name not in (default_worker, "gateway"):
+                    group.create_task(self._program(program.name))
+            await asyncio.gather(gateway, models)
+            await self._greet(credentials, is_new)
+        await self._supervisor.finish_start()
+        self._progress.print_line("All processes are running.")
+
+    async def _program(self, name: str) -> None:
+        async with self._progress.step(name):
             await self._supervisor.start(name)
-        credentials, is_new = await self._database()
-        for name in ("settler", "web", "beat"):
-            await self._supervisor.start(name)
-        async with self._progress.step("gateway and workers"):
-            await self._supervisor.start("gateway")
-            await self._supervisor.finish_start()
+
+    async def _greet(self, credentials: dict[str, Any], is_new: bool) -> None:
+        """Send the first request of a new platform, and print how to use the platform."""
+        settings = self._stack.settings
+        if is_new and "demo_key" in credentials:
+            address = environment.local_address(settings.host), settings.port
+            seconds = await asyncio.to_thread(
+                measure_first_token, *address, credentials["demo_key"], self._stack.default_model
+            )
+            if seconds is not None:
+                self._progress.print_step(f"first token of {self._stack.default_model}", seconds)
         show_secrets = is_new and sys.stdout.isatty()
-        settings, gpus = self._stack.settings, find_gpus()
-        self._progress.print_line(greeting(settings, credentials, self._logs, show_secrets=show_secrets, gpus=gpus))
+        self._progress.print_line(
+            greeting(settings, credentials, self._logs, show_secrets=show_secrets, gpus=find_gpus())
+        )
 
     async def _keep_reserve(self) -> None:
         """Release the disk reserve while the disk is almost full."""
@@ -142,6 +171,11 @@ class _Run:
         async with self._progress.step(f"model {names}") as step:
             program = self._stack.command("millrace.cli.convert", tokens=True)
             await run(program, self._logs, lambda line: _show(step, self._sources, json.loads(line)))
+
+    async def _kernels(self) -> None:
+        """Build the C kernels of this machine if they are missing. A worker that needs them waits for the build."""
+        async with self._progress.step("CPU kernels"):
+            await run(self._stack.kernel_build(), self._logs)
 
     async def _install_packages(self) -> None:
         try:

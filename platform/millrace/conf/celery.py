@@ -9,9 +9,10 @@ import os
 from typing import Any
 
 from celery import Celery
-from celery.signals import setup_logging
+from celery.signals import beat_init, setup_logging, worker_ready
 
 from billing.schedule import BEAT_SCHEDULE as BILLING
+from inference_worker.contract.readiness import report_ready
 from millrace.apps.alerts.schedule import BEAT_SCHEDULE as ALERTS
 from millrace.apps.batches.schedule import BEAT_SCHEDULE as BATCHES
 from millrace.apps.experiments.schedule import BEAT_SCHEDULE as EXPERIMENTS
@@ -53,3 +54,9 @@ app.autodiscover_tasks()
 def _set_up_logging(**_: Any) -> None:
     """Prevent Celery from installing its own log handlers."""
     logs.configure({"level": _settings.log_level, "format": _settings.log_format})
+
+
+@worker_ready.connect
+@beat_init.connect
+def _report_ready(**_: Any) -> None:
+    report_ready()

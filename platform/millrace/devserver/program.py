@@ -33,7 +33,8 @@ class UnixUser:
 class Program:
     """A long-running child process.
 
-    `ready` is polled until it returns True; it must return quickly and may use the network only on this machine.
+    `ready` is polled until it returns True; it must return quickly and may use the network only on this machine. With
+    `reports_ready`, the process calls `report_ready` of inference_worker.contract.readiness when it has started.
     `orphan_signal` is sent to the child if its parent dies. `on_exit` is called in a thread after every exit of the
     process, before the next start; it must return within seconds and never raise. `http_address` is where the process
     answers `GET /healthz` from its event loop: if the loop is blocked, the process is restarted.
@@ -48,6 +49,7 @@ class Program:
     stop_seconds: float = 10.0
     orphan_signal: signal.Signals = signal.SIGKILL
     ready: Callable[[], bool] | None = None
+    reports_ready: bool = False
     ready_seconds: float = 60.0
     on_exit: Callable[[], None] | None = None
     http_address: tuple[str, int] | None = None

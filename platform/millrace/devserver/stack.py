@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import http.client
+import json
 import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from http import HTTPStatus
 from pathlib import Path
 
 from inference_worker.contract import env
 from inference_worker.contract.exits import report_last_exit
-from inference_worker.contract.settings import ModelSpec, WorkerSettings, format_models
+from inference_worker.contract.settings import HUB_PREFIX, ModelSpec, WorkerSettings, format_models
 from millrace.conf import environment
 from millrace.devserver.postgres import Postgres
 from millrace.devserver.preparation import Preparation
@@ -159,9 +159,20 @@ class Stack:
         """Return the embedded services by name; None for those that the user provides."""
         return {"PostgreSQL": self.postgres, "Valkey": self.valkey}
 
+    def kernel_build(self) -> Program:
+        """Return the program that builds the C kernels of this machine once."""
+        hidden = ("MILLRACE_", *HUB_TOKENS)
+        environ = {name: value for name, value in self._environ.items() if not name.startswith(hidden)}
+        return Program("kernels", (sys.executable, "-m", "kernels.native.build"), environ=environ)
+
     @property
-    def worker_names(self) -> list[str]:
-        return [f"worker-{spec.name}" for spec in self.settings.models]
+    def needs_sources(self) -> bool:
+        """Return whether a model is on the hub and must have been pulled before its worker starts."""
+        return any(spec.source.startswith(HUB_PREFIX) for spec in self.settings.models)
+
+    @property
+    def default_model(self) -> str:
+        return self.settings.models[0].name
 
     def command(self, module: str, *arguments: str, tokens: bool = False) -> Program:
         """Return the program of a short-lived `python -m module`, with the hub's tokens if it needs them."""
@@ -175,7 +186,13 @@ class Stack:
         if arguments[:1] != ("prepare",):
             environ.pop(f"{OWNER}_FILE", None)
             environ[OWNER] = ""  # empty instead of absent, since the file in the data directory also sets it
-        return Program(name, (sys.executable, "-m", module, *arguments), environ=environ)
+        return Program(
+            name,
+            (sys.executable, "-m", module, *arguments),
+            environ=environ,
+            reports_ready=True,
+            ready_seconds=READY_SECONDS,
+        )
 
     def _worker(self, spec: ModelSpec) -> Program:
         environ = self.worker_environ(spec)
@@ -187,6 +204,8 @@ class Stack:
             environ=environ,
             stop_seconds=self.worker.shutdown_timeout_seconds + STOP_GRACE_SECONDS,
             on_exit=lambda: report_last_exit(settings.valkey_url, journal_dir),
+            reports_ready=True,
+            ready_seconds=READY_SECONDS,
         )
 
     def _gateway(self) -> Program:
@@ -206,7 +225,7 @@ class Stack:
             # If its loop is blocked, SIGABRT writes all stacks to the log from C code.
             environ={**self._platform("gateway", "uvicorn").environ, "PYTHONFAULTHANDLER": "1"},
             stop_seconds=self.worker.shutdown_timeout_seconds + STOP_GRACE_SECONDS,
-            ready=lambda: is_serving(*address),
+            ready=lambda: is_serving(*address, self.default_model),
             ready_seconds=READY_SECONDS,
             http_address=address,
         )
@@ -216,16 +235,17 @@ def is_set(environ: Mapping[str, str], name: str) -> bool:
     return name in environ or f"{name}_FILE" in environ
 
 
-def is_serving(host: str, port: int) -> bool:
-    """Return whether the gateway reports that it is ready."""
+def is_serving(host: str, port: int, model: str) -> bool:
+    """Return whether the gateway reports that it can serve requests for the model. Other models may still load."""
     connection = http.client.HTTPConnection(host, port, timeout=2)
     try:
         connection.request("GET", "/readyz")
-        return connection.getresponse().status == HTTPStatus.OK
-    except (OSError, http.client.HTTPException):
+        checks = json.loads(connection.getresponse().read())["checks"]
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return False
     finally:
         connection.close()
+    return all(state == "ok" for name, state in checks.items() if name == f"model {model}" or " " not in name)
 
 
 def _celery(*arguments: str) -> tuple[str, ...]:

@@ -13,11 +13,12 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
+from inference_worker.contract.readiness import READY_FD
 from millrace.devserver.processes import ProcessState
 from millrace.devserver.program import Program
 from millrace.devserver.watchdog import Watchdog, WatchdogLimits
@@ -26,7 +27,6 @@ FIRST_PAUSE_SECONDS = 0.25
 MAX_PAUSE_SECONDS = 30.0
 HEALTHY_SECONDS = 60.0  # after running this long, the next pause is the first again
 MAX_START_DEATHS = 5  # deaths of one child after which the platform's start fails
-STEADY_SECONDS = 3.0  # a child without a readiness check counts as started after this time
 POLL_SECONDS = 0.05
 EXIT_HOOK_SECONDS = 3.0
 DUMP_SECONDS = 10.0  # in which a blocked child must have written its stacks and ended
@@ -52,10 +52,17 @@ class Child:
     last_end: str = ""
     next_start_at: float = 0.0
     watchdog: Watchdog | None = None
+    ready_pipe: int = -1  # of the current process
+    has_reported: bool = False  # the current process has reported that it is ready
 
     @property
     def is_running(self) -> bool:
         return self.process is not None and self.process.returncode is None
+
+    @property
+    def has_started(self) -> bool:
+        """Return whether the process runs and has reported that it is ready, if its program does."""
+        return self.is_running and (self.has_reported or not self.program.reports_ready)
 
     @property
     def state(self) -> ProcessState:
@@ -110,12 +117,12 @@ class Supervisor:
             await asyncio.sleep(POLL_SECONDS)
 
     async def finish_start(self) -> None:
-        """Wait until every child has run for STEADY_SECONDS. Afterwards no death makes the platform fail.
+        """Wait until every child runs and is ready. Afterwards no death makes the platform fail.
 
         Raises:
             ChildFailed: a child keeps ending.
         """
-        while not all(self._is_steady(child) for child in self._children.values() if child.task is not None):
+        while not all(child.has_started for child in self._children.values() if child.task is not None):
             if self._failed.done():
                 self._failed.result()
             await asyncio.sleep(POLL_SECONDS)
@@ -148,14 +155,9 @@ class Supervisor:
         return process.pid if process and process.returncode is None else None
 
     async def _is_ready(self, child: Child) -> bool:
-        if not child.is_running:
+        if not child.has_started:
             return False
         return child.program.ready is None or await asyncio.to_thread(child.program.ready)
-
-    def _is_steady(self, child: Child) -> bool:
-        if child.program.ready is not None:  # `start` has waited for its readiness
-            return child.is_running
-        return child.is_running and time.monotonic() - child.started_at >= STEADY_SECONDS
 
     async def _keep_running(self, child: Child) -> None:
         """Run the child repeatedly, until the supervisor stops or the start fails."""
@@ -206,10 +208,10 @@ class Supervisor:
             self._publish_states([child.state for child in self._children.values() if child.task is not None])
 
     async def _run_once(self, child: Child) -> int:
-        with _open_log(child.log) as log:
-            process = await asyncio.create_subprocess_exec(
-                *child.program.argv, stdout=log, stderr=log, **child.program.popen_options()
-            )
+        child.has_reported = False
+        options = child.program.popen_options()
+        with _open_log(child.log) as log, _ready_pipe(child, options):
+            process = await asyncio.create_subprocess_exec(*child.program.argv, stdout=log, stderr=log, **options)
         child.process = process
         self._publish()
         healthy = asyncio.get_running_loop().call_later(HEALTHY_SECONDS, self._forget_deaths, child, process)
@@ -268,6 +270,31 @@ class Supervisor:
                 self._on_message(f"{child.program.name} does not end; killing it")
             _kill_session(process.pid)
             await process.wait()
+
+
+@contextlib.contextmanager
+def _ready_pipe(child: Child, options: dict[str, Any]) -> Iterator[None]:
+    """Add the pipe through which the child reports that it is ready to the options of its process, if it does."""
+    if not child.program.reports_ready:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    reader, writer = os.pipe()
+    child.ready_pipe = reader
+
+    def read() -> None:
+        loop.remove_reader(reader)
+        if os.read(reader, 1) and child.ready_pipe == reader:  # nothing: the process ended without a report
+            child.has_reported = True
+        os.close(reader)
+
+    loop.add_reader(reader, read)
+    options["pass_fds"] = (writer,)
+    options["env"][READY_FD] = str(writer)
+    try:
+        yield
+    finally:
+        os.close(writer)
 
 
 def _open_log(path: Path) -> IO[bytes]:

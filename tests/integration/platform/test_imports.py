@@ -27,6 +27,7 @@ ENGINE_MAY = {
 BILLING_MAY = {
     "inference_worker.contract.journal",
     "inference_worker.contract.messages",
+    "inference_worker.contract.readiness",
     "inference_worker.contract.request",
     "inference_worker.contract.valkey",
 }

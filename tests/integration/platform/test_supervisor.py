@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import signal
@@ -78,9 +77,9 @@ async def test_a_child_that_keeps_dying_makes_the_start_fail_with_the_end_of_its
 ) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
     supervisor, log_lines = made
-    supervisor.add([shell("good", "exec sleep 60"), shell("bad", "echo the reason; exit 3")])
+    supervisor.add([shell("good", "exec sleep 60"), shell("bad", "echo the reason; exit 3", reports_ready=True)])
     await supervisor.start("good")
-    with contextlib.suppress(ChildFailed):  # it may have ended before the wait
+    with pytest.raises(ChildFailed):
         await supervisor.start("bad")
     with pytest.raises(ChildFailed, match=r"bad ended with status 3, 5 times before(.|\n)*the reason"):
         await asyncio.wait_for(supervisor.finish_start(), 10)
@@ -104,7 +103,6 @@ async def test_after_the_start_repeated_deaths_stop_no_other_child(
     """The pause grows to its maximum, other children are not affected, and the state is published."""
     monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(module, "MAX_PAUSE_SECONDS", 0.05)
-    monkeypatch.setattr(module, "STEADY_SECONDS", 0.05)
     supervisor, log_lines = made
     broken = tmp_path / "broken"
     supervisor.add(
@@ -132,7 +130,6 @@ async def test_a_program_that_is_deleted_after_the_start_is_retried(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(module, "STEADY_SECONDS", 0.05)
     supervisor, log_lines = made
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\nexec sleep 60\n")
@@ -198,6 +195,41 @@ async def test_the_start_waits_for_readiness_with_a_timeout(made: Made, tmp_path
     assert flag.exists()
     with pytest.raises(ChildFailed, match=r"never is not ready after 0 s\n(.|\n)*thinking"):
         await supervisor.start("never")
+
+
+async def test_the_start_waits_until_a_child_reports_that_it_is_ready(made: Made, tmp_path: Path) -> None:
+    """A process that ends before its report, or that was ready before it ended, is not ready."""
+    supervisor, log_lines = made
+    flag = tmp_path / "flag"
+    begin = f"test -e {flag} || {{ touch {flag}; exit 1; }}; sleep 0.3"
+    slow = f"{begin}; touch {flag}.ready; echo > /dev/fd/$READY_FD; exec sleep 60"
+    supervisor.add(
+        [
+            shell("slow", slow, reports_ready=True),
+            shell("silent", "echo thinking; exec sleep 60", reports_ready=True, ready_seconds=0.3),
+        ]
+    )
+    await supervisor.start("slow")
+    assert Path(f"{flag}.ready").exists()
+    assert len(log_lines) == 1
+    with pytest.raises(ChildFailed, match=r"silent is not ready after 0 s\n(.|\n)*thinking"):
+        await supervisor.start("silent")
+
+
+async def test_the_start_ends_only_when_every_child_is_ready(made: Made, tmp_path: Path) -> None:
+    """A child that ended after its start was ready must become ready again."""
+    supervisor, _ = made
+    flag = tmp_path / "flag"
+    again = f"sleep 0.3; touch {flag}.again; echo > /dev/fd/$READY_FD; exec sleep 60"
+    script = f"test -e {flag} && {{ {again}; }}; touch {flag}; echo > /dev/fd/$READY_FD; exec sleep 60"
+    supervisor.add([shell("a", script, reports_ready=True)])
+    await supervisor.start("a")
+    first = supervisor.pid("a")
+    assert first
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: supervisor.pid("a") != first)
+    await asyncio.wait_for(supervisor.finish_start(), 5)
+    assert Path(f"{flag}.again").exists()
 
 
 async def test_children_are_stopped_in_reverse_order(made: Made, tmp_path: Path) -> None:

@@ -10,6 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ from inference_worker.contract.command_line import format_command
 from inference_worker.contract.config import ModelError
 from inference_worker.contract.env import load
 from inference_worker.contract.settings import parse_models
+from millrace.cli import up as up_command
+from millrace.cli.first_request import measure_first_token
 from millrace.cli.startup_message import greeting
 from millrace.cli.up import _Run, up
 from millrace.conf import environment
@@ -236,7 +241,8 @@ class TinyStack:
     """A fake `Stack` with the same steps, each a shell script."""
 
     embedded: dict[str, Any] = {"PostgreSQL": True}  # noqa: RUF012  (read alone)
-    worker_names = ("worker-m",)
+    default_model = "m"
+    needs_sources = True
 
     def __init__(self, state: Path, **scripts: str) -> None:
         (state / "logs").mkdir()
@@ -259,7 +265,11 @@ class TinyStack:
 
     def programs(self) -> list[Program]:
         names = ("settler", "worker-m", "web", "beat", "gateway")
-        return [self._program(name, f"echo {name} >> {{state}}/started; exec sleep 60") for name in names]
+        script = "echo {name} >> {{state}}/started; echo > /dev/fd/$READY_FD; exec sleep 60"
+        return [replace(self._program(name, script.format(name=name)), reports_ready=True) for name in names]
+
+    def kernel_build(self) -> Program:
+        return self._program("kernels", ":")
 
     def use_sources(self, sources: dict[str, str]) -> None:
         (self.data_dir / "sources").write_text(json.dumps(sources))
@@ -289,15 +299,10 @@ async def run(stack: Any, when: str | None, capsys: pytest.CaptureFixture[str]) 
     return await task, said + captured.out + captured.err
 
 
-@pytest.fixture(autouse=True)
-def steady(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervising, "STEADY_SECONDS", 0.3)
-
-
 async def test_up_starts_prints_instructions_and_stops_on_ctrl_c(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, said = await run(TinyStack(tmp_path), "Press Ctrl-C to stop the platform", capsys)
+    status, said = await run(TinyStack(tmp_path), "All processes are running.", capsys)
     assert status == 0
     assert said.rstrip().endswith("Stopped.")
     for text in ("o@example.com", "t@example.com", "credentials.json", "curl -s http://127.0.0.1:", "python3 - <<"):
@@ -305,6 +310,56 @@ async def test_up_starts_prints_instructions_and_stops_on_ctrl_c(
     assert re.search(r"✓ database schema +\d+\.\d s", said)
     assert json.loads((tmp_path / "sources").read_text()) == {"m": "/models/m"}
     assert sorted((tmp_path / "started").read_text().split()) == ["beat", "gateway", "settler", "web", "worker-m"]
+
+
+async def test_only_the_first_start_sends_a_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[Any, ...]] = []
+
+    def measure(*arguments: Any) -> float:
+        sent.append(arguments)
+        return 0.25
+
+    monkeypatch.setattr(up_command, "measure_first_token", measure)
+    stack = TinyStack(tmp_path)
+    for title in ("✓ first token of m", None):
+        status, said = await run(stack, "All processes are running.", capsys)
+        assert status == 0
+        assert (title or "Millrace is ready") in said
+    assert sent == [(stack.settings.host, stack.settings.port, "sk-mr-x", "m")]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "is_answered"),
+    [
+        (200, b'data: {"choices": [{"delta": {"content":""}}]}\n\ndata: {"delta":{"content":"Hi"}}\n\n', True),
+        (200, b'data: {"choices":[{"delta":{"content":""}}]}\n\n', False),
+        (400, b'{"error": {"message": "an encoder"}}', False),
+    ],
+)
+def test_the_first_request_is_measured_to_its_first_token(status: int, body: bytes, is_answered: bool) -> None:
+    received: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            received.append((self.path, self.headers["authorization"]))
+            received.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        seconds = measure_first_token("127.0.0.1", server.server_port, "sk-mr-x", "m")
+        server.shutdown()
+    assert (seconds is not None) == is_answered
+    assert received[0] == ("/v1/chat/completions", "Bearer sk-mr-x")
+    assert (received[1]["model"], received[1]["stream"]) == ("m", True)
+    assert measure_first_token("127.0.0.1", free_port(), "sk-mr-x", "m") is None
 
 
 SECRETS = ("pw", "pw2", "sk-mr-x")
@@ -406,14 +461,13 @@ async def test_a_process_that_never_becomes_ready_makes_the_start_fail_with_the_
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervising, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(supervising, "STEADY_SECONDS", 90)  # five deaths take seconds on a busy machine
     status, said = await run(TinyStack(tmp_path, beat="sleep 0.1; echo the reason; exit 5"), None, capsys)
     assert status == 1
     assert "! beat ended with status 5; starting it again" in said
     assert "millrace up: beat ended with status 5, 5 times before the platform was ready." in said
     assert "Fix the problem in its log" in said
     assert "the reason" in said
-    assert "Press Ctrl-C to stop the platform" not in said
+    assert "All processes are running." not in said
 
 
 @pytest.fixture
