@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,12 +28,27 @@ class ModelConsumer(HttpConsumer):
 class ModelsEndpoint(ModelConsumer):
     async def handle(self) -> None:
         key = await self.authenticate("models")
-        models = [self.model_object(name, model) for name, model in self.gateway.router.visible(key).items()]
+        visible = order_models(self.gateway.router.visible(key), [spec.name for spec in self.gateway.settings.models])
+        models = [self.model_object(name, model) for name, model in visible.items()]
         if self.api_dialect is not ANTHROPIC:
             return await self.respond_json(200, {"object": "list", "data": models})
         names = [model["id"] for model in models] or [None]
         ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
         await self.respond_json(200, {"data": models, **ends})
+
+
+def order_models(models: Mapping[str, ServedModel], configured: Sequence[str]) -> dict[str, ServedModel]:
+    """Return the models with those that generate text first, and among them in the order of the settings.
+
+    Many clients and examples use the first model of the list for a chat.
+    """
+    places = {name: place for place, name in enumerate(configured)}
+
+    def place(item: tuple[str, ServedModel]) -> tuple[bool, int]:
+        name, model = item
+        return model.task != "generate", places.get(name, len(places))
+
+    return dict(sorted(models.items(), key=place))
 
 
 class ModelEndpoint(ModelConsumer):
