@@ -107,6 +107,8 @@ class _Run:
 
     async def _start(self) -> None:
         self._progress.print_line(f"Starting Millrace. All data is in {self._stack.data_dir}")
+        if reason := self._stack.model_choice.reason:
+            self._progress.print_line(reason)
         default_worker = f"worker-{self._stack.default_model}"
         async with asyncio.TaskGroup() as group:
             models = group.create_task(self._models())

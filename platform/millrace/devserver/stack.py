@@ -14,6 +14,7 @@ from inference_worker.contract import env
 from inference_worker.contract.exits import report_last_exit
 from inference_worker.contract.settings import HUB_PREFIX, ModelSpec, WorkerSettings, format_models
 from millrace.conf import environment
+from millrace.devserver.bundled_models import ModelChoice, choose_models, read_machine_size
 from millrace.devserver.postgres import Postgres
 from millrace.devserver.preparation import Preparation
 from millrace.devserver.program import Program, ServiceError
@@ -69,6 +70,12 @@ class Stack:
         env.read_all(complete, *environment.SETTINGS_CLASSES)
         self.settings = env.load(environment.PlatformSettings, complete)
         self.worker = env.load(WorkerSettings, complete)
+        self.model_choice = ModelChoice(self.settings.models)
+        if not is_set(environ, MODELS):
+            self.model_choice = choose_models(self.settings.models, read_machine_size())
+        if self.model_choice.reason:
+            self.settings = replace(self.settings, models=self.model_choice.models)
+            self._generated[MODELS] = format_models(self.settings.models)
 
     def store_secrets(self) -> None:
         """Read the secrets that the environment does not set from the data directory, or generate them."""

@@ -29,6 +29,7 @@ from millrace.cli.up import _Run, up
 from millrace.conf import environment
 from millrace.devserver import checks, embedded_models
 from millrace.devserver import supervisor as supervising
+from millrace.devserver.bundled_models import ModelChoice
 from millrace.devserver.model_option import as_setting
 from millrace.devserver.program import Program, ServiceError, free_port
 from millrace.devserver.stack import NOT_FOR_WORKERS, Stack
@@ -133,7 +134,7 @@ def test_configured_servers_replace_the_embedded_ones(tmp_path: Path) -> None:
 def test_generated_secrets_are_stored_and_private(tmp_path: Path) -> None:
     kept = []
     for _ in range(2):
-        Stack({"MILLRACE_DATA_DIR": str(tmp_path)}).store_secrets()
+        Stack({"MILLRACE_DATA_DIR": str(tmp_path), "MILLRACE_MODELS": "m=embedded"}).store_secrets()
         kept.append(environment.read_env_file(tmp_path / "env"))
     first, second = kept
     assert first == second
@@ -243,6 +244,7 @@ class TinyStack:
     embedded: dict[str, Any] = {"PostgreSQL": True}  # noqa: RUF012  (read alone)
     default_model = "m"
     needs_sources = True
+    model_choice = ModelChoice((), "m-int8 is not served")
 
     def __init__(self, state: Path, **scripts: str) -> None:
         (state / "logs").mkdir()
@@ -308,6 +310,7 @@ async def test_up_starts_prints_instructions_and_stops_on_ctrl_c(
     for text in ("o@example.com", "t@example.com", "credentials.json", "curl -s http://127.0.0.1:", "python3 - <<"):
         assert text in said
     assert re.search(r"✓ database schema +\d+\.\d s", said)
+    assert "m-int8 is not served" in said
     assert json.loads((tmp_path / "sources").read_text()) == {"m": "/models/m"}
     assert sorted((tmp_path / "started").read_text().split()) == ["beat", "gateway", "settler", "web", "worker-m"]
 
