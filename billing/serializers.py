@@ -138,7 +138,7 @@ def _part(names: tuple[str, ...]) -> Callable[[Any], dict[str, Any]]:
     return lambda row: {name: row[name] if isinstance(row, dict) else getattr(row, name) for name in names}
 
 
-class TokensOut(serializers.Serializer[Any]):
+class UsageTokensSerializer(serializers.Serializer[Any]):
     """Tokens by billing class. `input` is the sum of the four input classes."""
 
     uncached = serializers.IntegerField()
@@ -154,7 +154,7 @@ class TokensOut(serializers.Serializer[Any]):
         return {**tokens, "input": sum(tokens.values()), "output": output}
 
 
-class RequestsOut(serializers.Serializer[Any]):
+class UsageRequestsSerializer(serializers.Serializer[Any]):
     """Numbers of requests by outcome; a request counts once for each execution."""
 
     completed = serializers.IntegerField()
@@ -165,14 +165,14 @@ class RequestsOut(serializers.Serializer[Any]):
         return _part(tuple(ExecutionOutcome.values))(instance)
 
 
-class AnswerHitsOut(serializers.Serializer[Any]):
+class AnswerHitTokensSerializer(serializers.Serializer[Any]):
     """Tokens that cached answers made unnecessary. They are in no other sum."""
 
     input = serializers.IntegerField(source="answer_hit_input")
     output = serializers.IntegerField(source="answer_hit_output")
 
 
-class CostOut(serializers.Serializer[Any]):
+class UsageCostSerializer(serializers.Serializer[Any]):
     """The cost and the cache savings in exact USD, with up to 15 decimals."""
 
     usd = serializers.CharField()
@@ -188,21 +188,21 @@ def usd(femto: int) -> str:
     return decimal(femto, FEMTO_DIGITS, 2)
 
 
-class CountsOut(serializers.Serializer[Any]):
+class UsageTotalsSerializer(serializers.Serializer[Any]):
     """The sums of a set of events."""
 
-    requests = RequestsOut(source="*")
-    tokens = TokensOut(source="*")
-    answer_hits = AnswerHitsOut(source="*")
+    requests = UsageRequestsSerializer(source="*")
+    tokens = UsageTokensSerializer(source="*")
+    answer_hits = AnswerHitTokensSerializer(source="*")
     unpinned_tokens = serializers.IntegerField(
         help_text="Marked for caching, but not pinned because a limit was reached."
     )
     reasoning_tokens = serializers.IntegerField(help_text="The part of the output before the answers.")
     searches = serializers.IntegerField(help_text="Searches of cross-encoders.")
-    cost = CostOut(source="*")
+    cost = UsageCostSerializer(source="*")
 
 
-class UsageRowOut(CountsOut):
+class UsageRowSerializer(UsageTotalsSerializer):
     """The sums of one group, with the group's values, and `start` if there is a bucket."""
 
     start = InstantField(required=False, help_text="The bucket's first instant.")
@@ -215,20 +215,20 @@ class UsageRowOut(CountsOut):
     )
 
 
-class UsageOut(serializers.Serializer[Any]):
+class UsageReportSerializer(serializers.Serializer[Any]):
     tenant = serializers.CharField()
     group_by = serializers.ListField(child=serializers.ChoiceField(GROUPS))
     bucket = serializers.ChoiceField(BUCKETS, allow_null=True)
     tz = ZoneField()
-    rows = UsageRowOut(many=True)
-    total = CountsOut()
+    rows = UsageRowSerializer(many=True)
+    total = UsageTotalsSerializer()
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
         fields = super().get_fields()
         return {"tenant": fields.pop("tenant"), "from": InstantField(), "to": InstantField(), **fields}
 
 
-class RatedLineOut(serializers.Serializer[Any]):
+class UsageEventLineSerializer(serializers.Serializer[Any]):
     """Tokens of one class, or searches, at one price: tokens x price is the cost, exactly."""
 
     component = serializers.ChoiceField([each.value for each in COMPONENTS])
@@ -238,16 +238,16 @@ class RatedLineOut(serializers.Serializer[Any]):
     usd = serializers.CharField()
 
 
-class UsageEventOut(serializers.ModelSerializer[UsageEvent]):
+class UsageEventSerializer(serializers.ModelSerializer[UsageEvent]):
     """An execution as metered and priced. The context's `prices` are the price book's rows by id."""
 
-    tokens = TokensOut(source="*")
-    answer_hits = AnswerHitsOut(source="*")
-    cost = CostOut(source="*")
+    tokens = UsageTokensSerializer(source="*")
+    answer_hits = AnswerHitTokensSerializer(source="*")
+    cost = UsageCostSerializer(source="*")
     lines = serializers.SerializerMethodField(help_text="Empty if not billed.")
     miss_reason = serializers.CharField(help_text="The reason of a prefix cache miss; empty without one.")
 
-    @extend_schema_field(RatedLineOut(many=True))
+    @extend_schema_field(UsageEventLineSerializer(many=True))
     def get_lines(self, event: UsageEvent) -> list[dict[str, Any]]:
         prices: Mapping[int, Price] = self.context.get("prices", {})
         found = []

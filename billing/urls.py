@@ -16,9 +16,11 @@ urlpatterns = [
     path("operator/prices/<int:pk>/preview", prices.PricePreview.as_view(), name="api-operator-prices-preview"),
     *(
         path(
-            f"operator/prices/<int:pk>/{fate}", prices.PriceVerb.as_view(fate=fate), name=f"api-operator-prices-{fate}"
+            f"operator/prices/<int:pk>/{action}",
+            prices.PriceVersionActionView.as_view(action_name=action),
+            name=f"api-operator-prices-{action}",
         )
-        for fate in prices.FATES
+        for action in prices.ACTIONS
     ),
     path("operator/tenants/<int:pk>/price-book", prices.TenantBook.as_view(), name="api-operator-tenant-price-book"),
     path("usage", UsageView.as_view(), name="api-usage"),

@@ -13,7 +13,7 @@ from rest_framework.response import Response
 
 from billing.metering.usage import MAX_ROWS, OddHours, TooManyRows, UsageReport, instant, sums, total
 from billing.models import Price
-from billing.serializers import UsageEventOut, UsageEventQuery, UsageOut, UsageQuery
+from billing.serializers import UsageEventQuery, UsageEventSerializer, UsageQuery, UsageReportSerializer
 from tenants import csv_tables
 from tenants.api.pagination import NewestFirst
 from tenants.isolation.scopes import tenant_scope
@@ -60,7 +60,7 @@ class UsageView(TenantView):
     renderer_classes = (JSONRenderer, CsvRenderer)
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
 
-    @extend_schema(operation_id="usage", parameters=[UsageQuery], responses=UsageOut, tags=["usage"])
+    @extend_schema(operation_id="usage", parameters=[UsageQuery], responses=UsageReportSerializer, tags=["usage"])
     def get(self, request: Request) -> Response:
         """Return tokens, requests, cost and savings, grouped and by hour, day or month. By default: this month, by
         model. CSV with `format=csv`.
@@ -79,7 +79,7 @@ class UsageView(TenantView):
             raise serializers.ValidationError({"group_by": [message]}) from exc
         selection = {"tenant": tenant.slug, "from": query["from"], "to": query["to"], "group_by": list(groups)}
         result = {"bucket": bucket, "tz": query["tz"], "rows": rows, "total": total(rows)}
-        return Response(UsageOut({**selection, **result}).data)
+        return Response(UsageReportSerializer({**selection, **result}).data)
 
 
 class UsageEventsView(TenantView):
@@ -87,11 +87,14 @@ class UsageEventsView(TenantView):
 
     renderer_classes = (JSONRenderer, CsvRenderer)
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
-    serializer_class = UsageEventOut
+    serializer_class = UsageEventSerializer
     pagination_class = NewestEvents
 
     @extend_schema(
-        operation_id="usage_events", parameters=[UsageEventQuery], responses=UsageEventOut(many=True), tags=["usage"]
+        operation_id="usage_events",
+        parameters=[UsageEventQuery],
+        responses=UsageEventSerializer(many=True),
+        tags=["usage"],
     )
     def get(self, request: Request) -> Response:
         """Return each execution of each request as metered, newest first, in pages."""
@@ -99,7 +102,7 @@ class UsageEventsView(TenantView):
         with tenant_scope(self.access.tenant):
             page = self.paginate_queryset(_report_of(self.access.tenant.pk, query).events()) or []
             prices = Price.objects.in_bulk({price for event in page for price in event.price_ids or () if price})
-        return self.get_paginated_response(UsageEventOut(page, many=True, context={"prices": prices}).data)
+        return self.get_paginated_response(UsageEventSerializer(page, many=True, context={"prices": prices}).data)
 
 
 def _report_of(tenant_id: int, query: dict[str, Any]) -> UsageReport:

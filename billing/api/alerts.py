@@ -18,7 +18,7 @@ from tenants.permissions import Permission
 from tenants.views import TenantView, check_query
 
 
-class AlertOut(serializers.ModelSerializer[BudgetAlert]):
+class BudgetAlertSerializer(serializers.ModelSerializer[BudgetAlert]):
     """A threshold that was reached, with the amounts of that time in the budget's unit."""
 
     budget_name = serializers.CharField(source="budget.name")
@@ -36,7 +36,7 @@ class AlertOut(serializers.ModelSerializer[BudgetAlert]):
         read_only_fields = fields
 
 
-class DayOut(serializers.Serializer[Any]):
+class ForecastDaySerializer(serializers.Serializer[Any]):
     """The sums from the period's start to the end of a day: actual or forecast usage."""
 
     day = serializers.DateField()
@@ -46,55 +46,55 @@ class DayOut(serializers.Serializer[Any]):
     high = serializers.IntegerField(allow_null=True)
 
 
-class ForecastOut(serializers.Serializer[Any]):
+class ForecastSerializer(serializers.Serializer[Any]):
     """The forecast of the month. All null and without days if there is too little history."""
 
     point = serializers.IntegerField(allow_null=True)
     low = serializers.IntegerField(allow_null=True, help_text="`low` to `high` is an 80% prediction interval.")
     high = serializers.IntegerField(allow_null=True)
-    path = DayOut(many=True)
+    path = ForecastDaySerializer(many=True)
 
 
 def _out(forecast: Forecast | None) -> Response:
     if forecast is None:
         return Response({"point": None, "low": None, "high": None, "path": []})
-    path = [DayOut(day._asdict()).data for day in forecast.path]
+    path = [ForecastDaySerializer(day._asdict()).data for day in forecast.path]
     return Response({"point": forecast.point, "low": forecast.low, "high": forecast.high, "path": path})
 
 
 @extend_schema(tags=["budgets"])
 class Alerts(TenantView):
-    serializer_class = AlertOut
+    serializer_class = BudgetAlertSerializer
     permissions: ClassVar = {"GET": Permission.LIMITS_READ}
 
-    @extend_schema(operation_id="alerts", parameters=[Query], responses=AlertOut(many=True))
+    @extend_schema(operation_id="alerts", parameters=[Query], responses=BudgetAlertSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the thresholds that budgets reached, newest first."""
         check_query(Query, request)
         with self.scope():
-            return self.page(alerts_of(self.access.tenant.pk), AlertOut)
+            return self.page(alerts_of(self.access.tenant.pk), BudgetAlertSerializer)
 
 
 @extend_schema(tags=["budgets"])
 class BudgetAlerts(TenantView):
-    serializer_class = AlertOut
+    serializer_class = BudgetAlertSerializer
     permissions: ClassVar = {"GET": Permission.LIMITS_READ}
 
-    @extend_schema(operation_id="budget_alerts", parameters=[Query], responses=AlertOut(many=True))
+    @extend_schema(operation_id="budget_alerts", parameters=[Query], responses=BudgetAlertSerializer(many=True))
     def get(self, request: Request, pk: int) -> Response:
         """Return the thresholds that this budget reached, newest first."""
         budget = self.find(Budget, pk)
         check_query(Query, request)
         with self.scope():
-            return self.page(alerts_of(self.access.tenant.pk, budget.pk), AlertOut)
+            return self.page(alerts_of(self.access.tenant.pk, budget.pk), BudgetAlertSerializer)
 
 
 @extend_schema(tags=["budgets"])
 class BudgetForecast(TenantView):
-    serializer_class = ForecastOut
+    serializer_class = ForecastSerializer
     permissions: ClassVar = {"GET": Permission.LIMITS_READ}
 
-    @extend_schema(operation_id="budget_forecast", responses=ForecastOut)
+    @extend_schema(operation_id="budget_forecast", responses=ForecastSerializer)
     def get(self, request: Request, pk: int) -> Response:
         """Return the forecast of a monthly budget's current period, by day."""
         budget, now = self.find(Budget, pk), datetime.now(UTC)
@@ -106,10 +106,10 @@ class BudgetForecast(TenantView):
 
 @extend_schema(tags=["usage"])
 class TenantForecast(TenantView):
-    serializer_class = ForecastOut
+    serializer_class = ForecastSerializer
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
 
-    @extend_schema(operation_id="forecast", responses=ForecastOut)
+    @extend_schema(operation_id="forecast", responses=ForecastSerializer)
     def get(self, request: Request) -> Response:
         """Return the forecast cost of the current month, in nano-USD, by day."""
         with self.scope():

@@ -24,7 +24,7 @@ from billing.amounts import MAX_BUDGET, MILLIONTHS, whole_units
 from billing.models import Budget, BudgetPeriod
 from billing.models.budgets import current_periods
 from tenants.api.idempotency import HEADER, idempotent
-from tenants.api.serializers import MAX_BIGINT, Query, Strict
+from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
 from tenants.models import ApiKey, Membership, Project
 from tenants.permissions import Permission
 from tenants.views import TenantView, check_query, given
@@ -34,7 +34,7 @@ def _id(text: str) -> serializers.IntegerField:
     return serializers.IntegerField(min_value=1, max_value=MAX_BIGINT, required=False, help_text=text)
 
 
-class BudgetPeriodOut(serializers.ModelSerializer[BudgetPeriod]):
+class BudgetPeriodSerializer(serializers.ModelSerializer[BudgetPeriod]):
     """The current period of a budget, in nano-USD, tokens or requests."""
 
     used = serializers.SerializerMethodField()
@@ -53,7 +53,7 @@ class BudgetPeriodOut(serializers.ModelSerializer[BudgetPeriod]):
         return max(0, int((limit - budget_period.reserved) * MILLIONTHS - budget_period.used) // MILLIONTHS)
 
 
-class BudgetOut(serializers.ModelSerializer[Budget]):
+class BudgetSerializer(serializers.ModelSerializer[Budget]):
     budget_period = serializers.SerializerMethodField()
 
     class Meta:
@@ -79,10 +79,14 @@ class BudgetOut(serializers.ModelSerializer[Budget]):
     def get_budget_period(self, budget: Budget) -> dict[str, Any] | None:
         """Return the current period. null: no request has used the budget in it."""
         budget_period = self.context["budget_periods"].get(budget.pk)
-        return None if budget_period is None else dict(BudgetPeriodOut(budget_period, context={"budget": budget}).data)
+        return (
+            None
+            if budget_period is None
+            else dict(BudgetPeriodSerializer(budget_period, context={"budget": budget}).data)
+        )
 
 
-class BudgetSaved(BudgetOut):
+class SavedBudgetSerializer(BudgetSerializer):
     pending_gateways = serializers.ListField(
         child=serializers.CharField(),
         allow_null=True,
@@ -92,12 +96,12 @@ class BudgetSaved(BudgetOut):
         ),
     )
 
-    class Meta(BudgetOut.Meta):
-        fields = (*BudgetOut.Meta.fields, "pending_gateways")
+    class Meta(BudgetSerializer.Meta):
+        fields = (*BudgetSerializer.Meta.fields, "pending_gateways")
         read_only_fields = fields
 
 
-class BudgetChange(Strict):
+class BudgetUpdateSerializer(StrictSerializer):
     name = serializers.CharField(max_length=100)
     amount = serializers.IntegerField(
         min_value=0,
@@ -132,7 +136,7 @@ class BudgetChange(Strict):
     )
 
 
-class BudgetIn(BudgetChange):
+class BudgetCreateSerializer(BudgetUpdateSerializer):
     """A budget of the tenant, or of the project, key or member that is named."""
 
     project_id = _id("Of this project.")
@@ -153,7 +157,7 @@ class BudgetQuery(Query):
 def _out(budgets: Sequence[Budget]) -> list[dict[str, Any]]:
     """Serialize the budgets with their current periods. The tenant scope must be open."""
     budget_periods = current_periods(budgets[0].tenant_id, budgets, datetime.now(UTC)) if budgets else {}
-    return [dict(BudgetOut(budget, context={"budget_periods": budget_periods}).data) for budget in budgets]
+    return [dict(BudgetSerializer(budget, context={"budget_periods": budget_periods}).data) for budget in budgets]
 
 
 def _saved(view: TenantView, budget: Budget, status: int) -> Response:
@@ -170,10 +174,10 @@ def _saved(view: TenantView, budget: Budget, status: int) -> Response:
 
 @extend_schema(tags=["budgets"])
 class Budgets(TenantView):
-    serializer_class = BudgetOut
+    serializer_class = BudgetSerializer
     permissions: ClassVar = {"GET": Permission.LIMITS_READ, "POST": Permission.LIMITS_WRITE}
 
-    @extend_schema(operation_id="budgets", parameters=[BudgetQuery], responses=BudgetOut(many=True))
+    @extend_schema(operation_id="budgets", parameters=[BudgetQuery], responses=BudgetSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return every budget and quota, with the used, reserved and remaining amounts of its current period."""
         query = check_query(BudgetQuery, request)
@@ -181,11 +185,16 @@ class Budgets(TenantView):
             page = self.paginate_queryset(self.rows(Budget).filter(**query.filters()).order_by("-pk"))
             return self.get_paginated_response(_out(list(page or [])))
 
-    @extend_schema(operation_id="budgets_make", parameters=[HEADER], request=BudgetIn, responses={201: BudgetSaved})
+    @extend_schema(
+        operation_id="budgets_make",
+        parameters=[HEADER],
+        request=BudgetCreateSerializer,
+        responses={201: SavedBudgetSerializer},
+    )
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a budget. Earlier usage does not count."""
-        fields = given(BudgetIn, request.data)
+        fields = given(BudgetCreateSerializer, request.data)
         membership = self._named(Membership, "member_id", fields.pop("member_id", None))
         budget = do_make_budget(
             self.access.tenant,
@@ -209,7 +218,7 @@ class Budgets(TenantView):
 
 @extend_schema(tags=["budgets"])
 class BudgetDetail(TenantView):
-    serializer_class = BudgetOut
+    serializer_class = BudgetSerializer
     permissions: ClassVar = {
         "GET": Permission.LIMITS_READ,
         "PATCH": Permission.LIMITS_WRITE,
@@ -218,12 +227,13 @@ class BudgetDetail(TenantView):
 
     @extend_schema(operation_id="budget")
     def get(self, request: Request, pk: int) -> Response:
+        """Return the budget."""
         return self._answer(self.find(Budget, pk))
 
-    @extend_schema(operation_id="budget_change", request=BudgetChange, responses=BudgetSaved)
+    @extend_schema(operation_id="budget_change", request=BudgetUpdateSerializer, responses=SavedBudgetSerializer)
     def patch(self, request: Request, pk: int) -> Response:
         """Change a budget, including its current period."""
-        changed = do_change_budget(self.find(Budget, pk), **given(BudgetChange, request.data, partial=True))
+        changed = do_change_budget(self.find(Budget, pk), **given(BudgetUpdateSerializer, request.data, partial=True))
         return _saved(self, changed, 200)
 
     @extend_schema(operation_id="budget_remove", responses={204: None})

@@ -12,7 +12,12 @@ from rest_framework import serializers
 
 from billing.actions.costs import CostChange
 from billing.amounts import NANO_DIGITS, decimal
-from billing.api.price_serializers import MAX_FILE_CHARACTERS, LeftOutOut, PriceOut
+from billing.api.price_serializers import (
+    IMPORT_FILE_TYPES,
+    MAX_FILE_CHARACTERS,
+    ImportOmissionsSerializer,
+    PriceSerializer,
+)
 from billing.costs.margin import GROUPS, Group, MarginQuery, MarginRow, month_of
 from billing.costs.provider_exports import Difference, ProviderCounts
 from billing.models import ExecutionCost
@@ -20,7 +25,7 @@ from billing.pricing.price_book import MAX_NAME_LENGTH
 from billing.pricing.pricing import NO_END
 from billing.serializers import usd
 from inference_worker.contract.request import TOKEN_CLASSES
-from tenants.api.serializers import MAX_BIGINT, Query, Strict
+from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
 
 MAX_MODELS = 1000
 _MONTH = re.compile(r"20\d\d-(0[1-9]|1[0-2])")
@@ -38,8 +43,8 @@ class _ModelNames(serializers.DictField):
         return names
 
 
-class CostImportIn(Strict):
-    file_type = serializers.ChoiceField(["json", "csv"])
+class CostImportCreateSerializer(StrictSerializer):
+    file_type = serializers.ChoiceField(IMPORT_FILE_TYPES)
     content = serializers.CharField(max_length=MAX_FILE_CHARACTERS, trim_whitespace=False, help_text="The file's text.")
     models = _ModelNames(
         required=False,
@@ -53,7 +58,7 @@ class CostImportIn(Strict):
     dry_run = serializers.BooleanField(default=False, help_text="Only return the changes.")
 
 
-class CostChangeOut(serializers.Serializer[CostChange]):
+class CostChangeSerializer(serializers.Serializer[CostChange]):
     """A change of the cost of a component. Null: without a cost."""
 
     model = serializers.CharField(help_text="The deployment's name.")
@@ -78,20 +83,20 @@ class CostChangeOut(serializers.Serializer[CostChange]):
         }
 
 
-class CostImportOut(serializers.Serializer[Any]):
-    changes = CostChangeOut(many=True)
-    left_out = LeftOutOut()
+class CostImportSerializer(serializers.Serializer[Any]):
+    changes = CostChangeSerializer(many=True)
+    left_out = ImportOmissionsSerializer()
     dry_run = serializers.BooleanField()
 
 
-class CostCardOut(serializers.Serializer[Any]):
+class CostCardSerializer(serializers.Serializer[Any]):
     """A deployment's current cost card."""
 
     id = serializers.IntegerField()
     model = serializers.CharField(help_text="The deployment's name.")
     effective_from = serializers.DateTimeField()
     note = serializers.CharField()
-    prices = PriceOut(many=True)
+    prices = PriceSerializer(many=True)
 
 
 class MonthsQuery(Query):
@@ -146,7 +151,7 @@ class MarginsQuery(MonthsQuery):
         }
 
 
-class MarginOut(serializers.Serializer[MarginRow]):
+class MarginSerializer(serializers.Serializer[MarginRow]):
     """Revenue, cost and margin of a group. A dimension that is not grouped by is null."""
 
     month = serializers.CharField(allow_null=True)
@@ -182,16 +187,16 @@ class MarginOut(serializers.Serializer[MarginRow]):
         }
 
 
-class MarginsOut(serializers.Serializer[Any]):
-    rows = MarginOut(many=True)
-    total = MarginOut()
+class MarginReportSerializer(serializers.Serializer[Any]):
+    rows = MarginSerializer(many=True)
+    total = MarginSerializer()
 
 
 class CostsQuery(MonthsQuery):
     request_id = serializers.CharField(required=False, max_length=64)
 
 
-class ExecutionCostOut(serializers.ModelSerializer[ExecutionCost]):
+class ExecutionCostSerializer(serializers.ModelSerializer[ExecutionCost]):
     """The cost and the margin of an execution."""
 
     cost_usd = serializers.SerializerMethodField()
@@ -231,7 +236,7 @@ class SpendQuery(Query):
     day = serializers.DateField(required=False, help_text="UTC; default: today.")
 
 
-class SpendOut(serializers.Serializer[Any]):
+class CredentialSpendSerializer(serializers.Serializer[Any]):
     """What an upstream credential has spent on a day, and what is reserved for running executions."""
 
     credential_id = serializers.IntegerField(help_text="0: without a credential.")
@@ -240,7 +245,7 @@ class SpendOut(serializers.Serializer[Any]):
     reserved_usd = serializers.CharField()
 
 
-class ProviderExportIn(Strict):
+class ProviderExportComparisonCreateSerializer(StrictSerializer):
     content = serializers.CharField(max_length=MAX_FILE_CHARACTERS, trim_whitespace=False, help_text="The CSV's text.")
     models = _ModelNames(
         required=False,
@@ -249,7 +254,7 @@ class ProviderExportIn(Strict):
     apply = serializers.BooleanField(default=False, help_text="Credit what tenants are charged too much.")
 
 
-class CountedOut(serializers.Serializer[ProviderCounts]):
+class ComparedUsageSerializer(serializers.Serializer[ProviderCounts]):
     input_tokens = serializers.IntegerField()
     cached_tokens = serializers.IntegerField(allow_null=True, help_text="Part of the input.")
     output_tokens = serializers.IntegerField()
@@ -264,14 +269,14 @@ class CountedOut(serializers.Serializer[ProviderCounts]):
         }
 
 
-class ExportDifferenceOut(serializers.Serializer[Difference]):
+class ProviderExportDifferenceSerializer(serializers.Serializer[Difference]):
     """A difference between the provider's counts and the booked executions."""
 
     day = serializers.DateField()
     model = serializers.CharField(help_text="The model's name in the export.")
     request_id = serializers.CharField(help_text="Empty: of the whole day.")
-    provider = CountedOut(allow_null=True, help_text="Null: not in the export.")
-    booked = CountedOut(allow_null=True, help_text="Null: nothing is booked.")
+    provider = ComparedUsageSerializer(allow_null=True, help_text="Null: not in the export.")
+    booked = ComparedUsageSerializer(allow_null=True, help_text="Null: nothing is booked.")
     credit_usd = serializers.SerializerMethodField(help_text="What the tenant is charged too much.")
     is_credited = serializers.BooleanField()
 
@@ -279,8 +284,8 @@ class ExportDifferenceOut(serializers.Serializer[Difference]):
         return usd(row.credit_femto)
 
 
-class ExportComparisonOut(serializers.Serializer[Any]):
+class ProviderExportComparisonSerializer(serializers.Serializer[Any]):
     days = serializers.IntegerField(help_text="Compared pairs of a day and a model.")
     requests = serializers.IntegerField(help_text="Compared requests.")
-    differences = ExportDifferenceOut(many=True)
+    differences = ProviderExportDifferenceSerializer(many=True)
     more = serializers.IntegerField(help_text="Differences that are left out.")

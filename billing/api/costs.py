@@ -35,16 +35,16 @@ MAX_DIFFERENCES = 1000  # in a response
 
 @extend_schema(tags=["operators"])
 class CostCardsView(OperatorView):
-    serializer_class = s.CostCardOut
+    serializer_class = s.CostCardSerializer
     pagination_class = None
 
-    @extend_schema(operation_id="operator_costs", responses=s.CostCardOut(many=True))
+    @extend_schema(operation_id="operator_costs", responses=s.CostCardSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the current cost card of each deployment."""
         check_query(Query, request)
         with self.scope():
             cards = list(_current_cards())
-        return Response(s.CostCardOut([_card(card) for card in cards], many=True).data)
+        return Response(s.CostCardSerializer([_card(card) for card in cards], many=True).data)
 
 
 def _current_cards() -> QuerySet[CostCard]:
@@ -69,17 +69,20 @@ def _card(card: CostCard) -> dict[str, Any]:
 
 @extend_schema(tags=["operators"])
 class CostImport(OperatorView):
-    serializer_class = s.CostImportOut
+    serializer_class = s.CostImportSerializer
 
     @extend_schema(
-        operation_id="operator_costs_import", parameters=[HEADER], request=s.CostImportIn, responses=s.CostImportOut
+        operation_id="operator_costs_import",
+        parameters=[HEADER],
+        request=s.CostImportCreateSerializer,
+        responses=s.CostImportSerializer,
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Set what deployments cost the operator, from the public price file (`json`) or a CSV of prices, and return
         the changes. Only the standard tier's prices per token are read.
         """
-        fields = given(s.CostImportIn, request.data)
+        fields = given(s.CostImportCreateSerializer, request.data)
         models, names = fields.get("models"), None
         if models is not None:
             names = sorted(set(models.values()))
@@ -97,16 +100,16 @@ class CostImport(OperatorView):
             note=fields.get("note", ""),
             dry_run=dry_run,
         )
-        return Response(s.CostImportOut({"changes": changes, "left_out": imported, "dry_run": dry_run}).data)
+        return Response(s.CostImportSerializer({"changes": changes, "left_out": imported, "dry_run": dry_run}).data)
 
 
 @extend_schema(tags=["operators"])
 class Margins(OperatorView):
-    serializer_class = s.MarginsOut
+    serializer_class = s.MarginReportSerializer
     pagination_class = None
     renderer_classes = (JSONRenderer, CsvRenderer)
 
-    @extend_schema(operation_id="operator_margins", parameters=[s.MarginsQuery], responses=s.MarginsOut)
+    @extend_schema(operation_id="operator_margins", parameters=[s.MarginsQuery], responses=s.MarginReportSerializer)
     def get(self, request: Request) -> Response:
         """Return revenue, cost and margin by month, tenant and deployment. CSV with `format=csv`."""
         query = check_query(s.MarginsQuery, request).margin_query()
@@ -119,19 +122,19 @@ class Margins(OperatorView):
             ids = {row.tenant_id for row in rows if row.tenant_id is not None}
             slugs = dict(Tenant.objects.all_tenants().filter(pk__in=ids).values_list("pk", "slug"))
         found = {"rows": rows, "total": total(rows)}
-        return Response(s.MarginsOut(found, context={"slugs": slugs}).data)
+        return Response(s.MarginReportSerializer(found, context={"slugs": slugs}).data)
 
 
 @extend_schema(tags=["operators"])
 class ExecutionCosts(OperatorView):
-    serializer_class = s.ExecutionCostOut
+    serializer_class = s.ExecutionCostSerializer
     pagination_class = NewestEvents
     renderer_classes = (JSONRenderer, CsvRenderer)
 
     @extend_schema(
         operation_id="operator_execution_costs",
         parameters=[s.CostsQuery],
-        responses=s.ExecutionCostOut(many=True),
+        responses=s.ExecutionCostSerializer(many=True),
     )
     def get(self, request: Request) -> Response:
         """Return the cost and the margin of each execution, newest first, in pages."""
@@ -142,15 +145,17 @@ class ExecutionCosts(OperatorView):
                 rows = ExecutionCost.objects.filter(request_id=request_id)
             page = self.paginate_queryset(rows) or []
             context = {"revenues": revenues(page)}
-        return self.get_paginated_response(s.ExecutionCostOut(page, many=True, context=context).data)
+        return self.get_paginated_response(s.ExecutionCostSerializer(page, many=True, context=context).data)
 
 
 @extend_schema(tags=["operators"])
 class Spend(OperatorView):
-    serializer_class = s.SpendOut
+    serializer_class = s.CredentialSpendSerializer
     pagination_class = None
 
-    @extend_schema(operation_id="operator_spend", parameters=[s.SpendQuery], responses=s.SpendOut(many=True))
+    @extend_schema(
+        operation_id="operator_spend", parameters=[s.SpendQuery], responses=s.CredentialSpendSerializer(many=True)
+    )
     def get(self, request: Request) -> Response:
         """Return what each upstream credential has spent on a day, and what running executions have reserved."""
         day = check_query(s.SpendQuery, request).validated_data.get("day") or datetime.now(UTC).date()
@@ -175,17 +180,17 @@ class Spend(OperatorView):
             }
             for pk, (executions, femto, nano) in sorted(rows.items())
         ]
-        return Response(s.SpendOut(found, many=True).data)
+        return Response(s.CredentialSpendSerializer(found, many=True).data)
 
 
 @extend_schema(tags=["operators"])
 class ProviderExports(OperatorView):
-    serializer_class = s.ExportComparisonOut
+    serializer_class = s.ProviderExportComparisonSerializer
     comparison: ExportComparison
 
     def prepare(self, request: Request) -> None:
         """Compare and credit before the transaction of the idempotent call: each execution has its own transaction."""
-        fields = given(s.ProviderExportIn, request.data)
+        fields = given(s.ProviderExportComparisonCreateSerializer, request.data)
         try:
             export = read_export(fields["content"].splitlines())
         except ValueError as exc:
@@ -195,8 +200,8 @@ class ProviderExports(OperatorView):
     @extend_schema(
         operation_id="operator_provider_exports",
         parameters=[HEADER],
-        request=s.ProviderExportIn,
-        responses=s.ExportComparisonOut,
+        request=s.ProviderExportComparisonCreateSerializer,
+        responses=s.ProviderExportComparisonSerializer,
     )
     @idempotent
     def post(self, request: Request) -> Response:
@@ -206,4 +211,6 @@ class ProviderExports(OperatorView):
         found = self.comparison
         shown = found.differences[:MAX_DIFFERENCES]
         result = {"days": found.days, "requests": found.requests, "differences": shown}
-        return Response(s.ExportComparisonOut(result | {"more": len(found.differences) - len(shown)}).data)
+        return Response(
+            s.ProviderExportComparisonSerializer(result | {"more": len(found.differences) - len(shown)}).data
+        )

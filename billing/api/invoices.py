@@ -19,7 +19,7 @@ from billing.invoicing.files import stored_pdf
 from billing.invoicing.lines import events_of, lines_of
 from billing.metering.archives import require_usage
 from billing.models import Invoice, InvoiceLine, Price
-from billing.serializers import UsageEventOut
+from billing.serializers import UsageEventSerializer
 from billing.views import NewestEvents
 from tenants.api.serializers import Query
 from tenants.isolation.db_roles import BypassReason
@@ -52,20 +52,22 @@ def _whole(pk: int) -> Invoice:
 
 @extend_schema(tags=["invoices"])
 class Invoices(TenantView):
-    serializer_class = s.InvoiceOut
+    serializer_class = s.InvoiceSerializer
     permissions: ClassVar = {"GET": Permission.BILLING_READ}
 
-    @extend_schema(operation_id="invoices", parameters=[s.InvoiceQuery], responses=s.InvoiceOut(many=True))
+    @extend_schema(operation_id="invoices", parameters=[s.InvoiceQuery], responses=s.InvoiceSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return invoices and credit notes, newest first. A draft shows the next invoice."""
         query = check_query(s.InvoiceQuery, request)
         with all_tenants_scope(BypassReason.BILLING):  # billing periods belong to no tenant
-            return self.page(self.rows(Invoice).select_related(*_RELATED).filter(**query.filters()), s.InvoiceOut)
+            return self.page(
+                self.rows(Invoice).select_related(*_RELATED).filter(**query.filters()), s.InvoiceSerializer
+            )
 
 
 @extend_schema(tags=["invoices"])
 class InvoiceDetail(_InvoiceView):
-    serializer_class = s.InvoiceWhole
+    serializer_class = s.InvoiceDetailSerializer
 
     @extend_schema(operation_id="invoice", parameters=[Query])
     def get(self, request: Request, pk: int) -> Response:
@@ -74,7 +76,7 @@ class InvoiceDetail(_InvoiceView):
         with self.scope():
             owed = outstanding(invoice)
         whole = {"id": invoice.pk, "state": invoice.state, "outstanding": owed, "sha256": invoice.sha256}
-        return Response(s.InvoiceWhole({**whole, "document": shown}).data)
+        return Response(s.InvoiceDetailSerializer({**whole, "document": shown}).data)
 
 
 @extend_schema(tags=["invoices"])
@@ -113,10 +115,10 @@ class InvoiceCsv(_InvoiceView):
 
 @extend_schema(tags=["invoices"])
 class InvoiceEvents(_InvoiceView):
-    serializer_class = UsageEventOut
+    serializer_class = UsageEventSerializer
     pagination_class = NewestEvents
 
-    @extend_schema(operation_id="invoice_events", parameters=[s.LineQuery], responses=UsageEventOut(many=True))
+    @extend_schema(operation_id="invoice_events", parameters=[s.LineQuery], responses=UsageEventSerializer(many=True))
     def get(self, request: Request, pk: int) -> Response:
         """Return the usage events of a line, or of the whole invoice, newest first."""
         invoice = self.find(Invoice, pk)
@@ -129,12 +131,12 @@ class InvoiceEvents(_InvoiceView):
             page = self.paginate_queryset(events_of(invoice, line)) or []
             require_usage(invoice.period_id)
             prices = Price.objects.in_bulk({price for event in page for price in event.price_ids or () if price})
-            return self.get_paginated_response(UsageEventOut(page, many=True, context={"prices": prices}).data)
+            return self.get_paginated_response(UsageEventSerializer(page, many=True, context={"prices": prices}).data)
 
 
 @extend_schema(tags=["invoices"])
 class InvoiceCheck(_InvoiceView):
-    serializer_class = s.CheckOut
+    serializer_class = s.InvoiceCheckSerializer
 
     @extend_schema(operation_id="invoice_check")
     def get(self, request: Request, pk: int) -> Response:
@@ -145,4 +147,4 @@ class InvoiceCheck(_InvoiceView):
         with all_tenants_scope(BypassReason.BILLING):
             invoice = _whole(pk)
             found = checks.check(invoice)._asdict() | {"currency": invoice.currency}
-            return Response(s.CheckOut(found).data)
+            return Response(s.InvoiceCheckSerializer(found).data)

@@ -29,7 +29,7 @@ from tenants.views import TenantView, check_query, given
 
 @extend_schema(tags=["billing"])
 class Profile(TenantView):
-    serializer_class = s.ProfileOut
+    serializer_class = s.BillingProfileSerializer
     permissions: ClassVar = {"GET": Permission.BILLING_READ, "PATCH": Permission.BILLING_WRITE}
 
     @extend_schema(operation_id="billing_profile", parameters=[Query])
@@ -38,19 +38,23 @@ class Profile(TenantView):
         with all_tenants_scope(BypassReason.BILLING):
             rows = BillingProfile.objects.for_tenant(self.access.tenant).select_related("entity")
             profile = rows.first()
-            return Response(s.ProfileOut(profile or do_set_profile(self.access.tenant)).data)
+            return Response(s.BillingProfileSerializer(profile or do_set_profile(self.access.tenant)).data)
 
-    @extend_schema(operation_id="billing_profile_update", request=s.ProfileIn)
+    @extend_schema(operation_id="billing_profile_update", request=s.BillingProfileUpdateSerializer)
     def patch(self, request: Request) -> Response:
         """Update the billing profile, for the next invoices."""
         return Response(
-            s.ProfileOut(do_set_profile(self.access.tenant, **given(s.ProfileIn, request.data, partial=True))).data
+            s.BillingProfileSerializer(
+                do_set_profile(
+                    self.access.tenant, **given(s.BillingProfileUpdateSerializer, request.data, partial=True)
+                )
+            ).data
         )
 
 
 @extend_schema(tags=["billing"])
 class Currency(TenantView):
-    serializer_class = s.CurrencyOut
+    serializer_class = s.BillingCurrencySerializer
     permissions: ClassVar = {"GET": Permission.TENANT_READ}
 
     @extend_schema(operation_id="billing_currency", parameters=[Query])
@@ -63,81 +67,88 @@ class Currency(TenantView):
 
 @extend_schema(tags=["billing"])
 class Credits(TenantView):
-    serializer_class = s.CreditOut
+    serializer_class = s.CreditGrantSerializer
     permissions: ClassVar = {"GET": Permission.BILLING_READ}
 
-    @extend_schema(operation_id="credits", parameters=[Query], responses=s.CreditOut(many=True))
+    @extend_schema(operation_id="credits", parameters=[Query], responses=s.CreditGrantSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the credits with the unused amount of each, newest first."""
         check_query(Query, request)
         with self.scope():
-            return self.page(with_rest(self.rows(CreditGrant)), s.CreditOut)
+            return self.page(with_rest(self.rows(CreditGrant)), s.CreditGrantSerializer)
 
 
 @extend_schema(tags=["billing"])
 class Commitments(TenantView):
-    serializer_class = s.CommitmentOut
+    serializer_class = s.CommitmentSerializer
     permissions: ClassVar = {"GET": Permission.BILLING_READ}
 
-    @extend_schema(operation_id="commitments", parameters=[Query], responses=s.CommitmentOut(many=True))
+    @extend_schema(operation_id="commitments", parameters=[Query], responses=s.CommitmentSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the monthly commitments, newest first."""
         check_query(Query, request)
         with self.scope():
-            return self.page(self.rows(Commitment), s.CommitmentOut)
+            return self.page(self.rows(Commitment), s.CommitmentSerializer)
 
 
 @extend_schema(tags=["billing"])
 class Payments(TenantView):
-    serializer_class = s.PaymentOut
+    serializer_class = s.PaymentSerializer
     permissions: ClassVar = {"GET": Permission.BILLING_READ}
 
-    @extend_schema(operation_id="payments", parameters=[Query], responses=s.PaymentOut(many=True))
+    @extend_schema(operation_id="payments", parameters=[Query], responses=s.PaymentSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the payments, newest first."""
         check_query(Query, request)
         with self.scope():
-            return self.page(self.rows(Payment).select_related("invoice"), s.PaymentOut)
+            return self.page(self.rows(Payment).select_related("invoice"), s.PaymentSerializer)
 
 
 @extend_schema(tags=["billing"])
 class TopUps(TenantView):
-    serializer_class = s.HostedPageOut
+    serializer_class = s.HostedPageSerializer
     permissions: ClassVar = {"POST": Permission.BILLING_WRITE}
 
-    @extend_schema(operation_id="top_up", parameters=[HEADER], request=s.TopUpIn, responses={201: s.HostedPageOut})
+    @extend_schema(
+        operation_id="top_up",
+        parameters=[HEADER],
+        request=s.TopUpCreateSerializer,
+        responses={201: s.HostedPageSerializer},
+    )
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a page of the payment provider on which you buy prepaid credit."""
-        fields = given(s.TopUpIn, request.data)
+        fields = given(s.TopUpCreateSerializer, request.data)
         page = do_start_top_up(self.access.tenant, fields["cents"], save_method=fields["save_method"])
-        return Response(s.HostedPageOut({"url": page.url}).data, status=201)
+        return Response(s.HostedPageSerializer({"url": page.url}).data, status=201)
 
 
 @extend_schema(tags=["billing"])
 class InvoicePayment(TenantView):
-    serializer_class = s.HostedPageOut
+    serializer_class = s.HostedPageSerializer
     permissions: ClassVar = {"POST": Permission.BILLING_WRITE}
 
-    @extend_schema(operation_id="invoice_pay", parameters=[HEADER], request=None, responses={201: s.HostedPageOut})
+    @extend_schema(
+        operation_id="invoice_pay", parameters=[HEADER], request=None, responses={201: s.HostedPageSerializer}
+    )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Create a page of the payment provider on which you pay what is outstanding on an invoice."""
         page = do_start_payment(self.find(Invoice, pk))
-        return Response(s.HostedPageOut({"url": page.url}).data, status=201)
+        return Response(s.HostedPageSerializer({"url": page.url}).data, status=201)
 
 
 @extend_schema(tags=["billing"])
 class Ledger(TenantView):
-    serializer_class = s.LedgerOut
+    serializer_class = s.LedgerEntrySerializer
     permissions: ClassVar = {"GET": Permission.BILLING_READ}
 
-    @extend_schema(operation_id="ledger", parameters=[Query], responses=s.LedgerOut(many=True))
+    @extend_schema(operation_id="ledger", parameters=[Query], responses=s.LedgerEntrySerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the tenant's ledger entries, newest first."""
         check_query(Query, request)
         with self.scope():
-            return self.page(self.rows(LedgerEntry).select_related("transaction", "invoice"), s.LedgerOut)
+            return self.page(self.rows(LedgerEntry).select_related("transaction", "invoice"), s.LedgerEntrySerializer)
 
 
 class PaymentWebhook(APIView):

@@ -56,134 +56,149 @@ class MoneyView(OperatorView):
 
 @extend_schema(tags=["operators"])
 class Entities(MoneyView):
-    serializer_class = s.EntityOut
+    serializer_class = s.BillingEntitySerializer
 
-    @extend_schema(operation_id="operator_entities", parameters=[Query], responses=s.EntityOut(many=True))
+    @extend_schema(operation_id="operator_entities", parameters=[Query], responses=s.BillingEntitySerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the billing entities."""
-        return self.page(BillingEntity.objects.all(), s.EntityOut)
+        return self.page(BillingEntity.objects.all(), s.BillingEntitySerializer)
 
     @extend_schema(
-        operation_id="operator_entities_add", parameters=[HEADER], request=s.EntityIn, responses={201: s.EntityOut}
+        operation_id="operator_entities_add",
+        parameters=[HEADER],
+        request=s.BillingEntityCreateSerializer,
+        responses={201: s.BillingEntitySerializer},
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a billing entity."""
         with self.scope():
-            fields = given(s.EntityIn, request.data)
-        return Response(s.EntityOut(setup.do_add_entity(**fields)).data, status=201)
+            fields = given(s.BillingEntityCreateSerializer, request.data)
+        return Response(s.BillingEntitySerializer(setup.do_add_entity(**fields)).data, status=201)
 
 
 @extend_schema(tags=["operators"])
 class EntityOne(MoneyView):
-    serializer_class = s.EntityOut
+    serializer_class = s.BillingEntitySerializer
 
-    @extend_schema(operation_id="operator_entity_update", request=s.EntityIn)
+    @extend_schema(operation_id="operator_entity_update", request=s.BillingEntityUpdateSerializer)
     def patch(self, request: Request, pk: int) -> Response:
         """Update a billing entity, for the next invoices."""
         entity = self.row(BillingEntity.objects.all(), pk)
         with self.scope():
-            fields = given(s.EntityIn, request.data, partial=True)
-        fields.pop("slug", None)
-        return Response(s.EntityOut(setup.do_change_entity(entity, **fields)).data)
+            fields = given(s.BillingEntityUpdateSerializer, request.data, partial=True)
+        return Response(s.BillingEntitySerializer(setup.do_change_entity(entity, **fields)).data)
 
 
 @extend_schema(tags=["operators"])
 class TaxRules(MoneyView):
-    serializer_class = s.TaxRuleOut
+    serializer_class = s.TaxRuleSerializer
 
-    @extend_schema(operation_id="operator_tax_rules", parameters=[Query], responses=s.TaxRuleOut(many=True))
+    @extend_schema(operation_id="operator_tax_rules", parameters=[Query], responses=s.TaxRuleSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the tax rules."""
-        return self.page(TaxRule.objects.select_related("entity"), s.TaxRuleOut)
+        return self.page(TaxRule.objects.select_related("entity"), s.TaxRuleSerializer)
 
     @extend_schema(
-        operation_id="operator_tax_rules_add", parameters=[HEADER], request=s.TaxRuleIn, responses={201: s.TaxRuleOut}
+        operation_id="operator_tax_rules_add",
+        parameters=[HEADER],
+        request=s.TaxRuleCreateSerializer,
+        responses={201: s.TaxRuleSerializer},
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a tax rule. The most specific matching rule applies."""
         with self.scope():
-            return Response(s.TaxRuleOut(setup.do_add_tax_rule(**given(s.TaxRuleIn, request.data))).data, status=201)
+            return Response(
+                s.TaxRuleSerializer(setup.do_add_tax_rule(**given(s.TaxRuleCreateSerializer, request.data))).data,
+                status=201,
+            )
 
 
 @extend_schema(tags=["operators"])
 class ExchangeRates(MoneyView):
-    serializer_class = s.ExchangeRateOut
+    serializer_class = s.ExchangeRateSerializer
 
-    @extend_schema(operation_id="operator_exchange_rates", parameters=[Query], responses=s.ExchangeRateOut(many=True))
+    @extend_schema(
+        operation_id="operator_exchange_rates", parameters=[Query], responses=s.ExchangeRateSerializer(many=True)
+    )
     def get(self, request: Request) -> Response:
         """Return the exchange rates for display."""
-        return self.page(ExchangeRate.objects.all(), s.ExchangeRateOut)
+        return self.page(ExchangeRate.objects.all(), s.ExchangeRateSerializer)
 
     @extend_schema(
         operation_id="operator_exchange_rates_add",
         parameters=[HEADER],
-        request=s.ExchangeRateIn,
-        responses={201: s.ExchangeRateOut},
+        request=s.ExchangeRateCreateSerializer,
+        responses={201: s.ExchangeRateSerializer},
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Set the exchange rate from a day on."""
         with self.scope():
-            fields = given(s.ExchangeRateIn, request.data)
-        return Response(s.ExchangeRateOut(setup.do_add_exchange_rate(**fields)).data, status=201)
+            fields = given(s.ExchangeRateCreateSerializer, request.data)
+        return Response(s.ExchangeRateSerializer(setup.do_add_exchange_rate(**fields)).data, status=201)
 
 
 @extend_schema(tags=["operators"])
 class Periods(MoneyView):
-    serializer_class = s.PeriodOut
+    serializer_class = s.BillingPeriodSerializer
 
-    @extend_schema(operation_id="operator_periods", parameters=[Query], responses=s.PeriodOut(many=True))
+    @extend_schema(operation_id="operator_periods", parameters=[Query], responses=s.BillingPeriodSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the billing periods of every entity, with the times of closing and invoicing."""
-        return self.page(Period.objects.select_related("entity"), s.PeriodOut)
+        return self.page(Period.objects.select_related("entity"), s.BillingPeriodSerializer)
 
 
 @extend_schema(tags=["operators"])
 class PeriodClose(MoneyView):
-    serializer_class = s.PeriodOut
+    serializer_class = s.BillingPeriodSerializer
 
-    @extend_schema(operation_id="operator_period_close", parameters=[HEADER], request=None, responses=s.PeriodOut)
+    @extend_schema(
+        operation_id="operator_period_close", parameters=[HEADER], request=None, responses=s.BillingPeriodSerializer
+    )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Close a billing period that is over. Later usage goes to the next one."""
         do_close_period(self.row(Period.objects.all(), pk))
-        return Response(s.PeriodOut(self.row(Period.objects.select_related("entity"), pk)).data)
+        return Response(s.BillingPeriodSerializer(self.row(Period.objects.select_related("entity"), pk)).data)
 
 
 @extend_schema(tags=["operators"])
 class TenantInvoices(MoneyView):
-    serializer_class = s.InvoiceOut
+    serializer_class = s.InvoiceSerializer
     pagination_class = None
 
     @extend_schema(
         operation_id="operator_tenant_draft",
         parameters=[HEADER],
-        request=s.InvoiceDraftIn,
-        responses=s.InvoiceOut(many=True),
+        request=s.InvoiceDraftCreateSerializer,
+        responses=s.InvoiceSerializer(many=True),
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Draft a tenant's invoice of a month again."""
-        tenant, month = self.find(pk), given(s.InvoiceDraftIn, request.data)["month"]
+        tenant, month = self.find(pk), given(s.InvoiceDraftCreateSerializer, request.data)["month"]
         with self.scope():
             periods = list(Period.objects.filter(label=month))
         drafts = [invoice for period in periods for invoice in do_draft(period, tenant)]
-        return Response(s.InvoiceOut(drafts, many=True).data)
+        return Response(s.InvoiceSerializer(drafts, many=True).data)
 
 
 @extend_schema(tags=["operators"])
 class TenantCredits(MoneyView):
-    serializer_class = s.CreditOut
+    serializer_class = s.CreditGrantSerializer
 
     @extend_schema(
-        operation_id="operator_tenant_credit", parameters=[HEADER], request=s.CreditIn, responses={201: s.CreditOut}
+        operation_id="operator_tenant_credit",
+        parameters=[HEADER],
+        request=s.CreditGrantCreateSerializer,
+        responses={201: s.CreditGrantSerializer},
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Grant promotional credit, or sell prepaid credit from the tenant's deposits."""
-        fields = given(s.CreditIn, request.data)
+        fields = given(s.CreditGrantCreateSerializer, request.data)
         grant_type = CreditGrant.GrantType(fields.pop("grant_type"))
         if grant_type == CreditGrant.GrantType.PREPAID:
             grant = do_sell_credit(self.find(pk), fields.pop("nano"), **fields)
@@ -191,146 +206,163 @@ class TenantCredits(MoneyView):
             grant = do_grant_credit(self.find(pk), grant_type, fields.pop("nano"), **fields)
         with self.scope():
             shown = with_rest(CreditGrant.objects.all_tenants()).get(pk=grant.pk)
-        return Response(s.CreditOut(shown).data, status=201)
+        return Response(s.CreditGrantSerializer(shown).data, status=201)
 
 
 @extend_schema(tags=["operators"])
 class TenantCommitments(MoneyView):
-    serializer_class = s.CommitmentOut
+    serializer_class = s.CommitmentSerializer
 
     @extend_schema(
         operation_id="operator_tenant_commitment",
         parameters=[HEADER],
-        request=s.CommitmentIn,
-        responses={201: s.CommitmentOut},
+        request=s.CommitmentCreateSerializer,
+        responses={201: s.CommitmentSerializer},
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Create a monthly commitment."""
         return Response(
-            s.CommitmentOut(do_commit(self.find(pk), **given(s.CommitmentIn, request.data))).data, status=201
+            s.CommitmentSerializer(do_commit(self.find(pk), **given(s.CommitmentCreateSerializer, request.data))).data,
+            status=201,
         )
 
 
 @extend_schema(tags=["operators"])
 class TenantPayments(MoneyView):
-    serializer_class = s.PaymentOut
+    serializer_class = s.PaymentSerializer
 
     @extend_schema(
-        operation_id="operator_tenant_payment", parameters=[HEADER], request=s.PaymentIn, responses={201: s.PaymentOut}
+        operation_id="operator_tenant_payment",
+        parameters=[HEADER],
+        request=s.PaymentCreateSerializer,
+        responses={201: s.PaymentSerializer},
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Record a payment manually. A reference is recorded once."""
         tenant = self.find(pk)
-        received = Received("manual", tenant=tenant.slug, **given(s.PaymentIn, request.data))
+        received = Received("manual", tenant=tenant.slug, **given(s.PaymentCreateSerializer, request.data))
         payment, _ = do_record_payment(received)
-        return Response(s.PaymentOut(payment).data, status=201)
+        return Response(s.PaymentSerializer(payment).data, status=201)
 
 
 @extend_schema(tags=["operators"])
 class PaymentEvents(MoneyView):
-    serializer_class = s.PaymentEventOut
+    serializer_class = s.PaymentEventSerializer
 
     @extend_schema(
         operation_id="operator_payment_events",
         parameters=[s.PaymentEventQuery],
-        responses=s.PaymentEventOut(many=True),
+        responses=s.PaymentEventSerializer(many=True),
     )
     def get(self, request: Request) -> Response:
         """Return the events that payment providers sent in the last 90 days, newest first."""
         query = check_query(s.PaymentEventQuery, request)
-        return self.page(PaymentEvent.objects.filter(**query.filters()), s.PaymentEventOut, s.PaymentEventQuery)
+        return self.page(PaymentEvent.objects.filter(**query.filters()), s.PaymentEventSerializer, s.PaymentEventQuery)
 
 
 @extend_schema(tags=["operators"])
 class TenantEntity(MoneyView):
-    serializer_class = s.ProfileOut
+    serializer_class = s.BillingProfileSerializer
 
     @extend_schema(
-        operation_id="operator_tenant_entity", parameters=[HEADER], request=s.EntityNameIn, responses=s.ProfileOut
+        operation_id="operator_tenant_entity",
+        parameters=[HEADER],
+        request=s.BillingEntityAssignmentSerializer,
+        responses=s.BillingProfileSerializer,
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Assign another billing entity to a tenant without usage."""
-        tenant, slug = self.find(pk), given(s.EntityNameIn, request.data)["entity"]
+        tenant, slug = self.find(pk), given(s.BillingEntityAssignmentSerializer, request.data)["entity"]
         with self.scope():
             entity = BillingEntity.objects.filter(slug=slug).first()
         if entity is None:
             raise exceptions.ValidationError({"entity": ["There is no such billing entity."]})
-        return Response(s.ProfileOut(setup.do_assign_entity(tenant, entity)).data)
+        return Response(s.BillingProfileSerializer(setup.do_assign_entity(tenant, entity)).data)
 
 
-FATES: dict[str, Callable[[Invoice, str], Invoice]] = {"void": do_void, "write-off": do_write_off}
+ACTIONS: dict[str, Callable[[Invoice, str], Invoice]] = {"void": do_void, "write-off": do_write_off}
 
 
 @extend_schema(tags=["operators"])
 class InvoiceFinalize(MoneyView):
-    serializer_class = s.InvoiceOut
+    serializer_class = s.InvoiceSerializer
 
-    @extend_schema(operation_id="operator_invoice_finalize", parameters=[HEADER], request=None, responses=s.InvoiceOut)
+    @extend_schema(
+        operation_id="operator_invoice_finalize", parameters=[HEADER], request=None, responses=s.InvoiceSerializer
+    )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Finalize a draft."""
         do_finalize(self.invoice(pk))
-        return Response(s.InvoiceOut(self.invoice(pk)).data)
+        return Response(s.InvoiceSerializer(self.invoice(pk)).data)
 
 
 @extend_schema(tags=["operators"])
-class InvoiceFate(MoneyView):
-    """An action on an invoice: POST /api/operator/invoices/{id}/{fate}."""
+class InvoiceActionView(MoneyView):
+    action_name: ClassVar[str] = ""
+    action_texts: ClassVar[dict[str, str]] = {
+        "void": "Void the invoice.",
+        "write-off": "Write off the invoice as uncollectible.",
+    }
+    serializer_class = s.InvoiceSerializer
 
-    fate: ClassVar[str] = ""
-    serializer_class = s.InvoiceOut
-
-    @extend_schema(parameters=[HEADER], request=s.ReasonIn, responses=s.InvoiceOut)
+    @extend_schema(parameters=[HEADER], request=s.ActionReasonSerializer, responses=s.InvoiceSerializer)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        FATES[self.fate](self.invoice(pk), given(s.ReasonIn, request.data)["reason"])
-        return Response(s.InvoiceOut(self.invoice(pk)).data)
+        ACTIONS[self.action_name](self.invoice(pk), given(s.ActionReasonSerializer, request.data)["reason"])
+        return Response(s.InvoiceSerializer(self.invoice(pk)).data)
 
 
 @extend_schema(tags=["operators"])
 class InvoiceCreditNotes(MoneyView):
-    serializer_class = s.InvoiceOut
+    serializer_class = s.InvoiceSerializer
 
     @extend_schema(
         operation_id="operator_invoice_credit",
         parameters=[HEADER],
-        request=s.CreditNoteIn,
-        responses={201: s.InvoiceOut},
+        request=s.InvoiceNoteCreateSerializer,
+        responses={201: s.InvoiceSerializer},
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Issue a credit note on part of an invoice, with its tax."""
-        fields = given(s.CreditNoteIn, request.data)
+        fields = given(s.InvoiceNoteCreateSerializer, request.data)
         amounts = [(item["description"], item["cents"]) for item in fields["amounts"]]
         note = do_issue_credit_note(self.invoice(pk), amounts, fields["reason"])
-        return Response(s.InvoiceOut(self.invoice(note.pk)).data, status=201)
+        return Response(s.InvoiceSerializer(self.invoice(note.pk)).data, status=201)
 
 
 @extend_schema(tags=["operators"])
 class TenantPrepaid(MoneyView):
-    serializer_class = s.ProfileOut
+    serializer_class = s.BillingProfileSerializer
 
     @extend_schema(
-        operation_id="operator_tenant_prepaid", parameters=[HEADER], request=s.PrepaidIn, responses=s.ProfileOut
+        operation_id="operator_tenant_prepaid",
+        parameters=[HEADER],
+        request=s.PrepaymentUpdateSerializer,
+        responses=s.BillingProfileSerializer,
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Start or stop limiting a tenant's requests to its prepaid balance."""
-        tenant, fields = self.find(pk), given(s.PrepaidIn, request.data)
-        return Response(s.ProfileOut(setup.do_set_prepaid(tenant, is_prepaid=fields["is_prepaid"])).data)
+        tenant, fields = self.find(pk), given(s.PrepaymentUpdateSerializer, request.data)
+        return Response(s.BillingProfileSerializer(setup.do_set_prepaid(tenant, is_prepaid=fields["is_prepaid"])).data)
 
 
 @extend_schema(tags=["operators"])
 class PaymentEventDismiss(MoneyView):
-    serializer_class = s.PaymentEventOut
+    serializer_class = s.PaymentEventSerializer
 
     @extend_schema(
-        operation_id="operator_payment_event_dismiss", parameters=[HEADER], request=None, responses=s.PaymentEventOut
+        operation_id="operator_payment_event_dismiss",
+        parameters=[HEADER],
+        request=None,
+        responses=s.PaymentEventSerializer,
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Dismiss a failed payment event that was handled manually. Its health issue is resolved."""
-        return Response(s.PaymentEventOut(do_dismiss_event(self.row(PaymentEvent.objects.all(), pk))).data)
+        return Response(s.PaymentEventSerializer(do_dismiss_event(self.row(PaymentEvent.objects.all(), pk))).data)

@@ -9,16 +9,17 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from billing.amounts import NANO_DIGITS, decimal
-from billing.iso_codes import CURRENCIES
+from billing.iso_codes import CURRENCY_CODES
 from billing.models import PriceBook, PriceVersion
 from billing.pricing.price_book import MAX_NAME_LENGTH, MAX_ZONE_LENGTH, nano_per_million, parse
 from billing.pricing.price_files import minute, weekdays, weekdays_text
 from billing.pricing.pricing import MINUTES_A_DAY, NO_END, UTC_ZONE, Component, Tier
 from billing.serializers import InstantField, usd
-from tenants.api.serializers import MAX_BIGINT, Query, Strict
+from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
 
-_TIERS = [tier.value for tier in Tier]
-_COMPONENTS = [component.value for component in Component]
+SERVICE_TIERS = [tier.value for tier in Tier]
+COMPONENTS = [component.value for component in Component]
+IMPORT_FILE_TYPES = ("json", "csv")
 MAX_FILE_CHARACTERS = 8_000_000  # characters
 
 
@@ -40,12 +41,12 @@ class DecimalText(serializers.CharField):
         return str(super().to_internal_value(data))
 
 
-class PriceIn(NestedPart):
+class PriceCreateSerializer(NestedPart):
     """A price for half-open ranges of prompt lengths and times of day."""
 
     model = serializers.CharField(max_length=MAX_NAME_LENGTH)
-    tier = serializers.ChoiceField(_TIERS, default=Tier.STANDARD.value)
-    component = serializers.ChoiceField(_COMPONENTS)
+    tier = serializers.ChoiceField(SERVICE_TIERS, default=Tier.STANDARD.value)
+    component = serializers.ChoiceField(COMPONENTS)
     usd_per_million = DecimalText(max_length=40, help_text="For example 3.75.")
     from_tokens = serializers.IntegerField(min_value=0, max_value=NO_END, default=0, help_text="Of the whole prompt.")
     until_tokens = serializers.IntegerField(min_value=1, max_value=NO_END, default=NO_END)
@@ -84,20 +85,20 @@ def _checked(read: Any, value: str) -> int:
         raise serializers.ValidationError(f"{exc}.") from exc
 
 
-class KindIn(NestedPart):
+class ModelTierSerializer(NestedPart):
     """A model in a service tier."""
 
     model = serializers.CharField(max_length=MAX_NAME_LENGTH)
-    tier = serializers.ChoiceField(_TIERS, default=Tier.STANDARD.value)
+    tier = serializers.ChoiceField(SERVICE_TIERS, default=Tier.STANDARD.value)
 
     def validate_tier(self, value: str) -> Tier:
         return Tier(value)
 
 
-class PriceDraftIn(Strict):
+class PriceDraftFieldsSerializer(StrictSerializer):
     tenant_id = serializers.IntegerField(required=False, min_value=1, max_value=MAX_BIGINT, help_text="Its own prices.")
     book = serializers.SlugField(max_length=50, default=PriceBook.LIST)
-    currency = serializers.ChoiceField(sorted(CURRENCIES), required=False, help_text="Of a new book.")
+    currency = serializers.ChoiceField(CURRENCY_CODES, required=False, help_text="Of a new book.")
     effective_from = serializers.DateTimeField(required=False, help_text="Default: the time of publication.")
     note = serializers.CharField(max_length=200, required=False)
     allow_unpriced_hours = serializers.BooleanField(
@@ -105,13 +106,15 @@ class PriceDraftIn(Strict):
     )
 
 
-class ProposalIn(PriceDraftIn):
-    prices = PriceIn(many=True, required=False)
-    withdrawn = KindIn(many=True, required=False, help_text="Models and tiers without a price from then on.")
+class PriceVersionCreateSerializer(PriceDraftFieldsSerializer):
+    prices = PriceCreateSerializer(many=True, required=False)
+    withdrawn = ModelTierSerializer(
+        many=True, required=False, help_text="Models and tiers without a price from then on."
+    )
 
 
-class ImportIn(PriceDraftIn):
-    file_type = serializers.ChoiceField(["json", "csv"])
+class PriceImportCreateSerializer(PriceDraftFieldsSerializer):
+    file_type = serializers.ChoiceField(IMPORT_FILE_TYPES)
     content = serializers.CharField(max_length=MAX_FILE_CHARACTERS, trim_whitespace=False, help_text="The file's text.")
     models = serializers.ListField(
         child=serializers.CharField(), required=False, help_text="Only these, of a public price file."
@@ -128,7 +131,7 @@ class VersionQuery(Query):
     names = {"book": "book__name"}  # noqa: RUF012
 
 
-class VersionOut(serializers.ModelSerializer[PriceVersion]):
+class PriceVersionSerializer(serializers.ModelSerializer[PriceVersion]):
     book = serializers.CharField(source="book.name")
     currency = serializers.CharField()
     created_by = serializers.EmailField(source="created_by.email", default=None, allow_null=True)
@@ -143,12 +146,12 @@ class VersionOut(serializers.ModelSerializer[PriceVersion]):
         read_only_fields = fields
 
 
-class PriceOut(serializers.Serializer[Any]):
+class PriceSerializer(serializers.Serializer[Any]):
     """A price with half-open ranges."""
 
     model = serializers.CharField()
-    tier = serializers.ChoiceField(_TIERS)
-    component = serializers.ChoiceField(_COMPONENTS)
+    tier = serializers.ChoiceField(SERVICE_TIERS)
+    component = serializers.ChoiceField(COMPONENTS)
     usd_per_million = serializers.CharField()
     from_tokens = serializers.IntegerField()
     until_tokens = serializers.IntegerField(allow_null=True)
@@ -176,24 +179,24 @@ def _time(at: int) -> str:
     return f"{at // 60:02}:{at % 60:02}" if at < MINUTES_A_DAY else "24:00"
 
 
-class VersionDetailOut(VersionOut):
+class PriceVersionDetailSerializer(PriceVersionSerializer):
     prices = serializers.SerializerMethodField()
     withdrawn = serializers.SerializerMethodField()
 
-    class Meta(VersionOut.Meta):
-        fields = (*VersionOut.Meta.fields, "prices", "withdrawn")
+    class Meta(PriceVersionSerializer.Meta):
+        fields = (*PriceVersionSerializer.Meta.fields, "prices", "withdrawn")
         read_only_fields = fields
 
-    @extend_schema_field(PriceOut(many=True))
+    @extend_schema_field(PriceSerializer(many=True))
     def get_prices(self, version: PriceVersion) -> list[dict[str, Any]]:
-        return [dict(row) for row in PriceOut(parse(version.body).prices, many=True).data]
+        return [dict(row) for row in PriceSerializer(parse(version.body).prices, many=True).data]
 
-    @extend_schema_field(KindIn(many=True))
+    @extend_schema_field(ModelTierSerializer(many=True))
     def get_withdrawn(self, version: PriceVersion) -> list[dict[str, str]]:
         return [{"model": model, "tier": str(tier)} for model, tier in parse(version.body).withdrawn]
 
 
-class LeftOutOut(serializers.Serializer[Any]):
+class ImportOmissionsSerializer(serializers.Serializer[Any]):
     not_whole = serializers.ListField(child=serializers.CharField(), help_text="Not whole nano-USD per million tokens.")
     rounded = serializers.BooleanField(help_text="They are taken, rounded.")
     refused = serializers.ListField(child=serializers.CharField(), help_text="No prices at all.")
@@ -204,9 +207,9 @@ class LeftOutOut(serializers.Serializer[Any]):
     )
 
 
-class ImportOut(serializers.Serializer[Any]):
-    version = VersionOut()
-    left_out = LeftOutOut()
+class PriceImportSerializer(serializers.Serializer[Any]):
+    version = PriceVersionSerializer()
+    left_out = ImportOmissionsSerializer()
 
 
 class PreviewQuery(Query):
@@ -218,7 +221,7 @@ class PricesQuery(Query):
     model = serializers.CharField(required=False, max_length=MAX_NAME_LENGTH)
 
 
-class ComparisonOut(serializers.Serializer[Any]):
+class PricePreviewSerializer(serializers.Serializer[Any]):
     """A tenant's usage of a model at current and at proposed prices."""
 
     tenant_id = serializers.IntegerField()
@@ -239,5 +242,5 @@ class ComparisonOut(serializers.Serializer[Any]):
         }
 
 
-class BookIn(Strict):
+class PriceBookAssignmentSerializer(StrictSerializer):
     book = serializers.SlugField(max_length=50)

@@ -13,7 +13,7 @@ from billing.actions.metered import do_record_metered_usage
 from billing.actions.price_terms import do_add_price_term, do_end_price_term
 from billing.amounts import MAX_CENTS, NANO_DIGITS, PPM, decimal
 from billing.api.operators import MoneyView
-from billing.api.price_serializers import DecimalText, NestedPart
+from billing.api.price_serializers import COMPONENTS, SERVICE_TIERS, DecimalText, NestedPart
 from billing.api.serializers import MONTH
 from billing.models import MeteredUsage, PriceTerm
 from billing.pricing.metered import MAX_AMOUNT, METERED
@@ -22,15 +22,13 @@ from billing.pricing.pricing import Component, Tier
 from billing.pricing.terms import MAX_MONTHLY_TOKENS, TermRule, TermType, VolumeTier
 from billing.serializers import usd
 from tenants.api.idempotency import HEADER, idempotent
-from tenants.api.serializers import Query, Strict
+from tenants.api.serializers import Query, StrictSerializer
 from tenants.views import given
 
-_TYPES = [each.value for each in TermType]
-_SERVICE_TIERS = [each.value for each in Tier]
-_COMPONENTS = [each.value for each in Component]
+PRICE_TERM_TYPES = [each.value for each in TermType]
 
 
-class VolumeTierIn(NestedPart):
+class PriceTermTierSerializer(NestedPart):
     """The price of a month's tokens from a number on, up to the next tier."""
 
     from_tokens = serializers.IntegerField(min_value=0, max_value=MAX_MONTHLY_TOKENS)
@@ -43,15 +41,15 @@ class VolumeTierIn(NestedPart):
             raise serializers.ValidationError(f"{exc}.") from exc
 
 
-class PriceTermIn(Strict):
-    term_type = serializers.ChoiceField(_TYPES)
+class PriceTermCreateSerializer(StrictSerializer):
+    term_type = serializers.ChoiceField(PRICE_TERM_TYPES)
     description = serializers.CharField(max_length=200, help_text="Printed on invoices.")
     first_month = serializers.RegexField(MONTH, help_text="For example 2026-12.")
     last_month = serializers.RegexField(MONTH, required=False)
     model = serializers.CharField(max_length=MAX_NAME_LENGTH, required=False, help_text="Of a discount: all if empty.")
-    tier = serializers.ChoiceField(_SERVICE_TIERS, required=False, help_text="The service tier; default: standard.")
-    component = serializers.ChoiceField(_COMPONENTS, required=False)
-    tiers = VolumeTierIn(many=True, required=False, help_text="Of graduated and volume prices.")
+    tier = serializers.ChoiceField(SERVICE_TIERS, required=False, help_text="The service tier; default: standard.")
+    component = serializers.ChoiceField(COMPONENTS, required=False)
+    tiers = PriceTermTierSerializer(many=True, required=False, help_text="Of graduated and volume prices.")
     ppm = serializers.IntegerField(
         min_value=1, max_value=PPM, required=False, help_text="Of a discount: 100000 is 10 percent."
     )
@@ -60,7 +58,7 @@ class PriceTermIn(Strict):
     )
 
 
-class PriceTermOut(serializers.ModelSerializer[PriceTerm]):
+class PriceTermSerializer(serializers.ModelSerializer[PriceTerm]):
     """A price term. Prices are in USD per million tokens."""
 
     rule = serializers.SerializerMethodField()
@@ -84,11 +82,11 @@ class PriceTermOut(serializers.ModelSerializer[PriceTerm]):
         return shown | {name: value for name in ("ppm", "cents") if (value := getattr(rule, name))}
 
 
-class PriceTermEndIn(Strict):
+class PriceTermEndSerializer(StrictSerializer):
     last_month = serializers.RegexField(MONTH, help_text="The last month with the term.")
 
 
-class MeteredUsageIn(Strict):
+class MeteredUsageCreateSerializer(StrictSerializer):
     component = serializers.ChoiceField([each.value for each in METERED])
     model = serializers.CharField(max_length=MAX_NAME_LENGTH, help_text="The model or deployment.")
     amount = serializers.IntegerField(min_value=1, max_value=MAX_AMOUNT, help_text="Tokens, machines or searches.")
@@ -97,7 +95,7 @@ class MeteredUsageIn(Strict):
     reference = serializers.CharField(max_length=200, help_text="Your identifier. A reference is recorded once.")
 
 
-class MeteredUsageOut(serializers.ModelSerializer[MeteredUsage]):
+class MeteredUsageSerializer(serializers.ModelSerializer[MeteredUsage]):
     """Metered usage with its cost."""
 
     usd_per_million = serializers.SerializerMethodField(help_text="Of token-hours, machine-hours or searches.")
@@ -120,53 +118,55 @@ class MeteredUsageOut(serializers.ModelSerializer[MeteredUsage]):
 
 @extend_schema(tags=["operators"])
 class TenantMeteredUsage(MoneyView):
-    serializer_class = MeteredUsageOut
+    serializer_class = MeteredUsageSerializer
 
     @extend_schema(
-        operation_id="operator_tenant_metered_usages", parameters=[Query], responses=MeteredUsageOut(many=True)
+        operation_id="operator_tenant_metered_usages", parameters=[Query], responses=MeteredUsageSerializer(many=True)
     )
     def get(self, request: Request, pk: int) -> Response:
         """Return the tenant's metered usage, newest first."""
         tenant = self.find(pk)
         with self.scope():
-            return self.page(MeteredUsage.objects.for_tenant(tenant), MeteredUsageOut)
+            return self.page(MeteredUsage.objects.for_tenant(tenant), MeteredUsageSerializer)
 
     @extend_schema(
         operation_id="operator_tenant_metered_usage",
         parameters=[HEADER],
-        request=MeteredUsageIn,
-        responses={201: MeteredUsageOut},
+        request=MeteredUsageCreateSerializer,
+        responses={201: MeteredUsageSerializer},
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Record cache storage, machine time or searches at the price of its start. A reference is recorded once."""
-        fields = given(MeteredUsageIn, request.data)
+        fields = given(MeteredUsageCreateSerializer, request.data)
         component = Component(fields.pop("component"))
         row, _ = do_record_metered_usage(self.find(pk), component, **fields)
-        return Response(MeteredUsageOut(row).data, status=201)
+        return Response(MeteredUsageSerializer(row).data, status=201)
 
 
 @extend_schema(tags=["operators"])
 class TenantPriceTerms(MoneyView):
-    serializer_class = PriceTermOut
+    serializer_class = PriceTermSerializer
 
-    @extend_schema(operation_id="operator_tenant_price_terms", parameters=[Query], responses=PriceTermOut(many=True))
+    @extend_schema(
+        operation_id="operator_tenant_price_terms", parameters=[Query], responses=PriceTermSerializer(many=True)
+    )
     def get(self, request: Request, pk: int) -> Response:
         """Return the tenant's price terms, newest first."""
         tenant = self.find(pk)
         with self.scope():
-            return self.page(PriceTerm.objects.for_tenant(tenant), PriceTermOut)
+            return self.page(PriceTerm.objects.for_tenant(tenant), PriceTermSerializer)
 
     @extend_schema(
         operation_id="operator_tenant_price_term",
         parameters=[HEADER],
-        request=PriceTermIn,
-        responses={201: PriceTermOut},
+        request=PriceTermCreateSerializer,
+        responses={201: PriceTermSerializer},
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Add a price term: tiers of a component by month, a discount or a minimum charge."""
-        fields = given(PriceTermIn, request.data)
+        fields = given(PriceTermCreateSerializer, request.data)
         months = {name: fields.pop(name) for name in ("first_month", "last_month", "description") if name in fields}
         tiers = tuple(VolumeTier(row["from_tokens"], row["usd_per_million"]) for row in fields.pop("tiers", ()))
         rule = TermRule(
@@ -176,19 +176,24 @@ class TenantPriceTerms(MoneyView):
             tiers=tiers,
             **fields,
         )
-        return Response(PriceTermOut(do_add_price_term(self.find(pk), rule, **months)).data, status=201)
+        return Response(PriceTermSerializer(do_add_price_term(self.find(pk), rule, **months)).data, status=201)
 
 
 @extend_schema(tags=["operators"])
 class PriceTermEnd(MoneyView):
-    serializer_class = PriceTermOut
+    serializer_class = PriceTermSerializer
 
     @extend_schema(
-        operation_id="operator_price_term_end", parameters=[HEADER], request=PriceTermEndIn, responses=PriceTermOut
+        operation_id="operator_price_term_end",
+        parameters=[HEADER],
+        request=PriceTermEndSerializer,
+        responses=PriceTermSerializer,
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """End a price term after a month that is not invoiced yet."""
         with self.scope():
             term = self.row(PriceTerm.objects.all_tenants(), pk)
-        return Response(PriceTermOut(do_end_price_term(term, given(PriceTermEndIn, request.data)["last_month"])).data)
+        return Response(
+            PriceTermSerializer(do_end_price_term(term, given(PriceTermEndSerializer, request.data)["last_month"])).data
+        )

@@ -26,24 +26,24 @@ from tenants.models import Tenant, User
 from tenants.permissions import Permission
 from tenants.views import TenantView, check_query, given, person
 
-FATES: dict[str, Callable[..., PriceVersion]] = {"publish": do_publish_prices, "discard": do_discard_prices}
+ACTIONS: dict[str, Callable[..., PriceVersion]] = {"publish": do_publish_prices, "discard": do_discard_prices}
 _NAMED = ("book", "created_by", "decided_by")
 MAX_PREVIEW_PERIOD = timedelta(days=62)
 
 
 @extend_schema(tags=["prices"])
 class Prices(TenantView):
-    serializer_class = s.PriceOut
+    serializer_class = s.PriceSerializer
     pagination_class = None
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
 
-    @extend_schema(operation_id="prices", parameters=[s.PricesQuery], responses=s.PriceOut(many=True))
+    @extend_schema(operation_id="prices", parameters=[s.PricesQuery], responses=s.PriceSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the tenant's current prices: its own ones, else those of its price book."""
         query = given(s.PricesQuery, request.query_params.dict())
         with self.scope():
             prices = current_prices(self.access.tenant.pk, datetime.now(UTC), query.get("model"))
-        return Response(s.PriceOut(prices, many=True).data)
+        return Response(s.PriceSerializer(prices, many=True).data)
 
 
 def _versions() -> QuerySet[PriceVersion]:
@@ -62,31 +62,33 @@ class _BookView(OperatorView):
         return price_version
 
     def answer(self, version: PriceVersion, status: int = 200) -> Response:
-        return Response(s.VersionOut(self.version(version.pk)).data, status=status)
+        return Response(s.PriceVersionSerializer(self.version(version.pk)).data, status=status)
 
 
 @extend_schema(tags=["operators"])
 class PriceVersions(_BookView):
-    serializer_class = s.VersionOut
+    serializer_class = s.PriceVersionSerializer
 
-    @extend_schema(operation_id="operator_prices", parameters=[s.VersionQuery], responses=s.VersionOut(many=True))
+    @extend_schema(
+        operation_id="operator_prices", parameters=[s.VersionQuery], responses=s.PriceVersionSerializer(many=True)
+    )
     def get(self, request: Request) -> Response:
         """Return drafts and published versions, newest first."""
         query = check_query(s.VersionQuery, request)
         with self.scope():
             page = self.paginate_queryset(_versions().defer("body").filter(**query.filters()))
-        return self.get_paginated_response(s.VersionOut(page or [], many=True).data)
+        return self.get_paginated_response(s.PriceVersionSerializer(page or [], many=True).data)
 
     @extend_schema(
         operation_id="operator_prices_propose",
         parameters=[HEADER],
-        request=s.ProposalIn,
-        responses={201: s.VersionOut},
+        request=s.PriceVersionCreateSerializer,
+        responses={201: s.PriceVersionSerializer},
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Draft prices. They replace all prices of the models and tiers that they name."""
-        fields = given(s.ProposalIn, request.data)
+        fields = given(s.PriceVersionCreateSerializer, request.data)
         prices = tuple(NewPrice(**price) for price in fields.pop("prices", ()))
         withdrawn = tuple((model["model"], model["tier"]) for model in fields.pop("withdrawn", ()))
         return self.answer(_propose(self, request, Proposal(prices, withdrawn), fields), 201)
@@ -94,18 +96,18 @@ class PriceVersions(_BookView):
 
 @extend_schema(tags=["operators"])
 class PriceImport(_BookView):
-    serializer_class = s.ImportOut
+    serializer_class = s.PriceImportSerializer
 
     @extend_schema(
         operation_id="operator_prices_import",
         parameters=[HEADER],
-        request=s.ImportIn,
-        responses={201: s.ImportOut},
+        request=s.PriceImportCreateSerializer,
+        responses={201: s.PriceImportSerializer},
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Draft the prices of the public price file (`json`) or a CSV, and list what was left out."""
-        fields = given(s.ImportIn, request.data)
+        fields = given(s.PriceImportCreateSerializer, request.data)
         file_type, content = fields.pop("file_type"), fields.pop("content")
         rounding, models = fields.pop("round", False), fields.pop("models", None)
         try:
@@ -116,26 +118,30 @@ class PriceImport(_BookView):
         except ValueError as exc:
             raise exceptions.ValidationError({"content": [str(exc)]}) from exc
         version = _propose(self, request, imported.proposal, fields)
-        return Response(s.ImportOut({"version": self.version(version.pk), "left_out": imported}).data, status=201)
+        return Response(
+            s.PriceImportSerializer({"version": self.version(version.pk), "left_out": imported}).data, status=201
+        )
 
 
 @extend_schema(tags=["operators"])
 class PriceVersionOne(_BookView):
-    serializer_class = s.VersionDetailOut
+    serializer_class = s.PriceVersionDetailSerializer
 
     @extend_schema(operation_id="operator_prices_one")
     def get(self, request: Request, pk: int) -> Response:
         """Return a version with its prices."""
-        return Response(s.VersionDetailOut(self.version(pk)).data)
+        return Response(s.PriceVersionDetailSerializer(self.version(pk)).data)
 
 
 @extend_schema(tags=["operators"])
 class PricePreview(_BookView):
-    serializer_class = s.ComparisonOut
+    serializer_class = s.PricePreviewSerializer
     pagination_class = None
 
     @extend_schema(
-        operation_id="operator_prices_preview", parameters=[s.PreviewQuery], responses=s.ComparisonOut(many=True)
+        operation_id="operator_prices_preview",
+        parameters=[s.PreviewQuery],
+        responses=s.PricePreviewSerializer(many=True),
     )
     def get(self, request: Request, pk: int) -> Response:
         """Return what the usage of a time range, by default the last month, would have cost at the draft's prices."""
@@ -144,25 +150,27 @@ class PricePreview(_BookView):
         start, end = query.get("from") or start, query.get("to") or end
         if not start < end <= start + MAX_PREVIEW_PERIOD:
             raise exceptions.ValidationError({"from": [f"Give a time of up to {MAX_PREVIEW_PERIOD.days} days."]})
-        return Response(s.ComparisonOut(preview(self.version(pk), start, end), many=True).data)
+        return Response(s.PricePreviewSerializer(preview(self.version(pk), start, end), many=True).data)
 
 
 @extend_schema(tags=["operators"])
-class PriceVerb(_BookView):
-    """An action on a price version: POST /api/operator/prices/{id}/{fate}."""
+class PriceVersionActionView(_BookView):
+    action_name: ClassVar[str] = ""
+    action_texts: ClassVar[dict[str, str]] = {
+        "publish": "Publish the draft.",
+        "discard": "Discard the draft.",
+    }
+    serializer_class = s.PriceVersionSerializer
 
-    fate: ClassVar[str] = ""
-    serializer_class = s.VersionOut
-
-    @extend_schema(parameters=[HEADER], request=None, responses=s.VersionOut)
+    @extend_schema(parameters=[HEADER], request=None, responses=s.PriceVersionSerializer)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        return self.answer(FATES[self.fate](self.version(pk), by=operator_of(request)))
+        return self.answer(ACTIONS[self.action_name](self.version(pk), by=operator_of(request)))
 
 
 @extend_schema(tags=["operators"])
 class TenantBook(_BookView):
-    serializer_class = s.BookIn
+    serializer_class = s.PriceBookAssignmentSerializer
 
     @extend_schema(operation_id="operator_tenant_price_book")
     def get(self, request: Request, pk: int) -> Response:
@@ -172,10 +180,14 @@ class TenantBook(_BookView):
             assigned = PriceBookAssignment.objects.for_tenant(tenant).select_related("book").first()
         return Response({"book": assigned.book.name if assigned else PriceBook.LIST})
 
-    @extend_schema(operation_id="operator_tenant_price_book_set", request=s.BookIn, responses=s.BookIn)
+    @extend_schema(
+        operation_id="operator_tenant_price_book_set",
+        request=s.PriceBookAssignmentSerializer,
+        responses=s.PriceBookAssignmentSerializer,
+    )
     def put(self, request: Request, pk: int) -> Response:
         """Assign the tenant to a price book from now on. Prices of the tenant take precedence."""
-        book = given(s.BookIn, request.data)["book"]
+        book = given(s.PriceBookAssignmentSerializer, request.data)["book"]
         do_assign_book(self.find(pk), book)
         return Response({"book": book})
 

@@ -12,7 +12,7 @@ from billing.models import Reconciliation
 from tenants.api.operators import OperatorView
 
 
-class ReportOut(serializers.ModelSerializer[Reconciliation]):
+class ReconciliationReportSerializer(serializers.ModelSerializer[Reconciliation]):
     """A comparison of budget periods, leases, events and workers' journals."""
 
     class Meta:
@@ -21,10 +21,10 @@ class ReportOut(serializers.ModelSerializer[Reconciliation]):
         read_only_fields = fields
 
 
-class StandingOut(serializers.Serializer[ReconciliationStatus]):
+class ReconciliationStatusSerializer(serializers.Serializer[ReconciliationStatus]):
     is_clean = serializers.BooleanField(help_text="All agreed, lately, and nothing waits in quarantine.")
     is_late = serializers.BooleanField(help_text="No comparison for a quarter of an hour.")
-    report = ReportOut(allow_null=True, help_text="The newest; null before the first.")
+    report = ReconciliationReportSerializer(allow_null=True, help_text="The newest; null before the first.")
     quarantine = serializers.DictField(
         child=serializers.IntegerField(), help_text="Unhandled usage messages in quarantine, by reason."
     )
@@ -32,12 +32,12 @@ class StandingOut(serializers.Serializer[ReconciliationStatus]):
 
 @extend_schema(tags=["operators"])
 class ReconciliationView(OperatorView):
-    serializer_class = StandingOut
+    serializer_class = ReconciliationStatusSerializer
 
-    @extend_schema(operation_id="operator_reconciliation", responses=StandingOut)
+    @extend_schema(operation_id="operator_reconciliation", responses=ReconciliationStatusSerializer)
     def get(self, request: Request) -> Response:
         """Return the last comparison of budget periods, leases, events and journals, what was repaired, and which usage
         could not be settled.
         """
         with self.scope():
-            return Response(StandingOut(reconciliation_status()).data)
+            return Response(ReconciliationStatusSerializer(reconciliation_status()).data)

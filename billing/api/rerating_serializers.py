@@ -8,15 +8,15 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from billing.actions.reratings import RerateRow
-from billing.api.price_serializers import MAX_FILE_CHARACTERS, PriceIn, PriceOut
+from billing.api.price_serializers import MAX_FILE_CHARACTERS, PriceCreateSerializer, PriceSerializer
 from billing.api.serializers import MONTH, amount_cents
 from billing.models import OneOffLine, PriceBook, Rerating
 from billing.pricing.price_book import parse
 from billing.serializers import usd
-from tenants.api.serializers import MAX_BIGINT, Query, Strict
+from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
 
 
-class ReratingIn(Strict):
+class ReratingCreateSerializer(StrictSerializer):
     tenant_id = serializers.IntegerField(
         required=False, min_value=1, max_value=MAX_BIGINT, help_text="Correct this tenant's own prices."
     )
@@ -24,7 +24,7 @@ class ReratingIn(Strict):
     starts_at = serializers.DateTimeField(help_text="First time of admission.")
     ends_at = serializers.DateTimeField(help_text="End of the times of admission, exclusive.")
     reason = serializers.CharField(max_length=200, help_text="Printed on the credit and debit notes.")
-    prices = PriceIn(many=True, required=False)
+    prices = PriceCreateSerializer(many=True, required=False)
     csv = serializers.CharField(
         max_length=MAX_FILE_CHARACTERS, required=False, trim_whitespace=False, help_text="Instead of `prices`: a CSV."
     )
@@ -40,7 +40,7 @@ class ReratingQuery(Query):
     state = serializers.ChoiceField(Rerating.State.choices, required=False)
 
 
-class ReratingOut(serializers.ModelSerializer[Rerating]):
+class ReratingSerializer(serializers.ModelSerializer[Rerating]):
     book = serializers.CharField(source="book.name")
     created_by = serializers.EmailField(source="created_by.email", default=None, allow_null=True)
     decided_by = serializers.EmailField(source="decided_by.email", default=None, allow_null=True)
@@ -54,19 +54,19 @@ class ReratingOut(serializers.ModelSerializer[Rerating]):
         read_only_fields = fields
 
 
-class ReratingDetailOut(ReratingOut):
+class ReratingDetailSerializer(ReratingSerializer):
     prices = serializers.SerializerMethodField()
 
-    class Meta(ReratingOut.Meta):
-        fields = (*ReratingOut.Meta.fields, "prices")
+    class Meta(ReratingSerializer.Meta):
+        fields = (*ReratingSerializer.Meta.fields, "prices")
         read_only_fields = fields
 
-    @extend_schema_field(PriceOut(many=True))
+    @extend_schema_field(PriceSerializer(many=True))
     def get_prices(self, rerating: Rerating) -> list[dict[str, Any]]:
-        return [dict(row) for row in PriceOut(parse(rerating.body).prices, many=True).data]
+        return [dict(row) for row in PriceSerializer(parse(rerating.body).prices, many=True).data]
 
 
-class RerateRowOut(serializers.Serializer[RerateRow]):
+class ReratingPreviewSerializer(serializers.Serializer[RerateRow]):
     """The change of an invoice. Negative amounts are credited."""
 
     tenant_id = serializers.IntegerField(source="tenant.pk")
@@ -83,13 +83,13 @@ class RerateRowOut(serializers.Serializer[RerateRow]):
         return usd(row.difference_femto)
 
 
-class OneOffLineIn(Strict):
+class OneOffLineCreateSerializer(StrictSerializer):
     month = serializers.RegexField(MONTH, help_text="The invoice's month, for example 2026-11.")
     description = serializers.CharField(max_length=200)
     cents = amount_cents(help_text="Before tax.")
 
 
-class OneOffLineOut(serializers.ModelSerializer[OneOffLine]):
+class OneOffLineSerializer(serializers.ModelSerializer[OneOffLine]):
     invoice = serializers.CharField(source="invoice.number", default=None, allow_null=True)
 
     class Meta:

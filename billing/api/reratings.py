@@ -16,7 +16,7 @@ from billing.actions.reratings import do_apply_rerating, do_discard_rerating, do
 from billing.api import rerating_serializers as s
 from billing.api.operators import MoneyView
 from billing.api.prices import operator_of
-from billing.api.serializers import CreditNoteIn, InvoiceOut
+from billing.api.serializers import InvoiceNoteCreateSerializer, InvoiceSerializer
 from billing.models import OneOffLine, Rerating
 from billing.pricing.price_book import NewPrice, Proposal
 from billing.pricing.price_files import read_csv
@@ -24,7 +24,7 @@ from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import Query
 from tenants.views import check_query, given
 
-FATES: dict[str, Callable[..., Rerating]] = {"apply": do_apply_rerating, "discard": do_discard_rerating}
+ACTIONS: dict[str, Callable[..., Rerating]] = {"apply": do_apply_rerating, "discard": do_discard_rerating}
 _NAMED = ("book", "created_by", "decided_by")
 
 
@@ -35,30 +35,32 @@ class _ReratingView(MoneyView):
 
 @extend_schema(tags=["operators"])
 class Reratings(_ReratingView):
-    serializer_class = s.ReratingOut
+    serializer_class = s.ReratingSerializer
 
-    @extend_schema(operation_id="operator_reratings", parameters=[s.ReratingQuery], responses=s.ReratingOut(many=True))
+    @extend_schema(
+        operation_id="operator_reratings", parameters=[s.ReratingQuery], responses=s.ReratingSerializer(many=True)
+    )
     def get(self, request: Request) -> Response:
         """Return the re-ratings, newest first."""
         query = check_query(s.ReratingQuery, request)
         rows = Rerating.objects.select_related(*_NAMED).defer("body").filter(**query.filters())
-        return self.page(rows, s.ReratingOut, s.ReratingQuery)
+        return self.page(rows, s.ReratingSerializer, s.ReratingQuery)
 
     @extend_schema(
         operation_id="operator_reratings_propose",
         parameters=[HEADER],
-        request=s.ReratingIn,
-        responses={201: s.ReratingOut},
+        request=s.ReratingCreateSerializer,
+        responses={201: s.ReratingSerializer},
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Draft corrected prices of past usage. Another operator applies them."""
-        fields = given(s.ReratingIn, request.data)
+        fields = given(s.ReratingCreateSerializer, request.data)
         tenant_id = fields.pop("tenant_id", None)
         tenant = None if tenant_id is None else self.find(tenant_id)
         proposal = _proposal(fields)
         row = do_propose_rerating(proposal, tenant=tenant, created_by=operator_of(request), **fields)
-        return Response(s.ReratingOut(self.rerating(row.pk)).data, status=201)
+        return Response(s.ReratingSerializer(self.rerating(row.pk)).data, status=201)
 
 
 def _proposal(fields: dict[str, Any]) -> Proposal:
@@ -74,85 +76,90 @@ def _proposal(fields: dict[str, Any]) -> Proposal:
 
 @extend_schema(tags=["operators"])
 class ReratingOne(_ReratingView):
-    serializer_class = s.ReratingDetailOut
+    serializer_class = s.ReratingDetailSerializer
 
     @extend_schema(operation_id="operator_reratings_one")
     def get(self, request: Request, pk: int) -> Response:
         """Return a re-rating with its corrected prices."""
-        return Response(s.ReratingDetailOut(self.rerating(pk)).data)
+        return Response(s.ReratingDetailSerializer(self.rerating(pk)).data)
 
 
 @extend_schema(tags=["operators"])
 class ReratingPreview(_ReratingView):
-    serializer_class = s.RerateRowOut
+    serializer_class = s.ReratingPreviewSerializer
     pagination_class = None
 
-    @extend_schema(operation_id="operator_reratings_preview", responses=s.RerateRowOut(many=True))
+    @extend_schema(operation_id="operator_reratings_preview", responses=s.ReratingPreviewSerializer(many=True))
     def get(self, request: Request, pk: int) -> Response:
         """Return the change of each invoice, by tenant. `note` is the credit or debit note that was issued for it."""
         rows: Any = preview_rerating(self.rerating(pk))
-        return Response(s.RerateRowOut(rows, many=True).data)
+        return Response(s.ReratingPreviewSerializer(rows, many=True).data)
 
 
 @extend_schema(tags=["operators"])
-class ReratingFate(_ReratingView):
-    """An action on a re-rating: POST /api/operator/reratings/{id}/{fate}."""
+class ReratingActionView(_ReratingView):
+    action_name: ClassVar[str] = ""
+    action_texts: ClassVar[dict[str, str]] = {
+        "apply": "Apply the draft: its credit and debit notes are issued within minutes.",
+        "discard": "Discard the draft.",
+    }
+    serializer_class = s.ReratingSerializer
 
-    fate: ClassVar[str] = ""
-    serializer_class = s.ReratingOut
-
-    @extend_schema(parameters=[HEADER], request=None, responses=s.ReratingOut)
+    @extend_schema(parameters=[HEADER], request=None, responses=s.ReratingSerializer)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        row = FATES[self.fate](self.rerating(pk), by=operator_of(request))
-        return Response(s.ReratingOut(self.rerating(row.pk)).data)
+        row = ACTIONS[self.action_name](self.rerating(pk), by=operator_of(request))
+        return Response(s.ReratingSerializer(self.rerating(row.pk)).data)
 
 
 @extend_schema(tags=["operators"])
 class InvoiceDebitNotes(MoneyView):
-    serializer_class = InvoiceOut
+    serializer_class = InvoiceSerializer
 
     @extend_schema(
-        operation_id="operator_invoice_debit", parameters=[HEADER], request=CreditNoteIn, responses={201: InvoiceOut}
+        operation_id="operator_invoice_debit",
+        parameters=[HEADER],
+        request=InvoiceNoteCreateSerializer,
+        responses={201: InvoiceSerializer},
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Issue a debit note: a further charge on a final invoice, with its tax."""
-        fields = given(CreditNoteIn, request.data)
+        fields = given(InvoiceNoteCreateSerializer, request.data)
         amounts = [(item["description"], item["cents"]) for item in fields["amounts"]]
         note = do_issue_debit_note(self.invoice(pk), amounts, fields["reason"])
-        return Response(InvoiceOut(self.invoice(note.pk)).data, status=201)
+        return Response(InvoiceSerializer(self.invoice(note.pk)).data, status=201)
 
 
 @extend_schema(tags=["operators"])
 class TenantOneOffLines(MoneyView):
-    serializer_class = s.OneOffLineOut
+    serializer_class = s.OneOffLineSerializer
 
     @extend_schema(
-        operation_id="operator_tenant_one_off_lines", parameters=[Query], responses=s.OneOffLineOut(many=True)
+        operation_id="operator_tenant_one_off_lines", parameters=[Query], responses=s.OneOffLineSerializer(many=True)
     )
     def get(self, request: Request, pk: int) -> Response:
         """Return the tenant's one-off lines, newest first."""
         tenant = self.find(pk)
         with self.scope():
-            return self.page(OneOffLine.objects.for_tenant(tenant).select_related("invoice"), s.OneOffLineOut)
+            return self.page(OneOffLine.objects.for_tenant(tenant).select_related("invoice"), s.OneOffLineSerializer)
 
     @extend_schema(
         operation_id="operator_tenant_one_off_line",
         parameters=[HEADER],
-        request=s.OneOffLineIn,
-        responses={201: s.OneOffLineOut},
+        request=s.OneOffLineCreateSerializer,
+        responses={201: s.OneOffLineSerializer},
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Add a charge to the tenant's invoice of a month, or the next one."""
-        row = do_add_one_off_line(self.find(pk), **given(s.OneOffLineIn, request.data))
-        return Response(s.OneOffLineOut(row).data, status=201)
+        row = do_add_one_off_line(self.find(pk), **given(s.OneOffLineCreateSerializer, request.data))
+        return Response(s.OneOffLineSerializer(row).data, status=201)
 
 
 @extend_schema(tags=["operators"])
 class OneOffLineOne(MoneyView):
-    serializer_class = s.OneOffLineOut
+    serializer_class = s.OneOffLineSerializer
 
     @extend_schema(operation_id="operator_one_off_line_remove", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:

@@ -10,7 +10,7 @@ from typing import Any
 from rest_framework import serializers
 
 from billing.amounts import MAX_CENTS, MAX_TOP_UP_CENTS, MIN_TOP_UP_CENTS
-from billing.iso_codes import CURRENCIES
+from billing.iso_codes import CURRENCY_CODES
 from billing.models import (
     BillingEntity,
     BillingProfile,
@@ -25,7 +25,7 @@ from billing.models import (
     TaxRule,
 )
 from billing.pricing.currencies import currency_of
-from tenants.api.serializers import MAX_BIGINT, Query, Strict
+from tenants.api.serializers import MAX_BIGINT, Query, StrictModelSerializer, StrictSerializer
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
@@ -33,20 +33,11 @@ MONTH = r"^\d{4}-(0[1-9]|1[0-2])\Z"
 _ADDRESS = ("name", "street", "postcode", "city", "region", "country", "vat_id")
 
 
-class StrictModel(serializers.ModelSerializer[Any]):
-    """A model serializer that rejects unknown fields."""
-
-    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
-        if unknown := sorted(set(self.initial_data) - set(self.fields)):
-            raise serializers.ValidationError({str(name): ["There is no such field."] for name in unknown})
-        return attrs
-
-
 def amount_cents(**options: Any) -> serializers.IntegerField:
     return serializers.IntegerField(min_value=1, max_value=MAX_CENTS, **options)
 
 
-class InvoiceOut(serializers.ModelSerializer[Invoice]):
+class InvoiceSerializer(serializers.ModelSerializer[Invoice]):
     """An invoice in a list, without its lines."""
 
     month = serializers.CharField(source="period.label")
@@ -79,7 +70,7 @@ class InvoiceQuery(Query):
     names = {"month": "period__label"}  # noqa: RUF012
 
 
-class InvoiceWhole(serializers.Serializer[Any]):
+class InvoiceDetailSerializer(serializers.Serializer[Any]):
     """An invoice with its document. `sha256` of a final one is the hash of `document`."""
 
     id = serializers.IntegerField()
@@ -95,7 +86,7 @@ class LineQuery(Query):
     )
 
 
-class CheckOut(serializers.Serializer[Any]):
+class InvoiceCheckSerializer(serializers.Serializer[Any]):
     """The result of recomputing an invoice."""
 
     events = serializers.IntegerField()
@@ -107,7 +98,7 @@ class CheckOut(serializers.Serializer[Any]):
     sha256 = serializers.CharField()
 
 
-class CurrencyOut(serializers.Serializer[Any]):
+class BillingCurrencySerializer(serializers.Serializer[Any]):
     """The currency in which a tenant is billed."""
 
     currency = serializers.CharField(help_text="ISO 4217, such as USD.")
@@ -127,7 +118,7 @@ class InCurrency(serializers.ModelSerializer[Any]):
         return known[row.tenant_id]
 
 
-class ProfileOut(serializers.ModelSerializer[BillingProfile]):
+class BillingProfileSerializer(serializers.ModelSerializer[BillingProfile]):
     entity = serializers.CharField(source="entity.name")
     billing_currency = serializers.SerializerMethodField(help_text="Of all amounts of the tenant.")
     has_payment_method = serializers.SerializerMethodField(help_text="Whether a payment method is saved.")
@@ -157,7 +148,7 @@ class ProfileOut(serializers.ModelSerializer[BillingProfile]):
         read_only_fields = fields
 
 
-class ProfileIn(StrictModel):
+class BillingProfileUpdateSerializer(StrictModelSerializer):
     emails = serializers.ListField(child=serializers.EmailField(), required=False, max_length=10)
 
     class Meta:
@@ -165,7 +156,7 @@ class ProfileIn(StrictModel):
         fields = (*_ADDRESS, "emails", "po_number", "currency", "top_up_below", "top_up_cents")
 
 
-class TopUpIn(Strict):
+class TopUpCreateSerializer(StrictSerializer):
     cents = serializers.IntegerField(
         min_value=MIN_TOP_UP_CENTS, max_value=MAX_TOP_UP_CENTS, help_text="Amount to pay, with tax if it is charged."
     )
@@ -174,17 +165,17 @@ class TopUpIn(Strict):
     )
 
 
-class HostedPageOut(serializers.Serializer[Any]):
+class HostedPageSerializer(serializers.Serializer[Any]):
     """A page of the payment provider."""
 
     url = serializers.URLField()
 
 
-class PrepaidIn(Strict):
+class PrepaymentUpdateSerializer(StrictSerializer):
     is_prepaid = serializers.BooleanField(help_text="Limit the tenant's requests to its balance.")
 
 
-class CreditOut(InCurrency):
+class CreditGrantSerializer(InCurrency):
     """A credit of a tenant."""
 
     rest = serializers.IntegerField(help_text="nano-units of the currency that are left")
@@ -198,8 +189,11 @@ class CreditOut(InCurrency):
         read_only_fields = fields
 
 
-class CreditIn(Strict):
-    grant_type = serializers.ChoiceField(["prepaid", "promotional"])
+MANUAL_GRANT_TYPES = ("prepaid", "promotional")
+
+
+class CreditGrantCreateSerializer(StrictSerializer):
+    grant_type = serializers.ChoiceField(MANUAL_GRANT_TYPES)
     nano = serializers.IntegerField(min_value=1, max_value=MAX_BIGINT)
     priority = serializers.IntegerField(required=False, min_value=0, max_value=1000)
     starts_at = serializers.DateTimeField(required=False)
@@ -207,7 +201,7 @@ class CreditIn(Strict):
     note = serializers.CharField(required=False, max_length=200)
 
 
-class CommitmentOut(InCurrency):
+class CommitmentSerializer(InCurrency):
     """A monthly fee that grants credit."""
 
     class Meta:
@@ -218,7 +212,7 @@ class CommitmentOut(InCurrency):
         read_only_fields = fields
 
 
-class CommitmentIn(Strict):
+class CommitmentCreateSerializer(StrictSerializer):
     name = serializers.CharField(max_length=100)
     fee = serializers.IntegerField(min_value=0, max_value=MAX_CENTS, help_text="cents a month")
     included_nano = serializers.IntegerField(min_value=1, max_value=MAX_BIGINT, help_text="nano-USD of use a month")
@@ -227,7 +221,7 @@ class CommitmentIn(Strict):
     last_month = serializers.RegexField(MONTH, required=False)
 
 
-class PaymentOut(serializers.ModelSerializer[Payment]):
+class PaymentSerializer(serializers.ModelSerializer[Payment]):
     invoice = serializers.CharField(source="invoice.number", default=None, allow_null=True)
 
     class Meta:
@@ -236,7 +230,7 @@ class PaymentOut(serializers.ModelSerializer[Payment]):
         read_only_fields = fields
 
 
-class PaymentIn(Strict):
+class PaymentCreateSerializer(StrictSerializer):
     """A manually recorded payment. Negative `cents` are a refund."""
 
     reference = serializers.CharField(max_length=200)
@@ -244,7 +238,7 @@ class PaymentIn(Strict):
     received_at = serializers.DateTimeField()
     invoice = serializers.CharField(required=False, max_length=40, help_text="The number of the one to pay first.")
     as_credit = serializers.BooleanField(required=False, help_text="Buys prepaid credit.")
-    currency = serializers.ChoiceField(sorted(CURRENCIES), required=False, help_text="Default: the tenant's.")
+    currency = serializers.ChoiceField(CURRENCY_CODES, required=False, help_text="Default: the tenant's.")
     note = serializers.CharField(required=False, max_length=200)
 
     def validate_cents(self, value: int) -> int:
@@ -257,7 +251,7 @@ class PaymentEventQuery(Query):
     status = serializers.ChoiceField(PaymentEvent.Status.choices, required=False)
 
 
-class PaymentEventOut(serializers.ModelSerializer[PaymentEvent]):
+class PaymentEventSerializer(serializers.ModelSerializer[PaymentEvent]):
     """An event that a payment provider sent: `handled`, `ignored` (it books nothing) or `failed`, with the reason."""
 
     class Meta:
@@ -266,7 +260,7 @@ class PaymentEventOut(serializers.ModelSerializer[PaymentEvent]):
         read_only_fields = fields
 
 
-class LedgerOut(serializers.ModelSerializer[LedgerEntry]):
+class LedgerEntrySerializer(serializers.ModelSerializer[LedgerEntry]):
     """A ledger entry: debit positive, credit negative."""
 
     transaction = serializers.CharField(source="transaction.key")
@@ -280,29 +274,29 @@ class LedgerOut(serializers.ModelSerializer[LedgerEntry]):
         read_only_fields = fields
 
 
-class InvoiceDraftIn(Strict):
+class InvoiceDraftCreateSerializer(StrictSerializer):
     month = serializers.RegexField(MONTH, help_text="For example 2026-11.")
 
 
-class EntityNameIn(Strict):
+class BillingEntityAssignmentSerializer(StrictSerializer):
     entity = serializers.SlugField(max_length=50)
 
 
-class ReasonIn(Strict):
+class ActionReasonSerializer(StrictSerializer):
     reason = serializers.CharField(max_length=200)
 
 
-class AmountIn(serializers.Serializer[Any]):
+class InvoiceNoteLineSerializer(serializers.Serializer[Any]):
     description = serializers.CharField(max_length=200)
     cents = amount_cents(help_text="before tax")
 
 
-class CreditNoteIn(Strict):
+class InvoiceNoteCreateSerializer(StrictSerializer):
     reason = serializers.CharField(max_length=200)
-    amounts = AmountIn(many=True, allow_empty=False)
+    amounts = InvoiceNoteLineSerializer(many=True, allow_empty=False)
 
 
-class EntityOut(serializers.ModelSerializer[BillingEntity]):
+class BillingEntitySerializer(serializers.ModelSerializer[BillingEntity]):
     class Meta:
         model = BillingEntity
         fields = (
@@ -312,13 +306,19 @@ class EntityOut(serializers.ModelSerializer[BillingEntity]):
         read_only_fields = fields
 
 
-class EntityIn(StrictModel):
+class BillingEntityCreateSerializer(StrictModelSerializer):
     class Meta:
         model = BillingEntity
-        fields = EntityOut.Meta.fields[1:]
+        fields = BillingEntitySerializer.Meta.fields[1:]
 
 
-class TaxRuleOut(serializers.ModelSerializer[TaxRule]):
+class BillingEntityUpdateSerializer(StrictModelSerializer):
+    class Meta:
+        model = BillingEntity
+        fields = BillingEntitySerializer.Meta.fields[2:]
+
+
+class TaxRuleSerializer(serializers.ModelSerializer[TaxRule]):
     entity = serializers.CharField(source="entity.slug")
 
     class Meta:
@@ -330,28 +330,28 @@ class TaxRuleOut(serializers.ModelSerializer[TaxRule]):
         read_only_fields = fields
 
 
-class TaxRuleIn(StrictModel):
+class TaxRuleCreateSerializer(StrictModelSerializer):
     entity = serializers.SlugRelatedField(slug_field="slug", queryset=BillingEntity.objects.all())
 
     class Meta:
         model = TaxRule
-        fields = TaxRuleOut.Meta.fields[1:]
+        fields = TaxRuleSerializer.Meta.fields[1:]
 
 
-class ExchangeRateOut(serializers.ModelSerializer[ExchangeRate]):
+class ExchangeRateSerializer(serializers.ModelSerializer[ExchangeRate]):
     class Meta:
         model = ExchangeRate
         fields = ("id", "currency", "on", "micro_per_usd")
         read_only_fields = fields
 
 
-class ExchangeRateIn(StrictModel):
+class ExchangeRateCreateSerializer(StrictModelSerializer):
     class Meta:
         model = ExchangeRate
-        fields = ExchangeRateOut.Meta.fields[1:]
+        fields = ExchangeRateSerializer.Meta.fields[1:]
 
 
-class PeriodOut(serializers.ModelSerializer[Period]):
+class BillingPeriodSerializer(serializers.ModelSerializer[Period]):
     entity = serializers.CharField(source="entity.slug")
 
     class Meta:

@@ -101,18 +101,18 @@ urlpatterns = [
     ),
     *(
         path(
-            f"operator/reratings/<int:pk>/{fate}",
-            reratings.ReratingFate.as_view(fate=fate),
-            name=f"api-operator-rerating-{fate}",
+            f"operator/reratings/<int:pk>/{action}",
+            reratings.ReratingActionView.as_view(action_name=action),
+            name=f"api-operator-rerating-{action}",
         )
-        for fate in reratings.FATES
+        for action in reratings.ACTIONS
     ),
     *(
         path(
-            f"operator/invoices/<int:pk>/{fate}",
-            operators.InvoiceFate.as_view(fate=fate),
-            name=f"api-operator-invoice-{fate}",
+            f"operator/invoices/<int:pk>/{action}",
+            operators.InvoiceActionView.as_view(action_name=action),
+            name=f"api-operator-invoice-{action}",
         )
-        for fate in operators.FATES
+        for action in operators.ACTIONS
     ),
 ]

@@ -12,7 +12,7 @@ from rest_framework.response import Response
 from tenants.actions import credentials as actions
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.operators import OperatorView
-from tenants.api.serializers import MAX_BIGINT, Query, Strict
+from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
 from tenants.models import MAX_SECRET_LENGTH, UpstreamCredential
 from tenants.permissions import Permission
 from tenants.views import TenantView, check_query, given
@@ -20,7 +20,7 @@ from tenants.views import TenantView, check_query, given
 READ, WRITE = Permission.CREDENTIALS_READ, Permission.CREDENTIALS_WRITE
 
 
-class CredentialOut(serializers.ModelSerializer[UpstreamCredential]):
+class PlatformCredentialSerializer(serializers.ModelSerializer[UpstreamCredential]):
     """A credential of the platform, without its secret."""
 
     class Meta:
@@ -32,7 +32,7 @@ class CredentialOut(serializers.ModelSerializer[UpstreamCredential]):
         read_only_fields = fields
 
 
-class OwnCredentialOut(serializers.ModelSerializer[UpstreamCredential]):
+class TenantCredentialSerializer(serializers.ModelSerializer[UpstreamCredential]):
     """A tenant's own credential, without its secret."""
 
     models = serializers.ListField(child=serializers.CharField(), source="model_names", read_only=True)
@@ -46,7 +46,7 @@ class OwnCredentialOut(serializers.ModelSerializer[UpstreamCredential]):
         read_only_fields = fields
 
 
-class RotateCredentialIn(Strict):
+class CredentialRotationSerializer(StrictSerializer):
     secret = serializers.CharField(
         max_length=MAX_SECRET_LENGTH,
         write_only=True,
@@ -55,7 +55,7 @@ class RotateCredentialIn(Strict):
     )
 
 
-class CredentialChange(Strict):
+class PlatformCredentialUpdateSerializer(StrictSerializer):
     name = serializers.CharField(max_length=64, help_text="1 to 64 of a-z 0-9 . _ -")
     daily_spend_limit_nano = serializers.IntegerField(
         required=False, allow_null=True, min_value=0, max_value=MAX_BIGINT, help_text="Nano-USD per day (UTC)."
@@ -65,7 +65,7 @@ class CredentialChange(Strict):
     )
 
 
-class OwnCredentialChange(CredentialChange):
+class TenantCredentialUpdateSerializer(PlatformCredentialUpdateSerializer):
     models = serializers.ListField(
         child=serializers.CharField(max_length=64),
         source="model_names",
@@ -74,58 +74,59 @@ class OwnCredentialChange(CredentialChange):
     )
 
 
-class CredentialIn(CredentialChange, RotateCredentialIn):
+class PlatformCredentialCreateSerializer(PlatformCredentialUpdateSerializer, CredentialRotationSerializer):
     pass
 
 
-class OwnCredentialIn(OwnCredentialChange, RotateCredentialIn):
+class TenantCredentialCreateSerializer(TenantCredentialUpdateSerializer, CredentialRotationSerializer):
     pass
 
 
-class ReencryptedOut(serializers.Serializer[Any]):
+class CredentialReencryptionSerializer(serializers.Serializer[Any]):
     changed = serializers.IntegerField(help_text="Credentials that had an older encryption key.")
 
 
 @extend_schema(tags=["upstream credentials"])
 class OwnCredentials(TenantView):
-    serializer_class = OwnCredentialOut
+    serializer_class = TenantCredentialSerializer
     permissions: ClassVar = {"GET": READ, "POST": WRITE}
 
-    @extend_schema(operation_id="credentials", parameters=[Query], responses=OwnCredentialOut(many=True))
+    @extend_schema(operation_id="credentials", parameters=[Query], responses=TenantCredentialSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the tenant's own upstream credentials, newest first, without their secrets."""
         check_query(Query, request)
         with self.scope():
-            return self.page(self.rows(UpstreamCredential), OwnCredentialOut)
+            return self.page(self.rows(UpstreamCredential), TenantCredentialSerializer)
 
     @extend_schema(
         operation_id="credentials_create",
         parameters=[HEADER],
-        request=OwnCredentialIn,
-        responses={201: OwnCredentialOut},
+        request=TenantCredentialCreateSerializer,
+        responses={201: TenantCredentialSerializer},
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Store an upstream credential of the tenant. Its requests for `models` use it instead of the platform's."""
-        row = actions.do_create_credential(self.access.tenant, **given(OwnCredentialIn, request.data))
-        return Response(OwnCredentialOut(row).data, status=201)
+        row = actions.do_create_credential(self.access.tenant, **given(TenantCredentialCreateSerializer, request.data))
+        return Response(TenantCredentialSerializer(row).data, status=201)
 
 
 @extend_schema(tags=["upstream credentials"])
 class OwnCredentialDetail(TenantView):
-    serializer_class = OwnCredentialOut
+    serializer_class = TenantCredentialSerializer
     permissions: ClassVar = {"GET": READ, "PATCH": WRITE, "DELETE": WRITE}
 
     @extend_schema(operation_id="credential")
     def get(self, request: Request, pk: int) -> Response:
-        return Response(OwnCredentialOut(self.find(UpstreamCredential, pk)).data)
+        """Return the credential."""
+        return Response(TenantCredentialSerializer(self.find(UpstreamCredential, pk)).data)
 
-    @extend_schema(operation_id="credential_update", request=OwnCredentialChange)
+    @extend_schema(operation_id="credential_update", request=TenantCredentialUpdateSerializer)
     def patch(self, request: Request, pk: int) -> Response:
         """Change the name, the models or the limits. To replace the secret, rotate the credential."""
         row = self.find(UpstreamCredential, pk)
-        row = actions.do_update_credential(row, **given(OwnCredentialChange, request.data, partial=True))
-        return Response(OwnCredentialOut(row).data)
+        row = actions.do_update_credential(row, **given(TenantCredentialUpdateSerializer, request.data, partial=True))
+        return Response(TenantCredentialSerializer(row).data)
 
     @extend_schema(operation_id="credential_remove", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
@@ -136,27 +137,27 @@ class OwnCredentialDetail(TenantView):
 
 @extend_schema(tags=["upstream credentials"])
 class OwnCredentialRotate(TenantView):
-    serializer_class = OwnCredentialOut
+    serializer_class = TenantCredentialSerializer
     permissions: ClassVar = {"POST": WRITE}
 
     @extend_schema(
         operation_id="credential_rotate",
         parameters=[HEADER],
-        request=RotateCredentialIn,
-        responses=OwnCredentialOut,
+        request=CredentialRotationSerializer,
+        responses=TenantCredentialSerializer,
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Replace the secret. Workers use the new one within seconds."""
         row = self.find(UpstreamCredential, pk)
-        row = actions.do_rotate_credential(row, given(RotateCredentialIn, request.data)["secret"])
-        return Response(OwnCredentialOut(row).data)
+        row = actions.do_rotate_credential(row, given(CredentialRotationSerializer, request.data)["secret"])
+        return Response(TenantCredentialSerializer(row).data)
 
 
 class PlatformCredentialView(OperatorView):
     """Base of the views of the platform's credentials."""
 
-    serializer_class = CredentialOut
+    serializer_class = PlatformCredentialSerializer
     pagination_class = None
 
     def find_credential(self, pk: int) -> UpstreamCredential:
@@ -169,36 +170,39 @@ class PlatformCredentialView(OperatorView):
 
 @extend_schema(tags=["operators"])
 class PlatformCredentials(PlatformCredentialView):
-    @extend_schema(operation_id="operator_credentials", responses=CredentialOut(many=True))
+    @extend_schema(operation_id="operator_credentials", responses=PlatformCredentialSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the platform's upstream credentials, without their secrets."""
         with self.scope():
             rows = UpstreamCredential.objects.all_tenants().filter(tenant=None).order_by("name")
-            return Response(CredentialOut(rows, many=True).data)
+            return Response(PlatformCredentialSerializer(rows, many=True).data)
 
     @extend_schema(
         operation_id="operator_credentials_create",
         parameters=[HEADER],
-        request=CredentialIn,
-        responses={201: CredentialOut},
+        request=PlatformCredentialCreateSerializer,
+        responses={201: PlatformCredentialSerializer},
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Store an upstream credential of the platform, for deployments to name."""
-        row = actions.do_create_credential(None, **given(CredentialIn, request.data))
-        return Response(CredentialOut(row).data, status=201)
+        row = actions.do_create_credential(None, **given(PlatformCredentialCreateSerializer, request.data))
+        return Response(PlatformCredentialSerializer(row).data, status=201)
 
 
 @extend_schema(tags=["operators"])
 class PlatformCredentialsReencrypt(PlatformCredentialView):
     @extend_schema(
-        operation_id="operator_credentials_reencrypt", parameters=[HEADER], request=None, responses=ReencryptedOut
+        operation_id="operator_credentials_reencrypt",
+        parameters=[HEADER],
+        request=None,
+        responses=CredentialReencryptionSerializer,
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Encrypt all credentials, also those of tenants, with the newest key of MILLRACE_CREDENTIAL_KEYS."""
         changed: Any = {"changed": actions.do_reencrypt_credentials()}
-        return Response(ReencryptedOut(changed).data)
+        return Response(CredentialReencryptionSerializer(changed).data)
 
 
 @extend_schema(tags=["operators"])
@@ -206,14 +210,14 @@ class PlatformCredentialDetail(PlatformCredentialView):
     @extend_schema(operation_id="operator_credential")
     def get(self, request: Request, pk: int) -> Response:
         """Return an upstream credential of the platform, without its secret."""
-        return Response(CredentialOut(self.find_credential(pk)).data)
+        return Response(PlatformCredentialSerializer(self.find_credential(pk)).data)
 
-    @extend_schema(operation_id="operator_credential_update", request=CredentialChange)
+    @extend_schema(operation_id="operator_credential_update", request=PlatformCredentialUpdateSerializer)
     def patch(self, request: Request, pk: int) -> Response:
         """Change the name or the limits. To replace the secret, rotate the credential."""
         row = self.find_credential(pk)
-        row = actions.do_update_credential(row, **given(CredentialChange, request.data, partial=True))
-        return Response(CredentialOut(row).data)
+        row = actions.do_update_credential(row, **given(PlatformCredentialUpdateSerializer, request.data, partial=True))
+        return Response(PlatformCredentialSerializer(row).data)
 
     @extend_schema(operation_id="operator_credential_remove", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
@@ -227,12 +231,12 @@ class PlatformCredentialRotate(PlatformCredentialView):
     @extend_schema(
         operation_id="operator_credential_rotate",
         parameters=[HEADER],
-        request=RotateCredentialIn,
-        responses=CredentialOut,
+        request=CredentialRotationSerializer,
+        responses=PlatformCredentialSerializer,
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Replace the secret. Workers use the new one within seconds."""
         row = self.find_credential(pk)
-        row = actions.do_rotate_credential(row, given(RotateCredentialIn, request.data)["secret"])
-        return Response(CredentialOut(row).data)
+        row = actions.do_rotate_credential(row, given(CredentialRotationSerializer, request.data)["secret"])
+        return Response(PlatformCredentialSerializer(row).data)

@@ -25,7 +25,7 @@ from tenants.views import TenantView, check_query
 RETRY_AFTER_SECONDS = 1
 
 
-class TenantJobOut(serializers.ModelSerializer[TenantJob]):
+class TenantJobSerializer(serializers.ModelSerializer[TenantJob]):
     """A job and its state. When it is `completed`, `GET /api/jobs/{id}/result` returns its result."""
 
     error = serializers.CharField(help_text="Why it failed; empty: it did not.")
@@ -36,7 +36,7 @@ class TenantJobOut(serializers.ModelSerializer[TenantJob]):
         read_only_fields = fields
 
 
-ACCEPTED = {202: OpenApiResponse(TenantJobOut, "The job was stored. `Location` has its URL.")}
+ACCEPTED = {202: OpenApiResponse(TenantJobSerializer, "The job was stored. `Location` has its URL.")}
 
 
 class JobQuery(Query):
@@ -59,13 +59,13 @@ def accept_job(
     slug = request.query_params.get("tenant")
     query = f"?{urlencode({'tenant': slug})}" if slug else ""
     headers = {"Location": reverse("api-job", args=[job.pk]) + query, "Retry-After": str(RETRY_AFTER_SECONDS)}
-    return Response(TenantJobOut(job).data, status=202, headers=headers)
+    return Response(TenantJobSerializer(job).data, status=202, headers=headers)
 
 
 class JobView(TenantView):
     """A view of the jobs that the caller may see."""
 
-    serializer_class = TenantJobOut
+    serializer_class = TenantJobSerializer
     permissions: ClassVar = {"GET": Permission.TENANT_READ}
 
     def jobs(self) -> QuerySet[TenantJob]:
@@ -87,20 +87,20 @@ class JobView(TenantView):
 
 @extend_schema(tags=["jobs"])
 class Jobs(JobView):
-    @extend_schema(operation_id="jobs", parameters=[JobQuery], responses=TenantJobOut(many=True))
+    @extend_schema(operation_id="jobs", parameters=[JobQuery], responses=TenantJobSerializer(many=True))
     def get(self, request: Request) -> Response:
         """List the jobs of the last day, newest first."""
         filters = check_query(JobQuery, request).filters()
         with self.scope():
-            return self.page(self.jobs().filter(**filters).defer("result"), TenantJobOut)
+            return self.page(self.jobs().filter(**filters).defer("result"), TenantJobSerializer)
 
 
 @extend_schema(tags=["jobs"])
 class JobDetail(JobView):
-    @extend_schema(operation_id="job", responses=TenantJobOut)
+    @extend_schema(operation_id="job", responses=TenantJobSerializer)
     def get(self, request: Request, pk: int) -> Response:
         """Return the state of a job."""
-        return Response(TenantJobOut(self.find_job(pk, "result")).data)
+        return Response(TenantJobSerializer(self.find_job(pk, "result")).data)
 
 
 @extend_schema(tags=["jobs"])

@@ -24,7 +24,7 @@ _RELATED = ("created_by", "usage")
 
 
 class _KeyView(TenantView):
-    serializer_class = s.KeyOut
+    serializer_class = s.ApiKeySerializer
 
     def require_for(self, request: Request, scopes: Iterable[str]) -> None:
         """Require the permission that granting these scopes needs."""
@@ -32,14 +32,14 @@ class _KeyView(TenantView):
             self.require(request, Permission.KEYS_MANAGE)
 
     def representation(self, key: ApiKey) -> dict[str, Any]:
-        return dict(s.KeyOut(self.find(ApiKey, key.pk, *_RELATED)).data)
+        return dict(s.ApiKeySerializer(self.find(ApiKey, key.pk, *_RELATED)).data)
 
 
 @extend_schema(tags=["keys"])
 class Keys(_KeyView):
     permissions: ClassVar = {"GET": Permission.KEYS_READ, "POST": Permission.KEYS_WRITE}
 
-    @extend_schema(operation_id="keys", parameters=[s.KeyQuery], responses=s.KeyOut(many=True))
+    @extend_schema(operation_id="keys", parameters=[s.KeyQuery], responses=s.ApiKeySerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the tenant's keys, newest first."""
         query = check_query(s.KeyQuery, request)
@@ -50,13 +50,18 @@ class Keys(_KeyView):
             if live is not None:
                 is_live = Q(revoked_at=None) & (Q(expires_at=None) | Q(expires_at__gt=datetime.now(UTC)))
                 rows = rows.filter(is_live if live else ~is_live)
-            return self.page(rows, s.KeyOut)
+            return self.page(rows, s.ApiKeySerializer)
 
-    @extend_schema(operation_id="keys_create", parameters=[HEADER], request=s.KeyIn, responses={201: s.NewKeyOut})
+    @extend_schema(
+        operation_id="keys_create",
+        parameters=[HEADER],
+        request=s.ApiKeyCreateSerializer,
+        responses={201: s.ApiKeyWithSecretSerializer},
+    )
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a key. Its secret is only in this response."""
-        fields = given(s.KeyIn, request.data)
+        fields = given(s.ApiKeyCreateSerializer, request.data)
         self.require_for(request, fields.get("scopes", ()))
         project = self._project(fields.pop("project_id", None))
         key, secret = actions.do_create_api_key(project, **fields, created_by=person(request))
@@ -81,13 +86,14 @@ class KeyDetail(_KeyView):
 
     @extend_schema(operation_id="key")
     def get(self, request: Request, pk: int) -> Response:
-        return Response(s.KeyOut(self.find(ApiKey, pk, *_RELATED)).data)
+        """Return the API key."""
+        return Response(s.ApiKeySerializer(self.find(ApiKey, pk, *_RELATED)).data)
 
-    @extend_schema(operation_id="key_update", request=s.KeyPatch)
+    @extend_schema(operation_id="key_update", request=s.ApiKeyUpdateSerializer)
     def patch(self, request: Request, pk: int) -> Response:
         """Change the key's name, scopes, models, IP ranges or expiration date."""
         key = self.find(ApiKey, pk)
-        fields = given(s.KeyPatch, request.data, partial=True)
+        fields = given(s.ApiKeyUpdateSerializer, request.data, partial=True)
         self.require_for(request, [*key.scopes, *fields.get("scopes", ())])
         return Response(self.representation(actions.do_update_api_key(key, **fields)))
 
@@ -102,12 +108,17 @@ class KeyDetail(_KeyView):
 class KeyRotate(_KeyView):
     permissions: ClassVar = {"POST": Permission.KEYS_WRITE}
 
-    @extend_schema(operation_id="key_rotate", parameters=[HEADER], request=s.RotateIn, responses={201: s.NewKeyOut})
+    @extend_schema(
+        operation_id="key_rotate",
+        parameters=[HEADER],
+        request=s.ApiKeyRotationSerializer,
+        responses={201: s.ApiKeyWithSecretSerializer},
+    )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Create a key with the same rights. The old key remains valid for `overlap_hours`."""
         key = self.find(ApiKey, pk)
-        fields = given(s.RotateIn, request.data)
+        fields = given(s.ApiKeyRotationSerializer, request.data)
         if not (isinstance(request.user, KeyCaller) and request.user.key.pk == key.pk):  # a key may rotate itself
             self.require_for(request, key.scopes)
         overlap = timedelta(hours=fields["overlap_hours"])

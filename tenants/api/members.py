@@ -25,20 +25,20 @@ class _MemberView(TenantView):
 
 @extend_schema(tags=["members"])
 class Members(_MemberView):
-    serializer_class = s.MemberOut
+    serializer_class = s.MemberSerializer
     permissions: ClassVar = {"GET": Permission.MEMBERS_READ}
 
-    @extend_schema(operation_id="members", parameters=[s.MemberQuery], responses=s.MemberOut(many=True))
+    @extend_schema(operation_id="members", parameters=[s.MemberQuery], responses=s.MemberSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the members and their roles. Users join by invitation."""
         query = check_query(s.MemberQuery, request)
         with self.scope():
-            return self.page(self.rows(Membership).select_related("user").filter(**query.filters()), s.MemberOut)
+            return self.page(self.rows(Membership).select_related("user").filter(**query.filters()), s.MemberSerializer)
 
 
 @extend_schema(tags=["members"])
 class MemberDetail(_MemberView):
-    serializer_class = s.MemberOut
+    serializer_class = s.MemberSerializer
     permissions: ClassVar = {
         "GET": Permission.MEMBERS_READ,
         "PATCH": Permission.MEMBERS_WRITE,
@@ -47,15 +47,16 @@ class MemberDetail(_MemberView):
 
     @extend_schema(operation_id="member")
     def get(self, request: Request, pk: int) -> Response:
-        return Response(s.MemberOut(self.find(Membership, pk, "user")).data)
+        """Return the member."""
+        return Response(s.MemberSerializer(self.find(Membership, pk, "user")).data)
 
-    @extend_schema(operation_id="member_update", request=s.MemberPatch)
+    @extend_schema(operation_id="member_update", request=s.MemberUpdateSerializer)
     def patch(self, request: Request, pk: int) -> Response:
         """Change the member's role."""
         member = self.find(Membership, pk, "user")
-        role = given(s.MemberPatch, request.data)["role"]
+        role = given(s.MemberUpdateSerializer, request.data)["role"]
         self.require_for(request, member.role, role)
-        return Response(s.MemberOut(actions.do_change_role(member, role)).data)
+        return Response(s.MemberSerializer(actions.do_change_role(member, role)).data)
 
     @extend_schema(operation_id="member_remove", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
@@ -68,37 +69,43 @@ class MemberDetail(_MemberView):
 
 @extend_schema(tags=["members"])
 class Invitations(_MemberView):
-    serializer_class = s.InvitationOut
+    serializer_class = s.InvitationSerializer
     permissions: ClassVar = {"GET": Permission.MEMBERS_READ, "POST": Permission.MEMBERS_WRITE}
 
-    @extend_schema(operation_id="invitations", parameters=[s.InvitationQuery], responses=s.InvitationOut(many=True))
+    @extend_schema(
+        operation_id="invitations", parameters=[s.InvitationQuery], responses=s.InvitationSerializer(many=True)
+    )
     def get(self, request: Request) -> Response:
         """Return the invitations, including accepted and expired ones, newest first."""
         query = check_query(s.InvitationQuery, request)
         with self.scope():
             rows = self.rows(Invitation).select_related("outbox_email").filter(**query.filters())
-            return self.page(rows, s.InvitationOut)
+            return self.page(rows, s.InvitationSerializer)
 
     @extend_schema(
-        operation_id="invitations_create", parameters=[HEADER], request=s.InvitationIn, responses={201: s.InvitationOut}
+        operation_id="invitations_create",
+        parameters=[HEADER],
+        request=s.InvitationCreateSerializer,
+        responses={201: s.InvitationSerializer},
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Invite a user by email. It replaces an open invitation to the same email address."""
-        fields = given(s.InvitationIn, request.data)
+        fields = given(s.InvitationCreateSerializer, request.data)
         self.require_for(request, fields["role"])
         invitation = actions.do_invite(self.access.tenant, **fields, by=person(request))
-        return Response(s.InvitationOut(invitation).data, status=201)
+        return Response(s.InvitationSerializer(invitation).data, status=201)
 
 
 @extend_schema(tags=["members"])
 class InvitationDetail(_MemberView):
-    serializer_class = s.InvitationOut
+    serializer_class = s.InvitationSerializer
     permissions: ClassVar = {"GET": Permission.MEMBERS_READ, "DELETE": Permission.MEMBERS_WRITE}
 
     @extend_schema(operation_id="invitation")
     def get(self, request: Request, pk: int) -> Response:
-        return Response(s.InvitationOut(self.find(Invitation, pk, "outbox_email")).data)
+        """Return the invitation."""
+        return Response(s.InvitationSerializer(self.find(Invitation, pk, "outbox_email")).data)
 
     @extend_schema(operation_id="invitation_revoke", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:

@@ -66,69 +66,77 @@ class OperatorView(GenericAPIView[Any]):
 
 @extend_schema(tags=["operators"])
 class Tenants(OperatorView):
-    serializer_class = s.TenantOut
+    serializer_class = s.TenantSerializer
 
-    @extend_schema(operation_id="operator_tenants", parameters=[s.TenantQuery], responses=s.TenantOut(many=True))
+    @extend_schema(operation_id="operator_tenants", parameters=[s.TenantQuery], responses=s.TenantSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return all tenants, newest first."""
         query = check_query(s.TenantQuery, request)
         with self.scope():
             page = self.paginate_queryset(Tenant.objects.all_tenants().filter(**query.filters()))
-        return self.get_paginated_response(s.TenantOut(page or [], many=True).data)
+        return self.get_paginated_response(s.TenantSerializer(page or [], many=True).data)
 
     @extend_schema(
-        operation_id="operator_tenants_create", parameters=[HEADER], request=s.TenantIn, responses={201: s.TenantOut}
+        operation_id="operator_tenants_create",
+        parameters=[HEADER],
+        request=s.TenantCreateSerializer,
+        responses={201: s.TenantSerializer},
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a tenant, with an invitation to its owner."""
-        fields = given(s.TenantIn, request.data)
+        fields = given(s.TenantCreateSerializer, request.data)
         owner = fields.pop("owner_email", None)
         tenant = actions.do_create_tenant(**fields)
         if owner:
             actions.do_invite(tenant, owner, Membership.Role.OWNER, by=person(request))
-        return Response(s.TenantOut(tenant).data, status=201)
+        return Response(s.TenantSerializer(tenant).data, status=201)
 
 
 @extend_schema(tags=["operators"])
 class TenantOne(OperatorView):
-    serializer_class = s.TenantOut
+    serializer_class = s.TenantSerializer
 
     @extend_schema(operation_id="operator_tenant")
     def get(self, request: Request, pk: int) -> Response:
-        return Response(s.TenantOut(self.find(pk)).data)
+        """Return the tenant."""
+        return Response(s.TenantSerializer(self.find(pk)).data)
 
-    @extend_schema(operation_id="operator_tenant_update", request=s.NameIn)
+    @extend_schema(operation_id="operator_tenant_update", request=s.NameUpdateSerializer)
     def patch(self, request: Request, pk: int) -> Response:
         """Change the tenant's name."""
-        tenant = actions.do_update_tenant(self.find(pk), **given(s.NameIn, request.data))
-        return Response(s.TenantOut(tenant).data)
+        tenant = actions.do_update_tenant(self.find(pk), **given(s.NameUpdateSerializer, request.data))
+        return Response(s.TenantSerializer(tenant).data)
 
 
 @extend_schema(tags=["operators"])
 class TenantActionView(OperatorView):
-    """POST /api/operator/tenants/{id}/{action}."""
-
     action_name: ClassVar[str] = ""
-    serializer_class = s.TenantOut
+    action_texts: ClassVar[dict[str, str]] = {
+        "suspend": "Suspend the tenant.",
+        "resume": "Resume the suspended tenant.",
+        "delete": "Delete the tenant. It can be restored until `purge_after`.",
+        "restore": "Restore the deleted tenant.",
+    }
+    serializer_class = s.TenantSerializer
 
-    @extend_schema(parameters=[HEADER], request=None, responses=s.TenantOut)
+    @extend_schema(parameters=[HEADER], request=None, responses=s.TenantSerializer)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         tenant = self.find(pk)
         ACTIONS[self.action_name](tenant)
-        return Response(s.TenantOut(self.find(pk)).data)
+        return Response(s.TenantSerializer(self.find(pk)).data)
 
 
 @extend_schema(tags=["operators"])
 class Workers(OperatorView):
-    serializer_class = s.WorkerOut
+    serializer_class = s.WorkerSerializer
     pagination_class = None
 
-    @extend_schema(operation_id="operator_workers", responses=s.WorkerOut(many=True))
+    @extend_schema(operation_id="operator_workers", responses=s.WorkerSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the replicas with their last heartbeats."""
-        return Response(s.WorkerOut(_workers(), many=True).data)
+        return Response(s.WorkerSerializer(_workers(), many=True).data)
 
 
 class Unreachable(exceptions.APIException):

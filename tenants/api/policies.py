@@ -14,8 +14,8 @@ from rest_framework.response import Response
 from tenants import actions
 from tenants.actions.policy_drafts import MAX_BODY_LENGTH
 from tenants.api.idempotency import HEADER, idempotent
-from tenants.api.serializers import MAX_BIGINT, PolicyIn, PolicyOut, Query, Strict
-from tenants.api.target_problems import TargetProblemOut, WithProblems
+from tenants.api.serializers import MAX_BIGINT, PolicyCreateSerializer, PolicySerializer, Query, StrictSerializer
+from tenants.api.target_problems import TargetProblemSerializer, WithProblems
 from tenants.models import RoutingPolicy, RoutingPolicyDraft
 from tenants.permissions import Permission
 from tenants.routing_policies import policy
@@ -23,8 +23,10 @@ from tenants.routing_policies.diffs import diff, pretty
 from tenants.routing_policies.target_checks import TargetChecks
 from tenants.views import TenantView, check_query, given, person
 
+DIFF_CHANGES = (("+", "added"), ("-", "removed"), (" ", "unchanged"))
 
-class PolicyDraftOut(WithProblems, serializers.ModelSerializer[RoutingPolicyDraft]):
+
+class PolicyDraftSerializer(WithProblems, serializers.ModelSerializer[RoutingPolicyDraft]):
     body = serializers.DictField()
     error = serializers.SerializerMethodField(help_text="Why the draft is not a valid policy; empty: it is valid.")
     problems = serializers.SerializerMethodField(help_text="Models that cannot serve requests.")
@@ -37,7 +39,7 @@ class PolicyDraftOut(WithProblems, serializers.ModelSerializer[RoutingPolicyDraf
     def get_error(self, draft: RoutingPolicyDraft) -> str:
         return policy_error(draft.body)
 
-    @extend_schema_field(TargetProblemOut(many=True))
+    @extend_schema_field(TargetProblemSerializer(many=True))
     def get_problems(self, draft: RoutingPolicyDraft) -> list[dict[str, Any]]:
         return self.problem_fields(self.target_checks(draft.tenant_id).of_policy(draft.body))
 
@@ -46,14 +48,14 @@ class PolicyDraftQuery(Query):
     name = serializers.CharField(required=False, max_length=64)
 
 
-class PolicyBodyIn(Strict):
+class PolicyValidationCreateSerializer(StrictSerializer):
     body = serializers.DictField()
 
 
-class PolicyValidationOut(serializers.Serializer[Any]):
+class PolicyValidationSerializer(serializers.Serializer[Any]):
     valid = serializers.BooleanField(help_text="Whether the policy can be published now.")
     error = serializers.CharField(help_text="The first error, with its path; empty: the policy is valid.")
-    problems = TargetProblemOut(many=True, help_text="Models that cannot serve requests now.")
+    problems = TargetProblemSerializer(many=True, help_text="Models that cannot serve requests now.")
     models = serializers.ListField(child=serializers.CharField(), help_text="The models of all rules.")
 
 
@@ -66,51 +68,55 @@ class PolicyDiffQuery(Query):
     )
 
 
-class PolicyDiffLineOut(serializers.Serializer[Any]):
-    change = serializers.ChoiceField(
-        (("+", "added"), ("-", "removed"), (" ", "unchanged")), help_text="Whether the line was added or removed."
-    )
+class PolicyDiffLineSerializer(serializers.Serializer[Any]):
+    change = serializers.ChoiceField(DIFF_CHANGES, help_text="Whether the line was added or removed.")
     text = serializers.CharField()
 
 
-class PolicyDiffOut(serializers.Serializer[Any]):
+class PolicyDiffSerializer(serializers.Serializer[Any]):
     name = serializers.CharField()
     version = serializers.IntegerField()
     against = serializers.IntegerField(allow_null=True, help_text="The older version; null: there is none.")
-    lines = PolicyDiffLineOut(many=True, help_text="All lines of both texts; empty if they are equal.")
+    lines = PolicyDiffLineSerializer(many=True, help_text="All lines of both texts; empty if they are equal.")
 
 
 @extend_schema(tags=["policies"])
 class PolicyDrafts(TenantView):
-    serializer_class = PolicyDraftOut
+    serializer_class = PolicyDraftSerializer
     permissions: ClassVar = {"GET": Permission.POLICIES_READ, "POST": Permission.POLICIES_WRITE}
 
-    @extend_schema(operation_id="policy_drafts", parameters=[PolicyDraftQuery], responses=PolicyDraftOut(many=True))
+    @extend_schema(
+        operation_id="policy_drafts", parameters=[PolicyDraftQuery], responses=PolicyDraftSerializer(many=True)
+    )
     def get(self, request: Request) -> Response:
         """Return the drafts of routing policies, newest first."""
         query = check_query(PolicyDraftQuery, request)
         with self.scope():
-            return self.page(self.rows(RoutingPolicyDraft).filter(**query.filters()), PolicyDraftOut)
+            return self.page(self.rows(RoutingPolicyDraft).filter(**query.filters()), PolicyDraftSerializer)
 
     @extend_schema(
-        operation_id="policy_drafts_save", parameters=[HEADER], request=PolicyIn, responses={200: PolicyDraftOut}
+        operation_id="policy_drafts_save",
+        parameters=[HEADER],
+        request=PolicyCreateSerializer,
+        responses={200: PolicyDraftSerializer},
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Save the draft of a routing policy, in place of an earlier one. Requests do not use it."""
-        fields = given(PolicyIn, request.data)
+        fields = given(PolicyCreateSerializer, request.data)
         row = actions.do_save_policy_draft(self.access.tenant, **fields, updated_by=person(request))
-        return Response(PolicyDraftOut(row).data)
+        return Response(PolicyDraftSerializer(row).data)
 
 
 @extend_schema(tags=["policies"])
 class PolicyDraftDetail(TenantView):
-    serializer_class = PolicyDraftOut
+    serializer_class = PolicyDraftSerializer
     permissions: ClassVar = {"GET": Permission.POLICIES_READ, "DELETE": Permission.POLICIES_WRITE}
 
     @extend_schema(operation_id="policy_draft")
     def get(self, request: Request, pk: int) -> Response:
-        return Response(PolicyDraftOut(self.find(RoutingPolicyDraft, pk)).data)
+        """Return the policy draft."""
+        return Response(PolicyDraftSerializer(self.find(RoutingPolicyDraft, pk)).data)
 
     @extend_schema(operation_id="policy_draft_discard", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
@@ -123,35 +129,39 @@ class PolicyDraftDetail(TenantView):
 class PolicyDraftPublish(TenantView):
     permissions: ClassVar = {"POST": Permission.POLICIES_WRITE}
 
-    @extend_schema(operation_id="policy_draft_publish", parameters=[HEADER], request=None, responses={201: PolicyOut})
+    @extend_schema(
+        operation_id="policy_draft_publish", parameters=[HEADER], request=None, responses={201: PolicySerializer}
+    )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Publish the draft as the newest version, unless another version was published since it was created."""
         row = actions.do_publish_policy_draft(self.find(RoutingPolicyDraft, pk), created_by=person(request))
-        return Response(PolicyOut(row).data, status=201)
+        return Response(PolicySerializer(row).data, status=201)
 
 
 @extend_schema(tags=["policies"])
 class PolicyValidation(TenantView):
     permissions: ClassVar = {"POST": Permission.POLICIES_READ}
 
-    @extend_schema(operation_id="policy_validate", request=PolicyBodyIn, responses=PolicyValidationOut)
+    @extend_schema(
+        operation_id="policy_validate", request=PolicyValidationCreateSerializer, responses=PolicyValidationSerializer
+    )
     def post(self, request: Request) -> Response:
         """Validate the body of a routing policy. Nothing is stored."""
-        body = bounded_body(given(PolicyBodyIn, request.data)["body"])
+        body = bounded_body(given(PolicyValidationCreateSerializer, request.data)["body"])
         error = policy_error(body)
         models = [] if error else list(policy.parse(body).models)
         problems = TargetChecks(self.access.tenant.pk, with_replicas=True).of_policy(body)
         blocking = next((each.text for each in problems if each.is_blocking), "")
         found = {"valid": not (error or blocking), "error": error or blocking, "problems": problems, "models": models}
-        return Response(PolicyValidationOut(found).data)
+        return Response(PolicyValidationSerializer(found).data)
 
 
 @extend_schema(tags=["policies"])
 class PolicyDiff(TenantView):
     permissions: ClassVar = {"GET": Permission.POLICIES_READ}
 
-    @extend_schema(operation_id="policy_diff", parameters=[PolicyDiffQuery], responses=PolicyDiffOut)
+    @extend_schema(operation_id="policy_diff", parameters=[PolicyDiffQuery], responses=PolicyDiffSerializer)
     def get(self, request: Request, pk: int) -> Response:
         """Return the differences between this version and an older one, as lines of their JSON."""
         row = self.find(RoutingPolicy, pk)
@@ -169,7 +179,7 @@ class PolicyDiff(TenantView):
             "against": None if older is None else older.version,
             "lines": [{"change": change, "text": text} for change, text in lines],
         }
-        return Response(PolicyDiffOut(found).data)
+        return Response(PolicyDiffSerializer(found).data)
 
 
 def bounded_body(body: dict[str, Any]) -> dict[str, Any]:

@@ -19,21 +19,26 @@ from tenants.views import TenantView, check_query, given, person
 
 @extend_schema(tags=["limits"])
 class Limits(TenantView):
-    serializer_class = s.LimitsOut
+    serializer_class = s.RateLimitsSerializer
     permissions: ClassVar = {"GET": Permission.LIMITS_READ, "POST": Permission.LIMITS_WRITE}
 
-    @extend_schema(operation_id="limits", parameters=[s.LimitsQuery], responses=s.LimitsOut(many=True))
+    @extend_schema(operation_id="limits", parameters=[s.LimitsQuery], responses=s.RateLimitsSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return all limits of the tenant, including those of the operator."""
         query = check_query(s.LimitsQuery, request)
         with self.scope():
-            return self.page(self.rows(LimitSet).filter(**query.filters()), s.LimitsOut)
+            return self.page(self.rows(LimitSet).filter(**query.filters()), s.RateLimitsSerializer)
 
-    @extend_schema(operation_id="limits_set", parameters=[HEADER], request=s.LimitsIn, responses=s.LimitsOut)
+    @extend_schema(
+        operation_id="limits_set",
+        parameters=[HEADER],
+        request=s.RateLimitsUpdateSerializer,
+        responses=s.RateLimitsSerializer,
+    )
     @idempotent
     def post(self, request: Request) -> Response:
         """Replace the limits of the tenant, or of a project or key."""
-        fields = given(s.LimitsIn, request.data)
+        fields = given(s.RateLimitsUpdateSerializer, request.data)
         set_by_operator = fields.pop("set_by_operator", False)
         _check_operator(request, set_by_operator)
         row = actions.do_set_limits(
@@ -44,7 +49,7 @@ class Limits(TenantView):
             set_by_operator=set_by_operator,
             **fields,
         )
-        return Response(s.LimitsOut(row).data)
+        return Response(s.RateLimitsSerializer(row).data)
 
     def _named(self, model: Any, field: str, pk: int | None) -> Any:
         if pk is None:
@@ -58,12 +63,13 @@ class Limits(TenantView):
 
 @extend_schema(tags=["limits"])
 class LimitsDetail(TenantView):
-    serializer_class = s.LimitsOut
+    serializer_class = s.RateLimitsSerializer
     permissions: ClassVar = {"GET": Permission.LIMITS_READ, "DELETE": Permission.LIMITS_WRITE}
 
     @extend_schema(operation_id="limits_one")
     def get(self, request: Request, pk: int) -> Response:
-        return Response(s.LimitsOut(self.find(LimitSet, pk)).data)
+        """Return the rate limits."""
+        return Response(s.RateLimitsSerializer(self.find(LimitSet, pk)).data)
 
     @extend_schema(operation_id="limits_remove", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
@@ -76,36 +82,40 @@ class LimitsDetail(TenantView):
 
 @extend_schema(tags=["policies"])
 class Policies(TenantView):
-    serializer_class = s.PolicyOut
+    serializer_class = s.PolicySerializer
     permissions: ClassVar = {"GET": Permission.POLICIES_READ, "POST": Permission.POLICIES_WRITE}
 
-    @extend_schema(operation_id="policies", parameters=[s.PolicyQuery], responses=s.PolicyOut(many=True))
+    @extend_schema(operation_id="policies", parameters=[s.PolicyQuery], responses=s.PolicySerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return all versions of all routing policies, newest first."""
         query = check_query(s.PolicyQuery, request)
         filters = {name: value for name, value in query.filters().items() if value is not None}
         with self.scope():
-            return self.page(self.rows(RoutingPolicy).filter(**filters), s.PolicyOut)
+            return self.page(self.rows(RoutingPolicy).filter(**filters), s.PolicySerializer)
 
     @extend_schema(
-        operation_id="policies_publish", parameters=[HEADER], request=s.PolicyIn, responses={201: s.PolicyOut}
+        operation_id="policies_publish",
+        parameters=[HEADER],
+        request=s.PolicyCreateSerializer,
+        responses={201: s.PolicySerializer},
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Publish a new version of the routing policy of a model name."""
-        fields = given(s.PolicyIn, request.data)
+        fields = given(s.PolicyCreateSerializer, request.data)
         row = actions.do_publish_policy(self.access.tenant, **fields, created_by=person(request))
-        return Response(s.PolicyOut(row).data, status=201)
+        return Response(s.PolicySerializer(row).data, status=201)
 
 
 @extend_schema(tags=["policies"])
 class PolicyDetail(TenantView):
-    serializer_class = s.PolicyOut
+    serializer_class = s.PolicySerializer
     permissions: ClassVar = {"GET": Permission.POLICIES_READ, "DELETE": Permission.POLICIES_WRITE}
 
     @extend_schema(operation_id="policy")
     def get(self, request: Request, pk: int) -> Response:
-        return Response(s.PolicyOut(self.find(RoutingPolicy, pk)).data)
+        """Return the policy."""
+        return Response(s.PolicySerializer(self.find(RoutingPolicy, pk)).data)
 
     @extend_schema(operation_id="policy_withdraw", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
@@ -121,12 +131,12 @@ class PolicyDetail(TenantView):
 class PolicyRevert(TenantView):
     permissions: ClassVar = {"POST": Permission.POLICIES_WRITE}
 
-    @extend_schema(operation_id="policy_revert", parameters=[HEADER], request=None, responses={201: s.PolicyOut})
+    @extend_schema(operation_id="policy_revert", parameters=[HEADER], request=None, responses={201: s.PolicySerializer})
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Publish the body of this version as the newest version."""
         row = actions.do_revert_policy(self.find(RoutingPolicy, pk), created_by=person(request))
-        return Response(s.PolicyOut(row).data, status=201)
+        return Response(s.PolicySerializer(row).data, status=201)
 
 
 def _check_operator(request: Request, set_by_operator: bool) -> None:

@@ -10,7 +10,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from tenants.actions.keys import MAX_OVERLAP
-from tenants.api.target_problems import TargetProblemOut, WithProblems
+from tenants.api.target_problems import TargetProblemSerializer, WithProblems
 from tenants.keys import snapshot
 from tenants.models import (
     LIMITS,
@@ -30,9 +30,10 @@ from tenants.models import (
 )
 
 MAX_BIGINT = 2**63 - 1  # of PostgreSQL
+RATE_LIMIT_SCOPES = ("tenant", "project", "key")
 
 
-class Strict(serializers.Serializer[Any]):
+class StrictSerializer(serializers.Serializer[Any]):
     """A serializer that rejects unknown fields, so that a misspelled field is not ignored."""
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
@@ -44,7 +45,16 @@ class Strict(serializers.Serializer[Any]):
         return attrs
 
 
-class Query(Strict):
+class StrictModelSerializer(serializers.ModelSerializer[Any]):
+    """A model serializer that rejects unknown fields."""
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        if unknown := sorted(set(self.initial_data) - set(self.fields)):
+            raise serializers.ValidationError({str(name): ["There is no such field."] for name in unknown})
+        return attrs
+
+
+class Query(StrictSerializer):
     """Query parameters of a list. Subclasses add filters to those that every list has."""
 
     tenant = serializers.CharField(required=False, help_text="The tenant's slug, for users with several tenants.")
@@ -70,7 +80,7 @@ def _id(help_text: str, **options: Any) -> serializers.IntegerField:
 # Tenant and projects
 
 
-class TenantOut(serializers.ModelSerializer[Tenant]):
+class TenantSerializer(serializers.ModelSerializer[Tenant]):
     allowed_origins = serializers.ListField(child=serializers.CharField(), read_only=True)
 
     class Meta:
@@ -83,13 +93,13 @@ class TenantOut(serializers.ModelSerializer[Tenant]):
         read_only_fields = fields
 
 
-class TenantIn(Strict):
+class TenantCreateSerializer(StrictSerializer):
     slug = serializers.SlugField(max_length=50)
     name = serializers.CharField(max_length=200)
     owner_email = serializers.EmailField(required=False, help_text="Email address that is invited as owner.")
 
 
-class TenantChange(Strict):
+class TenantUpdateSerializer(StrictSerializer):
     name = serializers.CharField(max_length=200)
     content_retention_days = serializers.IntegerField(
         min_value=0,
@@ -132,18 +142,18 @@ class TenantChange(Strict):
     )
 
 
-class NameIn(Strict):
+class NameUpdateSerializer(StrictSerializer):
     name = serializers.CharField(max_length=200)
 
 
-class ProjectOut(serializers.ModelSerializer[Project]):
+class ProjectSerializer(serializers.ModelSerializer[Project]):
     class Meta:
         model = Project
         fields = ("id", "slug", "name", "created_at")
         read_only_fields = fields
 
 
-class ProjectIn(Strict):
+class ProjectCreateSerializer(StrictSerializer):
     slug = serializers.SlugField(
         max_length=50, required=False, help_text="Cannot be changed. Derived from the name if omitted."
     )
@@ -157,7 +167,7 @@ class ProjectQuery(Query):
 # Keys
 
 
-class KeyOut(serializers.ModelSerializer[ApiKey]):
+class ApiKeySerializer(serializers.ModelSerializer[ApiKey]):
     """A key without its secret. The secret is shown only when the key is created."""
 
     project_id = serializers.IntegerField()
@@ -187,15 +197,15 @@ class KeyOut(serializers.ModelSerializer[ApiKey]):
         read_only_fields = fields
 
 
-class NewKeyOut(KeyOut):
+class ApiKeyWithSecretSerializer(ApiKeySerializer):
     secret = serializers.CharField(help_text="The API key. It is shown only once.")
 
-    class Meta(KeyOut.Meta):
-        fields = (*KeyOut.Meta.fields, "secret")  # type: ignore[assignment]
+    class Meta(ApiKeySerializer.Meta):
+        fields = (*ApiKeySerializer.Meta.fields, "secret")  # type: ignore[assignment]
         read_only_fields = fields  # type: ignore[assignment]
 
 
-class _KeyFields(Strict):
+class _KeyFields(StrictSerializer):
     scopes = serializers.ListField(
         child=serializers.ChoiceField(snapshot.SCOPES), allow_empty=False, max_length=len(snapshot.SCOPES)
     )
@@ -212,7 +222,7 @@ class _KeyFields(Strict):
     expires_at = serializers.DateTimeField(allow_null=True, required=False)
 
 
-class KeyIn(_KeyFields):
+class ApiKeyCreateSerializer(_KeyFields):
     project_id = _id("ID of the key's project; default: the project `default`.", required=False)
     name = serializers.CharField(max_length=200)
 
@@ -222,11 +232,11 @@ class KeyIn(_KeyFields):
         return fields
 
 
-class KeyPatch(_KeyFields):
+class ApiKeyUpdateSerializer(_KeyFields):
     name = serializers.CharField(max_length=200)
 
 
-class RotateIn(Strict):
+class ApiKeyRotationSerializer(StrictSerializer):
     overlap_hours = serializers.IntegerField(
         default=24,
         min_value=0,
@@ -247,7 +257,7 @@ class KeyQuery(Query):
 # Members
 
 
-class MemberOut(serializers.ModelSerializer[Membership]):
+class MemberSerializer(serializers.ModelSerializer[Membership]):
     email = serializers.EmailField(source="user.email")
     name = serializers.CharField(source="user.name")
 
@@ -257,7 +267,7 @@ class MemberOut(serializers.ModelSerializer[Membership]):
         read_only_fields = fields
 
 
-class MemberPatch(Strict):
+class MemberUpdateSerializer(StrictSerializer):
     role = serializers.ChoiceField(Membership.Role.choices)
 
 
@@ -267,7 +277,7 @@ class MemberQuery(Query):
     email = serializers.CharField(required=False, max_length=254)
 
 
-class InvitationOut(serializers.ModelSerializer[Invitation]):
+class InvitationSerializer(serializers.ModelSerializer[Invitation]):
     """An invitation. Its link is sent only to the invited email address."""
 
     open = serializers.BooleanField(source="is_open")
@@ -294,7 +304,7 @@ class InvitationOut(serializers.ModelSerializer[Invitation]):
         read_only_fields = fields
 
 
-class InvitationIn(Strict):
+class InvitationCreateSerializer(StrictSerializer):
     email = serializers.EmailField()
     role = serializers.ChoiceField(Membership.Role.choices)
 
@@ -308,8 +318,8 @@ class InvitationQuery(Query):
 # Limits and policies
 
 
-class LimitsOut(serializers.ModelSerializer[LimitSet]):
-    scope = serializers.ChoiceField(["tenant", "project", "key"])
+class RateLimitsSerializer(serializers.ModelSerializer[LimitSet]):
+    scope = serializers.ChoiceField(RATE_LIMIT_SCOPES)
     project_id = serializers.IntegerField(allow_null=True)
     key_id = serializers.IntegerField(allow_null=True)
 
@@ -319,7 +329,7 @@ class LimitsOut(serializers.ModelSerializer[LimitSet]):
         read_only_fields = fields
 
 
-class LimitsIn(Strict):
+class RateLimitsUpdateSerializer(StrictSerializer):
     """Limits of the tenant, or of the given project or key. Omitted limits are removed."""
 
     project_id = _id("ID of the project that the limits apply to.", required=False, allow_null=True)
@@ -352,7 +362,7 @@ class LimitsQuery(Query):
     model = serializers.CharField(required=False, max_length=64)
 
 
-class PolicyOut(WithProblems, serializers.ModelSerializer[RoutingPolicy]):
+class PolicySerializer(WithProblems, serializers.ModelSerializer[RoutingPolicy]):
     body = serializers.DictField()
     problems = serializers.SerializerMethodField(help_text="Models of an active version that cannot serve requests.")
 
@@ -361,12 +371,12 @@ class PolicyOut(WithProblems, serializers.ModelSerializer[RoutingPolicy]):
         fields = ("id", "name", "version", "body", "active", "problems", "created_at")
         read_only_fields = fields
 
-    @extend_schema_field(TargetProblemOut(many=True))
+    @extend_schema_field(TargetProblemSerializer(many=True))
     def get_problems(self, row: RoutingPolicy) -> list[dict[str, Any]]:
         return self.problem_fields(self.target_checks(row.tenant_id).of_live(row))
 
 
-class PolicyIn(Strict):
+class PolicyCreateSerializer(StrictSerializer):
     name = serializers.CharField(max_length=64)
     body = serializers.DictField()
 
@@ -379,7 +389,7 @@ class PolicyQuery(Query):
 # Audit
 
 
-class AuditOut(serializers.ModelSerializer[AuditEntry]):
+class AuditEntrySerializer(serializers.ModelSerializer[AuditEntry]):
     before = serializers.DictField(allow_null=True, help_text="Null: the object was created.")
     after = serializers.DictField(allow_null=True, help_text="Null: the object was deleted.")
 
@@ -424,13 +434,13 @@ class TenantQuery(Query):
     search = serializers.CharField(required=False, max_length=200, help_text="Part of the name.")
 
 
-class ModelOut(serializers.Serializer[Any]):
+class ServedModelSerializer(serializers.Serializer[Any]):
     name = serializers.CharField()
     origin = serializers.CharField(help_text="Source of the weights.")
     workers = serializers.IntegerField(help_text="Number of replicas that serve the model.")
 
 
-class WorkerOut(serializers.Serializer[Any]):
+class WorkerSerializer(serializers.Serializer[Any]):
     """A replica, as reported by its last heartbeat."""
 
     id = serializers.CharField()

@@ -9,15 +9,15 @@ from rest_framework import serializers
 
 from tenants.routing_policies.target_checks import ModelObstacle, TargetChecks, TargetProblem
 
+TARGET_PROBLEM_CODES = [obstacle.value for obstacle in ModelObstacle]
 
-class TargetProblemOut(serializers.Serializer[TargetProblem]):
+
+class TargetProblemSerializer(serializers.Serializer[TargetProblem]):
     """A named model that cannot serve your requests."""
 
     place = serializers.CharField(help_text="Path of the model's name, such as `$.rules[0].targets[1].model`.")
     model = serializers.CharField()
-    code = serializers.ChoiceField(
-        [obstacle.value for obstacle in ModelObstacle], source="obstacle", help_text="Reason."
-    )
+    code = serializers.ChoiceField(TARGET_PROBLEM_CODES, source="obstacle", help_text="Reason.")
     message = serializers.CharField()
     is_blocking = serializers.BooleanField(help_text="With such a problem, nothing can be published or started.")
 
@@ -26,7 +26,7 @@ class WithProblems(serializers.Serializer[Any]):
     """The field `problems`. The models of all rows of a response are checked once."""
 
     def problem_fields(self, problems: Iterable[TargetProblem]) -> list[dict[str, Any]]:
-        return [dict(TargetProblemOut(problem).data) for problem in problems]
+        return [dict(TargetProblemSerializer(problem).data) for problem in problems]
 
     def target_checks(self, tenant_id: int) -> TargetChecks:
         context: Any = self.context  # of all rows of a list

@@ -18,12 +18,12 @@ from tenants.views import TenantView, check_query, given
 
 
 def representation(tenant: Tenant) -> dict[str, Any]:
-    return dict(s.TenantOut(tenant).data)
+    return dict(s.TenantSerializer(tenant).data)
 
 
 @extend_schema(tags=["tenant"])
 class TenantDetail(TenantView):
-    serializer_class = s.TenantOut
+    serializer_class = s.TenantSerializer
     permissions: ClassVar = {
         "GET": Permission.TENANT_READ,
         "PATCH": Permission.TENANT_UPDATE,
@@ -35,10 +35,10 @@ class TenantDetail(TenantView):
         """Return the tenant."""
         return Response(representation(self.access.tenant))
 
-    @extend_schema(operation_id="tenant_update", request=s.TenantChange)
+    @extend_schema(operation_id="tenant_update", request=s.TenantUpdateSerializer)
     def patch(self, request: Request) -> Response:
         """Change the tenant's name, retention of content, unknown parameters, allowed origins or answer cache."""
-        fields = given(s.TenantChange, request.data, partial=True)
+        fields = given(s.TenantUpdateSerializer, request.data, partial=True)
         tenant = self.access.tenant
         with transaction.atomic():
             if "name" in fields:
@@ -77,7 +77,7 @@ class TenantDetail(TenantView):
 class TenantRestore(TenantView):
     permissions: ClassVar = {"POST": Permission.TENANT_DELETE}
 
-    @extend_schema(operation_id="tenant_restore", parameters=[HEADER], request=None, responses=s.TenantOut)
+    @extend_schema(operation_id="tenant_restore", parameters=[HEADER], request=None, responses=s.TenantSerializer)
     @idempotent
     def post(self, request: Request) -> Response:
         """Restore the deleted tenant."""
@@ -87,30 +87,33 @@ class TenantRestore(TenantView):
 
 @extend_schema(tags=["projects"])
 class Projects(TenantView):
-    serializer_class = s.ProjectOut
+    serializer_class = s.ProjectSerializer
     permissions: ClassVar = {"GET": Permission.PROJECTS_READ, "POST": Permission.PROJECTS_WRITE}
 
-    @extend_schema(operation_id="projects", parameters=[s.ProjectQuery], responses=s.ProjectOut(many=True))
+    @extend_schema(operation_id="projects", parameters=[s.ProjectQuery], responses=s.ProjectSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the tenant's projects, newest first."""
         query = check_query(s.ProjectQuery, request)
         with self.scope():
-            return self.page(self.rows(Project).filter(**query.filters()), s.ProjectOut)
+            return self.page(self.rows(Project).filter(**query.filters()), s.ProjectSerializer)
 
     @extend_schema(
-        operation_id="projects_create", parameters=[HEADER], request=s.ProjectIn, responses={201: s.ProjectOut}
+        operation_id="projects_create",
+        parameters=[HEADER],
+        request=s.ProjectCreateSerializer,
+        responses={201: s.ProjectSerializer},
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a project."""
-        fields = given(s.ProjectIn, request.data)
+        fields = given(s.ProjectCreateSerializer, request.data)
         project = actions.do_create_project(self.access.tenant, fields.get("slug", ""), fields["name"])
-        return Response(s.ProjectOut(project).data, status=201)
+        return Response(s.ProjectSerializer(project).data, status=201)
 
 
 @extend_schema(tags=["projects"])
 class ProjectDetail(TenantView):
-    serializer_class = s.ProjectOut
+    serializer_class = s.ProjectSerializer
     permissions: ClassVar = {
         "GET": Permission.PROJECTS_READ,
         "PATCH": Permission.PROJECTS_WRITE,
@@ -119,13 +122,14 @@ class ProjectDetail(TenantView):
 
     @extend_schema(operation_id="project")
     def get(self, request: Request, pk: int) -> Response:
-        return Response(s.ProjectOut(self.find(Project, pk)).data)
+        """Return the project."""
+        return Response(s.ProjectSerializer(self.find(Project, pk)).data)
 
-    @extend_schema(operation_id="project_update", request=s.NameIn)
+    @extend_schema(operation_id="project_update", request=s.NameUpdateSerializer)
     def patch(self, request: Request, pk: int) -> Response:
         """Change the project's name."""
-        project = actions.do_update_project(self.find(Project, pk), **given(s.NameIn, request.data))
-        return Response(s.ProjectOut(project).data)
+        project = actions.do_update_project(self.find(Project, pk), **given(s.NameUpdateSerializer, request.data))
+        return Response(s.ProjectSerializer(project).data)
 
     @extend_schema(operation_id="project_delete", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
@@ -136,22 +140,23 @@ class ProjectDetail(TenantView):
 
 @extend_schema(tags=["audit"])
 class Audit(TenantView):
-    serializer_class = s.AuditOut
+    serializer_class = s.AuditEntrySerializer
     permissions: ClassVar = {"GET": Permission.AUDIT_READ}
 
-    @extend_schema(operation_id="audit", parameters=[s.AuditQuery], responses=s.AuditOut(many=True))
+    @extend_schema(operation_id="audit", parameters=[s.AuditQuery], responses=s.AuditEntrySerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the entries of the audit log, newest first."""
         query = check_query(s.AuditQuery, request)
         with self.scope():
-            return self.page(self.rows(AuditEntry).filter(**query.filters()), s.AuditOut)
+            return self.page(self.rows(AuditEntry).filter(**query.filters()), s.AuditEntrySerializer)
 
 
 @extend_schema(tags=["audit"])
 class AuditDetail(TenantView):
-    serializer_class = s.AuditOut
+    serializer_class = s.AuditEntrySerializer
     permissions: ClassVar = {"GET": Permission.AUDIT_READ}
 
     @extend_schema(operation_id="audit_entry")
     def get(self, request: Request, pk: int) -> Response:
-        return Response(s.AuditOut(self.find(AuditEntry, pk)).data)
+        """Return the audit entry."""
+        return Response(s.AuditEntrySerializer(self.find(AuditEntry, pk)).data)

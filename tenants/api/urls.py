@@ -9,7 +9,7 @@ from tenants.api import (
     jobs,
     keys,
     members,
-    openapi_security,  # noqa: F401 - registers its scheme
+    openapi,  # noqa: F401 - registers its scheme
     operators,
     policies,
     rules,

@@ -29,7 +29,7 @@ ACTIONS: dict[str, Callable[[User], bool]] = {
 }
 
 
-class UserOut(serializers.ModelSerializer[User]):
+class UserSerializer(serializers.ModelSerializer[User]):
     is_operator = serializers.BooleanField(source="is_staff")
     has_second_factor = serializers.BooleanField()
     created_at = serializers.DateTimeField(source="date_joined")
@@ -66,7 +66,7 @@ def with_second_factor() -> QuerySet[User]:
 class UserView(OperatorView):
     """Base of the views of users."""
 
-    serializer_class = UserOut
+    serializer_class = UserSerializer
 
     def user(self, pk: int) -> User:
         """Return a user.
@@ -82,29 +82,35 @@ class UserView(OperatorView):
 
 @extend_schema(tags=["operators"])
 class Users(UserView):
-    @extend_schema(operation_id="operator_users", parameters=[UserQuery], responses=UserOut(many=True))
+    @extend_schema(operation_id="operator_users", parameters=[UserQuery], responses=UserSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return all users, newest first."""
         query = check_query(UserQuery, request)
         page = self.paginate_queryset(query.rows())
-        return self.get_paginated_response(UserOut(page or [], many=True).data)
+        return self.get_paginated_response(UserSerializer(page or [], many=True).data)
 
 
 @extend_schema(tags=["operators"])
 class UserOne(UserView):
     @extend_schema(operation_id="operator_user")
     def get(self, request: Request, pk: int) -> Response:
-        return Response(UserOut(self.user(pk)).data)
+        """Return the user."""
+        return Response(UserSerializer(self.user(pk)).data)
 
 
 @extend_schema(tags=["operators"])
 class UserActionView(UserView):
-    """POST /api/operator/users/{id}/{action}."""
-
     action_name: ClassVar[str] = ""
+    action_texts: ClassVar[dict[str, str]] = {
+        "deactivate": "Deactivate the user.",
+        "reactivate": "Reactivate the user.",
+        "grant-operator": "Make the user an operator.",
+        "revoke-operator": "Revoke the operator rights of the user.",
+        "remove-second-factor": "Remove the second factor of the user.",
+    }
 
-    @extend_schema(parameters=[HEADER], request=None, responses=UserOut)
+    @extend_schema(parameters=[HEADER], request=None, responses=UserSerializer)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         ACTIONS[self.action_name](self.user(pk))
-        return Response(UserOut(self.user(pk)).data)
+        return Response(UserSerializer(self.user(pk)).data)

@@ -11,7 +11,7 @@ from rest_framework.response import Response
 
 from tenants.actions import webhooks as actions
 from tenants.api.idempotency import HEADER, idempotent
-from tenants.api.serializers import MAX_BIGINT, Query, Strict
+from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
 from tenants.models import WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
 from tenants.permissions import Permission
 from tenants.views import TenantView, check_query, given
@@ -21,7 +21,7 @@ from tenants.webhooks.queries import deliveries, endpoints_with_last
 READ, WRITE = Permission.WEBHOOKS_READ, Permission.WEBHOOKS_WRITE
 
 
-class EndpointOut(serializers.ModelSerializer[WebhookEndpoint]):
+class WebhookEndpointSerializer(serializers.ModelSerializer[WebhookEndpoint]):
     """An endpoint without its secret, with the result of its newest attempt."""
 
     last_at = serializers.DateTimeField(allow_null=True)
@@ -37,7 +37,7 @@ class EndpointOut(serializers.ModelSerializer[WebhookEndpoint]):
         read_only_fields = fields
 
 
-class EndpointIn(Strict):
+class WebhookEndpointCreateSerializer(StrictSerializer):
     url = serializers.CharField(
         max_length=500, help_text="An https:// URL with a public IP address. Internal hosts are rejected."
     )
@@ -47,23 +47,23 @@ class EndpointIn(Strict):
     )
 
 
-class EndpointChange(EndpointIn):
+class WebhookEndpointUpdateSerializer(WebhookEndpointCreateSerializer):
     active = serializers.BooleanField(required=False)
 
 
-class SecretOut(serializers.Serializer[object]):
+class WebhookSecretSerializer(serializers.Serializer[object]):
     secret = serializers.CharField(help_text="The signing secret (Standard Webhooks). It is shown only once.")
 
 
-class EndpointMade(EndpointOut):
+class WebhookEndpointWithSecretSerializer(WebhookEndpointSerializer):
     secret = serializers.CharField(help_text="The signing secret (Standard Webhooks). It is shown only once.")
 
-    class Meta(EndpointOut.Meta):
-        fields = (*EndpointOut.Meta.fields, "secret")
+    class Meta(WebhookEndpointSerializer.Meta):
+        fields = (*WebhookEndpointSerializer.Meta.fields, "secret")
         read_only_fields = fields
 
 
-class EventOut(serializers.ModelSerializer[WebhookEvent]):
+class WebhookEventSerializer(serializers.ModelSerializer[WebhookEvent]):
     class Meta:
         model = WebhookEvent
         fields = ("id", "public_id", "event_type", "deduplication_key", "payload", "created_at")
@@ -74,18 +74,18 @@ class WebhookEventQuery(Query):
     event_type = serializers.ChoiceField(list(EVENT_TYPES), required=False)
 
 
-class AttemptOut(serializers.ModelSerializer[WebhookAttempt]):
+class WebhookAttemptSerializer(serializers.ModelSerializer[WebhookAttempt]):
     class Meta:
         model = WebhookAttempt
         fields = ("attempted_at", "status", "duration_ms", "error", "excerpt")
         read_only_fields = fields
 
 
-class DeliveryOut(serializers.ModelSerializer[WebhookDelivery]):
+class WebhookDeliverySerializer(serializers.ModelSerializer[WebhookDelivery]):
     event_public_id = serializers.CharField(source="event.public_id")
     event_type = serializers.CharField(source="event.event_type")
     url = serializers.CharField(source="endpoint.url")
-    attempts = AttemptOut(many=True)
+    attempts = WebhookAttemptSerializer(many=True)
 
     class Meta:
         model = WebhookDelivery
@@ -106,39 +106,42 @@ class DeliveryQuery(Query):
 class EndpointView(TenantView):
     """Base of the views of one endpoint."""
 
-    serializer_class = EndpointOut
+    serializer_class = WebhookEndpointSerializer
 
     def representation(self, pk: int) -> dict[str, Any]:
         with self.scope():
             endpoint = endpoints_with_last(self.access.tenant.pk).filter(pk=pk).first()
         if endpoint is None:
             raise exceptions.NotFound
-        return dict(EndpointOut(endpoint).data)
+        return dict(WebhookEndpointSerializer(endpoint).data)
 
 
 @extend_schema(tags=["webhooks"])
 class Endpoints(EndpointView):
     permissions: ClassVar = {"GET": READ, "POST": WRITE}
 
-    @extend_schema(operation_id="webhooks", parameters=[Query], responses=EndpointOut(many=True))
+    @extend_schema(operation_id="webhooks", parameters=[Query], responses=WebhookEndpointSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the webhook endpoints, each with the result of its newest attempt."""
         check_query(Query, request)
         with self.scope():
-            return self.page(endpoints_with_last(self.access.tenant.pk), EndpointOut)
+            return self.page(endpoints_with_last(self.access.tenant.pk), WebhookEndpointSerializer)
 
     def prepare(self, request: Request) -> None:
         """Check the URL before the transaction, because this can wait for a name server."""
         if request.method == "POST":
-            self._url = actions.check_endpoint_url(given(EndpointIn, request.data)["url"])
+            self._url = actions.check_endpoint_url(given(WebhookEndpointCreateSerializer, request.data)["url"])
 
     @extend_schema(
-        operation_id="webhooks_create", parameters=[HEADER], request=EndpointIn, responses={201: EndpointMade}
+        operation_id="webhooks_create",
+        parameters=[HEADER],
+        request=WebhookEndpointCreateSerializer,
+        responses={201: WebhookEndpointWithSecretSerializer},
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a webhook endpoint. The response contains its signing secret."""
-        fields = given(EndpointIn, request.data) | {"url": self._url}
+        fields = given(WebhookEndpointCreateSerializer, request.data) | {"url": self._url}
         endpoint, secret = actions.do_create_endpoint(self.access.tenant, **fields)
         return Response(self.representation(endpoint.pk) | {"secret": secret}, status=201)
 
@@ -149,13 +152,14 @@ class EndpointDetail(EndpointView):
 
     @extend_schema(operation_id="webhook")
     def get(self, request: Request, pk: int) -> Response:
+        """Return the webhook endpoint."""
         return Response(self.representation(pk))
 
-    @extend_schema(operation_id="webhook_update", request=EndpointChange)
+    @extend_schema(operation_id="webhook_update", request=WebhookEndpointUpdateSerializer)
     def patch(self, request: Request, pk: int) -> Response:
         """Change the endpoint, or disable or enable it."""
         row = self.find(WebhookEndpoint, pk)
-        actions.do_update_endpoint(row, **given(EndpointChange, request.data, partial=True))
+        actions.do_update_endpoint(row, **given(WebhookEndpointUpdateSerializer, request.data, partial=True))
         return Response(self.representation(pk))
 
     @extend_schema(operation_id="webhook_delete", responses={204: None})
@@ -167,10 +171,10 @@ class EndpointDetail(EndpointView):
 
 @extend_schema(tags=["webhooks"])
 class EndpointRotate(TenantView):
-    serializer_class = SecretOut
+    serializer_class = WebhookSecretSerializer
     permissions: ClassVar = {"POST": WRITE}
 
-    @extend_schema(operation_id="webhook_rotate", parameters=[HEADER], request=None, responses=SecretOut)
+    @extend_schema(operation_id="webhook_rotate", parameters=[HEADER], request=None, responses=WebhookSecretSerializer)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Rotate the secret. Events of the next day are signed with both secrets."""
@@ -179,65 +183,74 @@ class EndpointRotate(TenantView):
 
 @extend_schema(tags=["webhooks"])
 class EndpointTest(TenantView):
-    serializer_class = DeliveryOut
+    serializer_class = WebhookDeliverySerializer
     permissions: ClassVar = {"POST": WRITE}
 
-    @extend_schema(operation_id="webhook_test", parameters=[HEADER], request=None, responses={201: DeliveryOut})
+    @extend_schema(
+        operation_id="webhook_test", parameters=[HEADER], request=None, responses={201: WebhookDeliverySerializer}
+    )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Send a test event to this endpoint only."""
         delivery = actions.do_send_test_event(self.find(WebhookEndpoint, pk))
         with self.scope():
-            return Response(DeliveryOut(deliveries(self.access.tenant.pk).get(pk=delivery.pk)).data, status=201)
+            return Response(
+                WebhookDeliverySerializer(deliveries(self.access.tenant.pk).get(pk=delivery.pk)).data, status=201
+            )
 
 
 @extend_schema(tags=["webhooks"])
 class Events(TenantView):
-    serializer_class = EventOut
+    serializer_class = WebhookEventSerializer
     permissions: ClassVar = {"GET": READ}
 
-    @extend_schema(operation_id="webhook_events", parameters=[WebhookEventQuery], responses=EventOut(many=True))
+    @extend_schema(
+        operation_id="webhook_events", parameters=[WebhookEventQuery], responses=WebhookEventSerializer(many=True)
+    )
     def get(self, request: Request) -> Response:
         """Return the events of the last 90 days, newest first, whether or not they were sent."""
         query = check_query(WebhookEventQuery, request)
         with self.scope():
-            return self.page(self.rows(WebhookEvent).filter(**query.filters()), EventOut)
+            return self.page(self.rows(WebhookEvent).filter(**query.filters()), WebhookEventSerializer)
 
 
 @extend_schema(tags=["webhooks"])
 class EventDetail(TenantView):
-    serializer_class = EventOut
+    serializer_class = WebhookEventSerializer
     permissions: ClassVar = {"GET": READ}
 
     @extend_schema(operation_id="webhook_event")
     def get(self, request: Request, pk: int) -> Response:
-        return Response(EventOut(self.find(WebhookEvent, pk)).data)
+        """Return the webhook event."""
+        return Response(WebhookEventSerializer(self.find(WebhookEvent, pk)).data)
 
 
 @extend_schema(tags=["webhooks"])
 class Deliveries(TenantView):
-    serializer_class = DeliveryOut
+    serializer_class = WebhookDeliverySerializer
     permissions: ClassVar = {"GET": READ}
 
-    @extend_schema(operation_id="webhook_deliveries", parameters=[DeliveryQuery], responses=DeliveryOut(many=True))
+    @extend_schema(
+        operation_id="webhook_deliveries", parameters=[DeliveryQuery], responses=WebhookDeliverySerializer(many=True)
+    )
     def get(self, request: Request) -> Response:
         """Return the deliveries with their attempts, newest first."""
         query = check_query(DeliveryQuery, request)
         with self.scope():
-            return self.page(deliveries(self.access.tenant.pk).filter(**query.filters()), DeliveryOut)
+            return self.page(deliveries(self.access.tenant.pk).filter(**query.filters()), WebhookDeliverySerializer)
 
 
 class DeliveryView(TenantView):
     """Base of the views of one delivery."""
 
-    serializer_class = DeliveryOut
+    serializer_class = WebhookDeliverySerializer
 
     def delivery_response(self, pk: int) -> Response:
         with self.scope():
             delivery = deliveries(self.access.tenant.pk).filter(pk=pk).first()
             if delivery is None:
                 raise exceptions.NotFound
-            return Response(DeliveryOut(delivery).data)
+            return Response(WebhookDeliverySerializer(delivery).data)
 
 
 @extend_schema(tags=["webhooks"])
@@ -246,6 +259,7 @@ class DeliveryDetail(DeliveryView):
 
     @extend_schema(operation_id="webhook_delivery")
     def get(self, request: Request, pk: int) -> Response:
+        """Return the webhook delivery."""
         return self.delivery_response(pk)
 
 
@@ -253,7 +267,9 @@ class DeliveryDetail(DeliveryView):
 class DeliveryReplay(DeliveryView):
     permissions: ClassVar = {"POST": WRITE}
 
-    @extend_schema(operation_id="webhook_replay", parameters=[HEADER], request=None, responses=DeliveryOut)
+    @extend_schema(
+        operation_id="webhook_replay", parameters=[HEADER], request=None, responses=WebhookDeliverySerializer
+    )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Send the event again, with the same ID."""

@@ -10,117 +10,116 @@ from urllib.parse import quote
 
 from millrace.client.http import OMIT, AsyncHttp, Omit
 from millrace.client.models import (
-    Alert,
+    AlertMetric,
     AlertRule,
-    AmountIn,
-    AnswerCacheScopeEnum,
-    Audit,
-    BlankEnum,
-    BookIn,
+    AlertWindowMinutes,
+    AnswerCacheScope,
+    ApiKey,
+    ApiKeyScope,
+    ApiKeyWithSecret,
+    AuditEntry,
+    BillingCurrency,
+    BillingEntity,
+    BillingPeriod,
+    BillingProfile,
     Budget,
-    BudgetSaved,
+    BudgetAlert,
+    BudgetMode,
+    BudgetPeriodType,
     BudgetUnit,
-    BuyerEnum,
-    CacheLayers,
+    BuyerType,
+    CacheLayerReport,
     CacheWarming,
-    CategoryEnum,
-    Check,
     Commitment,
-    Comparison,
     CostCard,
     CostImport,
-    Credential,
-    Credit,
-    CreditInGrantTypeEnum,
+    CredentialReencryption,
+    CredentialSpend,
+    CreditGrant,
     Currency,
-    CurrencyEnum,
-    Delivery,
     Deployment,
     DeploymentCheck,
+    DeploymentEngine,
     DeploymentImport,
-    DraftedPrice,
-    Endpoint,
-    EndpointMade,
-    EngineEnum,
-    Entity,
-    Event,
-    EventTypesEnum,
+    DeploymentTask,
     ExchangeRate,
     ExecutionCost,
     Experiment,
-    ExperimentArmField,
+    ExperimentArm,
+    ExperimentMetric,
     ExperimentResults,
     ExperimentUnit,
-    ExportComparison,
-    FileTypeEnum,
     Forecast,
     HostedPage,
-    Import,
+    ImportFileType,
     Invitation,
     Invoice,
-    InvoiceWhole,
-    Key,
-    KindIn,
+    InvoiceCheck,
+    InvoiceDetail,
+    InvoiceNoteLine,
     LabeledOutcomes,
-    Ledger,
-    Limits,
-    Margins,
+    LedgerEntry,
+    ManualCreditGrantType,
+    MarginReport,
     Member,
     MeteredComponent,
     MeteredUsage,
-    MetricEnum,
-    ModeEnum,
-    Model,
-    NewKey,
+    ModelTier,
     OneOffLine,
-    OwnCredential,
     Payment,
     PaymentEvent,
-    Period,
-    PeriodEnum,
+    PlatformCredential,
     Policy,
     PolicyDiff,
     PolicyDraft,
     PolicyDryRun,
     PolicyValidation,
     Price,
+    PriceBookAssignment,
     PriceComponent,
-    PriceIn,
+    PriceCreate,
+    PriceDraft,
+    PriceImport,
+    PricePreview,
     PriceTerm,
-    PrimaryMetricEnum,
-    Profile,
+    PriceTermTier,
+    PriceTermType,
+    PriceVersion,
+    PriceVersionDetail,
     Project,
     PromptAdvice,
-    Reencrypted,
+    ProviderExportComparison,
+    RateLimits,
+    ReconciliationStatus,
     Request,
+    RequestDetail,
     RequestRates,
-    RequestStory,
-    RerateRow,
     Rerating,
     ReratingDetail,
-    RoleEnum,
+    ReratingPreview,
+    Role,
     RuleAlert,
-    ScopesEnum,
-    Secret,
+    SavedBudget,
+    ServedModel,
+    ServiceTier,
     ShadowResult,
-    Spend,
-    Standing,
-    Success,
-    TaskEnum,
+    SuccessReport,
+    TaxCategory,
     TaxRule,
     Tenant,
+    TenantCredential,
     TenantJob,
-    TermTypeEnum,
-    TierEnum,
-    UnknownParametersEnum,
-    Usage,
+    UnknownParameterHandling,
     UsageEvent,
+    UsageReport,
     User,
-    Version,
-    VersionDetail,
-    VolumeTierIn,
-    VoucherTypeEnum,
-    WindowMinutesEnum,
+    VoucherType,
+    WebhookDelivery,
+    WebhookEndpoint,
+    WebhookEndpointWithSecret,
+    WebhookEvent,
+    WebhookEventType,
+    WebhookSecret,
     Worker,
 )
 from millrace.client.pages import AsyncPager
@@ -153,8 +152,8 @@ class AsyncAlertRulesResource:
         self,
         *,
         threshold: int,
-        metric: MetricEnum,
-        window_minutes: WindowMinutesEnum | Omit = OMIT,
+        metric: AlertMetric,
+        window_minutes: AlertWindowMinutes | Omit = OMIT,
         min_requests: int | Omit = OMIT,
         project_id: int | Omit = OMIT,
         model: str | Omit = OMIT,
@@ -198,7 +197,7 @@ class AsyncAlertRulesResource:
         id: int,
         *,
         threshold: int | Omit = OMIT,
-        window_minutes: WindowMinutesEnum | Omit = OMIT,
+        window_minutes: AlertWindowMinutes | Omit = OMIT,
         min_requests: int | Omit = OMIT,
         muted_until: str | datetime | Omit | None = OMIT,
     ) -> AlertRule:
@@ -235,13 +234,13 @@ class AsyncAlertsResource:
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
 
-    def list(self, *, page_size: int | Omit = OMIT) -> AsyncPager[Alert]:
+    def list(self, *, page_size: int | Omit = OMIT) -> AsyncPager[BudgetAlert]:
         """Return the thresholds that budgets reached, newest first.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return AsyncPager[Alert](self._http, "alerts", query={"limit": page_size})
+        return AsyncPager[BudgetAlert](self._http, "alerts", query={"limit": page_size})
 
 
 class AsyncAuditResource:
@@ -259,14 +258,14 @@ class AsyncAuditResource:
         request_id: str | Omit = OMIT,
         since: str | datetime | Omit = OMIT,
         until: str | datetime | Omit = OMIT,
-    ) -> AsyncPager[Audit]:
+    ) -> AsyncPager[AuditEntry]:
         """Return the entries of the audit log, newest first.
 
         Args:
             page_size: Rows per page; default: 50.
             object_id: ID of the object.
         """
-        return AsyncPager[Audit](
+        return AsyncPager[AuditEntry](
             self._http,
             "audit",
             query={
@@ -281,9 +280,9 @@ class AsyncAuditResource:
             },
         )
 
-    async def get(self, id: int) -> Audit:
-        """Return the object with this ID."""
-        return cast("Audit", await self._http.call("GET", f"audit/{id}"))
+    async def get(self, id: int) -> AuditEntry:
+        """Return the audit entry."""
+        return cast("AuditEntry", await self._http.call("GET", f"audit/{id}"))
 
 
 class AsyncBillingResource:
@@ -314,18 +313,18 @@ class AsyncBillingCurrencyResource:
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
 
-    async def get(self) -> Currency:
+    async def get(self) -> BillingCurrency:
         """Return the currency of all amounts of the tenant, also of those in fields that end in `_usd`."""
-        return cast("Currency", await self._http.call("GET", "billing/currency"))
+        return cast("BillingCurrency", await self._http.call("GET", "billing/currency"))
 
 
 class AsyncBillingProfileResource:
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
 
-    async def get(self) -> Profile:
+    async def get(self) -> BillingProfile:
         """Return the tenant's billing profile."""
-        return cast("Profile", await self._http.call("GET", "billing/profile"))
+        return cast("BillingProfile", await self._http.call("GET", "billing/profile"))
 
     async def update(
         self,
@@ -342,7 +341,7 @@ class AsyncBillingProfileResource:
         currency: str | Omit = OMIT,
         top_up_below: int | Omit | None = OMIT,
         top_up_cents: int | Omit | None = OMIT,
-    ) -> Profile:
+    ) -> BillingProfile:
         """Update the billing profile, for the next invoices.
 
         Args:
@@ -351,7 +350,7 @@ class AsyncBillingProfileResource:
             top_up_cents: cents of each automatic top-up.
         """
         return cast(
-            "Profile",
+            "BillingProfile",
             await self._http.call(
                 "PATCH",
                 "billing/profile",
@@ -405,8 +404,8 @@ class AsyncBudgetsResource:
         name: str,
         amount: int,
         unit: BudgetUnit,
-        period: PeriodEnum,
-        mode: ModeEnum | Omit = OMIT,
+        period: BudgetPeriodType,
+        mode: BudgetMode | Omit = OMIT,
         reduce_max_tokens: bool | Omit = OMIT,
         temporary_increase: int | Omit = OMIT,
         increase_expires_at: str | datetime | Omit | None = OMIT,
@@ -417,7 +416,7 @@ class AsyncBudgetsResource:
         key_id: int | Omit = OMIT,
         member_id: int | Omit = OMIT,
         idempotency_key: str | None = None,
-    ) -> BudgetSaved:
+    ) -> SavedBudget:
         """Create a budget. Earlier usage does not count.
 
         Args:
@@ -433,7 +432,7 @@ class AsyncBudgetsResource:
             member_id: Of the keys this member (by membership) made.
         """
         return cast(
-            "BudgetSaved",
+            "SavedBudget",
             await self._http.call(
                 "POST",
                 "budgets",
@@ -458,7 +457,7 @@ class AsyncBudgetsResource:
         )
 
     async def get(self, id: int) -> Budget:
-        """Return the object with this ID."""
+        """Return the budget."""
         return cast("Budget", await self._http.call("GET", f"budgets/{id}"))
 
     async def update(
@@ -467,14 +466,14 @@ class AsyncBudgetsResource:
         *,
         name: str | Omit = OMIT,
         amount: int | Omit = OMIT,
-        mode: ModeEnum | Omit = OMIT,
+        mode: BudgetMode | Omit = OMIT,
         reduce_max_tokens: bool | Omit = OMIT,
         temporary_increase: int | Omit = OMIT,
         increase_expires_at: str | datetime | Omit | None = OMIT,
         rollover_limit: int | Omit = OMIT,
         thresholds: Sequence[int] | Omit = OMIT,
         alert_forecast: bool | Omit = OMIT,
-    ) -> BudgetSaved:
+    ) -> SavedBudget:
         """Change a budget, including its current period.
 
         Args:
@@ -487,7 +486,7 @@ class AsyncBudgetsResource:
             alert_forecast: Alert once in a month when its forecast passes the limit.
         """
         return cast(
-            "BudgetSaved",
+            "SavedBudget",
             await self._http.call(
                 "PATCH",
                 f"budgets/{id}",
@@ -509,13 +508,13 @@ class AsyncBudgetsResource:
         """Deactivate a budget."""
         await self._http.call("DELETE", f"budgets/{id}")
 
-    def alerts(self, id: int, *, page_size: int | Omit = OMIT) -> AsyncPager[Alert]:
+    def alerts(self, id: int, *, page_size: int | Omit = OMIT) -> AsyncPager[BudgetAlert]:
         """Return the thresholds that this budget reached, newest first.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return AsyncPager[Alert](self._http, f"budgets/{id}/alerts", query={"limit": page_size})
+        return AsyncPager[BudgetAlert](self._http, f"budgets/{id}/alerts", query={"limit": page_size})
 
     async def forecast(self, id: int) -> Forecast:
         """Return the forecast of a monthly budget's current period, by day."""
@@ -557,13 +556,13 @@ class AsyncCreditsResource:
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
 
-    def list(self, *, page_size: int | Omit = OMIT) -> AsyncPager[Credit]:
+    def list(self, *, page_size: int | Omit = OMIT) -> AsyncPager[CreditGrant]:
         """Return the credits with the unused amount of each, newest first.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return AsyncPager[Credit](self._http, "credits", query={"limit": page_size})
+        return AsyncPager[CreditGrant](self._http, "credits", query={"limit": page_size})
 
 
 class AsyncExperimentsResource:
@@ -591,10 +590,10 @@ class AsyncExperimentsResource:
         *,
         name: str,
         model: str,
-        arms: Sequence[ExperimentArmField],
+        arms: Sequence[ExperimentArm],
         unit: ExperimentUnit | Omit = OMIT,
         metadata_key: str | Omit = OMIT,
-        primary_metric: PrimaryMetricEnum | Omit = OMIT,
+        primary_metric: ExperimentMetric | Omit = OMIT,
         guardrails: Mapping[str, float] | Omit = OMIT,
         planned_days: int | Omit = OMIT,
         idempotency_key: str | None = None,
@@ -627,7 +626,7 @@ class AsyncExperimentsResource:
         )
 
     async def get(self, id: int) -> Experiment:
-        """Return the object with this ID."""
+        """Return the experiment."""
         return cast("Experiment", await self._http.call("GET", f"experiments/{id}"))
 
     async def delete(self, id: int) -> None:
@@ -680,7 +679,7 @@ class AsyncInvitationsResource:
             self._http, "invitations", query={"email": email, "limit": page_size, "role": role}
         )
 
-    async def create(self, *, email: str, role: RoleEnum, idempotency_key: str | None = None) -> Invitation:
+    async def create(self, *, email: str, role: Role, idempotency_key: str | None = None) -> Invitation:
         """Invite a user by email. It replaces an open invitation to the same email address."""
         return cast(
             "Invitation",
@@ -690,7 +689,7 @@ class AsyncInvitationsResource:
         )
 
     async def get(self, id: int) -> Invitation:
-        """Return the object with this ID."""
+        """Return the invitation."""
         return cast("Invitation", await self._http.call("GET", f"invitations/{id}"))
 
     async def revoke(self, id: int) -> None:
@@ -722,13 +721,13 @@ class AsyncInvoicesResource:
             query={"invoice_type": invoice_type, "limit": page_size, "month": month, "state": state},
         )
 
-    async def get(self, id: int) -> InvoiceWhole:
+    async def get(self, id: int) -> InvoiceDetail:
         """Return the invoice document as JSON."""
-        return cast("InvoiceWhole", await self._http.call("GET", f"invoices/{id}"))
+        return cast("InvoiceDetail", await self._http.call("GET", f"invoices/{id}"))
 
-    async def check(self, id: int) -> Check:
+    async def check(self, id: int) -> InvoiceCheck:
         """Recompute the invoice from its usage events and the price book, and compare it byte for byte."""
-        return cast("Check", await self._http.call("GET", f"invoices/{id}/check"))
+        return cast("InvoiceCheck", await self._http.call("GET", f"invoices/{id}/check"))
 
     async def csv(self, id: int) -> str:
         """Return the lines with exact amounts, as CSV."""
@@ -794,7 +793,7 @@ class AsyncKeysResource:
         live: bool | Omit | None = OMIT,
         prefix: str | Omit = OMIT,
         project: int | Omit = OMIT,
-    ) -> AsyncPager[Key]:
+    ) -> AsyncPager[ApiKey]:
         """Return the tenant's keys, newest first.
 
         Args:
@@ -802,7 +801,7 @@ class AsyncKeysResource:
             live: True: active keys; false: expired or revoked ones.
             project: ID of the project.
         """
-        return AsyncPager[Key](
+        return AsyncPager[ApiKey](
             self._http, "keys", query={"limit": page_size, "live": live, "prefix": prefix, "project": project}
         )
 
@@ -810,13 +809,13 @@ class AsyncKeysResource:
         self,
         *,
         name: str,
-        scopes: Sequence[ScopesEnum] | Omit = OMIT,
+        scopes: Sequence[ApiKeyScope] | Omit = OMIT,
         allowed_models: Sequence[str] | Omit | None = OMIT,
         allowed_ip_ranges: Sequence[str] | Omit | None = OMIT,
         expires_at: str | datetime | Omit | None = OMIT,
         project_id: int | Omit = OMIT,
         idempotency_key: str | None = None,
-    ) -> NewKey:
+    ) -> ApiKeyWithSecret:
         """Create a key. Its secret is only in this response.
 
         Args:
@@ -825,7 +824,7 @@ class AsyncKeysResource:
             project_id: ID of the key's project; default: the project `default`.
         """
         return cast(
-            "NewKey",
+            "ApiKeyWithSecret",
             await self._http.call(
                 "POST",
                 "keys",
@@ -841,20 +840,20 @@ class AsyncKeysResource:
             ),
         )
 
-    async def get(self, id: int) -> Key:
-        """Return the object with this ID."""
-        return cast("Key", await self._http.call("GET", f"keys/{id}"))
+    async def get(self, id: int) -> ApiKey:
+        """Return the API key."""
+        return cast("ApiKey", await self._http.call("GET", f"keys/{id}"))
 
     async def update(
         self,
         id: int,
         *,
-        scopes: Sequence[ScopesEnum] | Omit = OMIT,
+        scopes: Sequence[ApiKeyScope] | Omit = OMIT,
         allowed_models: Sequence[str] | Omit | None = OMIT,
         allowed_ip_ranges: Sequence[str] | Omit | None = OMIT,
         expires_at: str | datetime | Omit | None = OMIT,
         name: str | Omit = OMIT,
-    ) -> Key:
+    ) -> ApiKey:
         """Change the key's name, scopes, models, IP ranges or expiration date.
 
         Args:
@@ -862,7 +861,7 @@ class AsyncKeysResource:
                 null: all.
         """
         return cast(
-            "Key",
+            "ApiKey",
             await self._http.call(
                 "PATCH",
                 f"keys/{id}",
@@ -880,14 +879,16 @@ class AsyncKeysResource:
         """Revoke the key permanently. Within a second it is rejected and its running requests end."""
         await self._http.call("DELETE", f"keys/{id}")
 
-    async def rotate(self, id: int, *, overlap_hours: int | Omit = OMIT, idempotency_key: str | None = None) -> NewKey:
+    async def rotate(
+        self, id: int, *, overlap_hours: int | Omit = OMIT, idempotency_key: str | None = None
+    ) -> ApiKeyWithSecret:
         """Create a key with the same rights. The old key remains valid for `overlap_hours`.
 
         Args:
             overlap_hours: Hours for which the old key remains valid.
         """
         return cast(
-            "NewKey",
+            "ApiKeyWithSecret",
             await self._http.call(
                 "POST", f"keys/{id}/rotate", body={"overlap_hours": overlap_hours}, idempotency_key=idempotency_key
             ),
@@ -898,13 +899,13 @@ class AsyncLedgerResource:
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
 
-    def list(self, *, page_size: int | Omit = OMIT) -> AsyncPager[Ledger]:
+    def list(self, *, page_size: int | Omit = OMIT) -> AsyncPager[LedgerEntry]:
         """Return the tenant's ledger entries, newest first.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return AsyncPager[Ledger](self._http, "ledger", query={"limit": page_size})
+        return AsyncPager[LedgerEntry](self._http, "ledger", query={"limit": page_size})
 
 
 class AsyncLimitsResource:
@@ -918,7 +919,7 @@ class AsyncLimitsResource:
         page_size: int | Omit = OMIT,
         model: str | Omit = OMIT,
         project: int | Omit = OMIT,
-    ) -> AsyncPager[Limits]:
+    ) -> AsyncPager[RateLimits]:
         """Return all limits of the tenant, including those of the operator.
 
         Args:
@@ -926,7 +927,7 @@ class AsyncLimitsResource:
             page_size: Rows per page; default: 50.
             project: ID of the project.
         """
-        return AsyncPager[Limits](
+        return AsyncPager[RateLimits](
             self._http, "limits", query={"key": key, "limit": page_size, "model": model, "project": project}
         )
 
@@ -952,7 +953,7 @@ class AsyncLimitsResource:
         long_prompt_threshold: int | Omit | None = OMIT,
         long_prompt_concurrency: int | Omit | None = OMIT,
         idempotency_key: str | None = None,
-    ) -> Limits:
+    ) -> RateLimits:
         """Replace the limits of the tenant, or of a project or key.
 
         Args:
@@ -963,7 +964,7 @@ class AsyncLimitsResource:
             dry_run: Reject nothing, and count the requests that would be rejected.
         """
         return cast(
-            "Limits",
+            "RateLimits",
             await self._http.call(
                 "POST",
                 "limits",
@@ -991,9 +992,9 @@ class AsyncLimitsResource:
             ),
         )
 
-    async def get(self, id: int) -> Limits:
-        """Return the object with this ID."""
-        return cast("Limits", await self._http.call("GET", f"limits/{id}"))
+    async def get(self, id: int) -> RateLimits:
+        """Return the rate limits."""
+        return cast("RateLimits", await self._http.call("GET", f"limits/{id}"))
 
     async def delete(self, id: int) -> None:
         """Remove the limits."""
@@ -1019,10 +1020,10 @@ class AsyncMembersResource:
         return AsyncPager[Member](self._http, "members", query={"email": email, "limit": page_size, "role": role})
 
     async def get(self, id: int) -> Member:
-        """Return the object with this ID."""
+        """Return the member."""
         return cast("Member", await self._http.call("GET", f"members/{id}"))
 
-    async def update(self, id: int, *, role: RoleEnum | Omit = OMIT) -> Member:
+    async def update(self, id: int, *, role: Role | Omit = OMIT) -> Member:
         """Change the member's role."""
         return cast("Member", await self._http.call("PATCH", f"members/{id}", body={"role": role}))
 
@@ -1073,7 +1074,7 @@ class AsyncOperatorCostsResource:
     async def import_file(
         self,
         *,
-        file_type: FileTypeEnum,
+        file_type: ImportFileType,
         content: str,
         models: Mapping[str, str] | Omit = OMIT,
         round: bool | Omit = OMIT,
@@ -1137,7 +1138,7 @@ class AsyncOperatorDeploymentsResource:
         default_max_tokens: int | Omit | None = OMIT,
         pools: Mapping[str, int] | Omit = OMIT,
         idle_seconds: int | Omit = OMIT,
-        engine: EngineEnum | Omit = OMIT,
+        engine: DeploymentEngine | Omit = OMIT,
         upstream_model: str | Omit = OMIT,
         preset: str | Omit = OMIT,
         credential_id: int | Omit | None = OMIT,
@@ -1147,7 +1148,7 @@ class AsyncOperatorDeploymentsResource:
         images: bool | Omit = OMIT,
         tools: bool | Omit = OMIT,
         reasoning: bool | Omit = OMIT,
-        task: TaskEnum | Omit = OMIT,
+        task: DeploymentTask | Omit = OMIT,
         dimensions: int | Omit | None = OMIT,
         source: str | Omit = OMIT,
         base_url: str | Omit = OMIT,
@@ -1249,7 +1250,7 @@ class AsyncOperatorDeploymentsResource:
         default_max_tokens: int | Omit | None = OMIT,
         pools: Mapping[str, int] | Omit = OMIT,
         idle_seconds: int | Omit = OMIT,
-        engine: EngineEnum | Omit = OMIT,
+        engine: DeploymentEngine | Omit = OMIT,
         upstream_model: str | Omit = OMIT,
         preset: str | Omit = OMIT,
         credential_id: int | Omit | None = OMIT,
@@ -1259,7 +1260,7 @@ class AsyncOperatorDeploymentsResource:
         images: bool | Omit = OMIT,
         tools: bool | Omit = OMIT,
         reasoning: bool | Omit = OMIT,
-        task: TaskEnum | Omit = OMIT,
+        task: DeploymentTask | Omit = OMIT,
         dimensions: int | Omit | None = OMIT,
         source: str | Omit = OMIT,
         base_url: str | Omit = OMIT,
@@ -1354,10 +1355,10 @@ class AsyncOperatorDeploymentsResource:
             ),
         )
 
-    async def draft_price(self, name: str, *, idempotency_key: str | None = None) -> DraftedPrice:
+    async def draft_price(self, name: str, *, idempotency_key: str | None = None) -> PriceDraft:
         """Draft the offered price of a deployment without one, for another operator to publish."""
         return cast(
-            "DraftedPrice",
+            "PriceDraft",
             await self._http.call(
                 "POST", f"operator/deployments/{quote(name, safe='')}/price", idempotency_key=idempotency_key
             ),
@@ -1390,7 +1391,7 @@ class AsyncOperatorDeploymentsResource:
         default_max_tokens: int | Omit | None = OMIT,
         pools: Mapping[str, int] | Omit = OMIT,
         idle_seconds: int | Omit = OMIT,
-        engine: EngineEnum | Omit = OMIT,
+        engine: DeploymentEngine | Omit = OMIT,
         upstream_model: str | Omit = OMIT,
         preset: str | Omit = OMIT,
         credential_id: int | Omit | None = OMIT,
@@ -1400,7 +1401,7 @@ class AsyncOperatorDeploymentsResource:
         images: bool | Omit = OMIT,
         tools: bool | Omit = OMIT,
         reasoning: bool | Omit = OMIT,
-        task: TaskEnum | Omit = OMIT,
+        task: DeploymentTask | Omit = OMIT,
         dimensions: int | Omit | None = OMIT,
         source: str | Omit = OMIT,
         base_url: str | Omit = OMIT,
@@ -1499,13 +1500,13 @@ class AsyncOperatorEntitiesResource:
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
 
-    def list(self, *, page_size: int | Omit = OMIT) -> AsyncPager[Entity]:
+    def list(self, *, page_size: int | Omit = OMIT) -> AsyncPager[BillingEntity]:
         """Return the billing entities.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return AsyncPager[Entity](self._http, "operator/entities", query={"limit": page_size})
+        return AsyncPager[BillingEntity](self._http, "operator/entities", query={"limit": page_size})
 
     async def create(
         self,
@@ -1527,11 +1528,11 @@ class AsyncOperatorEntitiesResource:
         payment_details: str | Omit = OMIT,
         iban: str | Omit = OMIT,
         bic: str | Omit = OMIT,
-        voucher_type: VoucherTypeEnum | Omit = OMIT,
+        voucher_type: VoucherType | Omit = OMIT,
         tax_currency: str | Omit = OMIT,
         suspend_after_days: int | Omit | None = OMIT,
         idempotency_key: str | None = None,
-    ) -> Entity:
+    ) -> BillingEntity:
         """Create a billing entity.
 
         Args:
@@ -1540,7 +1541,7 @@ class AsyncOperatorEntitiesResource:
             suspend_after_days: days past due after which a tenant is suspended; null: never.
         """
         return cast(
-            "Entity",
+            "BillingEntity",
             await self._http.call(
                 "POST",
                 "operator/entities",
@@ -1574,7 +1575,6 @@ class AsyncOperatorEntitiesResource:
         self,
         id: int,
         *,
-        slug: str | Omit = OMIT,
         name: str | Omit = OMIT,
         street: str | Omit = OMIT,
         postcode: str | Omit = OMIT,
@@ -1591,10 +1591,10 @@ class AsyncOperatorEntitiesResource:
         payment_details: str | Omit = OMIT,
         iban: str | Omit = OMIT,
         bic: str | Omit = OMIT,
-        voucher_type: VoucherTypeEnum | Omit = OMIT,
+        voucher_type: VoucherType | Omit = OMIT,
         tax_currency: str | Omit = OMIT,
         suspend_after_days: int | Omit | None = OMIT,
-    ) -> Entity:
+    ) -> BillingEntity:
         """Update a billing entity, for the next invoices.
 
         Args:
@@ -1603,12 +1603,11 @@ class AsyncOperatorEntitiesResource:
             suspend_after_days: days past due after which a tenant is suspended; null: never.
         """
         return cast(
-            "Entity",
+            "BillingEntity",
             await self._http.call(
                 "PATCH",
                 f"operator/entities/{id}",
                 body={
-                    "slug": slug,
                     "name": name,
                     "street": street,
                     "postcode": postcode,
@@ -1665,7 +1664,7 @@ class AsyncOperatorInvoicesResource:
         self._http = http
 
     async def create_credit_note(
-        self, id: int, *, reason: str, amounts: Sequence[AmountIn], idempotency_key: str | None = None
+        self, id: int, *, reason: str, amounts: Sequence[InvoiceNoteLine], idempotency_key: str | None = None
     ) -> Invoice:
         """Issue a credit note on part of an invoice, with its tax."""
         return cast(
@@ -1679,7 +1678,7 @@ class AsyncOperatorInvoicesResource:
         )
 
     async def create_debit_note(
-        self, id: int, *, reason: str, amounts: Sequence[AmountIn], idempotency_key: str | None = None
+        self, id: int, *, reason: str, amounts: Sequence[InvoiceNoteLine], idempotency_key: str | None = None
     ) -> Invoice:
         """Issue a debit note: a further charge on a final invoice, with its tax."""
         return cast(
@@ -1731,7 +1730,7 @@ class AsyncOperatorMarginsResource:
         model: str | Omit = OMIT,
         tenant_id: int | Omit = OMIT,
         to_month: str | Omit = OMIT,
-    ) -> Margins:
+    ) -> MarginReport:
         """Return revenue, cost and margin by month, tenant and deployment.
 
         Args:
@@ -1742,7 +1741,7 @@ class AsyncOperatorMarginsResource:
             to_month: Default: `from_month`.
         """
         return cast(
-            "Margins",
+            "MarginReport",
             await self._http.call(
                 "GET",
                 "operator/margins",
@@ -1762,9 +1761,9 @@ class AsyncOperatorModelsResource:
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
 
-    async def list(self) -> builtins.list[Model]:
+    async def list(self) -> builtins.list[ServedModel]:
         """Return the models this platform serves."""
-        return cast("builtins.list[Model]", await self._http.call("GET", "operator/models"))
+        return cast("builtins.list[ServedModel]", await self._http.call("GET", "operator/models"))
 
 
 class AsyncOperatorOneOffLinesResource:
@@ -1804,18 +1803,19 @@ class AsyncOperatorPeriodsResource:
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
 
-    def list(self, *, page_size: int | Omit = OMIT) -> AsyncPager[Period]:
+    def list(self, *, page_size: int | Omit = OMIT) -> AsyncPager[BillingPeriod]:
         """Return the billing periods of every entity, with the times of closing and invoicing.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return AsyncPager[Period](self._http, "operator/periods", query={"limit": page_size})
+        return AsyncPager[BillingPeriod](self._http, "operator/periods", query={"limit": page_size})
 
-    async def close(self, id: int, *, idempotency_key: str | None = None) -> Period:
+    async def close(self, id: int, *, idempotency_key: str | None = None) -> BillingPeriod:
         """Close a billing period that is over. Later usage goes to the next one."""
         return cast(
-            "Period", await self._http.call("POST", f"operator/periods/{id}/close", idempotency_key=idempotency_key)
+            "BillingPeriod",
+            await self._http.call("POST", f"operator/periods/{id}/close", idempotency_key=idempotency_key),
         )
 
 
@@ -1851,13 +1851,13 @@ class AsyncOperatorPricesResource:
         page_size: int | Omit = OMIT,
         state: Literal["draft", "published", "discarded"] | Omit = OMIT,
         tenant_id: int | Omit = OMIT,
-    ) -> AsyncPager[Version]:
+    ) -> AsyncPager[PriceVersion]:
         """Return drafts and published versions, newest first.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return AsyncPager[Version](
+        return AsyncPager[PriceVersion](
             self._http,
             "operator/prices",
             query={"book": book, "limit": page_size, "state": state, "tenant_id": tenant_id},
@@ -1868,14 +1868,14 @@ class AsyncOperatorPricesResource:
         *,
         tenant_id: int | Omit = OMIT,
         book: str | Omit = OMIT,
-        currency: CurrencyEnum | Omit = OMIT,
+        currency: Currency | Omit = OMIT,
         effective_from: str | datetime | Omit = OMIT,
         note: str | Omit = OMIT,
         allow_unpriced_hours: bool | Omit = OMIT,
-        prices: Sequence[PriceIn] | Omit = OMIT,
-        withdrawn: Sequence[KindIn] | Omit = OMIT,
+        prices: Sequence[PriceCreate] | Omit = OMIT,
+        withdrawn: Sequence[ModelTier] | Omit = OMIT,
         idempotency_key: str | None = None,
-    ) -> Version:
+    ) -> PriceVersion:
         """Draft prices. They replace all prices of the models and tiers that they name.
 
         Args:
@@ -1886,7 +1886,7 @@ class AsyncOperatorPricesResource:
             withdrawn: Models and tiers without a price from then on.
         """
         return cast(
-            "Version",
+            "PriceVersion",
             await self._http.call(
                 "POST",
                 "operator/prices",
@@ -1904,46 +1904,48 @@ class AsyncOperatorPricesResource:
             ),
         )
 
-    async def get(self, id: int) -> VersionDetail:
+    async def get(self, id: int) -> PriceVersionDetail:
         """Return a version with its prices."""
-        return cast("VersionDetail", await self._http.call("GET", f"operator/prices/{id}"))
+        return cast("PriceVersionDetail", await self._http.call("GET", f"operator/prices/{id}"))
 
-    async def discard(self, id: int, *, idempotency_key: str | None = None) -> Version:
+    async def discard(self, id: int, *, idempotency_key: str | None = None) -> PriceVersion:
         """Discard the draft."""
         return cast(
-            "Version", await self._http.call("POST", f"operator/prices/{id}/discard", idempotency_key=idempotency_key)
+            "PriceVersion",
+            await self._http.call("POST", f"operator/prices/{id}/discard", idempotency_key=idempotency_key),
         )
 
     async def preview(
         self, id: int, *, from_: str | datetime | Omit = OMIT, to: str | datetime | Omit = OMIT
-    ) -> builtins.list[Comparison]:
+    ) -> builtins.list[PricePreview]:
         """Return what the usage of a time range, by default the last month, would have cost at the draft's prices."""
         return cast(
-            "builtins.list[Comparison]",
+            "builtins.list[PricePreview]",
             await self._http.call("GET", f"operator/prices/{id}/preview", query={"from": from_, "to": to}),
         )
 
-    async def publish(self, id: int, *, idempotency_key: str | None = None) -> Version:
+    async def publish(self, id: int, *, idempotency_key: str | None = None) -> PriceVersion:
         """Publish the draft."""
         return cast(
-            "Version", await self._http.call("POST", f"operator/prices/{id}/publish", idempotency_key=idempotency_key)
+            "PriceVersion",
+            await self._http.call("POST", f"operator/prices/{id}/publish", idempotency_key=idempotency_key),
         )
 
     async def import_file(
         self,
         *,
-        file_type: FileTypeEnum,
+        file_type: ImportFileType,
         content: str,
         tenant_id: int | Omit = OMIT,
         book: str | Omit = OMIT,
-        currency: CurrencyEnum | Omit = OMIT,
+        currency: Currency | Omit = OMIT,
         effective_from: str | datetime | Omit = OMIT,
         note: str | Omit = OMIT,
         allow_unpriced_hours: bool | Omit = OMIT,
         models: Sequence[str] | Omit = OMIT,
         round: bool | Omit = OMIT,
         idempotency_key: str | None = None,
-    ) -> Import:
+    ) -> PriceImport:
         """Draft the prices of the public price file (`json`) or a CSV, and list what was left out.
 
         Args:
@@ -1956,7 +1958,7 @@ class AsyncOperatorPricesResource:
             round: Round prices that are not whole nano-USD per million tokens.
         """
         return cast(
-            "Import",
+            "PriceImport",
             await self._http.call(
                 "POST",
                 "operator/prices/import",
@@ -1988,7 +1990,7 @@ class AsyncOperatorProviderExportsResource:
         models: Mapping[str, str] | Omit = OMIT,
         apply: bool | Omit = OMIT,
         idempotency_key: str | None = None,
-    ) -> ExportComparison:
+    ) -> ProviderExportComparison:
         """Compare a provider's usage export with the booked executions, by day and model and by request. With `apply`,
         requests that the tenant is charged too much for are credited, each once. Charges never rise.
 
@@ -1998,7 +2000,7 @@ class AsyncOperatorProviderExportsResource:
             apply: Credit what tenants are charged too much.
         """
         return cast(
-            "ExportComparison",
+            "ProviderExportComparison",
             await self._http.call(
                 "POST",
                 "operator/provider-exports",
@@ -2012,10 +2014,10 @@ class AsyncOperatorReconciliationResource:
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
 
-    async def get(self) -> Standing:
+    async def get(self) -> ReconciliationStatus:
         """Return the last comparison of budget periods, leases, events and journals, what was repaired, and which
         usage could not be settled."""
-        return cast("Standing", await self._http.call("GET", "operator/reconciliation"))
+        return cast("ReconciliationStatus", await self._http.call("GET", "operator/reconciliation"))
 
 
 class AsyncOperatorReratingsResource:
@@ -2040,7 +2042,7 @@ class AsyncOperatorReratingsResource:
         reason: str,
         tenant_id: int | Omit = OMIT,
         book: str | Omit = OMIT,
-        prices: Sequence[PriceIn] | Omit = OMIT,
+        prices: Sequence[PriceCreate] | Omit = OMIT,
         csv: str | Omit = OMIT,
         idempotency_key: str | None = None,
     ) -> Rerating:
@@ -2088,22 +2090,24 @@ class AsyncOperatorReratingsResource:
             await self._http.call("POST", f"operator/reratings/{id}/discard", idempotency_key=idempotency_key),
         )
 
-    async def preview(self, id: int) -> builtins.list[RerateRow]:
+    async def preview(self, id: int) -> builtins.list[ReratingPreview]:
         """Return the change of each invoice, by tenant. `note` is the credit or debit note that was issued for it."""
-        return cast("builtins.list[RerateRow]", await self._http.call("GET", f"operator/reratings/{id}/preview"))
+        return cast("builtins.list[ReratingPreview]", await self._http.call("GET", f"operator/reratings/{id}/preview"))
 
 
 class AsyncOperatorSpendResource:
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
 
-    async def list(self, *, day: str | date | Omit = OMIT) -> builtins.list[Spend]:
+    async def list(self, *, day: str | date | Omit = OMIT) -> builtins.list[CredentialSpend]:
         """Return what each upstream credential has spent on a day, and what running executions have reserved.
 
         Args:
             day: UTC; default: today.
         """
-        return cast("builtins.list[Spend]", await self._http.call("GET", "operator/spend", query={"day": day}))
+        return cast(
+            "builtins.list[CredentialSpend]", await self._http.call("GET", "operator/spend", query={"day": day})
+        )
 
 
 class AsyncOperatorTaxRulesResource:
@@ -2122,11 +2126,11 @@ class AsyncOperatorTaxRulesResource:
         self,
         *,
         entity: str,
-        category: CategoryEnum,
+        category: TaxCategory,
         starts_on: str | date,
         country: str | Omit = OMIT,
         region: str | Omit = OMIT,
-        buyer: BuyerEnum | BlankEnum | Omit = OMIT,
+        buyer: BuyerType | Literal[""] | Omit = OMIT,
         rate_ppm: int | Omit = OMIT,
         label: str | Omit = OMIT,
         note: str | Omit = OMIT,
@@ -2197,7 +2201,7 @@ class AsyncOperatorTenantsResource:
         )
 
     async def get(self, id: int) -> Tenant:
-        """Return the object with this ID."""
+        """Return the tenant."""
         return cast("Tenant", await self._http.call("GET", f"operator/tenants/{id}"))
 
     async def update(self, id: int, *, name: str | Omit = OMIT) -> Tenant:
@@ -2243,17 +2247,17 @@ class AsyncOperatorTenantsResource:
         self,
         id: int,
         *,
-        grant_type: CreditInGrantTypeEnum,
+        grant_type: ManualCreditGrantType,
         nano: int,
         priority: int | Omit = OMIT,
         starts_at: str | datetime | Omit = OMIT,
         expires_at: str | datetime | Omit = OMIT,
         note: str | Omit = OMIT,
         idempotency_key: str | None = None,
-    ) -> Credit:
+    ) -> CreditGrant:
         """Grant promotional credit, or sell prepaid credit from the tenant's deposits."""
         return cast(
-            "Credit",
+            "CreditGrant",
             await self._http.call(
                 "POST",
                 f"operator/tenants/{id}/credits",
@@ -2275,10 +2279,10 @@ class AsyncOperatorTenantsResource:
             "Tenant", await self._http.call("POST", f"operator/tenants/{id}/delete", idempotency_key=idempotency_key)
         )
 
-    async def set_entity(self, id: int, *, entity: str, idempotency_key: str | None = None) -> Profile:
+    async def set_entity(self, id: int, *, entity: str, idempotency_key: str | None = None) -> BillingProfile:
         """Assign another billing entity to a tenant without usage."""
         return cast(
-            "Profile",
+            "BillingProfile",
             await self._http.call(
                 "POST", f"operator/tenants/{id}/entity", body={"entity": entity}, idempotency_key=idempotency_key
             ),
@@ -2379,7 +2383,7 @@ class AsyncOperatorTenantsResource:
         received_at: str | datetime,
         invoice: str | Omit = OMIT,
         as_credit: bool | Omit = OMIT,
-        currency: CurrencyEnum | Omit = OMIT,
+        currency: Currency | Omit = OMIT,
         note: str | Omit = OMIT,
         idempotency_key: str | None = None,
     ) -> Payment:
@@ -2408,14 +2412,14 @@ class AsyncOperatorTenantsResource:
             ),
         )
 
-    async def set_prepaid(self, id: int, *, is_prepaid: bool, idempotency_key: str | None = None) -> Profile:
+    async def set_prepaid(self, id: int, *, is_prepaid: bool, idempotency_key: str | None = None) -> BillingProfile:
         """Start or stop limiting a tenant's requests to its prepaid balance.
 
         Args:
             is_prepaid: Limit the tenant's requests to its balance.
         """
         return cast(
-            "Profile",
+            "BillingProfile",
             await self._http.call(
                 "POST",
                 f"operator/tenants/{id}/prepaid",
@@ -2424,13 +2428,16 @@ class AsyncOperatorTenantsResource:
             ),
         )
 
-    async def price_book(self, id: int) -> BookIn:
+    async def price_book(self, id: int) -> PriceBookAssignment:
         """Return the tenant's price book."""
-        return cast("BookIn", await self._http.call("GET", f"operator/tenants/{id}/price-book"))
+        return cast("PriceBookAssignment", await self._http.call("GET", f"operator/tenants/{id}/price-book"))
 
-    async def set_price_book(self, id: int, *, book: str) -> BookIn:
+    async def set_price_book(self, id: int, *, book: str) -> PriceBookAssignment:
         """Assign the tenant to a price book from now on. Prices of the tenant take precedence."""
-        return cast("BookIn", await self._http.call("PUT", f"operator/tenants/{id}/price-book", body={"book": book}))
+        return cast(
+            "PriceBookAssignment",
+            await self._http.call("PUT", f"operator/tenants/{id}/price-book", body={"book": book}),
+        )
 
     def price_terms(self, id: int, *, page_size: int | Omit = OMIT) -> AsyncPager[PriceTerm]:
         """Return the tenant's price terms, newest first.
@@ -2444,14 +2451,14 @@ class AsyncOperatorTenantsResource:
         self,
         id: int,
         *,
-        term_type: TermTypeEnum,
+        term_type: PriceTermType,
         description: str,
         first_month: str,
         last_month: str | Omit = OMIT,
         model: str | Omit = OMIT,
-        tier: TierEnum | Omit = OMIT,
+        tier: ServiceTier | Omit = OMIT,
         component: PriceComponent | Omit = OMIT,
-        tiers: Sequence[VolumeTierIn] | Omit = OMIT,
+        tiers: Sequence[PriceTermTier] | Omit = OMIT,
         ppm: int | Omit = OMIT,
         cents: int | Omit = OMIT,
         idempotency_key: str | None = None,
@@ -2511,9 +2518,9 @@ class AsyncOperatorUpstreamCredentialsResource:
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
 
-    async def list(self) -> builtins.list[Credential]:
+    async def list(self) -> builtins.list[PlatformCredential]:
         """Return the platform's upstream credentials, without their secrets."""
-        return cast("builtins.list[Credential]", await self._http.call("GET", "operator/upstream-credentials"))
+        return cast("builtins.list[PlatformCredential]", await self._http.call("GET", "operator/upstream-credentials"))
 
     async def create(
         self,
@@ -2523,7 +2530,7 @@ class AsyncOperatorUpstreamCredentialsResource:
         daily_spend_limit_nano: int | Omit | None = OMIT,
         max_concurrency: int | Omit | None = OMIT,
         idempotency_key: str | None = None,
-    ) -> Credential:
+    ) -> PlatformCredential:
         """Store an upstream credential of the platform, for deployments to name.
 
         Args:
@@ -2533,7 +2540,7 @@ class AsyncOperatorUpstreamCredentialsResource:
             max_concurrency: Concurrent requests.
         """
         return cast(
-            "Credential",
+            "PlatformCredential",
             await self._http.call(
                 "POST",
                 "operator/upstream-credentials",
@@ -2547,9 +2554,9 @@ class AsyncOperatorUpstreamCredentialsResource:
             ),
         )
 
-    async def get(self, id: int) -> Credential:
+    async def get(self, id: int) -> PlatformCredential:
         """Return an upstream credential of the platform, without its secret."""
-        return cast("Credential", await self._http.call("GET", f"operator/upstream-credentials/{id}"))
+        return cast("PlatformCredential", await self._http.call("GET", f"operator/upstream-credentials/{id}"))
 
     async def update(
         self,
@@ -2558,7 +2565,7 @@ class AsyncOperatorUpstreamCredentialsResource:
         name: str | Omit = OMIT,
         daily_spend_limit_nano: int | Omit | None = OMIT,
         max_concurrency: int | Omit | None = OMIT,
-    ) -> Credential:
+    ) -> PlatformCredential:
         """Change the name or the limits. To replace the secret, rotate the credential.
 
         Args:
@@ -2567,7 +2574,7 @@ class AsyncOperatorUpstreamCredentialsResource:
             max_concurrency: Concurrent requests.
         """
         return cast(
-            "Credential",
+            "PlatformCredential",
             await self._http.call(
                 "PATCH",
                 f"operator/upstream-credentials/{id}",
@@ -2583,14 +2590,14 @@ class AsyncOperatorUpstreamCredentialsResource:
         """Remove a credential that no deployment uses."""
         await self._http.call("DELETE", f"operator/upstream-credentials/{id}")
 
-    async def rotate(self, id: int, *, secret: str, idempotency_key: str | None = None) -> Credential:
+    async def rotate(self, id: int, *, secret: str, idempotency_key: str | None = None) -> PlatformCredential:
         """Replace the secret. Workers use the new one within seconds.
 
         Args:
             secret: API key at the upstream. It is stored encrypted and never shown again.
         """
         return cast(
-            "Credential",
+            "PlatformCredential",
             await self._http.call(
                 "POST",
                 f"operator/upstream-credentials/{id}/rotate",
@@ -2599,10 +2606,10 @@ class AsyncOperatorUpstreamCredentialsResource:
             ),
         )
 
-    async def reencrypt(self, *, idempotency_key: str | None = None) -> Reencrypted:
+    async def reencrypt(self, *, idempotency_key: str | None = None) -> CredentialReencryption:
         """Encrypt all credentials, also those of tenants, with the newest key of MILLRACE_CREDENTIAL_KEYS."""
         return cast(
-            "Reencrypted",
+            "CredentialReencryption",
             await self._http.call("POST", "operator/upstream-credentials/reencrypt", idempotency_key=idempotency_key),
         )
 
@@ -2632,7 +2639,7 @@ class AsyncOperatorUsersResource:
         )
 
     async def get(self, id: int) -> User:
-        """Return the object with this ID."""
+        """Return the user."""
         return cast("User", await self._http.call("GET", f"operator/users/{id}"))
 
     async def deactivate(self, id: int, *, idempotency_key: str | None = None) -> User:
@@ -2715,7 +2722,7 @@ class AsyncPoliciesResource:
         )
 
     async def get(self, id: int) -> Policy:
-        """Return the object with this ID."""
+        """Return the policy."""
         return cast("Policy", await self._http.call("GET", f"policies/{id}"))
 
     async def withdraw(self, id: int) -> None:
@@ -2790,7 +2797,7 @@ class AsyncPolicyDraftsResource:
         )
 
     async def get(self, id: int) -> PolicyDraft:
-        """Return the object with this ID."""
+        """Return the policy draft."""
         return cast("PolicyDraft", await self._http.call("GET", f"policy-drafts/{id}"))
 
     async def discard(self, id: int) -> None:
@@ -2839,7 +2846,7 @@ class AsyncProjectsResource:
         )
 
     async def get(self, id: int) -> Project:
-        """Return the object with this ID."""
+        """Return the project."""
         return cast("Project", await self._http.call("GET", f"projects/{id}"))
 
     async def update(self, id: int, *, name: str | Omit = OMIT) -> Project:
@@ -2900,13 +2907,13 @@ class AsyncRequestsResource:
             },
         )
 
-    async def get(self, name: str) -> RequestStory:
+    async def get(self, name: str) -> RequestDetail:
         """Return the details of a request: limits, route, replicas, times, tokens and the calculation of its cost."""
-        return cast("RequestStory", await self._http.call("GET", f"requests/{quote(name, safe='')}"))
+        return cast("RequestDetail", await self._http.call("GET", f"requests/{quote(name, safe='')}"))
 
     async def cache_layers(
         self, *, from_: str | datetime | Omit = OMIT, to: str | datetime | Omit = OMIT
-    ) -> CacheLayers:
+    ) -> CacheLayerReport:
         """Return requests, tokens and savings by cache layer. Default: 1 day.
 
         Args:
@@ -2914,7 +2921,7 @@ class AsyncRequestsResource:
             to: End, exclusive; default: now.
         """
         return cast(
-            "CacheLayers", await self._http.call("GET", "requests/cache-layers", query={"from": from_, "to": to})
+            "CacheLayerReport", await self._http.call("GET", "requests/cache-layers", query={"from": from_, "to": to})
         )
 
     async def outcomes(
@@ -2986,7 +2993,7 @@ class AsyncRequestsResource:
         model: str | Omit = OMIT,
         project: int | Omit = OMIT,
         to: str | datetime | Omit = OMIT,
-    ) -> Success:
+    ) -> SuccessReport:
         """Return successful requests and the cost of a successful request, by group. Default: 1 day.
 
         Args:
@@ -2998,7 +3005,7 @@ class AsyncRequestsResource:
             to: End, exclusive; default: now.
         """
         return cast(
-            "Success",
+            "SuccessReport",
             await self._http.call(
                 "GET",
                 "requests/success",
@@ -3041,11 +3048,11 @@ class AsyncTenantResource:
         *,
         name: str | Omit = OMIT,
         content_retention_days: int | Omit = OMIT,
-        unknown_parameters: UnknownParametersEnum | Omit = OMIT,
+        unknown_parameters: UnknownParameterHandling | Omit = OMIT,
         allowed_origins: Sequence[str] | Omit = OMIT,
         answer_cache_seconds: int | Omit = OMIT,
         answer_cache_sampled: bool | Omit = OMIT,
-        answer_cache_scope: AnswerCacheScopeEnum | Omit = OMIT,
+        answer_cache_scope: AnswerCacheScope | Omit = OMIT,
         semantic_cache_max_error_percent: int | Omit = OMIT,
         cache_warming_nano: int | Omit = OMIT,
     ) -> Tenant:
@@ -3099,13 +3106,13 @@ class AsyncUpstreamCredentialsResource:
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
 
-    def list(self, *, page_size: int | Omit = OMIT) -> AsyncPager[OwnCredential]:
+    def list(self, *, page_size: int | Omit = OMIT) -> AsyncPager[TenantCredential]:
         """Return the tenant's own upstream credentials, newest first, without their secrets.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return AsyncPager[OwnCredential](self._http, "upstream-credentials", query={"limit": page_size})
+        return AsyncPager[TenantCredential](self._http, "upstream-credentials", query={"limit": page_size})
 
     async def create(
         self,
@@ -3116,7 +3123,7 @@ class AsyncUpstreamCredentialsResource:
         daily_spend_limit_nano: int | Omit | None = OMIT,
         max_concurrency: int | Omit | None = OMIT,
         idempotency_key: str | None = None,
-    ) -> OwnCredential:
+    ) -> TenantCredential:
         """Store an upstream credential of the tenant. Its requests for `models` use it instead of the platform's.
 
         Args:
@@ -3127,7 +3134,7 @@ class AsyncUpstreamCredentialsResource:
             max_concurrency: Concurrent requests.
         """
         return cast(
-            "OwnCredential",
+            "TenantCredential",
             await self._http.call(
                 "POST",
                 "upstream-credentials",
@@ -3142,9 +3149,9 @@ class AsyncUpstreamCredentialsResource:
             ),
         )
 
-    async def get(self, id: int) -> OwnCredential:
-        """Return the object with this ID."""
-        return cast("OwnCredential", await self._http.call("GET", f"upstream-credentials/{id}"))
+    async def get(self, id: int) -> TenantCredential:
+        """Return the credential."""
+        return cast("TenantCredential", await self._http.call("GET", f"upstream-credentials/{id}"))
 
     async def update(
         self,
@@ -3154,7 +3161,7 @@ class AsyncUpstreamCredentialsResource:
         daily_spend_limit_nano: int | Omit | None = OMIT,
         max_concurrency: int | Omit | None = OMIT,
         models: Sequence[str] | Omit = OMIT,
-    ) -> OwnCredential:
+    ) -> TenantCredential:
         """Change the name, the models or the limits. To replace the secret, rotate the credential.
 
         Args:
@@ -3164,7 +3171,7 @@ class AsyncUpstreamCredentialsResource:
             models: Models whose requests use this credential instead of the platform's.
         """
         return cast(
-            "OwnCredential",
+            "TenantCredential",
             await self._http.call(
                 "PATCH",
                 f"upstream-credentials/{id}",
@@ -3181,14 +3188,14 @@ class AsyncUpstreamCredentialsResource:
         """Remove the credential. Requests for its models use the platform's again."""
         await self._http.call("DELETE", f"upstream-credentials/{id}")
 
-    async def rotate(self, id: int, *, secret: str, idempotency_key: str | None = None) -> OwnCredential:
+    async def rotate(self, id: int, *, secret: str, idempotency_key: str | None = None) -> TenantCredential:
         """Replace the secret. Workers use the new one within seconds.
 
         Args:
             secret: API key at the upstream. It is stored encrypted and never shown again.
         """
         return cast(
-            "OwnCredential",
+            "TenantCredential",
             await self._http.call(
                 "POST", f"upstream-credentials/{id}/rotate", body={"secret": secret}, idempotency_key=idempotency_key
             ),
@@ -3210,7 +3217,7 @@ class AsyncUsageResource:
         project: int | Omit = OMIT,
         to: str | datetime | Omit = OMIT,
         tz: str | Omit = OMIT,
-    ) -> Usage:
+    ) -> UsageReport:
         """Return tokens, requests, cost and savings, grouped and by hour, day or month. By default: this month, by
         model.
 
@@ -3226,7 +3233,7 @@ class AsyncUsageResource:
                 IANA name. Default: UTC. For buckets its clocks must be whole hours off from UTC.
         """
         return cast(
-            "Usage",
+            "UsageReport",
             await self._http.call(
                 "GET",
                 "usage",
@@ -3294,26 +3301,26 @@ class AsyncWebhookDeliveriesResource:
         event: int | Omit = OMIT,
         page_size: int | Omit = OMIT,
         state: Literal["pending", "delivered", "failed"] | Omit = OMIT,
-    ) -> AsyncPager[Delivery]:
+    ) -> AsyncPager[WebhookDelivery]:
         """Return the deliveries with their attempts, newest first.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return AsyncPager[Delivery](
+        return AsyncPager[WebhookDelivery](
             self._http,
             "webhook-deliveries",
             query={"endpoint": endpoint, "event": event, "limit": page_size, "state": state},
         )
 
-    async def get(self, id: int) -> Delivery:
-        """Return the object with this ID."""
-        return cast("Delivery", await self._http.call("GET", f"webhook-deliveries/{id}"))
+    async def get(self, id: int) -> WebhookDelivery:
+        """Return the webhook delivery."""
+        return cast("WebhookDelivery", await self._http.call("GET", f"webhook-deliveries/{id}"))
 
-    async def replay(self, id: int, *, idempotency_key: str | None = None) -> Delivery:
+    async def replay(self, id: int, *, idempotency_key: str | None = None) -> WebhookDelivery:
         """Send the event again, with the same ID."""
         return cast(
-            "Delivery",
+            "WebhookDelivery",
             await self._http.call("POST", f"webhook-deliveries/{id}/replay", idempotency_key=idempotency_key),
         )
 
@@ -3340,39 +3347,41 @@ class AsyncWebhookEventsResource:
         ]
         | Omit = OMIT,
         page_size: int | Omit = OMIT,
-    ) -> AsyncPager[Event]:
+    ) -> AsyncPager[WebhookEvent]:
         """Return the events of the last 90 days, newest first, whether or not they were sent.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return AsyncPager[Event](self._http, "webhook-events", query={"event_type": event_type, "limit": page_size})
+        return AsyncPager[WebhookEvent](
+            self._http, "webhook-events", query={"event_type": event_type, "limit": page_size}
+        )
 
-    async def get(self, id: int) -> Event:
-        """Return the object with this ID."""
-        return cast("Event", await self._http.call("GET", f"webhook-events/{id}"))
+    async def get(self, id: int) -> WebhookEvent:
+        """Return the webhook event."""
+        return cast("WebhookEvent", await self._http.call("GET", f"webhook-events/{id}"))
 
 
 class AsyncWebhooksResource:
     def __init__(self, http: AsyncHttp) -> None:
         self._http = http
 
-    def list(self, *, page_size: int | Omit = OMIT) -> AsyncPager[Endpoint]:
+    def list(self, *, page_size: int | Omit = OMIT) -> AsyncPager[WebhookEndpoint]:
         """Return the webhook endpoints, each with the result of its newest attempt.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return AsyncPager[Endpoint](self._http, "webhooks", query={"limit": page_size})
+        return AsyncPager[WebhookEndpoint](self._http, "webhooks", query={"limit": page_size})
 
     async def create(
         self,
         *,
         url: str,
         description: str | Omit = OMIT,
-        event_types: Sequence[EventTypesEnum] | Omit = OMIT,
+        event_types: Sequence[WebhookEventType] | Omit = OMIT,
         idempotency_key: str | None = None,
-    ) -> EndpointMade:
+    ) -> WebhookEndpointWithSecret:
         """Create a webhook endpoint. The response contains its signing secret.
 
         Args:
@@ -3380,7 +3389,7 @@ class AsyncWebhooksResource:
             event_types: Empty: all event types.
         """
         return cast(
-            "EndpointMade",
+            "WebhookEndpointWithSecret",
             await self._http.call(
                 "POST",
                 "webhooks",
@@ -3389,9 +3398,9 @@ class AsyncWebhooksResource:
             ),
         )
 
-    async def get(self, id: int) -> Endpoint:
-        """Return the object with this ID."""
-        return cast("Endpoint", await self._http.call("GET", f"webhooks/{id}"))
+    async def get(self, id: int) -> WebhookEndpoint:
+        """Return the webhook endpoint."""
+        return cast("WebhookEndpoint", await self._http.call("GET", f"webhooks/{id}"))
 
     async def update(
         self,
@@ -3399,9 +3408,9 @@ class AsyncWebhooksResource:
         *,
         url: str | Omit = OMIT,
         description: str | Omit = OMIT,
-        event_types: Sequence[EventTypesEnum] | Omit = OMIT,
+        event_types: Sequence[WebhookEventType] | Omit = OMIT,
         active: bool | Omit = OMIT,
-    ) -> Endpoint:
+    ) -> WebhookEndpoint:
         """Change the endpoint, or disable or enable it.
 
         Args:
@@ -3409,7 +3418,7 @@ class AsyncWebhooksResource:
             event_types: Empty: all event types.
         """
         return cast(
-            "Endpoint",
+            "WebhookEndpoint",
             await self._http.call(
                 "PATCH",
                 f"webhooks/{id}",
@@ -3421,13 +3430,17 @@ class AsyncWebhooksResource:
         """Delete the endpoint with its deliveries."""
         await self._http.call("DELETE", f"webhooks/{id}")
 
-    async def rotate(self, id: int, *, idempotency_key: str | None = None) -> Secret:
+    async def rotate(self, id: int, *, idempotency_key: str | None = None) -> WebhookSecret:
         """Rotate the secret. Events of the next day are signed with both secrets."""
-        return cast("Secret", await self._http.call("POST", f"webhooks/{id}/rotate", idempotency_key=idempotency_key))
+        return cast(
+            "WebhookSecret", await self._http.call("POST", f"webhooks/{id}/rotate", idempotency_key=idempotency_key)
+        )
 
-    async def test(self, id: int, *, idempotency_key: str | None = None) -> Delivery:
+    async def test(self, id: int, *, idempotency_key: str | None = None) -> WebhookDelivery:
         """Send a test event to this endpoint only."""
-        return cast("Delivery", await self._http.call("POST", f"webhooks/{id}/test", idempotency_key=idempotency_key))
+        return cast(
+            "WebhookDelivery", await self._http.call("POST", f"webhooks/{id}/test", idempotency_key=idempotency_key)
+        )
 
 
 class AsyncOperatorResources:

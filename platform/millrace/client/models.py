@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-AccountEnum = Literal[
-    "receivable", "cash", "deposits", "credits", "promotions", "commitments", "revenue", "tax", "breakage", "bad_debt"
+AdjustmentReason = Literal["failed", "cancelled", "late", "reconciled"]
+AlertMetric = Literal[
+    "error_rate", "ttft_p95", "key_expiry", "credit", "replica_down", "deployment_down", "upstream_down"
 ]
-AnswerCacheScopeEnum = Literal["tenant", "project"]
-BlankEnum = Literal[""]
-BucketEnum = Literal["hour", "day", "month"]
+AlertWindowMinutes = Literal[5, 15, 60, 360, 1440]
+AnswerCacheScope = Literal["tenant", "project"]
+ApiKeyScope = Literal["inference", "manage", "models", "endpoints", "cache"]
+BudgetMode = Literal["hard", "soft", "dry_run"]
+BudgetPeriodType = Literal["day", "month", "lifetime"]
 BudgetUnit = Literal["money", "tokens", "requests"]
-BuyerEnum = Literal["business", "consumer"]
-CacheEnum = Literal["answer", "prefix"]
-CategoryEnum = Literal["S", "AE", "Z", "E", "G", "O"]
-ChangeEnum = Literal["+", "-", " "]
-CreditInGrantTypeEnum = Literal["prepaid", "promotional"]
-CreditOutGrantTypeEnum = Literal["prepaid", "promotional", "commitment"]
-CurrencyEnum = Literal[
+BuyerType = Literal["business", "consumer"]
+CacheLayerName = Literal["exact", "single_flight", "semantic", "prefix", "host_memory", "computed"]
+CreditGrantType = Literal["prepaid", "promotional", "commitment"]
+Currency = Literal[
     "AED",
     "AFN",
     "ALL",
@@ -174,9 +174,8 @@ CurrencyEnum = Literal[
     "ZMW",
     "ZWG",
 ]
-DecisionEnum = Literal["draft", "waiting", "sample_ratio", "harm", "better", "worse", "no_difference", "unclear"]
-DeliveryStateEnum = Literal["queued", "sent", "failed"]
-DeploymentOutStateEnum = Literal[
+DeploymentEngine = Literal["millrace", "openai", "anthropic", "managed"]
+DeploymentState = Literal[
     "ready",
     "updating",
     "loading",
@@ -189,37 +188,25 @@ DeploymentOutStateEnum = Literal[
     "unloaded",
     "unknown",
 ]
-EngineEnum = Literal["millrace", "openai", "anthropic", "managed"]
-EventTypesEnum = Literal[
-    "alert.resolved",
-    "alert.triggered",
-    "budget.threshold_reached",
-    "credit_note.finalized",
-    "invoice.finalized",
-    "invoice.paid",
-    "invoice.past_due",
-    "invoice.voided",
-    "invoice.written_off",
-    "payment.recorded",
-    "webhook.test",
-]
+DeploymentTask = Literal["generate", "embed"]
+EmailDeliveryState = Literal["queued", "sent", "failed"]
 ExecutionOutcome = Literal["completed", "cancelled", "failed"]
+ExperimentDecision = Literal["draft", "waiting", "sample_ratio", "harm", "better", "worse", "no_difference", "unclear"]
+ExperimentMetric = Literal["cost", "ttft", "itl", "success", "cache_hit"]
+ExperimentMetricResult = Literal["waiting", "better", "worse", "harm", "within", "unclear"]
 ExperimentState = Literal["draft", "running", "stopped"]
 ExperimentUnit = Literal["end_user", "conversation", "key", "metadata"]
-FileTypeEnum = Literal["json", "csv"]
-GroupByEnum = Literal["model", "key", "project", "tier", "miss_reason"]
+ImportFileType = Literal["json", "csv"]
 InvoiceState = Literal["draft", "open", "paid", "void", "uncollectible"]
-InvoiceTypeEnum = Literal["invoice", "purchase", "correction", "credit_note", "debit_note"]
-KindEnum = Literal["webhook", "slack", "pagerduty"]
-LayerEnum = Literal["exact", "single_flight", "semantic", "prefix", "host_memory", "computed"]
-MeteredComponent = Literal["cache_storage", "machine_hours"]
-MetricEnum = Literal[
-    "error_rate", "ttft_p95", "key_expiry", "credit", "replica_down", "deployment_down", "upstream_down"
+InvoiceType = Literal["invoice", "purchase", "correction", "credit_note", "debit_note"]
+LedgerAccount = Literal[
+    "receivable", "cash", "deposits", "credits", "promotions", "commitments", "revenue", "tax", "breakage", "bad_debt"
 ]
-ModeEnum = Literal["hard", "soft", "dry_run"]
+ManualCreditGrantType = Literal["prepaid", "promotional"]
+MeteredComponent = Literal["cache_storage", "machine_hours"]
 PaymentEventStatus = Literal["handled", "ignored", "failed"]
-PeriodEnum = Literal["day", "month", "lifetime"]
-PolicyDryRunRejectionOutCodeEnum = Literal["model_not_found", "model_not_priced"]
+PolicyDiffChange = Literal["+", "-", " "]
+PolicyDryRunRejectionCode = Literal["model_not_found", "model_not_priced"]
 PriceComponent = Literal[
     "uncached",
     "cache_read",
@@ -232,23 +219,17 @@ PriceComponent = Literal[
     "machine_hours",
     "searches",
 ]
+PriceTermType = Literal["graduated", "volume", "discount", "minimum"]
 PriceVersionState = Literal["draft", "published", "discarded"]
-PrimaryMetricEnum = Literal["cost", "ttft", "itl", "success", "cache_hit"]
-RequestAdjustmentOutOutcomeEnum = Literal["failed", "cancelled", "late", "reconciled"]
+RateLimitScope = Literal["tenant", "project", "key"]
 RequestOutcome = Literal["completed", "cancelled", "failed", "limited", "refused"]
 ReratingState = Literal["draft", "applied", "discarded"]
-ResultEnum = Literal["waiting", "better", "worse", "harm", "within", "unclear"]
-RoleEnum = Literal["owner", "admin", "developer", "billing", "readonly"]
-ScopeEnum = Literal["tenant", "project", "key"]
-ScopesEnum = Literal["inference", "manage", "models", "endpoints", "cache"]
-TargetProblemOutCodeEnum = Literal[
-    "model_not_found", "model_unloaded", "model_not_priced", "model_drained", "model_loading"
-]
-TaskEnum = Literal["generate", "embed"]
-TenantJobOutStatusEnum = Literal["queued", "running", "completed", "failed"]
+Role = Literal["owner", "admin", "developer", "billing", "readonly"]
+ServiceTier = Literal["standard", "batch", "flex", "priority"]
+TargetProblemCode = Literal["model_not_found", "model_unloaded", "model_not_priced", "model_drained", "model_loading"]
+TaxCategory = Literal["S", "AE", "Z", "E", "G", "O"]
+TenantJobStatus = Literal["queued", "running", "completed", "failed"]
 TenantStatus = Literal["active", "suspended", "purged"]
-TermTypeEnum = Literal["graduated", "volume", "discount", "minimum"]
-TierEnum = Literal["standard", "batch", "flex", "priority"]
 TokenComponent = Literal[
     "uncached",
     "cache_read",
@@ -259,15 +240,187 @@ TokenComponent = Literal[
     "answer_hit_output",
     "searches",
 ]
-UnknownParametersEnum = Literal["default", "reject", "warn"]
-UsageSourceEnum = Literal["engine", "upstream", "estimated"]
-VoucherTypeEnum = Literal["single_purpose", "multi_purpose"]
-WantedStateEnum = Literal["loaded", "drained", "unloaded"]
+UnknownParameterHandling = Literal["default", "reject", "warn"]
+UsageBucket = Literal["hour", "day", "month"]
+UsageGroup = Literal["model", "key", "project", "tier", "miss_reason"]
+UsageSource = Literal["engine", "upstream", "estimated"]
+VoucherType = Literal["single_purpose", "multi_purpose"]
+WantedDeploymentState = Literal["loaded", "drained", "unloaded"]
+WarmedCache = Literal["answer", "prefix"]
 WebhookDeliveryState = Literal["pending", "delivered", "failed"]
-WindowMinutesEnum = Literal[5, 15, 60, 360, 1440]
+WebhookEndpointKind = Literal["webhook", "slack", "pagerduty"]
+WebhookEventType = Literal[
+    "alert.resolved",
+    "alert.triggered",
+    "budget.threshold_reached",
+    "credit_note.finalized",
+    "invoice.finalized",
+    "invoice.paid",
+    "invoice.past_due",
+    "invoice.voided",
+    "invoice.written_off",
+    "payment.recorded",
+    "webhook.test",
+]
 
 
-class Alert(TypedDict):
+class AlertRule(TypedDict):
+    id: int
+    metric: AlertMetric
+    threshold: int  # hundredths of a percent, milliseconds, days, nano-units of the currency, or minutes
+    window_minutes: int | None  # of requests; null for other metrics
+    min_requests: int | None  # fewer requests in the window trigger no alert
+    project_id: int | None  # null: all projects
+    model: str  # requested or served; empty: all
+    muted_until: str | None  # until then, alerts are recorded and not sent
+    active: bool
+    created_at: str
+
+
+class AnswerHitTokens(TypedDict):
+    """Tokens that cached answers made unnecessary. They are in no other sum."""
+
+    input: int
+    output: int
+
+
+class ApiKey(TypedDict):
+    """A key without its secret. The secret is shown only when the key is created."""
+
+    id: int
+    name: str
+    prefix: str
+    project_id: int
+    scopes: list[str]
+    allowed_models: list[str] | None
+    allowed_ip_ranges: list[str] | None
+    created_at: str
+    created_by: NotRequired[str | None]
+    expires_at: str | None
+    revoked_at: str | None
+    replaces_id: int | None  # ID of the key that this key replaces.
+    last_used_at: NotRequired[str | None]
+    live: bool
+
+
+class ApiKeyWithSecret(TypedDict):
+    """A key without its secret. The secret is shown only when the key is created."""
+
+    id: int
+    name: str
+    prefix: str
+    project_id: int
+    scopes: list[str]
+    allowed_models: list[str] | None
+    allowed_ip_ranges: list[str] | None
+    created_at: str
+    created_by: NotRequired[str | None]
+    expires_at: str | None
+    revoked_at: str | None
+    replaces_id: int | None  # ID of the key that this key replaces.
+    last_used_at: NotRequired[str | None]
+    live: bool
+    secret: str  # The API key. It is shown only once.
+
+
+class AuditEntry(TypedDict):
+    id: int
+    created_at: str
+    action: str
+    actor: str
+    actor_user_id: int | None
+    actor_key_id: int | None
+    ip_address: str | None
+    request_id: str
+    object_type: str
+    object_id: int | None
+    object_name: str
+    before: dict[str, Any] | None  # Null: the object was created.
+    after: dict[str, Any] | None  # Null: the object was deleted.
+
+
+class BillingCurrency(TypedDict):
+    """The currency in which a tenant is billed."""
+
+    currency: str  # ISO 4217, such as USD.
+
+
+class BillingEntity(TypedDict):
+    id: int
+    slug: str
+    name: str
+    street: str
+    postcode: str
+    city: str
+    region: str
+    country: str
+    vat_id: str
+    registration: str
+    email: str
+    time_zone: str
+    invoice_prefix: str
+    credit_note_prefix: str
+    terms_days: int
+    payment_details: str
+    iban: str
+    bic: str
+    voucher_type: VoucherType
+    tax_currency: str  # currency of the entity's tax returns, if it is not USD
+    suspend_after_days: int | None  # days past due after which a tenant is suspended; null: never
+
+
+class BillingPeriod(TypedDict):
+    id: int
+    entity: str
+    label: str
+    starts_at: str
+    ends_at: str
+    closed_at: str | None
+    invoiced_at: str | None
+
+
+class BillingProfile(TypedDict):
+    name: str
+    street: str
+    postcode: str
+    city: str
+    region: str
+    country: str
+    vat_id: str
+    emails: list[str]
+    po_number: str
+    currency: str  # shown in addition to USD
+    billing_currency: str  # Of all amounts of the tenant.
+    entity: str
+    is_prepaid: bool  # requests are limited to the tenant's balance
+    suspended_at: str | None  # by dunning; null: not by dunning
+    top_up_below: int | None  # cents of balance before tax below which credit is bought; null: never
+    top_up_cents: int | None  # cents of each automatic top-up
+    has_payment_method: bool  # Whether a payment method is saved.
+
+
+class Budget(TypedDict):
+    id: int
+    name: str
+    project_id: int | None
+    key_id: int | None
+    member_id: int | None
+    unit: BudgetUnit
+    period: BudgetPeriodType
+    amount: int
+    mode: BudgetMode
+    reduce_max_tokens: bool  # reduce max_tokens of a request that does not fit, instead of rejecting it
+    temporary_increase: int
+    increase_expires_at: str | None
+    rollover_limit: int  # most of the unused amount that rolls over to the next period
+    thresholds: list[int]  # in percent
+    alert_forecast: bool  # alert when the forecast passes the limit
+    active: bool
+    created_at: str
+    budget_period: dict[str, Any] | None  # Return the current period. null: no request has used the budget in it.
+
+
+class BudgetAlert(TypedDict):
     """A threshold that was reached, with the amounts of that time in the budget's unit."""
 
     id: int
@@ -284,106 +437,10 @@ class Alert(TypedDict):
     created_at: str
 
 
-class AlertRule(TypedDict):
-    id: int
-    metric: MetricEnum
-    threshold: int  # hundredths of a percent, milliseconds, days, nano-units of the currency, or minutes
-    window_minutes: int | None  # of requests; null for other metrics
-    min_requests: int | None  # fewer requests in the window trigger no alert
-    project_id: int | None  # null: all projects
-    model: str  # requested or served; empty: all
-    muted_until: str | None  # until then, alerts are recorded and not sent
-    active: bool
-    created_at: str
-
-
-class AmountIn(TypedDict):
-    description: str
-    cents: int  # before tax
-
-
-class AnswerHits(TypedDict):
-    """Tokens that cached answers made unnecessary. They are in no other sum."""
-
-    input: int
-    output: int
-
-
-class Attempt(TypedDict):
-    attempted_at: str
-    status: int | None  # HTTP status of the response; null: no response
-    duration_ms: int
-    error: str
-    excerpt: str  # start of the response body
-
-
-class Audit(TypedDict):
-    id: int
-    created_at: str
-    action: str
-    actor: str
-    actor_user_id: int | None
-    actor_key_id: int | None
-    ip_address: str | None
-    request_id: str
-    object_type: str
-    object_id: int | None
-    object_name: str
-    before: dict[str, Any] | None  # Null: the object was created.
-    after: dict[str, Any] | None  # Null: the object was deleted.
-
-
-class BookIn(TypedDict):
-    book: str
-
-
-class Budget(TypedDict):
-    id: int
-    name: str
-    project_id: int | None
-    key_id: int | None
-    member_id: int | None
-    unit: BudgetUnit
-    period: PeriodEnum
-    amount: int
-    mode: ModeEnum
-    reduce_max_tokens: bool  # reduce max_tokens of a request that does not fit, instead of rejecting it
-    temporary_increase: int
-    increase_expires_at: str | None
-    rollover_limit: int  # most of the unused amount that rolls over to the next period
-    thresholds: list[int]  # in percent
-    alert_forecast: bool  # alert when the forecast passes the limit
-    active: bool
-    created_at: str
-    budget_period: dict[str, Any] | None  # Return the current period. null: no request has used the budget in it.
-
-
-class BudgetSaved(TypedDict):
-    id: int
-    name: str
-    project_id: int | None
-    key_id: int | None
-    member_id: int | None
-    unit: BudgetUnit
-    period: PeriodEnum
-    amount: int
-    mode: ModeEnum
-    reduce_max_tokens: bool  # reduce max_tokens of a request that does not fit, instead of rejecting it
-    temporary_increase: int
-    increase_expires_at: str | None
-    rollover_limit: int  # most of the unused amount that rolls over to the next period
-    thresholds: list[int]  # in percent
-    alert_forecast: bool  # alert when the forecast passes the limit
-    active: bool
-    created_at: str
-    budget_period: dict[str, Any] | None  # Return the current period. null: no request has used the budget in it.
-    pending_gateways: list[str] | None
-
-
 class CacheLayer(TypedDict):
     """What one cache layer served."""
 
-    layer: LayerEnum
+    layer: CacheLayerName
     requests: int
     input_tokens: int
     output_tokens: int
@@ -391,7 +448,7 @@ class CacheLayer(TypedDict):
     saved_ms: int  # Latency of the original requests minus that of their exact and semantic hits.
 
 
-class CacheLayers(TypedDict):
+class CacheLayerReport(TypedDict):
     """Requests, tokens and savings by cache layer."""
 
     layers: list[CacheLayer]
@@ -400,8 +457,15 @@ class CacheLayers(TypedDict):
     hit_rate: float | None
     saved_usd: str
     saved_ms: int
-    misses: list[MissCount]  # Why requests were not served, most frequent first.
-    semantic: SemanticStatus
+    misses: list[CacheMissCount]  # Why requests were not served, most frequent first.
+    semantic: SemanticCacheStatus
+
+
+class CacheMissCount(TypedDict):
+    """The number of requests that the answer cache did not serve for one reason."""
+
+    reason: str  # Begins with `semantic_` if similar questions were searched.
+    requests: int
 
 
 class CacheWarming(TypedDict):
@@ -418,18 +482,6 @@ class CacheWarming(TypedDict):
     results: list[WarmedPrompt]  # The newest 100 prompts.
 
 
-class Check(TypedDict):
-    """The result of recomputing an invoice."""
-
-    events: int
-    unrated: int
-    ledger_difference: int  # cents
-    currency: str
-    same_data: bool
-    same_pdf: bool
-    sha256: str
-
-
 class Commitment(TypedDict):
     """A monthly fee that grants credit."""
 
@@ -444,36 +496,11 @@ class Commitment(TypedDict):
     created_at: str
 
 
-class ComparedAnswers(TypedDict):
-    """The answers of one side of a comparison."""
-
-    model: str
-    valid_schemas: int  # Answers that are valid under the schema of their request.
-    passed: int  # Answers that are not empty, with valid schema and tool arguments as far as requested.
+class ComparedUsage(TypedDict):
+    input_tokens: int
+    cached_tokens: int | None  # Part of the input.
     output_tokens: int
-    usd: str  # Cost by your prices, of requests whose costs are both known.
-    ttft_p50_ms: int | None  # Time from the dispatch to the first token.
-    ttft_p95_ms: int | None
-    total_p50_ms: int | None  # Time from the dispatch to the end.
-    total_p95_ms: int | None
-
-
-class Comparison(TypedDict):
-    """A tenant's usage of a model at current and at proposed prices."""
-
-    tenant_id: int
-    model: str
-    events: int
-    was_usd: str
-    would_be_usd: str
-    unpriced: int  # Events that would have been rejected; in neither sum.
-
-
-class Cost(TypedDict):
-    """The cost and the cache savings in exact USD, with up to 15 decimals."""
-
-    usd: str
-    saved_usd: str  # Negative if cache writes cost more than reads saved.
+    cost_usd: str | None
 
 
 class CostCard(TypedDict):
@@ -499,47 +526,28 @@ class CostChange(TypedDict):
 
 class CostImport(TypedDict):
     changes: list[CostChange]
-    left_out: LeftOut
+    left_out: ImportOmissions
     dry_run: bool
 
 
-class Counted(TypedDict):
-    input_tokens: int
-    cached_tokens: int | None  # Part of the input.
-    output_tokens: int
-    cost_usd: str | None
+class CredentialReencryption(TypedDict):
+    changed: int  # Credentials that had an older encryption key.
 
 
-class Counts(TypedDict):
-    """The sums of a set of events."""
+class CredentialSpend(TypedDict):
+    """What an upstream credential has spent on a day, and what is reserved for running executions."""
 
-    requests: Requests
-    tokens: Tokens
-    answer_hits: AnswerHits
-    unpinned_tokens: int  # Marked for caching, but not pinned because a limit was reached.
-    reasoning_tokens: int  # The part of the output before the answers.
-    searches: int  # Searches of cross-encoders.
-    cost: Cost
+    credential_id: int  # 0: without a credential.
+    executions: int
+    spent_usd: str
+    reserved_usd: str
 
 
-class Credential(TypedDict):
-    """A credential of the platform, without its secret."""
-
-    id: int
-    name: str
-    daily_spend_limit_nano: int | None  # nano-USD per day (UTC); null: no limit
-    max_concurrency: int | None  # concurrent requests of all replicas; null: no limit
-    version: int  # increases by 1 with each rotation of the secret
-    encryption_key_id: str  # of the key in MILLRACE_CREDENTIAL_KEYS
-    created_at: str
-    rotated_at: str | None
-
-
-class Credit(TypedDict):
+class CreditGrant(TypedDict):
     """A credit of a tenant."""
 
     id: int
-    grant_type: CreditOutGrantTypeEnum
+    grant_type: CreditGrantType
     nano: int
     rest: int  # nano-units of the currency that are left
     priority: int
@@ -549,36 +557,6 @@ class Credit(TypedDict):
     note: str
     is_taxed: bool  # its purchase was taxed, so its use is not
     currency: str  # That of the tenant.
-
-
-class Currency(TypedDict):
-    """The currency in which a tenant is billed."""
-
-    currency: str  # ISO 4217, such as USD.
-
-
-class Day(TypedDict):
-    """The sums from the period's start to the end of a day: actual or forecast usage."""
-
-    day: str
-    actual: int | None
-    point: int | None
-    low: int | None
-    high: int | None
-
-
-class Delivery(TypedDict):
-    id: int
-    event_id: int
-    event_public_id: str
-    event_type: str
-    endpoint_id: int
-    url: str
-    state: WebhookDeliveryState
-    attempt_count: int  # since its creation or last replay
-    next_attempt_at: str
-    created_at: str
-    attempts: list[Attempt]
 
 
 class Deployment(TypedDict):
@@ -613,8 +591,8 @@ class Deployment(TypedDict):
     reasoning: bool
     task: str
     dimensions: int | None
-    wanted_state: WantedStateEnum
-    state: DeploymentOutStateEnum
+    wanted_state: WantedDeploymentState
+    state: DeploymentState
     reason: str  # Why a replica could not be loaded.
     progress_percent: int | None  # Of a load.
     ready_replicas: int
@@ -650,88 +628,24 @@ class DeploymentReplica(TypedDict):
     load_ms: int
 
 
-class DraftedPrice(TypedDict):
-    """A draft of the offered price."""
-
-    id: int  # Of the draft, for POST /api/operator/prices/{id}/publish.
-    note: str
-
-
-class Endpoint(TypedDict):
-    """An endpoint without its secret, with the result of its newest attempt."""
-
-    id: int
-    kind: KindEnum
-    url: str
-    description: str
-    event_types: list[str]  # empty: all types
-    active: bool
-    disabled_because: str  # why the platform disabled it
-    failing_since: str | None  # the first failure after the last success
-    previous_expires_at: str | None
-    created_at: str
-    last_at: str | None
-    last_status: int | None
-    last_error: str | None
-
-
-class EndpointMade(TypedDict):
-    """An endpoint without its secret, with the result of its newest attempt."""
-
-    id: int
-    kind: KindEnum
-    url: str
-    description: str
-    event_types: list[str]  # empty: all types
-    active: bool
-    disabled_because: str  # why the platform disabled it
-    failing_since: str | None  # the first failure after the last success
-    previous_expires_at: str | None
-    created_at: str
-    last_at: str | None
-    last_status: int | None
-    last_error: str | None
-    secret: str  # The signing secret (Standard Webhooks). It is shown only once.
-
-
-class Entity(TypedDict):
-    id: int
-    slug: str
-    name: str
-    street: str
-    postcode: str
-    city: str
-    region: str
-    country: str
-    vat_id: str
-    registration: str
-    email: str
-    time_zone: str
-    invoice_prefix: str
-    credit_note_prefix: str
-    terms_days: int
-    payment_details: str
-    iban: str
-    bic: str
-    voucher_type: VoucherTypeEnum
-    tax_currency: str  # currency of the entity's tax returns, if it is not USD
-    suspend_after_days: int | None  # days past due after which a tenant is suspended; null: never
-
-
-class Event(TypedDict):
-    id: int
-    public_id: str
-    event_type: str
-    deduplication_key: str  # unique in the tenant
-    payload: Any
-    created_at: str
-
-
 class ExchangeRate(TypedDict):
     id: int
     currency: str
     on: str
     micro_per_usd: int
+
+
+class ExecutionAdjustment(TypedDict):
+    """A correction of what an execution used and costs; both may be below zero."""
+
+    outcome: AdjustmentReason
+    uncached: int
+    cache_read: int
+    cache_write_5m: int
+    cache_write_1h: int
+    output: int
+    usd: str
+    created_at: str
 
 
 class ExecutionCost(TypedDict):
@@ -759,6 +673,17 @@ class ExecutionCost(TypedDict):
     unbilled_usd: str  # The price of the tokens above the reservation.
 
 
+class ExecutionLine(TypedDict):
+    """A priced component of an execution: tokens x price = cost, exactly."""
+
+    component: str
+    tokens: int
+    usd_per_million: str
+    usd: str
+    price_id: int
+    effective_from: str  # When the price became active.
+
+
 class Experiment(TypedDict):
     """An experiment."""
 
@@ -767,7 +692,7 @@ class Experiment(TypedDict):
     model: str  # the model name of the requests
     unit: ExperimentUnit
     metadata_key: str
-    arms: list[ExperimentArmField]
+    arms: list[ExperimentArm]
     primary_metric: str
     guardrails: dict[str, float]
     planned_days: int
@@ -781,18 +706,6 @@ class Experiment(TypedDict):
 
 
 class ExperimentArm(TypedDict):
-    """The results of an arm."""
-
-    name: str
-    share: int
-    requests: int
-    units: int
-    cost_usd: str
-    changes: list[ExperimentChange]
-    saving: ExperimentSaving | None
-
-
-class ExperimentArmField(TypedDict):
     """An arm of an experiment."""
 
     name: str
@@ -800,7 +713,19 @@ class ExperimentArmField(TypedDict):
     model: NotRequired[str]  # Deployment; empty: as the routing policy selects.
 
 
-class ExperimentChange(TypedDict):
+class ExperimentArmResults(TypedDict):
+    """The results of an arm."""
+
+    name: str
+    share: int
+    requests: int
+    units: int
+    cost_usd: str
+    changes: list[ExperimentMetricChange]
+    saving: ExperimentSaving | None
+
+
+class ExperimentMetricChange(TypedDict):
     """The change of a metric against the control. Of cost and latencies it is relative, of rates in parts of 1."""
 
     metric: str
@@ -810,7 +735,7 @@ class ExperimentChange(TypedDict):
     low: float | None  # Lower end of the always-valid 95% interval.
     high: float | None  # Upper end.
     guardrail: float | None
-    result: ResultEnum
+    result: ExperimentMetricResult
     is_primary: bool
 
 
@@ -818,10 +743,10 @@ class ExperimentResults(TypedDict):
     """The results of an experiment, which are valid at any time."""
 
     requests: int  # Counted requests of all arms.
-    decision: DecisionEnum
+    decision: ExperimentDecision
     winner: str  # The arm that is better; empty if the decision is another.
     sample_ratio_p: float  # Below 0.01, the observed shares contradict the planned ones.
-    arms: list[ExperimentArm]
+    arms: list[ExperimentArmResults]
 
 
 class ExperimentSaving(TypedDict):
@@ -833,32 +758,23 @@ class ExperimentSaving(TypedDict):
     high_usd: str | None
 
 
-class ExportComparison(TypedDict):
-    days: int  # Compared pairs of a day and a model.
-    requests: int  # Compared requests.
-    differences: list[ExportDifference]
-    more: int  # Differences that are left out.
-
-
-class ExportDifference(TypedDict):
-    """A difference between the provider's counts and the booked executions."""
-
-    day: str
-    model: str  # The model's name in the export.
-    request_id: str  # Empty: of the whole day.
-    provider: Counted | None  # Null: not in the export.
-    booked: Counted | None  # Null: nothing is booked.
-    credit_usd: str  # What the tenant is charged too much.
-    is_credited: bool
-
-
 class Forecast(TypedDict):
     """The forecast of the month. All null and without days if there is too little history."""
 
     point: int | None
     low: int | None  # `low` to `high` is an 80% prediction interval.
     high: int | None
-    path: list[Day]
+    path: list[ForecastDay]
+
+
+class ForecastDay(TypedDict):
+    """The sums from the period's start to the end of a day: actual or forecast usage."""
+
+    day: str
+    actual: int | None
+    point: int | None
+    low: int | None
+    high: int | None
 
 
 class HostedPage(TypedDict):
@@ -867,9 +783,13 @@ class HostedPage(TypedDict):
     url: str
 
 
-class Import(TypedDict):
-    version: Version
-    left_out: LeftOut
+class ImportOmissions(TypedDict):
+    not_whole: list[str]  # Not whole nano-USD per million tokens.
+    rounded: bool  # They are taken, rounded.
+    refused: list[str]  # No prices at all.
+    unpriced: list[str]  # Models without a price per token.
+    free: list[str]  # Models that are free, as the file says.
+    other_fields: dict[str, int]  # Prices of units that are not metered.
 
 
 class Invitation(TypedDict):
@@ -877,13 +797,13 @@ class Invitation(TypedDict):
 
     id: int
     email: str
-    role: RoleEnum
+    role: Role
     created_at: str
     expires_at: str
     accepted_at: str | None
     revoked_at: str | None
     open: bool
-    delivery_state: NotRequired[DeliveryStateEnum | None]
+    delivery_state: NotRequired[EmailDeliveryState | None]
     delivery_error: NotRequired[str | None]  # Why the last attempt to send the email failed; empty if it did not.
 
 
@@ -892,7 +812,7 @@ class Invoice(TypedDict):
 
     id: int
     number: str | None
-    invoice_type: InvoiceTypeEnum
+    invoice_type: InvoiceType
     state: InvoiceState
     month: str
     revision: int
@@ -909,7 +829,19 @@ class Invoice(TypedDict):
     sha256: str
 
 
-class InvoiceWhole(TypedDict):
+class InvoiceCheck(TypedDict):
+    """The result of recomputing an invoice."""
+
+    events: int
+    unrated: int
+    ledger_difference: int  # cents
+    currency: str
+    same_data: bool
+    same_pdf: bool
+    sha256: str
+
+
+class InvoiceDetail(TypedDict):
     """An invoice with its document. `sha256` of a final one is the hash of `document`."""
 
     id: int
@@ -919,30 +851,9 @@ class InvoiceWhole(TypedDict):
     document: Any
 
 
-class Key(TypedDict):
-    """A key without its secret. The secret is shown only when the key is created."""
-
-    id: int
-    name: str
-    prefix: str
-    project_id: int
-    scopes: list[str]
-    allowed_models: list[str] | None
-    allowed_ip_ranges: list[str] | None
-    created_at: str
-    created_by: NotRequired[str | None]
-    expires_at: str | None
-    revoked_at: str | None
-    replaces_id: int | None  # ID of the key that this key replaces.
-    last_used_at: NotRequired[str | None]
-    live: bool
-
-
-class KindIn(TypedDict):
-    """A model in a service tier."""
-
-    model: str
-    tier: NotRequired[TierEnum]
+class InvoiceNoteLine(TypedDict):
+    description: str
+    cents: int  # before tax
 
 
 class LabeledOutcome(TypedDict):
@@ -957,49 +868,27 @@ class LabeledOutcomes(TypedDict):
     outcomes: list[LabeledOutcome]
 
 
-class Ledger(TypedDict):
+class LedgerEntry(TypedDict):
     """A ledger entry: debit positive, credit negative."""
 
     id: int
     transaction: str
     created_at: str
-    account: AccountEnum
+    account: LedgerAccount
     invoice: NotRequired[str | None]
     currency: str
     nano: int
 
 
-class LeftOut(TypedDict):
-    not_whole: list[str]  # Not whole nano-USD per million tokens.
-    rounded: bool  # They are taken, rounded.
-    refused: list[str]  # No prices at all.
-    unpriced: list[str]  # Models without a price per token.
-    free: list[str]  # Models that are free, as the file says.
-    other_fields: dict[str, int]  # Prices of units that are not metered.
+class LimitRejections(TypedDict):
+    """A limit or budget, and the number of requests that it rejected."""
 
-
-class Limits(TypedDict):
+    kind: str
+    scope: str
     id: int
-    scope: ScopeEnum
-    project_id: int | None
-    key_id: int | None
+    name: str
     model: str
-    set_by_operator: bool
-    dry_run: bool
-    requests_per_minute: int | None
-    input_tokens_per_minute: int | None
-    output_tokens_per_minute: int | None
-    tokens_per_minute: int | None
-    requests_per_day: int | None
-    input_tokens_per_day: int | None
-    output_tokens_per_day: int | None
-    tokens_per_day: int | None
-    concurrency: int | None  # concurrent requests
-    max_prompt_tokens: int | None
-    max_output_tokens: int | None
-    long_prompt_threshold: int | None  # tokens from which a prompt is long
-    long_prompt_concurrency: int | None  # concurrent requests with long prompts
-    updated_at: str
+    requests: int
 
 
 class Margin(TypedDict):
@@ -1020,7 +909,7 @@ class Margin(TypedDict):
     uncosted_tokens: int  # Tokens without a cost.
 
 
-class Margins(TypedDict):
+class MarginReport(TypedDict):
     rows: list[Margin]
     total: Margin
 
@@ -1029,7 +918,7 @@ class Member(TypedDict):
     id: int
     email: str
     name: str
-    role: RoleEnum
+    role: Role
     created_at: str
 
 
@@ -1048,37 +937,11 @@ class MeteredUsage(TypedDict):
     cost_usd: str
 
 
-class MissCount(TypedDict):
-    """The number of requests that the answer cache did not serve for one reason."""
+class ModelTier(TypedDict):
+    """A model in a service tier."""
 
-    reason: str  # Begins with `semantic_` if similar questions were searched.
-    requests: int
-
-
-class Model(TypedDict):
-    name: str
-    origin: str  # Source of the weights.
-    workers: int  # Number of replicas that serve the model.
-
-
-class NewKey(TypedDict):
-    """A key without its secret. The secret is shown only when the key is created."""
-
-    id: int
-    name: str
-    prefix: str
-    project_id: int
-    scopes: list[str]
-    allowed_models: list[str] | None
-    allowed_ip_ranges: list[str] | None
-    created_at: str
-    created_by: NotRequired[str | None]
-    expires_at: str | None
-    revoked_at: str | None
-    replaces_id: int | None  # ID of the key that this key replaces.
-    last_used_at: NotRequired[str | None]
-    live: bool
-    secret: str  # The API key. It is shown only once.
+    model: str
+    tier: NotRequired[ServiceTier]
 
 
 class OfferedPrice(TypedDict):
@@ -1096,19 +959,6 @@ class OneOffLine(TypedDict):
     cents: int
     created_at: str
     invoice: NotRequired[str | None]
-
-
-class OwnCredential(TypedDict):
-    """A tenant's own credential, without its secret."""
-
-    id: int
-    name: str
-    models: list[str]
-    daily_spend_limit_nano: int | None  # nano-USD per day (UTC); null: no limit
-    max_concurrency: int | None  # concurrent requests of all replicas; null: no limit
-    version: int  # increases by 1 with each rotation of the secret
-    created_at: str
-    rotated_at: str | None
 
 
 class Payment(TypedDict):
@@ -1136,19 +986,20 @@ class PaymentEvent(TypedDict):
     detail: str
 
 
-class Period(TypedDict):
+class PlatformCredential(TypedDict):
+    """A credential of the platform, without its secret."""
+
     id: int
-    entity: str
-    label: str
-    starts_at: str
-    ends_at: str
-    closed_at: str | None
-    invoiced_at: str | None
+    name: str
+    daily_spend_limit_nano: int | None  # nano-USD per day (UTC); null: no limit
+    max_concurrency: int | None  # concurrent requests of all replicas; null: no limit
+    version: int  # increases by 1 with each rotation of the secret
+    encryption_key_id: str  # of the key in MILLRACE_CREDENTIAL_KEYS
+    created_at: str
+    rotated_at: str | None
 
 
 class Policy(TypedDict):
-    """The field `problems`. The models of all rows of a response are checked once."""
-
     id: int
     name: str
     version: int
@@ -1166,13 +1017,11 @@ class PolicyDiff(TypedDict):
 
 
 class PolicyDiffLine(TypedDict):
-    change: ChangeEnum
+    change: PolicyDiffChange
     text: str
 
 
 class PolicyDraft(TypedDict):
-    """The field `problems`. The models of all rows of a response are checked once."""
-
     id: int
     name: str
     body: dict[str, Any]
@@ -1222,7 +1071,7 @@ class PolicyDryRunRejection(TypedDict):
     """Requests that would be rejected, because their first target cannot serve them."""
 
     model: str
-    code: PolicyDryRunRejectionOutCodeEnum
+    code: PolicyDryRunRejectionCode
     requests: int
 
 
@@ -1242,7 +1091,7 @@ class Price(TypedDict):
     """A price with half-open ranges."""
 
     model: str
-    tier: TierEnum
+    tier: ServiceTier
     component: PriceComponent
     usd_per_million: str
     from_tokens: int
@@ -1253,11 +1102,15 @@ class Price(TypedDict):
     time_zone: str
 
 
-class PriceIn(TypedDict):
+class PriceBookAssignment(TypedDict):
+    book: str
+
+
+class PriceCreate(TypedDict):
     """A price for half-open ranges of prompt lengths and times of day."""
 
     model: str
-    tier: NotRequired[TierEnum]
+    tier: NotRequired[ServiceTier]
     component: PriceComponent
     usd_per_million: str  # For example 3.75.
     from_tokens: NotRequired[int]  # Of the whole prompt.
@@ -1266,6 +1119,29 @@ class PriceIn(TypedDict):
     until_time: NotRequired[str]
     weekdays: NotRequired[str]  # For example mon-fri or sat. Empty: all.
     time_zone: NotRequired[str]  # Of times and weekdays.
+
+
+class PriceDraft(TypedDict):
+    """A draft of the offered price."""
+
+    id: int  # Of the draft, for POST /api/operator/prices/{id}/publish.
+    note: str
+
+
+class PriceImport(TypedDict):
+    version: PriceVersion
+    left_out: ImportOmissions
+
+
+class PricePreview(TypedDict):
+    """A tenant's usage of a model at current and at proposed prices."""
+
+    tenant_id: int
+    model: str
+    events: int
+    was_usd: str
+    would_be_usd: str
+    unpriced: int  # Events that would have been rejected; in neither sum.
 
 
 class PriceTerm(TypedDict):
@@ -1279,24 +1155,43 @@ class PriceTerm(TypedDict):
     rule: dict[str, Any]
 
 
-class Profile(TypedDict):
-    name: str
-    street: str
-    postcode: str
-    city: str
-    region: str
-    country: str
-    vat_id: str
-    emails: list[str]
-    po_number: str
-    currency: str  # shown in addition to USD
-    billing_currency: str  # Of all amounts of the tenant.
-    entity: str
-    is_prepaid: bool  # requests are limited to the tenant's balance
-    suspended_at: str | None  # by dunning; null: not by dunning
-    top_up_below: int | None  # cents of balance before tax below which credit is bought; null: never
-    top_up_cents: int | None  # cents of each automatic top-up
-    has_payment_method: bool  # Whether a payment method is saved.
+class PriceTermTier(TypedDict):
+    """The price of a month's tokens from a number on, up to the next tier."""
+
+    from_tokens: int
+    usd_per_million: str  # For example 3.75. 0 includes the tokens.
+
+
+class PriceVersion(TypedDict):
+    id: int
+    book: str
+    currency: str
+    tenant_id: int | None
+    number: int | None  # counts the book's publications
+    state: PriceVersionState
+    note: str
+    effective_from: str | None  # None, in a draft: when it is published
+    created_at: str
+    created_by: NotRequired[str | None]
+    decided_at: str | None
+    decided_by: NotRequired[str | None]
+
+
+class PriceVersionDetail(TypedDict):
+    id: int
+    book: str
+    currency: str
+    tenant_id: int | None
+    number: int | None  # counts the book's publications
+    state: PriceVersionState
+    note: str
+    effective_from: str | None  # None, in a draft: when it is published
+    created_at: str
+    created_by: NotRequired[str | None]
+    decided_at: str | None
+    decided_by: NotRequired[str | None]
+    prices: list[Price]
+    withdrawn: list[ModelTier]
 
 
 class Project(TypedDict):
@@ -1322,21 +1217,50 @@ class PromptAdvice(TypedDict):
     request_ids: list[str]  # The latest requests.
 
 
-class RatedLine(TypedDict):
-    """Tokens of one class, or searches, at one price: tokens x price is the cost, exactly."""
-
-    component: TokenComponent
-    tokens: int
-    price_id: int
-    usd_per_million: str
-    usd: str
+class ProviderExportComparison(TypedDict):
+    days: int  # Compared pairs of a day and a model.
+    requests: int  # Compared requests.
+    differences: list[ProviderExportDifference]
+    more: int  # Differences that are left out.
 
 
-class Reencrypted(TypedDict):
-    changed: int  # Credentials that had an older encryption key.
+class ProviderExportDifference(TypedDict):
+    """A difference between the provider's counts and the booked executions."""
+
+    day: str
+    model: str  # The model's name in the export.
+    request_id: str  # Empty: of the whole day.
+    provider: ComparedUsage | None  # Null: not in the export.
+    booked: ComparedUsage | None  # Null: nothing is booked.
+    credit_usd: str  # What the tenant is charged too much.
+    is_credited: bool
 
 
-class Report(TypedDict):
+class RateLimits(TypedDict):
+    id: int
+    scope: RateLimitScope
+    project_id: int | None
+    key_id: int | None
+    model: str
+    set_by_operator: bool
+    dry_run: bool
+    requests_per_minute: int | None
+    input_tokens_per_minute: int | None
+    output_tokens_per_minute: int | None
+    tokens_per_minute: int | None
+    requests_per_day: int | None
+    input_tokens_per_day: int | None
+    output_tokens_per_day: int | None
+    tokens_per_day: int | None
+    concurrency: int | None  # concurrent requests
+    max_prompt_tokens: int | None
+    max_output_tokens: int | None
+    long_prompt_threshold: int | None  # tokens from which a prompt is long
+    long_prompt_concurrency: int | None  # concurrent requests with long prompts
+    updated_at: str
+
+
+class ReconciliationReport(TypedDict):
     """A comparison of budget periods, leases, events and workers' journals."""
 
     created_at: str
@@ -1344,6 +1268,13 @@ class Report(TypedDict):
     differences: Any
     corrected: int
     overdue_leases: int
+
+
+class ReconciliationStatus(TypedDict):
+    is_clean: bool  # All agreed, lately, and nothing waits in quarantine.
+    is_late: bool  # No comparison for a quarter of an hour.
+    report: ReconciliationReport | None  # The newest; null before the first.
+    quarantine: dict[str, int]  # Unhandled usage messages in quarantine, by reason.
 
 
 class Request(TypedDict):
@@ -1367,28 +1298,16 @@ class Request(TypedDict):
     usage: RequestUsage | None  # Null until the request is settled, and if no model ran.
 
 
-class RequestAdjustment(TypedDict):
-    """A correction of what an execution used and costs; both may be below zero."""
+class RequestBudget(TypedDict):
+    """A budget that applied to the request."""
 
-    outcome: RequestAdjustmentOutOutcomeEnum
-    uncached: int
-    cache_read: int
-    cache_write_5m: int
-    cache_write_1h: int
-    output: int
-    usd: str
-    created_at: str
-
-
-class RequestBoundBy(TypedDict):
-    """A limit or budget, and the number of requests that it rejected."""
-
-    kind: str
-    scope: str
-    id: int
+    budget_id: int
     name: str
-    model: str
-    requests: int
+    unit: str
+    period: str
+    scope: str
+    mode: str
+    amount: int
 
 
 class RequestContent(TypedDict):
@@ -1413,6 +1332,21 @@ class RequestCounts(TypedDict):
     ttft_p95_ms: int | None
 
 
+class RequestDetail(TypedDict):
+    """All that is known of a request: its record, executions, budgets and costs."""
+
+    request_id: str
+    record: RequestRecord | None
+    others: list[RequestRecord]  # Records of the same request at other gateways, and of replays of its response.
+    executions: list[RequestExecution]
+    budgets: list[RequestBudget]
+    batch: str | None
+    content: RequestContent | None
+    usd: str
+    saved_usd: str
+    reserved_nano: int | None
+
+
 class RequestExecution(TypedDict):
     """A priced call of a model, as reported by its worker."""
 
@@ -1435,7 +1369,7 @@ class RequestExecution(TypedDict):
     cache_write_1h: int
     output: int
     reasoning_tokens: int  # The part of the output before the answer.
-    usage_source: UsageSourceEnum
+    usage_source: UsageSource
     unbilled_tokens: int  # Counted by the provider above the reservation, and not charged.
     accepted_drafts: int  # Draft tokens that became part of the output.
     rejected_drafts: int  # Draft tokens that were rejected. They are not billed.
@@ -1443,37 +1377,14 @@ class RequestExecution(TypedDict):
     miss_reason: str  # Why the prefix cache was missed; empty: it was not.
     reserved_nano: int | None
     price_version: int | None
-    lines: list[RequestLine]
-    adjustments: list[RequestAdjustment]
-
-
-class RequestHeldFrom(TypedDict):
-    """A budget that applied to the request."""
-
-    budget_id: int
-    name: str
-    unit: str
-    period: str
-    scope: str
-    mode: str
-    amount: int
-
-
-class RequestLine(TypedDict):
-    """A priced component of an execution: tokens x price = cost, exactly."""
-
-    component: str
-    tokens: int
-    usd_per_million: str
-    usd: str
-    price_id: int
-    effective_from: str  # When the price became active.
+    lines: list[ExecutionLine]
+    adjustments: list[ExecutionAdjustment]
 
 
 class RequestRates(TypedDict):
     buckets: list[RequestCounts]
     total: RequestCounts
-    bounds: list[RequestBoundBy]
+    bounds: list[LimitRejections]
     ttft_slo_ms: int
 
 
@@ -1511,21 +1422,6 @@ class RequestRecord(TypedDict):
     cache_source: str  # the request whose cached or concurrent answer was returned
 
 
-class RequestStory(TypedDict):
-    """All that is known of a request: its record, executions, budgets and costs."""
-
-    request_id: str
-    record: RequestRecord | None
-    others: list[RequestRecord]  # Records of the same request at other gateways, and of replays of its response.
-    executions: list[RequestExecution]
-    budgets: list[RequestHeldFrom]
-    batch: str | None
-    content: RequestContent | None
-    usd: str
-    saved_usd: str
-    reserved_nano: int | None
-
-
 class RequestUsage(TypedDict):
     """The usage and cost of a request, including adjustments."""
 
@@ -1536,28 +1432,6 @@ class RequestUsage(TypedDict):
     output: int
     usd: str  # Exact amount.
     saved_usd: str  # Saved by the prefix cache; negative if the cache writes cost more.
-
-
-class Requests(TypedDict):
-    """Numbers of requests by outcome; a request counts once for each execution."""
-
-    completed: int
-    cancelled: int
-    failed: int  # Never billed; their tokens are in no sum.
-
-
-class RerateRow(TypedDict):
-    """The change of an invoice. Negative amounts are credited."""
-
-    tenant_id: int
-    tenant: str
-    invoice: str
-    month: str
-    difference_usd: str  # Exact.
-    currency: str
-    subtotal: int  # Cents before tax.
-    total: int  # Cents with tax, before credit is applied.
-    note: NotRequired[str | None]  # Null: not issued.
 
 
 class Rerating(TypedDict):
@@ -1591,12 +1465,26 @@ class ReratingDetail(TypedDict):
     prices: list[Price]
 
 
+class ReratingPreview(TypedDict):
+    """The change of an invoice. Negative amounts are credited."""
+
+    tenant_id: int
+    tenant: str
+    invoice: str
+    month: str
+    difference_usd: str  # Exact.
+    currency: str
+    subtotal: int  # Cents before tax.
+    total: int  # Cents with tax, before credit is applied.
+    note: NotRequired[str | None]  # Null: not issued.
+
+
 class RuleAlert(TypedDict):
     """An alert. Its value, threshold and samples are of the time at which it was triggered."""
 
     id: int
     rule_id: int
-    metric: MetricEnum
+    metric: AlertMetric
     summary: str
     value: int | None  # in the unit of the threshold
     threshold: int
@@ -1609,11 +1497,29 @@ class RuleAlert(TypedDict):
     acknowledged_by: str
 
 
-class Secret(TypedDict):
-    secret: str  # The signing secret (Standard Webhooks). It is shown only once.
+class SavedBudget(TypedDict):
+    id: int
+    name: str
+    project_id: int | None
+    key_id: int | None
+    member_id: int | None
+    unit: BudgetUnit
+    period: BudgetPeriodType
+    amount: int
+    mode: BudgetMode
+    reduce_max_tokens: bool  # reduce max_tokens of a request that does not fit, instead of rejecting it
+    temporary_increase: int
+    increase_expires_at: str | None
+    rollover_limit: int  # most of the unused amount that rolls over to the next period
+    thresholds: list[int]  # in percent
+    alert_forecast: bool  # alert when the forecast passes the limit
+    active: bool
+    created_at: str
+    budget_period: dict[str, Any] | None  # Return the current period. null: no request has used the budget in it.
+    pending_gateways: list[str] | None
 
 
-class SemanticBand(TypedDict):
+class SemanticCacheBand(TypedDict):
     """The checks of cached answers to similar questions, in one band of margins."""
 
     margin_from: float
@@ -1625,18 +1531,38 @@ class SemanticBand(TypedDict):
     is_served: bool
 
 
-class SemanticStatus(TypedDict):
+class SemanticCacheStatus(TypedDict):
     """The state of the semantic cache, whatever the period."""
 
     max_error_percent: int  # 0: similar questions are not served.
     questions: int  # Stored questions.
-    bands: list[SemanticBand]
+    bands: list[SemanticCacheBand]
     error_rate: float | None  # Of the checks in the served bands.
     upper_bound: float | None  # Upper bound of the error rate of hits; null: nothing is served.
     missing_checks: int  # Correct checks until the first band is served.
 
 
-class ShadowCode(TypedDict):
+class ServedModel(TypedDict):
+    name: str
+    origin: str  # Source of the weights.
+    workers: int  # Number of replicas that serve the model.
+
+
+class ShadowAnswers(TypedDict):
+    """The answers of one side of a comparison."""
+
+    model: str
+    valid_schemas: int  # Answers that are valid under the schema of their request.
+    passed: int  # Answers that are not empty, with valid schema and tool arguments as far as requested.
+    output_tokens: int
+    usd: str  # Cost by your prices, of requests whose costs are both known.
+    ttft_p50_ms: int | None  # Time from the dispatch to the first token.
+    ttft_p95_ms: int | None
+    total_p50_ms: int | None  # Time from the dispatch to the end.
+    total_p95_ms: int | None
+
+
+class ShadowErrorCount(TypedDict):
     code: str  # Error code.
     requests: int
 
@@ -1649,33 +1575,12 @@ class ShadowResult(TypedDict):
     operator_paid: int  # Requests whose shadow is on no invoice.
     with_schema: int  # Requests for a structured output.
     priced: int  # Requests whose costs are both known.
-    answered: ComparedAnswers  # The returned answers.
-    shadow: ComparedAnswers  # The answers of the shadows, which were not returned.
-    not_answered: list[ShadowCode]  # Why shadows have not answered.
+    answered: ShadowAnswers  # The returned answers.
+    shadow: ShadowAnswers  # The answers of the shadows, which were not returned.
+    not_answered: list[ShadowErrorCount]  # Why shadows have not answered.
 
 
-class Spend(TypedDict):
-    """What an upstream credential has spent on a day, and what is reserved for running executions."""
-
-    credential_id: int  # 0: without a credential.
-    executions: int
-    spent_usd: str
-    reserved_usd: str
-
-
-class Standing(TypedDict):
-    is_clean: bool  # All agreed, lately, and nothing waits in quarantine.
-    is_late: bool  # No comparison for a quarter of an hour.
-    report: Report | None  # The newest; null before the first.
-    quarantine: dict[str, int]  # Unhandled usage messages in quarantine, by reason.
-
-
-class Success(TypedDict):
-    groups: list[SuccessCosts]
-    total: SuccessCosts
-
-
-class SuccessCosts(TypedDict):
+class SuccessGroup(TypedDict):
     """The requests of a group, their success and their cost. A request can have several signs of failure."""
 
     name: str  # The group: a model, policy version, cache layer, key ID or end user.
@@ -1693,12 +1598,17 @@ class SuccessCosts(TypedDict):
     usd_per_success: str | None  # Null without a successful request.
 
 
+class SuccessReport(TypedDict):
+    groups: list[SuccessGroup]
+    total: SuccessGroup
+
+
 class TargetProblem(TypedDict):
     """A named model that cannot serve your requests."""
 
     place: str  # Path of the model's name, such as `$.rules[0].targets[1].model`.
     model: str
-    code: TargetProblemOutCodeEnum
+    code: TargetProblemCode
     message: str
     is_blocking: bool  # With such a problem, nothing can be published or started.
 
@@ -1708,8 +1618,8 @@ class TaxRule(TypedDict):
     entity: str
     country: str
     region: str
-    buyer: BuyerEnum
-    category: CategoryEnum
+    buyer: BuyerType
+    category: TaxCategory
     rate_ppm: int
     label: str
     note: str
@@ -1726,13 +1636,26 @@ class Tenant(TypedDict):
     created_at: str
     purge_after: str | None
     content_retention_days: int  # retention of prompts and completions; 0: not stored
-    unknown_parameters: UnknownParametersEnum
+    unknown_parameters: UnknownParameterHandling
     allowed_origins: list[str]
     answer_cache_seconds: int  # lifetime of cached answers; 0: answers are not cached
     answer_cache_sampled: bool  # whether answers with a temperature above 0 are cached too
-    answer_cache_scope: AnswerCacheScopeEnum
+    answer_cache_scope: AnswerCacheScope
     semantic_cache_max_error_percent: int  # maximum error rate of answers to similar questions; 0: none are served
     cache_warming_nano: int  # budget of cache warming for each day, in nano-USD; 0: caches are not warmed
+
+
+class TenantCredential(TypedDict):
+    """A tenant's own credential, without its secret."""
+
+    id: int
+    name: str
+    models: list[str]
+    daily_spend_limit_nano: int | None  # nano-USD per day (UTC); null: no limit
+    max_concurrency: int | None  # concurrent requests of all replicas; null: no limit
+    version: int  # increases by 1 with each rotation of the secret
+    created_at: str
+    rotated_at: str | None
 
 
 class TenantJob(TypedDict):
@@ -1741,37 +1664,18 @@ class TenantJob(TypedDict):
     id: int
     kind: str  # what the job does, such as cache-warming.run
     parameters: Any
-    status: TenantJobOutStatusEnum
+    status: TenantJobStatus
     created_at: str
     started_at: str | None
     ended_at: str | None
     error: str  # Why it failed; empty: it did not.
 
 
-class Tokens(TypedDict):
-    """Tokens by billing class. `input` is the sum of the four input classes."""
+class UsageCost(TypedDict):
+    """The cost and the cache savings in exact USD, with up to 15 decimals."""
 
-    uncached: int
-    cache_read: int
-    cache_write_5m: int
-    cache_write_1h: int
-    input: int
-    output: int
-
-
-Usage = TypedDict(
-    "Usage",
-    {
-        "tenant": "str",
-        "from": "str",
-        "to": "str",
-        "group_by": "list[GroupByEnum]",
-        "bucket": "BucketEnum | None",
-        "tz": "str",
-        "rows": "list[UsageRow]",
-        "total": "Counts",
-    },
-)
+    usd: str
+    saved_usd: str  # Negative if cache writes cost more than reads saved.
 
 
 class UsageEvent(TypedDict):
@@ -1787,39 +1691,95 @@ class UsageEvent(TypedDict):
     outcome: ExecutionOutcome
     finish_reason: str
     attempt: int
-    tokens: Tokens
-    answer_hits: AnswerHits
+    tokens: UsageTokens
+    answer_hits: AnswerHitTokens
     miss_reason: str  # The reason of a prefix cache miss; empty without one.
     changed_at: int | None  # the prompt's first token that differs from a known prefix
     unpinned_tokens: int  # requested to be pinned and not pinned for lack of space
     reasoning_tokens: int  # part of output
     searches: int  # of a cross-encoder
-    usage_source: UsageSourceEnum
+    usage_source: UsageSource
     unbilled_tokens: int  # reported above the reservation; not charged, and in no other count
-    cost: Cost
-    lines: list[RatedLine]  # Empty if not billed.
+    cost: UsageCost
+    lines: list[UsageEventLine]  # Empty if not billed.
     queue_us: int
     ttft_us: int
     duration_us: int
     price_version: int | None
 
 
+class UsageEventLine(TypedDict):
+    """Tokens of one class, or searches, at one price: tokens x price is the cost, exactly."""
+
+    component: TokenComponent
+    tokens: int
+    price_id: int
+    usd_per_million: str
+    usd: str
+
+
+UsageReport = TypedDict(
+    "UsageReport",
+    {
+        "tenant": "str",
+        "from": "str",
+        "to": "str",
+        "group_by": "list[UsageGroup]",
+        "bucket": "UsageBucket | None",
+        "tz": "str",
+        "rows": "list[UsageRow]",
+        "total": "UsageTotals",
+    },
+)
+
+
+class UsageRequests(TypedDict):
+    """Numbers of requests by outcome; a request counts once for each execution."""
+
+    completed: int
+    cancelled: int
+    failed: int  # Never billed; their tokens are in no sum.
+
+
 class UsageRow(TypedDict):
     """The sums of one group, with the group's values, and `start` if there is a bucket."""
 
-    requests: Requests
-    tokens: Tokens
-    answer_hits: AnswerHits
+    requests: UsageRequests
+    tokens: UsageTokens
+    answer_hits: AnswerHitTokens
     unpinned_tokens: int  # Marked for caching, but not pinned because a limit was reached.
     reasoning_tokens: int  # The part of the output before the answers.
     searches: int  # Searches of cross-encoders.
-    cost: Cost
+    cost: UsageCost
     start: NotRequired[str]  # The bucket's first instant.
     model: NotRequired[str]
     key_id: NotRequired[int]
     project_id: NotRequired[int]
     tier: NotRequired[str]  # The service tier; empty if not priced.
     miss_reason: NotRequired[str]  # The reason of a prefix cache miss; empty without one.
+
+
+class UsageTokens(TypedDict):
+    """Tokens by billing class. `input` is the sum of the four input classes."""
+
+    uncached: int
+    cache_read: int
+    cache_write_5m: int
+    cache_write_1h: int
+    input: int
+    output: int
+
+
+class UsageTotals(TypedDict):
+    """The sums of a set of events."""
+
+    requests: UsageRequests
+    tokens: UsageTokens
+    answer_hits: AnswerHitTokens
+    unpinned_tokens: int  # Marked for caching, but not pinned because a limit was reached.
+    reasoning_tokens: int  # The part of the output before the answers.
+    searches: int  # Searches of cross-encoders.
+    cost: UsageCost
 
 
 class User(TypedDict):
@@ -1833,50 +1793,11 @@ class User(TypedDict):
     created_at: str
 
 
-class Version(TypedDict):
-    id: int
-    book: str
-    currency: str
-    tenant_id: int | None
-    number: int | None  # counts the book's publications
-    state: PriceVersionState
-    note: str
-    effective_from: str | None  # None, in a draft: when it is published
-    created_at: str
-    created_by: NotRequired[str | None]
-    decided_at: str | None
-    decided_by: NotRequired[str | None]
-
-
-class VersionDetail(TypedDict):
-    id: int
-    book: str
-    currency: str
-    tenant_id: int | None
-    number: int | None  # counts the book's publications
-    state: PriceVersionState
-    note: str
-    effective_from: str | None  # None, in a draft: when it is published
-    created_at: str
-    created_by: NotRequired[str | None]
-    decided_at: str | None
-    decided_by: NotRequired[str | None]
-    prices: list[Price]
-    withdrawn: list[KindIn]
-
-
-class VolumeTierIn(TypedDict):
-    """The price of a month's tokens from a number on, up to the next tier."""
-
-    from_tokens: int
-    usd_per_million: str  # For example 3.75. 0 includes the tokens.
-
-
 class WarmedPrompt(TypedDict):
     """A prompt that was computed ahead of its requests."""
 
     id: int
-    cache: CacheEnum
+    cache: WarmedCache
     model: str  # the model that served the original request
     key_id: int  # the API key that it ran with
     source_request_id: str  # the stored request that the prompt is from
@@ -1887,6 +1808,78 @@ class WarmedPrompt(TypedDict):
     cost_usd: str | None  # Null until it is settled.
     hits: int  # requests that used it
     saved_usd: str  # Saved by the first request that used it.
+
+
+class WebhookAttempt(TypedDict):
+    attempted_at: str
+    status: int | None  # HTTP status of the response; null: no response
+    duration_ms: int
+    error: str
+    excerpt: str  # start of the response body
+
+
+class WebhookDelivery(TypedDict):
+    id: int
+    event_id: int
+    event_public_id: str
+    event_type: str
+    endpoint_id: int
+    url: str
+    state: WebhookDeliveryState
+    attempt_count: int  # since its creation or last replay
+    next_attempt_at: str
+    created_at: str
+    attempts: list[WebhookAttempt]
+
+
+class WebhookEndpoint(TypedDict):
+    """An endpoint without its secret, with the result of its newest attempt."""
+
+    id: int
+    kind: WebhookEndpointKind
+    url: str
+    description: str
+    event_types: list[str]  # empty: all types
+    active: bool
+    disabled_because: str  # why the platform disabled it
+    failing_since: str | None  # the first failure after the last success
+    previous_expires_at: str | None
+    created_at: str
+    last_at: str | None
+    last_status: int | None
+    last_error: str | None
+
+
+class WebhookEndpointWithSecret(TypedDict):
+    """An endpoint without its secret, with the result of its newest attempt."""
+
+    id: int
+    kind: WebhookEndpointKind
+    url: str
+    description: str
+    event_types: list[str]  # empty: all types
+    active: bool
+    disabled_because: str  # why the platform disabled it
+    failing_since: str | None  # the first failure after the last success
+    previous_expires_at: str | None
+    created_at: str
+    last_at: str | None
+    last_status: int | None
+    last_error: str | None
+    secret: str  # The signing secret (Standard Webhooks). It is shown only once.
+
+
+class WebhookEvent(TypedDict):
+    id: int
+    public_id: str
+    event_type: str
+    deduplication_key: str  # unique in the tenant
+    payload: Any
+    created_at: str
+
+
+class WebhookSecret(TypedDict):
+    secret: str  # The signing secret (Standard Webhooks). It is shown only once.
 
 
 class Worker(TypedDict):

@@ -10,117 +10,116 @@ from urllib.parse import quote
 
 from millrace.client.http import OMIT, Http, Omit
 from millrace.client.models import (
-    Alert,
+    AlertMetric,
     AlertRule,
-    AmountIn,
-    AnswerCacheScopeEnum,
-    Audit,
-    BlankEnum,
-    BookIn,
+    AlertWindowMinutes,
+    AnswerCacheScope,
+    ApiKey,
+    ApiKeyScope,
+    ApiKeyWithSecret,
+    AuditEntry,
+    BillingCurrency,
+    BillingEntity,
+    BillingPeriod,
+    BillingProfile,
     Budget,
-    BudgetSaved,
+    BudgetAlert,
+    BudgetMode,
+    BudgetPeriodType,
     BudgetUnit,
-    BuyerEnum,
-    CacheLayers,
+    BuyerType,
+    CacheLayerReport,
     CacheWarming,
-    CategoryEnum,
-    Check,
     Commitment,
-    Comparison,
     CostCard,
     CostImport,
-    Credential,
-    Credit,
-    CreditInGrantTypeEnum,
+    CredentialReencryption,
+    CredentialSpend,
+    CreditGrant,
     Currency,
-    CurrencyEnum,
-    Delivery,
     Deployment,
     DeploymentCheck,
+    DeploymentEngine,
     DeploymentImport,
-    DraftedPrice,
-    Endpoint,
-    EndpointMade,
-    EngineEnum,
-    Entity,
-    Event,
-    EventTypesEnum,
+    DeploymentTask,
     ExchangeRate,
     ExecutionCost,
     Experiment,
-    ExperimentArmField,
+    ExperimentArm,
+    ExperimentMetric,
     ExperimentResults,
     ExperimentUnit,
-    ExportComparison,
-    FileTypeEnum,
     Forecast,
     HostedPage,
-    Import,
+    ImportFileType,
     Invitation,
     Invoice,
-    InvoiceWhole,
-    Key,
-    KindIn,
+    InvoiceCheck,
+    InvoiceDetail,
+    InvoiceNoteLine,
     LabeledOutcomes,
-    Ledger,
-    Limits,
-    Margins,
+    LedgerEntry,
+    ManualCreditGrantType,
+    MarginReport,
     Member,
     MeteredComponent,
     MeteredUsage,
-    MetricEnum,
-    ModeEnum,
-    Model,
-    NewKey,
+    ModelTier,
     OneOffLine,
-    OwnCredential,
     Payment,
     PaymentEvent,
-    Period,
-    PeriodEnum,
+    PlatformCredential,
     Policy,
     PolicyDiff,
     PolicyDraft,
     PolicyDryRun,
     PolicyValidation,
     Price,
+    PriceBookAssignment,
     PriceComponent,
-    PriceIn,
+    PriceCreate,
+    PriceDraft,
+    PriceImport,
+    PricePreview,
     PriceTerm,
-    PrimaryMetricEnum,
-    Profile,
+    PriceTermTier,
+    PriceTermType,
+    PriceVersion,
+    PriceVersionDetail,
     Project,
     PromptAdvice,
-    Reencrypted,
+    ProviderExportComparison,
+    RateLimits,
+    ReconciliationStatus,
     Request,
+    RequestDetail,
     RequestRates,
-    RequestStory,
-    RerateRow,
     Rerating,
     ReratingDetail,
-    RoleEnum,
+    ReratingPreview,
+    Role,
     RuleAlert,
-    ScopesEnum,
-    Secret,
+    SavedBudget,
+    ServedModel,
+    ServiceTier,
     ShadowResult,
-    Spend,
-    Standing,
-    Success,
-    TaskEnum,
+    SuccessReport,
+    TaxCategory,
     TaxRule,
     Tenant,
+    TenantCredential,
     TenantJob,
-    TermTypeEnum,
-    TierEnum,
-    UnknownParametersEnum,
-    Usage,
+    UnknownParameterHandling,
     UsageEvent,
+    UsageReport,
     User,
-    Version,
-    VersionDetail,
-    VolumeTierIn,
-    VoucherTypeEnum,
-    WindowMinutesEnum,
+    VoucherType,
+    WebhookDelivery,
+    WebhookEndpoint,
+    WebhookEndpointWithSecret,
+    WebhookEvent,
+    WebhookEventType,
+    WebhookSecret,
     Worker,
 )
 from millrace.client.pages import Pager
@@ -153,8 +152,8 @@ class AlertRulesResource:
         self,
         *,
         threshold: int,
-        metric: MetricEnum,
-        window_minutes: WindowMinutesEnum | Omit = OMIT,
+        metric: AlertMetric,
+        window_minutes: AlertWindowMinutes | Omit = OMIT,
         min_requests: int | Omit = OMIT,
         project_id: int | Omit = OMIT,
         model: str | Omit = OMIT,
@@ -198,7 +197,7 @@ class AlertRulesResource:
         id: int,
         *,
         threshold: int | Omit = OMIT,
-        window_minutes: WindowMinutesEnum | Omit = OMIT,
+        window_minutes: AlertWindowMinutes | Omit = OMIT,
         min_requests: int | Omit = OMIT,
         muted_until: str | datetime | Omit | None = OMIT,
     ) -> AlertRule:
@@ -235,13 +234,13 @@ class AlertsResource:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def list(self, *, page_size: int | Omit = OMIT) -> Pager[Alert]:
+    def list(self, *, page_size: int | Omit = OMIT) -> Pager[BudgetAlert]:
         """Return the thresholds that budgets reached, newest first.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return Pager[Alert](self._http, "alerts", query={"limit": page_size})
+        return Pager[BudgetAlert](self._http, "alerts", query={"limit": page_size})
 
 
 class AuditResource:
@@ -259,14 +258,14 @@ class AuditResource:
         request_id: str | Omit = OMIT,
         since: str | datetime | Omit = OMIT,
         until: str | datetime | Omit = OMIT,
-    ) -> Pager[Audit]:
+    ) -> Pager[AuditEntry]:
         """Return the entries of the audit log, newest first.
 
         Args:
             page_size: Rows per page; default: 50.
             object_id: ID of the object.
         """
-        return Pager[Audit](
+        return Pager[AuditEntry](
             self._http,
             "audit",
             query={
@@ -281,9 +280,9 @@ class AuditResource:
             },
         )
 
-    def get(self, id: int) -> Audit:
-        """Return the object with this ID."""
-        return cast("Audit", self._http.call("GET", f"audit/{id}"))
+    def get(self, id: int) -> AuditEntry:
+        """Return the audit entry."""
+        return cast("AuditEntry", self._http.call("GET", f"audit/{id}"))
 
 
 class BillingResource:
@@ -312,18 +311,18 @@ class BillingCurrencyResource:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def get(self) -> Currency:
+    def get(self) -> BillingCurrency:
         """Return the currency of all amounts of the tenant, also of those in fields that end in `_usd`."""
-        return cast("Currency", self._http.call("GET", "billing/currency"))
+        return cast("BillingCurrency", self._http.call("GET", "billing/currency"))
 
 
 class BillingProfileResource:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def get(self) -> Profile:
+    def get(self) -> BillingProfile:
         """Return the tenant's billing profile."""
-        return cast("Profile", self._http.call("GET", "billing/profile"))
+        return cast("BillingProfile", self._http.call("GET", "billing/profile"))
 
     def update(
         self,
@@ -340,7 +339,7 @@ class BillingProfileResource:
         currency: str | Omit = OMIT,
         top_up_below: int | Omit | None = OMIT,
         top_up_cents: int | Omit | None = OMIT,
-    ) -> Profile:
+    ) -> BillingProfile:
         """Update the billing profile, for the next invoices.
 
         Args:
@@ -349,7 +348,7 @@ class BillingProfileResource:
             top_up_cents: cents of each automatic top-up.
         """
         return cast(
-            "Profile",
+            "BillingProfile",
             self._http.call(
                 "PATCH",
                 "billing/profile",
@@ -403,8 +402,8 @@ class BudgetsResource:
         name: str,
         amount: int,
         unit: BudgetUnit,
-        period: PeriodEnum,
-        mode: ModeEnum | Omit = OMIT,
+        period: BudgetPeriodType,
+        mode: BudgetMode | Omit = OMIT,
         reduce_max_tokens: bool | Omit = OMIT,
         temporary_increase: int | Omit = OMIT,
         increase_expires_at: str | datetime | Omit | None = OMIT,
@@ -415,7 +414,7 @@ class BudgetsResource:
         key_id: int | Omit = OMIT,
         member_id: int | Omit = OMIT,
         idempotency_key: str | None = None,
-    ) -> BudgetSaved:
+    ) -> SavedBudget:
         """Create a budget. Earlier usage does not count.
 
         Args:
@@ -431,7 +430,7 @@ class BudgetsResource:
             member_id: Of the keys this member (by membership) made.
         """
         return cast(
-            "BudgetSaved",
+            "SavedBudget",
             self._http.call(
                 "POST",
                 "budgets",
@@ -456,7 +455,7 @@ class BudgetsResource:
         )
 
     def get(self, id: int) -> Budget:
-        """Return the object with this ID."""
+        """Return the budget."""
         return cast("Budget", self._http.call("GET", f"budgets/{id}"))
 
     def update(
@@ -465,14 +464,14 @@ class BudgetsResource:
         *,
         name: str | Omit = OMIT,
         amount: int | Omit = OMIT,
-        mode: ModeEnum | Omit = OMIT,
+        mode: BudgetMode | Omit = OMIT,
         reduce_max_tokens: bool | Omit = OMIT,
         temporary_increase: int | Omit = OMIT,
         increase_expires_at: str | datetime | Omit | None = OMIT,
         rollover_limit: int | Omit = OMIT,
         thresholds: Sequence[int] | Omit = OMIT,
         alert_forecast: bool | Omit = OMIT,
-    ) -> BudgetSaved:
+    ) -> SavedBudget:
         """Change a budget, including its current period.
 
         Args:
@@ -485,7 +484,7 @@ class BudgetsResource:
             alert_forecast: Alert once in a month when its forecast passes the limit.
         """
         return cast(
-            "BudgetSaved",
+            "SavedBudget",
             self._http.call(
                 "PATCH",
                 f"budgets/{id}",
@@ -507,13 +506,13 @@ class BudgetsResource:
         """Deactivate a budget."""
         self._http.call("DELETE", f"budgets/{id}")
 
-    def alerts(self, id: int, *, page_size: int | Omit = OMIT) -> Pager[Alert]:
+    def alerts(self, id: int, *, page_size: int | Omit = OMIT) -> Pager[BudgetAlert]:
         """Return the thresholds that this budget reached, newest first.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return Pager[Alert](self._http, f"budgets/{id}/alerts", query={"limit": page_size})
+        return Pager[BudgetAlert](self._http, f"budgets/{id}/alerts", query={"limit": page_size})
 
     def forecast(self, id: int) -> Forecast:
         """Return the forecast of a monthly budget's current period, by day."""
@@ -555,13 +554,13 @@ class CreditsResource:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def list(self, *, page_size: int | Omit = OMIT) -> Pager[Credit]:
+    def list(self, *, page_size: int | Omit = OMIT) -> Pager[CreditGrant]:
         """Return the credits with the unused amount of each, newest first.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return Pager[Credit](self._http, "credits", query={"limit": page_size})
+        return Pager[CreditGrant](self._http, "credits", query={"limit": page_size})
 
 
 class ExperimentsResource:
@@ -587,10 +586,10 @@ class ExperimentsResource:
         *,
         name: str,
         model: str,
-        arms: Sequence[ExperimentArmField],
+        arms: Sequence[ExperimentArm],
         unit: ExperimentUnit | Omit = OMIT,
         metadata_key: str | Omit = OMIT,
-        primary_metric: PrimaryMetricEnum | Omit = OMIT,
+        primary_metric: ExperimentMetric | Omit = OMIT,
         guardrails: Mapping[str, float] | Omit = OMIT,
         planned_days: int | Omit = OMIT,
         idempotency_key: str | None = None,
@@ -623,7 +622,7 @@ class ExperimentsResource:
         )
 
     def get(self, id: int) -> Experiment:
-        """Return the object with this ID."""
+        """Return the experiment."""
         return cast("Experiment", self._http.call("GET", f"experiments/{id}"))
 
     def delete(self, id: int) -> None:
@@ -670,7 +669,7 @@ class InvitationsResource:
         """
         return Pager[Invitation](self._http, "invitations", query={"email": email, "limit": page_size, "role": role})
 
-    def create(self, *, email: str, role: RoleEnum, idempotency_key: str | None = None) -> Invitation:
+    def create(self, *, email: str, role: Role, idempotency_key: str | None = None) -> Invitation:
         """Invite a user by email. It replaces an open invitation to the same email address."""
         return cast(
             "Invitation",
@@ -680,7 +679,7 @@ class InvitationsResource:
         )
 
     def get(self, id: int) -> Invitation:
-        """Return the object with this ID."""
+        """Return the invitation."""
         return cast("Invitation", self._http.call("GET", f"invitations/{id}"))
 
     def revoke(self, id: int) -> None:
@@ -712,13 +711,13 @@ class InvoicesResource:
             query={"invoice_type": invoice_type, "limit": page_size, "month": month, "state": state},
         )
 
-    def get(self, id: int) -> InvoiceWhole:
+    def get(self, id: int) -> InvoiceDetail:
         """Return the invoice document as JSON."""
-        return cast("InvoiceWhole", self._http.call("GET", f"invoices/{id}"))
+        return cast("InvoiceDetail", self._http.call("GET", f"invoices/{id}"))
 
-    def check(self, id: int) -> Check:
+    def check(self, id: int) -> InvoiceCheck:
         """Recompute the invoice from its usage events and the price book, and compare it byte for byte."""
-        return cast("Check", self._http.call("GET", f"invoices/{id}/check"))
+        return cast("InvoiceCheck", self._http.call("GET", f"invoices/{id}/check"))
 
     def csv(self, id: int) -> str:
         """Return the lines with exact amounts, as CSV."""
@@ -784,7 +783,7 @@ class KeysResource:
         live: bool | Omit | None = OMIT,
         prefix: str | Omit = OMIT,
         project: int | Omit = OMIT,
-    ) -> Pager[Key]:
+    ) -> Pager[ApiKey]:
         """Return the tenant's keys, newest first.
 
         Args:
@@ -792,7 +791,7 @@ class KeysResource:
             live: True: active keys; false: expired or revoked ones.
             project: ID of the project.
         """
-        return Pager[Key](
+        return Pager[ApiKey](
             self._http, "keys", query={"limit": page_size, "live": live, "prefix": prefix, "project": project}
         )
 
@@ -800,13 +799,13 @@ class KeysResource:
         self,
         *,
         name: str,
-        scopes: Sequence[ScopesEnum] | Omit = OMIT,
+        scopes: Sequence[ApiKeyScope] | Omit = OMIT,
         allowed_models: Sequence[str] | Omit | None = OMIT,
         allowed_ip_ranges: Sequence[str] | Omit | None = OMIT,
         expires_at: str | datetime | Omit | None = OMIT,
         project_id: int | Omit = OMIT,
         idempotency_key: str | None = None,
-    ) -> NewKey:
+    ) -> ApiKeyWithSecret:
         """Create a key. Its secret is only in this response.
 
         Args:
@@ -815,7 +814,7 @@ class KeysResource:
             project_id: ID of the key's project; default: the project `default`.
         """
         return cast(
-            "NewKey",
+            "ApiKeyWithSecret",
             self._http.call(
                 "POST",
                 "keys",
@@ -831,20 +830,20 @@ class KeysResource:
             ),
         )
 
-    def get(self, id: int) -> Key:
-        """Return the object with this ID."""
-        return cast("Key", self._http.call("GET", f"keys/{id}"))
+    def get(self, id: int) -> ApiKey:
+        """Return the API key."""
+        return cast("ApiKey", self._http.call("GET", f"keys/{id}"))
 
     def update(
         self,
         id: int,
         *,
-        scopes: Sequence[ScopesEnum] | Omit = OMIT,
+        scopes: Sequence[ApiKeyScope] | Omit = OMIT,
         allowed_models: Sequence[str] | Omit | None = OMIT,
         allowed_ip_ranges: Sequence[str] | Omit | None = OMIT,
         expires_at: str | datetime | Omit | None = OMIT,
         name: str | Omit = OMIT,
-    ) -> Key:
+    ) -> ApiKey:
         """Change the key's name, scopes, models, IP ranges or expiration date.
 
         Args:
@@ -852,7 +851,7 @@ class KeysResource:
                 null: all.
         """
         return cast(
-            "Key",
+            "ApiKey",
             self._http.call(
                 "PATCH",
                 f"keys/{id}",
@@ -870,14 +869,16 @@ class KeysResource:
         """Revoke the key permanently. Within a second it is rejected and its running requests end."""
         self._http.call("DELETE", f"keys/{id}")
 
-    def rotate(self, id: int, *, overlap_hours: int | Omit = OMIT, idempotency_key: str | None = None) -> NewKey:
+    def rotate(
+        self, id: int, *, overlap_hours: int | Omit = OMIT, idempotency_key: str | None = None
+    ) -> ApiKeyWithSecret:
         """Create a key with the same rights. The old key remains valid for `overlap_hours`.
 
         Args:
             overlap_hours: Hours for which the old key remains valid.
         """
         return cast(
-            "NewKey",
+            "ApiKeyWithSecret",
             self._http.call(
                 "POST", f"keys/{id}/rotate", body={"overlap_hours": overlap_hours}, idempotency_key=idempotency_key
             ),
@@ -888,13 +889,13 @@ class LedgerResource:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def list(self, *, page_size: int | Omit = OMIT) -> Pager[Ledger]:
+    def list(self, *, page_size: int | Omit = OMIT) -> Pager[LedgerEntry]:
         """Return the tenant's ledger entries, newest first.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return Pager[Ledger](self._http, "ledger", query={"limit": page_size})
+        return Pager[LedgerEntry](self._http, "ledger", query={"limit": page_size})
 
 
 class LimitsResource:
@@ -908,7 +909,7 @@ class LimitsResource:
         page_size: int | Omit = OMIT,
         model: str | Omit = OMIT,
         project: int | Omit = OMIT,
-    ) -> Pager[Limits]:
+    ) -> Pager[RateLimits]:
         """Return all limits of the tenant, including those of the operator.
 
         Args:
@@ -916,7 +917,7 @@ class LimitsResource:
             page_size: Rows per page; default: 50.
             project: ID of the project.
         """
-        return Pager[Limits](
+        return Pager[RateLimits](
             self._http, "limits", query={"key": key, "limit": page_size, "model": model, "project": project}
         )
 
@@ -942,7 +943,7 @@ class LimitsResource:
         long_prompt_threshold: int | Omit | None = OMIT,
         long_prompt_concurrency: int | Omit | None = OMIT,
         idempotency_key: str | None = None,
-    ) -> Limits:
+    ) -> RateLimits:
         """Replace the limits of the tenant, or of a project or key.
 
         Args:
@@ -953,7 +954,7 @@ class LimitsResource:
             dry_run: Reject nothing, and count the requests that would be rejected.
         """
         return cast(
-            "Limits",
+            "RateLimits",
             self._http.call(
                 "POST",
                 "limits",
@@ -981,9 +982,9 @@ class LimitsResource:
             ),
         )
 
-    def get(self, id: int) -> Limits:
-        """Return the object with this ID."""
-        return cast("Limits", self._http.call("GET", f"limits/{id}"))
+    def get(self, id: int) -> RateLimits:
+        """Return the rate limits."""
+        return cast("RateLimits", self._http.call("GET", f"limits/{id}"))
 
     def delete(self, id: int) -> None:
         """Remove the limits."""
@@ -1009,10 +1010,10 @@ class MembersResource:
         return Pager[Member](self._http, "members", query={"email": email, "limit": page_size, "role": role})
 
     def get(self, id: int) -> Member:
-        """Return the object with this ID."""
+        """Return the member."""
         return cast("Member", self._http.call("GET", f"members/{id}"))
 
-    def update(self, id: int, *, role: RoleEnum | Omit = OMIT) -> Member:
+    def update(self, id: int, *, role: Role | Omit = OMIT) -> Member:
         """Change the member's role."""
         return cast("Member", self._http.call("PATCH", f"members/{id}", body={"role": role}))
 
@@ -1063,7 +1064,7 @@ class OperatorCostsResource:
     def import_file(
         self,
         *,
-        file_type: FileTypeEnum,
+        file_type: ImportFileType,
         content: str,
         models: Mapping[str, str] | Omit = OMIT,
         round: bool | Omit = OMIT,
@@ -1127,7 +1128,7 @@ class OperatorDeploymentsResource:
         default_max_tokens: int | Omit | None = OMIT,
         pools: Mapping[str, int] | Omit = OMIT,
         idle_seconds: int | Omit = OMIT,
-        engine: EngineEnum | Omit = OMIT,
+        engine: DeploymentEngine | Omit = OMIT,
         upstream_model: str | Omit = OMIT,
         preset: str | Omit = OMIT,
         credential_id: int | Omit | None = OMIT,
@@ -1137,7 +1138,7 @@ class OperatorDeploymentsResource:
         images: bool | Omit = OMIT,
         tools: bool | Omit = OMIT,
         reasoning: bool | Omit = OMIT,
-        task: TaskEnum | Omit = OMIT,
+        task: DeploymentTask | Omit = OMIT,
         dimensions: int | Omit | None = OMIT,
         source: str | Omit = OMIT,
         base_url: str | Omit = OMIT,
@@ -1239,7 +1240,7 @@ class OperatorDeploymentsResource:
         default_max_tokens: int | Omit | None = OMIT,
         pools: Mapping[str, int] | Omit = OMIT,
         idle_seconds: int | Omit = OMIT,
-        engine: EngineEnum | Omit = OMIT,
+        engine: DeploymentEngine | Omit = OMIT,
         upstream_model: str | Omit = OMIT,
         preset: str | Omit = OMIT,
         credential_id: int | Omit | None = OMIT,
@@ -1249,7 +1250,7 @@ class OperatorDeploymentsResource:
         images: bool | Omit = OMIT,
         tools: bool | Omit = OMIT,
         reasoning: bool | Omit = OMIT,
-        task: TaskEnum | Omit = OMIT,
+        task: DeploymentTask | Omit = OMIT,
         dimensions: int | Omit | None = OMIT,
         source: str | Omit = OMIT,
         base_url: str | Omit = OMIT,
@@ -1344,10 +1345,10 @@ class OperatorDeploymentsResource:
             ),
         )
 
-    def draft_price(self, name: str, *, idempotency_key: str | None = None) -> DraftedPrice:
+    def draft_price(self, name: str, *, idempotency_key: str | None = None) -> PriceDraft:
         """Draft the offered price of a deployment without one, for another operator to publish."""
         return cast(
-            "DraftedPrice",
+            "PriceDraft",
             self._http.call(
                 "POST", f"operator/deployments/{quote(name, safe='')}/price", idempotency_key=idempotency_key
             ),
@@ -1380,7 +1381,7 @@ class OperatorDeploymentsResource:
         default_max_tokens: int | Omit | None = OMIT,
         pools: Mapping[str, int] | Omit = OMIT,
         idle_seconds: int | Omit = OMIT,
-        engine: EngineEnum | Omit = OMIT,
+        engine: DeploymentEngine | Omit = OMIT,
         upstream_model: str | Omit = OMIT,
         preset: str | Omit = OMIT,
         credential_id: int | Omit | None = OMIT,
@@ -1390,7 +1391,7 @@ class OperatorDeploymentsResource:
         images: bool | Omit = OMIT,
         tools: bool | Omit = OMIT,
         reasoning: bool | Omit = OMIT,
-        task: TaskEnum | Omit = OMIT,
+        task: DeploymentTask | Omit = OMIT,
         dimensions: int | Omit | None = OMIT,
         source: str | Omit = OMIT,
         base_url: str | Omit = OMIT,
@@ -1489,13 +1490,13 @@ class OperatorEntitiesResource:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def list(self, *, page_size: int | Omit = OMIT) -> Pager[Entity]:
+    def list(self, *, page_size: int | Omit = OMIT) -> Pager[BillingEntity]:
         """Return the billing entities.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return Pager[Entity](self._http, "operator/entities", query={"limit": page_size})
+        return Pager[BillingEntity](self._http, "operator/entities", query={"limit": page_size})
 
     def create(
         self,
@@ -1517,11 +1518,11 @@ class OperatorEntitiesResource:
         payment_details: str | Omit = OMIT,
         iban: str | Omit = OMIT,
         bic: str | Omit = OMIT,
-        voucher_type: VoucherTypeEnum | Omit = OMIT,
+        voucher_type: VoucherType | Omit = OMIT,
         tax_currency: str | Omit = OMIT,
         suspend_after_days: int | Omit | None = OMIT,
         idempotency_key: str | None = None,
-    ) -> Entity:
+    ) -> BillingEntity:
         """Create a billing entity.
 
         Args:
@@ -1530,7 +1531,7 @@ class OperatorEntitiesResource:
             suspend_after_days: days past due after which a tenant is suspended; null: never.
         """
         return cast(
-            "Entity",
+            "BillingEntity",
             self._http.call(
                 "POST",
                 "operator/entities",
@@ -1564,7 +1565,6 @@ class OperatorEntitiesResource:
         self,
         id: int,
         *,
-        slug: str | Omit = OMIT,
         name: str | Omit = OMIT,
         street: str | Omit = OMIT,
         postcode: str | Omit = OMIT,
@@ -1581,10 +1581,10 @@ class OperatorEntitiesResource:
         payment_details: str | Omit = OMIT,
         iban: str | Omit = OMIT,
         bic: str | Omit = OMIT,
-        voucher_type: VoucherTypeEnum | Omit = OMIT,
+        voucher_type: VoucherType | Omit = OMIT,
         tax_currency: str | Omit = OMIT,
         suspend_after_days: int | Omit | None = OMIT,
-    ) -> Entity:
+    ) -> BillingEntity:
         """Update a billing entity, for the next invoices.
 
         Args:
@@ -1593,12 +1593,11 @@ class OperatorEntitiesResource:
             suspend_after_days: days past due after which a tenant is suspended; null: never.
         """
         return cast(
-            "Entity",
+            "BillingEntity",
             self._http.call(
                 "PATCH",
                 f"operator/entities/{id}",
                 body={
-                    "slug": slug,
                     "name": name,
                     "street": street,
                     "postcode": postcode,
@@ -1655,7 +1654,7 @@ class OperatorInvoicesResource:
         self._http = http
 
     def create_credit_note(
-        self, id: int, *, reason: str, amounts: Sequence[AmountIn], idempotency_key: str | None = None
+        self, id: int, *, reason: str, amounts: Sequence[InvoiceNoteLine], idempotency_key: str | None = None
     ) -> Invoice:
         """Issue a credit note on part of an invoice, with its tax."""
         return cast(
@@ -1669,7 +1668,7 @@ class OperatorInvoicesResource:
         )
 
     def create_debit_note(
-        self, id: int, *, reason: str, amounts: Sequence[AmountIn], idempotency_key: str | None = None
+        self, id: int, *, reason: str, amounts: Sequence[InvoiceNoteLine], idempotency_key: str | None = None
     ) -> Invoice:
         """Issue a debit note: a further charge on a final invoice, with its tax."""
         return cast(
@@ -1720,7 +1719,7 @@ class OperatorMarginsResource:
         model: str | Omit = OMIT,
         tenant_id: int | Omit = OMIT,
         to_month: str | Omit = OMIT,
-    ) -> Margins:
+    ) -> MarginReport:
         """Return revenue, cost and margin by month, tenant and deployment.
 
         Args:
@@ -1731,7 +1730,7 @@ class OperatorMarginsResource:
             to_month: Default: `from_month`.
         """
         return cast(
-            "Margins",
+            "MarginReport",
             self._http.call(
                 "GET",
                 "operator/margins",
@@ -1751,9 +1750,9 @@ class OperatorModelsResource:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def list(self) -> builtins.list[Model]:
+    def list(self) -> builtins.list[ServedModel]:
         """Return the models this platform serves."""
-        return cast("builtins.list[Model]", self._http.call("GET", "operator/models"))
+        return cast("builtins.list[ServedModel]", self._http.call("GET", "operator/models"))
 
 
 class OperatorOneOffLinesResource:
@@ -1791,17 +1790,19 @@ class OperatorPeriodsResource:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def list(self, *, page_size: int | Omit = OMIT) -> Pager[Period]:
+    def list(self, *, page_size: int | Omit = OMIT) -> Pager[BillingPeriod]:
         """Return the billing periods of every entity, with the times of closing and invoicing.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return Pager[Period](self._http, "operator/periods", query={"limit": page_size})
+        return Pager[BillingPeriod](self._http, "operator/periods", query={"limit": page_size})
 
-    def close(self, id: int, *, idempotency_key: str | None = None) -> Period:
+    def close(self, id: int, *, idempotency_key: str | None = None) -> BillingPeriod:
         """Close a billing period that is over. Later usage goes to the next one."""
-        return cast("Period", self._http.call("POST", f"operator/periods/{id}/close", idempotency_key=idempotency_key))
+        return cast(
+            "BillingPeriod", self._http.call("POST", f"operator/periods/{id}/close", idempotency_key=idempotency_key)
+        )
 
 
 class OperatorPriceTermsResource:
@@ -1836,13 +1837,13 @@ class OperatorPricesResource:
         page_size: int | Omit = OMIT,
         state: Literal["draft", "published", "discarded"] | Omit = OMIT,
         tenant_id: int | Omit = OMIT,
-    ) -> Pager[Version]:
+    ) -> Pager[PriceVersion]:
         """Return drafts and published versions, newest first.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return Pager[Version](
+        return Pager[PriceVersion](
             self._http,
             "operator/prices",
             query={"book": book, "limit": page_size, "state": state, "tenant_id": tenant_id},
@@ -1853,14 +1854,14 @@ class OperatorPricesResource:
         *,
         tenant_id: int | Omit = OMIT,
         book: str | Omit = OMIT,
-        currency: CurrencyEnum | Omit = OMIT,
+        currency: Currency | Omit = OMIT,
         effective_from: str | datetime | Omit = OMIT,
         note: str | Omit = OMIT,
         allow_unpriced_hours: bool | Omit = OMIT,
-        prices: Sequence[PriceIn] | Omit = OMIT,
-        withdrawn: Sequence[KindIn] | Omit = OMIT,
+        prices: Sequence[PriceCreate] | Omit = OMIT,
+        withdrawn: Sequence[ModelTier] | Omit = OMIT,
         idempotency_key: str | None = None,
-    ) -> Version:
+    ) -> PriceVersion:
         """Draft prices. They replace all prices of the models and tiers that they name.
 
         Args:
@@ -1871,7 +1872,7 @@ class OperatorPricesResource:
             withdrawn: Models and tiers without a price from then on.
         """
         return cast(
-            "Version",
+            "PriceVersion",
             self._http.call(
                 "POST",
                 "operator/prices",
@@ -1889,46 +1890,46 @@ class OperatorPricesResource:
             ),
         )
 
-    def get(self, id: int) -> VersionDetail:
+    def get(self, id: int) -> PriceVersionDetail:
         """Return a version with its prices."""
-        return cast("VersionDetail", self._http.call("GET", f"operator/prices/{id}"))
+        return cast("PriceVersionDetail", self._http.call("GET", f"operator/prices/{id}"))
 
-    def discard(self, id: int, *, idempotency_key: str | None = None) -> Version:
+    def discard(self, id: int, *, idempotency_key: str | None = None) -> PriceVersion:
         """Discard the draft."""
         return cast(
-            "Version", self._http.call("POST", f"operator/prices/{id}/discard", idempotency_key=idempotency_key)
+            "PriceVersion", self._http.call("POST", f"operator/prices/{id}/discard", idempotency_key=idempotency_key)
         )
 
     def preview(
         self, id: int, *, from_: str | datetime | Omit = OMIT, to: str | datetime | Omit = OMIT
-    ) -> builtins.list[Comparison]:
+    ) -> builtins.list[PricePreview]:
         """Return what the usage of a time range, by default the last month, would have cost at the draft's prices."""
         return cast(
-            "builtins.list[Comparison]",
+            "builtins.list[PricePreview]",
             self._http.call("GET", f"operator/prices/{id}/preview", query={"from": from_, "to": to}),
         )
 
-    def publish(self, id: int, *, idempotency_key: str | None = None) -> Version:
+    def publish(self, id: int, *, idempotency_key: str | None = None) -> PriceVersion:
         """Publish the draft."""
         return cast(
-            "Version", self._http.call("POST", f"operator/prices/{id}/publish", idempotency_key=idempotency_key)
+            "PriceVersion", self._http.call("POST", f"operator/prices/{id}/publish", idempotency_key=idempotency_key)
         )
 
     def import_file(
         self,
         *,
-        file_type: FileTypeEnum,
+        file_type: ImportFileType,
         content: str,
         tenant_id: int | Omit = OMIT,
         book: str | Omit = OMIT,
-        currency: CurrencyEnum | Omit = OMIT,
+        currency: Currency | Omit = OMIT,
         effective_from: str | datetime | Omit = OMIT,
         note: str | Omit = OMIT,
         allow_unpriced_hours: bool | Omit = OMIT,
         models: Sequence[str] | Omit = OMIT,
         round: bool | Omit = OMIT,
         idempotency_key: str | None = None,
-    ) -> Import:
+    ) -> PriceImport:
         """Draft the prices of the public price file (`json`) or a CSV, and list what was left out.
 
         Args:
@@ -1941,7 +1942,7 @@ class OperatorPricesResource:
             round: Round prices that are not whole nano-USD per million tokens.
         """
         return cast(
-            "Import",
+            "PriceImport",
             self._http.call(
                 "POST",
                 "operator/prices/import",
@@ -1973,7 +1974,7 @@ class OperatorProviderExportsResource:
         models: Mapping[str, str] | Omit = OMIT,
         apply: bool | Omit = OMIT,
         idempotency_key: str | None = None,
-    ) -> ExportComparison:
+    ) -> ProviderExportComparison:
         """Compare a provider's usage export with the booked executions, by day and model and by request. With `apply`,
         requests that the tenant is charged too much for are credited, each once. Charges never rise.
 
@@ -1983,7 +1984,7 @@ class OperatorProviderExportsResource:
             apply: Credit what tenants are charged too much.
         """
         return cast(
-            "ExportComparison",
+            "ProviderExportComparison",
             self._http.call(
                 "POST",
                 "operator/provider-exports",
@@ -1997,10 +1998,10 @@ class OperatorReconciliationResource:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def get(self) -> Standing:
+    def get(self) -> ReconciliationStatus:
         """Return the last comparison of budget periods, leases, events and journals, what was repaired, and which
         usage could not be settled."""
-        return cast("Standing", self._http.call("GET", "operator/reconciliation"))
+        return cast("ReconciliationStatus", self._http.call("GET", "operator/reconciliation"))
 
 
 class OperatorReratingsResource:
@@ -2025,7 +2026,7 @@ class OperatorReratingsResource:
         reason: str,
         tenant_id: int | Omit = OMIT,
         book: str | Omit = OMIT,
-        prices: Sequence[PriceIn] | Omit = OMIT,
+        prices: Sequence[PriceCreate] | Omit = OMIT,
         csv: str | Omit = OMIT,
         idempotency_key: str | None = None,
     ) -> Rerating:
@@ -2072,22 +2073,22 @@ class OperatorReratingsResource:
             "Rerating", self._http.call("POST", f"operator/reratings/{id}/discard", idempotency_key=idempotency_key)
         )
 
-    def preview(self, id: int) -> builtins.list[RerateRow]:
+    def preview(self, id: int) -> builtins.list[ReratingPreview]:
         """Return the change of each invoice, by tenant. `note` is the credit or debit note that was issued for it."""
-        return cast("builtins.list[RerateRow]", self._http.call("GET", f"operator/reratings/{id}/preview"))
+        return cast("builtins.list[ReratingPreview]", self._http.call("GET", f"operator/reratings/{id}/preview"))
 
 
 class OperatorSpendResource:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def list(self, *, day: str | date | Omit = OMIT) -> builtins.list[Spend]:
+    def list(self, *, day: str | date | Omit = OMIT) -> builtins.list[CredentialSpend]:
         """Return what each upstream credential has spent on a day, and what running executions have reserved.
 
         Args:
             day: UTC; default: today.
         """
-        return cast("builtins.list[Spend]", self._http.call("GET", "operator/spend", query={"day": day}))
+        return cast("builtins.list[CredentialSpend]", self._http.call("GET", "operator/spend", query={"day": day}))
 
 
 class OperatorTaxRulesResource:
@@ -2106,11 +2107,11 @@ class OperatorTaxRulesResource:
         self,
         *,
         entity: str,
-        category: CategoryEnum,
+        category: TaxCategory,
         starts_on: str | date,
         country: str | Omit = OMIT,
         region: str | Omit = OMIT,
-        buyer: BuyerEnum | BlankEnum | Omit = OMIT,
+        buyer: BuyerType | Literal[""] | Omit = OMIT,
         rate_ppm: int | Omit = OMIT,
         label: str | Omit = OMIT,
         note: str | Omit = OMIT,
@@ -2181,7 +2182,7 @@ class OperatorTenantsResource:
         )
 
     def get(self, id: int) -> Tenant:
-        """Return the object with this ID."""
+        """Return the tenant."""
         return cast("Tenant", self._http.call("GET", f"operator/tenants/{id}"))
 
     def update(self, id: int, *, name: str | Omit = OMIT) -> Tenant:
@@ -2227,17 +2228,17 @@ class OperatorTenantsResource:
         self,
         id: int,
         *,
-        grant_type: CreditInGrantTypeEnum,
+        grant_type: ManualCreditGrantType,
         nano: int,
         priority: int | Omit = OMIT,
         starts_at: str | datetime | Omit = OMIT,
         expires_at: str | datetime | Omit = OMIT,
         note: str | Omit = OMIT,
         idempotency_key: str | None = None,
-    ) -> Credit:
+    ) -> CreditGrant:
         """Grant promotional credit, or sell prepaid credit from the tenant's deposits."""
         return cast(
-            "Credit",
+            "CreditGrant",
             self._http.call(
                 "POST",
                 f"operator/tenants/{id}/credits",
@@ -2257,10 +2258,10 @@ class OperatorTenantsResource:
         """Delete the tenant. It can be restored until `purge_after`."""
         return cast("Tenant", self._http.call("POST", f"operator/tenants/{id}/delete", idempotency_key=idempotency_key))
 
-    def set_entity(self, id: int, *, entity: str, idempotency_key: str | None = None) -> Profile:
+    def set_entity(self, id: int, *, entity: str, idempotency_key: str | None = None) -> BillingProfile:
         """Assign another billing entity to a tenant without usage."""
         return cast(
-            "Profile",
+            "BillingProfile",
             self._http.call(
                 "POST", f"operator/tenants/{id}/entity", body={"entity": entity}, idempotency_key=idempotency_key
             ),
@@ -2359,7 +2360,7 @@ class OperatorTenantsResource:
         received_at: str | datetime,
         invoice: str | Omit = OMIT,
         as_credit: bool | Omit = OMIT,
-        currency: CurrencyEnum | Omit = OMIT,
+        currency: Currency | Omit = OMIT,
         note: str | Omit = OMIT,
         idempotency_key: str | None = None,
     ) -> Payment:
@@ -2388,14 +2389,14 @@ class OperatorTenantsResource:
             ),
         )
 
-    def set_prepaid(self, id: int, *, is_prepaid: bool, idempotency_key: str | None = None) -> Profile:
+    def set_prepaid(self, id: int, *, is_prepaid: bool, idempotency_key: str | None = None) -> BillingProfile:
         """Start or stop limiting a tenant's requests to its prepaid balance.
 
         Args:
             is_prepaid: Limit the tenant's requests to its balance.
         """
         return cast(
-            "Profile",
+            "BillingProfile",
             self._http.call(
                 "POST",
                 f"operator/tenants/{id}/prepaid",
@@ -2404,13 +2405,15 @@ class OperatorTenantsResource:
             ),
         )
 
-    def price_book(self, id: int) -> BookIn:
+    def price_book(self, id: int) -> PriceBookAssignment:
         """Return the tenant's price book."""
-        return cast("BookIn", self._http.call("GET", f"operator/tenants/{id}/price-book"))
+        return cast("PriceBookAssignment", self._http.call("GET", f"operator/tenants/{id}/price-book"))
 
-    def set_price_book(self, id: int, *, book: str) -> BookIn:
+    def set_price_book(self, id: int, *, book: str) -> PriceBookAssignment:
         """Assign the tenant to a price book from now on. Prices of the tenant take precedence."""
-        return cast("BookIn", self._http.call("PUT", f"operator/tenants/{id}/price-book", body={"book": book}))
+        return cast(
+            "PriceBookAssignment", self._http.call("PUT", f"operator/tenants/{id}/price-book", body={"book": book})
+        )
 
     def price_terms(self, id: int, *, page_size: int | Omit = OMIT) -> Pager[PriceTerm]:
         """Return the tenant's price terms, newest first.
@@ -2424,14 +2427,14 @@ class OperatorTenantsResource:
         self,
         id: int,
         *,
-        term_type: TermTypeEnum,
+        term_type: PriceTermType,
         description: str,
         first_month: str,
         last_month: str | Omit = OMIT,
         model: str | Omit = OMIT,
-        tier: TierEnum | Omit = OMIT,
+        tier: ServiceTier | Omit = OMIT,
         component: PriceComponent | Omit = OMIT,
-        tiers: Sequence[VolumeTierIn] | Omit = OMIT,
+        tiers: Sequence[PriceTermTier] | Omit = OMIT,
         ppm: int | Omit = OMIT,
         cents: int | Omit = OMIT,
         idempotency_key: str | None = None,
@@ -2489,9 +2492,9 @@ class OperatorUpstreamCredentialsResource:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def list(self) -> builtins.list[Credential]:
+    def list(self) -> builtins.list[PlatformCredential]:
         """Return the platform's upstream credentials, without their secrets."""
-        return cast("builtins.list[Credential]", self._http.call("GET", "operator/upstream-credentials"))
+        return cast("builtins.list[PlatformCredential]", self._http.call("GET", "operator/upstream-credentials"))
 
     def create(
         self,
@@ -2501,7 +2504,7 @@ class OperatorUpstreamCredentialsResource:
         daily_spend_limit_nano: int | Omit | None = OMIT,
         max_concurrency: int | Omit | None = OMIT,
         idempotency_key: str | None = None,
-    ) -> Credential:
+    ) -> PlatformCredential:
         """Store an upstream credential of the platform, for deployments to name.
 
         Args:
@@ -2511,7 +2514,7 @@ class OperatorUpstreamCredentialsResource:
             max_concurrency: Concurrent requests.
         """
         return cast(
-            "Credential",
+            "PlatformCredential",
             self._http.call(
                 "POST",
                 "operator/upstream-credentials",
@@ -2525,9 +2528,9 @@ class OperatorUpstreamCredentialsResource:
             ),
         )
 
-    def get(self, id: int) -> Credential:
+    def get(self, id: int) -> PlatformCredential:
         """Return an upstream credential of the platform, without its secret."""
-        return cast("Credential", self._http.call("GET", f"operator/upstream-credentials/{id}"))
+        return cast("PlatformCredential", self._http.call("GET", f"operator/upstream-credentials/{id}"))
 
     def update(
         self,
@@ -2536,7 +2539,7 @@ class OperatorUpstreamCredentialsResource:
         name: str | Omit = OMIT,
         daily_spend_limit_nano: int | Omit | None = OMIT,
         max_concurrency: int | Omit | None = OMIT,
-    ) -> Credential:
+    ) -> PlatformCredential:
         """Change the name or the limits. To replace the secret, rotate the credential.
 
         Args:
@@ -2545,7 +2548,7 @@ class OperatorUpstreamCredentialsResource:
             max_concurrency: Concurrent requests.
         """
         return cast(
-            "Credential",
+            "PlatformCredential",
             self._http.call(
                 "PATCH",
                 f"operator/upstream-credentials/{id}",
@@ -2561,14 +2564,14 @@ class OperatorUpstreamCredentialsResource:
         """Remove a credential that no deployment uses."""
         self._http.call("DELETE", f"operator/upstream-credentials/{id}")
 
-    def rotate(self, id: int, *, secret: str, idempotency_key: str | None = None) -> Credential:
+    def rotate(self, id: int, *, secret: str, idempotency_key: str | None = None) -> PlatformCredential:
         """Replace the secret. Workers use the new one within seconds.
 
         Args:
             secret: API key at the upstream. It is stored encrypted and never shown again.
         """
         return cast(
-            "Credential",
+            "PlatformCredential",
             self._http.call(
                 "POST",
                 f"operator/upstream-credentials/{id}/rotate",
@@ -2577,10 +2580,10 @@ class OperatorUpstreamCredentialsResource:
             ),
         )
 
-    def reencrypt(self, *, idempotency_key: str | None = None) -> Reencrypted:
+    def reencrypt(self, *, idempotency_key: str | None = None) -> CredentialReencryption:
         """Encrypt all credentials, also those of tenants, with the newest key of MILLRACE_CREDENTIAL_KEYS."""
         return cast(
-            "Reencrypted",
+            "CredentialReencryption",
             self._http.call("POST", "operator/upstream-credentials/reencrypt", idempotency_key=idempotency_key),
         )
 
@@ -2610,7 +2613,7 @@ class OperatorUsersResource:
         )
 
     def get(self, id: int) -> User:
-        """Return the object with this ID."""
+        """Return the user."""
         return cast("User", self._http.call("GET", f"operator/users/{id}"))
 
     def deactivate(self, id: int, *, idempotency_key: str | None = None) -> User:
@@ -2685,7 +2688,7 @@ class PoliciesResource:
         )
 
     def get(self, id: int) -> Policy:
-        """Return the object with this ID."""
+        """Return the policy."""
         return cast("Policy", self._http.call("GET", f"policies/{id}"))
 
     def withdraw(self, id: int) -> None:
@@ -2758,7 +2761,7 @@ class PolicyDraftsResource:
         )
 
     def get(self, id: int) -> PolicyDraft:
-        """Return the object with this ID."""
+        """Return the policy draft."""
         return cast("PolicyDraft", self._http.call("GET", f"policy-drafts/{id}"))
 
     def discard(self, id: int) -> None:
@@ -2803,7 +2806,7 @@ class ProjectsResource:
         )
 
     def get(self, id: int) -> Project:
-        """Return the object with this ID."""
+        """Return the project."""
         return cast("Project", self._http.call("GET", f"projects/{id}"))
 
     def update(self, id: int, *, name: str | Omit = OMIT) -> Project:
@@ -2864,18 +2867,22 @@ class RequestsResource:
             },
         )
 
-    def get(self, name: str) -> RequestStory:
+    def get(self, name: str) -> RequestDetail:
         """Return the details of a request: limits, route, replicas, times, tokens and the calculation of its cost."""
-        return cast("RequestStory", self._http.call("GET", f"requests/{quote(name, safe='')}"))
+        return cast("RequestDetail", self._http.call("GET", f"requests/{quote(name, safe='')}"))
 
-    def cache_layers(self, *, from_: str | datetime | Omit = OMIT, to: str | datetime | Omit = OMIT) -> CacheLayers:
+    def cache_layers(
+        self, *, from_: str | datetime | Omit = OMIT, to: str | datetime | Omit = OMIT
+    ) -> CacheLayerReport:
         """Return requests, tokens and savings by cache layer. Default: 1 day.
 
         Args:
             from_: Start, inclusive.
             to: End, exclusive; default: now.
         """
-        return cast("CacheLayers", self._http.call("GET", "requests/cache-layers", query={"from": from_, "to": to}))
+        return cast(
+            "CacheLayerReport", self._http.call("GET", "requests/cache-layers", query={"from": from_, "to": to})
+        )
 
     def outcomes(
         self,
@@ -2945,7 +2952,7 @@ class RequestsResource:
         model: str | Omit = OMIT,
         project: int | Omit = OMIT,
         to: str | datetime | Omit = OMIT,
-    ) -> Success:
+    ) -> SuccessReport:
         """Return successful requests and the cost of a successful request, by group. Default: 1 day.
 
         Args:
@@ -2957,7 +2964,7 @@ class RequestsResource:
             to: End, exclusive; default: now.
         """
         return cast(
-            "Success",
+            "SuccessReport",
             self._http.call(
                 "GET",
                 "requests/success",
@@ -3000,11 +3007,11 @@ class TenantResource:
         *,
         name: str | Omit = OMIT,
         content_retention_days: int | Omit = OMIT,
-        unknown_parameters: UnknownParametersEnum | Omit = OMIT,
+        unknown_parameters: UnknownParameterHandling | Omit = OMIT,
         allowed_origins: Sequence[str] | Omit = OMIT,
         answer_cache_seconds: int | Omit = OMIT,
         answer_cache_sampled: bool | Omit = OMIT,
-        answer_cache_scope: AnswerCacheScopeEnum | Omit = OMIT,
+        answer_cache_scope: AnswerCacheScope | Omit = OMIT,
         semantic_cache_max_error_percent: int | Omit = OMIT,
         cache_warming_nano: int | Omit = OMIT,
     ) -> Tenant:
@@ -3058,13 +3065,13 @@ class UpstreamCredentialsResource:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def list(self, *, page_size: int | Omit = OMIT) -> Pager[OwnCredential]:
+    def list(self, *, page_size: int | Omit = OMIT) -> Pager[TenantCredential]:
         """Return the tenant's own upstream credentials, newest first, without their secrets.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return Pager[OwnCredential](self._http, "upstream-credentials", query={"limit": page_size})
+        return Pager[TenantCredential](self._http, "upstream-credentials", query={"limit": page_size})
 
     def create(
         self,
@@ -3075,7 +3082,7 @@ class UpstreamCredentialsResource:
         daily_spend_limit_nano: int | Omit | None = OMIT,
         max_concurrency: int | Omit | None = OMIT,
         idempotency_key: str | None = None,
-    ) -> OwnCredential:
+    ) -> TenantCredential:
         """Store an upstream credential of the tenant. Its requests for `models` use it instead of the platform's.
 
         Args:
@@ -3086,7 +3093,7 @@ class UpstreamCredentialsResource:
             max_concurrency: Concurrent requests.
         """
         return cast(
-            "OwnCredential",
+            "TenantCredential",
             self._http.call(
                 "POST",
                 "upstream-credentials",
@@ -3101,9 +3108,9 @@ class UpstreamCredentialsResource:
             ),
         )
 
-    def get(self, id: int) -> OwnCredential:
-        """Return the object with this ID."""
-        return cast("OwnCredential", self._http.call("GET", f"upstream-credentials/{id}"))
+    def get(self, id: int) -> TenantCredential:
+        """Return the credential."""
+        return cast("TenantCredential", self._http.call("GET", f"upstream-credentials/{id}"))
 
     def update(
         self,
@@ -3113,7 +3120,7 @@ class UpstreamCredentialsResource:
         daily_spend_limit_nano: int | Omit | None = OMIT,
         max_concurrency: int | Omit | None = OMIT,
         models: Sequence[str] | Omit = OMIT,
-    ) -> OwnCredential:
+    ) -> TenantCredential:
         """Change the name, the models or the limits. To replace the secret, rotate the credential.
 
         Args:
@@ -3123,7 +3130,7 @@ class UpstreamCredentialsResource:
             models: Models whose requests use this credential instead of the platform's.
         """
         return cast(
-            "OwnCredential",
+            "TenantCredential",
             self._http.call(
                 "PATCH",
                 f"upstream-credentials/{id}",
@@ -3140,14 +3147,14 @@ class UpstreamCredentialsResource:
         """Remove the credential. Requests for its models use the platform's again."""
         self._http.call("DELETE", f"upstream-credentials/{id}")
 
-    def rotate(self, id: int, *, secret: str, idempotency_key: str | None = None) -> OwnCredential:
+    def rotate(self, id: int, *, secret: str, idempotency_key: str | None = None) -> TenantCredential:
         """Replace the secret. Workers use the new one within seconds.
 
         Args:
             secret: API key at the upstream. It is stored encrypted and never shown again.
         """
         return cast(
-            "OwnCredential",
+            "TenantCredential",
             self._http.call(
                 "POST", f"upstream-credentials/{id}/rotate", body={"secret": secret}, idempotency_key=idempotency_key
             ),
@@ -3169,7 +3176,7 @@ class UsageResource:
         project: int | Omit = OMIT,
         to: str | datetime | Omit = OMIT,
         tz: str | Omit = OMIT,
-    ) -> Usage:
+    ) -> UsageReport:
         """Return tokens, requests, cost and savings, grouped and by hour, day or month. By default: this month, by
         model.
 
@@ -3185,7 +3192,7 @@ class UsageResource:
                 IANA name. Default: UTC. For buckets its clocks must be whole hours off from UTC.
         """
         return cast(
-            "Usage",
+            "UsageReport",
             self._http.call(
                 "GET",
                 "usage",
@@ -3253,26 +3260,27 @@ class WebhookDeliveriesResource:
         event: int | Omit = OMIT,
         page_size: int | Omit = OMIT,
         state: Literal["pending", "delivered", "failed"] | Omit = OMIT,
-    ) -> Pager[Delivery]:
+    ) -> Pager[WebhookDelivery]:
         """Return the deliveries with their attempts, newest first.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return Pager[Delivery](
+        return Pager[WebhookDelivery](
             self._http,
             "webhook-deliveries",
             query={"endpoint": endpoint, "event": event, "limit": page_size, "state": state},
         )
 
-    def get(self, id: int) -> Delivery:
-        """Return the object with this ID."""
-        return cast("Delivery", self._http.call("GET", f"webhook-deliveries/{id}"))
+    def get(self, id: int) -> WebhookDelivery:
+        """Return the webhook delivery."""
+        return cast("WebhookDelivery", self._http.call("GET", f"webhook-deliveries/{id}"))
 
-    def replay(self, id: int, *, idempotency_key: str | None = None) -> Delivery:
+    def replay(self, id: int, *, idempotency_key: str | None = None) -> WebhookDelivery:
         """Send the event again, with the same ID."""
         return cast(
-            "Delivery", self._http.call("POST", f"webhook-deliveries/{id}/replay", idempotency_key=idempotency_key)
+            "WebhookDelivery",
+            self._http.call("POST", f"webhook-deliveries/{id}/replay", idempotency_key=idempotency_key),
         )
 
 
@@ -3298,39 +3306,39 @@ class WebhookEventsResource:
         ]
         | Omit = OMIT,
         page_size: int | Omit = OMIT,
-    ) -> Pager[Event]:
+    ) -> Pager[WebhookEvent]:
         """Return the events of the last 90 days, newest first, whether or not they were sent.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return Pager[Event](self._http, "webhook-events", query={"event_type": event_type, "limit": page_size})
+        return Pager[WebhookEvent](self._http, "webhook-events", query={"event_type": event_type, "limit": page_size})
 
-    def get(self, id: int) -> Event:
-        """Return the object with this ID."""
-        return cast("Event", self._http.call("GET", f"webhook-events/{id}"))
+    def get(self, id: int) -> WebhookEvent:
+        """Return the webhook event."""
+        return cast("WebhookEvent", self._http.call("GET", f"webhook-events/{id}"))
 
 
 class WebhooksResource:
     def __init__(self, http: Http) -> None:
         self._http = http
 
-    def list(self, *, page_size: int | Omit = OMIT) -> Pager[Endpoint]:
+    def list(self, *, page_size: int | Omit = OMIT) -> Pager[WebhookEndpoint]:
         """Return the webhook endpoints, each with the result of its newest attempt.
 
         Args:
             page_size: Rows per page; default: 50.
         """
-        return Pager[Endpoint](self._http, "webhooks", query={"limit": page_size})
+        return Pager[WebhookEndpoint](self._http, "webhooks", query={"limit": page_size})
 
     def create(
         self,
         *,
         url: str,
         description: str | Omit = OMIT,
-        event_types: Sequence[EventTypesEnum] | Omit = OMIT,
+        event_types: Sequence[WebhookEventType] | Omit = OMIT,
         idempotency_key: str | None = None,
-    ) -> EndpointMade:
+    ) -> WebhookEndpointWithSecret:
         """Create a webhook endpoint. The response contains its signing secret.
 
         Args:
@@ -3338,7 +3346,7 @@ class WebhooksResource:
             event_types: Empty: all event types.
         """
         return cast(
-            "EndpointMade",
+            "WebhookEndpointWithSecret",
             self._http.call(
                 "POST",
                 "webhooks",
@@ -3347,9 +3355,9 @@ class WebhooksResource:
             ),
         )
 
-    def get(self, id: int) -> Endpoint:
-        """Return the object with this ID."""
-        return cast("Endpoint", self._http.call("GET", f"webhooks/{id}"))
+    def get(self, id: int) -> WebhookEndpoint:
+        """Return the webhook endpoint."""
+        return cast("WebhookEndpoint", self._http.call("GET", f"webhooks/{id}"))
 
     def update(
         self,
@@ -3357,9 +3365,9 @@ class WebhooksResource:
         *,
         url: str | Omit = OMIT,
         description: str | Omit = OMIT,
-        event_types: Sequence[EventTypesEnum] | Omit = OMIT,
+        event_types: Sequence[WebhookEventType] | Omit = OMIT,
         active: bool | Omit = OMIT,
-    ) -> Endpoint:
+    ) -> WebhookEndpoint:
         """Change the endpoint, or disable or enable it.
 
         Args:
@@ -3367,7 +3375,7 @@ class WebhooksResource:
             event_types: Empty: all event types.
         """
         return cast(
-            "Endpoint",
+            "WebhookEndpoint",
             self._http.call(
                 "PATCH",
                 f"webhooks/{id}",
@@ -3379,13 +3387,13 @@ class WebhooksResource:
         """Delete the endpoint with its deliveries."""
         self._http.call("DELETE", f"webhooks/{id}")
 
-    def rotate(self, id: int, *, idempotency_key: str | None = None) -> Secret:
+    def rotate(self, id: int, *, idempotency_key: str | None = None) -> WebhookSecret:
         """Rotate the secret. Events of the next day are signed with both secrets."""
-        return cast("Secret", self._http.call("POST", f"webhooks/{id}/rotate", idempotency_key=idempotency_key))
+        return cast("WebhookSecret", self._http.call("POST", f"webhooks/{id}/rotate", idempotency_key=idempotency_key))
 
-    def test(self, id: int, *, idempotency_key: str | None = None) -> Delivery:
+    def test(self, id: int, *, idempotency_key: str | None = None) -> WebhookDelivery:
         """Send a test event to this endpoint only."""
-        return cast("Delivery", self._http.call("POST", f"webhooks/{id}/test", idempotency_key=idempotency_key))
+        return cast("WebhookDelivery", self._http.call("POST", f"webhooks/{id}/test", idempotency_key=idempotency_key))
 
 
 class OperatorResources:

@@ -135,6 +135,7 @@ def test_operators_set_up_billing_entities_and_taxes(operator, acme):
     url = f"/api/operator/entities/{response.json()['id']}"
     assert operator.patch(url, {"vat_id": "NL123456789B13", "time_zone": "Mars/Base"}).status_code == 400
     assert operator.patch(url, {"vat_id": "NL1"}).status_code == 400
+    assert operator.patch(url, {"slug": "other"}).status_code == 400
     changed = operator.patch(url, {"vat_id": "NL123456789B13"})
     assert (changed.status_code, changed.json().get("vat_id")) == (200, "NL123456789B13"), changed.content
     rule = {"entity": "nl", "country": "NL", "category": "S", "rate_ppm": 210_000, "starts_on": "2026-01-01"}

@@ -141,8 +141,8 @@ def test_a_policy_is_read_from_a_file_or_from_options(run, tmp_path):
 
 
 def test_choices_are_those_of_the_api():
-    for choice, enum in ((keys.SCOPES, "Scopes"), (keys.ROLES, "Role"), (keys.EVENT_TYPES, "EventTypes")):
-        assert set(choice.choices) == set(get_args(getattr(models, f"{enum}Enum")))
+    for choice, enum in ((keys.SCOPES, "ApiKeyScope"), (keys.ROLES, "Role"), (keys.EVENT_TYPES, "WebhookEventType")):
+        assert set(choice.choices) == set(get_args(getattr(models, enum)))
 
 
 def test_reference_has_every_command_and_option():

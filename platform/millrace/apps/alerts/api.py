@@ -22,18 +22,19 @@ from millrace.apps.alerts.actions import (
 from millrace.apps.alerts.checks import alerts_of
 from millrace.apps.alerts.models import WINDOWS, AlertRule, RuleAlert
 from tenants.api.idempotency import HEADER, idempotent
-from tenants.api.serializers import MAX_BIGINT, Query, Strict
+from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
 from tenants.models import Project
 from tenants.permissions import Permission
 from tenants.views import TenantView, check_query, given, person
 
+WINDOW_CHOICES = [(minutes, f"{minutes} minutes") for minutes in WINDOWS]
 _UNITS = (
     "error_rate: hundredths of a percent. ttft_p95: milliseconds. key_expiry: days. credit: nano-USD, or nano-units of"
     " the tenant's currency. replica_down, deployment_down and upstream_down: minutes."
 )
 
 
-class AlertRuleOut(serializers.ModelSerializer[AlertRule]):
+class AlertRuleSerializer(serializers.ModelSerializer[AlertRule]):
     class Meta:
         model = AlertRule
         fields = (
@@ -43,12 +44,10 @@ class AlertRuleOut(serializers.ModelSerializer[AlertRule]):
         read_only_fields = fields
 
 
-class _AlertRuleValues(Strict):
-    """What can be changed later, too."""
-
+class _AlertRuleValues(StrictSerializer):
     threshold = serializers.IntegerField(min_value=0, max_value=MAX_BUDGET, help_text=_UNITS)
     window_minutes = serializers.ChoiceField(
-        WINDOWS, required=False, help_text=f"Of error_rate and ttft_p95; default: {DEFAULT_WINDOW}."
+        WINDOW_CHOICES, required=False, help_text=f"Of error_rate and ttft_p95; default: {DEFAULT_WINDOW}."
     )
     min_requests = serializers.IntegerField(
         min_value=1,
@@ -58,13 +57,13 @@ class _AlertRuleValues(Strict):
     )
 
 
-class AlertRuleChange(_AlertRuleValues):
+class AlertRuleUpdateSerializer(_AlertRuleValues):
     muted_until = serializers.DateTimeField(
         required=False, allow_null=True, help_text="Until then, alerts are recorded and not sent."
     )
 
 
-class AlertRuleIn(_AlertRuleValues):
+class AlertRuleCreateSerializer(_AlertRuleValues):
     """A condition that is checked every minute."""
 
     metric = serializers.ChoiceField(
@@ -79,7 +78,7 @@ class AlertRuleIn(_AlertRuleValues):
     )
 
 
-class RuleAlertOut(serializers.ModelSerializer[RuleAlert]):
+class RuleAlertSerializer(serializers.ModelSerializer[RuleAlert]):
     """An alert. Its value, threshold and samples are of the time at which it was triggered."""
 
     metric = serializers.ChoiceField(AlertRule.Metric.choices, source="rule.metric")
@@ -127,23 +126,26 @@ class AlertRuleView(TenantView):
 
 @extend_schema(tags=["alerts"])
 class AlertRules(AlertRuleView):
-    serializer_class = AlertRuleOut
+    serializer_class = AlertRuleSerializer
     permissions: ClassVar = {"GET": Permission.LIMITS_READ, "POST": Permission.LIMITS_WRITE}
 
-    @extend_schema(operation_id="alert_rules", parameters=[AlertRuleQuery], responses=AlertRuleOut(many=True))
+    @extend_schema(operation_id="alert_rules", parameters=[AlertRuleQuery], responses=AlertRuleSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the alert rules, newest first."""
         query = check_query(AlertRuleQuery, request)
         with self.scope():
-            return self.page(self.rows(AlertRule).filter(**query.filters()).order_by("-pk"), AlertRuleOut)
+            return self.page(self.rows(AlertRule).filter(**query.filters()).order_by("-pk"), AlertRuleSerializer)
 
     @extend_schema(
-        operation_id="alert_rules_create", parameters=[HEADER], request=AlertRuleIn, responses={201: AlertRuleOut}
+        operation_id="alert_rules_create",
+        parameters=[HEADER],
+        request=AlertRuleCreateSerializer,
+        responses={201: AlertRuleSerializer},
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Create an alert rule. Its alerts are sent by email and to the webhooks and channels of the tenant."""
-        fields = given(AlertRuleIn, request.data)
+        fields = given(AlertRuleCreateSerializer, request.data)
         self.require_operator(request, fields["metric"])
         project_id, project = fields.pop("project_id", None), None
         if project_id is not None:
@@ -152,12 +154,12 @@ class AlertRules(AlertRuleView):
             if project is None:
                 raise exceptions.ValidationError({"project_id": ["There is no such row."]})
         row = do_create_alert_rule(self.access.tenant, project=project, **fields)
-        return Response(AlertRuleOut(row).data, status=201)
+        return Response(AlertRuleSerializer(row).data, status=201)
 
 
 @extend_schema(tags=["alerts"])
 class AlertRuleDetail(AlertRuleView):
-    serializer_class = AlertRuleOut
+    serializer_class = AlertRuleSerializer
     permissions: ClassVar = {
         "GET": Permission.LIMITS_READ,
         "PATCH": Permission.LIMITS_WRITE,
@@ -167,16 +169,16 @@ class AlertRuleDetail(AlertRuleView):
     @extend_schema(operation_id="alert_rule")
     def get(self, request: Request, pk: int) -> Response:
         """Return an alert rule."""
-        return Response(AlertRuleOut(self.find(AlertRule, pk)).data)
+        return Response(AlertRuleSerializer(self.find(AlertRule, pk)).data)
 
-    @extend_schema(operation_id="alert_rule_change", request=AlertRuleChange, responses=AlertRuleOut)
+    @extend_schema(operation_id="alert_rule_change", request=AlertRuleUpdateSerializer, responses=AlertRuleSerializer)
     def patch(self, request: Request, pk: int) -> Response:
         """Change or mute an alert rule."""
         row = self.find(AlertRule, pk)
-        fields = given(AlertRuleChange, request.data, partial=True)
+        fields = given(AlertRuleUpdateSerializer, request.data, partial=True)
         if set(fields) != {"muted_until"}:  # the tenant that receives the alerts can mute them
             self.require_operator(request, row.metric)
-        return Response(AlertRuleOut(do_change_alert_rule(row, **fields)).data)
+        return Response(AlertRuleSerializer(do_change_alert_rule(row, **fields)).data)
 
     @extend_schema(operation_id="alert_rule_remove", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
@@ -189,23 +191,23 @@ class AlertRuleDetail(AlertRuleView):
 
 @extend_schema(tags=["alerts"])
 class RuleAlerts(TenantView):
-    serializer_class = RuleAlertOut
+    serializer_class = RuleAlertSerializer
     permissions: ClassVar = {"GET": Permission.LIMITS_READ}
 
-    @extend_schema(operation_id="rule_alerts", parameters=[RuleAlertQuery], responses=RuleAlertOut(many=True))
+    @extend_schema(operation_id="rule_alerts", parameters=[RuleAlertQuery], responses=RuleAlertSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the alerts of alert rules, newest first."""
         query = check_query(RuleAlertQuery, request)
         with self.scope():
-            return self.page(alerts_of(self.access.tenant.pk).filter(**query.filters()), RuleAlertOut)
+            return self.page(alerts_of(self.access.tenant.pk).filter(**query.filters()), RuleAlertSerializer)
 
 
 @extend_schema(tags=["alerts"])
 class RuleAlertAcknowledge(TenantView):
     permissions: ClassVar = {"POST": Permission.LIMITS_WRITE}
 
-    @extend_schema(operation_id="rule_alert_acknowledge", request=None, responses=RuleAlertOut)
+    @extend_schema(operation_id="rule_alert_acknowledge", request=None, responses=RuleAlertSerializer)
     def post(self, request: Request, pk: int) -> Response:
         """Acknowledge an alert. It has no effect if the alert was acknowledged before."""
         do_acknowledge_rule_alert(self.find(RuleAlert, pk))
-        return Response(RuleAlertOut(self.find(RuleAlert, pk, "rule")).data)
+        return Response(RuleAlertSerializer(self.find(RuleAlert, pk, "rule")).data)

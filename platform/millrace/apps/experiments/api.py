@@ -20,38 +20,41 @@ from tenants.views import TenantView, check_query, given, person
 
 @extend_schema(tags=["experiments"])
 class Experiments(TenantView):
-    serializer_class = s.ExperimentOut
+    serializer_class = s.ExperimentSerializer
     permissions: ClassVar = {"GET": Permission.POLICIES_READ, "POST": Permission.POLICIES_WRITE}
 
-    @extend_schema(operation_id="experiments", parameters=[s.ExperimentQuery], responses=s.ExperimentOut(many=True))
+    @extend_schema(
+        operation_id="experiments", parameters=[s.ExperimentQuery], responses=s.ExperimentSerializer(many=True)
+    )
     def get(self, request: Request) -> Response:
         """Return all experiments, newest first."""
         query = check_query(s.ExperimentQuery, request)
         with self.scope():
-            return self.page(self.rows(Experiment).filter(**query.filters()), s.ExperimentOut)
+            return self.page(self.rows(Experiment).filter(**query.filters()), s.ExperimentSerializer)
 
     @extend_schema(
         operation_id="experiments_create",
         parameters=[HEADER],
-        request=s.ExperimentIn,
-        responses={201: s.ExperimentOut},
+        request=s.ExperimentCreateSerializer,
+        responses={201: s.ExperimentSerializer},
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Create an experiment as a draft."""
-        fields = given(s.ExperimentIn, request.data)
+        fields = given(s.ExperimentCreateSerializer, request.data)
         row = actions.do_create_experiment(self.access.tenant, **fields, created_by=person(request))
-        return Response(s.ExperimentOut(row).data, status=201)
+        return Response(s.ExperimentSerializer(row).data, status=201)
 
 
 @extend_schema(tags=["experiments"])
 class ExperimentDetail(TenantView):
-    serializer_class = s.ExperimentOut
+    serializer_class = s.ExperimentSerializer
     permissions: ClassVar = {"GET": Permission.POLICIES_READ, "DELETE": Permission.POLICIES_WRITE}
 
     @extend_schema(operation_id="experiment")
     def get(self, request: Request, pk: int) -> Response:
-        return Response(s.ExperimentOut(self.find(Experiment, pk)).data)
+        """Return the experiment."""
+        return Response(s.ExperimentSerializer(self.find(Experiment, pk)).data)
 
     @extend_schema(operation_id="experiment_delete", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
@@ -65,34 +68,34 @@ class ExperimentResultsView(TenantView):
     permissions: ClassVar = {"GET": Permission.POLICIES_READ}
     pagination_class = None
 
-    @extend_schema(operation_id="experiment_results", responses=s.ExperimentResultsOut)
+    @extend_schema(operation_id="experiment_results", responses=s.ExperimentResultsSerializer)
     def get(self, request: Request, pk: int) -> Response:
         """Return the results so far."""
         row = self.find(Experiment, pk)
         with self.scope():
             results = read_results(row, datetime.now(UTC))
-        return Response(s.ExperimentResultsOut(results).data)
+        return Response(s.ExperimentResultsSerializer(results).data)
 
 
 @extend_schema(tags=["experiments"])
 class ExperimentStart(TenantView):
     permissions: ClassVar = {"POST": Permission.POLICIES_WRITE}
 
-    @extend_schema(operation_id="experiment_start", parameters=[HEADER], request=None, responses=s.ExperimentOut)
+    @extend_schema(operation_id="experiment_start", parameters=[HEADER], request=None, responses=s.ExperimentSerializer)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Start a draft."""
-        return Response(s.ExperimentOut(actions.do_start_experiment(self.find(Experiment, pk))).data)
+        return Response(s.ExperimentSerializer(actions.do_start_experiment(self.find(Experiment, pk))).data)
 
 
 @extend_schema(tags=["experiments"])
 class ExperimentStop(TenantView):
     permissions: ClassVar = {"POST": Permission.POLICIES_WRITE}
 
-    @extend_schema(operation_id="experiment_stop", parameters=[HEADER], request=None, responses=s.ExperimentOut)
+    @extend_schema(operation_id="experiment_stop", parameters=[HEADER], request=None, responses=s.ExperimentSerializer)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Stop a running experiment. Its requests are routed as without it."""
         row = self.find(Experiment, pk)
         actions.do_stop_experiment(row)
-        return Response(s.ExperimentOut(self.find(Experiment, pk)).data)
+        return Response(s.ExperimentSerializer(self.find(Experiment, pk)).data)

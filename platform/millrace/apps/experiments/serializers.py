@@ -11,16 +11,18 @@ from rest_framework import serializers
 from billing.amounts import FEMTO_DIGITS, decimal
 from millrace.apps.experiments.metrics import METRICS, ChangeResult
 from millrace.apps.experiments.results import ArmResult, Decision, ExperimentResults, MetricChange, Saving
-from tenants.api.serializers import Query, Strict
-from tenants.api.target_problems import TargetProblemOut, WithProblems
+from tenants.api.serializers import Query, StrictSerializer
+from tenants.api.target_problems import TargetProblemSerializer, WithProblems
 from tenants.models import Experiment
 from tenants.models.experiments import MAX_DAYS
 from tenants.routing_policies.experiments import MAX_ARMS
 
+CHANGE_RESULTS: tuple[str, ...] = get_args(ChangeResult)
+DECISIONS: tuple[str, ...] = get_args(Decision)
 DEFAULT_GUARDRAILS = {"ttft": 0.1, "success": 0.02}
 
 
-class ExperimentArmField(serializers.Serializer[Any]):
+class ExperimentArmSerializer(serializers.Serializer[Any]):
     """An arm of an experiment."""
 
     name = serializers.CharField(max_length=64)
@@ -47,7 +49,7 @@ class GuardrailsField(serializers.DictField):
         return found
 
 
-class ExperimentIn(Strict):
+class ExperimentCreateSerializer(StrictSerializer):
     """A new experiment."""
 
     name = serializers.CharField(max_length=64)
@@ -59,17 +61,17 @@ class ExperimentIn(Strict):
         max_length=64, required=False, allow_blank=True, help_text="The metadata field that names the arm."
     )
     arms = serializers.ListField(
-        child=ExperimentArmField(), min_length=2, max_length=MAX_ARMS, help_text="The first one is the control."
+        child=ExperimentArmSerializer(), min_length=2, max_length=MAX_ARMS, help_text="The first one is the control."
     )
     primary_metric = serializers.ChoiceField(list(METRICS), default="cost")
     guardrails = GuardrailsField(default=dict(DEFAULT_GUARDRAILS))
     planned_days = serializers.IntegerField(min_value=1, max_value=MAX_DAYS, default=14)
 
 
-class ExperimentOut(WithProblems, serializers.ModelSerializer[Experiment]):
+class ExperimentSerializer(WithProblems, serializers.ModelSerializer[Experiment]):
     """An experiment."""
 
-    arms = ExperimentArmField(many=True)
+    arms = ExperimentArmSerializer(many=True)
     guardrails = serializers.DictField(child=serializers.FloatField())
     stop_reason = serializers.CharField(help_text="user, harm or ended; empty: it was not stopped.")
     problems = serializers.SerializerMethodField(help_text="Models of arms that cannot serve requests.")
@@ -83,7 +85,7 @@ class ExperimentOut(WithProblems, serializers.ModelSerializer[Experiment]):
         )
         read_only_fields = fields
 
-    @extend_schema_field(TargetProblemOut(many=True))
+    @extend_schema_field(TargetProblemSerializer(many=True))
     def get_problems(self, row: Experiment) -> list[dict[str, Any]]:
         return self.problem_fields(self.target_checks(row.tenant_id).of_experiment(row))
 
@@ -93,7 +95,7 @@ class ExperimentQuery(Query):
     model = serializers.CharField(required=False, max_length=64)
 
 
-class ExperimentChangeOut(serializers.Serializer[MetricChange]):
+class ExperimentMetricChangeSerializer(serializers.Serializer[MetricChange]):
     """The change of a metric against the control. Of cost and latencies it is relative, of rates in parts of 1."""
 
     metric = serializers.CharField(source="metric.name")
@@ -105,7 +107,7 @@ class ExperimentChangeOut(serializers.Serializer[MetricChange]):
     low = serializers.SerializerMethodField(help_text="Lower end of the always-valid 95% interval.")
     high = serializers.SerializerMethodField(help_text="Upper end.")
     guardrail = serializers.FloatField(source="allowed", allow_null=True)
-    result = serializers.ChoiceField(get_args(ChangeResult))
+    result = serializers.ChoiceField(CHANGE_RESULTS)
     is_primary = serializers.BooleanField()
 
     def get_change(self, change: MetricChange) -> float | None:
@@ -122,7 +124,7 @@ def _usd(femto: int | None) -> str | None:
     return None if femto is None else decimal(femto, FEMTO_DIGITS, 2)
 
 
-class ExperimentSavingOut(serializers.Serializer[Saving]):
+class ExperimentSavingSerializer(serializers.Serializer[Saving]):
     """The saving per 30 days if all requests moved to this arm."""
 
     requests = serializers.IntegerField(help_text="Requests per 30 days at the rate of the experiment.")
@@ -140,7 +142,7 @@ class ExperimentSavingOut(serializers.Serializer[Saving]):
         return _usd(saving.high_femto)
 
 
-class ExperimentArmOut(serializers.Serializer[ArmResult]):
+class ExperimentArmResultsSerializer(serializers.Serializer[ArmResult]):
     """The results of an arm."""
 
     name = serializers.CharField(source="arm.name")
@@ -148,18 +150,18 @@ class ExperimentArmOut(serializers.Serializer[ArmResult]):
     requests = serializers.IntegerField()
     units = serializers.IntegerField()
     cost_usd = serializers.SerializerMethodField()
-    changes = ExperimentChangeOut(many=True)
-    saving = ExperimentSavingOut(allow_null=True)
+    changes = ExperimentMetricChangeSerializer(many=True)
+    saving = ExperimentSavingSerializer(allow_null=True)
 
     def get_cost_usd(self, arm: ArmResult) -> str:
         return decimal(arm.cost_femto, FEMTO_DIGITS, 2)
 
 
-class ExperimentResultsOut(serializers.Serializer[ExperimentResults]):
+class ExperimentResultsSerializer(serializers.Serializer[ExperimentResults]):
     """The results of an experiment, which are valid at any time."""
 
     requests = serializers.IntegerField(help_text="Counted requests of all arms.")
-    decision = serializers.ChoiceField(get_args(Decision))
+    decision = serializers.ChoiceField(DECISIONS)
     winner = serializers.CharField(help_text="The arm that is better; empty if the decision is another.")
     sample_ratio_p = serializers.FloatField(help_text="Below 0.01, the observed shares contradict the planned ones.")
-    arms = ExperimentArmOut(many=True)
+    arms = ExperimentArmResultsSerializer(many=True)

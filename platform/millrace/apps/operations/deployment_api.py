@@ -21,7 +21,7 @@ from millrace.apps.operations.fleet_status import FleetStatus, read_fleet_status
 from millrace.apps.operations.models import Deployment
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.operators import OperatorView
-from tenants.api.serializers import MAX_BIGINT, ModelOut, Strict
+from tenants.api.serializers import MAX_BIGINT, ServedModelSerializer, StrictSerializer
 from tenants.models import MAX_SECRET_LENGTH
 from tenants.views import given, person
 
@@ -30,10 +30,13 @@ STATES: dict[str, WantedState] = {
     "drain": WantedState.DRAINED,
     "unload": WantedState.UNLOADED,
 }
+WANTED_STATES = [state.value for state in WantedState]
+DEPLOYMENT_STATES = [state.value for state in DeploymentState]
+TASKS = ("generate", "embed")
 _MAX_INT = 2**31 - 1
 
 
-class DeploymentOptions(Strict):
+class DeploymentOptionsSerializer(StrictSerializer):
     """The options of a deployment. What they do is described in docs/guides/deployments.md."""
 
     revision = serializers.CharField(required=False, allow_blank=True, max_length=128, help_text="Of the source.")
@@ -105,13 +108,13 @@ class DeploymentOptions(Strict):
     images = serializers.BooleanField(required=False, help_text="Whether the upstream's model reads images.")
     tools = serializers.BooleanField(required=False, help_text="Whether the upstream's model calls tools.")
     reasoning = serializers.BooleanField(required=False, help_text="Whether the upstream's model reasons.")
-    task = serializers.ChoiceField(("generate", "embed"), required=False, help_text="Of the upstream's model.")
+    task = serializers.ChoiceField(TASKS, required=False, help_text="Of the upstream's model.")
     dimensions = serializers.IntegerField(
         required=False, allow_null=True, max_value=_MAX_INT, help_text="Numbers of a vector, if the task is embed."
     )
 
 
-class _SourceIn(DeploymentOptions):
+class _SourceIn(DeploymentOptionsSerializer):
     source = serializers.CharField(  # type: ignore[assignment]
         required=False, max_length=1024, help_text="embedded, a model directory or a .gguf file."
     )
@@ -128,7 +131,7 @@ class _SourceIn(DeploymentOptions):
         return attrs
 
 
-class DeploymentIn(_SourceIn):
+class DeploymentCreateSerializer(_SourceIn):
     name = serializers.CharField(max_length=64, help_text="The model name that requests use.")
     secret = serializers.CharField(
         required=False,
@@ -139,28 +142,28 @@ class DeploymentIn(_SourceIn):
     )
 
 
-class DeploymentChangesIn(_SourceIn):
+class DeploymentUpdateSerializer(_SourceIn):
     pass
 
 
-class DeploymentsIn(Strict):
+class DeploymentImportCreateSerializer(StrictSerializer):
     deployments = serializers.ListField(child=serializers.DictField(), max_length=MAX_DEPLOYMENTS)
 
     def validate_deployments(self, value: list[Any]) -> list[dict[str, Any]]:
-        return [dict(given(DeploymentIn, entry)) for entry in value]
+        return [dict(given(DeploymentCreateSerializer, entry)) for entry in value]
 
 
-class DeploymentCheckOut(serializers.Serializer[Any]):
+class DeploymentCheckSerializer(serializers.Serializer[Any]):
     task = serializers.CharField(help_text="generate, embed or rerank.")
 
 
-class DeploymentImportOut(serializers.Serializer[Any]):
+class DeploymentImportSerializer(serializers.Serializer[Any]):
     created = serializers.ListField(child=serializers.CharField())
     updated = serializers.ListField(child=serializers.CharField())
     unchanged = serializers.ListField(child=serializers.CharField())
 
 
-class DeploymentReplicaOut(serializers.Serializer[Any]):
+class DeploymentReplicaSerializer(serializers.Serializer[Any]):
     """A replica in one worker."""
 
     id = serializers.CharField()
@@ -176,7 +179,7 @@ class DeploymentReplicaOut(serializers.Serializer[Any]):
     load_ms = serializers.IntegerField(source="beat.load_ms")
 
 
-class OfferedPriceOut(serializers.Serializer[NewPrice]):
+class OfferedPriceSerializer(serializers.Serializer[NewPrice]):
     """A price to start from, per million tokens."""
 
     tier = serializers.CharField()
@@ -187,7 +190,7 @@ class OfferedPriceOut(serializers.Serializer[NewPrice]):
         return decimal(price.nano_per_million, NANO_DIGITS, 2)
 
 
-class DeploymentOut(serializers.Serializer[DeploymentStatus]):
+class DeploymentSerializer(serializers.Serializer[DeploymentStatus]):
     """A deployment with its state."""
 
     name = serializers.CharField(source="deployment.name")
@@ -220,28 +223,28 @@ class DeploymentOut(serializers.Serializer[DeploymentStatus]):
     task = serializers.CharField(source="deployment.task")
     dimensions = serializers.IntegerField(source="deployment.dimensions", allow_null=True)
     wanted_state = serializers.ChoiceField(
-        [state.value for state in WantedState], source="deployment.state", help_text="What operators want."
+        WANTED_STATES, source="deployment.state", help_text="The state that operators want."
     )
-    state = serializers.ChoiceField([state.value for state in DeploymentState], help_text="What is.")
+    state = serializers.ChoiceField(DEPLOYMENT_STATES, help_text="The present state.")
     reason = serializers.CharField(help_text="Why a replica could not be loaded.")
     progress_percent = serializers.IntegerField(allow_null=True, help_text="Of a load.")
     ready_replicas = serializers.IntegerField(source="ready")
     wanted_replicas = serializers.IntegerField(source="wanted", allow_null=True, help_text="null: one on each worker.")
-    replicas = DeploymentReplicaOut(many=True)
+    replicas = DeploymentReplicaSerializer(many=True)
     has_price = serializers.SerializerMethodField(help_text="Without a list price, requests get 503.")
     offered_price = serializers.SerializerMethodField(help_text="Prices to start from; empty if it has a price.")
 
     def get_has_price(self, status: DeploymentStatus) -> bool:
         return status.deployment.name not in self.context["unpriced"]
 
-    @extend_schema_field(OfferedPriceOut(many=True))
+    @extend_schema_field(OfferedPriceSerializer(many=True))
     def get_offered_price(self, status: DeploymentStatus) -> Any:
         offered = self.context["offers"].get(status.deployment.name, ())
         standard: Any = [price for price in offered if price.tier == Tier.STANDARD]
-        return OfferedPriceOut(standard, many=True).data
+        return OfferedPriceSerializer(standard, many=True).data
 
 
-class DraftedPriceOut(serializers.Serializer[PriceVersion]):
+class PriceDraftSerializer(serializers.Serializer[PriceVersion]):
     """A draft of the offered price."""
 
     id = serializers.IntegerField(help_text="Of the draft, for POST /api/operator/prices/{id}/publish.")
@@ -249,7 +252,7 @@ class DraftedPriceOut(serializers.Serializer[PriceVersion]):
 
 
 class _DeploymentView(OperatorView):
-    serializer_class = DeploymentOut
+    serializer_class = DeploymentSerializer
     pagination_class = None
 
     def answer(self, rows: list[Deployment], *, many: bool, status: int = 200) -> Response:
@@ -258,7 +261,9 @@ class _DeploymentView(OperatorView):
             unpriced = deployments.unpriced_names(row.name for row in rows)
             offers = {row.name: deployments.offered_price(row).prices for row in rows if row.name in unpriced}
         found: Any = [deployment_status(row, board) for row in rows]
-        out = DeploymentOut(found if many else found[0], many=many, context={"unpriced": unpriced, "offers": offers})
+        out = DeploymentSerializer(
+            found if many else found[0], many=many, context={"unpriced": unpriced, "offers": offers}
+        )
         return Response(out.data, status=status)
 
     def find_deployment(self, name: str) -> Deployment:
@@ -271,10 +276,10 @@ class _DeploymentView(OperatorView):
 
 @extend_schema(tags=["operators"])
 class ServedModels(OperatorView):
-    serializer_class = ModelOut
+    serializer_class = ServedModelSerializer
     pagination_class = None
 
-    @extend_schema(operation_id="operator_models", responses=ModelOut(many=True))
+    @extend_schema(operation_id="operator_models", responses=ServedModelSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the models this platform serves."""
         board = _read_board()
@@ -282,12 +287,12 @@ class ServedModels(OperatorView):
             {"name": spec.name, "origin": spec.source, "workers": 0 if board is None else board.ready(spec.name)}
             for spec in deployments.served_specs()
         ]
-        return Response(ModelOut(rows, many=True).data)
+        return Response(ServedModelSerializer(rows, many=True).data)
 
 
 @extend_schema(tags=["operators"])
 class Deployments(_DeploymentView):
-    @extend_schema(operation_id="operator_deployments", responses=DeploymentOut(many=True))
+    @extend_schema(operation_id="operator_deployments", responses=DeploymentSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return all deployments with their states."""
         with self.scope():
@@ -297,13 +302,13 @@ class Deployments(_DeploymentView):
     @extend_schema(
         operation_id="operator_deployments_create",
         parameters=[HEADER],
-        request=DeploymentIn,
-        responses={201: DeploymentOut},
+        request=DeploymentCreateSerializer,
+        responses={201: DeploymentSerializer},
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Add a deployment. Workers of its pools load it."""
-        fields = given(DeploymentIn, request.data)
+        fields = given(DeploymentCreateSerializer, request.data)
         return self.answer([deployments.do_add_deployment(**fields)], many=False, status=201)
 
 
@@ -312,15 +317,15 @@ class DeploymentCheck(_DeploymentView):
     @extend_schema(
         operation_id="operator_deployments_check",
         parameters=[HEADER],
-        request=DeploymentIn,
-        responses=DeploymentCheckOut,
+        request=DeploymentCreateSerializer,
+        responses=DeploymentCheckSerializer,
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Check a deployment's values and its source without adding it."""
-        fields = given(DeploymentIn, request.data)
+        fields = given(DeploymentCreateSerializer, request.data)
         found: Any = {"task": deployments.check_deployment(**fields)}
-        return Response(DeploymentCheckOut(found).data)
+        return Response(DeploymentCheckSerializer(found).data)
 
 
 @extend_schema(tags=["operators"])
@@ -328,14 +333,14 @@ class DeploymentImport(_DeploymentView):
     @extend_schema(
         operation_id="operator_deployments_import",
         parameters=[HEADER],
-        request=DeploymentsIn,
-        responses=DeploymentImportOut,
+        request=DeploymentImportCreateSerializer,
+        responses=DeploymentImportSerializer,
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Create or update deployments. Others stay as they are; the same call again changes nothing."""
-        entries = given(DeploymentsIn, request.data)["deployments"]
-        return Response(DeploymentImportOut(deployments.do_import_deployments(entries)).data)
+        entries = given(DeploymentImportCreateSerializer, request.data)["deployments"]
+        return Response(DeploymentImportSerializer(deployments.do_import_deployments(entries)).data)
 
 
 @extend_schema(tags=["operators"])
@@ -345,11 +350,11 @@ class DeploymentOne(_DeploymentView):
         """Return a deployment with its state."""
         return self.answer([self.find_deployment(name)], many=False)
 
-    @extend_schema(operation_id="operator_deployment_update", request=DeploymentChangesIn)
+    @extend_schema(operation_id="operator_deployment_update", request=DeploymentUpdateSerializer)
     def patch(self, request: Request, name: str) -> Response:
         """Change a deployment. A new version is loaded beside the old one, which serves until then."""
         self.find_deployment(name)
-        changes = given(DeploymentChangesIn, request.data, partial=True)
+        changes = given(DeploymentUpdateSerializer, request.data, partial=True)
         return self.answer([deployments.do_update_deployment(name, **changes)], many=False)
 
     @extend_schema(operation_id="operator_deployment_remove", responses={204: None})
@@ -362,11 +367,14 @@ class DeploymentOne(_DeploymentView):
 
 @extend_schema(tags=["operators"])
 class DeploymentAction(_DeploymentView):
-    """POST /api/operator/deployments/{name}/{action}."""
-
     action_name: ClassVar[str] = ""
+    action_texts: ClassVar[dict[str, str]] = {
+        "load": "Load the deployment, or accept requests again after a drain.",
+        "drain": "Accept no more requests. Running streams end, and the weights stay loaded.",
+        "unload": "Drain the deployment, then drop its weights.",
+    }
 
-    @extend_schema(parameters=[HEADER], request=None, responses=DeploymentOut)
+    @extend_schema(parameters=[HEADER], request=None, responses=DeploymentSerializer)
     @idempotent
     def post(self, request: Request, name: str) -> Response:
         self.find_deployment(name)
@@ -379,14 +387,14 @@ class DeploymentPrice(_DeploymentView):
         operation_id="operator_deployment_draft_price",
         parameters=[HEADER],
         request=None,
-        responses={201: DraftedPriceOut},
+        responses={201: PriceDraftSerializer},
     )
     @idempotent
     def post(self, request: Request, name: str) -> Response:
         """Draft the offered price of a deployment without one, for another operator to publish."""
         self.find_deployment(name)
         version = deployments.do_draft_offered_price(name, by=person(request))
-        return Response(DraftedPriceOut(version).data, status=201)
+        return Response(PriceDraftSerializer(version).data, status=201)
 
 
 def _read_board() -> FleetStatus | None:

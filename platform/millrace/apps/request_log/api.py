@@ -102,7 +102,7 @@ class OutcomesQuery(PeriodQuery):
     strong = serializers.CharField(max_length=128, help_text="The model of complex requests.")
 
 
-class RequestUsageOut(serializers.Serializer[Usage]):
+class RequestUsageSerializer(serializers.Serializer[Usage]):
     """The usage and cost of a request, including adjustments."""
 
     uncached = serializers.IntegerField()
@@ -129,7 +129,7 @@ class LimitedByField(serializers.JSONField):
     """A limit or budget: its kind, ID, name, the amounts left and needed, and when it resets."""
 
 
-class RequestOut(serializers.ModelSerializer[RequestRecord]):
+class RequestSerializer(serializers.ModelSerializer[RequestRecord]):
     """A request, as recorded by its gateway."""
 
     limited_by = LimitedByField(read_only=True)
@@ -140,20 +140,20 @@ class RequestOut(serializers.ModelSerializer[RequestRecord]):
         fields = (*_LISTED, "usage")
         read_only_fields = fields
 
-    @extend_schema_field(RequestUsageOut(allow_null=True))
+    @extend_schema_field(RequestUsageSerializer(allow_null=True))
     def get_usage(self, record: RequestRecord) -> dict[str, Any] | None:
         usage: Mapping[str, Usage] = self.context["usage"]
         totals = usage.get(record.request_id)
-        return None if totals is None else dict(RequestUsageOut(totals).data)
+        return None if totals is None else dict(RequestUsageSerializer(totals).data)
 
 
-class RequestPageOut(serializers.Serializer[Any]):
+class RequestListSerializer(serializers.Serializer[Any]):
     next = serializers.URLField(allow_null=True)
     previous = serializers.URLField(allow_null=True)
-    results = RequestOut(many=True)
+    results = RequestSerializer(many=True)
 
 
-class RequestLineOut(serializers.Serializer[Any]):
+class ExecutionLineSerializer(serializers.Serializer[Any]):
     """A priced component of an execution: tokens x price = cost, exactly."""
 
     component = serializers.CharField()
@@ -164,7 +164,7 @@ class RequestLineOut(serializers.Serializer[Any]):
     effective_from = serializers.DateTimeField(help_text="When the price became active.")
 
 
-class RequestAdjustmentOut(serializers.ModelSerializer[Adjustment]):
+class ExecutionAdjustmentSerializer(serializers.ModelSerializer[Adjustment]):
     """A correction of what an execution used and costs; both may be below zero."""
 
     usd = serializers.SerializerMethodField()
@@ -177,7 +177,7 @@ class RequestAdjustmentOut(serializers.ModelSerializer[Adjustment]):
         return _usd(int(row.cost_femto))
 
 
-class RequestExecutionOut(serializers.Serializer[RequestExecution]):
+class RequestExecutionSerializer(serializers.Serializer[RequestExecution]):
     """A priced call of a model, as reported by its worker."""
 
     execution = serializers.IntegerField(source="event.execution")
@@ -222,9 +222,9 @@ class RequestExecutionOut(serializers.Serializer[RequestExecution]):
     reserved_nano = serializers.IntegerField(source="event.reserved_nano", allow_null=True)
     price_version = serializers.IntegerField(source="event.price_version", allow_null=True)
     lines = serializers.SerializerMethodField()
-    adjustments = RequestAdjustmentOut(many=True)
+    adjustments = ExecutionAdjustmentSerializer(many=True)
 
-    @extend_schema_field(RequestLineOut(many=True))
+    @extend_schema_field(ExecutionLineSerializer(many=True))
     def get_lines(self, execution: RequestExecution) -> list[dict[str, Any]]:
         return [
             {
@@ -239,7 +239,7 @@ class RequestExecutionOut(serializers.Serializer[RequestExecution]):
         ]
 
 
-class RequestRecordOut(serializers.ModelSerializer[RequestRecord]):
+class RequestRecordSerializer(serializers.ModelSerializer[RequestRecord]):
     """The gateway's record of the request."""
 
     limits = serializers.JSONField(help_text="The checked limits and what was left of each; `dry`: dry run.")
@@ -261,7 +261,7 @@ class RequestRecordOut(serializers.ModelSerializer[RequestRecord]):
         read_only_fields = fields
 
 
-class RequestHeldFromOut(serializers.Serializer[Any]):
+class RequestBudgetSerializer(serializers.Serializer[Any]):
     """A budget that applied to the request."""
 
     budget_id = serializers.IntegerField()
@@ -273,7 +273,7 @@ class RequestHeldFromOut(serializers.Serializer[Any]):
     amount = serializers.IntegerField()
 
 
-class RequestContentOut(serializers.Serializer[Any]):
+class RequestContentSerializer(serializers.Serializer[Any]):
     """The prompt and the answers, if the tenant stores them."""
 
     body = serializers.CharField(help_text="The request's JSON body.")
@@ -281,18 +281,18 @@ class RequestContentOut(serializers.Serializer[Any]):
     truncated = serializers.BooleanField()
 
 
-class RequestStoryOut(serializers.Serializer[RequestStory]):
+class RequestDetailSerializer(serializers.Serializer[RequestStory]):
     """All that is known of a request: its record, executions, budgets and costs."""
 
     request_id = serializers.CharField()
-    record = RequestRecordOut(allow_null=True)
-    others = RequestRecordOut(
+    record = RequestRecordSerializer(allow_null=True)
+    others = RequestRecordSerializer(
         many=True, help_text="Records of the same request at other gateways, and of replays of its response."
     )
-    executions = RequestExecutionOut(many=True)
-    budgets = RequestHeldFromOut(many=True)
+    executions = RequestExecutionSerializer(many=True)
+    budgets = RequestBudgetSerializer(many=True)
     batch = serializers.CharField(allow_null=True)
-    content = RequestContentOut(allow_null=True)
+    content = RequestContentSerializer(allow_null=True)
     usd = serializers.SerializerMethodField()
     saved_usd = serializers.SerializerMethodField()
     reserved_nano = serializers.IntegerField(allow_null=True)
@@ -304,7 +304,7 @@ class RequestStoryOut(serializers.Serializer[RequestStory]):
         return _usd(story.saved_femto)
 
 
-class RequestCountsOut(serializers.Serializer[Any]):
+class RequestCountsSerializer(serializers.Serializer[Any]):
     """Numbers of requests by outcome, and percentiles of the time to the first token."""
 
     start = serializers.DateTimeField()
@@ -318,7 +318,7 @@ class RequestCountsOut(serializers.Serializer[Any]):
     ttft_p95_ms = serializers.IntegerField(allow_null=True)
 
 
-class RequestBoundByOut(serializers.Serializer[Any]):
+class LimitRejectionsSerializer(serializers.Serializer[Any]):
     """A limit or budget, and the number of requests that it rejected."""
 
     kind = serializers.CharField()
@@ -329,14 +329,14 @@ class RequestBoundByOut(serializers.Serializer[Any]):
     requests = serializers.IntegerField()
 
 
-class RequestRatesOut(serializers.Serializer[Any]):
-    buckets = RequestCountsOut(many=True)
-    total = RequestCountsOut()
-    bounds = RequestBoundByOut(many=True)
+class RequestRatesSerializer(serializers.Serializer[Any]):
+    buckets = RequestCountsSerializer(many=True)
+    total = RequestCountsSerializer()
+    bounds = LimitRejectionsSerializer(many=True)
     ttft_slo_ms = serializers.IntegerField()
 
 
-class CacheLayerOut(serializers.Serializer[LayerUsage]):
+class CacheLayerSerializer(serializers.Serializer[LayerUsage]):
     """What one cache layer served."""
 
     layer = serializers.ChoiceField(CacheLayer.choices)
@@ -354,14 +354,14 @@ class CacheLayerOut(serializers.Serializer[LayerUsage]):
         return _usd(layer.saved_femto)
 
 
-class MissCountOut(serializers.Serializer[MissCount]):
+class CacheMissCountSerializer(serializers.Serializer[MissCount]):
     """The number of requests that the answer cache did not serve for one reason."""
 
     reason = serializers.CharField(help_text="Begins with `semantic_` if similar questions were searched.")
     requests = serializers.IntegerField()
 
 
-class SemanticBandOut(serializers.Serializer[BandStatus]):
+class SemanticCacheBandSerializer(serializers.Serializer[BandStatus]):
     """The checks of cached answers to similar questions, in one band of margins."""
 
     margin_from = serializers.FloatField()
@@ -373,12 +373,12 @@ class SemanticBandOut(serializers.Serializer[BandStatus]):
     is_served = serializers.BooleanField()
 
 
-class SemanticStatusOut(serializers.Serializer[SemanticStatus]):
+class SemanticCacheStatusSerializer(serializers.Serializer[SemanticStatus]):
     """The state of the semantic cache, whatever the period."""
 
     max_error_percent = serializers.IntegerField(help_text="0: similar questions are not served.")
     questions = serializers.IntegerField(help_text="Stored questions.")
-    bands = SemanticBandOut(many=True)
+    bands = SemanticCacheBandSerializer(many=True)
     error_rate = serializers.FloatField(allow_null=True, help_text="Of the checks in the served bands.")
     upper_bound = serializers.FloatField(
         allow_null=True, help_text="Upper bound of the error rate of hits; null: nothing is served."
@@ -386,23 +386,23 @@ class SemanticStatusOut(serializers.Serializer[SemanticStatus]):
     missing_checks = serializers.IntegerField(help_text="Correct checks until the first band is served.")
 
 
-class CacheLayersOut(serializers.Serializer[AnswerCacheReport]):
+class CacheLayerReportSerializer(serializers.Serializer[AnswerCacheReport]):
     """Requests, tokens and savings by cache layer."""
 
-    layers = CacheLayerOut(many=True)
+    layers = CacheLayerSerializer(many=True)
     requests = serializers.IntegerField(help_text="Requests with a known cache layer.")
     hits = serializers.IntegerField(help_text="Requests whose answer was not computed.")
     hit_rate = serializers.FloatField(allow_null=True)
     saved_usd = serializers.SerializerMethodField()
     saved_ms = serializers.IntegerField()
-    misses = MissCountOut(many=True, help_text="Why requests were not served, most frequent first.")
-    semantic = SemanticStatusOut()
+    misses = CacheMissCountSerializer(many=True, help_text="Why requests were not served, most frequent first.")
+    semantic = SemanticCacheStatusSerializer()
 
     def get_saved_usd(self, found: AnswerCacheReport) -> str:
         return _usd(found.saved_femto)
 
 
-class SuccessCostsOut(serializers.Serializer[SuccessCosts]):
+class SuccessGroupSerializer(serializers.Serializer[SuccessCosts]):
     """The requests of a group, their success and their cost. A request can have several signs of failure."""
 
     name = serializers.CharField(help_text="The group: a model, policy version, cache layer, key ID or end user.")
@@ -428,12 +428,12 @@ class SuccessCostsOut(serializers.Serializer[SuccessCosts]):
         return None if row.cost_per_success_femto is None else _usd(row.cost_per_success_femto)
 
 
-class SuccessOut(serializers.Serializer[Any]):
-    groups = SuccessCostsOut(many=True)
-    total = SuccessCostsOut()
+class SuccessReportSerializer(serializers.Serializer[Any]):
+    groups = SuccessGroupSerializer(many=True)
+    total = SuccessGroupSerializer()
 
 
-class LabeledOutcomeOut(serializers.Serializer[LabeledOutcome]):
+class LabeledOutcomeSerializer(serializers.Serializer[LabeledOutcome]):
     """A prompt with the feedback on the model that answered it. The success of the other model is null."""
 
     prompt = serializers.CharField()
@@ -441,8 +441,8 @@ class LabeledOutcomeOut(serializers.Serializer[LabeledOutcome]):
     strong_ok = serializers.BooleanField(allow_null=True)
 
 
-class LabeledOutcomesOut(serializers.Serializer[Any]):
-    outcomes = LabeledOutcomeOut(many=True)
+class LabeledOutcomesSerializer(serializers.Serializer[Any]):
+    outcomes = LabeledOutcomeSerializer(many=True)
 
 
 @extend_schema(tags=["requests"])
@@ -450,7 +450,7 @@ class Requests(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
     pagination_class = None
 
-    @extend_schema(operation_id="requests", parameters=[RequestQuery], responses=RequestPageOut)
+    @extend_schema(operation_id="requests", parameters=[RequestQuery], responses=RequestListSerializer)
     def get(self, request: Request) -> Response:
         """List inference requests, accepted or rejected, newest first."""
         query = check_query(RequestQuery, request)
@@ -462,7 +462,7 @@ class Requests(TenantView):
                 raise ValidationError({"cursor": [str(exc)]}) from exc
         usage = {row.record.request_id: row.usage for row in page.rows if row.usage is not None}
         links = {"next": _link(request, page.older), "previous": _link(request, page.newer)}
-        rows = RequestOut([_record(row) for row in page.rows], many=True, context={"usage": usage}).data
+        rows = RequestSerializer([_record(row) for row in page.rows], many=True, context={"usage": usage}).data
         return Response({**links, "results": rows})
 
 
@@ -482,7 +482,7 @@ class RequestDetail(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
     pagination_class = None
 
-    @extend_schema(operation_id="request", parameters=[Query], responses=RequestStoryOut)
+    @extend_schema(operation_id="request", parameters=[Query], responses=RequestDetailSerializer)
     def get(self, request: Request, name: str) -> Response:
         """Return the details of a request: limits, route, replicas, times, tokens and the calculation of its cost."""
         check_query(Query, request)
@@ -490,7 +490,7 @@ class RequestDetail(TenantView):
             story = selectors.story(self.access.tenant.pk, name)
         if story is None:
             raise NotFound
-        return Response(RequestStoryOut(story).data)
+        return Response(RequestDetailSerializer(story).data)
 
 
 @extend_schema(tags=["requests"])
@@ -498,14 +498,14 @@ class RequestRates(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
     pagination_class = None
 
-    @extend_schema(operation_id="requests_rates", parameters=[RatesQuery], responses=RequestRatesOut)
+    @extend_schema(operation_id="requests_rates", parameters=[RatesQuery], responses=RequestRatesSerializer)
     def get(self, request: Request) -> Response:
         """Return numbers of requests by hour or day, and by the limit or budget that rejected them. Default: 1 day."""
         query = check_query(RatesQuery, request)
         start, end = read_period(query.validated_data)
         with self.scope():
             rates = selectors.rates(self.access.tenant.pk, start, end, query.validated_data["bucket"])
-        return Response(RequestRatesOut({**vars(rates), "ttft_slo_ms": selectors.ttft_slo_ms()}).data)
+        return Response(RequestRatesSerializer({**vars(rates), "ttft_slo_ms": selectors.ttft_slo_ms()}).data)
 
 
 @extend_schema(tags=["requests"])
@@ -513,7 +513,9 @@ class RequestCacheLayers(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
     pagination_class = None
 
-    @extend_schema(operation_id="requests_cache_layers", parameters=[CacheLayersQuery], responses=CacheLayersOut)
+    @extend_schema(
+        operation_id="requests_cache_layers", parameters=[CacheLayersQuery], responses=CacheLayerReportSerializer
+    )
     def get(self, request: Request) -> Response:
         """Return requests, tokens and savings by cache layer. Default: 1 day."""
         query = check_query(CacheLayersQuery, request)
@@ -523,10 +525,10 @@ class RequestCacheLayers(TenantView):
             report = AnswerCacheReport(
                 found.layers, cache_misses(self.access.tenant.pk, start, end), semantic_status(self.access.tenant)
             )
-        return Response(CacheLayersOut(report).data)
+        return Response(CacheLayerReportSerializer(report).data)
 
 
-class PromptAdviceOut(serializers.Serializer[Any]):
+class PromptAdviceSerializer(serializers.Serializer[Any]):
     """A changing part of prompts that defeats the prefix cache."""
 
     key = serializers.IntegerField(source="key_id", help_text="ID of the API key.")
@@ -558,14 +560,14 @@ class RequestPromptAdvice(TenantView):
     @extend_schema(
         operation_id="requests_prompt_advice",
         parameters=[CacheLayersQuery],
-        responses=PromptAdviceOut(many=True),
+        responses=PromptAdviceSerializer(many=True),
     )
     def get(self, request: Request) -> Response:
         """Return the changing parts of prompts that defeat the prefix cache, most expensive first. Default: 1 day."""
         start, end = read_period(check_query(CacheLayersQuery, request).validated_data)
         with self.scope():
             found = prompt_advice(self.access.tenant.pk, start, end)
-        return Response(PromptAdviceOut(found, many=True).data)
+        return Response(PromptAdviceSerializer(found, many=True).data)
 
 
 @extend_schema(tags=["requests"])
@@ -573,7 +575,7 @@ class RequestSuccess(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
     pagination_class = None
 
-    @extend_schema(operation_id="requests_success", parameters=[SuccessQuery], responses=SuccessOut)
+    @extend_schema(operation_id="requests_success", parameters=[SuccessQuery], responses=SuccessReportSerializer)
     def get(self, request: Request) -> Response:
         """Return successful requests and the cost of a successful request, by group. Default: 1 day."""
         values = check_query(SuccessQuery, request).validated_data
@@ -585,7 +587,7 @@ class RequestSuccess(TenantView):
         except TooManyRows as exc:
             message = "There are too many groups. Use a shorter period, or filter by model, key or project."
             raise ValidationError({"group_by": [message]}) from exc
-        return Response(SuccessOut({"groups": rows, "total": total_success_costs(rows)}).data)
+        return Response(SuccessReportSerializer({"groups": rows, "total": total_success_costs(rows)}).data)
 
 
 @extend_schema(tags=["requests"])
@@ -593,7 +595,7 @@ class RequestOutcomes(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
     pagination_class = None
 
-    @extend_schema(operation_id="requests_outcomes", parameters=[OutcomesQuery], responses=LabeledOutcomesOut)
+    @extend_schema(operation_id="requests_outcomes", parameters=[OutcomesQuery], responses=LabeledOutcomesSerializer)
     def get(self, request: Request) -> Response:
         """Return stored prompts with feedback on either of two models, the newest 1,000 or 8 MiB. Default: 1 day."""
         values = check_query(OutcomesQuery, request).validated_data
@@ -601,7 +603,7 @@ class RequestOutcomes(TenantView):
         names = values["model"], values["weak"], values["strong"]
         with self.scope():
             found = labeled_outcomes(self.access.tenant.pk, *names, start, end)
-        return Response(LabeledOutcomesOut({"outcomes": found}).data)
+        return Response(LabeledOutcomesSerializer({"outcomes": found}).data)
 
 
 def read_period(values: Mapping[str, Any]) -> tuple[datetime, datetime]:

@@ -15,16 +15,17 @@ from millrace.apps.request_log.api import PeriodQuery, read_period
 from millrace.apps.request_log.policy_dry_runs import DEFAULT_REQUESTS, MAX_REQUESTS, PolicyDryRun, dry_run
 from millrace.apps.request_log.shadow_results import ComparedAnswers, ShadowResult, shadow_results
 from tenants.api.policies import bounded_body
-from tenants.api.serializers import Strict
+from tenants.api.serializers import StrictSerializer
 from tenants.permissions import Permission
 from tenants.routing_policies import policy
 from tenants.routing_policies.target_checks import ModelObstacle
 from tenants.views import TenantView, check_query, given
 
+REJECTION_CODES = (ModelObstacle.UNKNOWN.value, ModelObstacle.UNPRICED.value)
 MAX_DECISIONS = 100  # of requests that would move, in a response
 
 
-class PolicyDryRunIn(Strict):
+class PolicyDryRunCreateSerializer(StrictSerializer):
     name = serializers.CharField(
         required=False, max_length=64, help_text="The model name of the requests; default: requests of all models."
     )
@@ -38,12 +39,12 @@ class PolicyDryRunIn(Strict):
     )
 
 
-class PolicyDryRunRuleOut(serializers.Serializer[Any]):
+class PolicyDryRunRuleSerializer(serializers.Serializer[Any]):
     rule = serializers.IntegerField(help_text="Index of the rule.")
     requests = serializers.IntegerField()
 
 
-class PolicyDryRunMoveOut(serializers.Serializer[Any]):
+class PolicyDryRunMoveSerializer(serializers.Serializer[Any]):
     """Requests that would go to another target."""
 
     before = serializers.CharField()
@@ -51,30 +52,30 @@ class PolicyDryRunMoveOut(serializers.Serializer[Any]):
     requests = serializers.IntegerField()
 
 
-class PolicyDryRunRejectionOut(serializers.Serializer[Any]):
+class PolicyDryRunRejectionSerializer(serializers.Serializer[Any]):
     """Requests that would be rejected, because their first target cannot serve them."""
 
     model = serializers.CharField()
-    code = serializers.ChoiceField((ModelObstacle.UNKNOWN, ModelObstacle.UNPRICED), help_text="Error code.")
+    code = serializers.ChoiceField(REJECTION_CODES, help_text="Error code.")
     requests = serializers.IntegerField()
 
 
-class PolicyDryRunDecisionOut(serializers.Serializer[Any]):
+class PolicyDryRunDecisionSerializer(serializers.Serializer[Any]):
     request_id = serializers.CharField()
     before = serializers.CharField()
     after = serializers.CharField()
     rule = serializers.IntegerField(allow_null=True)
 
 
-class PolicyDryRunOut(serializers.Serializer[dict[str, Any]]):
+class PolicyDryRunSerializer(serializers.Serializer[dict[str, Any]]):
     """The targets that recent requests would have taken, and the difference of their cost."""
 
     requests = serializers.IntegerField()
     undecided = serializers.IntegerField(help_text="Requests whose properties were not all recorded.")
     unmatched = serializers.IntegerField(help_text="Requests that no rule matches: 404.")
-    rejected = PolicyDryRunRejectionOut(many=True)
-    rules = PolicyDryRunRuleOut(many=True)
-    moves = PolicyDryRunMoveOut(many=True)
+    rejected = PolicyDryRunRejectionSerializer(many=True)
+    rules = PolicyDryRunRuleSerializer(many=True)
+    moves = PolicyDryRunMoveSerializer(many=True)
     priced = serializers.IntegerField(help_text="Requests whose cost is known before and after.")
     usd_before = serializers.CharField(help_text="The cost of these requests.")
     usd_after = serializers.CharField(help_text="Their cost by the rate cards of the new targets.")
@@ -84,32 +85,36 @@ class PolicyDryRunOut(serializers.Serializer[dict[str, Any]]):
     ttft_p95_ms_after = serializers.IntegerField(allow_null=True)
     success_rate_before = serializers.FloatField(allow_null=True, help_text="Expected by the models' success rates.")
     success_rate_after = serializers.FloatField(allow_null=True)
-    decisions = PolicyDryRunDecisionOut(many=True, help_text=f"The first {MAX_DECISIONS} requests that would move.")
+    decisions = PolicyDryRunDecisionSerializer(
+        many=True, help_text=f"The first {MAX_DECISIONS} requests that would move."
+    )
 
 
 @extend_schema(tags=["policies"])
 class PolicyDryRunView(TenantView):
     permissions: ClassVar = {"POST": Permission.POLICIES_READ}
 
-    @extend_schema(operation_id="policy_dry_run", request=PolicyDryRunIn, responses=PolicyDryRunOut)
+    @extend_schema(
+        operation_id="policy_dry_run", request=PolicyDryRunCreateSerializer, responses=PolicyDryRunSerializer
+    )
     def post(self, request: Request) -> Response:
         """Decide recent requests again by a policy, without running them."""
         self.require(request, Permission.USAGE_READ)
-        fields = given(PolicyDryRunIn, request.data)
+        fields = given(PolicyDryRunCreateSerializer, request.data)
         try:
             parsed = policy.parse(bounded_body(fields["body"]))
         except ValueError as exc:
             raise ValidationError({"body": [str(exc)]}) from exc
         with self.scope():
             run = dry_run(self.access.tenant.pk, parsed, fields.get("name"), fields["requests"])
-        return Response(PolicyDryRunOut(_fields(run)).data)
+        return Response(PolicyDryRunSerializer(_fields(run)).data)
 
 
 class ShadowQuery(PeriodQuery):
     name = serializers.CharField(max_length=64, help_text="The model name of the policy.")
 
 
-class ComparedAnswersOut(serializers.Serializer[ComparedAnswers]):
+class ShadowAnswersSerializer(serializers.Serializer[ComparedAnswers]):
     """The answers of one side of a comparison."""
 
     model = serializers.CharField()
@@ -128,12 +133,12 @@ class ComparedAnswersOut(serializers.Serializer[ComparedAnswers]):
         return decimal(side.cost_femto, FEMTO_DIGITS, 2)
 
 
-class ShadowCodeOut(serializers.Serializer[Any]):
+class ShadowErrorCountSerializer(serializers.Serializer[Any]):
     code = serializers.CharField(help_text="Error code.")
     requests = serializers.IntegerField()
 
 
-class ShadowResultOut(serializers.Serializer[ShadowResult]):
+class ShadowResultSerializer(serializers.Serializer[ShadowResult]):
     """The comparison of a model with the shadow of its requests."""
 
     requests = serializers.IntegerField(help_text="Requests with a shadow.")
@@ -141,11 +146,11 @@ class ShadowResultOut(serializers.Serializer[ShadowResult]):
     operator_paid = serializers.IntegerField(help_text="Requests whose shadow is on no invoice.")
     with_schema = serializers.IntegerField(help_text="Requests for a structured output.")
     priced = serializers.IntegerField(help_text="Requests whose costs are both known.")
-    answered = ComparedAnswersOut(help_text="The returned answers.")
-    shadow = ComparedAnswersOut(help_text="The answers of the shadows, which were not returned.")
+    answered = ShadowAnswersSerializer(help_text="The returned answers.")
+    shadow = ShadowAnswersSerializer(help_text="The answers of the shadows, which were not returned.")
     not_answered = serializers.SerializerMethodField(help_text="Why shadows have not answered.")
 
-    @extend_schema_field(ShadowCodeOut(many=True))
+    @extend_schema_field(ShadowErrorCountSerializer(many=True))
     def get_not_answered(self, result: ShadowResult) -> list[dict[str, Any]]:
         return [{"code": code, "requests": count} for code, count in result.codes.most_common()]
 
@@ -155,7 +160,9 @@ class ShadowResultsView(TenantView):
     permissions: ClassVar = {"GET": Permission.POLICIES_READ}
     pagination_class = None
 
-    @extend_schema(operation_id="policy_shadow_results", parameters=[ShadowQuery], responses=ShadowResultOut(many=True))
+    @extend_schema(
+        operation_id="policy_shadow_results", parameters=[ShadowQuery], responses=ShadowResultSerializer(many=True)
+    )
     def get(self, request: Request) -> Response:
         """Return the comparison of answers with those of the policy's shadow. Default: 1 day."""
         self.require(request, Permission.USAGE_READ)
@@ -163,7 +170,7 @@ class ShadowResultsView(TenantView):
         start, end = read_period(values)
         with self.scope():
             results = shadow_results(self.access.tenant.pk, values["name"], start, end)
-        return Response([ShadowResultOut(result).data for result in results])
+        return Response([ShadowResultSerializer(result).data for result in results])
 
 
 def _fields(run: PolicyDryRun) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class UsdField(serializers.CharField):
         return decimal(value, FEMTO_DIGITS, 2)
 
 
-class WarmedPromptOut(serializers.ModelSerializer[WarmedPrompt]):
+class WarmedPromptSerializer(serializers.ModelSerializer[WarmedPrompt]):
     """A prompt that was computed ahead of its requests."""
 
     expected_usd = UsdField(
@@ -46,7 +46,7 @@ class WarmedPromptOut(serializers.ModelSerializer[WarmedPrompt]):
         read_only_fields = fields
 
 
-class CacheWarmingOut(serializers.Serializer[WarmingStatus]):
+class CacheWarmingSerializer(serializers.Serializer[WarmingStatus]):
     """What cache warming has computed, spent and saved."""
 
     budget_nano = serializers.IntegerField(help_text="Of each day, in nano-USD; 0: caches are not warmed.")
@@ -59,7 +59,7 @@ class CacheWarmingOut(serializers.Serializer[WarmingStatus]):
     hits = serializers.IntegerField(help_text="Requests that used a prompt.")
     spent_usd = UsdField(source="spent_femto", read_only=True)
     saved_usd = UsdField(source="saved_femto", read_only=True, help_text="Saved by the first request of each prompt.")
-    results = WarmedPromptOut(many=True, source="newest", help_text=f"The newest {MAX_LISTED} prompts.")
+    results = WarmedPromptSerializer(many=True, source="newest", help_text=f"The newest {MAX_LISTED} prompts.")
 
 
 @extend_schema(tags=["cache-warming"])
@@ -67,13 +67,13 @@ class CacheWarming(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
     pagination_class = None
 
-    @extend_schema(operation_id="cache_warming", parameters=[CacheLayersQuery], responses=CacheWarmingOut)
+    @extend_schema(operation_id="cache_warming", parameters=[CacheLayersQuery], responses=CacheWarmingSerializer)
     def get(self, request: Request) -> Response:
         """Return what cache warming has computed, spent and saved. Default: 1 day."""
         start, end = read_period(check_query(CacheLayersQuery, request).validated_data)
         with self.scope():
             status = warming_status(self.access.tenant, start, end)
-        return Response(CacheWarmingOut(status).data)
+        return Response(CacheWarmingSerializer(status).data)
 
 
 @extend_schema(tags=["cache-warming"])
