@@ -24,7 +24,7 @@ endif
 .DEFAULT_GOAL := help
 .PHONY: help up setup test test-unit test-ledger test-browser test-faults test-browser-quick test-faults-quick \
 	test-clients test-clients-quick test-peers test-emulation bench-quick bench-cpu \
-	lint types lint-imports check client docs docs-clients docs-reference docs-settings docs-openapi messages screenshots release lock lock-platforms clean
+	lint types lint-imports check client docs docs-clients docs-reference docs-settings docs-openapi api-diff messages screenshots release lock lock-platforms clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -119,8 +119,11 @@ messages: $(VENV)/installed-dev ## update the translations of the console in fro
 docs-settings: setup ## update the table of settings in docs/reference/configuration.md
 	$(BIN)/millrace config --write docs/reference/configuration.md
 
-docs-openapi: setup ## update docs/openapi.yaml from the routes and request types
-	@$(BIN)/python -m tools.openapi
+docs-openapi: $(VENV)/installed-dev ## update docs/openapi.yaml and docs/management-openapi.yaml from the code
+	@PYTHONPATH=.:platform $(BIN)/python -m tools.openapi
+
+api-diff: setup ## show how the two API documents differ from those of the main branch (ARGS=COMMIT: of another commit)
+	@$(BIN)/python -m tools.openapi.changes $(ARGS)
 
 screenshots: $(VENV)/installed-dev ## retake docs/screenshots, of demo tenants
 	@PYTHONPATH=.:platform exec $(BIN)/python -m tests.support.frontend.make_screenshots

@@ -1,4 +1,5 @@
 """Check of names: a public class name is unique in product and benchmarks, and a caught exception is named `exc`.
+A schema of an API document is named for what it is, without the marks of generators and directions (`BudgetIn`).
 
     python -m tools.check_names
 
@@ -9,15 +10,21 @@ The types of the generated client have the names of the API's objects, as the se
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tools.openapi.formatting import read_yaml
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("platform", "tenants", "billing", "frontend", "inference_worker", "kernels", "tools")  # of the product
 CHECKED = (*PACKAGES, "benchmarks")
+API_DOCUMENTS = ("openapi.yaml", "management-openapi.yaml")  # in docs
 GENERATED = ROOT / "platform" / "millrace" / "client" / "models.py"
+_SCHEMA = re.compile(r"[A-Z][a-z]+([A-Z][a-z]*|\d+)*")
+_VAGUE_SCHEMA = re.compile(r"^(Patched|Paginated)|(Enum|In|Out|From|By|Made|Whole|Serializer)$")
 
 
 def checked_modules(root: Path) -> Iterator[Path]:
@@ -62,9 +69,21 @@ def find_problems(paths: Iterable[Path], root: Path) -> list[str]:
     return problems
 
 
+def find_schema_problems(document: str, names: Iterable[str]) -> list[str]:
+    """Return a line for each schema of an API document whose name is not that of a thing."""
+    return [
+        f"docs/{document}: name the schema {name} for what it is, such as Budget, BudgetDetail or BudgetCreate"
+        for name in names
+        if _VAGUE_SCHEMA.search(name) or not _SCHEMA.fullmatch(name)
+    ]
+
+
 def main() -> int:
     """Print the problems; return 1 if there are any."""
     problems = find_problems(checked_modules(ROOT), ROOT)
+    for document in API_DOCUMENTS:
+        schemas = read_yaml((ROOT / "docs" / document).read_text(encoding="utf-8"))["components"]["schemas"]
+        problems += find_schema_problems(document, schemas)
     print(*problems, sep="\n", end="\n" if problems else "", file=sys.stderr)
     return 1 if problems else 0
 

@@ -5,7 +5,8 @@
 `tools/words.toml` lists the words to avoid, each with a replacement:
 
 - `spelling`: in identifiers and texts of the whole repository; matched anywhere in a word.
-- `identifiers`: a part of an identifier (parts end at underscores and capitals) in the product packages.
+- `identifiers`: a part of an identifier (parts end at underscores and capitals) in the product packages, and of a name
+  in the two API documents.
 - `texts`: a word or phrase in docs, docstrings, comments, strings and templates of the product, unless it is quoted.
   In tests and benchmarks, only in docstrings and comments.
 """
@@ -22,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.check_names import PACKAGES
+from tools.check_names import API_DOCUMENTS, PACKAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = Path(__file__).with_name("words.toml")
@@ -30,11 +31,12 @@ SUFFIXES = {".py", ".md", ".html", ".txt", ".js", ".css", ".typ", ".toml", ".yam
 PRODUCT = (*PACKAGES, "docs", "examples", "README.md", "Makefile", "manage.py")
 SUPPORT = ("tests", "benchmarks")
 EXCLUDED = {"migrations", "vendor", "data", "__pycache__"}  # generated files, and texts of others
-EXCLUDED_FILES = {"words.toml", "openapi.yaml", "glossary.md", "texts.de.js"}  # the last one is in German
+EXCLUDED_FILES = {"words.toml", "glossary.md", "texts.de.js"}  # the last one is in German
 
 QUOTES = ("`", '"', "'")  # a word between two of them is a literal: the Unix user `nobody`
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_KEYS = re.compile(r"[A-Za-z_]\w*(?=: |:$)", re.MULTILINE)  # of YAML
 _EXPRESSIONS = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
 _STRINGS = {tokenize.STRING, tokenize.COMMENT, getattr(token, "FSTRING_MIDDLE", tokenize.STRING)}
 
@@ -79,6 +81,9 @@ def pieces(path: Path, text: str) -> Iterator[tuple[int, bool, str]]:
                 yield item.start[0], False, item.string
         return
     yield 1, False, text
+    if path.name in API_DOCUMENTS:
+        for match in _KEYS.finditer(text):
+            yield text.count("\n", 0, match.start()) + 1, True, match.group()
     if path.suffix == ".html":
         for match in _EXPRESSIONS.finditer(text):
             yield text.count("\n", 0, match.start()) + 1, True, match.group()

@@ -1,4 +1,4 @@
-"""Writes the generated modules of `millrace.client` from the OpenAPI document of the management API.
+"""Writes the generated modules of `millrace.client` from docs/management-openapi.yaml.
 
 `make client` runs this. A unit test compares the result with the committed modules.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import keyword
-import os
 import re
 import subprocess
 import sys
@@ -16,6 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tools.openapi.formatting import read_yaml
+from tools.openapi.management import DOCUMENT
 
 PACKAGE = Path(__file__).resolve().parents[1] / "platform" / "millrace" / "client"
 LEFT_OUT = {"payment_webhook"}  # called by payment providers
@@ -161,7 +163,7 @@ def _typed_dict(name: str, component: dict[str, Any], fields: dict[str, str]) ->
     if text:
         lines.append(f'    """{_wrapped(text, 4)}"""\n')
     for key, typed in fields.items():
-        note = "" if "* `" in helps[key] or not helps[key] else f"  # {helps[key]}"
+        note = f"  # {helps[key]}" if helps[key] else ""
         line = f"    {key}: {typed}"
         lines.append(line + note if len(line + note) <= 120 else line)
     return lines
@@ -186,15 +188,18 @@ def operations_of(schema: dict[str, Any]) -> dict[str, list[ClientOperation]]:
     """Return the operations of each resource. Names of operators' resources start with `operator.`."""
     found: dict[str, list[ClientOperation]] = defaultdict(list)
     types = Types(schema["components"]["schemas"])
+    shared = schema["components"]["parameters"]
     for path, verbs in schema["paths"].items():
         for verb, described in verbs.items():
             if described["operationId"] not in LEFT_OUT:
-                resource, operation = _operation(types, path, verb.upper(), described)
+                resource, operation = _operation(types, shared, path, verb.upper(), described)
                 found[resource].append(operation)
     return dict(sorted(found.items()))
 
 
-def _operation(types: Types, path: str, verb: str, described: dict[str, Any]) -> tuple[str, ClientOperation]:
+def _operation(
+    types: Types, shared: dict[str, Any], path: str, verb: str, described: dict[str, Any]
+) -> tuple[str, ClientOperation]:
     status, response = next(iter(described["responses"].items()))
     kind, returns = _returns(types, response)
     short = path.removeprefix("/api/")
@@ -206,8 +211,8 @@ def _operation(types: Types, path: str, verb: str, described: dict[str, Any]) ->
     name = described["operationId"]
     method = METHODS.get(name) or _method(verb, rest, status, kind)
     operation = ClientOperation(method, verb, path, _text(described["description"]), returns, kind)
-    parameters = described.get("parameters", [])
-    for parameter in parameters:
+    for given in described.get("parameters", []):
+        parameter = shared[given["$ref"].rpartition("/")[2]] if "$ref" in given else given
         place, typed = parameter["in"], types.of(parameter["schema"], argument=True)
         if place == "path":
             operation.path_arguments.append((parameter["name"], typed))
@@ -344,7 +349,7 @@ def _optional(typed: str) -> str:
 
 
 def _docstring(op: ClientOperation, named: list[Argument]) -> list[str]:
-    helps = [(a.name, " ".join(a.help.split()).rstrip(".")) for a in named if a.help and "* `" not in a.help]
+    helps = [(a.name, " ".join(a.help.split()).rstrip(".")) for a in named if a.help]
     if not helps:
         return [f'        """{_wrapped(op.text, 8)}"""']
     lines = [f'        """{_wrapped(op.text, 8)}', "", "        Args:"]
@@ -377,14 +382,6 @@ def _call(op: ClientOperation, returns: str, prefix: str, is_pager: bool) -> str
     return f'return cast("{returns}", {call})'
 
 
-def management_schema() -> dict[str, Any]:
-    """Return the OpenAPI document of the management API. Django must be set up."""
-    from drf_spectacular.generators import SchemaGenerator
-
-    schema: dict[str, Any] = SchemaGenerator().get_schema(public=True)  # type: ignore[no-untyped-call]
-    return schema
-
-
 def generated(schema: dict[str, Any]) -> dict[str, str]:
     """Return the modules by file name, not formatted."""
     operations = operations_of(schema)
@@ -397,11 +394,8 @@ def generated(schema: dict[str, Any]) -> dict[str, str]:
 
 
 def main() -> None:
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.support.typing_settings")
-    import django
-
-    django.setup()
-    modules = generated(management_schema())
+    """Write the modules."""
+    modules = generated(read_yaml(DOCUMENT.read_text(encoding="utf-8")))
     for name, text in modules.items():
         (PACKAGE / name).write_text(text, encoding="utf-8")
     subprocess.run(

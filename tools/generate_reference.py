@@ -10,6 +10,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tools.openapi.formatting import read_yaml
+from tools.openapi.management import DOCUMENT
+
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
 _NOTE = "<!-- written by `make docs-reference` -->\n"
 
@@ -50,8 +53,8 @@ def management_page(schema: dict[str, Any]) -> str:
 
 {_NOTE}
 All operations below `/api/`. [Management API](api.md#management-api-api) describes authentication, paging, errors
-and idempotency keys. `/api/docs/` of a running platform shows bodies and responses. `/api/schema/` is the OpenAPI
-document.
+and idempotency keys. `/api/docs/` of a running platform shows bodies and responses.
+[management-openapi.yaml](../management-openapi.yaml) describes all of `/api` in OpenAPI 3.1; `/api/schema/` returns it.
 """
     ]
     for resource, operations in sorted(operations_of(schema).items()):
@@ -175,9 +178,7 @@ def main() -> None:
     import django
 
     django.setup()
-    from tools.generate_client import management_schema
-
-    for name, text in pages(management_schema()).items():
+    for name, text in pages(read_yaml(DOCUMENT.read_text(encoding="utf-8"))).items():
         (REFERENCE / name).write_text(text, encoding="utf-8")
 
 

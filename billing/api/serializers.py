@@ -5,7 +5,7 @@ Cents are its minor unit: a yen of JPY, 10^-3 of KWD.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from rest_framework import serializers
 
@@ -318,6 +318,11 @@ class BillingEntityUpdateSerializer(StrictModelSerializer):
         fields = BillingEntitySerializer.Meta.fields[2:]
 
 
+_TAX_CATEGORIES = (
+    "Of EN 16931. S: standard, AE: reverse charge, Z: zero rate, E: exempt, G: export, O: out of scope of tax."
+)
+
+
 class TaxRuleSerializer(serializers.ModelSerializer[TaxRule]):
     entity = serializers.CharField(source="entity.slug")
 
@@ -328,6 +333,7 @@ class TaxRuleSerializer(serializers.ModelSerializer[TaxRule]):
             *("starts_on", "ends_on"),
         )
         read_only_fields = fields
+        extra_kwargs: ClassVar = {"category": {"help_text": _TAX_CATEGORIES}}
 
 
 class TaxRuleCreateSerializer(StrictModelSerializer):
@@ -336,6 +342,7 @@ class TaxRuleCreateSerializer(StrictModelSerializer):
     class Meta:
         model = TaxRule
         fields = TaxRuleSerializer.Meta.fields[1:]
+        extra_kwargs = TaxRuleSerializer.Meta.extra_kwargs
 
 
 class ExchangeRateSerializer(serializers.ModelSerializer[ExchangeRate]):

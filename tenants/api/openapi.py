@@ -11,6 +11,7 @@ from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.plumbing import get_doc, get_lib_doc_excludes
 
+from tenants.api.idempotency import HEADER
 from tenants.api.serializers import Query, StrictModelSerializer, StrictSerializer
 from tenants.api.target_problems import WithProblems
 from tenants.authentication import ApiKeyAuthentication
@@ -61,6 +62,20 @@ def inline_empty_values(result: dict[str, Any], **_: Any) -> dict[str, Any]:
                     variant.update(values[name])
     for name in values:
         schemas.pop(name, None)
+    return result
+
+
+def share_parameters(result: dict[str, Any], **_: Any) -> dict[str, Any]:
+    """Move the parameters that most operations have into components."""
+    names = {"cursor": "Cursor", "limit": "Limit", "tenant": "Tenant", HEADER.name: "IdempotencyKey"}
+    shared: dict[str, Any] = {}
+    for operations in result["paths"].values():
+        for operation in operations.values():
+            for index, parameter in enumerate(operation.get("parameters", ())):
+                name = names.get(parameter["name"])
+                if name and shared.setdefault(name, parameter) == parameter:
+                    operation["parameters"][index] = {"$ref": f"#/components/parameters/{name}"}
+    result["components"]["parameters"] = dict(sorted(shared.items()))
     return result
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rest_framework.exceptions import NotFound, ValidationError
 from rest_framework.pagination import Cursor, CursorPagination
 from rest_framework.request import Request
@@ -14,6 +16,15 @@ class NewestFirst(CursorPagination):
     page_size = 50
     page_size_query_param = "limit"
     max_page_size = 200
+
+    def get_paginated_response_schema(self, schema: Any) -> dict[str, Any]:
+        """Return the schema of a page in OpenAPI 3.1."""
+        link = {"type": ["string", "null"], "format": "uri"}
+        return {
+            "type": "object",
+            "properties": {"next": link, "previous": link, "results": schema},
+            "required": ["next", "previous", "results"],
+        }
 
     def decode_cursor(self, request: Request) -> Cursor | None:
         """Return the decoded cursor.

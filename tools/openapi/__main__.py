@@ -1,5 +1,6 @@
-"""Write docs/openapi.yaml."""
+"""Write docs/openapi.yaml and docs/management-openapi.yaml."""
 
-from tools.openapi.document import DOCUMENT, render
+from tools.openapi import document, management
 
-DOCUMENT.write_text(render(), encoding="utf-8")
+document.DOCUMENT.write_text(document.render(), encoding="utf-8")
+management.DOCUMENT.write_text(management.render(), encoding="utf-8")

@@ -17,6 +17,7 @@ from millrace.gateway.protocols.dialects import ANTHROPIC
 from millrace.gateway.protocols.responses.items import Item, ResponseMessage
 from millrace.gateway.protocols.unknown_fields import StrictFields
 from millrace.gateway.routes import documented_consumers
+from tools.openapi.formatting import as_yaml
 from tools.openapi.operations import OPERATIONS, Json, Operation, header
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "openapi.yaml"
@@ -57,7 +58,7 @@ _PARAMETERS: Json = {
 
 def render() -> str:
     """Return the document as YAML."""
-    return HEAD + yaml.dump(document(), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return as_yaml(document(), HEAD)
 
 
 def document() -> Json:
@@ -79,7 +80,7 @@ def document() -> Json:
             "title": "Millrace",
             "version": "1",
             "description": "The inference API, compatible with OpenAI's and Anthropic's APIs."
-            " The management API has its own document at /api/schema/.",
+            " docs/management-openapi.yaml describes the management API.",
         },
         "servers": [{"url": "http://127.0.0.1:8000"}],
         "security": [{"bearer": []}, {"header": []}],
@@ -187,20 +188,3 @@ def _simplified(node: Any) -> Any:
 
 def _is_noise(name: str, value: Any) -> bool:
     return (name, value) in [("default", None), ("required", [])] or (name == "title" and isinstance(value, str))
-
-
-class _Dumper(yaml.SafeDumper):
-    """A dumper that writes short collections on one line and no aliases."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
-        return super().represent_mapping(tag, mapping, _is_short(mapping))
-
-    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
-        return super().represent_sequence(tag, sequence, _is_short(sequence))
-
-
-def _is_short(value: Any) -> bool:
-    return len(repr(value)) <= 96

@@ -2137,7 +2137,12 @@ class AsyncOperatorTaxRulesResource:
         ends_on: str | date | Omit | None = OMIT,
         idempotency_key: str | None = None,
     ) -> TaxRule:
-        """Create a tax rule. The most specific matching rule applies."""
+        """Create a tax rule. The most specific matching rule applies.
+
+        Args:
+            category: Of EN 16931. S: standard, AE: reverse charge, Z: zero rate, E: exempt, G: export, O: out of
+                scope of tax.
+        """
         return cast(
             "TaxRule",
             await self._http.call(

@@ -364,7 +364,7 @@ class BillingEntity(TypedDict):
     payment_details: str
     iban: str
     bic: str
-    voucher_type: VoucherType
+    voucher_type: VoucherType  # when prepaid credit is taxed: single_purpose at its purchase, multi_purpose at its use
     tax_currency: str  # currency of the entity's tax returns, if it is not USD
     suspend_after_days: int | None  # days past due after which a tenant is suspended; null: never
 
@@ -591,8 +591,8 @@ class Deployment(TypedDict):
     reasoning: bool
     task: str
     dimensions: int | None
-    wanted_state: WantedDeploymentState
-    state: DeploymentState
+    wanted_state: WantedDeploymentState  # The state that operators want.
+    state: DeploymentState  # The present state.
     reason: str  # Why a replica could not be loaded.
     progress_percent: int | None  # Of a load.
     ready_replicas: int
@@ -1017,7 +1017,7 @@ class PolicyDiff(TypedDict):
 
 
 class PolicyDiffLine(TypedDict):
-    change: PolicyDiffChange
+    change: PolicyDiffChange  # Whether the line was added or removed.
     text: str
 
 
@@ -1071,7 +1071,7 @@ class PolicyDryRunRejection(TypedDict):
     """Requests that would be rejected, because their first target cannot serve them."""
 
     model: str
-    code: PolicyDryRunRejectionCode
+    code: PolicyDryRunRejectionCode  # Error code.
     requests: int
 
 
@@ -1369,7 +1369,7 @@ class RequestExecution(TypedDict):
     cache_write_1h: int
     output: int
     reasoning_tokens: int  # The part of the output before the answer.
-    usage_source: UsageSource
+    usage_source: UsageSource  # The origin of the token counts.
     unbilled_tokens: int  # Counted by the provider above the reservation, and not charged.
     accepted_drafts: int  # Draft tokens that became part of the output.
     rejected_drafts: int  # Draft tokens that were rejected. They are not billed.
@@ -1608,7 +1608,7 @@ class TargetProblem(TypedDict):
 
     place: str  # Path of the model's name, such as `$.rules[0].targets[1].model`.
     model: str
-    code: TargetProblemCode
+    code: TargetProblemCode  # Reason.
     message: str
     is_blocking: bool  # With such a problem, nothing can be published or started.
 
@@ -1698,7 +1698,7 @@ class UsageEvent(TypedDict):
     unpinned_tokens: int  # requested to be pinned and not pinned for lack of space
     reasoning_tokens: int  # part of output
     searches: int  # of a cross-encoder
-    usage_source: UsageSource
+    usage_source: UsageSource  # the origin of the token counts
     unbilled_tokens: int  # reported above the reservation; not charged, and in no other count
     cost: UsageCost
     lines: list[UsageEventLine]  # Empty if not billed.

@@ -245,7 +245,9 @@ SPECTACULAR_SETTINGS = {
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
         "tenants.api.openapi.inline_empty_values",
+        "tenants.api.openapi.share_parameters",
     ],
+    "ENUM_GENERATE_CHOICE_DESCRIPTION": False,
     "ENUM_NAME_OVERRIDES": {  # every enumeration has a name here
         "AdjustmentReason": "billing.models.budget_leases.Adjustment.Reason",
         "AlertMetric": "millrace.apps.alerts.models.AlertRule.Metric",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools import check_commits, check_names, check_words
+from tools.openapi import changes
 
 WORDS = check_words.WordList(
     spelling={"plowgh": "plow"}, identifiers={"errand": "request"}, texts={"goes on": "continues", "anew": "again"}
@@ -32,19 +33,35 @@ def test_commit_subjects(subject: str, is_valid: bool) -> None:
     assert (check_commits.find_problems([("abc", subject)]) == []) is is_valid
 
 
-def test_commits_are_read_after_the_start_commit(tmp_path: Path) -> None:
-    def git(*arguments: str) -> str:
-        options = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false"]
-        command = ["git", "-C", str(tmp_path), *options, *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+def _git(root: Path, *arguments: str) -> str:
+    options = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false"]
+    command = ["git", "-C", str(root), *options, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
+
+def test_commits_are_read_after_the_start_commit(tmp_path: Path) -> None:
     assert check_commits.read_commits(tmp_path, "HEAD") == []  # not a repository
-    git("init", "--quiet")
-    git("commit", "--quiet", "--allow-empty", "-m", "An exempt subject")
-    start = git("rev-parse", "HEAD")
-    git("commit", "--quiet", "--allow-empty", "-m", "tests: add a check\n\nA body.")
+    _git(tmp_path, "init", "--quiet")
+    _git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "An exempt subject")
+    start = _git(tmp_path, "rev-parse", "HEAD")
+    _git(tmp_path, "commit", "--quiet", "--allow-empty", "-m", "tests: add a check\n\nA body.")
     assert [subject for _, subject in check_commits.read_commits(tmp_path, start)] == ["tests: add a check"]
     assert check_commits.read_commits(tmp_path, "0" * 40) == []  # a shallow checkout
+
+
+def test_documents_are_read_from_the_commit_at_which_the_branch_left(tmp_path: Path) -> None:
+    assert changes.base_commit(tmp_path) is None  # not a repository
+    _git(tmp_path, "init", "--quiet", "--initial-branch=main")
+    (tmp_path / "a.yaml").write_text("info: {version: 1}\n")
+    _git(tmp_path, "add", "a.yaml")
+    _git(tmp_path, "commit", "--quiet", "-m", "one")
+    _git(tmp_path, "checkout", "--quiet", "-b", "branch")
+    (tmp_path / "a.yaml").write_text("info: {version: 2}\n")
+    _git(tmp_path, "commit", "--quiet", "-am", "two")
+    base = changes.base_commit(tmp_path)
+    assert base is not None
+    assert changes.read_document(tmp_path, base, "a.yaml") == {"info": {"version": 1}}
+    assert changes.read_document(tmp_path, base, "b.yaml") == {}  # it did not exist
 
 
 def test_class_names_are_unique(tmp_path: Path) -> None:
@@ -57,6 +74,22 @@ def test_class_names_are_unique(tmp_path: Path) -> None:
         (commands / name).write_text("class Command: ...\n")
     paths = sorted(tmp_path.rglob("*.py"))
     assert check_names.find_problems(paths, tmp_path) == ["b.py:3: class Limit is also defined at a.py:1"]
+
+
+def test_schemas_are_named_for_what_they_are() -> None:
+    names = [
+        "Budget",
+        "BudgetIn",
+        "BudgetOut",
+        "StateEnum",
+        "PatchedBudget",
+        "Checkout",
+        "Domain",
+        "budget",
+        "Budget_2",
+    ]
+    problems = check_names.find_schema_problems("openapi.yaml", names)
+    assert [problem.split()[4] for problem in problems] == [*names[1:5], *names[7:]]
 
 
 def test_exceptions_are_named_exc(tmp_path: Path) -> None:
@@ -72,6 +105,7 @@ def test_exceptions_are_named_exc(tmp_path: Path) -> None:
         ("a.py", "x = 1  # it goes on\nerrands = f'{x} anew'\n", ["goes on", "anew"]),
         ("a.py", "anew = goes_on = 1\n", []),
         ("a.md", "It goes\non, in every plowgh.\n", ["goes on", "plowgh"]),
+        ("openapi.yaml", "Errand:\n  x: {last_errand: null, description: An errand.}\n", ["Errand", "last_errand"]),
         ("a.html", "<p>{{ errand.plowgh }} renewed</p>", ["plowgh", "errand"]),
     ],
 )

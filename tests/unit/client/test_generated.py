@@ -10,9 +10,11 @@ import httpx
 import pytest
 
 from millrace.client import AsyncClient, AsyncPager, Client, Pager
-from tools.generate_client import PACKAGE, generated, management_schema
+from tools.generate_client import PACKAGE, generated
+from tools.openapi.formatting import read_yaml
+from tools.openapi.management import DOCUMENT
 
-MODULES = generated(management_schema())
+MODULES = generated(read_yaml(DOCUMENT.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -11,7 +11,9 @@ from django.urls import Resolver404, resolve
 from tenants.authentication import ApiKeyAuthentication
 from tenants.permissions import KEY
 from tests.support.code_blocks import ROOT, CodeBlock, blocks_of
-from tools.generate_client import management_schema, operations_of
+from tools.generate_client import operations_of
+from tools.openapi.formatting import read_yaml
+from tools.openapi.management import DOCUMENT
 
 PAGES = [
     ROOT / "README.md",
@@ -28,7 +30,7 @@ _CLIENT = re.compile(r"\bclient\.((?:\w+\.)+\w+)\(")
 _METHODS = ("GET", "POST", "PATCH", "PUT", "DELETE")
 OPERATIONS = {
     f"{resource}.{operation.method}": operation
-    for resource, operations in operations_of(management_schema()).items()
+    for resource, operations in operations_of(read_yaml(DOCUMENT.read_text(encoding="utf-8"))).items()
     for operation in operations
 }
 

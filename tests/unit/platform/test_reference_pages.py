@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tools.generate_client import management_schema
 from tools.generate_reference import REFERENCE, pages
+from tools.openapi.formatting import read_yaml
+from tools.openapi.management import DOCUMENT
 
-PAGES = pages(management_schema())
+PAGES = pages(read_yaml(DOCUMENT.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("name", PAGES)
