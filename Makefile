@@ -24,7 +24,7 @@ endif
 .DEFAULT_GOAL := help
 .PHONY: help up setup test test-unit test-ledger test-browser test-faults test-browser-quick test-faults-quick \
 	test-clients test-clients-quick test-peers test-emulation bench-quick bench-cpu \
-	lint types lint-imports check client docs docs-clients docs-reference docs-settings docs-openapi api-diff messages screenshots release lock lock-platforms clean
+	generated lint types lint-imports check docs docs-clients docs-reference docs-settings docs-openapi api-diff messages screenshots release lock lock-platforms clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -34,7 +34,14 @@ help: ## list the targets
 up: setup ## start everything on this machine; Ctrl-C stops it (PORT=, DATA_DIR=)
 	@exec $(BIN)/millrace up $(ARGS)
 
-setup: $(VENV)/installed ## install what `make up` needs
+setup: generated ## install what `make up` needs, and build the files that are not in git
+
+# The client of the management API and the translations: built when what they are generated from has changed.
+generated: $(VENV)/installed
+	@$(BIN)/python -m tools.build_files
+
+test test-unit test-ledger test-browser test-faults test-browser-quick test-faults-quick test-clients test-clients-quick \
+	test-peers test-emulation types lint-imports: generated
 
 # A file's tests share what they look at, so they go to one process. The longest files come first, so that the processes
 # end at about the same time. Of several -m the last counts: ARGS="-m slow".
@@ -101,9 +108,6 @@ lint-imports: $(VENV)/installed-dev ## check the import contracts
 
 check: lint types lint-imports docs test test-browser test-faults bench-quick test-clients ## run all checks and tests
 
-client: $(VENV)/installed-dev ## update the modules of millrace.client that are generated from the management API
-	@PYTHONPATH=.:platform $(BIN)/python -m tools.generate_client
-
 docs: $(VENV)/installed-docs ## build the documentation site into build/site; fails on a broken link
 	@NO_MKDOCS_2_WARNING=1 exec $(BIN)/mkdocs build --strict
 
@@ -113,13 +117,13 @@ docs-reference: $(VENV)/installed-dev ## update the pages of docs/reference that
 docs-clients: $(VENV)/installed-dev ## update docs/reference/clients.md from the matrix and the locks
 	@PYTHONPATH=.:platform $(BIN)/python -m tests.support.clients.make_page
 
-messages: $(VENV)/installed-dev ## update the translations of the console in frontend/locale, and compile them
-	@exec $(BIN)/python -m tools.messages
+messages: $(VENV)/installed-dev ## update the catalogs of translations in frontend/locale, and compile them
+	@$(BIN)/python -m tools.messages; status=$$?; $(BIN)/python -m tools.build_files; exit $$status
 
 docs-settings: setup ## update the table of settings in docs/reference/configuration.md
 	$(BIN)/millrace config --write docs/reference/configuration.md
 
-docs-openapi: $(VENV)/installed-dev ## update docs/openapi.yaml and docs/management-openapi.yaml from the code
+docs-openapi: $(VENV)/installed-dev generated ## update docs/openapi.yaml and docs/management-openapi.yaml from the code
 	@PYTHONPATH=.:platform $(BIN)/python -m tools.openapi
 
 api-diff: setup ## show how the two API documents differ from those of the main branch (ARGS=COMMIT: of another commit)
@@ -130,7 +134,7 @@ screenshots: $(VENV)/installed-dev ## retake docs/screenshots, of demo tenants
 
 release: $(VENV)/installed ## build the sdist and the wheels into dist: for all machines, and with the kernels for this architecture
 	@rm -rf dist && $(BIN)/python -m hatchling build --directory dist
-	@HATCH_BUILD_HOOK_ENABLE_CUSTOM=true $(BIN)/python -m hatchling build --target wheel --directory dist
+	@MILLRACE_WHEEL_KERNELS=1 $(BIN)/python -m hatchling build --target wheel --directory dist
 	@rm -rf kernels/native/prebuilt
 
 lock: $(VENV)/installed ## lock the newest allowed versions (ARGS="--upgrade-package django" for one)

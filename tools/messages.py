@@ -1,10 +1,10 @@
 """The translations of the console: extracts the texts of templates, modules and scripts, and compiles the catalogs.
 
-`python -m tools.messages` adds new texts to frontend/locale/*/LC_MESSAGES/django.po with empty translations, removes
-those that are no longer used, and writes django.mo. It also writes the texts of other packages
-(`tools.backend_texts`) to frontend/locale/backend_texts.json, and the translations of scripts to
-frontend/static/frontend/texts.*.js. With `--check` it changes nothing and fails if something is missing. It needs no
-gettext on the machine.
+`python -m tools.messages` adds new texts to frontend/locale/*/LC_MESSAGES/django.po with empty translations, and
+removes those that are no longer used. It also writes the texts of other packages (`tools.backend_texts`) to
+frontend/locale/backend_texts.json. With `--check` it changes nothing and fails if something is missing.
+`tools.build_files` compiles the catalogs to django.mo, and writes the translations of scripts to
+frontend/static/frontend/texts.*.js. It needs no gettext on the machine.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-
-from django.utils.translation.template import templatize
 
 from tools.backend_texts import backend_texts
 
@@ -84,6 +82,8 @@ def all_texts() -> list[Message]:
 
 
 def _of_template(source: str) -> Iterator[Message]:
+    from django.utils.translation.template import templatize
+
     for match in _TEMPLATE.finditer(templatize(source)):
         texts = [ast.literal_eval(group) for group in match.groups() if group is not None]
         yield (texts[0], texts[1] if len(texts) > 1 else "")
@@ -242,25 +242,26 @@ def _marks(text: str) -> list[str]:
     return sorted(re.findall(r"%\(\w+\)s|</?\w+[^>]*>|%%", text))
 
 
+def catalogs() -> dict[str, Path]:
+    """Return the catalog of each language."""
+    return {path.parents[1].name: path for path in sorted((FRONTEND / "locale").glob("*/LC_MESSAGES/django.po"))}
+
+
 def main() -> int:
+    """Update or check the catalogs; return 1 if something is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; fail if a text has no translation")
     check = parser.parse_args().check
     texts, found = all_texts(), []
-    files = {BACKEND_TEXTS: backend_file().encode()}
-    for path in sorted((FRONTEND / "locale").glob("*/LC_MESSAGES/django.po")):
-        language = path.parents[1].name
+    for language, path in catalogs().items():
         catalog = read(path) if check else merged(texts, read(path))
         found += [f"{language}: {problem}" for problem in problems(texts, catalog)]
         if not check:
             write(path, language, catalog)
-        files[path.with_suffix(".mo")] = compiled(language, catalog)
-        files[SCRIPTS / f"texts.{language}.js"] = script_file(language, catalog).encode()
-    for path, content in files.items():
-        if not check:
-            path.write_bytes(content)
-        elif not path.exists() or path.read_bytes() != content:
-            found.append(f"{path.name} is not up to date; run `make messages`")
+    if not check:
+        BACKEND_TEXTS.write_text(backend_file(), encoding="utf-8")
+    elif BACKEND_TEXTS.read_text(encoding="utf-8") != backend_file():
+        found.append(f"{BACKEND_TEXTS.name} is not up to date; run `make messages`")
     sys.stdout.write("".join(f"{problem}\n" for problem in found))
     return 1 if found else 0
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.support.stack import START_SECONDS, free_port
+from tools.build_files import generated_files
 
 ROOT = Path(__file__).parents[2]
 CLIENT_PACKAGES = ("click", "httpx", "rich")
@@ -81,6 +83,13 @@ def outside(folder: Path) -> dict[str, str]:
         name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_", "PYTHON"))
     }
     return kept | {"XDG_CONFIG_HOME": str(folder / "config")}
+
+
+def test_the_wheel_contains_the_generated_files(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    outputs = [output.relative_to(ROOT) for files in generated_files() for output in files.outputs]
+    assert outputs
+    assert {str(output).removeprefix("platform/") for output in outputs} <= names
 
 
 def test_the_client_and_the_command_line_without_server_packages(wheel, folder):

@@ -3,7 +3,7 @@ const root = document.documentElement;
 const $ = (selector, within = document) => within.querySelector(selector);
 const on = (type, act, target = document) => target.addEventListener(type, act);
 const year = 60 * 60 * 24 * 365;
-// `make messages` writes window.TEXTS to texts.*.js.
+// `make setup` writes window.TEXTS to texts.*.js.
 const _ = (text, values = {}) => (window.TEXTS?.[text] || text).replace(/%\((\w+)\)s/g, (found, name) => values[name]);
 
 // The theme changes immediately, the time zone and shortcuts on the next page.

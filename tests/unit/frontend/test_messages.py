@@ -32,10 +32,14 @@ def test_every_text_of_the_console_is_translated(path):
     catalog = messages.read(path)
     assert len(catalog) > 900
     assert messages.problems(messages.all_texts(), catalog) == []
-    language = path.parents[1].name
-    assert path.with_suffix(".mo").read_bytes() == messages.compiled(language, catalog)
+
+
+@pytest.mark.parametrize("path", LOCALES, ids=lambda path: path.parents[1].name)
+def test_the_built_translations_are_those_of_the_catalog(path):
+    language, catalog = path.parents[1].name, messages.read(path)
+    assert path.with_suffix(".mo").read_bytes() == messages.compiled(language, catalog), "run `make setup`"
     script = messages.SCRIPTS / f"texts.{language}.js"
-    assert script.read_text(encoding="utf-8") == messages.script_file(language, catalog)
+    assert script.read_text(encoding="utf-8") == messages.script_file(language, catalog), "run `make setup`"
 
 
 def test_the_texts_of_other_packages_are_up_to_date():
