@@ -24,7 +24,7 @@ endif
 .DEFAULT_GOAL := help
 .PHONY: help up setup test test-unit test-ledger test-browser test-faults test-browser-quick test-faults-quick \
 	test-clients test-clients-quick test-peers test-emulation bench-quick bench-cpu \
-	generated lint types lint-imports check docs docs-clients docs-reference docs-settings docs-openapi api-diff messages screenshots release lock lock-platforms clean
+	generated lint types lint-imports check docs docs-openapi api-diff messages screenshots release lock lock-platforms clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -108,20 +108,11 @@ lint-imports: $(VENV)/installed-dev ## check the import contracts
 
 check: lint types lint-imports docs test test-browser test-faults bench-quick test-clients ## run all checks and tests
 
-docs: $(VENV)/installed-docs ## build the documentation site into build/site; fails on a broken link
-	@NO_MKDOCS_2_WARNING=1 exec $(BIN)/mkdocs build --strict
-
-docs-reference: $(VENV)/installed-dev ## update the pages of docs/reference that are generated from code
-	@PYTHONPATH=.:platform $(BIN)/python -m tools.generate_reference
-
-docs-clients: $(VENV)/installed-dev ## update docs/reference/clients.md from the matrix and the locks
-	@PYTHONPATH=.:platform $(BIN)/python -m tests.support.clients.make_page
+docs: generated $(VENV)/installed-docs ## build the documentation site into build/site; fails on a broken link
+	@PYTHONPATH=.:platform NO_MKDOCS_2_WARNING=1 exec $(BIN)/mkdocs build --strict
 
 messages: $(VENV)/installed-dev ## update the catalogs of translations in frontend/locale, and compile them
 	@$(BIN)/python -m tools.messages; status=$$?; $(BIN)/python -m tools.build_files; exit $$status
-
-docs-settings: setup ## update the table of settings in docs/reference/configuration.md
-	$(BIN)/millrace config --write docs/reference/configuration.md
 
 docs-openapi: $(VENV)/installed-dev generated ## update docs/openapi.yaml and docs/management-openapi.yaml from the code
 	@PYTHONPATH=.:platform $(BIN)/python -m tools.openapi

@@ -1,4 +1,4 @@
-"""The page of all request parameters of `/v1`, from the request types and the vendors' schemas."""
+"""The tables of all request parameters of `/v1`, from the request types and the vendors' schemas."""
 
 from __future__ import annotations
 
@@ -29,25 +29,13 @@ class _Endpoint:
     results: Mapping[str, str]  # results that neither the type nor the tables show
 
 
-def parameters_page(note: str) -> str:
-    """Return the page. `note` is the comment that says how the page is written."""
-    parts = [
-        f"""# Request parameters
-
-{note}
-Every parameter of chat completions, completions, embeddings, responses and messages: those of OpenAI's and Anthropic's
-schemas, and Millrace's own. [API reference](api.md) describes the supported ones and the other endpoints.
-
-- *supported*: it has its documented effect.
-- *hint*: every value is accepted. The header `x-millrace-ignored` names it unless the value has no effect.
-- *neutral only*: the listed values are accepted and have no effect. Other values are a 400 that names it.
-- *refused*: a 400 that names it, unless it is `null`.
-"""
-    ]
+def parameters_tables() -> str:
+    """Return a table of the parameters for each endpoint."""
+    parts = []
     for endpoint in _endpoints():
         rows = "\n".join(f"| `{name}` | {_result(endpoint, name)} |" for name in sorted(_names(endpoint)))
-        parts.append(f"\n## {endpoint.path}\n\n| parameter | result |\n|---|---|\n{rows}\n")
-    return "".join(parts)
+        parts.append(f"## {endpoint.path}\n\n| parameter | result |\n|---|---|\n{rows}\n")
+    return "\n".join(parts)
 
 
 def _endpoints() -> list[_Endpoint]:

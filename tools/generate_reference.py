@@ -1,24 +1,29 @@
-"""Writes the pages of docs/reference that are generated from code. `make docs-reference` runs this.
+"""The parts of docs/reference that are generated from code when the site is built.
 
-A unit test compares the result with the committed pages.
+A page names such a part between two marks, with a text for readers of the file:
+
+    <!-- generated: errors -->
+    *The site has the table here, from …*
+    <!-- end of errors -->
+
+`tools/site_hooks.py` replaces both marks and the text.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 
 from tools.openapi.formatting import read_yaml
 from tools.openapi.management import DOCUMENT
 
-REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
-_NOTE = "<!-- written by `make docs-reference` -->\n"
+_PART = re.compile(r"<!-- generated: ([\w-]+) -->\n.*?<!-- end of \1 -->\n", re.DOTALL)
 
 
-def errors_page() -> str:
-    """Return the page of all error codes of `/v1`."""
+def errors_table() -> str:
+    """Return the table of all error codes of `/v1`."""
     from millrace.gateway.core.errors import CODES, ApiError
     from millrace.gateway.protocols.dialects import ANTHROPIC
 
@@ -29,45 +34,26 @@ def errors_page() -> str:
         retry = "no" if b"x-should-retry" in headers else "after `retry-after`" if b"retry-after" in headers else ""
         anthropic = f"{ANTHROPIC.status(error)} `{ANTHROPIC.body(error, '')['error']['type']}`"
         rows.append(f"| `{code}` | {error.status} | `{error.type}` | {anthropic} | {retry} |")
-    return f"""# Error codes
-
-{_NOTE}
-All codes of errors of `/v1`. [Errors](api.md#errors) describes what they mean and what to do.
-
-- *Status* and *type* apply to OpenAI's endpoints. Under `/v1/messages`, errors have Anthropic's status and type.
-- *Retry*: `no` means that the response has `x-should-retry: false`, unless it has a `retry-after`. An empty cell means
-  that a retry of the same request fails again, unless its cause has changed.
-- A code that is not listed is an internal error, 500 `server_error`.
-
-| code | status | type | Anthropic | retry |
-|---|---|---|---|---|
-""" + "\n".join([*rows, ""])
+    return _table(["code", "status", "type", "Anthropic", "retry"], rows)
 
 
-def management_page(schema: dict[str, Any]) -> str:
-    """Return the page of all operations of the management API."""
+def operations_tables() -> str:
+    """Return a table of the management API's operations for each resource."""
     from tools.generate_client import operations_of
 
-    parts = [
-        f"""# Management API operations
-
-{_NOTE}
-All operations below `/api/`. [Management API](api.md#management-api-api) describes authentication, paging, errors
-and idempotency keys. `/api/docs/` of a running platform shows bodies and responses.
-[management-openapi.yaml](../management-openapi.yaml) describes all of `/api` in OpenAPI 3.1; `/api/schema/` returns it.
-"""
-    ]
-    for resource, operations in sorted(operations_of(schema).items()):
-        rows = [f"\n## {resource}\n", "| operation | description | parameters |", "|---|---|---|"]
+    parts = []
+    for resource, operations in sorted(operations_of(read_yaml(DOCUMENT.read_text(encoding="utf-8"))).items()):
+        rows = []
         for operation in sorted(operations, key=lambda found: (found.path, found.verb)):
             names = ", ".join(f"`{argument.wire}`" for argument in operation.query)
             text = " ".join(operation.text.split()).replace("|", "\\|")
             rows.append(f"| `{operation.verb.upper()} {operation.path}` | {text} | {names} |")
-        parts.append("\n".join([*rows, ""]))
-    return "".join(parts)
+        parts.append(f"## {resource}\n\n{_table(['operation', 'description', 'parameters'], rows)}")
+    return "\n".join(parts)
 
 
-def metrics_sections() -> dict[str, str]:
+@cache
+def metrics_tables() -> Mapping[str, str]:
     """Return the tables of the metrics page."""
     from inference_worker.contract import metric_families as families
     from millrace.gateway.dispatch.replica_metrics import STATE
@@ -84,9 +70,9 @@ def metrics_sections() -> dict[str, str]:
             row = _metric_row(family.name, kind, [family.label] if family.label else [], family.help)
             (vllm if family.name.startswith("vllm:") else other).append(row)
     return {
-        "vllm-metrics": _table(["name", "type", "further labels", "meaning"], vllm),
-        "replica-metrics": _table(["name", "type", "further labels", "meaning"], other),
-        "gateway-metrics": _table(["name", "type", "labels", "meaning"], _gateway_metric_rows()),
+        "vllm": _table(["name", "type", "further labels", "meaning"], vllm),
+        "replica": _table(["name", "type", "further labels", "meaning"], other),
+        "gateway": _table(["name", "type", "labels", "meaning"], _gateway_metric_rows()),
     }
 
 
@@ -125,8 +111,16 @@ def _metric_row(name: str, kind: str, labels: Sequence[str], text: str) -> str:
     return f"| `{name}{suffix}` | {kind} | {', '.join(f'`{label}`' for label in labels)} | {text} |"
 
 
-def webhooks_sections() -> dict[str, str]:
-    """Return the tables of the webhooks page: the types of events, and the fields of their data."""
+def event_types_table() -> str:
+    """Return the table of the types of webhook events."""
+    from tenants.webhooks.event_types import EVENT_TYPES
+
+    rows = [f"| `{name}` | {event_type.emitted} |" for name, event_type in EVENT_TYPES.items()]
+    return _table(["event type", "sent when"], rows)
+
+
+def event_fields_tables() -> str:
+    """Return the tables of the fields in the data of webhook events."""
     from tenants.webhooks.event_types import EVENT_TYPES
 
     types: dict[tuple[tuple[str, str], ...], list[str]] = {}
@@ -136,51 +130,64 @@ def webhooks_sections() -> dict[str, str]:
     for fields, names in types.items():
         rows = [f"| `{field}` | {meaning} |" for field, meaning in fields]
         parts.append(f"`data` of {', '.join(f'`{name}`' for name in names)}:\n\n{_table(['field', 'meaning'], rows)}")
-    emitted = [f"| `{name}` | {event_type.emitted} |" for name, event_type in EVENT_TYPES.items()]
-    return {"event-types": _table(["event type", "sent when"], emitted), "event-fields": "\n".join(parts)}
+    return "\n".join(parts)
+
+
+def _commands() -> str:
+    from millrace.cli.command_reference import commands_as_markdown
+
+    return commands_as_markdown()
+
+
+def _parameters() -> str:
+    from tools.generate_parameters import parameters_tables
+
+    return parameters_tables()
+
+
+def _settings() -> str:
+    from millrace.cli.reference import as_markdown
+
+    return as_markdown()
+
+
+def _clients(part: str) -> str:
+    from tests.support.clients import tables
+
+    return str(getattr(tables, part)())
 
 
 def _table(titles: list[str], rows: Iterable[str]) -> str:
     return "\n".join([f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}", *rows, ""])
 
 
-def _replace_sections(name: str, sections: dict[str, str]) -> str:
-    """Return a page with new sections between their marks."""
-    page = (REFERENCE / name).read_text(encoding="utf-8")
-    for section, text in sections.items():
-        begin, end = f"<!-- {section}: written by `make docs-reference` -->\n", f"<!-- end of {section} -->\n"
-        head, _, rest = page.partition(begin)
-        _, found, foot = rest.partition(end)
-        if not found:
-            raise ValueError(f"{name} has no marks of the section {section}")
-        page = f"{head}{begin}\n{text}\n{end}{foot}"
-    return page
+PARTS: Mapping[str, Callable[[], str]] = {
+    "client-features": lambda: _clients("features_table"),
+    "client-notes": lambda: _clients("notes"),
+    "clients": lambda: _clients("clients_table"),
+    "commands": _commands,
+    "errors": errors_table,
+    "event-fields": event_fields_tables,
+    "event-types": event_types_table,
+    "gateway-metrics": lambda: metrics_tables()["gateway"],
+    "operations": operations_tables,
+    "parameters": _parameters,
+    "replica-metrics": lambda: metrics_tables()["replica"],
+    "settings": _settings,
+    "vllm-metrics": lambda: metrics_tables()["vllm"],
+}
 
 
-def pages(schema: dict[str, Any]) -> dict[str, str]:
-    """Return the generated pages by file name."""
-    from millrace.cli.command_reference import commands_as_markdown
-    from tools.generate_parameters import parameters_page
-
-    return {
-        "commands.md": commands_as_markdown(_NOTE),
-        "errors.md": errors_page(),
-        "management-api.md": management_page(schema),
-        "metrics.md": _replace_sections("metrics.md", metrics_sections()),
-        "parameters.md": parameters_page(_NOTE),
-        "webhooks.md": _replace_sections("webhooks.md", webhooks_sections()),
-    }
+def with_parts(page: str) -> str:
+    """Return a page with its generated parts in place of their marks."""
+    return _PART.sub(lambda match: f"{part(match[1]).rstrip()}\n", page)
 
 
-def main() -> None:
-    """Write the pages."""
+@cache
+def part(name: str) -> str:
+    """Return a generated part."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.support.typing_settings")
     import django
 
     django.setup()
-    for name, text in pages(read_yaml(DOCUMENT.read_text(encoding="utf-8"))).items():
-        (REFERENCE / name).write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+    return PARTS[name]()

@@ -1,4 +1,4 @@
-"""Hooks of the documentation site: the navigation of decision records, and captions of code blocks.
+"""Hooks of the documentation site: decision records in the navigation, generated parts, and captions of code blocks.
 
 mkdocs.yml names this file. The marks of code blocks are those of tests/support/code_blocks.py.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+
+from tools.generate_reference import with_parts
 
 _MARK = re.compile(r'^( *```\w+) (?:runnable|(output)|needs="([^"]+)")$', re.MULTILINE)
 
@@ -22,8 +24,8 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace the marks of code blocks, which the site's Markdown does not know."""
-    return _MARK.sub(_replace, markdown)
+    """Replace the marks of generated parts, and those of code blocks, which the site's Markdown does not know."""
+    return _MARK.sub(_replace, with_parts(markdown))
 
 
 def _replace(match: re.Match[str]) -> str:

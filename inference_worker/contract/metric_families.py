@@ -1,8 +1,8 @@
 """The catalog of the engine's metrics, which worker and gateway share. Imports neither torch nor Prometheus.
 
 Metrics that vLLM also has use vLLM's names, so that its dashboards work. Names with `millrace_` are additional. Names
-are those of the Prometheus text format; a counter's name has no `_total`. `make docs-reference` writes the help texts
-to docs/reference/metrics.md.
+are those of the Prometheus text format; a counter's name has no `_total`. docs/reference/metrics.md
+contains the help texts.
 """
 
 from __future__ import annotations

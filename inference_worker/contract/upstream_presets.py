@@ -1,7 +1,4 @@
-"""The presets of known upstreams: URL, authentication, parameters and differences from the protocol. Data only.
-
-`make docs-reference` writes this table to docs/guides/upstreams.md.
-"""
+"""The presets of known upstreams: URL, authentication, parameters and differences from the protocol. Data only."""
 
 from __future__ import annotations
 

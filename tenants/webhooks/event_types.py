@@ -1,6 +1,6 @@
 """Types of webhook events, with the fields of their data. Does not import Django.
 
-`make docs-reference` writes them to docs/reference/webhooks.md.
+docs/reference/webhooks.md contains them.
 """
 
 from __future__ import annotations

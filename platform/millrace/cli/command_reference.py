@@ -1,4 +1,4 @@
-"""The reference of all commands as Markdown, generated from the commands. `make docs-reference` writes it."""
+"""The reference of all commands as Markdown, generated from the commands when the documentation site is built."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from millrace.cli import root
 from millrace.cli.app import EXIT_CODES
 
 
-def commands_as_markdown(note: str = "") -> str:
-    """Return a page with each command's arguments, options and example. `note` goes below its title."""
+def commands_as_markdown() -> str:
+    """Return the exit codes, and each command's arguments, options and example."""
     codes = EXIT_CODES.replace("\n", " ")
-    lines = ["# Command line", "", *([note] if note else []), f"{codes[0].upper()}{codes[1:]}.", ""]
+    lines = [f"{codes[0].upper()}{codes[1:]}.", ""]
     for name, command in _commands(root, "millrace"):
         lines += _section(name, command)
     return "\n".join(lines).rstrip() + "\n"

@@ -68,18 +68,13 @@ def up(data_dir: str | None, port: str | None, models: tuple[str, ...], check: b
 
 
 @click.command(cls=_Config)
-@click.option("--markdown", is_flag=True, help="Print the table of docs/reference/configuration.md.")
-@click.option("--write", metavar="FILE", help="Replace the table between its marks in this document.")
-def config(markdown: bool, write: str | None) -> None:
+@click.option("--markdown", is_flag=True, help="Print a table in Markdown.")
+def config(markdown: bool) -> None:
     """List all settings."""
     with server_packages():
-        from millrace.cli.reference import as_markdown, as_text, replace_table
+        from millrace.cli.reference import as_markdown, as_text
 
-        if write:
-            document = Path(write)
-            document.write_text(replace_table(document.read_text(encoding="utf-8")), encoding="utf-8")
-        else:
-            click.echo(as_markdown() if markdown else format_quoted_commands(as_text()))
+        click.echo(as_markdown() if markdown else format_quoted_commands(as_text()))
 
 
 @click.command(cls=_Manage, context_settings={"ignore_unknown_options": True, "help_option_names": []})

@@ -7,9 +7,6 @@ import textwrap
 from inference_worker.contract.env import EnvVar, variables
 from millrace.conf.environment import SETTINGS_CLASSES
 
-BEGIN = "<!-- settings: written by `make docs-settings` -->"
-END = "<!-- end of settings -->"
-
 
 def all_settings() -> list[EnvVar]:
     return sorted(variables(*SETTINGS_CLASSES), key=lambda var: var.name)
@@ -25,7 +22,7 @@ def as_text() -> str:
 
 
 def as_markdown() -> str:
-    """Return the settings as a Markdown table between the marks that `make docs-settings` replaces."""
+    """Return the settings as a Markdown table."""
     rows = ["| setting | default | description |", "|---|---|---|"]
     for var in all_settings():
         default = "none" if var.default is None else f"`{var.default}`" if var.default else "empty"
@@ -33,11 +30,4 @@ def as_markdown() -> str:
             " (secret)" if var.secret else ""
         )
         rows.append(f"| `{var.name}` | {default} | {text} |")
-    return "\n".join([BEGIN, *rows, END])
-
-
-def replace_table(document: str) -> str:
-    """Return the document with a new table between its marks."""
-    head, _, rest = document.partition(BEGIN)
-    _, _, foot = rest.partition(END)
-    return head + as_markdown() + foot
+    return "\n".join(rows)
