@@ -120,7 +120,7 @@ docs-openapi: $(VENV)/installed-dev generated ## update docs/openapi.yaml and do
 api-diff: setup ## show how the two API documents differ from those of the main branch (ARGS=COMMIT: of another commit)
 	@$(BIN)/python -m tools.openapi.changes $(ARGS)
 
-screenshots: $(VENV)/installed-dev ## retake docs/screenshots, of demo tenants
+screenshots: $(VENV)/installed-dev generated ## take pictures of all screens for the site, with demo tenants; takes minutes
 	@PYTHONPATH=.:platform exec $(BIN)/python -m tests.support.frontend.make_screenshots
 
 release: $(VENV)/installed ## build the sdist and the wheels into dist: for all machines, and with the kernels for this architecture

@@ -18,6 +18,7 @@ from functools import cache
 
 from tools.openapi.formatting import read_yaml
 from tools.openapi.management import DOCUMENT
+from tools.screenshots import BUILT, available
 
 _PART = re.compile(r"<!-- generated: ([\w-]+) -->\n.*?<!-- end of \1 -->\n", re.DOTALL)
 
@@ -151,6 +152,14 @@ def _settings() -> str:
     return as_markdown()
 
 
+def _screens() -> str:
+    from tests.support.frontend.gallery import gallery
+
+    end = "-light-1440"
+    names = [name.removesuffix(end) for name in available((BUILT,)) if name.endswith(end)]
+    return gallery(names) if names else "The screenshots are not built. Run `make screenshots`, then `make docs`."
+
+
 def _clients(part: str) -> str:
     from tests.support.clients import tables
 
@@ -173,6 +182,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "operations": operations_tables,
     "parameters": _parameters,
     "replica-metrics": lambda: metrics_tables()["replica"],
+    "screens": _screens,
     "settings": _settings,
     "vllm-metrics": lambda: metrics_tables()["vllm"],
 }

@@ -1,4 +1,4 @@
-"""Hooks of the documentation site: decision records in the navigation, generated parts, and captions of code blocks.
+"""Hooks of the documentation site: decision records, generated parts, screenshots, and captions of code blocks.
 
 mkdocs.yml names this file. The marks of code blocks are those of tests/support/code_blocks.py.
 """
@@ -9,6 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mkdocs.structure.files import File
+
+from tools import screenshots
 from tools.generate_reference import with_parts
 
 _MARK = re.compile(r'^( *```\w+) (?:runnable|(output)|needs="([^"]+)")$', re.MULTILINE)
@@ -23,9 +26,19 @@ def on_config(config: Any) -> Any:
     return config
 
 
+def on_files(files: Any, config: Any) -> Any:
+    """Add the screenshots that `make screenshots` has built."""
+    for name, path in screenshots.available((screenshots.BUILT,)).items():
+        address = f"screenshots/{name}.webp"
+        if files.get_file_from_path(address) is None:
+            files.append(File.generated(config, address, abs_src_path=str(path)))
+    return files
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace the marks of generated parts, and those of code blocks, which the site's Markdown does not know."""
-    return _MARK.sub(_replace, with_parts(markdown))
+    """Replace the marks of generated parts, screenshots and code blocks, which the site's Markdown does not know."""
+    page = screenshots.with_screenshots(with_parts(markdown), screenshots.available())
+    return _MARK.sub(_replace, page)
 
 
 def _replace(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Generator of docs/screenshots and of docs/reference/screens.md (`make screenshots`).
+"""Generator of the screenshots for the site, of which six are copied to docs/screenshots (`make screenshots`).
 
 The screenshots show the sidebar's screens, the pages of single objects, FORMS and PAGES, in light and dark, and on a
 phone in light. Other forms look similar.
@@ -32,17 +32,16 @@ from millrace.conf.environment import read_env_file
 from tests.support.frontend.console import DEMO, FLAGS, PASSWORD, Screen, load_screens, remembered
 from tests.support.frontend.pages import settle
 from tests.support.stack import START_SECONDS, free_port, start
+from tools.screenshots import BUILT, STORED, STORED_NAMES
 
 if TYPE_CHECKING:
     from tenants.models import User
 
-DOCS = Path("docs/screenshots")
-FOLDER = Path(os.environ.get("SCREENSHOTS", DOCS))
+FOLDER = Path(os.environ.get("SCREENSHOTS", BUILT))
 ONLY = tuple(filter(None, os.environ.get("ONLY", "").split(",")))
 EVENTS = int(os.environ.get("EVENTS", "6000"))
 LOCALE = os.environ.get("LOCALE", "en-US")
 MOST = 8 * 2**20
-GALLERY = Path("docs/reference/screens.md")
 HEIGHTS = {390: (844, 2400), 1440: (900, 1600)}  # minimum and maximum, by width
 SHOTS = (("light", 1440), ("dark", 1440), ("light", 390))
 SHOWN = "demo-harbor"
@@ -64,21 +63,6 @@ FORMS = (
 PAGES = {  # of the owner, beside the registered screens
     "account": "/account/",
     "budgets-typed": f"/t/{SHOWN}/budgets/new?amount=10",
-}
-GALLERY_HEAD = """# Screens
-
-All screens of the console, with the [demo tenants](../guides/demo.md). `make screenshots` takes the pictures again and
-writes this page.
-"""
-TITLES = {
-    "overview-empty": "Overview before the first request",
-    "overview-over": "Overview over budget",
-    "budgets-typed": "New budget with a replay",
-    "invoices-upcoming": "Draft of an invoice",
-    "operator-deployments-new": "Add deployment",
-    "requests-refused": "Request rejected by a limit",
-    "requests-refused-budget": "Request rejected by a budget",
-    "login": "Sign-in",
 }
 
 
@@ -211,32 +195,6 @@ def take_all(browser: Browser, base: str, wanted: Iterable[tuple[str, User | Non
             sys.stdout.flush()
 
 
-def gallery(names: Iterable[str]) -> str:
-    """Return the page with the screenshots of these pages, in the order of the sidebar."""
-    from frontend.core.navigation import OPERATOR, TENANT
-
-    order = [entry.route for group in (*TENANT, *OPERATOR) for entry in group.entries]
-
-    def place(name: str) -> tuple[int, str]:
-        """Sort the pages of a screen after it, and those without a screen at the end."""
-        owner = max((route for route in order if name == route or name.startswith(f"{route}-")), key=len, default="")
-        return (order.index(owner) if owner else len(order), name)
-
-    parts = [GALLERY_HEAD]
-    for heading, is_operator in (("Organization", False), ("Operator", True)):
-        parts.append(f"\n## {heading}\n")
-        for name in sorted((name for name in names if name.startswith("operator-") == is_operator), key=place):
-            title = TITLES.get(name) or name.removeprefix("operator-").replace("-", " ").capitalize()
-            pictures = (
-                f"![{title}, {theme}](../screenshots/{name}-{theme}-{width}.webp)"
-                for theme, width in SHOTS
-                if width > 390
-            )
-            parts.append(f"\n### {title}\n\n| light | dark |\n|---|---|\n| {' | '.join(pictures)} |\n")
-            parts.append(f"\n[{title} on a phone](../screenshots/{name}-light-390.webp)\n")
-    return "".join(parts)
-
-
 def main() -> int:
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
@@ -255,9 +213,10 @@ def main() -> int:
             browser = playwright.chromium.launch(executable_path=program, args=FLAGS)
             take_all(browser, base, wanted)
             browser.close()
-    if FOLDER == DOCS:
-        names = {path.name.removesuffix("-light-1440.webp") for path in FOLDER.glob("*-light-1440.webp")}
-        GALLERY.write_text(gallery(names), encoding="utf-8")
+    if FOLDER == BUILT:
+        for path in (FOLDER / f"{name}.webp" for name in STORED_NAMES):
+            if path.exists():
+                shutil.copy(path, STORED)
     taken = sum(path.stat().st_size for path in FOLDER.glob("*.webp"))
     sys.stdout.write(f"{len(wanted)} pages, {taken / 2**20:.1f} MB in {FOLDER}\n")
     return 0 if taken <= MOST else 1
