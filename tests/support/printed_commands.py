@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import re
 import shlex
@@ -70,16 +71,20 @@ def _texts_of_help(tree: ast.Module) -> Iterator[ast.AST]:
             yield from ast.walk(value)
 
 
-def printed_commands() -> list[str]:
+@functools.cache
+def printed_commands() -> tuple[str, ...]:
     """Return the arguments of each command that the product prints, up to the first value that is computed."""
     found = []
     for path in _files("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        text = path.read_text(encoding="utf-8")
+        if "format_command" not in text:  # most files: each process that collects tests would parse all of them
+            continue
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "format_command" and node.args:
                 found.append(_fixed_part(node.args[0]))
     for path in _files("*.html"):
         found += _TEMPLATE_COMMAND.findall(path.read_text(encoding="utf-8"))
-    return sorted({text for text in found if text})
+    return tuple(sorted({text for text in found if text}))
 
 
 def command_words(arguments: str) -> str:
