@@ -112,6 +112,8 @@ def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
     The other processes run the rest meanwhile, and while tests wait, others compute.
     """
     first = [item for item in items if item.nodeid.startswith(ONE_PROCESS)]
+    shared = {item.path for item in first if "stack" in getattr(item, "fixturenames", ())}
+    first.sort(key=lambda item: item.path in shared)  # tests with platforms of their own, before the shared one starts
     waiting, computing = [], []
     rest = (item for item in items if not item.nodeid.startswith(ONE_PROCESS))
     for path, tests in itertools.groupby(rest, key=lambda item: item.path):

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.stack import Stack
 
 MAKE_TENANT = """
@@ -21,6 +23,14 @@ with tenant_scope(tenant):
     project = Project.objects.for_tenant(tenant).get()
 print(do_create_api_key(project, "theirs", scopes=("inference", "models"))[1])
 """
+
+
+@pytest.fixture
+def signed_in_operator(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the command line run as the platform's operator."""
+    from tests.support.e2e.deployments import sign_in_operator  # loads the command line
+
+    sign_in_operator(stack, tmp_path, monkeypatch)
 
 
 @pytest.fixture(scope="session")

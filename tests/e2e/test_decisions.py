@@ -9,11 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e import test_deployments
-from tests.e2e.test_deployments import _signed_in, manage, run
+from tests.support.e2e.deployments import publish_prices, run_deployments
 from tests.support.stack import MODEL, Stack, eventually
 
-__all__ = ["_signed_in"]
+pytestmark = pytest.mark.usefixtures("signed_in_operator")
 BRIEF = "brief"  # a deployment with a small context
 ALIAS = "explained"
 CONTEXT = 512
@@ -34,13 +33,13 @@ def platform(stack: Stack) -> Iterator[Stack]:
         "--max-model-len",
         str(CONTEXT),
     ]
-    added = run("add", BRIEF, *options)
-    run("load", BRIEF, "--wait")
+    added = run_deployments("add", BRIEF, *options)
+    run_deployments("load", BRIEF, "--wait")
     if not added["has_price"]:
-        manage(stack, test_deployments.PRICE.replace(test_deployments.NAME, BRIEF))
+        publish_prices(stack, BRIEF)
     eventually(lambda: ask(stack, BRIEF).status_code == 200)
     yield stack
-    run("remove", BRIEF)
+    run_deployments("remove", BRIEF)
     with httpx.Client(base_url=stack.url, headers=stack.headers, timeout=60) as client:
         found = client.get("/api/policies", params={"active": "true"}).raise_for_status().json()["results"]
         for policy in found:
@@ -90,8 +89,8 @@ def test_the_decision_of_each_kind_of_request_is_explained(platform: Stack) -> N
     assert (plain["requested_model"], [each["model"] for each in plain["executions"]]) == (MODEL, [MODEL])
 
     # A deployment that is removed after the publication.
-    run("add", "gone", "--source", "embedded", "--pool", "nowhere=1")
-    manage(platform, test_deployments.PRICE.replace(test_deployments.NAME, "gone"))
+    run_deployments("add", "gone", "--source", "embedded", "--pool", "nowhere=1")
+    publish_prices(platform, "gone")
     publish(
         platform,
         [
@@ -117,7 +116,7 @@ def test_the_decision_of_each_kind_of_request_is_explained(platform: Stack) -> N
         ],
         complexity=CLASSIFIER,
     )
-    run("remove", "gone")
+    run_deployments("remove", "gone")
     found = explain(platform, ask(platform, ALIAS, metadata={"task": "short"}))
     assert (found["policy"]["rule_name"], found["policy"]["draw"], found["facts"]["task"]) == ("Short", 0, "short")
     found = explain(platform, ask(platform, ALIAS, metadata={"task": "gone"}))

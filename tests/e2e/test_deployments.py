@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,16 +14,12 @@ import pytest
 from click.testing import CliRunner
 
 from millrace import cli
-from millrace.conf.environment import read_env_file
+from tests.support.e2e.deployments import publish_prices, run_deployments
 from tests.support.stack import Stack, eventually
 
+pytestmark = pytest.mark.usefixtures("signed_in_operator")
 NAME = "rolling"
 STREAMS = 16
-PRICE = f"""
-from billing import demo_prices
-from billing.actions.prices import do_price_unpriced
-do_price_unpriced(demo_prices.proposal(["{NAME}"]), "test")
-"""
 
 
 class StreamLoad:
@@ -83,32 +77,6 @@ class StreamLoad:
         return "" if usage["completion_tokens"] == 12 else events[-2]
 
 
-@pytest.fixture(autouse=True)
-def _signed_in(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for name in ("MILLRACE_URL", "MILLRACE_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("MILLRACE_API_KEY", stack.key)
-    credentials = json.loads((stack.data_dir / "credentials.json").read_text())
-    answers = f"{credentials['operator_email']}\n{credentials['operator_password']}\n"
-    signed_in = CliRunner().invoke(cli.root, ["login", "--operator", "--url", stack.url], input=answers)
-    assert signed_in.exit_code == 0, signed_in.output
-    monkeypatch.delenv("MILLRACE_API_KEY")
-
-
-def run(*line: str, **environ: str) -> Any:
-    """Run `millrace deployments` and return its JSON."""
-    result = CliRunner().invoke(cli.root, ["deployments", *line, "--json"], env=environ)
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def manage(stack: Stack, code: str) -> None:
-    environ = read_env_file(stack.data_dir / "env") | {"MILLRACE_DATA_DIR": str(stack.data_dir)}
-    command = [sys.executable, str(Path(__file__).parents[2] / "manage.py"), "shell", "--no-imports", "-c", code]
-    subprocess.run(command, env=environ, check=True, timeout=120)
-
-
 def served_versions(row: Any) -> set[str]:
     return {replica["version"] for replica in row["replicas"] if replica["phase"] == "ready"}
 
@@ -116,7 +84,7 @@ def served_versions(row: Any) -> set[str]:
 @pytest.fixture
 def deployed(stack: Stack) -> Iterator[Stack]:
     """The platform with a deployment that has a price and is ready."""
-    added = run(
+    added = run_deployments(
         "add",
         NAME,
         "--source",
@@ -128,14 +96,14 @@ def deployed(stack: Stack) -> Iterator[Stack]:
         "--max-model-len",
         "2048",
     )
-    run("load", NAME, "--wait")
+    run_deployments("load", NAME, "--wait")
     if not added["has_price"]:  # the price stays after the deployment is removed
         assert added["offered_price"]
         eventually(lambda: "model_not_priced" in refusal(stack))
-        manage(stack, PRICE)
+        publish_prices(stack, NAME)
     eventually(lambda: not refusal(stack))
     yield stack
-    run("remove", NAME)
+    run_deployments("remove", NAME)
     eventually(lambda: "model_not_found" in refusal(stack))
 
 
@@ -147,29 +115,29 @@ def refusal(stack: Stack) -> str:
 
 
 def test_a_new_version_replaces_the_old_one_under_16_streams_without_a_failed_request(deployed: Stack) -> None:
-    before = run("show", NAME)
+    before = run_deployments("show", NAME)
     assert (before["state"], served_versions(before)) == ("ready", {before["version"]})
     with StreamLoad(deployed) as load:
         eventually(lambda: load.completed >= STREAMS)
-        after = run("update", NAME, "--revision", "2")
+        after = run_deployments("update", NAME, "--revision", "2")
         assert after["version"] != before["version"]
-        eventually(lambda: served_versions(run("show", NAME)) == {after["version"]}, 180)
+        eventually(lambda: served_versions(run_deployments("show", NAME)) == {after["version"]}, 180)
         target = load.completed + STREAMS
         eventually(lambda: load.completed >= target or load.failures)
     assert load.failures == []
-    assert run("show", NAME)["state"] == "ready"
+    assert run_deployments("show", NAME)["state"] == "ready"
 
 
 def test_verbs_and_a_test_call(deployed: Stack) -> None:
-    result = run("test", NAME, MILLRACE_API_KEY=deployed.key)
+    result = run_deployments("test", NAME, MILLRACE_API_KEY=deployed.key)
     assert result["tokens"] > 0
-    run("drain", NAME, "--wait")
+    run_deployments("drain", NAME, "--wait")
     eventually(lambda: "model_loading" in refusal(deployed))
-    run("load", NAME, "--wait")
+    run_deployments("load", NAME, "--wait")
     eventually(lambda: not refusal(deployed))
-    run("unload", NAME, "--wait")
-    eventually(lambda: run("show", NAME)["replicas"] == [])
-    run("load", NAME, "--wait")
+    run_deployments("unload", NAME, "--wait")
+    eventually(lambda: run_deployments("show", NAME)["replicas"] == [])
+    run_deployments("load", NAME, "--wait")
     eventually(lambda: not refusal(deployed))
 
 
@@ -178,19 +146,19 @@ def test_a_deployment_that_cannot_be_loaded_reports_the_reason(stack: Stack, tmp
     refused = CliRunner().invoke(cli.root, ["deployments", "add", "broken", "--source", str(missing), "--dry-run"])
     assert refused.exit_code == 1
     assert "neither a model directory nor a .gguf file" in refused.stderr
-    run("add", "broken", "--source", str(missing))
+    run_deployments("add", "broken", "--source", str(missing))
     try:
-        eventually(lambda: run("show", "broken")["state"] == "failed")
-        assert str(missing) in run("show", "broken")["reason"]
+        eventually(lambda: run_deployments("show", "broken")["state"] == "failed")
+        assert str(missing) in run_deployments("show", "broken")["reason"]
         assert httpx.get(f"{stack.url}/readyz", timeout=60).status_code == 200
     finally:
-        run("remove", "broken")
+        run_deployments("remove", "broken")
 
 
 def test_a_deployment_is_scaled_to_zero_and_the_next_request_waits_for_its_load(deployed: Stack) -> None:
-    run("update", NAME, "--idle-seconds", "2")
-    eventually(lambda: run("show", NAME)["state"] == "scaled_to_zero")
+    run_deployments("update", NAME, "--idle-seconds", "2")
+    eventually(lambda: run_deployments("show", NAME)["state"] == "scaled_to_zero")
     started = time.monotonic()
     assert refusal(deployed) == ""  # it waited for the load
     assert time.monotonic() - started > 0.5
-    assert run("show", NAME)["state"] in ("ready", "scaled_to_zero")
+    assert run_deployments("show", NAME)["state"] in ("ready", "scaled_to_zero")

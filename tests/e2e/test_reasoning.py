@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,51 +14,54 @@ import pytest
 from openai.types.responses import ResponseOutputMessage, ResponseReasoningItem
 
 from inference_worker.contract.tokenizer import Tokenizer
-from millrace.conf.environment import read_env_file
+from tests.support.e2e.deployments import publish_prices, run_deployments, sign_in_operator
 from tests.support.engine.tiny_reasoner import write_reasoner, write_scripted_reasoner
-from tests.support.stack import Stack, eventually, running
+from tests.support.stack import Stack, eventually
 
 NAME = "tiny-reasoner"
 THINKER = "tiny-thinker"
 THOUGHT, ANSWER = "Hm:1+2=3.", "Yes"  # each token once
-ROOT = Path(__file__).parents[2]
 HELLO: Any = [{"role": "user", "content": "hello"}]
 GREEDY: Any = {"temperature": 0}
-PRICES = f"""
-from billing import demo_prices
-from billing.actions.prices import do_price_unpriced
-do_price_unpriced(demo_prices.proposal([{NAME!r}, {THINKER!r}]), "tests")
-"""
 
 
 @pytest.fixture(scope="module")
-def stack() -> Iterator[Stack]:
-    folder = Path(tempfile.mkdtemp(prefix="millrace-reasoning-"))
-    folder.chmod(0o711)
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of the two models."""
+    folder = tmp_path_factory.mktemp("reasoners")
     write_reasoner(folder / NAME)
     write_scripted_reasoner(folder / THINKER, f"{THOUGHT}</think>{ANSWER}<|im_end|>")
-    models = ",".join(f"{name}={folder / name}?dtype=float32" for name in (NAME, THINKER))
-    with running(folder, MILLRACE_MODELS=models) as stack:
-        environ = read_env_file(stack.data_dir / "env") | {"MILLRACE_DATA_DIR": str(stack.data_dir)}
-        manage = [sys.executable, str(ROOT / "manage.py"), "shell", "--no-imports", "-c", PRICES]
-        subprocess.run(manage, env=environ, check=True, timeout=120)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _deployments(stack: Stack, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Deploy both models on the shared platform while the tests of this file run."""
+    with pytest.MonkeyPatch.context() as patch:
+        sign_in_operator(stack, tmp_path_factory.mktemp("operator"), patch)
         for name in (NAME, THINKER):
+            options = ["--source", str(models / name), "--dtype", "float32", "--kv-cache-memory", "64MiB"]
+            run_deployments("add", name, *options)
+        publish_prices(stack, NAME, THINKER)
+        for name in (NAME, THINKER):
+            run_deployments("load", name, "--wait")
             eventually(partial(chat, stack, name, max_tokens=1))
-        yield stack
-    shutil.rmtree(folder, ignore_errors=True)
+        yield
+        for name in (NAME, THINKER):
+            run_deployments("remove", name)
 
 
 @pytest.fixture(scope="module")
-def end_tokens(stack: Stack) -> int:
+def end_tokens(models: Path) -> int:
     """Return the number of tokens by which the engine ends the reasoning."""
-    tokenizer = Tokenizer.from_dir(stack.data_dir.parent / NAME)
+    tokenizer = Tokenizer.from_dir(models / NAME)
     return len(tokenizer.encode("\n</think>\n\n", add_special_tokens=False))
 
 
 @pytest.fixture(scope="module")
-def thought_tokens(stack: Stack) -> int:
+def thought_tokens(models: Path) -> int:
     """Return the number of tokens of the thinker's reasoning, with the mark that ends it."""
-    return len(Tokenizer.from_dir(stack.data_dir.parent / THINKER).encode(f"{THOUGHT}</think>"))
+    return len(Tokenizer.from_dir(models / THINKER).encode(f"{THOUGHT}</think>"))
 
 
 def chat(stack: Stack, model: str = NAME, **options: Any) -> Any:
