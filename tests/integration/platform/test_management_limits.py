@@ -43,7 +43,7 @@ from tests.support.frontend.routes import all_routes
 from tests.support.gateway.budgets import database_url
 from tests.support.rows import only_project
 
-CONCURRENT = 24
+CONCURRENT = 8  # more than twice MAX_RUNNING
 ROUTES = [route for route in all_routes() if route.is_of_tenant and not route.is_on_page]
 OUTCOMES = "/api/requests/outcomes?model=m&weak=a&strong=b"
 
