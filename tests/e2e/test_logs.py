@@ -59,7 +59,7 @@ def test_logs_of_all_processes_name_a_batchs_request(stack: Stack) -> None:
     line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": BODIES["embeddings"]}
     file = client.files.create(file=("lines.jsonl", json.dumps(line).encode()), purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
-    eventually(lambda: client.batches.retrieve(batch.id).status == "completed", 90)
+    eventually(lambda: client.batches.retrieve(batch.id).status == "completed")
     output = client.batches.retrieve(batch.id).output_file_id
     assert output is not None
     response = json.loads(client.files.content(output).text)["response"]

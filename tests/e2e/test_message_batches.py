@@ -31,7 +31,7 @@ def test_a_message_batch_with_anthropics_sdk(stack: Stack, client: anthropic.Ant
     assert batch.processing_status == "in_progress"
     assert (batch.request_counts.processing, batch.results_url, batch.ended_at) == (11, None, None)
     assert (batch.expires_at - batch.created_at).total_seconds() == 24 * 3600
-    eventually(lambda: client.messages.batches.retrieve(batch.id).processing_status == "ended", 60)
+    eventually(lambda: client.messages.batches.retrieve(batch.id).processing_status == "ended")
     batch = client.messages.batches.retrieve(batch.id)
     assert batch.request_counts.to_dict() == {
         "processing": 0,
@@ -76,7 +76,7 @@ def test_a_message_batch_is_cancelled(client: anthropic.Anthropic) -> None:
     assert batch.cancel_initiated_at
     with pytest.raises(anthropic.ConflictError):
         client.messages.batches.delete(batch.id)
-    eventually(lambda: client.messages.batches.retrieve(batch.id).processing_status == "ended", 90)
+    eventually(lambda: client.messages.batches.retrieve(batch.id).processing_status == "ended")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_batch_waits_for_its_keys_limits_and_ends_if_the_key_is_revoked(stack:
         endpoint="/v1/chat/completions",
         completion_window="24h",
     )
-    eventually(lambda: client.batches.retrieve(batch.id).request_counts.completed > 20, 60)
+    eventually(lambda: client.batches.retrieve(batch.id).request_counts.completed > 20)
     assert client.batches.retrieve(batch.id).request_counts.failed == 0  # rejected lines wait
     keys = httpx.get(f"{stack.url}/api/keys", headers=stack.headers).json()["results"]
     (key,) = (each["id"] for each in keys if each["name"] == "of a batch")

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Iterator
 from importlib import metadata
@@ -21,7 +20,7 @@ import httpx
 import pytest
 from packaging.requirements import Requirement
 
-from tests.support.stack import START_SECONDS, free_port
+from tests.support.stack import START_SECONDS, free_port, wait_for_output
 from tools.build_files import generated_files
 
 ROOT = Path(__file__).parents[2]
@@ -126,11 +125,7 @@ def test_platform_answers_outside_a_checkout(wheel, folder):
             [str(folder / "venv/bin/millrace"), "up"], cwd=work, env=outside(folder) | settings, stdout=out, stderr=out
         )
     try:
-        give_up_at = time.monotonic() + START_SECONDS
-        while "Millrace is ready" not in log.read_text():
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < give_up_at, log.read_text()
-            time.sleep(0.1)
+        wait_for_output(process, log, "Millrace is ready")
         key = json.loads((work / ".millrace/credentials.json").read_text())["demo_key"]
         body = {
             "model": "smollm2-135m",

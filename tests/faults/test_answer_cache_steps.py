@@ -21,9 +21,10 @@ from tenants.isolation.scopes import tenant_scope
 from tenants.models import ApiKey, Tenant
 from tests.support.billing.books import LIST_A, rate_card
 from tests.support.gateway.kill_points import HIT_STEPS, SEMANTIC_STEPS
-from tests.support.gateway.process_checks import eventually, set_budget, settled_events
+from tests.support.gateway.process_checks import set_budget, settled_events
 from tests.support.gateway.processes import EMBEDDING_MODEL, MODEL, GatewayCluster, GatewayProcess, gateway_cluster
 from tests.support.rows import unscoped
+from tests.support.waiting import eventually_async
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("all_models_served")]
 BODY: dict[str, Any] = {
@@ -82,7 +83,7 @@ async def test_a_hit_of_a_killed_gateway_is_billed_once_or_not_at_all(
                 hits.append(answer.headers["x-request-id"])
             return bool(hits)
 
-        await eventually(is_hit)
+        await eventually_async(is_hit)
         await send(b)
         await assert_billed_once(inside, hits, step)
 
@@ -114,13 +115,13 @@ async def test_a_semantic_hit_of_a_killed_gateway_is_billed_once_or_not_at_all(
                 hits.append(answer.headers["x-request-id"])
             return bool(hits)
 
-        await eventually(is_hit)
+        await eventually_async(is_hit)
 
         async def is_killed() -> bool:
             """A request whose vector is late on a busy machine is computed, and does not reach the step."""
             return await send(b, question_body(SIMILAR), **{"x-millrace-cache": "no-store"}) is None
 
-        await eventually(is_killed)
+        await eventually_async(is_killed)
         await assert_billed_once(inside, hits, step)
 
 
@@ -156,7 +157,7 @@ async def assert_billed_once(inside: GatewayCluster, hits: list[str], step: str)
     async def is_dead() -> bool:
         return b.process.poll() == -signal.SIGKILL
 
-    await eventually(is_dead)
+    await eventually_async(is_dead)
 
     async def billed() -> list[str]:
         events = await settled_events()
@@ -167,7 +168,7 @@ async def assert_billed_once(inside: GatewayCluster, hits: list[str], step: str)
     async def is_billed() -> bool:
         return len(await billed()) >= expected and await reserved() == 0
 
-    await eventually(is_billed)
+    await eventually_async(is_billed)
     await asyncio.sleep(1)  # a second event would be settled already
     found = await billed()
     assert len(found) == len(set(found)) == expected

@@ -19,7 +19,6 @@ from tests.support.gateway.kill_points import STEPS
 from tests.support.gateway.process_checks import (
     codes,
     done,
-    eventually,
     passes,
     reservation_of_one,
     see,
@@ -35,6 +34,7 @@ from tests.support.gateway.processes import (
     gateway_cluster,
 )
 from tests.support.rows import unscoped
+from tests.support.waiting import eventually_async
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LONG_LEASE_SECONDS = 10.0
@@ -56,7 +56,7 @@ async def all_apply(budget: Budget, reservation: int, *gateways: GatewayProcess)
         return answer.status_code == 429 and f"'{budget.name}'" in answer.text
 
     for gateway in gateways:
-        await eventually(lambda gateway=gateway: applies(gateway))  # type: ignore[misc]
+        await eventually_async(lambda gateway=gateway: applies(gateway))  # type: ignore[misc]
 
 
 @pytest.mark.extended  # in one process: tests/integration/gateway/test_budget_admission.py
@@ -73,13 +73,13 @@ async def test_worked_example_7_a_hundred_concurrent_requests_to_three_gateways(
             await all_apply(budget, reservation, *gateways)
             inside.worker.may_answer.clear()
             asked = [asyncio.create_task(gateways[number % 3].send_with_retries()) for number in range(100)]
-            await eventually(lambda asked=asked: done(asked, 90))  # type: ignore[misc]
-            await eventually(lambda: has_claimed(inside, 10))
+            await eventually_async(lambda asked=asked: done(asked, 90))  # type: ignore[misc]
+            await eventually_async(lambda: has_claimed(inside, 10))
             await see()
             inside.worker.may_answer.set()
             answers = await asyncio.gather(*asked)
             assert codes(answers) == {(200, None): 10, (429, "budget_exceeded"): 90}
-            await eventually(lambda: is_held(0))
+            await eventually_async(lambda: is_held(0))
             await see()
             await sync_to_async(do_remove_budget)(budget)
 
@@ -110,7 +110,7 @@ async def test_an_ended_request_releases_budget_before_it_is_settled(
         assert int(refused.headers["retry-after"]) > 60  # only the next month makes room
         inside.settler.send_signal(signal.SIGCONT)
         await all_settled(inside)
-        await eventually(lambda: is_held(0))
+        await eventually_async(lambda: is_held(0))
         assert await used() == number * (usage.uncached * 3_000_000_000 + usage.output * 15_000_000_000)
         events = [each for each in await settled_events() if each.lease_id is not None]
         assert [each.released_by for each in events] == ["gateway"] * number
@@ -164,7 +164,7 @@ async def all_settled(inside: GatewayCluster) -> None:
     async def settled() -> bool:
         return {event.request_id for event in await settled_events()} >= answered
 
-    await eventually(settled)
+    await eventually_async(settled)
 
 
 async def test_a_stopped_gateway_delays_requests_but_rejects_none(
@@ -212,7 +212,7 @@ async def test_a_stopped_gateway_delays_requests_but_rejects_none(
         await asyncio.sleep(max(0.0, began + comes_back - time.monotonic()))
         left = limit - -(-await used() // 10**6)
         big = _tokens(left - its.money // 2, reservation)
-        await eventually(lambda: _is_admitted(a, big))  # the reclaimer runs every second
+        await eventually_async(lambda: _is_admitted(a, big))  # the reclaimer runs every second
         await all_settled(inside)
         await see()
 
@@ -220,7 +220,7 @@ async def test_a_stopped_gateway_delays_requests_but_rejects_none(
         assert await passes(await d.send_with_retries(1))
         await all_settled(inside)
         assert inside.worker.answered[-1].billing_context.lease_id != its.pk
-        await eventually(lambda: is_held_by_none(its.pk))
+        await eventually_async(lambda: is_held_by_none(its.pk))
         await see()
 
 
@@ -286,7 +286,7 @@ async def test_a_gateway_killed_at_any_step_leaves_consistent_budgets(
                 )  # some of its reservations must be released for that
             else:
                 assert answer is None, step
-            await eventually(lambda victim=victim: has_ended(victim))  # type: ignore[misc]
+            await eventually_async(lambda victim=victim: has_ended(victim))  # type: ignore[misc]
             assert victim.process.returncode == -signal.SIGKILL, step
             await see()
         async with asyncio.timeout(GONE_SECONDS):

@@ -49,7 +49,7 @@ def test_a_worker_killed_mid_stream_ends_it_with_an_error_and_restarts(stack: St
     assert (event["outcome"], event["output"], event["input"]) == ("failed", 0, 0)
 
     # The supervisor restarts it, and a waiting request is completed.
-    eventually(lambda: stack.metric("vllm:iteration_tokens_total_count") >= 0 and stack.worker(), 120)
+    eventually(lambda: stack.metric("vllm:iteration_tokens_total_count") >= 0 and stack.worker())
     stack.wait_until_ready()
     answer = stack.client().chat.completions.create(
         model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=3
@@ -146,7 +146,7 @@ def test_streams_of_a_killed_gateway_resume_at_the_next_one(stack: Stack, count:
         else:  # of a hundred streams, the first may end before the last starts
             assert usage_of(stream.datas)["completion_tokens"] == 150
     assert len(cut) >= least_cut
-    eventually(lambda: httpx.get(f"{stack.url}/readyz", timeout=20).status_code == 200, 120)
+    eventually(lambda: httpx.get(f"{stack.url}/readyz", timeout=20).status_code == 200)
     with ThreadPoolExecutor(count) as pool:
         rests = list(pool.map(lambda stream: resume(stack, stream.request_id, stream.ids[-1]), cut))
     for stream, (ids, datas) in zip(cut, rests, strict=True):
@@ -192,5 +192,5 @@ def test_a_killed_valkey_resets_no_limit_and_recovers(stack: Stack) -> None:
             return False
         return True
 
-    eventually(served, 120)
+    eventually(served)
     assert stack.event(before.headers["x-request-id"])["output"] == 2

@@ -17,8 +17,9 @@ from inference_worker.contract.messages import (
 from inference_worker.contract.valkey import WORKER, connect
 from inference_worker.worker.engine_client import ActiveJob
 from millrace.devserver.valkey import Valkey, is_accepting
+from tests.support.waiting import eventually
 from tests.support.worker.jobs import make_job
-from tests.support.worker.publishing import eventually, last, new_publisher, usage_events
+from tests.support.worker.publishing import last, new_publisher, usage_events
 
 
 def test_events_that_a_restarted_broker_lost_are_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import psutil
 from millrace.conf.environment import read_env_file
 from millrace.devserver.program import die_with_parent
 from tenants.isolation import db_roles
+from tests.support import waiting
 from tests.support.engine.tiny_models import make_cross_encoder
 from tests.support.models import share_models
 
@@ -29,6 +30,9 @@ MODEL = "smollm2-135m"
 EMBEDDING_MODEL = "all-minilm-l6-v2"
 RERANK_MODEL = "tiny-reranker"
 START_SECONDS = 400
+# Connection errors and unavailable services count as false.
+UNAVAILABLE = (httpx.TransportError, LookupError, openai.APIConnectionError, openai.InternalServerError)
+eventually = partial(waiting.eventually, ignored=UNAVAILABLE)
 
 
 @dataclass(frozen=True)
@@ -99,20 +103,6 @@ class Stack:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
 
-def eventually(true: Callable[[], object], seconds: float = 60) -> None:
-    """Wait until the condition holds. Connection errors and unavailable services count as false."""
-    give_up_at, pause = time.monotonic() + seconds, 0.05
-    while True:
-        try:
-            if true():
-                return
-        except (httpx.TransportError, LookupError, openai.APIConnectionError, openai.InternalServerError):
-            pass
-        assert time.monotonic() < give_up_at, "it did not happen in time"
-        time.sleep(pause)
-        pause = min(0.2, pause + 0.01)  # each check is work for the platform too
-
-
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -130,6 +120,16 @@ def start(data_dir: Path, port: int, log: Path, *arguments: str, **settings: str
             stderr=subprocess.STDOUT,
             preexec_fn=die_with_parent(signal.SIGINT),
         )
+
+
+def wait_for_output(process: subprocess.Popen[bytes], log: Path, text: str) -> None:
+    """Wait until the log of a starting platform contains the text."""
+
+    def is_written() -> bool:
+        assert process.poll() is None, f"it ended:\n{log.read_text()}"
+        return text in log.read_text()
+
+    eventually(is_written, START_SECONDS, describe=log.read_text)
 
 
 @contextmanager
@@ -159,11 +159,7 @@ def running_with(folder: Path, *arguments: str, **settings: str) -> Iterator[Sta
     log, port = folder / "up.log", free_port()
     process = start(folder / "state", port, log, *arguments, **settings)
     try:
-        give_up_at = time.monotonic() + START_SECONDS
-        while "All processes are running." not in log.read_text():
-            assert process.poll() is None, f"it ended:\n{log.read_text()}"
-            assert time.monotonic() < give_up_at, f"it did not start:\n{log.read_text()}"
-            time.sleep(0.1)
+        wait_for_output(process, log, "All processes are running.")
         key = json.loads((folder / "state" / "credentials.json").read_text())["demo_key"]
         yield Stack(process, folder / "state", port, key)
     finally:

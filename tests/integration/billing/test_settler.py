@@ -20,6 +20,7 @@ from inference_worker.contract.messages import USAGE_GROUP, USAGE_STREAM, encode
 from tests.support.billing.books import rate_card
 from tests.support.billing.settlers import pending, quarantined
 from tests.support.rows import unscoped
+from tests.support.waiting import eventually
 
 Reason = UsageQuarantine.Reason
 
@@ -203,24 +204,24 @@ def test_a_failure_in_the_same_batch_takes_precedence(settler, send, event):
     assert unscoped(UsageEvent).get().outcome == "failed"
 
 
-def test_a_lost_stream_is_created_again(broker, table, send, event, until):
+def test_a_lost_stream_is_created_again(broker, table, send, event):
     stopping = threading.Event()
     settler = Settler(broker, consumer="a", stopping=stopping)
     thread = threading.Thread(target=settler.run)
     thread.start()
     try:
         send(event())
-        until(lambda: unscoped(UsageEvent).count() == 1)
+        eventually(lambda: unscoped(UsageEvent).count() == 1)
         broker.flushdb()
         send(event(), event())  # a stream again, with no group
-        until(lambda: unscoped(UsageEvent).count() == 3)
-        until(lambda: broker.xlen(USAGE_STREAM) == 0)
+        eventually(lambda: unscoped(UsageEvent).count() == 3)
+        eventually(lambda: broker.xlen(USAGE_STREAM) == 0)
     finally:
         stopping.set()
         thread.join()
 
 
-def test_pending_messages_of_a_dead_settler_are_taken_over(broker, settler, send, event, until):
+def test_pending_messages_of_a_dead_settler_are_taken_over(broker, settler, send, event):
     send(event(), event())
     settler("dead")._make_group()
     broker.xreadgroup(USAGE_GROUP, "dead", {USAGE_STREAM: ">"})
@@ -242,20 +243,20 @@ def test_a_message_deleted_while_pending_is_only_acknowledged(broker, settler, s
     assert pending(broker) == 0
 
 
-def test_settling_resumes_after_a_database_outage(broker, table, send, event, until, as_owner):
+def test_settling_resumes_after_a_database_outage(broker, table, send, event, as_owner):
     stopping = threading.Event()
     thread = threading.Thread(target=Settler(broker, consumer="a", stopping=stopping).run)
     thread.start()
     try:
         send(event())
-        until(lambda: unscoped(UsageEvent).count() == 1)
+        eventually(lambda: unscoped(UsageEvent).count() == 1)
         with as_owner(), connection.cursor() as cursor:
             cursor.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
         send(event())
-        until(lambda: unscoped(UsageEvent).count() == 2)
+        eventually(lambda: unscoped(UsageEvent).count() == 2)
     finally:
         stopping.set()
         thread.join()
@@ -281,7 +282,7 @@ def test_the_status_is_reported(settler, send, event, broker):
     assert report.consumer == "a"
 
 
-def test_an_error_in_a_thread_stops_the_others_and_is_raised(broker, table, send, event, until, monkeypatch):
+def test_an_error_in_a_thread_stops_the_others_and_is_raised(broker, table, send, event, monkeypatch):
     """The supervisor restarts the process, and its messages are read again."""
     real = Settler._settle
 

@@ -14,8 +14,12 @@ import uvloop
 from asgiref.sync import sync_to_async
 from psycopg_pool import AsyncConnectionPool
 
+from tests.support.waiting import eventually_async
+
 if TYPE_CHECKING:
     from tenants.models import ApiKey
+    from tests.support.gateway.replica import Replica
+    from tests.support.gateway.service_gates import Gate
     from tests.support.gateway.watched_keys import Watched
 
 
@@ -69,3 +73,42 @@ def new_key() -> Callable[..., tuple[ApiKey, str]]:
         return actions.do_create_api_key(only_project(tenant), "k", scopes=("inference",), **fields)
 
     return new_key
+
+
+@pytest_asyncio.fixture
+async def gate(broker: redis.Redis) -> AsyncIterator[Gate]:
+    from millrace.gateway.dispatch.monitor import DispatchMonitor
+    from tests.support.gateway.service_gates import Gate
+
+    gate = Gate(broker)
+    watching = DispatchMonitor(gate.dispatcher)
+    await gate.dispatcher.start()
+    await watching.start()
+    yield gate
+    await gate.service.drain()
+    await watching.stop()
+    await gate.dispatcher.stop()
+
+
+async def _replica(gate: Gate, name: str, model: str) -> Replica:
+    from tests.support.gateway.replica import Replica
+
+    replica = Replica(gate.broker, name, model=model)
+    await eventually_async(lambda: gate.dispatcher.replicas.serving(model))
+    return replica
+
+
+@pytest_asyncio.fixture
+async def a(gate: Gate) -> AsyncIterator[Replica]:
+    """A replica of the model "a"."""
+    replica = await _replica(gate, "ra", "a")
+    yield replica
+    replica.stall()
+
+
+@pytest_asyncio.fixture
+async def b(gate: Gate) -> AsyncIterator[Replica]:
+    """A replica of the model "b"."""
+    replica = await _replica(gate, "rb", "b")
+    yield replica
+    replica.stall()

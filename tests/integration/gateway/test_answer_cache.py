@@ -36,8 +36,9 @@ from millrace.gateway.protocols.anthropic import messages
 from millrace.gateway.protocols.openai import chat, completions
 from millrace.gateway.protocols.responses import body
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
-from tests.integration.gateway.test_service import Gate, serving
-from tests.support.gateway.replica import Replica, eventually
+from tests.support.gateway.replica import Replica
+from tests.support.gateway.service_gates import Gate, serving
+from tests.support.waiting import eventually_async
 
 PROMPT = (1, 2, 3)
 USAGE = TokenCounts(uncached=3, output=2)
@@ -85,7 +86,7 @@ class Client:
         async def is_claimed() -> bool:
             return await self.replica.claim(call.request_id)
 
-        await eventually(is_claimed)
+        await eventually_async(is_claimed)
 
     async def answer(self, call: ActiveRequest) -> str:
         """Return the answer that the client receives, and release the request."""
@@ -133,7 +134,7 @@ async def client(broker: redis.Redis) -> AsyncIterator[Client]:
     async def is_serving() -> bool:
         return await serving(gate, "a")
 
-    await eventually(is_serving)
+    await eventually_async(is_serving)
     yield Client(gate, replica)
     replica.stall()
     await gate.service.drain()
@@ -324,7 +325,7 @@ async def test_a_follower_replaces_a_leader_that_fails(client: Client) -> None:
     async def is_replaced() -> bool:
         return any(client.layer(each) == "" and each.execution.written for each in followers)
 
-    await eventually(is_replaced)
+    await eventually_async(is_replaced)
     (runs,) = [each for each in followers if client.layer(each) == ""]
     await client.claim(runs)
     await client.replica.send(

@@ -41,6 +41,7 @@ from tenants.limits.token_buckets import DAY, bucket, buckets_key
 from tenants.routing_policies.policy import parse
 from tests.support.gateway.keys import make_demand
 from tests.support.models import models_data_dir
+from tests.support.waiting import eventually_async
 
 BODY_BYTES = 7_400_000
 PIECE = b" " * 65_536
@@ -186,8 +187,7 @@ async def test_the_wait_for_a_rejected_body_has_a_timeout(
     monkeypatch.setattr(connection, "receive", connection._over.wait)
     connection._over.clear()
     waiting = asyncio.create_task(call(ChatCompletions, connection))
-    while not connection._over.is_set():
-        await asyncio.sleep(0.01)
+    await eventually_async(connection._over.is_set)
     waiting.cancel()
     assert connection.status == 401
 
@@ -271,9 +271,7 @@ async def pool(models: dict[str, ServedModel]) -> AsyncIterator[PromptPool]:
         patch.setattr(prompt_pool, "WORK_SECONDS", 60)
         found = PromptPool(models, 1)
         await found.start()
-        async with asyncio.timeout(120):
-            while not models["m"].tokenizer.is_template_cheap:  # measured in the process
-                await asyncio.sleep(0.01)
+        await eventually_async(lambda: models["m"].tokenizer.is_template_cheap)  # measured in the process
         yield found
         await found.stop()
     assert not found.pids

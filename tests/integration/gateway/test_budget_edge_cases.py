@@ -40,6 +40,7 @@ from tests.support.gateway.budgets import (
 )
 from tests.support.gateway.keys import make_demand
 from tests.support.rows import only_project, unscoped
+from tests.support.waiting import eventually_async
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 
@@ -55,9 +56,10 @@ def reserved(budget_id: int) -> int:
 
 
 async def eventually_reserved(budget_id: int, amount: int) -> None:
-    async with asyncio.timeout(60):
-        while await sync_to_async(reserved)(budget_id) != amount:
-            await asyncio.sleep(0.02)
+    async def is_reserved() -> bool:
+        return await sync_to_async(reserved)(budget_id) == amount
+
+    await eventually_async(is_reserved)
 
 
 @pytest.mark.parametrize("order", [1, -1])

@@ -26,7 +26,6 @@ from tests.support.gateway.budgets import RESERVED, admit_requests, change
 from tests.support.gateway.process_checks import (
     codes,
     done,
-    eventually,
     passes,
     reservation_of_one,
     see,
@@ -35,6 +34,7 @@ from tests.support.gateway.process_checks import (
 )
 from tests.support.gateway.processes import GatewayCluster, gateway_cluster
 from tests.support.rows import only_project
+from tests.support.waiting import eventually_async
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table"), pytest.mark.timeout(300)]
 REQUESTS = 30
@@ -45,7 +45,7 @@ async def count_admitted(inside: GatewayCluster, fit: int) -> None:
     inside.worker.may_answer.clear()
     gateways = list(inside.gateways.values())
     asked = [asyncio.create_task(gateways[number % len(gateways)].send_with_retries()) for number in range(REQUESTS)]
-    await eventually(lambda: done(asked, REQUESTS - fit))
+    await eventually_async(lambda: done(asked, REQUESTS - fit))
     inside.worker.may_answer.set()
     answers = await asyncio.gather(*asked)
     assert codes(answers) == {(200, None): fit, (429, "budget_exceeded"): REQUESTS - fit}
@@ -62,12 +62,12 @@ async def test_a_budget_applies_to_the_next_requests(
         budget = await set_budget(tenant, 3 * reservation + reservation // 2)
         assert budget.pending_gateways == ()
         await count_admitted(inside, 3)
-        await eventually(lambda: is_settled(inside))
+        await eventually_async(lambda: is_settled(inside))
         used = await process_checks.used() // 10**6 + 1
         raised = await sync_to_async(do_change_budget)(budget, amount=10**12)
         for gateway in inside.gateways.values():
             assert await passes(await gateway.send_with_retries())  # it has leased from the raised budget
-        await eventually(lambda: is_settled(inside))
+        await eventually_async(lambda: is_settled(inside))
         lowered = await sync_to_async(do_change_budget)(raised, amount=used + 5 * reservation)
         assert lowered.pending_gateways == ()
         left = used + 5 * reservation - await process_checks.used() // 10**6

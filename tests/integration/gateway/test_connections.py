@@ -15,7 +15,8 @@ from websockets.sync.client import connect as websocket_connect
 
 from millrace.gateway.connections import guard, mark_authenticated
 from millrace.gateway.connections.guard import READ_BYTES
-from tests.support.gateway.live_server import Served, read_all, read_response, serving, wait_until
+from tests.support.gateway.live_server import Served, read_all, read_response, serving
+from tests.support.waiting import eventually
 
 LARGE_BYTES = 2**26
 GET = b"GET /hello HTTP/1.1\r\nhost: test\r\n\r\n"
@@ -157,7 +158,7 @@ def test_heads_that_are_too_large_are_rejected(application: Application, request
 def test_a_pipelined_head_that_is_too_large_is_rejected(application: Application) -> None:
     with serving(application) as served, served.connect() as client:
         client.sendall(GET + b"GET /hello HTTP/1.1\r\nx: " + b"x" * 40_000)
-        wait_until(lambda: application.scopes)
+        eventually(lambda: application.scopes)
         with contextlib.suppress(ConnectionError):
             client.sendall(b"\r\n\r\n")
         read_all(client)
@@ -223,14 +224,14 @@ def test_pipelined_requests_are_answered_in_order(application: Application) -> N
         found = [answers.find(each) for each in wanted]
         assert -1 not in found, answers
         assert found == sorted(found)
-        wait_until(lambda: served.guard.buffered_bytes == 0)
+        eventually(lambda: served.guard.buffered_bytes == 0)
 
 
 def test_a_large_body_that_starts_in_the_previous_requests_data_is_read(application: Application) -> None:
     with serving(application) as served, served.connect() as client:
         requests = [post("/echo", size) + b"x" * size for size in (1000, 200_000, 150_000)]
         client.sendall(requests[0][:-1])
-        wait_until(lambda: application.received == 999)
+        eventually(lambda: application.received == 999)
         client.sendall(requests[0][-1:] + b"".join(requests[1:]))
         for size in (1000, 200_000, 150_000):
             assert read_response(client).endswith(b"POST /echo %d" % size)
@@ -241,9 +242,9 @@ def test_a_connection_that_ends_disconnects_the_request_before_a_pipelined_one(a
     with serving(application) as served:
         with served.connect() as client:
             client.sendall(post("/endless", 1) + b"x" + post("/echo", 9) + b"x")
-            wait_until(lambda: application.received == 1)
+            eventually(lambda: application.received == 1)
             assert status(client.recv(2**16)) == 200
-        wait_until(lambda: served.guard.connections == 0 and application.disconnects == 1)
+        eventually(lambda: served.guard.connections == 0 and application.disconnects == 1)
         assert [scope["path"] for scope in application.scopes] == ["/endless"]
 
 
@@ -254,13 +255,13 @@ def test_a_flood_of_pipelined_requests_closes_the_connection(application: Applic
         read_all(client)
         assert rejections(served) == {guard.PIPELINING: 1}
         assert len(application.scopes) <= 33
-        wait_until(lambda: served.guard.connections == 0)
+        eventually(lambda: served.guard.connections == 0)
 
 
 def test_an_empty_line_after_a_body_does_not_end_a_long_response(application: Application) -> None:
     with serving(application, header_seconds=1) as served, served.connect() as client:
         client.sendall(post("/endless", 1) + b"x")
-        wait_until(lambda: application.received)
+        eventually(lambda: application.received)
         client.sendall(b"\r\n")
         client.settimeout(3)
         head = client.recv(2**16)
@@ -308,7 +309,7 @@ def test_a_slow_body_ends_with_408(application: Application) -> None:
                 response = client.recv(2**16)
         assert (status(response), error(response)) == (408, "request_timeout")
         assert rejections(served) == {guard.BODY_TIMEOUT: 1}
-        wait_until(lambda: application.disconnects == 1)
+        eventually(lambda: application.disconnects == 1)
 
 
 def test_a_body_at_the_minimum_rate_is_accepted(application: Application) -> None:
@@ -355,7 +356,7 @@ def test_chunk_extensions_and_trailers_are_limited(application: Application, jun
     head = b"POST /authenticated HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
     with serving(application) as served, served.connect() as client:
         client.sendall(head + b"1\r\nx\r\n")
-        wait_until(lambda: application.received)
+        eventually(lambda: application.received)
         with contextlib.suppress(ConnectionError):
             client.sendall(junk)
         assert status(read_all(client)) == 400
@@ -366,7 +367,7 @@ def test_trailers_are_not_headers(application: Application) -> None:
     head = b"POST /echo HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n"
     with serving(application) as served, served.connect() as client:
         client.sendall(head)
-        wait_until(lambda: application.received)
+        eventually(lambda: application.received)
         client.sendall(b"0\r\nx-forwarded-proto: https\r\n\r\n")
         assert status(read_response(client)) == 200
         assert [name for name, _ in application.scopes[0]["headers"]] == [b"transfer-encoding"]
@@ -395,7 +396,7 @@ def test_a_rejected_body_larger_than_the_limits_does_not_reset_the_connection(ap
         assert read_response(client).endswith(b"GET /hello 0")
         assert application.received == 6_000_000
         assert rejections(served) == {}
-        wait_until(lambda: served.guard.buffered_bytes == 0)
+        eventually(lambda: served.guard.buffered_bytes == 0)
 
 
 @pytest.mark.parametrize("path", ["/hello", "/echo"])
@@ -403,7 +404,7 @@ def test_a_client_that_requests_a_close_gets_the_response_first(application: App
     with serving(application, body_bytes=4_000_000) as served, served.connect() as client:
         client.sendall(post(path, 3_000_000, "connection: close"))
         if path == "/hello":
-            wait_until(lambda: application.scopes)
+            eventually(lambda: application.scopes)
             time.sleep(0.2)
         client.sendall(b"x" * 3_000_000)
         response = read_all(client)
@@ -437,7 +438,7 @@ def test_bodies_without_a_key_buffer_at_most_the_shared_limit(application: Appli
         with served.connect() as client:
             client.sendall(post("/echo", len(small)) + small)
             assert read_response(client).endswith(b"POST /echo 1000")
-    wait_until(lambda: served.guard.buffered_bytes == 0)
+    eventually(lambda: served.guard.buffered_bytes == 0)
 
 
 def test_bodies_that_waited_for_memory_are_read_eventually(application: Application) -> None:
@@ -470,7 +471,7 @@ def test_one_address_cannot_use_the_whole_limit(application: Application) -> Non
             client = open_.enter_context(served.connect("127.0.0.2"))
             client.sendall(b"GET / HTTP/1.1\r\nx: " + b"x" * 200_000)
             responses.append(client)
-        wait_until(lambda: served.guard.rejections[guard.ADDRESS_BYTES])
+        eventually(lambda: served.guard.rejections[guard.ADDRESS_BYTES])
         assert served.guard.buffered_bytes <= bound // 2 + READ_BYTES
         assert status(served.exchange(GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))) == 200
 
@@ -491,7 +492,7 @@ def test_an_address_has_a_limit_of_connections(application: Application) -> None
             other.sendall(GET)
             assert status(read_response(other)) == 200
         clients[0].close()
-        wait_until(lambda: served.guard.connections == 2)
+        eventually(lambda: served.guard.connections == 2)
         with served.connect() as again:
             again.sendall(GET)
             assert status(read_response(again)) == 200
@@ -536,7 +537,7 @@ def test_websockets_are_accepted(application: Application) -> None:
                 assert client.recv(10) == str(size)
             assert served.guard.connections == 1
             assert served.guard.buffered_bytes == 0
-        wait_until(lambda: served.guard.connections == 0)
+        eventually(lambda: served.guard.connections == 0)
         assert rejections(served) == {}
 
 
@@ -556,7 +557,7 @@ def test_a_websocket_without_a_key_can_send_only_small_messages(application: App
         assert exc_info.value.rcvd is not None
         assert exc_info.value.rcvd.code == 1009
         assert application.received == 0
-        wait_until(lambda: served.guard.connections == 0)
+        eventually(lambda: served.guard.connections == 0)
 
 
 def test_nothing_is_read_between_the_first_message_and_authentication(application: Application) -> None:
@@ -576,7 +577,7 @@ def test_a_websocket_that_is_never_authenticated_is_closed(
         with pytest.raises(websockets.ConnectionClosed):
             client.recv(20)
         assert rejections(served) == {guard.WEBSOCKET_AUTH_TIMEOUT: 1}
-        wait_until(lambda: application.disconnects == 1)
+        eventually(lambda: application.disconnects == 1)
 
 
 def test_a_slow_message_closes_a_websocket_and_idle_time_does_not(application: Application) -> None:

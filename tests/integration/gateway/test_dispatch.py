@@ -45,7 +45,8 @@ from millrace.gateway.dispatch.dispatcher import Dispatcher, decision_record_key
 from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.monitor import DispatchMonitor
 from tests.support.gateway.keys import make_demand, make_key
-from tests.support.gateway.replica import GATEWAY, Replica, eventually
+from tests.support.gateway.replica import GATEWAY, Replica
+from tests.support.waiting import eventually_async
 
 
 def make_job(request_id: str = "req_1", seconds: float = 60, tenant: int = 1) -> InferenceJob:
@@ -67,7 +68,7 @@ async def dispatcher(broker: redis.Redis) -> AsyncIterator[Dispatcher]:
 @pytest_asyncio.fixture
 async def replica(broker: redis.Redis, dispatcher: Dispatcher) -> AsyncIterator[Replica]:
     replica = Replica(broker, "r1")
-    await eventually(lambda: serving(dispatcher))
+    await eventually_async(lambda: serving(dispatcher))
     yield replica
     replica.stall()
 
@@ -93,7 +94,7 @@ async def send(dispatcher: Dispatcher, job: InferenceJob, **changes: Any) -> Exe
     async def written() -> bool:
         return generation.written or generation.queued
 
-    await eventually(written)
+    await eventually_async(written)
     return generation
 
 
@@ -123,9 +124,9 @@ async def test_a_job_is_claimed_and_its_events_are_streamed(
     async def rung() -> bool:
         return await wakeups(broker) == 1
 
-    await eventually(rung)
+    await eventually_async(rung)
     assert await replica.claim("req_1")
-    await eventually(lambda: owned(generation, "r1"))
+    await eventually_async(lambda: owned(generation, "r1"))
     sent = [Tokens("req_1", 1, 0, [5], "Hi"), End("req_1", 1, 1, "stop", None, TokenCounts(2, output=1))]
     await replica.send(*sent)
     assert [await next_event(generation), await next_event(generation)] == sent
@@ -136,7 +137,7 @@ async def test_a_job_is_claimed_and_its_events_are_streamed(
 
 async def test_a_job_names_another_replica_with_the_cached_prefix(broker: redis.Redis, dispatcher: Dispatcher) -> None:
     replicas = {name: Replica(broker, name) for name in ("r1", "r2")}
-    await eventually(lambda: both_serve(dispatcher))
+    await eventually_async(lambda: both_serve(dispatcher))
     job = make_job("req_1")
     started = await send(dispatcher, msgspec.structs.replace(job, prompt_token_ids=[7] * 80))
     first = started.target
@@ -150,7 +151,7 @@ async def test_a_job_names_another_replica_with_the_cached_prefix(broker: redis.
     async def full() -> bool:
         return dispatcher.placement.load(first) >= 8
 
-    await eventually(full)
+    await eventually_async(full)
     spilt = await send(dispatcher, msgspec.structs.replace(make_job("req_2"), prompt_token_ids=[7] * 90))
     assert spilt.target != first
     assert (await stored(broker, "req_2")).replicas_with_prefix == (first,)
@@ -184,7 +185,7 @@ async def test_a_worker_that_dies_before_the_first_token_is_replaced(
     async def raised() -> bool:
         return generation.attempt == 2
 
-    await eventually(raised)
+    await eventually_async(raised)
     other = Replica(broker, "r2")
     assert not await other.claim("req_1", 1)  # the old wakeup, redelivered
     assert await other.claim("req_1", 2)
@@ -246,15 +247,15 @@ async def test_a_suspected_replica_keeps_its_streams_and_loses_waiting_requests(
         await replica.claim(request_id)
     await replica.send(Tokens("req_0", 1, 0, [5], "Hi"))
     await next_event(begun)
-    await eventually(lambda: owned(claimed, "r1"))
+    await eventually_async(lambda: owned(claimed, "r1"))
     other = Replica(broker, "r2")
-    await eventually(lambda: two_serving(dispatcher))
+    await eventually_async(lambda: two_serving(dispatcher))
     async with broker.pubsub(ignore_subscribe_messages=True) as pubsub:
         await pubsub.subscribe(control_channel("r1"))
         await pubsub.get_message(timeout=1)
         replica.stall()
-        await eventually(lambda: sent_to(claimed, "r2"))
-        await eventually(lambda: sent_to(unclaimed, "r2"))
+        await eventually_async(lambda: sent_to(claimed, "r2"))
+        await eventually_async(lambda: sent_to(unclaimed, "r2"))
         async with asyncio.timeout(60):
             while (message := await pubsub.get_message(timeout=1)) is None:
                 pass
@@ -264,7 +265,7 @@ async def test_a_suspected_replica_keeps_its_streams_and_loses_waiting_requests(
     async def written() -> bool:
         return await other.claim("req_1", 2)
 
-    await eventually(written)
+    await eventually_async(written)
     await other.send(Tokens("req_1", 2, 0, [7], "fresh"))
     replica.resume()
     assert not await finish(broker, "r1", "req_1", 1)  # the silent replica ends its attempt anyway
@@ -274,7 +275,7 @@ async def test_a_suspected_replica_keeps_its_streams_and_loses_waiting_requests(
     assert await finish(broker, "r1", "req_0", 1)
     assert await finish(broker, "r2", "req_1", 2)
     assert await outcomes(broker) == ["completed", "completed"]
-    await eventually(lambda: two_serving(dispatcher))
+    await eventually_async(lambda: two_serving(dispatcher))
     other.stall()
 
 
@@ -295,18 +296,18 @@ async def test_without_another_replica_a_suspected_one_keeps_its_claims(
 ) -> None:
     generation = await send(dispatcher, make_job())
     await replica.claim("req_1")
-    await eventually(lambda: owned(generation, "r1"))
+    await eventually_async(lambda: owned(generation, "r1"))
     replica.stall()
 
     async def suspected() -> bool:
         return dispatcher.replicas.is_suspected("r1")
 
-    await eventually(suspected)
+    await eventually_async(suspected)
     with pytest.raises(ApiError) as exc_info:
         dispatcher.require_capacity("m", 1)
     assert exc_info.value.code == "model_loading"
     replica.resume()
-    await eventually(lambda: serving(dispatcher))
+    await eventually_async(lambda: serving(dispatcher))
     assert (generation.attempt, generation.owner) == (1, "r1")
     await replica.send(Tokens("req_1", 1, 0, [5], "Hi"))
     assert isinstance(await next_event(generation), Tokens)
@@ -322,17 +323,17 @@ async def test_a_request_that_silences_replicas_is_not_sent_to_all_of_them(
     async def all_serve() -> bool:
         return len(dispatcher.replicas.serving("m")) == len(every)
 
-    await eventually(all_serve)
+    await eventually_async(all_serve)
     generation = await send(dispatcher, make_job())
     for attempt in range(1, monitor.MAX_MOVES + 2):
         assert generation.target is not None
         victim = every[generation.target]
-        await eventually(partial(victim.claim, "req_1", attempt))
-        await eventually(partial(owned, generation, victim.name))
+        await eventually_async(partial(victim.claim, "req_1", attempt))
+        await eventually_async(partial(owned, generation, victim.name))
         victim.stall()
-        await eventually(partial(is_suspected, dispatcher, victim.name))
+        await eventually_async(partial(is_suspected, dispatcher, victim.name))
         if attempt <= monitor.MAX_MOVES:
-            await eventually(partial(moved_on, generation, attempt))
+            await eventually_async(partial(moved_on, generation, attempt))
     await asyncio.sleep(1.2)  # two more checks
     assert (generation.attempt, generation.owner) == (monitor.MAX_MOVES + 1, victim.name)
     for each in every.values():
@@ -369,7 +370,7 @@ async def test_a_replica_lost_by_silence_fails_its_streams_and_is_stopped_when_i
     replica.resume()
     assert not await finish(broker, "r1", "req_1", 1)
     assert await outcomes(broker) == ["failed"]
-    await eventually(lambda: serving(dispatcher))
+    await eventually_async(lambda: serving(dispatcher))
 
 
 async def test_a_request_returned_by_a_draining_worker_is_sent_again(
@@ -384,7 +385,7 @@ async def test_a_request_returned_by_a_draining_worker_is_sent_again(
     async def rung_again() -> bool:
         return await wakeups(broker) > before
 
-    await eventually(rung_again)
+    await eventually_async(rung_again)
     assert generation.attempt == 2
     assert await Replica(broker, "r2").claim("req_1", 2)
 
@@ -403,13 +404,13 @@ async def test_lost_messages_are_read_from_the_claim(
     async def caught_up() -> bool:
         return claimed.owner == "r1" and handed_back.attempt == 2
 
-    await eventually(caught_up)
+    await eventually_async(caught_up)
     replica.kill()
 
     async def given_up() -> bool:
         return claimed.attempt == 2
 
-    await eventually(given_up)
+    await eventually_async(given_up)
 
 
 @pytest.mark.usefixtures("replica")
@@ -422,9 +423,9 @@ async def test_a_lost_wakeup_is_sent_again(
     async def rung() -> bool:
         return await wakeups(broker) > 0
 
-    await eventually(rung)
+    await eventually_async(rung)
     await broker.delete(replica_queue_key("r1"), wakeups_key("r1"))
-    await eventually(rung)
+    await eventually_async(rung)
     await broker.delete(replica_queue_key("r1"), wakeups_key("r1"))
     await asyncio.sleep(1)
     assert not await rung()  # the next one comes later
@@ -475,7 +476,7 @@ async def test_no_more_requests_are_sent_than_credits(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
     generations = await fill(dispatcher, 12)
-    await eventually(lambda: all_written(generations[:9]))
+    await eventually_async(lambda: all_written(generations[:9]))
     assert [generation.queued for generation in generations] == [False] * 9 + [True] * 3
     assert await broker.exists(claim_key("full_9", 0)) == 0
     await replica.claim("full_0")
@@ -484,16 +485,16 @@ async def test_no_more_requests_are_sent_than_credits(
     async def went() -> bool:
         return generations[9].written and generations[10].queued
 
-    await eventually(went)
+    await eventually_async(went)
 
 
 async def test_requests_of_other_gateways_use_credits_too(broker: redis.Redis, dispatcher: Dispatcher) -> None:
     busy = Replica(broker, "r1", running=5, waiting=2)
-    await eventually(lambda: serving(dispatcher))
+    await eventually_async(lambda: serving(dispatcher))
     generations = await fill(dispatcher, 4)
     assert [generation.queued for generation in generations] == [False, False, True, True]
     busy.running = 0
-    await eventually(lambda: all_sent(generations))
+    await eventually_async(lambda: all_sent(generations))
     busy.stall()
 
 
@@ -516,7 +517,7 @@ async def test_tenants_take_turns(dispatcher: Dispatcher, replica: Replica) -> N
     async def three_went() -> bool:
         return sum(not generation.queued for generation in first + later) == 3
 
-    await eventually(three_went)
+    await eventually_async(three_went)
     # The second tenant came later and had none yet; the first had nine.
     assert [generation.queued for generation in later] == [False, False]
 
@@ -554,7 +555,7 @@ async def test_a_request_cancelled_in_the_queue_never_runs(broker: redis.Redis, 
     async def next_went() -> bool:
         return generations[10].written
 
-    await eventually(next_went)
+    await eventually_async(next_went)
     assert await broker.exists(claim_key("full_9", 0)) == 0
     assert await broker.hget(claim_key("full_0", 0), "state") == b"cancelled"  # type: ignore[misc]
 
@@ -570,9 +571,9 @@ async def test_unclaimed_requests_of_a_dead_replica_move(
     async def moved() -> bool:
         return generation.target == "r2" and await wakeups(broker, "r2") == 1
 
-    await eventually(moved)
+    await eventually_async(moved)
     assert await other.claim("req_1")
-    await eventually(lambda: owned(generation, "r2"))
+    await eventually_async(lambda: owned(generation, "r2"))
     assert dispatcher.placement.load("r1") == 0
     other.stall()
 
@@ -582,11 +583,11 @@ async def test_a_late_claim_by_the_first_replica_counts(
 ) -> None:
     generation = await send(dispatcher, make_job())
     other = Replica(broker, "r2")
-    await eventually(lambda: two_serving(dispatcher))
+    await eventually_async(lambda: two_serving(dispatcher))
     dispatcher.requeue(generation)  # as if the first were lost
     generation.target = "r2"
     await replica.claim("req_1")
-    await eventually(lambda: owned(generation, "r1"))
+    await eventually_async(lambda: owned(generation, "r1"))
     other.stall()
 
 
@@ -598,11 +599,11 @@ async def test_a_request_that_kills_its_replicas_fails(broker: redis.Redis, disp
     generation: Execution | None = None
     for attempt in (1, 2, 3):
         victim = Replica(broker, f"r{attempt}")
-        await eventually(lambda: serving(dispatcher))
+        await eventually_async(lambda: serving(dispatcher))
         generation = generation or await send(dispatcher, make_job())
-        await eventually(partial(targeted, generation, victim.name))
+        await eventually_async(partial(targeted, generation, victim.name))
         assert await victim.claim("req_1", attempt)
-        await eventually(partial(owned, generation, victim.name))
+        await eventually_async(partial(owned, generation, victim.name))
         victim.kill()
     assert generation
     failed = await next_event(generation)
@@ -628,7 +629,7 @@ async def test_a_claim_that_the_broker_lost_is_written_again(
     async def back() -> bool:
         return await broker.hget(claim_key("req_1", 0), "attempt") == b"2"  # type: ignore[misc]
 
-    await eventually(back)
+    await eventually_async(back)
     assert generation.attempt == 2
     assert not await replica.claim("req_1", 1)
     assert await replica.claim("req_1", 2)
@@ -659,7 +660,7 @@ async def test_without_the_broker_a_request_is_rejected_and_its_reservation_rele
     failed = await next_event(submit(dispatcher, make_job()))
     await asyncio.sleep(0.1)
     dispatcher.broker, dispatcher.commands = kept
-    await eventually(partial(broker.xlen, USAGE_STREAM))
+    await eventually_async(partial(broker.xlen, USAGE_STREAM))
     ((_, fields),) = await broker.xrange(USAGE_STREAM)
     is_reported = decode_usage(fields[b"e"])
     assert (is_reported.outcome, is_reported.finish_reason, is_reported.usage.output) == ("cancelled", "never_ran", 0)
@@ -712,11 +713,11 @@ async def test_requests_waiting_for_a_cordoned_replica_move_to_another(
     generation = await send(dispatcher, make_job())
     assert generation.target == "r1"
     await broker.hset(CORDONS_KEY, "r1", "cordon")  # type: ignore[misc]
-    await eventually(lambda: queued(generation))
+    await eventually_async(lambda: queued(generation))
     other = Replica(broker, "r2")
-    await eventually(lambda: sent_to(generation, "r2"))
+    await eventually_async(lambda: sent_to(generation, "r2"))
     assert await other.claim("req_1")
-    await eventually(lambda: owned(generation, "r2"))
+    await eventually_async(lambda: owned(generation, "r2"))
     other.stall()
 
 
@@ -738,6 +739,6 @@ async def test_gateways_report_their_queues(broker: redis.Redis, dispatcher: Dis
         presence = None if payload is None else decode_gateway_heartbeat(payload)
         return presence is not None and [(w.model, w.requests) for w in presence.waiting] == [("m", 1)]
 
-    await eventually(is_reported)
+    await eventually_async(is_reported)
     assert await broker.smembers(GATEWAYS_KEY) == {GATEWAY.encode()}  # type: ignore[misc]
     assert 0 < await broker.pttl(gateway_heartbeat_key(GATEWAY)) <= 5000

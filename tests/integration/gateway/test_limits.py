@@ -21,6 +21,7 @@ from millrace.gateway.core.errors import ApiError
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot
 from tenants.limits.token_buckets import DAY, MINUTE, STATE, WINDOW_INDEXES, bucket, buckets_key
 from tests.support.gateway.keys import MODEL, key_set, make_demand, make_key
+from tests.support.waiting import eventually_async
 
 
 def tenant_set(**limits: Any) -> LimitSetSnapshot:
@@ -191,9 +192,7 @@ async def test_concurrency_slots_that_the_broker_lost_are_taken_again(
     await gate.start()
     await gate.admit(make_demand(key, "a"))
     await broker.flushdb()
-    async with asyncio.timeout(60):
-        while not await broker.zcard("millrace:limit_state:{7}:1:c"):
-            await asyncio.sleep(0.01)
+    await eventually_async(lambda: broker.zcard("millrace:limit_state:{7}:1:c"))
     with pytest.raises(ApiError):
         await gate.admit(make_demand(key, "b"))
     await gate.stop()

@@ -35,7 +35,8 @@ from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.monitor import DispatchMonitor
 from millrace.gateway.dispatch.orphans import OrphanSweep
 from tests.support.gateway.keys import make_demand, make_key
-from tests.support.gateway.replica import GATEWAY, Replica, eventually
+from tests.support.gateway.replica import GATEWAY, Replica
+from tests.support.waiting import eventually_async
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +78,7 @@ class Gateway:
         async def written() -> bool:
             return execution.written
 
-        await eventually(written)
+        await eventually_async(written)
         return execution
 
 
@@ -89,7 +90,7 @@ async def running(broker: redis.Redis, name: str) -> AsyncIterator[Gateway]:
     async def serving() -> bool:
         return bool(gateway.dispatcher.replicas.serving("m"))
 
-    await eventually(serving)
+    await eventually_async(serving)
     yield gateway
     await gateway.stop()
 
@@ -168,7 +169,7 @@ async def test_every_execution_ends_in_one_usage_event(broker: redis.Redis, case
         await gateway.send()
         for step in steps:
             await step(gateway, replica)
-        await eventually(lambda: is_swept(broker))
+        await eventually_async(lambda: is_swept(broker))
         await OrphanSweep(second.dispatcher).sweep()
         assert await events(broker) == [expected]
         assert not await finish(broker) or expected == DONE  # a late end of the lost worker does not count
@@ -198,7 +199,7 @@ async def test_an_orphan_of_a_live_worker_ends_after_its_deadline(broker: redis.
         async with broker.pubsub() as controls:
             await controls.subscribe(control_channel("r1"))
             await gateway.lose()
-            await eventually(lambda: is_swept(broker))
+            await eventually_async(lambda: is_swept(broker))
             messages = [await controls.get_message(timeout=5) for _ in range(2)]
         assert messages[1] is not None
         assert messages[1]["data"] == encode(("req_1", 0, 1))

@@ -22,6 +22,7 @@ from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 from millrace.gateway.prompt_processes.tenant_queue import TenantQueue
 from millrace.gateway.protocols.openai import chat
 from tests.support.models import models_data_dir
+from tests.support.waiting import eventually_async
 
 SPEC = ModelSpec("m", "embedded", "auto")
 WORK = PromptTask(chat.DIALECT, {"m": PromptTarget(SPEC.key, 8192)})
@@ -57,10 +58,7 @@ async def tokens(pool: PromptPool, tenant: int = 1, text: str = "Hello") -> int:
 
 
 async def process_of(pool: PromptPool, *, other_than: int = 0) -> int:
-    async with asyncio.timeout(60):
-        while not pool.pids - {other_than}:
-            await asyncio.sleep(0.01)
-    return next(iter(pool.pids - {other_than}))
+    return next(iter(await eventually_async(lambda: pool.pids - {other_than})))
 
 
 async def test_tenants_take_turns() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect as websocket_connect
 
-from tests.support.gateway.live_server import Served, read_all, serving, wait_until
+from tests.support.gateway.live_server import Served, read_all, serving
+from tests.support.waiting import eventually
 
 H2C = (
     "connection: Upgrade, HTTP2-Settings",
@@ -263,4 +264,4 @@ def test_a_stream_to_a_client_of_http_1_0_arrives_piece_by_piece() -> None:
             client.sendall(more)
         assert not client.recv(1)
         assert received.partition(b"\r\n\r\n")[2] == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
-        wait_until(lambda: served.guard.connections == 0)
+        eventually(lambda: served.guard.connections == 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
@@ -30,6 +29,7 @@ from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapsho
 from tenants.routing_policies.experiments import ArmAssignment
 from tests.support.gateway.keys import KEY, make_demand
 from tests.support.rows import unscoped
+from tests.support.waiting import eventually_async
 
 LIMIT = LimitSetSnapshot(7, "key", requests_per_minute=3, tokens_per_day=1000)
 TRIAL = LimitSetSnapshot(8, "tenant", dry_run=True, max_prompt_tokens=5)
@@ -345,9 +345,7 @@ async def test_records_are_written_regularly_and_at_the_end(
     recorder = RequestLogWriter(rows, "gw-1", lost)
     await recorder.start()
     recorder.end(RequestTrace(KEY, "req_1", "completions"), "200")
-    async with asyncio.timeout(60):
-        while not await everything(RequestRecord):
-            await asyncio.sleep(0.02)
+    await eventually_async(lambda: everything(RequestRecord))
     recorder.end(RequestTrace(KEY, "req_2", "completions"), "200")
     await recorder.stop()
     assert len(await everything(RequestRecord)) == 2

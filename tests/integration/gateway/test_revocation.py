@@ -25,6 +25,7 @@ from tenants.keys import playground_tokens, snapshot
 from tenants.models import ApiKey, ApiKeySnapshotRow, ApiKeyUsage, AuditEntry, User
 from tests.support.gateway.watched_keys import Watched
 from tests.support.rows import unscoped
+from tests.support.waiting import eventually_async
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("close_connection")]
 DATABASE_SECONDS = authentication.DATABASE_SECONDS
@@ -46,12 +47,10 @@ def pushing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return bool(request.param == "pushed")
 
 
-async def soon(true: Callable[[], Any], seconds: float = 60) -> float:
-    """Wait until the condition holds, and return the seconds."""
+async def seconds_until(check: Callable[[], Awaitable[bool]]) -> float:
+    """Wait until the check returns true, and return the seconds that it took."""
     started = time.monotonic()
-    while not await true():
-        assert time.monotonic() - started < seconds
-        await asyncio.sleep(0.01)
+    await eventually_async(check)
     return time.monotonic() - started
 
 
@@ -80,8 +79,8 @@ async def test_a_revoked_key_and_its_requests_end_within_a_second(watched: Watch
         await asyncio.sleep(0.3)
         await sync_to_async(actions.do_revoke_api_key)(key)
         committed = time.monotonic()
-        took = await soon(lambda: is_rejected(watched, secret))
-        await soon(lambda: has_ended(ended))
+        took = await seconds_until(lambda: is_rejected(watched, secret))
+        await eventually_async(lambda: has_ended(ended))
         ((at, code),) = ended
         assert code == "invalid_api_key"
         assert await watched.error_code(other) is None
@@ -108,14 +107,14 @@ async def test_a_suspended_tenants_requests_end(watched: Watched, new_key: Any) 
         assert live
         watched.live.add(live, lambda error: ended.append(error.code))
         await sync_to_async(lambda: actions.do_suspend_tenant(key.tenant))()
-        suspended_within = await soon(lambda: has_ended(ended))
+        suspended_within = await seconds_until(lambda: has_ended(ended))
         assert ended == ["tenant_suspended"]
         await sync_to_async(lambda: actions.do_resume_tenant(key.tenant))()
 
         async def works_again() -> bool:
             return await watched.error_code(secret) is None
 
-        return max(suspended_within, await soon(works_again))
+        return max(suspended_within, await seconds_until(works_again))
 
     assert await fastest(suspend_and_resume) < WITHIN
 
@@ -142,10 +141,10 @@ async def test_a_cached_key_in_valkey_is_used_until_its_tenant_changes(
         believed = await watched.keys.find(secret)
         return believed is not None and believed.project_id == -1
 
-    await soon(is_copied)  # immediately, unless the last poll was long ago
+    await eventually_async(is_copied)  # immediately, unless the last poll was long ago
     monkeypatch.setattr("tenants.keys.key_snapshots.notify_gateways", lambda *_: None)
     await sync_to_async(actions.do_revoke_api_key)(key)
-    await soon(lambda: is_rejected(watched, secret))
+    await eventually_async(lambda: is_rejected(watched, secret))
     await asyncio.sleep(0.6)
     assert await broker.get(name) == copy
     assert await is_rejected(watched, secret)
@@ -183,7 +182,7 @@ async def test_a_change_during_a_lookup_is_not_overwritten_in_the_cache(
         row = await read_row(*args)
         if looked_up == 1:
             await sync_to_async(actions.do_revoke_api_key)(key)
-            await soon(is_polled)
+            await eventually_async(is_polled)
         return row
 
     monkeypatch.setattr(watched.keys, "_read_row", slow)
@@ -207,7 +206,7 @@ async def test_last_uses_are_stored(watched: Watched, new_key: Any, monkeypatch:
     async def written() -> bool:
         return bool(await sync_to_async(unscoped(ApiKeyUsage).filter)(key_id=key.pk))
 
-    await soon(written)
+    await eventually_async(written)
 
 
 async def test_without_the_database_requests_are_rejected_until_it_recovers(
@@ -254,7 +253,7 @@ async def test_a_key_with_an_old_pepper_is_rehashed_with_the_newest(
     async def moved() -> bool:
         return await sync_to_async(stored)() == (new, new, snapshot.pepper_id(newest))
 
-    await soon(moved)
+    await eventually_async(moved)
     assert await watched.error_code(secret) is None
     (entry,) = await sync_to_async(unscoped(AuditEntry).filter)(action="key.rehashed")
     assert (entry.actor, entry.before, entry.after) == (
@@ -284,7 +283,7 @@ async def test_a_playground_token_and_its_requests_end_with_the_users_access(
     await sync_to_async(actions.do_deactivate_user)(user)
     with pytest.raises(ApiError, match="Sign in again"):
         await watched.keys.authenticate_playground_token(token, "inference")
-    await soon(lambda: done(answer))
+    await eventually_async(lambda: done(answer))
     assert socket._errors["a"].code == "invalid_api_key"
     socket._errors.clear()
     await cancel_and_wait([watching])

@@ -45,8 +45,9 @@ from millrace.gateway.lifecycle.service import InferenceService
 from millrace.gateway.protocols.openai import completions
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 from tenants.routing_policies.policy import parse
-from tests.integration.gateway.test_service import Gate, serving
-from tests.support.gateway.replica import GATEWAY, Replica, eventually
+from tests.support.gateway.replica import GATEWAY, Replica
+from tests.support.gateway.service_gates import Gate, serving
+from tests.support.waiting import eventually_async
 
 POLICY = parse({"rules": [{"targets": [{"model": "a"}]}], "semantic_cache": True}, version=1)
 BAND = len(BAND_STARTS) - 1
@@ -158,7 +159,7 @@ class Client:
         async def is_claimed() -> bool:
             return await self.replica.claim(request_id)
 
-        await eventually(is_claimed)
+        await eventually_async(is_claimed)
         await self.replica.send(
             Tokens(request_id, 1, 0, [5], answer, prompt=TokenCounts(uncached=4)),
             End(request_id, 1, 1, reason, None, TokenCounts(uncached=4, output=3)),
@@ -203,7 +204,7 @@ async def client(broker: redis.Redis, transactional_db: None) -> AsyncIterator[C
     async def is_serving() -> bool:
         return await serving(gate, "a")
 
-    await eventually(is_serving)
+    await eventually_async(is_serving)
     yield Client(gate, replica, store, embedder)
     replica.stall()
     await service.drain()
@@ -328,8 +329,8 @@ async def running_check(client: Client) -> str:
     async def is_claimed() -> bool:
         return await client.replica.claim(check)
 
-    await eventually(is_claimed)
-    await eventually(is_known)
+    await eventually_async(is_claimed)
+    await eventually_async(is_known)
     return check
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
-import pytest_asyncio
 import redis.asyncio as redis
 
 from inference_worker.contract.messages import (
@@ -25,117 +23,24 @@ from inference_worker.contract.messages import (
     pins_key,
 )
 from inference_worker.contract.request import SamplingParams, ServiceClass, StructuredSpec, TokenCounts
-from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from inference_worker.worker.shared_pins import PIN
-from millrace.conf.environment import platform_settings
-from millrace.gateway.admission import rates
-from millrace.gateway.admission.admission import RateLimitAdmission
-from millrace.gateway.admission.disk import DiskWatch
-from millrace.gateway.answer_cache.answer_cache import AnswerCache
-from millrace.gateway.answer_cache.answer_store import AnswerStore
-from millrace.gateway.auth.active_requests import ActiveRequests
-from millrace.gateway.core.catalog import ServedModel, upstream_model
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.dispatch import execution as execution_module
-from millrace.gateway.dispatch.dispatcher import Dispatcher, decision_record_key
-from millrace.gateway.dispatch.jobs import InferenceJobBuilder
-from millrace.gateway.dispatch.metrics import GatewayMetrics
-from millrace.gateway.dispatch.monitor import DispatchMonitor
 from millrace.gateway.dispatch.stream_follower import StreamFollower
 from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
 from millrace.gateway.http.endpoints.inference import ChatCompletions
 from millrace.gateway.lifecycle import service as service_module
-from millrace.gateway.lifecycle.service import ActiveRequest, InferenceService
+from millrace.gateway.lifecycle.service import ActiveRequest
 from millrace.gateway.protocols.openai import completions
 from millrace.gateway.protocols.prompts import SHORT_CHARACTERS
 from millrace.gateway.routing.router import Router
-from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
-from tenants.routing_policies.policy import parse
-from tests.support.gateway.replica import GATEWAY, Replica, eventually
+from tenants.keys.snapshot import LimitSetSnapshot
+from tests.support.gateway.replica import GATEWAY, Replica
+from tests.support.gateway.service_gates import MODELS, Gate, make_key, serving
+from tests.support.waiting import eventually_async
 
-MODELS = {name: ServedModel(name, None, context, 1000, 0) for name, context in (("a", 100), ("b", 400))}  # type: ignore[arg-type]
-UPSTREAM = UpstreamSpec(UpstreamEngine.OPENAI, "https://api.example.com/v1", "x", context_length=1000)
-MODELS |= {name: upstream_model(name, "", UPSTREAM) for name in ("u", "v")}
 LIMIT = LimitSetSnapshot(1, "key", requests_per_day=100, tokens_per_day=1000, concurrency=2)
-
-
-def make_key(*sets: LimitSetSnapshot, **policies: Any) -> ApiKeySnapshot:
-    parsed = {name: parse(body, version=3) for name, body in policies.items()}
-    return ApiKeySnapshot(1, 1, 1, ("inference",), None, None, False, False, LimitSnapshot(sets), 1, None, parsed)
-
-
-class Gate:
-    """One gateway's service and its replicas, with helpers for tests."""
-
-    def __init__(self, broker: redis.Redis) -> None:
-        self.broker = broker
-        self.dispatcher = Dispatcher(broker, broker, GATEWAY, queue_seconds=5, retention_seconds=60)
-        self.admission = RateLimitAdmission(broker)
-        settings = platform_settings()
-        self.disk = DiskWatch(settings.data_dir, settings.min_free_disk)
-        self.service = InferenceService(
-            Router(MODELS),
-            self.admission,
-            self.dispatcher,
-            GatewayMetrics(self.dispatcher.replicas),
-            ActiveRequests(),
-            StreamSubscribers(broker),
-            InferenceJobBuilder(GATEWAY, "secret", 60),
-            AnswerCache(AnswerStore(broker, "secret", 60), self.dispatcher),
-            self.disk,
-        )
-        self.count = 0
-
-    async def begin(self, key: ApiKeySnapshot, model: str, prompt: int = 10, max_tokens: int = 20) -> ActiveRequest:
-        self.count += 1
-        request = InferenceRequest(model, [1] * prompt, SamplingParams(), max_tokens)
-        call = await self.service.begin(key, request, completions.DIALECT, f"req_{self.count}")
-        await eventually(partial(self.written, call))
-        return call
-
-    async def written(self, call: ActiveRequest) -> bool:
-        return call.execution.written
-
-    async def left(self, key: ApiKeySnapshot) -> tuple[str, str]:
-        """Return the remaining requests and tokens of the key's limits."""
-        left = dict(rates.headers(await self.admission.current_limit_statuses(key)))
-        return tuple(left[f"x-ratelimit-remaining-{kind}".encode()].decode() for kind in ("requests", "tokens"))  # type: ignore[return-value]
-
-    async def decision_record(self, call: ActiveRequest) -> dict[str, Any]:
-        return dict(msgspec.json.decode(await self.broker.get(decision_record_key(call.request_id))))
-
-
-@pytest_asyncio.fixture
-async def gate(broker: redis.Redis) -> AsyncIterator[Gate]:
-    gate = Gate(broker)
-    watching = DispatchMonitor(gate.dispatcher)
-    await gate.dispatcher.start()
-    await watching.start()
-    yield gate
-    await gate.service.drain()
-    await watching.stop()
-    await gate.dispatcher.stop()
-
-
-@pytest_asyncio.fixture
-async def a(broker: redis.Redis, gate: Gate) -> AsyncIterator[Replica]:
-    replica = Replica(broker, "ra", model="a")
-    await eventually(partial(serving, gate, "a"))
-    yield replica
-    replica.stall()
-
-
-@pytest_asyncio.fixture
-async def b(broker: redis.Redis, gate: Gate) -> AsyncIterator[Replica]:
-    replica = Replica(broker, "rb", model="b")
-    await eventually(partial(serving, gate, "b"))
-    yield replica
-    replica.stall()
-
-
-async def serving(gate: Gate, model: str) -> bool:
-    return bool(gate.dispatcher.replicas.serving(model))
 
 
 async def events_of(gate: Gate, call: ActiveRequest) -> list[Tokens | End]:
@@ -178,7 +83,7 @@ async def test_a_failure_before_the_first_token_falls_back(gate: Gate, a: Replic
     async def second_execution() -> bool:
         return call.execution.execution == 1 and call.execution.written
 
-    await eventually(second_execution)
+    await eventually_async(second_execution)
     job = decode_job(await gate.broker.hget(claim_key(call.request_id, 1), "job"))  # type: ignore[misc]
     assert (job.billing_context.execution, job.billing_context.model) == (1, "b")
     assert await gate.broker.hget(claim_key(call.request_id, 0), "execution") == b"1"  # type: ignore[misc]
@@ -293,7 +198,7 @@ async def test_several_prompts_are_several_jobs_with_one_response(gate: Gate, a:
     call = await gate.service.begin(key, SEVERAL, completions.DIALECT, "req_1")
     (part,) = call.further_prompts
     for each, prompt in ((call, [1] * 10), (part, [2] * 5)):
-        await eventually(partial(gate.written, each))
+        await eventually_async(partial(gate.written, each))
         assert await a.claim(each.request_id)
         job = each.execution.job
         assert (job.prompt_token_ids, job.params.n, job.params.max_tokens) == (prompt, 2, 20)
@@ -364,7 +269,7 @@ async def test_a_job_has_the_requests_billing_context(gate: Gate, a: Replica) ->
         user="u",
     )
     call = await gate.service.begin(key, request, completions.DIALECT, "req_1")
-    await eventually(partial(gate.written, call))
+    await eventually_async(partial(gate.written, call))
     assert await a.claim("req_1")
     job = decode_job(await gate.broker.hget(claim_key("req_1", 0), "job"))  # type: ignore[misc, arg-type]
     assert (job.service_class, job.priority, job.weight) == (ServiceClass.FLEX, -4, key.weight)
@@ -389,7 +294,7 @@ async def test_a_disconnected_client_pays_for_tokens_generated_until_then(gate: 
     async def cancelling() -> bool:
         return await gate.broker.hget(claim_key(call.request_id, 0), "cancel") == b"1"  # type: ignore[misc]
 
-    await eventually(cancelling)
+    await eventually_async(cancelling)
     assert (
         await gate.broker.zcard("millrace:limit_state:{1}:1:c") == 1
     )  # it keeps its concurrency slot until the engine has stopped
@@ -436,7 +341,7 @@ async def test_an_internal_error_is_never_billed(
     monkeypatch.setattr(consumer, "_write", fail)
     request = InferenceRequest("a", [1] * 10, SamplingParams(), 20)
     answering = asyncio.create_task(consumer._begin(make_key(LIMIT), request))
-    await eventually(partial(a.claim, "req_1"))
+    await eventually_async(partial(a.claim, "req_1"))
     await a.send(Tokens("req_1", 1, 0, [5], "Hi"))
     with pytest.raises(RuntimeError, match="broken"):
         await answering
@@ -507,7 +412,7 @@ async def test_a_resumable_request_runs_on_after_a_disconnect(
     async def cancelled() -> bool:
         return await gate.broker.hget(claim_key(call.request_id, 0), "cancel") == b"1"  # type: ignore[misc]
 
-    await eventually(cancelled)
+    await eventually_async(cancelled)
     await a.send(end(call, TokenCounts(10, output=1), reason="cancelled"))
 
 
@@ -568,7 +473,7 @@ async def test_an_upstream_waits_for_capacity_unless_another_target_follows(
     broker: redis.Redis, gate: Gate, conditions: list[str], waits: bool
 ) -> None:
     replica = Replica(broker, "ru", model="u")
-    await eventually(partial(serving, gate, "u"))
+    await eventually_async(partial(serving, gate, "u"))
     body = {"rules": [{"targets": [{"model": "u"}, {"model": "v", "weight": 0}]}], "fallback_on": conditions}
     request = InferenceRequest("p", "Hello", SamplingParams(), 20)
     active = await gate.service.begin(make_key(p=body), request, completions.DIALECT, "req_1")
@@ -591,7 +496,7 @@ async def test_a_target_without_a_token_in_time_is_replaced_and_not_billed(gate:
     async def second_execution() -> bool:
         return call.execution.execution == 1 and call.execution.written
 
-    await eventually(second_execution)
+    await eventually_async(second_execution)
     assert await b.claim(call.request_id, 2, execution=1)
     await b.send(end(call, TokenCounts(10, output=3), attempt=2))
     assert [type(event) for event in await reading] == [End]
@@ -647,7 +552,7 @@ async def answers(gate: Gate, replica: Replica, call: ActiveRequest, text: str, 
     async def is_written() -> bool:
         return call.execution.execution == execution and call.execution.written
 
-    await eventually(is_written)
+    await eventually_async(is_written)
     attempt = execution + 1
     assert await replica.claim(call.request_id, attempt, execution=execution)
     usage = TokenCounts(10, output=1)
@@ -682,7 +587,7 @@ async def test_the_first_answer_is_returned_if_the_next_target_fails(gate: Gate,
     async def second_execution() -> bool:
         return call.execution.execution == 1 and call.execution.written
 
-    await eventually(second_execution)
+    await eventually_async(second_execution)
     assert await b.claim(call.request_id, 2, execution=1)
     await b.send(Failed(call.request_id, 2, 0, "internal_error", "the engine failed"))
     events = await reading

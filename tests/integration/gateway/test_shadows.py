@@ -45,15 +45,23 @@ from millrace.gateway.lifecycle.service import InferenceService
 from millrace.gateway.lifecycle.shadows import Shadows, is_selected
 from millrace.gateway.protocols.openai import completions
 from tenants.keys.snapshot import ApiKeySnapshot
-from tests.integration.gateway.test_escalation import LARGE, MODELS, PROMPT, SMALL, Workers, make_service, not_started
-from tests.integration.gateway.test_service import Gate, a, b, gate, make_key
-from tests.integration.gateway.test_summaries import with_policy
 from tests.support.billing.books import rate_card
 from tests.support.gateway.budgets import budget_period, check_invariants, settle_events
-from tests.support.gateway.replica import GATEWAY, Replica, eventually
+from tests.support.gateway.escalations import (
+    LARGE,
+    MODELS,
+    PROMPT,
+    SMALL,
+    Workers,
+    make_service,
+    not_started,
+    with_policy,
+)
+from tests.support.gateway.replica import GATEWAY, Replica
+from tests.support.gateway.service_gates import Gate, make_key
 from tests.support.rows import unscoped
+from tests.support.waiting import eventually_async
 
-__all__ = ["a", "b", "gate"]
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 RULES = [{"targets": [{"model": "small"}]}]
 POLICY = {"rules": RULES, "shadow": {"model": "large", "percent": 100}}
@@ -255,7 +263,7 @@ KEY = make_key(mine=SHADOWED)
 
 async def answer(gate: Gate, replica: Replica, call: ActiveRequest, text: str = "yes", tokens: int = 3) -> list[Any]:
     """Compute the request's answer, and read it to its end."""
-    await eventually(partial(replica.claim, call.request_id))
+    await eventually_async(partial(replica.claim, call.request_id))
     counts = TokenCounts(uncached=10, output=tokens)
     await replica.send(
         Tokens(call.request_id, 1, 0, [5], text, prompt=TokenCounts(uncached=10)),
@@ -270,7 +278,7 @@ async def answer(gate: Gate, replica: Replica, call: ActiveRequest, text: str = 
 
 
 async def compute_shadow(replica: Replica, name: str, text: str) -> None:
-    await eventually(partial(replica.claim, name))
+    await eventually_async(partial(replica.claim, name))
     await replica.send(
         Tokens(name, 1, 0, [5], text, prompt=TokenCounts(uncached=10)),
         End(name, 1, 1, "stop", None, TokenCounts(uncached=10, output=7)),
@@ -302,7 +310,7 @@ async def test_a_shadow_that_fails_is_recorded_and_fails_nothing(
 ) -> None:
     call = await gate.begin(KEY, "mine")
     name = f"{call.request_id}.s"
-    await eventually(partial(b.claim, name))
+    await eventually_async(partial(b.claim, name))
     await b.send(Failed(name, 1, 0, "internal_error", ""))
     events = await answer(gate, a, call)
     assert isinstance(events[-1], End)
@@ -328,7 +336,7 @@ async def test_a_shadow_is_dropped_if_no_replica_has_a_free_slot(
     async def is_full() -> bool:
         return (gate.dispatcher.relative_load("b") or 0) > 2
 
-    await eventually(is_full)
+    await eventually_async(is_full)
     if not sees_load:  # the slots are taken between the check and the dispatch
         monkeypatch.setattr(gate.dispatcher, "relative_load", lambda key: 0.0)
     call = await gate.begin(KEY, "mine")
@@ -376,12 +384,12 @@ async def test_the_shadow_of_an_aborted_request_is_cancelled(
         await control.get_message(timeout=60)
         call = await gate.begin(KEY, "mine")
         name = f"{call.request_id}.s"
-        await eventually(partial(b.claim, name))
+        await eventually_async(partial(b.claim, name))
 
         async def is_claimed() -> bool:
             return gate.dispatcher.executions[name].owner is not None
 
-        await eventually(is_claimed)
+        await eventually_async(is_claimed)
         gate.service.release(call)
         await asyncio.gather(*shadows._running, return_exceptions=True)
         assert await control.get_message(timeout=60) is not None  # the replica is asked to stop
@@ -394,7 +402,7 @@ async def test_a_killed_gateway_leaves_one_usage_event_of_the_shadow(
     context = msgspec.structs.replace(key, policies=KEY.policies)
     call = await gate.begin(context, "mine")
     name = f"{call.request_id}.s"
-    await eventually(partial(b.claim, name))
+    await eventually_async(partial(b.claim, name))
     job = gate.dispatcher.executions[name].job
     # The gateway learns nothing more of the shadow. Its worker reports the usage, again after its own restart.
     usage = ExecutionUsage(job.billing_context, 1, "completed", "stop", TokenCounts(uncached=10, output=7), "rb", 32)

@@ -23,7 +23,7 @@ from millrace.gateway.core.errors import ApiError
 from millrace.gateway.lifecycle.active_request import FALLBACK
 from tenants.keys.snapshot import ApiKeySnapshot
 from tenants.models import UpstreamCredential
-from tests.integration.billing.test_execution_costs import cost_card
+from tests.support.billing.execution_costs import cost_card
 from tests.support.gateway.budget_gateways import MODEL
 from tests.support.gateway.keys import make_demand
 from tests.support.rows import unscoped

@@ -11,6 +11,7 @@ import redis.asyncio as redis
 from inference_worker.contract.messages import Claimed, End, Failed, Tokens, encode, event_log_key, gateway_stream
 from inference_worker.contract.request import TokenCounts
 from millrace.gateway.dispatch.streams import BUFFERED_EVENTS, EventBuffer, EventsLost, LogEvent, StreamReader, read_log
+from tests.support.waiting import eventually_async
 
 
 def events(count: int, attempt: int = 1) -> list[LogEvent]:
@@ -120,21 +121,16 @@ async def test_a_reader_distributes_the_events_sent_to_its_gateway(broker: redis
     gaps: list[None] = []
     reader = StreamReader(broker, "gw-a", got.append, lambda: gaps.append(None))
     task = asyncio.create_task(reader.run())
-    async with asyncio.timeout(60):
-        while not gaps:
-            await asyncio.sleep(0.01)
-        sent = Claimed("req_1", 1, "r")
-        await broker.xadd(gateway_stream("gw-a"), {"e": b"\xc1"})  # unreadable: logged and skipped
-        await broker.xadd(gateway_stream("gw-a"), {"e": encode([sent])}, nomkstream=True)
-        while not got:
-            await asyncio.sleep(0.01)
-        assert got == [sent]
-        assert await broker.ttl(gateway_stream("gw-a")) > 0
-        # After a lost connection, it reconnects and reports that events may be lost.
-        await broker.client_kill_filter(_type="normal", skipme=True)
-        while len(gaps) < 2:
-            await asyncio.sleep(0.01)
-        await broker.xadd(gateway_stream("gw-a"), {"e": encode([sent])}, nomkstream=True)
-        while len(got) < 2:
-            await asyncio.sleep(0.01)
+    await eventually_async(lambda: gaps)
+    sent = Claimed("req_1", 1, "r")
+    await broker.xadd(gateway_stream("gw-a"), {"e": b"\xc1"})  # unreadable: logged and skipped
+    await broker.xadd(gateway_stream("gw-a"), {"e": encode([sent])}, nomkstream=True)
+    await eventually_async(lambda: got)
+    assert got == [sent]
+    assert await broker.ttl(gateway_stream("gw-a")) > 0
+    # After a lost connection, it reconnects and reports that events may be lost.
+    await broker.client_kill_filter(_type="normal", skipme=True)
+    await eventually_async(lambda: len(gaps) >= 2)
+    await broker.xadd(gateway_stream("gw-a"), {"e": encode([sent])}, nomkstream=True)
+    await eventually_async(lambda: len(got) >= 2)
     task.cancel()

@@ -23,11 +23,10 @@ from millrace.gateway.lifecycle.service import InferenceService
 from millrace.gateway.protocols import context_overflow, prompts
 from millrace.gateway.protocols.openai import completions
 from tenants.keys.snapshot import ApiKeySnapshot
-from tenants.routing_policies.policy import parse
-from tests.integration.gateway import test_escalation
-from tests.integration.gateway.test_escalation import Workers, make_service, not_started
 from tests.support.billing.books import rate_card
+from tests.support.gateway import escalations
 from tests.support.gateway.budgets import budget_period, check_invariants, settle_events
+from tests.support.gateway.escalations import Workers, make_service, not_started, with_policy
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table", "one_token_per_letter")]
 MODELS = {
@@ -71,15 +70,10 @@ def one_token_per_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     def tokenize(model: ServedModel, request: InferenceRequest, max_tokens: int | None = None) -> Prompt:
         return Prompt([ord(letter) for message in request.prompt for letter in message["content"]])
 
-    monkeypatch.setattr(test_escalation, "MODELS", MODELS)
+    monkeypatch.setattr(escalations, "MODELS", MODELS)
     monkeypatch.setattr(context_overflow, "tokenize_here", tokenize)
     monkeypatch.setattr(prompts, "tokenize_here", tokenize)
     monkeypatch.setattr(lifecycle, "is_short", lambda _: True)
-
-
-def with_policy(key: ApiKeySnapshot, policy: dict[str, Any]) -> ApiKeySnapshot:
-    fields = {name: getattr(key, name) for name in key.__struct_fields__}
-    return ApiKeySnapshot(**fields | {"policies": {"mine": parse(policy)}})
 
 
 async def run(

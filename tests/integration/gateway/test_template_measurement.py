@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from millrace.gateway.protocols.prompts import tokenize
 from millrace.gateway.routing.router import Router
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSnapshot
 from tests.support.engine.tiny_tokenizer import write_tokenizer
+from tests.support.waiting import eventually_async
 
 DOUBLING = "{% macro m(k) %}{% if k %}{{ m(k - 1) }}{{ m(k - 1) }}{% endif %}{% endmacro %}"
 TEMPLATES = {
@@ -66,18 +67,12 @@ async def pool(models: dict[str, ServedModel]) -> AsyncIterator[PromptPool]:
         patch.setattr(prompt_pool, "WORK_SECONDS", 60)
         found = PromptPool(models, 1)
         await found.start()
-        await wait_until(lambda: all(model.tokenizer.is_template_cheap is not None for model in models.values()))
+        await eventually_async(lambda: all(model.tokenizer.is_template_cheap is not None for model in models.values()))
         yield found
         await found.stop()
 
 
 with_pool = pytest.mark.asyncio(loop_scope="module")
-
-
-async def wait_until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(120):
-        while not is_true():
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -183,8 +178,8 @@ async def test_a_process_that_hangs_in_a_measurement_is_replaced(
     monkeypatch.setattr(prompt_pool._Process, "exchange", stop_process)
     await pool.start()
     try:
-        await wait_until(lambda: models["cheap"].tokenizer.is_template_cheap is not None)
+        await eventually_async(lambda: models["cheap"].tokenizer.is_template_cheap is not None)
         assert models["cheap"].tokenizer.is_template_cheap is False
-        await wait_until(lambda: pool.is_current)
+        await eventually_async(lambda: pool.is_current)
     finally:
         await pool.stop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +24,7 @@ from inference_worker.contract.messages import (
 )
 from millrace.gateway.dispatch import wakeups
 from millrace.gateway.dispatch.wakeups import GENERATE, WakeupBuilder
+from tests.support.waiting import eventually
 
 QUEUE = replica_queue("r1")
 
@@ -84,7 +84,6 @@ def test_a_lost_task_is_sent_again(broker: redis.Redis, monkeypatch: pytest.Monk
     maker = WakeupBuilder()
     broker.execute_command(*maker.make("r1", [("req_1", 0, 1)]))
     assert broker.lpop(replica_queue_key("r1"))  # lost with a connection
-    while broker.exists(wakeup_sent_key("r1")):
-        time.sleep(0.01)
+    eventually(lambda: not broker.exists(wakeup_sent_key("r1")))
     broker.execute_command(*maker.make("r1", [("req_2", 0, 1)]))
     assert broker.llen(replica_queue_key("r1")) == 1

@@ -21,6 +21,7 @@ from tenants.keys.wrong_keys import WrongKeyThrottle
 from tenants.limits import process_buckets
 from tests.support.gateway.watched_keys import Watched
 from tests.support.rows import only_project
+from tests.support.waiting import eventually_async
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("close_connection")]
 NAT = "203.0.113.7"
@@ -39,9 +40,7 @@ async def outcome(watched: Watched, secret: str, address: str = NAT) -> int:
 async def changes_applied(watched: Watched) -> None:
     """Wait for a poll that starts now or later. Until then, a new key's change may still clear it from the cache."""
     now = time.monotonic()
-    async with asyncio.timeout(60):
-        while watched.keys._polled_at < now:
-            await asyncio.sleep(0.02)
+    await eventually_async(lambda: watched.keys._polled_at >= now)
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ from tests.support.frontend.console import World, remembered
 from tests.support.frontend.routes import all_routes
 from tests.support.gateway.budgets import database_url
 from tests.support.rows import only_project
+from tests.support.waiting import eventually_async
 
 CONCURRENT = 8  # more than twice MAX_RUNNING
 ROUTES = [route for route in all_routes() if route.is_of_tenant and not route.is_on_page]
@@ -101,9 +102,7 @@ class Platform:
         self.held.path, self.held.released = path.partition("?")[0], asyncio.Event()
         sent = [asyncio.create_task(self.get(path, **credential)) for _ in range(CONCURRENT)]
         most = MAX_EXPENSIVE if cost_of(self.held.path) > 1 else MAX_RUNNING
-        async with asyncio.timeout(60):
-            while sum(task.done() for task in sent) < CONCURRENT - most:
-                await asyncio.sleep(0.001)
+        await eventually_async(lambda: sum(task.done() for task in sent) >= CONCURRENT - most)
         assert self.held.running[self.held.path] == most, path
         return [task.result() for task in sent if task.done()], [task for task in sent if not task.done()]
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -28,6 +27,7 @@ from millrace.devserver.hub import Hub
 from millrace.devserver.hub_source import HubError, HubSource
 from tests.support.engine.tiny_qwen3 import write_qwen3
 from tests.support.hub_server import TOKEN, HubServer, running_hub
+from tests.support.waiting import eventually
 
 ID = "tiny/qwen3"
 SOURCE = HubSource(ID)
@@ -132,10 +132,12 @@ def test_a_killed_pull_is_resumed_and_never_looks_complete(hub: HubServer, tmp_p
     command = [sys.executable, "-m", "millrace.cli", "models", "pull", ID]
     process = subprocess.Popen(command, env=settings(hub.url, tmp_path), stderr=subprocess.DEVNULL)
     store = ModelStore(tmp_path / "state")
-    give_up_at = time.monotonic() + 60
-    while not (hub.downloads(WEIGHTS) and store.partial_models()):
-        assert time.monotonic() < give_up_at and process.poll() is None
-        time.sleep(0.05)
+
+    def has_begun() -> bool:
+        assert process.poll() is None
+        return bool(hub.downloads(WEIGHTS) and store.partial_models())
+
+    eventually(has_begun)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert store.models() == []

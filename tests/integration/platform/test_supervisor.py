@@ -8,8 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -19,19 +18,13 @@ from millrace.devserver import supervisor as module
 from millrace.devserver.processes import ProcessState
 from millrace.devserver.program import Program, is_still_running
 from millrace.devserver.supervisor import ChildFailed, Supervisor
+from tests.support.waiting import eventually, eventually_async
 
 Made = tuple[Supervisor, list[str]]
 
 
 def shell(name: str, script: str, **options: object) -> Program:
     return Program(name, ("/bin/sh", "-c", script), environ={"PATH": os.defpath}, **options)  # type: ignore[arg-type]
-
-
-async def until(condition: Callable[[], object], seconds: float = 5) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
-        await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -51,7 +44,7 @@ async def test_a_child_that_dies_is_restarted(made: Made) -> None:
     first = supervisor.pid("a")
     assert first
     os.kill(first, signal.SIGKILL)
-    await until(lambda: supervisor.pid("a") not in (None, first))
+    await eventually_async(lambda: supervisor.pid("a") not in (None, first))
     assert len(log_lines) == 1
     assert "a was killed by SIGKILL; starting it again in 0.25 s" in log_lines[0]
 
@@ -65,7 +58,7 @@ async def test_every_exit_is_reported_before_the_next_start(made: Made) -> None:
         pid = supervisor.pid("a")
         assert pid
         os.kill(pid, signum)
-        await until(lambda: supervisor.pid("a") not in (None, pid))  # noqa: B023 - awaited before pid changes
+        await eventually_async(lambda: supervisor.pid("a") not in (None, pid))  # noqa: B023 - awaited before pid changes
     assert running == [None, None]
     hurry = asyncio.Event()
     await supervisor.stop(hurry)
@@ -117,12 +110,12 @@ async def test_after_the_start_repeated_deaths_stop_no_other_child(
     watching = asyncio.create_task(supervisor.watch())
     broken.touch()
     os.kill(bad, signal.SIGKILL)
-    await until(lambda: len(log_lines) >= 9)
+    await eventually_async(lambda: len(log_lines) >= 9)
     assert [line.split(" in ")[1].split()[0] for line in log_lines[:5]] == ["0.01", "0.02", "0.04", "0.05", "0.05"]
     assert supervisor.pid("good") == good
     assert not watching.done()
     broken.unlink()
-    await until(lambda: supervisor.pid("bad"))
+    await eventually_async(lambda: supervisor.pid("bad"))
     watching.cancel()
 
 
@@ -141,9 +134,9 @@ async def test_a_program_that_is_deleted_after_the_start_is_retried(
     assert first
     program.rename(tmp_path / "elsewhere")
     os.kill(first, signal.SIGKILL)
-    await until(lambda: any("moved cannot be started" in line for line in log_lines))
+    await eventually_async(lambda: any("moved cannot be started" in line for line in log_lines))
     (tmp_path / "elsewhere").rename(program)
-    await until(lambda: supervisor.pid("moved") not in (None, first))
+    await eventually_async(lambda: supervisor.pid("moved") not in (None, first))
 
 
 async def test_the_pause_is_reset_after_a_long_run(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +147,7 @@ async def test_the_pause_is_reset_after_a_long_run(made: Made, monkeypatch: pyte
     supervisor._publish_states = lambda states: published.append(list(states))
     supervisor.add([shell("a", "sleep 0.3")])
     await supervisor.start("a")
-    await until(lambda: len(log_lines) == 3)
+    await eventually_async(lambda: len(log_lines) == 3)
     assert [line.split(" in ")[1].split()[0] for line in log_lines] == ["0.01"] * 3
     assert ProcessState("a", True) in [
         msgspec.structs.replace(one, last_end="", next_start_at=0) for (one,) in published[3:]
@@ -240,7 +233,7 @@ async def test_children_are_stopped_in_reverse_order(made: Made, tmp_path: Path)
     supervisor.add([shell(name, script.format(name, record)) for name in names])
     for name in ("b", "c", "a"):  # the order of starting does not matter
         await supervisor.start(name)
-    await until(lambda: all(Path(f"{record}.{name}").exists() for name in names))
+    await eventually_async(lambda: all(Path(f"{record}.{name}").exists() for name in names))
     await supervisor.stop(asyncio.Event())
     assert record.read_text().split() == ["c", "b", "a"]
     assert not any(supervisor.pid(name) for name in names)
@@ -253,7 +246,7 @@ async def test_a_child_that_does_not_stop_is_killed(made: Made, tmp_path: Path) 
     script = f"trap '' TERM; touch {flag}; while :; do sleep 0.05; done"
     supervisor.add([shell("deaf", script, stop_seconds=0.2)])
     await supervisor.start("deaf")
-    await until(flag.exists)
+    await eventually_async(flag.exists)
     await supervisor.stop(asyncio.Event())
     assert supervisor.pid("deaf") is None
     assert log_lines == ["deaf does not end; killing it"]
@@ -264,7 +257,7 @@ async def test_a_second_ctrl_c_does_not_wait(made: Made, tmp_path: Path) -> None
     flag = tmp_path / "flag"
     supervisor.add([shell("deaf", f"trap '' TERM; touch {flag}; while :; do sleep 0.05; done", stop_seconds=60)])
     await supervisor.start("deaf")
-    await until(flag.exists)
+    await eventually_async(flag.exists)
     hurry = asyncio.Event()
     asyncio.get_running_loop().call_later(0.1, hurry.set)
     await asyncio.wait_for(supervisor.stop(hurry), 5)
@@ -276,12 +269,12 @@ async def test_leftover_processes_of_a_dead_child_are_killed(made: Made, tmp_pat
     note = tmp_path / "pid"
     supervisor.add([shell("parent", f"sleep 77 & echo $! > {note}; exec sleep 60")])
     await supervisor.start("parent")
-    await until(lambda: note.exists() and note.read_text().strip())
+    await eventually_async(lambda: note.exists() and note.read_text().strip())
     left, parent = int(note.read_text()), supervisor.pid("parent")
     assert is_still_running(left, "sleep 77")
     assert parent
     os.kill(parent, signal.SIGKILL)
-    await until(lambda: not is_still_running(left, "sleep 77"))
+    await eventually_async(lambda: not is_still_running(left, "sleep 77"))
 
 
 HOST = """
@@ -313,7 +306,4 @@ def test_children_die_with_a_killed_supervisor(tmp_path: Path, user: str) -> Non
     host.kill()
     host.wait()
     host.stdout.close()
-    deadline = time.monotonic() + 5
-    while is_still_running(child, "sleep 78"):
-        assert time.monotonic() < deadline, "the orphan lives on"
-        time.sleep(0.01)
+    eventually(lambda: not is_still_running(child, "sleep 78"))

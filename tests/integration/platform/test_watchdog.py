@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from millrace.devserver.program import Program, free_port
 from millrace.devserver.stack import Stack
 from millrace.devserver.supervisor import Supervisor
 from millrace.devserver.watchdog import WatchdogLimits, cpu_seconds
+from tests.support.waiting import eventually_async
 
 LIMITS = WatchdogLimits(blocked_seconds=1.0, poll_seconds=0.1, max_restarts=2, window_seconds=600)
 # Answers each request. A request for /block runs code in the event loop.
@@ -78,20 +79,6 @@ class Gateway:
             await asyncio.to_thread(self.request, how)
 
 
-async def until(condition: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
-        await asyncio.sleep(0.02)
-
-
-async def until_answering(gateway: Gateway, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not await gateway.answers():
-        assert time.monotonic() < deadline, "it never answered"
-        await asyncio.sleep(0.02)
-
-
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
     port, messages = free_port(), []
@@ -105,7 +92,7 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
     supervisor.add([program])
     await supervisor.start("gateway")
     gateway = Gateway(supervisor, port, tmp_path / "gateway.log", messages)
-    await until_answering(gateway)
+    await eventually_async(gateway.answers)
     yield gateway
     stop_now = asyncio.Event()
     stop_now.set()
@@ -116,8 +103,8 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
 async def test_a_blocked_loop_is_ended_after_its_stacks_are_in_the_log(gateway: Gateway, how: str) -> None:
     first = gateway.pid
     await gateway.block(how)
-    await until(lambda: gateway.supervisor.pid("gateway") not in (None, first))
-    await until_answering(gateway)
+    await eventually_async(lambda: gateway.supervisor.pid("gateway") not in (None, first))
+    await eventually_async(gateway.answers)
     assert gateway.messages[0].startswith("gateway has answered no request for 1 s while it used CPU time; ending it")
     assert "gateway was killed by SIGABRT; starting it again" in gateway.messages[1]
     log = gateway.log.read_text()
@@ -136,7 +123,7 @@ async def test_a_loop_that_uses_no_cpu_time_is_not_restarted(gateway: Gateway, h
     assert (gateway.supervisor.pid("gateway"), gateway.messages) == (first, [])
     if how == "stopped":
         os.kill(first, signal.SIGCONT)
-        await until_answering(gateway)
+        await eventually_async(gateway.answers)
         assert gateway.pid == first
 
 
@@ -154,12 +141,12 @@ async def test_a_child_that_blocks_again_and_again_is_left_after_two_restarts(ga
     for count in (1, 2):
         pid = gateway.pid
         await gateway.block("compute")
-        await until(lambda: gateway.supervisor.pid("gateway") not in (None, pid))  # noqa: B023 - awaited before
-        await until_answering(gateway)
+        await eventually_async(lambda: gateway.supervisor.pid("gateway") not in (None, pid))  # noqa: B023 - awaited before
+        await eventually_async(gateway.answers)
         assert len(gateway.messages) == 2 * count
     pid = gateway.pid
     await gateway.block("compute")
-    await until(lambda: len(gateway.messages) == 5)
+    await eventually_async(lambda: len(gateway.messages) == 5)
     assert "It was restarted 2 times in 10 minutes for this, so it is left running" in gateway.messages[4]
     await asyncio.sleep(2 * LIMITS.blocked_seconds)  # a negative: the message is not repeated
     assert (gateway.pid, len(gateway.messages)) == (pid, 5)

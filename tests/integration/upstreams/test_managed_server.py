@@ -19,7 +19,7 @@ from inference_worker.worker.managed import guard
 from inference_worker.worker.managed import server as module
 from inference_worker.worker.managed.server import ManagedServer, ManagedServerError, server_environ
 from tests.support.upstreams.platform import CHILD_SERVER
-from tests.support.worker.publishing import eventually
+from tests.support.waiting import eventually
 
 CHILD = f"CHILD_API_KEY={{api_key}} {sys.executable} {CHILD_SERVER} {{port}}"
 

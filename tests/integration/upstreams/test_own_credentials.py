@@ -12,8 +12,8 @@ from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from tenants.actions.credentials import do_create_credential, do_remove_credential, do_rotate_credential
 from tenants.models import Tenant
 from tenants.tasks import deliver_credentials
-from tests.integration.billing.test_execution_costs import cost_card
 from tests.support.billing.books import rate_card
+from tests.support.billing.execution_costs import cost_card
 from tests.support.rows import unscoped
 from tests.support.upstreams.platform import eventually, upstream_platform
 from tests.support.upstreams.protocol_server import ProtocolServer

@@ -19,7 +19,7 @@ from inference_worker.worker.relay import circuit_breaker, relay
 from inference_worker.worker.replica import LoadedEngine, LocalReplica
 from tests.support.upstreams.protocol_server import USAGE, Answer, ProtocolServer
 from tests.support.upstreams.relay_harness import ANTHROPIC, OPENAI, SECRET, Harness
-from tests.support.worker.publishing import eventually
+from tests.support.waiting import eventually
 
 FROM_UPSTREAM = TokenCounts(USAGE["prompt"] - USAGE["cached"], USAGE["cached"], output=USAGE["output"])
 
@@ -256,10 +256,7 @@ def test_the_prompt_of_an_execution_that_is_cancelled_before_the_response_is_cou
     server.answers.append(Answer(waits=hold))
     harness = relays()
     live = harness.submit()
-    give_up_at = time.monotonic() + 30
-    while not server.received:
-        assert time.monotonic() < give_up_at
-        time.sleep(0.01)
+    eventually(lambda: server.received)
     harness.relay.cancel(live)
     (last,) = harness.outcomes()
     hold.set()
@@ -408,10 +405,7 @@ def test_500_streams_at_once(server: ProtocolServer, relays: Callable[..., Harne
     harness = relays(concurrency=500)
     for number in range(500):
         harness.submit(str(number))
-    give_up_at = time.monotonic() + 60
-    while server.open_streams < 500:
-        assert time.monotonic() < give_up_at
-        time.sleep(0.01)
+    eventually(lambda: server.open_streams >= 500)
     hold.set()
     server.default = Answer()
     ends = [outcome for _ in range(500) for outcome in harness.outcomes()[-1:]]

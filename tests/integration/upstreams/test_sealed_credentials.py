@@ -24,7 +24,7 @@ from tenants.models import UpstreamCredential
 from tenants.tasks import deliver_credentials
 from tests.support.rows import unscoped
 from tests.support.upstreams.protocol_server import ProtocolServer
-from tests.support.worker.publishing import eventually
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -20,6 +20,7 @@ from inference_worker.worker.relay import shared_limits
 from inference_worker.worker.relay.shared_limits import Entry, SharedLimits, Wait
 from tests.support.upstreams.protocol_server import Answer, ProtocolServer
 from tests.support.upstreams.relay_harness import OPENAI, Harness
+from tests.support.waiting import eventually, eventually_async
 
 
 def limits(left: int, seconds: str, limit: int = 100) -> dict[str, str]:
@@ -59,20 +60,6 @@ def requests_left(broker: redis.Redis) -> float | None:
     for key in broker.scan_iter("millrace:upstream_limits:*"):
         return read_state(broker.hgetall(key), 0.0).requests_left  # type: ignore[arg-type]
     return None
-
-
-async def until(true: Callable[[], object]) -> None:
-    """Wait in an event loop until the condition holds."""
-    async with asyncio.timeout(60):
-        while not true():
-            await asyncio.sleep(0.01)
-
-
-def eventually(true: Callable[[], object]) -> None:
-    give_up_at = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < give_up_at, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def test_a_rate_limit_of_one_relay_stops_the_others_for_this_credential(
@@ -242,10 +229,10 @@ def test_a_request_with_much_capacity_does_not_wait_for_its_check(broker: redis.
         reported = shared_limits.ReportedLimit("requests", 1000, 990, 3600.0)
         for _ in range(3):
             shared.learn(second, [reported], None)  # the last one replaces those that were not sent
-        await until(lambda: requests_left(broker) == 990)
+        await eventually_async(lambda: requests_left(broker) == 990)
         third = await shared.enter(7, None, 10, 0.0)
         assert isinstance(third, Entry)
-        await until(lambda: third.sent is not None)
+        await eventually_async(lambda: third.sent is not None)
         assert third.sent == 1
         assert requests_left(broker) == 989
         entered = await other.enter(7, None, 10, 0.0)
@@ -254,11 +241,11 @@ def test_a_request_with_much_capacity_does_not_wait_for_its_check(broker: redis.
         await other.enter(7, None, 10, 0.0)  # after the call before it
         unchecked = await shared.enter(7, None, 10, 0.0)
         assert isinstance(unchecked, Entry)  # its check finds the pause
-        await until(lambda: 7 not in shared._ample)
+        await eventually_async(lambda: 7 not in shared._ample)
         assert isinstance(await shared.enter(7, None, 10, 0.0), Wait)
         shared.learn(unchecked, [shared_limits.ReportedLimit("requests", 1000, 980, 3600.0)], None)
         # The check did not say how many requests were sent before it, so none is deducted.
-        await until(lambda: requests_left(broker) == 980)
+        await eventually_async(lambda: requests_left(broker) == 980)
         await asyncio.gather(shared.close(), other.close())
 
     asyncio.run(run())

@@ -10,8 +10,8 @@ import redis
 from billing.models import ExecutionCost, UsageEvent, UsageQuarantine
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from tenants.models import UpstreamCredential
-from tests.integration.billing.test_execution_costs import cost_card
 from tests.support.billing.books import dollars, rate_card
+from tests.support.billing.execution_costs import cost_card
 from tests.support.invariants import assert_ledger_invariants
 from tests.support.rows import unscoped
 from tests.support.upstreams.platform import eventually, upstream_platform

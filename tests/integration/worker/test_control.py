@@ -19,6 +19,7 @@ from inference_worker.contract.messages import (
 from inference_worker.contract.request import RequestError
 from inference_worker.worker.control import Control
 from inference_worker.worker.engine_client import ActiveJob
+from tests.support.waiting import eventually
 from tests.support.worker.jobs import make_job
 
 
@@ -63,13 +64,6 @@ def control(broker: redis.Redis, engine: RecordingEngine) -> Iterator[Control]:
     control.close()
 
 
-def wait_until(true: Callable[[], object]) -> None:
-    give_up_at = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.01)
-
-
 def beat_of(broker: redis.Redis) -> int:
     payload = broker.hget(REPLICAS_KEY, "r")
     return decode_heartbeat(payload).beat if payload else 0
@@ -77,9 +71,9 @@ def beat_of(broker: redis.Redis) -> int:
 
 def test_heartbeats_are_sent_until_the_end(broker: redis.Redis, engine: RecordingEngine) -> None:
     control = Control(broker, "r", engine, heartbeats)  # type: ignore[arg-type]
-    wait_until(lambda: beat_of(broker))
+    eventually(lambda: beat_of(broker))
     first = beat_of(broker)
-    wait_until(lambda: beat_of(broker) > first)
+    eventually(lambda: beat_of(broker) > first)
     control.close()
     assert not broker.hexists(REPLICAS_KEY, "r")
 
@@ -94,18 +88,18 @@ def test_a_cancel_applies_to_its_execution_and_attempt(broker: redis.Redis, engi
     for live in (wanted, other, newer):
         engine.submit(live)
     channel = control_channel("r")
-    wait_until(lambda: broker.publish(channel, encode(("req_3", 0, 1))))
+    eventually(lambda: broker.publish(channel, encode(("req_3", 0, 1))))
     broker.publish(channel, b"\xc1 not msgpack")
     broker.publish(channel, encode(("req_1", 0, 1)))
-    wait_until(lambda: engine.cancelled)
+    eventually(lambda: engine.cancelled)
     assert engine.cancelled == [(wanted, None)]
 
 
 def test_a_cancel_that_precedes_its_execution_is_stored(broker: redis.Redis, control: Control) -> None:
     """The execution is claimed but not yet submitted to the engine."""
     early, other = ActiveJob(make_job("req_1"), 1), ActiveJob(make_job("req_1"), 2)
-    wait_until(lambda: broker.publish(control_channel("r"), encode(("req_1", 0, 1))))
-    wait_until(lambda: control.was_cancelled(early))
+    eventually(lambda: broker.publish(control_channel("r"), encode(("req_1", 0, 1))))
+    eventually(lambda: control.was_cancelled(early))
     assert not control.was_cancelled(other)
 
 
@@ -113,7 +107,7 @@ def test_a_cancel_that_precedes_its_execution_is_stored(broker: redis.Redis, con
 def test_a_cancel_missed_during_an_outage_is_read_from_the_claim(
     broker: redis.Redis, engine: RecordingEngine, queued: Callable[..., str]
 ) -> None:
-    wait_until(lambda: broker.pubsub_numsub(control_channel("r"))[0][1])
+    eventually(lambda: broker.pubsub_numsub(control_channel("r"))[0][1])
     live, superseded, failed, running = (ActiveJob(make_job(f"req_{number}"), 1) for number in range(1, 5))
     broker.hset(queued(live.job), mapping={"state": "running", "cancel": 1})
     broker.hset(queued(superseded.job), mapping={"state": "queued", "attempt": 2})
@@ -122,7 +116,7 @@ def test_a_cancel_missed_during_an_outage_is_read_from_the_claim(
     for each in (live, superseded, failed, running):
         engine.submit(each)
     broker.client_kill_filter(_type="pubsub")
-    wait_until(lambda: len(engine.cancelled) == 3)
+    eventually(lambda: len(engine.cancelled) == 3)
     assert [cancelled for cancelled, _ in engine.cancelled] == [live, superseded, failed]
     assert engine.executions == [running]
 
@@ -132,7 +126,7 @@ def test_an_execution_past_its_deadline_is_ended(engine: RecordingEngine) -> Non
     late, on_time = ActiveJob(make_job("req_1", deadline=time.time() + 0.2), 1), ActiveJob(make_job("req_2"), 1)
     engine.submit(late)
     engine.submit(on_time)
-    wait_until(lambda: engine.cancelled)
+    eventually(lambda: engine.cancelled)
     ((cancelled, failure),) = engine.cancelled
     assert cancelled is late
     assert failure is not None
@@ -148,6 +142,6 @@ def test_a_drained_worker_requeues_its_executions_and_a_cordoned_one_keeps_them(
     time.sleep(1.2)
     assert engine.executions
     broker.hset(CORDONS_KEY, "m-0", "drain")
-    wait_until(lambda: not engine.executions)
+    eventually(lambda: not engine.executions)
     assert not engine.cancelled
     control.close()

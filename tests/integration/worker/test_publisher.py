@@ -44,8 +44,9 @@ from inference_worker.contract.request import (
     ToolCallDelta,
 )
 from inference_worker.worker.engine_client import ActiveJob, Delivery, Requeued
+from tests.support.waiting import eventually
 from tests.support.worker.jobs import make_job, make_usage
-from tests.support.worker.publishing import USAGE, ObservedPublisher, eventually, last, new_publisher, usage_events
+from tests.support.worker.publishing import USAGE, ObservedPublisher, last, new_publisher, usage_events
 
 Queued = Callable[[InferenceJob], str]
 
@@ -205,8 +206,7 @@ def test_choices_have_an_index(broker: redis.Redis, queued: Queued, publisher: O
         return live, RequestOutput(name, [token], f"<{token}>", index=index, logprobs=logprobs, **fields)
 
     publisher.deliver([output(0, 5, prompt_usage=prompt, prompt_logprobs=[TokenLogprobs(2, -2.0, 1)])])
-    while not log_of(broker, "req_1"):
-        time.sleep(0.01)
+    eventually(lambda: log_of(broker, "req_1"))
     publisher.deliver(
         [
             output(1, 6, prompt_usage=prompt),

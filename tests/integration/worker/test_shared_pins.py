@@ -36,8 +36,8 @@ from inference_worker.worker.engine_client import ActiveJob
 from inference_worker.worker.worker import MAX_REJECTIONS, Worker, new_replica_id
 from tests.support.engine.fakes import Clock, FakeRunner, distinct, fake_engine
 from tests.support.models import share_models
+from tests.support.waiting import eventually
 from tests.support.worker.jobs import make_job, make_usage
-from tests.support.worker.publishing import eventually
 
 BLOCK, FIVE, HOUR = 16, 300, 3600
 PROMPT = distinct(100, 1)

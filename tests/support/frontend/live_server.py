@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import http.client
 import threading
-import time
 from typing import Any
 
 import uvicorn
+
+from tests.support.waiting import eventually
 
 IDLE_SECONDS = 60  # a limit for busy machines
 _BARRIER = "/-/barrier"
@@ -25,8 +26,7 @@ class LiveServer:
 
     def start(self) -> None:
         self._thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
+        eventually(lambda: self._server.started)
         self.port: int = self._server.servers[0].sockets[0].getsockname()[1]
 
     @property
@@ -46,10 +46,7 @@ class LiveServer:
         connection.request("GET", _BARRIER)  # answered after everything sent before it was read
         connection.getresponse().read()
         connection.close()
-        give_up_at = time.monotonic() + IDLE_SECONDS
-        while self._unfinished:
-            assert time.monotonic() < give_up_at, f"{self._unfinished} requests do not end"
-            time.sleep(0.005)
+        eventually(lambda: not self._unfinished, describe=lambda: f"{self._unfinished} requests do not end")
 
     async def _count(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["path"] == _BARRIER:

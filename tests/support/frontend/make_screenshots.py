@@ -31,7 +31,7 @@ from playwright.sync_api import Browser, BrowserContext, sync_playwright
 from millrace.conf.environment import read_env_file
 from tests.support.frontend.console import DEMO, FLAGS, PASSWORD, Screen, load_screens, remembered
 from tests.support.frontend.pages import settle
-from tests.support.stack import START_SECONDS, free_port, start
+from tests.support.stack import free_port, start, wait_for_output
 from tools.screenshots import BUILT, STORED, STORED_NAMES
 
 if TYPE_CHECKING:
@@ -75,10 +75,7 @@ def platform() -> Iterator[str]:
     process = start(folder / "state", port, folder / "log")
     address = f"http://127.0.0.1:{port}"
     try:
-        give_up_at = time.monotonic() + 5 * START_SECONDS
-        while address not in (folder / "log").read_text():
-            assert process.poll() is None and time.monotonic() < give_up_at, (folder / "log").read_text()
-            time.sleep(0.5)
+        wait_for_output(process, folder / "log", address)
         os.environ.update(read_env_file(folder / "state" / "env"))
         os.environ.update(
             MILLRACE_DATA_DIR=str(folder / "state"),

@@ -24,6 +24,7 @@ from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSnapshot
 from tests.support.gateway.keys import make_demand
+from tests.support.waiting import eventually_async
 
 MODEL = ServedModel("smollm2-135m", None, 200_000, 1000, 0)  # type: ignore[arg-type]  # no tokenizer
 REQUEST_SECONDS = 2.0
@@ -75,8 +76,7 @@ class BudgetGateway:
 
     async def wait_until_returned(self) -> None:
         """Wait until the gateway neither leases nor has leases to return."""
-        while self.budget_admission._leasing or self.budget_admission._unreturned:
-            await asyncio.sleep(0.01)
+        await eventually_async(lambda: not (self.budget_admission._leasing or self.budget_admission._unreturned))
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,12 @@ class Meeting:
 
     async def all_have_come(self, to: str) -> None:
         async with redis.Redis.from_url(os.environ["MILLRACE_VALKEY_URL"]) as broker:
-            come = await broker.incr(f"{self.name}:{to}")
-            while come < self.number:
-                await asyncio.sleep(0.01)
-                come = int(await broker.get(f"{self.name}:{to}"))
+            await broker.incr(f"{self.name}:{to}")
+
+            async def have_come() -> bool:
+                return int(await broker.get(f"{self.name}:{to}")) >= self.number
+
+            await eventually_async(have_come)
 
 
 def key_of(tenant_id: int, project_id: int, key_id: int) -> ApiKeySnapshot:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from millrace.conf.environment import platform_settings
 from millrace.gateway.connections.guard import ConnectionGuard, ConnectionLimits
 from millrace.gateway.connections.http import GatewayHttpProtocol
 from millrace.gateway.connections.websocket import GatewayWebSocketProtocol
+from tests.support.waiting import eventually
 
 
 class Served:
@@ -57,7 +57,7 @@ def serving(application: Any, **limits: Any) -> Iterator[Served]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    wait_until(lambda: server.started)
+    eventually(lambda: server.started)
     try:
         yield Served(server.servers[0].sockets[0].getsockname()[1], guard)
     finally:
@@ -88,10 +88,3 @@ def read_response(client: socket.socket) -> bytes:
         assert data, head + body
         body += data
     return head + body
-
-
-def wait_until(true: Callable[[], object], seconds: float = 20) -> None:
-    give_up_at = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < give_up_at, "it did not happen in time"
-        time.sleep(0.01)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -18,12 +17,6 @@ from tests.support.invariants import assert_ledger_invariants
 from tests.support.rows import unscoped
 
 see = sync_to_async(lambda: assert_ledger_invariants(database_url()))
-
-
-async def eventually(true: Callable[[], Awaitable[Any]], seconds: float = 120) -> None:
-    async with asyncio.timeout(seconds):
-        while not await true():
-            await asyncio.sleep(0.05)
 
 
 @sync_to_async

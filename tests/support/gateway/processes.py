@@ -43,6 +43,7 @@ from millrace.gateway.admission import budget_admission
 from millrace.gateway.auth import revocation
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from tests.support.gateway.replica import Replica
+from tests.support.waiting import eventually_async
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = "smollm2-135m"
@@ -203,10 +204,8 @@ async def gateway_cluster(
             headers = {"authorization": f"Bearer {key}"}
             client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=120)
             started[name] = GatewayProcess(process, client)
-        async with asyncio.timeout(150):
-            for gateway in started.values():
-                while not await gateway.ready():
-                    await asyncio.sleep(0.1)
+        for gateway in started.values():
+            await eventually_async(gateway.ready)
         yield GatewayCluster(started, worker, settler)
     finally:
         await cancel_and_wait([working, *(replica._task for replica in replicas)])

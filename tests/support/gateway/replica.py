@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 
 import redis.asyncio as redis
 
@@ -30,12 +29,6 @@ GATEWAY = "gw-a"
 
 def heartbeat(beat: int, running: int = 0, waiting: int = 0, model: str = "m", version: str = "") -> bytes:
     return encode(Heartbeat(beat, model, True, False, running, waiting, 8, 10, 0, version=version))
-
-
-async def eventually(true: Callable[[], Awaitable[object]], seconds: float = 60) -> None:
-    async with asyncio.timeout(seconds):
-        while not await true():
-            await asyncio.sleep(0.02)
 
 
 class Replica:

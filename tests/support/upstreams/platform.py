@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -22,9 +22,10 @@ from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.upstreams import UpstreamSpec
 from millrace.devserver.program import die_with_parent, free_port
 from millrace.devserver.stack import HTTP_PROTOCOL
+from tests.support import waiting
 
 ROOT = Path(__file__).resolve().parents[3]
-START_SECONDS = 120
+eventually = partial(waiting.eventually, ignored=(httpx.TransportError,))
 CHILD_SERVER = Path(__file__).with_name("child_server.py")
 
 
@@ -46,7 +47,7 @@ class UpstreamPlatform:
             for name, spec in upstreams.items()
         )
         self.broker.set(WANTED_KEY, encode_wanted(WantedDeployments(wanted)))
-        eventually(lambda: self.models() == set(upstreams), START_SECONDS)
+        eventually(lambda: self.models() == set(upstreams))
 
     def models(self) -> set[str]:
         return {each["id"] for each in self.client.get("/v1/models").json().get("data", [])}
@@ -56,18 +57,6 @@ def _signed(name: str, spec: UpstreamSpec) -> UpstreamSpec:
     """Return the upstream with a signature, as the platform publishes it."""
     secret = os.environ["MILLRACE_WORKER_SECRET"]
     return replace(spec, signature=sign_managed(name, spec, secret)) if spec.command else spec
-
-
-def eventually(true: Callable[[], object], seconds: float = 60) -> None:
-    give_up_at = time.monotonic() + seconds
-    while True:
-        try:
-            if true():
-                return
-        except httpx.TransportError:
-            pass
-        assert time.monotonic() < give_up_at, "it did not happen in time"
-        time.sleep(0.05)
 
 
 @contextmanager
@@ -103,7 +92,7 @@ def upstream_platform(
     ]
     client = httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"authorization": f"Bearer {key}"}, timeout=120)
     try:
-        eventually(lambda: client.get("/healthz").status_code == 200, START_SECONDS)
+        eventually(lambda: client.get("/healthz").status_code == 200)
         yield UpstreamPlatform(client, f"http://127.0.0.1:{port}", broker, started[-1])
     finally:
         for process in started:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -59,10 +58,3 @@ def last(live: ActiveJob, *ids: int) -> Delivery:
 
 def usage_events(broker: redis.Redis) -> list[ExecutionUsage]:
     return [decode_usage(fields[b"e"]) for _, fields in broker.xrange(USAGE_STREAM)]
-
-
-def eventually(holds: Callable[[], object]) -> None:
-    give_up_at = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < give_up_at, "it never came about"
-        time.sleep(0.02)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from inference_worker.contract.messages import BillingContext, InferenceJob
@@ -51,10 +51,3 @@ class Harness:
 
     def next(self) -> Delivery:
         return self.delivered.get(timeout=60)
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    give_up_at = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.005)

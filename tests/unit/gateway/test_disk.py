@@ -9,7 +9,7 @@ import pytest
 from millrace.gateway.admission import disk
 from millrace.gateway.admission.disk import DiskWatch
 from millrace.gateway.core.errors import ApiError
-from tests.support.gateway.replica import eventually
+from tests.support.waiting import eventually_async
 
 
 async def test_new_requests_are_rejected_while_the_disk_is_almost_full(
@@ -30,7 +30,7 @@ async def test_new_requests_are_rejected_while_the_disk_is_almost_full(
         async def has_space() -> bool:
             return watch.check() == "ok"
 
-        await eventually(has_space)
+        await eventually_async(has_space)
         watch.require_space()
     finally:
         await watch.stop()

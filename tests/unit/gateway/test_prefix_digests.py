@@ -12,7 +12,7 @@ from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
 from millrace.gateway.dispatch.hit_rates import WINDOW_SECONDS, HitRates
 from millrace.gateway.dispatch.placement import MIN_REQUESTS_TO_BALANCE
 from tests.support.engine.fakes import fake_engine, request
-from tests.unit.gateway.test_placement import Fleet, make_job, prompt
+from tests.support.gateway.placement import Fleet, make_job, prompt
 
 SIZE, SALT = 16, b"salt"
 

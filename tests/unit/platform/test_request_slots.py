@@ -12,6 +12,7 @@ import pytest
 from millrace.conf import request_slots
 from millrace.conf.request_slots import MAX_RUNNING, MAX_WAITING, LimitedRequests
 from millrace.gateway.auth.callers import Caller, credential_of
+from tests.support.waiting import eventually_async
 
 ALL = MAX_RUNNING + MAX_WAITING
 CALLERS = {
@@ -80,9 +81,7 @@ class Served:
         return start["status"], {k.decode(): v.decode() for k, v in start["headers"]}, sent[1]["body"]
 
     async def wait_for(self, number: int) -> None:
-        async with asyncio.timeout(10):
-            while sum(self.site.running.values()) < number:
-                await asyncio.sleep(0.001)
+        await eventually_async(lambda: sum(self.site.running.values()) >= number)
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from inference_worker.contract.request import RequestError, RequestOutput, RequestRejected, StructuredSpec
-from tests.support.worker.resident_engine import Harness, wait_until
+from tests.support.waiting import eventually
+from tests.support.worker.resident_engine import Harness
 
 FORM = StructuredSpec("regex", "a{1,9}")
 
@@ -76,14 +77,14 @@ def test_a_grammar_of_another_tenant_is_compiled_again(harness: Harness, grammar
     grammars._done.add(("1", FORM))
     other = harness.submit("req_1", tenant=2, structured=FORM)
     assert harness.client.live() == [other]
-    wait_until(lambda: bool(grammars.compiling_on))
+    eventually(lambda: bool(grammars.compiling_on))
     grammars.allowed.set()
     assert harness.next()[0] is other
 
 
 def test_an_execution_cancelled_during_compilation_ends_immediately(harness: Harness, grammars: SlowGrammars) -> None:
     held = harness.submit("req_1", structured=FORM)
-    wait_until(lambda: bool(grammars.compiling_on))
+    eventually(lambda: bool(grammars.compiling_on))
     harness.client.cancel(held)
     live, output = harness.next()
     assert live is held

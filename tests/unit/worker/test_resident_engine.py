@@ -15,7 +15,8 @@ from inference_worker.contract.request import (
     ServiceClass,
 )
 from inference_worker.worker.engine_client import Requeued, is_last
-from tests.support.worker.resident_engine import Harness, wait_until
+from tests.support.waiting import eventually
+from tests.support.worker.resident_engine import Harness
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def test_an_execution_lasts_until_its_last_choice_ends(harness: Harness) -> None
         if any(output.finish_reason for output in outputs):
             assert harness.client.live() == [live]
         harness.steps(1)
-        wait_until(lambda: not harness.delivered.empty())
+        eventually(lambda: not harness.delivered.empty())
         while not harness.delivered.empty():
             _, output = harness.next()
             assert isinstance(output, RequestOutput)
@@ -83,8 +84,8 @@ def test_counters_can_be_read_during_steps_and_only_increase(harness: Harness) -
         while not harness.delivered.empty():
             ended += getattr(harness.next()[1], "finish_reason", None) is not None
     assert (seen, gaps) == (sorted(seen), sorted(gaps))
-    wait_until(lambda: harness.client.metrics().counters[GENERATION_TOKENS] == {"": 8 * 60})
-    wait_until(lambda: sum(harness.client.metrics().histograms[ITL].counts) == 8 * 59)
+    eventually(lambda: harness.client.metrics().counters[GENERATION_TOKENS] == {"": 8 * 60})
+    eventually(lambda: sum(harness.client.metrics().histograms[ITL].counts) == 8 * 59)
 
 
 def test_a_request_that_can_never_fit_is_rejected_with_the_reason(harness: Harness) -> None:
@@ -113,7 +114,7 @@ def test_a_cancel_takes_effect_within_two_steps(harness: Harness) -> None:
     assert final.usage is not None
     assert final.usage.prompt == 20
     assert 4 <= final.usage.output <= 6
-    wait_until(lambda: harness.client.stats().kv_blocks_used == 0)
+    eventually(lambda: harness.client.stats().kv_blocks_used == 0)
 
 
 @pytest.mark.parametrize(("failure", "pins"), [(None, 6), (RequestError("timeout", "too late"), 4)])
@@ -121,7 +122,7 @@ def test_an_unbilled_execution_pins_only_computed_blocks(
     harness: Harness, failure: RequestError | None, pins: int
 ) -> None:
     live = harness.submit("req_1", prompt=100, breakpoints=(CacheBreakpoint(96, 300),))
-    wait_until(lambda: len(harness.engine.scheduler.cache.pins) == 6)
+    eventually(lambda: len(harness.engine.scheduler.cache.pins) == 6)
     harness.client.cancel(live, failure)
     harness.steps(1)
     harness.next()
