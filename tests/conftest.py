@@ -43,7 +43,7 @@ from tests.support.static_files import scan_static_files_once  # noqa: E402
 
 pytest_plugins = [
     f"tests.support.fixtures.{name}"
-    for name in ("billing", "budgets", "console", "database", "platform", "process", "services")
+    for name in ("billing", "budgets", "console", "database", "platform", "process", "services", "tenants")
 ]
 
 # Durations are not meaningful on a busy machine.
@@ -70,7 +70,7 @@ INTEGRATION_FIXTURES = {
 }
 PLATFORM_TIMEOUT_SECONDS = 600  # with the start of the platform, on a busy machine
 
-GC_THRESHOLDS = (20_000, 5, 5)  # the default of 700 objects is for small programs
+GC_THRESHOLDS = (50_000, 10, 10)  # the default of 700 objects is for small programs
 
 _services: list[Services] = []
 _templates: list[DatabaseTemplate] = []

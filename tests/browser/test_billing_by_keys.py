@@ -13,7 +13,7 @@ from billing.models import CreditGrant, Invoice, UsageEvent
 from frontend.operator.billing import services
 from tenants import actions
 from tenants.models import Tenant
-from tests.support.frontend.billing_run import LAST, NOW, made, month
+from tests.support.frontend.billing_run import LAST, NOW, make_billed_acme, month
 from tests.support.frontend.console import meter
 from tests.support.rows import of, only_project, unscoped
 
@@ -79,7 +79,7 @@ def bill(tenant: Tenant) -> Invoice:
 
 
 def test_a_month_is_drafted_finalized_and_credited(opened: Any) -> None:
-    version = of(UsageEvent, made())[0].price_version
+    version = of(UsageEvent, make_billed_acme())[0].price_version
     other = actions.do_create_tenant("lab", "Lab")
     key, _ = actions.do_create_api_key(only_project(other), "k")
     given = {"at": LAST, "project_id": key.project_id, "key_id": key.pk, "price_version": version}
@@ -100,7 +100,7 @@ def test_a_month_is_drafted_finalized_and_credited(opened: Any) -> None:
 
 @pytest.mark.parametrize("deed", FORMS)
 def test_an_invoice_is_paid_corrected_or_voided(opened: Any, deed: str) -> None:
-    row = bill(made())
+    row = bill(make_billed_acme())
     link, submit, fields, state = FORMS[deed]
     page = opened("op@example.com", f"/operator/billing/{row.pk}")
     fill(page, link, str(row.number), submit, fields)
@@ -111,7 +111,7 @@ def test_an_invoice_is_paid_corrected_or_voided(opened: Any, deed: str) -> None:
 
 
 def test_a_tenant_reads_and_downloads_its_invoice(opened: Any) -> None:
-    row = bill(made())
+    row = bill(make_billed_acme())
     page = opened("owner@example.com", "/t/acme/invoices/")
     tab_to(page, page.locator("#panel-list").get_by_role("link", name=str(row.number), exact=True))
     page.keyboard.press("Enter")

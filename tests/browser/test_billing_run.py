@@ -18,14 +18,14 @@ from billing.models import (
 )
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tests.support.frontend.billing_run import audited_actions, made, month, only
+from tests.support.frontend.billing_run import audited_actions, make_billed_acme, month, only
 from tests.support.frontend.pages import moved
 from tests.support.rows import unscoped
 
 
 @pytest.mark.usefixtures("table")
 def test_a_month_from_draft_to_paid(opened: Callable[[str, str], Page]) -> None:
-    tenant = made()
+    tenant = make_billed_acme()
 
     def confirm(page: Any, name: str, button: str, **fields: str) -> None:
         dialog = page.locator("dialog[open]")

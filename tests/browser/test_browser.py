@@ -11,11 +11,14 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import BrowserContext, ConsoleMessage, Page
 
 from tenants import actions
-from tenants.models import Tenant, User
+from tenants.models import Tenant
 from tests.support.rows import only_project
 
-pytestmark = pytest.mark.usefixtures("table")
-EMAIL, PASSWORD = "dev@example.com", "correct horse battery staple"
+EMAIL, PASSWORD = "developer@example.com", "correct horse battery staple"
+pytestmark = [
+    pytest.mark.usefixtures("table"),
+    pytest.mark.acme("Acme Robotics", roles=["developer"], password=PASSWORD),
+]
 THEMES = pytest.mark.parametrize("theme", [pytest.param("light", marks=pytest.mark.extended), "dark"])
 WIDTHS = pytest.mark.parametrize("width", [390, pytest.param(1440, marks=pytest.mark.extended)])
 
@@ -42,13 +45,6 @@ def open_page(window: Callable[..., BrowserContext], live_server: Any) -> Iterat
     for context in contexts:
         context.close()
     assert complaints == []
-
-
-@pytest.fixture
-def acme() -> Tenant:
-    tenant = actions.do_create_tenant("acme", "Acme Robotics")
-    actions.do_add_member(tenant, User.objects.create_user(EMAIL, PASSWORD, name="Dev Eloper"), "developer")
-    return tenant
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tenants import actions
-from tenants.models import Tenant, User
+from tenants.models import User
 from tests.support.frontend.console import PASSWORD, remembered
 from tests.support.frontend.price_lists import newest, page_of
 
@@ -22,11 +21,6 @@ def operator(db, client) -> User:
 @pytest.fixture
 def second(db) -> User:
     return User.objects.create_superuser("second@example.com", PASSWORD)
-
-
-@pytest.fixture
-def acme(db) -> Tenant:
-    return actions.do_create_tenant("acme", "Acme")
 
 
 def test_a_price_list_from_the_draft_to_a_read_only_view_of_the_tenant(window, served, table, operator, second, acme):

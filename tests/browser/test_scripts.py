@@ -11,19 +11,10 @@ from django.test import Client
 from playwright.sync_api import BrowserContext, Page, expect
 
 from frontend.core import panels
-from tenants import actions
 from tenants.models import Tenant, User
 from tests.support.frontend.console import remembered
 
-pytestmark = pytest.mark.usefixtures("table")
-
-
-@pytest.fixture
-def acme() -> Tenant:
-    tenant = actions.do_create_tenant("acme", "Acme Robotics")
-    owner = User.objects.create_user("owner@example.com", name="Olive Owner")
-    actions.do_add_member(tenant, owner, "owner")
-    return tenant
+pytestmark = [pytest.mark.usefixtures("table"), pytest.mark.acme("Acme Robotics", roles=["owner"])]
 
 
 @pytest.fixture

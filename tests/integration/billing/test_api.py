@@ -26,11 +26,6 @@ def store(*events):
 
 
 @pytest.fixture
-def acme() -> Tenant:
-    return do_create_tenant("acme", "Acme")
-
-
-@pytest.fixture
 def other() -> Tenant:
     return do_create_tenant("other", "Other")
 

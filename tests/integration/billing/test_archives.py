@@ -25,14 +25,17 @@ from billing.metering.partitions import existing_partitions
 from billing.metering.usage import UsageReport, sums
 from billing.models import BudgetLease, Invoice, UsageArchive, UsageEvent, UsageQuarantine
 from inference_worker.contract.messages import encode
-from tenants.actions import Conflict, do_create_tenant
+from tenants.actions import Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant
-from tests.support.billing.books import OCTOBER, make_months, period, price, take_back, use
+from tests.support.billing.books import OCTOBER, period, price, take_back, use
 from tests.support.rows import unscoped
 
-pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "owner"])
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases=["default", "owner"]),
+    pytest.mark.acme('Acme "and" Söhne', months=True),
+]
 MONTH = date(2026, 10, 1)
 NAME = "billing_usageevent_2026_10"
 LATER = datetime(2026, 12, 20, tzinfo=UTC)
@@ -45,10 +48,8 @@ class _Clock(datetime):
 
 
 @pytest.fixture
-def acme(table: None, as_owner: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tenant]:
-    """Create a tenant with an invoice of October, two months ago. Its usage is in the hourly rollups."""
-    make_months()
-    acme = do_create_tenant("acme", 'Acme "and" Söhne')
+def acme(acme: Tenant, table: None, as_owner: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tenant]:
+    """The tenant with an invoice of October, two months ago. Its usage is in the hourly rollups."""
     alpha = price("3")
     use(acme, OCTOBER, (alpha, 1_000_001), times=3)
     use(acme, OCTOBER + timedelta(microseconds=1), (alpha, 7))

@@ -28,7 +28,6 @@ from tests.support.billing.books import (
     NOVEMBER,
     OCTOBER,
     invoiced,
-    make_months,
     over,
     period,
     price,
@@ -37,15 +36,9 @@ from tests.support.billing.books import (
 )
 from tests.support.rows import unscoped
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 MILLION = 10**6
 CENT = 10**7  # nano-USD
-
-
-@pytest.fixture
-def acme() -> Tenant:
-    make_months()
-    return do_create_tenant("acme", "Acme")
 
 
 def pay(cents: int, reference: str = "p1", **fields) -> Payment:

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime
 
-import facturx
 import pytest
 from django.db import IntegrityError, connection
-from django.db.models import Sum
 
 from billing.actions.corrections import do_issue_credit_note, do_issue_debit_note
 from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.invoices import do_finalize
 from billing.actions.payment_events import do_record_event
 from billing.actions.payments import Received, do_record_payment
-from billing.actions.prices import do_assign_book, do_discard_prices, do_propose_prices, do_publish_prices
+from billing.actions.prices import do_assign_book, do_discard_prices, do_propose_prices
 from billing.actions.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
 from billing.actions.setup import do_add_exchange_rate, do_set_profile
 from billing.actions.top_up_results import end_top_up
-from billing.invoicing import checks
 from billing.invoicing.exports import html
 from billing.ledger import PostedEntry
 from billing.models import (
     Account,
-    BillingEntity,
     BillingProfile,
     Invoice,
     LedgerEntry,
@@ -32,7 +28,6 @@ from billing.models import (
     TopUp,
 )
 from billing.payments.stripe import Stripe
-from billing.periods import default_entity
 from billing.pricing.currencies import exchange_rate
 from billing.pricing.price_book import NewPrice, Proposal
 from billing.pricing.price_files import read_csv
@@ -41,58 +36,22 @@ from tenants.actions import ActionRefused, Conflict, do_add_member, do_create_te
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
-from tests.integration.billing.test_invoice_forms import attached, document_of, failed_rules, furnish
 from tests.support.billing import stripe_events as stripe
-from tests.support.billing.books import NOVEMBER, OCTOBER, dollars, invoiced, make_months, over, period, price, use
+from tests.support.billing.books import NOVEMBER, OCTOBER, dollars, invoiced, over, period, price, use
+from tests.support.billing.currencies import CSV, MILLION, assert_valid, bill, in_currency, sums_by_currency
+from tests.support.billing.invoice_forms import attached, document_of, furnish
+from tests.support.billing.prepaid_credit import change_entity
 from tests.support.rows import unscoped
 from tests.support.tenants.management_api import by_person
 
-pytestmark = pytest.mark.django_db
-MILLION = 10**6
-CSV = ["model,tier,component,usd_per_million", "alpha,,uncached,10"]
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 
 
 @pytest.fixture
-def acme() -> Tenant:
-    """A tenant that is billed in EUR."""
-    make_months()
-    tenant = do_create_tenant("acme", "Acme")
-    in_currency(tenant, "EUR")
-    return tenant
-
-
-def in_currency(tenant: Tenant, currency: str) -> None:
-    book = currency.lower()
-    do_publish_prices(do_propose_prices(read_csv(CSV), book=book, currency=currency), by=None)
-    do_assign_book(tenant, book)
-
-
-def bill(tenant: Tenant, amount: str, at: datetime = OCTOBER, currency: str = "EUR") -> Invoice:
-    book = {"book": currency.lower(), "currency": currency, "number": at.month, "model": f"m{currency}{at.month}"}
-    use(tenant, at, (price(amount, **book), MILLION))
-    return invoiced(tenant, at)
-
-
-def change_entity(**fields: object) -> None:
-    with all_tenants_scope(BypassReason.BILLING):
-        BillingEntity.objects.filter(pk=default_entity().pk).update(**fields)
-
-
-def assert_valid(*invoices: Invoice) -> None:
-    for invoice in invoices:
-        _, xml = attached(invoice)
-        assert facturx.xml_check_xsd(xml, flavor="factur-x", level="en16931")
-        assert failed_rules(xml) == []
-        with all_tenants_scope(BypassReason.BILLING):
-            rows = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to__period")
-            result = checks.check(rows.get(pk=invoice.pk))
-        assert (result.ledger_difference, result.same_data, result.same_pdf) == (0, True, True)
-
-
-def sums_by_currency() -> dict[str, int]:
-    with all_tenants_scope(BypassReason.BILLING):
-        sums = LedgerEntry.objects.all_tenants().order_by().values_list("transaction__currency")
-        return {currency: int(nano) for currency, nano in sums.annotate(Sum("nano"))}
+def acme(acme: Tenant) -> Tenant:
+    """The tenant, billed in EUR."""
+    in_currency(acme, "EUR")
+    return acme
 
 
 def test_a_tenant_is_billed_in_the_currency_of_its_price_book(acme):

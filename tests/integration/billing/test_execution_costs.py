@@ -5,32 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from django.db import connections
 
-from billing.metering.ingest import UsageMessage, settle
 from billing.metering.settler import Settler
-from billing.models import Adjustment, CostCard, DailyCost, ExecutionCost, UsageEvent
-from billing.pricing.pricing import Component, Rate, encode_rates
-from inference_worker.contract.messages import ExecutionUsage, encode
+from billing.models import Adjustment, DailyCost, ExecutionCost, UsageEvent
+from inference_worker.contract.messages import ExecutionUsage
 from tests.support.billing.books import dollars, rate_card
+from tests.support.billing.execution_costs import AT, FULL, PAID, PRICE, cost_card, settle_all
 from tests.support.billing.settlers import quarantined
 from tests.support.rows import unscoped
-
-AT = datetime.now(UTC).replace(microsecond=0)
-FULL = {"uncached": 1000, "cache_read": 0, "output": 200}
-PAID = 1000 * dollars("1") + 200 * dollars("5")  # the operator's cost of FULL
-PRICE = 1000 * dollars("3") + 200 * dollars("15")  # the tenant's
-
-
-def cost_card(model: str = "smollm2-135m", **usd: str) -> int:
-    given = usd or {"uncached": "1", "cache_read": "0.10", "output": "5"}
-    rates = tuple(Rate(place, Component(name), dollars(price)) for place, (name, price) in enumerate(given.items()))
-    card = {"model": model, "effective_from": datetime(2020, 1, 1, tzinfo=UTC), "rates": encode_rates(rates)}
-    return int(unscoped(CostCard).create(**card).pk)
 
 
 @pytest.fixture
@@ -43,10 +29,6 @@ def upstream(table: None, event: Callable[..., ExecutionUsage]) -> Callable[...,
         return event(**(given | changes))
 
     return make
-
-
-def settle_all(*events: ExecutionUsage) -> None:
-    settle([UsageMessage(f"{number}-0", encode(one)) for number, one in enumerate(events)])
 
 
 def revenue() -> int:

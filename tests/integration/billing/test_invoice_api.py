@@ -13,20 +13,14 @@ import pytest
 from rest_framework.test import APIClient
 
 from billing.models import Invoice, InvoiceFile, Payment
-from tenants.actions import do_create_api_key, do_create_tenant
-from tenants.models import AuditEntry, Tenant, User
-from tests.support.billing.books import OCTOBER, draft_for, invoiced, make_months, period, price, use
+from tenants.actions import do_create_api_key
+from tenants.models import AuditEntry, User
+from tests.support.billing.books import OCTOBER, draft_for, invoiced, period, price, use
 from tests.support.rows import only_project, unscoped
 from tests.support.tenants.management_api import by_person, by_role
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 MILLION = 10**6
-
-
-@pytest.fixture
-def acme() -> Tenant:
-    make_months()
-    return do_create_tenant("acme", "Acme")
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -42,27 +40,13 @@ from tenants.models import Tenant
 from tests.support.billing.books import NOVEMBER, OCTOBER, make_months, over, pdf_of, period, price, use
 from tests.support.billing.published_prices import A, publish
 from tests.support.rows import unscoped
+from tests.support.tenants.concurrency import run_in_threads
 
 MILLION = 10**6
 
 
 class Killed(Exception):
     """An error that simulates the end of a process."""
-
-
-def at_once(jobs: list[Callable[[], object]], threads: int = 6) -> list[object]:
-    """Run the functions in threads with separate connections; return their results or exceptions."""
-
-    def run(job: Callable[[], object]) -> object:
-        try:
-            return job()
-        except Exception as exc:  # noqa: BLE001
-            return exc
-        finally:
-            connection.close()
-
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(run, jobs))
 
 
 @pytest.fixture
@@ -91,7 +75,7 @@ def test_numbers_have_no_gaps_under_rollbacks(october):
                 raise Killed
         return str(done)
 
-    answers = at_once([lambda row=row, n=n: finalize(row, n % 5 == 0) for n, row in enumerate(waiting)])
+    answers = run_in_threads([lambda row=row, n=n: finalize(row, n % 5 == 0) for n, row in enumerate(waiting)])
     assert sum(isinstance(answer, Killed) for answer in answers) == 10
     numbers = sorted(row.number for row in unscoped(Invoice).filter(number__isnull=False))
     assert numbers == [f"INV-2026-{number:06}" for number in range(1, 41)]
@@ -166,7 +150,7 @@ def test_a_pdf_that_is_typeset_concurrently_is_stored_once(october):
         use(tenant, NOVEMBER, (cheap, MILLION))
     do_close_period(period(NOVEMBER), now=over(period(NOVEMBER)))
     invoices = [do_finalize(draft) for draft in do_draft(period(NOVEMBER))]
-    answers = at_once([lambda row=row: pdf_of(row) for row in invoices for _ in range(4)] + [store_pdfs] * 4)
+    answers = run_in_threads([lambda row=row: pdf_of(row) for row in invoices for _ in range(4)] + [store_pdfs] * 4)
     assert not [answer for answer in answers if isinstance(answer, Exception)]
     assert len({answer for answer in answers if isinstance(answer, bytes)}) == 3
     assert unscoped(InvoiceFile).count() == 6
@@ -176,7 +160,7 @@ def test_concurrent_billing_runs_of_a_month(october):
     cheap = price("1")
     for number in range(5):
         use(do_create_tenant(f"t{number}", f"T{number}"), OCTOBER, (cheap, MILLION))
-    answers = at_once([lambda: invoice_months(month="2026-10", now=over(october))] * 6)
+    answers = run_in_threads([lambda: invoice_months(month="2026-10", now=over(october))] * 6)
     assert not [answer for answer in answers if isinstance(answer, Exception)]
     invoices = unscoped(Invoice).all()
     assert sorted(row.number for row in invoices) == [f"INV-2026-{number:06}" for number in range(1, 6)]
@@ -188,7 +172,7 @@ def test_a_payment_reported_concurrently_is_booked_once(october):
     (draft,) = drafts(october, 1)
     invoice = do_finalize(draft)
     payment = Received("stripe", "pi_1", 100, OCTOBER, invoice=invoice.number)
-    answers = at_once([lambda: do_record_payment(payment)[1]] * 12)
+    answers = run_in_threads([lambda: do_record_payment(payment)[1]] * 12)
     assert sorted(answers) == [False] * 11 + [True]
     assert unscoped(Invoice).get().state == "paid"
 
@@ -200,7 +184,7 @@ def test_an_email_is_claimed_by_one_sender(october):
             tenant=draft.tenant, entity=draft.entity, name="T", country="DE", emails=["bills@acme.example"]
         )
     do_finalize(draft)
-    assert sum(at_once([emails.send_all] * 6)) == 1
+    assert sum(run_in_threads([emails.send_all] * 6)) == 1
     assert len(mail.outbox) == 1
 
 
@@ -214,7 +198,7 @@ def test_credit_is_not_applied_twice(october):
         month = period(at)
         do_close_period(month, now=over(month))
         waiting += do_draft(month)
-    totals = sorted(done.total for done in at_once([lambda row=row: do_finalize(row) for row in waiting]))
+    totals = sorted(done.total for done in run_in_threads([lambda row=row: do_finalize(row) for row in waiting]))
     assert totals == [0, 50]
 
 
@@ -237,7 +221,7 @@ def test_closing_waits_for_events_with_the_periods_stamp(october):
         drafted.set()
         return sum(draft.events for draft in drafts)
 
-    assert at_once([settle_slowly, close], threads=2) == [None, 1]
+    assert run_in_threads([settle_slowly, close], threads=2) == [None, 1]
     use(acme, OCTOBER, (cheap, MILLION))
     assert [row.invoice_period == october.pk for row in unscoped(UsageEvent).order_by("settled_at")] == [True, False]
 
@@ -247,7 +231,7 @@ def test_stamping_while_others_create_the_same_periods(october):
         with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
             return stamps(cursor, [(1, datetime(2027, month, 3, tzinfo=UTC)) for month in range(1, 13)])
 
-    answers = at_once([stamp] * 6)
+    answers = run_in_threads([stamp] * 6)
     assert all(answer == answers[0] for answer in answers), answers
     assert len(set(answers[0])) == 12
 

@@ -10,18 +10,11 @@ from billing.actions.corrections import do_issue_credit_note, do_void, do_write_
 from billing.actions.payments import Received, do_record_payment
 from billing.invoicing import emails
 from billing.models import Invoice
-from tenants.actions import do_create_tenant
 from tenants.models import Tenant, WebhookEvent
-from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, price, use
+from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, price, use
 from tests.support.rows import of, unscoped
 
-pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def acme() -> Tenant:
-    make_months()
-    return do_create_tenant("acme", "Acme")
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 
 
 @pytest.fixture

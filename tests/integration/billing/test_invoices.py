@@ -30,7 +30,7 @@ from billing.models import (
 )
 from billing.periods import default_entity
 from millrace.conf.environment import platform_settings
-from tenants.actions import Conflict, do_create_tenant, do_delete_tenant, do_purge_tenant
+from tenants.actions import Conflict, do_delete_tenant, do_purge_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
@@ -39,7 +39,6 @@ from tests.support.billing.books import (
     NOVEMBER,
     OCTOBER,
     invoiced,
-    make_months,
     over,
     pdf_of,
     period,
@@ -49,15 +48,9 @@ from tests.support.billing.books import (
 )
 from tests.support.rows import unscoped
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 MILLION = 10**6
 CENT = 10**7  # nano-USD
-
-
-@pytest.fixture
-def acme() -> Tenant:
-    make_months()
-    return do_create_tenant("acme", "Acme")
 
 
 def lines(invoice: Invoice) -> list[InvoiceLine]:

@@ -38,8 +38,8 @@ from inference_worker.contract.request import TokenCounts
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, Tenant, UpstreamCredential, User
-from tests.integration.billing.test_execution_costs import FULL, PAID, PRICE, cost_card, settle_all
 from tests.support.billing.books import dollars, rate_card
+from tests.support.billing.execution_costs import FULL, PAID, PRICE, cost_card, settle_all
 from tests.support.gateway.budgets import database_url
 from tests.support.invariants import assert_ledger_invariants
 from tests.support.rows import unscoped

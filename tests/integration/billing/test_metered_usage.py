@@ -14,15 +14,15 @@ from billing.models import Invoice, InvoiceLine, MeteredUsage
 from billing.pricing.metered import metered_cost, metered_units
 from billing.pricing.price_files import read_csv
 from billing.pricing.pricing import Component
-from tenants.actions import ActionRefused, Conflict, do_create_tenant
+from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
-from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, period
+from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, period
 from tests.support.rows import unscoped
 from tests.support.tenants.management_api import by_person
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 CSV = """model,tier,component,usd_per_million
 alpha,standard,cache_storage,4.5
 box,standard,machine_hours,1990000
@@ -30,12 +30,10 @@ box,standard,machine_hours,1990000
 
 
 @pytest.fixture
-def acme() -> Tenant:
-    make_months()
-    tenant = do_create_tenant("acme", "Acme")
+def acme(acme: Tenant) -> Tenant:
     start = datetime(2026, 9, 1, tzinfo=UTC)
     do_publish_prices(do_propose_prices(read_csv(CSV.splitlines()), effective_from=start), by=None)
-    return tenant
+    return acme
 
 
 def record(tenant: Tenant, component: Component, amount: int, hours: float, reference: str, at=OCTOBER, **fields):

@@ -46,12 +46,13 @@ from tenants.actions.common import FieldRefused
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
-from tests.integration.billing.test_currencies import assert_valid, bill, change_entity, in_currency, sums_by_currency
-from tests.integration.billing.test_invoice_forms import attached, document_of, furnish
-from tests.integration.billing.test_top_ups import FakeStripe, fake  # noqa: F401  (a fixture)
 from tests.support.billing import stripe_events as stripe
 from tests.support.billing.books import NOVEMBER, OCTOBER, make_months, price, use
 from tests.support.billing.books import dollars as nano
+from tests.support.billing.currencies import assert_valid, bill, in_currency, sums_by_currency
+from tests.support.billing.fake_stripe import FakeStripe
+from tests.support.billing.invoice_forms import attached, document_of, furnish
+from tests.support.billing.prepaid_credit import change_entity
 from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db
@@ -295,12 +296,12 @@ def test_a_payment_of_stripe_with_a_fraction_fails():
 @pytest.mark.parametrize(
     ("currency", "price_of", "amount"), [("JPY", "500", "550"), ("ISK", "500", "55000"), ("KWD", "5.124", "5640")]
 )
-def test_hosted_pages_charge_the_amount_that_the_provider_accepts(fake: FakeStripe, currency, price_of, amount):  # noqa: F811
+def test_hosted_pages_charge_the_amount_that_the_provider_accepts(fake_stripe: FakeStripe, currency, price_of, amount):
     """KWD 5.636 with tax: the provider charges 5.640, and 0.004 remain a deposit."""
     tenant = tenant_in(currency)
     invoice = bill(tenant, price_of, currency=currency)
     do_start_payment(invoice)
-    fields = fake.requests[-1][1]
+    fields = fake_stripe.requests[-1][1]
     assert fields["line_items[0][price_data][unit_amount]"] == amount
     assert fields["line_items[0][price_data][currency]"] == currency.lower()
     booked_by(stripe.payment(int(amount), currency=currency.lower(), metadata={"invoice": invoice.number}))
@@ -308,7 +309,7 @@ def test_hosted_pages_charge_the_amount_that_the_provider_accepts(fake: FakeStri
     assert on(Account.DEPOSITS, tenant) == (-4 * FILS if currency == "KWD" else 0)
 
 
-def test_top_ups_are_of_amounts_that_the_provider_accepts(fake: FakeStripe, dinars):  # noqa: F811
+def test_top_ups_are_of_amounts_that_the_provider_accepts(fake_stripe: FakeStripe, dinars):
     with pytest.raises(ActionRefused, match=r"cannot charge KWD 5\.124: the amount is not a multiple of 10"):
         do_start_top_up(dinars, 5124)
     with all_tenants_scope(BypassReason.BILLING):

@@ -19,17 +19,11 @@ from tenants.actions import Conflict, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
-from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, make_months, price, use
+from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, price, use
 from tests.support.rows import unscoped
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 MILLION, CENT = 10**6, 10**7
-
-
-@pytest.fixture
-def acme() -> Tenant:
-    make_months()
-    return do_create_tenant("acme", "Acme")
 
 
 def bill(tenant: Tenant, month: datetime, amount: str) -> Invoice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+from datetime import date
 
 import facturx
 import pytest
@@ -13,36 +13,27 @@ from billing.actions.credits import do_grant_credit, grant_credit
 from billing.actions.drafts import creditable, do_close_period, do_draft
 from billing.actions.invoices import do_finalize
 from billing.actions.matching import outstanding
-from billing.actions.payments import Received, do_record_payment
 from billing.actions.purchases import do_sell_credit
 from billing.actions.setup import do_add_exchange_rate
 from billing.invoicing import checks
 from billing.ledger import balance
-from billing.models import Account, BillingEntity, CreditApplication, CreditGrant, Invoice, LedgerEntry, UsageEvent
-from billing.periods import default_entity
-from tenants.actions import ActionRefused, Conflict, do_create_tenant
+from billing.models import Account, CreditApplication, CreditGrant, Invoice, LedgerEntry, UsageEvent
+from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
-from tests.integration.billing.test_invoice_forms import attached, document_of, failed_rules, furnish
 from tests.support.billing.books import (
     DECEMBER,
-    NOVEMBER,
-    invoiced,
-    make_months,
     over,
     period,
-    price,
     start_credit_in_november,
     take_back,
-    use,
 )
+from tests.support.billing.invoice_forms import attached, document_of, failed_rules, furnish
+from tests.support.billing.prepaid_credit import CENT, MULTI, NOW, SINGLE, bill, change_entity, pay
 from tests.support.rows import unscoped
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("in_november")]
-MILLION, CENT = 10**6, 10**7
-SINGLE, MULTI = BillingEntity.VoucherType
-NOW = datetime.now(UTC)
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("in_november"), pytest.mark.acme(months=True)]
 
 
 @pytest.fixture
@@ -51,20 +42,9 @@ def in_november(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def acme() -> Tenant:
-    make_months()
-    tenant = do_create_tenant("acme", "Acme")
-    furnish(tenant, "S", 190_000)
-    return tenant
-
-
-def change_entity(**fields: object) -> None:
-    with all_tenants_scope(BypassReason.BILLING):
-        BillingEntity.objects.filter(pk=default_entity().pk).update(**fields)
-
-
-def pay(cents: int, reference: str = "p1", **fields: object) -> None:
-    do_record_payment(Received("stripe", reference, cents, NOW, **({"tenant": "acme"} | fields)))
+def acme(acme: Tenant) -> Tenant:
+    furnish(acme, "S", 190_000)
+    return acme
 
 
 def on(account: Account, tenant: Tenant) -> int:
@@ -80,12 +60,6 @@ def purchase() -> Invoice:
 def state(invoice: Invoice) -> tuple[str, int]:
     with all_tenants_scope(BypassReason.BILLING):
         return Invoice.objects.all_tenants().get(pk=invoice.pk).state, outstanding(invoice)
-
-
-def bill(tenant: Tenant, dollars: str, at: datetime = NOVEMBER, number: int = 1) -> Invoice:
-    """Use and invoice an amount before tax. The credit of the tenant is older."""
-    use(tenant, at, (price(dollars, model=f"m{at.month}{number}"), MILLION))
-    return invoiced(tenant, at)
 
 
 def check_documents(tenant: Tenant) -> None:

@@ -27,25 +27,24 @@ from billing.pricing.price_files import read_csv
 from billing.pricing.pricing import Component
 from frontend.core.numbers import Money
 from frontend.tenant.invoices.states import open_balances, state_of, today_of
-from tenants.actions import Conflict, do_create_tenant, do_delete_tenant, do_resume_tenant, do_suspend_tenant
+from tenants.actions import Conflict, do_delete_tenant, do_resume_tenant, do_suspend_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import ChangeEventRow, Tenant
-from tests.integration.billing.test_invoice_forms import furnish
-from tests.integration.billing.test_prepaid_credit import CENT, MULTI, SINGLE, bill, change_entity, pay
 from tests.support.billing.books import (
     NOVEMBER,
     invoiced,
-    make_months,
     over,
     period,
     price,
     start_credit_in_november,
     use,
 )
+from tests.support.billing.invoice_forms import furnish
+from tests.support.billing.prepaid_credit import CENT, MULTI, SINGLE, bill, change_entity, pay
 from tests.support.rows import unscoped
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("in_november")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("in_november"), pytest.mark.acme(months=True)]
 
 
 @pytest.fixture
@@ -54,11 +53,9 @@ def in_november(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def acme() -> Tenant:
-    make_months()
-    tenant = do_create_tenant("acme", "Acme")
-    furnish(tenant, "S", 250_000)
-    return tenant
+def acme(acme: Tenant) -> Tenant:
+    furnish(acme, "S", 250_000)
+    return acme
 
 
 def gates(*, active: bool = True) -> list[Budget]:

@@ -10,7 +10,7 @@ from rest_framework.test import APIClient
 
 from billing.models import PriceVersion
 from tenants.actions import do_create_tenant
-from tenants.models import Tenant, User
+from tenants.models import User
 from tests.support.rows import unscoped
 from tests.support.tenants.management_api import by_key, by_person
 
@@ -22,11 +22,6 @@ PRICES = [
     {"model": "m", "component": "uncached", "usd_per_million": "2.5", "from_tokens": 200_001},
     {"model": "m", "component": "output", "usd_per_million": "10", "from_time": "08:00", "until_time": "24:00"},
 ]
-
-
-@pytest.fixture
-def acme() -> Tenant:
-    return do_create_tenant("acme", "Acme")
 
 
 def operator(name: str) -> APIClient:

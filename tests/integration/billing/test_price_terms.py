@@ -16,7 +16,7 @@ from billing.models import CreditGrant, Invoice, InvoiceLine, PriceTerm, UsageEv
 from billing.pricing.price_book import NewPrice, Proposal
 from billing.pricing.pricing import Component, Tier
 from billing.pricing.terms import TermRule, TermType, VolumeTier
-from tenants.actions import ActionRefused, Conflict, do_create_tenant
+from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
@@ -25,7 +25,6 @@ from tests.support.billing.books import (
     NOVEMBER,
     OCTOBER,
     invoiced,
-    make_months,
     over,
     period,
     price,
@@ -34,7 +33,7 @@ from tests.support.billing.books import (
 from tests.support.billing.books import use as settle
 from tests.support.rows import unscoped
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 MILLION = 10**6
 DOLLAR = 10**9  # nano-USD
 INCLUDED = TermRule(
@@ -43,12 +42,6 @@ INCLUDED = TermRule(
     component=Component.UNCACHED,
     tiers=(VolumeTier(0, 0), VolumeTier(2 * MILLION, 5 * DOLLAR)),
 )
-
-
-@pytest.fixture
-def acme() -> Tenant:
-    make_months()
-    return do_create_tenant("acme", "Acme")
 
 
 def add(tenant: Tenant, rule: TermRule, description: str = "Plan") -> None:

@@ -25,7 +25,7 @@ from tenants.actions import do_create_tenant
 from tenants.actions.common import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
-from tenants.models import AuditEntry, Tenant, User
+from tenants.models import AuditEntry, User
 from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db
@@ -54,11 +54,6 @@ def found(tenant: int = 1, at: datetime | None = None, model: str = "m") -> Rate
 def usd(rate_card: RateCard | None) -> dict[str, str]:
     assert rate_card is not None
     return {rate.component.value: str(Decimal(rate.nano_per_million) / 10**9) for rate in reversed(rate_card.rates)}
-
-
-@pytest.fixture
-def acme() -> Tenant:
-    return do_create_tenant("acme", "Acme")
 
 
 @pytest.fixture

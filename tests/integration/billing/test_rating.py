@@ -17,10 +17,9 @@ from billing.metering.ingest import UsageMessage, settle
 from billing.models import Invoice, InvoiceLine, Price, UsageEvent, UsageQuarantine
 from billing.pricing.pricing import COMPONENTS, Tier
 from inference_worker.contract.messages import encode
-from tenants.actions import do_create_api_key, do_create_tenant
+from tenants.actions import do_create_api_key
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
-from tenants.models import Tenant
 from tests.support.billing.books import invoiced
 from tests.support.billing.published_prices import A, publish, usd
 from tests.support.rows import only_project, unscoped
@@ -33,11 +32,6 @@ NOW = datetime.now(UTC)
 def settled(*events) -> list[UsageEvent]:
     settle([UsageMessage(f"{n}-0", encode(each)) for n, each in enumerate(events)])
     return [unscoped(UsageEvent).get(request_id=each.billing_context.request_id) for each in events]
-
-
-@pytest.fixture
-def acme() -> Tenant:
-    return do_create_tenant("acme", "Acme")
 
 
 @pytest.fixture

@@ -7,22 +7,15 @@ from rest_framework.test import APIClient
 
 from billing.actions.reratings import continue_reratings
 from billing.models import Invoice
-from tenants.actions import do_create_tenant
-from tenants.models import Tenant, User
-from tests.support.billing.books import OCTOBER, invoiced, make_months, price, use
+from tenants.models import User
+from tests.support.billing.books import OCTOBER, invoiced, price, use
 from tests.support.rows import unscoped
 from tests.support.tenants.management_api import by_key, by_person
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 URL = "/api/operator/reratings"
 RANGE = {"starts_at": "2026-10-01T00:00:00Z", "ends_at": "2026-11-01T00:00:00Z", "reason": "Typing error"}
 PRICES = [{"model": "alpha", "component": "uncached", "usd_per_million": "4"}]
-
-
-@pytest.fixture
-def acme() -> Tenant:
-    make_months()
-    return do_create_tenant("acme", "Acme")
 
 
 @pytest.fixture

@@ -31,7 +31,6 @@ from tests.support.billing.books import (
     OCTOBER,
     dollars,
     invoiced,
-    make_months,
     over,
     period,
     price,
@@ -40,16 +39,10 @@ from tests.support.billing.books import (
 )
 from tests.support.rows import unscoped
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 MILLION = 10**6
 CENT = 10**7  # nano-USD
 START, END = datetime(2026, 10, 1, tzinfo=UTC), datetime(2026, 11, 1, tzinfo=UTC)
-
-
-@pytest.fixture
-def acme() -> Tenant:
-    make_months()
-    return do_create_tenant("acme", "Acme")
 
 
 def corrected(amount: str, component: str = "uncached", model: str = "alpha", **ranges) -> NewPrice:

@@ -27,7 +27,6 @@ from tenants.actions import do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
-from tests.integration.billing.test_invoice_concurrency import at_once
 from tests.support.billing.books import OCTOBER, invoiced, make_months, price, use
 from tests.support.billing.stripe_events import (
     CHARGE,
@@ -43,17 +42,13 @@ from tests.support.billing.stripe_events import (
     signed,
 )
 from tests.support.rows import unscoped
+from tests.support.tenants.concurrency import run_in_threads
 from tests.support.tenants.management_api import by_person, by_role
 
 pytestmark = pytest.mark.django_db
 MILLION, CENT = 10**6, 10**7
 URL = "/api/webhooks/payments/stripe"
 UNNAMED: dict[str, Any] = {"metadata": {}}
-
-
-@pytest.fixture
-def acme() -> Tenant:
-    return do_create_tenant("acme", "Acme")
 
 
 @pytest.fixture
@@ -313,9 +308,9 @@ def test_old_events_are_removed(acme):
 def test_concurrent_events_are_booked_once(table):
     acme = do_create_tenant("acme", "Acme")
     bodies = [session(), payment(), payment(**UNNAMED)] * 3
-    assert set(at_once([lambda body=body: send(body) for body in bodies])) == {204}
+    assert set(run_in_threads([lambda body=body: send(body) for body in bodies])) == {204}
     bodies = [refund(), FAILED["failed"], FAILED["updated"], dispute(), dispute("reinstated")] * 3
-    assert set(at_once([lambda body=body: send(body) for body in bodies])) == {204}
+    assert set(run_in_threads([lambda body=body: send(body) for body in bodies])) == {204}
     amounts = {PAYMENT: 500, "re_1": -200, "re_1:failed": 200, "dp_1": -200, "dp_1:reinstated": 200}
     assert (booked(), cash(acme)) == (amounts, 500)
     assert len(stored()) == 7
@@ -324,7 +319,7 @@ def test_concurrent_events_are_booked_once(table):
 @pytest.mark.django_db(transaction=True)
 def test_a_refund_concurrent_with_its_payment_is_booked_after_a_retry(table):
     acme = do_create_tenant("acme", "Acme")
-    results = at_once([lambda body=body: send(body) for body in [refund(), payment()] * 4])
+    results = run_in_threads([lambda body=body: send(body) for body in [refund(), payment()] * 4])
     assert set(results) <= {204, 409}
     assert send(refund()) == 204
     assert (booked(), cash(acme)) == ({PAYMENT: 500, "re_1": -200}, 300)

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-from urllib.parse import parse_qs
 
 import pytest
 from rest_framework.test import APIClient
@@ -26,77 +20,19 @@ from tenants.actions.common import FieldRefused
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
-from tests.integration.billing.test_invoice_forms import furnish
-from tests.integration.billing.test_prepaid_credit import NOW, bill, pay
 from tests.support.billing import stripe_events as stripe
-from tests.support.billing.books import make_months
+from tests.support.billing.invoice_forms import furnish
+from tests.support.billing.prepaid_credit import NOW, bill, pay
 from tests.support.rows import unscoped
 from tests.support.tenants.management_api import by_person
 
-pytestmark = pytest.mark.django_db
-
-
-class FakeStripe:
-    """Stripe's API: answers from its public resources, repeated for the same idempotency key."""
-
-    def __init__(self) -> None:
-        self.requests: list[tuple[str, dict[str, str], str]] = []
-        self.charges: dict[str, dict[str, Any]] = {}
-        self.failure: tuple[int, dict[str, Any]] | None = None
-        self.is_lost = False  # the answer does not arrive
-        self.status = "succeeded"
-
-    def answer(self, path: str, fields: dict[str, str], headers: Any) -> tuple[int, dict[str, Any]]:
-        key = headers["Idempotency-Key"]
-        if headers["Authorization"] != "Bearer sk_test_1":
-            return 401, {"error": {"type": "invalid_request_error", "message": "Invalid API Key provided"}}
-        self.requests.append((path, fields, key))
-        if self.failure is not None:
-            return self.failure
-        if path == "/v1/checkout/sessions":
-            return 200, stripe.RESOURCES["checkout.session"] | {"url": "https://checkout.stripe.com/c/pay/cs_test_1"}
-        intent = {"id": f"pi_top_up_{len(self.charges) + 1}", "amount": int(fields["amount"]), "status": self.status}
-        return 200, self.charges.setdefault(
-            key, stripe.RESOURCES["payment_intent"] | intent | {"created": 1_793_000_000}
-        )
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 
 
 @pytest.fixture
-def fake(settings) -> Iterator[FakeStripe]:
-    found = FakeStripe()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            text = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            fields = {name: values[0] for name, values in parse_qs(text).items()}
-            status, body = found.answer(self.path, fields, self.headers)
-            if found.is_lost:
-                return self.connection.close()
-            content = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-            return None
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}"
-    settings.MILLRACE = replace(settings.MILLRACE, stripe_api_key="sk_test_1", stripe_api_url=url)
-    yield found
-    server.shutdown()
-    server.server_close()
-
-
-@pytest.fixture
-def acme() -> Tenant:
-    make_months()
-    tenant = do_create_tenant("acme", "Acme")
-    furnish(tenant, "S", 250_000)
-    return tenant
+def acme(acme: Tenant) -> Tenant:
+    furnish(acme, "S", 250_000)
+    return acme
 
 
 @pytest.fixture
@@ -117,11 +53,11 @@ def save_method() -> None:
     do_record_event(Stripe(stripe.SECRET).event(body, stripe.signed(body)))
 
 
-def test_a_tenant_pays_on_hosted_pages(acme, client, fake):
+def test_a_tenant_pays_on_hosted_pages(acme, client, fake_stripe):
     """The metadata are those by which the webhook books the payment."""
     response = client.post("/api/billing/top-ups", {"cents": 5_000, "save_method": True})
     assert (response.status_code, response.json()) == (201, {"url": "https://checkout.stripe.com/c/pay/cs_test_1"})
-    path, fields, _ = fake.requests[0]
+    path, fields, _ = fake_stripe.requests[0]
     assert (path, fields["mode"], fields["line_items[0][price_data][unit_amount]"]) == (
         *("/v1/checkout/sessions", "payment", "5000"),
     )
@@ -133,27 +69,27 @@ def test_a_tenant_pays_on_hosted_pages(acme, client, fake):
     assert "payment_method_types[0]" not in fields  # those that are enabled for the currency
     invoice = bill(acme, "10")
     assert client.post(f"/api/invoices/{invoice.pk}/pay").status_code == 201
-    fields = fake.requests[1][1]
+    fields = fake_stripe.requests[1][1]
     assert (fields["metadata[invoice]"], fields["line_items[0][price_data][unit_amount]"]) == (invoice.number, "1250")
     pay(1_250, invoice=invoice.number)
     assert client.post(f"/api/invoices/{invoice.pk}/pay").status_code == 409
 
 
-def test_errors_of_hosted_pages_are_typed(client, fake, settings):
+def test_errors_of_hosted_pages_are_typed(client, fake_stripe, settings):
     for wrong in ({"cents": 99}, {"cents": 10**9}, {}, {"cents": 500, "credit": True}):
         assert client.post("/api/billing/top-ups", wrong, format="json").status_code == 400
-    assert not fake.requests
-    fake.failure = (400, {"error": {"type": "invalid_request_error", "message": "Amount too small"}})
+    assert not fake_stripe.requests
+    fake_stripe.failure = (400, {"error": {"type": "invalid_request_error", "message": "Amount too small"}})
     refused = client.post("/api/billing/top-ups", {"cents": 500})
     assert (refused.status_code, "Amount too small" in refused.content.decode()) == (400, True)
-    fake.failure = (503, {})
+    fake_stripe.failure = (503, {})
     assert client.post("/api/billing/top-ups", {"cents": 500}).status_code == 409
     settings.MILLRACE = replace(settings.MILLRACE, stripe_api_key="")
     answer = client.post("/api/billing/top-ups", {"cents": 500})
     assert (answer.status_code, "not configured" in answer.content.decode()) == (409, True)
 
 
-def test_a_low_balance_is_topped_up_once(acme, fake):
+def test_a_low_balance_is_topped_up_once(acme, fake_stripe):
     with pytest.raises(FieldRefused, match="No payment method"):
         do_set_profile(acme, top_up_below=1_000, top_up_cents=2_500)
     save_method()  # buys $12.50, which allow usage of $10.00
@@ -162,14 +98,14 @@ def test_a_low_balance_is_topped_up_once(acme, fake):
         do_set_profile(acme, top_up_below=1_000)
     do_set_profile(acme, top_up_below=1_000, top_up_cents=2_500)
     do_set_prepaid(acme, is_prepaid=True)
-    assert (do_top_up_all(), fake.requests) == (0, [])  # the balance is not below
+    assert (do_top_up_all(), fake_stripe.requests) == (0, [])  # the balance is not below
     bill(acme, "1")
-    fake.is_lost = True  # the answer is lost: the next run repeats the request
+    fake_stripe.is_lost = True  # the answer is lost: the next run repeats the request
     assert do_top_up_all() == 0
-    fake.is_lost = False
+    fake_stripe.is_lost = False
     assert (do_top_up_all(), do_top_up_all()) == (1, 0)
-    (first, second) = fake.requests
-    assert first == second and len(fake.charges) == 1
+    (first, second) = fake_stripe.requests
+    assert first == second and len(fake_stripe.charges) == 1
     fields = first[1]
     assert (fields["amount"], fields["customer"], fields["payment_method"]) == ("2500", "cus_1", "pm_1")
     assert (fields["off_session"], fields["confirm"]) == ("true", "true")
@@ -180,7 +116,7 @@ def test_a_low_balance_is_topped_up_once(acme, fake):
     assert len(unscoped(CreditGrant).all()) == 2
 
 
-def test_an_error_of_one_tenant_does_not_stop_the_others(acme, fake):
+def test_an_error_of_one_tenant_does_not_stop_the_others(acme, fake_stripe):
     """The payment of Acme buys credit once there is a tax rule. It is charged once."""
     globex = do_create_tenant("globex", "Globex")
     for tenant in (acme, globex):
@@ -197,56 +133,56 @@ def test_an_error_of_one_tenant_does_not_stop_the_others(acme, fake):
     with all_tenants_scope(BypassReason.BILLING):
         TaxRule.objects.update(region="")
     assert do_top_up_all() == 1
-    assert (len(fake.charges), unscoped(Payment).count()) == (2, 2)
+    assert (len(fake_stripe.charges), unscoped(Payment).count()) == (2, 2)
 
 
-def test_a_direct_debit_is_pending_until_its_webhook(acme, fake):
+def test_a_direct_debit_is_pending_until_its_webhook(acme, fake_stripe):
     save_method()
     do_set_profile(acme, top_up_below=2_000, top_up_cents=2_500)
-    fake.status = "processing"
+    fake_stripe.status = "processing"
     assert (do_top_up_all(), do_top_up_all()) == (1, 0)
     assert unscoped(TopUp).get().state == "pending"
     pay(2_500, unscoped(TopUp).get().reference, as_credit=True)
     assert (do_top_up_all(), unscoped(TopUp).get().state) == (0, "succeeded")
 
 
-def test_a_declined_method_stops_automatic_top_ups(acme, fake):
+def test_a_declined_method_stops_automatic_top_ups(acme, fake_stripe):
     save_method()
     do_set_profile(acme, top_up_below=2_000, top_up_cents=2_500)
-    fake.failure = (
+    fake_stripe.failure = (
         402,
         {"error": {"type": "card_error", "code": "card_declined", "message": "Your card was declined."}},
     )
-    assert (do_top_up_all(), do_top_up_all(), len(fake.requests)) == (0, 0, 1)
+    assert (do_top_up_all(), do_top_up_all(), len(fake_stripe.requests)) == (0, 0, 1)
     assert [(row.state, row.detail) for row in unscoped(TopUp).all()] == [("failed", "Your card was declined.")]
     assert (profile().top_up_cents, profile().payment_method) == (None, "pm_1")
 
 
-def test_an_unreachable_provider_fails_after_a_day(acme, fake):
+def test_an_unreachable_provider_fails_after_a_day(acme, fake_stripe):
     save_method()
     do_set_profile(acme, top_up_below=2_000, top_up_cents=2_500)
-    fake.failure = (503, {})
+    fake_stripe.failure = (503, {})
     assert do_top_up_all() == 0
     assert unscoped(TopUp).get().state == "pending"
-    fake.failure = None
+    fake_stripe.failure = None
     assert do_top_up_all(NOW + timedelta(days=2)) == 1
     assert [row.state for row in unscoped(TopUp).all()] == ["failed", "succeeded"]
-    assert len({key for _, _, key in fake.requests}) == 2
+    assert len({key for _, _, key in fake_stripe.requests}) == 2
 
 
-def test_a_concurrent_request_does_not_stop_automatic_top_ups(acme, fake):
+def test_a_concurrent_request_does_not_stop_automatic_top_ups(acme, fake_stripe):
     """Stripe answers 409 while another request with the same idempotency key runs."""
     save_method()
     do_set_profile(acme, top_up_below=2_000, top_up_cents=2_500)
     error = {"type": "idempotency_error", "message": "There is currently another in-progress request using this key."}
-    fake.failure = (409, {"error": error})
+    fake_stripe.failure = (409, {"error": error})
     assert do_top_up_all() == 0
     assert (unscoped(TopUp).get().state, profile().top_up_cents) == ("pending", 2_500)
-    fake.failure = None
+    fake_stripe.failure = None
     assert (do_top_up_all(), unscoped(TopUp).get().state) == (1, "succeeded")
 
 
-def test_the_first_result_of_a_top_up_counts(acme, fake):
+def test_the_first_result_of_a_top_up_counts(acme, fake_stripe):
     save_method()
     do_set_profile(acme, top_up_below=2_000, top_up_cents=2_500)
     assert do_top_up_all() == 1
@@ -255,10 +191,10 @@ def test_the_first_result_of_a_top_up_counts(acme, fake):
 
 
 @pytest.mark.parametrize("event_type", ["payment_intent.payment_failed", "payment_intent.canceled"])
-def test_a_direct_debit_that_fails_later_stops_automatic_top_ups(acme, fake, event_type):
+def test_a_direct_debit_that_fails_later_stops_automatic_top_ups(acme, fake_stripe, event_type):
     save_method()
     do_set_profile(acme, top_up_below=2_000, top_up_cents=2_500)
-    fake.status = "processing"
+    fake_stripe.status = "processing"
     assert do_top_up_all() == 1
     failure = {"last_payment_error": {"message": "The account has insufficient funds."}}
     item = stripe.resource("payment_intent", id=unscoped(TopUp).get().reference, amount_received=0) | failure
@@ -271,11 +207,11 @@ def test_a_direct_debit_that_fails_later_stops_automatic_top_ups(acme, fake, eve
     assert (do_top_up_all(), profile().top_up_cents) == (0, None)
 
 
-def test_a_failure_that_arrives_before_the_response_is_sent_again(acme, fake):
+def test_a_failure_that_arrives_before_the_response_is_sent_again(acme, fake_stripe):
     """The connection breaks after the provider made the payment, so its reference is not known yet."""
     save_method()
     do_set_profile(acme, top_up_below=2_000, top_up_cents=2_500)
-    fake.status, fake.is_lost = "processing", True
+    fake_stripe.status, fake_stripe.is_lost = "processing", True
     assert do_top_up_all() == 0
     assert (unscoped(TopUp).get().state, unscoped(TopUp).get().reference) == ("pending", "")
 
@@ -290,7 +226,7 @@ def test_a_failure_that_arrives_before_the_response_is_sent_again(acme, fake):
 
     assert receive("pi_top_up_1", "acme") == ("failed", "pending")
     assert receive("pi_other", "globex") == ("ignored", "pending")
-    fake.is_lost = False
+    fake_stripe.is_lost = False
     assert (do_top_up_all(), unscoped(TopUp).get().reference) == (1, "pi_top_up_1")
     assert receive("pi_top_up_1", "acme") == ("ignored", "failed")
     assert receive("pi_page", "acme") == ("ignored", "failed")  # no top-up is being requested any more

@@ -16,15 +16,15 @@ from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.invoices import do_finalize
 from billing.invoicing import vies
 from billing.models import BillingProfile, NumberSeries, VatCheck
-from tenants.actions import Conflict, do_create_tenant
+from tenants.actions import Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
-from tests.integration.billing.test_invoice_forms import furnish
-from tests.support.billing.books import OCTOBER, make_months, over, period, price, use
+from tests.support.billing.books import OCTOBER, over, period, price, use
+from tests.support.billing.invoice_forms import furnish
 from tests.support.rows import unscoped
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 # Answers in the format of VIES's REST API: a valid VAT ID, one that is not valid, and a country that does not answer.
 VALID = {"countryCode": "DE", "vatNumber": "136695976", "requestDate": "2026-11-01T10:00:00.000Z", "valid": True,
@@ -68,11 +68,9 @@ def recorded(settings) -> Iterator[RecordedVies]:
 
 
 @pytest.fixture
-def acme() -> Tenant:
-    make_months()
-    tenant = do_create_tenant("acme", "Acme")
-    furnish(tenant)  # reverse charge for DE136695976
-    return tenant
+def acme(acme: Tenant) -> Tenant:
+    furnish(acme)  # reverse charge for DE136695976
+    return acme
 
 
 def checks() -> list[tuple[str, bool]]:

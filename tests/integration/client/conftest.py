@@ -17,13 +17,6 @@ URL = "http://testserver"
 
 
 @pytest.fixture
-def acme(db: None, one_connection: None) -> Row:
-    from tests.support.tenants.management_api import furnished
-
-    return furnished("acme")
-
-
-@pytest.fixture
 def connect(one_connection: None) -> Callable[[Connection], Client]:
     """Return a function that makes a client whose requests Django answers in this thread."""
     from django.core.wsgi import get_wsgi_application
@@ -40,17 +33,19 @@ def connect(one_connection: None) -> Callable[[Connection], Client]:
 
 
 @pytest.fixture
-def key_connection(acme: Row) -> Connection:
+def key_connection(furnished_acme: Row) -> Connection:
     """The credentials of a key with the scope `manage`."""
     from millrace.cli.profiles import Connection
     from tenants import actions
     from tests.support.tenants.management_api import only_default
 
-    return Connection(URL, actions.do_create_api_key(only_default(acme.tenant), "manage", scopes=["manage"])[1])
+    return Connection(
+        URL, actions.do_create_api_key(only_default(furnished_acme.tenant), "manage", scopes=["manage"])[1]
+    )
 
 
 @pytest.fixture
-def operator_connection(acme: Row) -> Connection:
+def operator_connection(furnished_acme: Row) -> Connection:
     """The credentials of an operator who has just signed in."""
     from django.middleware.csrf import get_token
     from django.test import RequestFactory

@@ -63,7 +63,7 @@ def test_projects_and_tenant(client):
     assert client.tenant.update(content_retention_days=0)["content_retention_days"] == 0
 
 
-def test_budgets(client, acme):
+def test_budgets(client, furnished_acme):
     budget = client.budgets.create(name="March", unit="money", period="month", amount=5_000_000_000, thresholds=[50])
     assert client.budgets.update(budget["id"], amount=7_000_000_000)["amount"] == 7_000_000_000
     assert budget["id"] in [row["id"] for row in client.budgets.list(unit="money", active=True)]
@@ -75,8 +75,8 @@ def test_budgets(client, acme):
     assert "path" in client.forecast.get()
 
 
-def test_limits_and_policies(client, acme):
-    limits = client.limits.set(requests_per_minute=60, key_id=int(acme.ids["api-key"]))
+def test_limits_and_policies(client, furnished_acme):
+    limits = client.limits.set(requests_per_minute=60, key_id=int(furnished_acme.ids["api-key"]))
     assert client.limits.get(limits["id"])["requests_per_minute"] == 60
     client.limits.delete(limits["id"])
     assert limits["id"] not in [row["id"] for row in client.limits.list()]
@@ -98,8 +98,8 @@ def test_members_and_invitations(client):
     assert client.invitations.get(invitation["id"])["open"] is False
 
 
-def test_webhooks(client, acme):
-    ids = acme.ids
+def test_webhooks(client, furnished_acme):
+    ids = furnished_acme.ids
     endpoint = client.webhooks.get(int(ids["api-webhook"]))
     assert client.webhooks.update(endpoint["id"], active=False)["active"] is False
     assert client.webhooks.update(endpoint["id"], active=True)["active"] is True
@@ -111,7 +111,7 @@ def test_webhooks(client, acme):
     assert list(client.webhooks.list()) == []
 
 
-def test_usage_requests_and_audit(client, acme):
+def test_usage_requests_and_audit(client, furnished_acme):
     usage = client.usage.get(group_by="model,key", bucket="day", from_=datetime(2026, 1, 1, tzinfo=UTC))
     assert usage["rows"] == []
     assert list(client.usage.events()) == []
@@ -121,7 +121,7 @@ def test_usage_requests_and_audit(client, acme):
     assert next(iter(client.audit.list(object_type="project")))["action"].startswith("project.")
 
 
-def test_invoices_and_money(client, acme):
+def test_invoices_and_money(client, furnished_acme):
     invoice = next(iter(client.invoices.list(state="draft")))
     assert client.invoices.get(invoice["id"])["state"] == "draft"
     assert list(client.invoices.events(invoice["id"])) == []
@@ -137,7 +137,7 @@ def test_prices(client):
     assert {price["component"] for price in client.prices.list()} >= {"uncached", "output"}
 
 
-def test_operator(operator, acme):
+def test_operator(operator, furnished_acme):
     made = operator.operator.tenants.create(slug="beta", name="Beta")
     assert operator.operator.tenants.suspend(made["id"])["status"] == "suspended"
     assert operator.operator.tenants.resume(made["id"])["status"] == "active"
@@ -147,7 +147,7 @@ def test_operator(operator, acme):
     assert operator.operator.models.list()
     assert list(operator.operator.prices.list(state="draft")) == []
     period = next(iter(operator.operator.periods.list()))
-    drafts = operator.operator.tenants.draft_invoices(acme.tenant.pk, month=period["label"])
+    drafts = operator.operator.tenants.draft_invoices(furnished_acme.tenant.pk, month=period["label"])
     assert all(invoice["state"] == "draft" for invoice in drafts)
 
 

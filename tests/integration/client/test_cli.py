@@ -108,8 +108,8 @@ def test_members(run):
     run("members", "revoke-invitation", invitation["id"])
 
 
-def test_webhooks(run, acme):
-    id = acme.ids["api-webhook"]
+def test_webhooks(run, furnished_acme):
+    id = furnished_acme.ids["api-webhook"]
     assert "https://hooks.acme.example/" in run("webhooks").stdout
     assert run("webhooks", "rotate", id).stdout.startswith("whsec_")
     run("webhooks", "disable", id)
@@ -121,14 +121,14 @@ def test_webhooks(run, acme):
     run("webhooks", "delete", id)
 
 
-def test_usage_requests_and_invoices(run, acme, tmp_path):
+def test_usage_requests_and_invoices(run, furnished_acme, tmp_path):
     assert run("usage").stdout == "No usage in this time.\n"
     assert printed(run("usage", "--by", "key", "--from", "2026-01-01", "--bucket", "day", "--json"))["rows"] == []
     assert run("usage", "events").stdout == "No usage events.\n"
     assert "req_of_acme" in run("requests").stdout
     assert "completed" in run("requests", "show", "req_of_acme").stdout
     assert "requests" in run("requests", "rates", "--bucket", "day").stdout
-    id = acme.ids["api-invoice"]
+    id = furnished_acme.ids["api-invoice"]
     assert "draft" in run("invoices", "list", "--state", "draft").stdout
     assert "outstanding" in run("invoices", "show", id).stdout
     path = tmp_path / "invoice.csv"
@@ -187,16 +187,18 @@ def test_policies(run, tmp_path):
 
 
 @pytest.mark.usefixtures("_web_jobs")
-def test_amounts_are_in_the_currency_of_the_tenant(run, operate, acme, tmp_path):
+def test_amounts_are_in_the_currency_of_the_tenant(run, operate, furnished_acme, tmp_path):
     with all_tenants_scope(BypassReason.COMMAND):
         book = PriceBook.objects.create(name="eur", currency="EUR")
-        PriceBookAssignment.objects.all_tenants().update_or_create(tenant=acme.tenant, defaults={"book": book})
+        PriceBookAssignment.objects.all_tenants().update_or_create(
+            tenant=furnished_acme.tenant, defaults={"book": book}
+        )
     made = printed(run("budgets", "create", "CI", "--amount", "12.50", "--json"))
     assert "€75.00" in run("budgets", "update", made["id"], "--amount", "75").stdout
     assert "€75.00" in run("budgets").stdout
     in_dollars = run("budgets", "update", made["id"], "--amount", "$75", fails=True)
     assert "the tenant's currency is EUR" in in_dollars.output
-    granted = operate("tenants", "grant-credit", acme.tenant.pk, "--amount", "12.50").stdout
+    granted = operate("tenants", "grant-credit", furnished_acme.tenant.pk, "--amount", "12.50").stdout
     assert granted.startswith("Granted €12.50 to the tenant")
     assert "€0.50" in (run("organization", "update", "--cache-warming", "0.50") and run("organization").stdout)
     run("organization", "update", "--content-retention-days", "1")
@@ -228,11 +230,11 @@ def test_prices_of_a_book_are_in_its_currency(operate, tmp_path):
         assert text in operate("prices", "show", drafted["id"]).stdout
 
 
-def test_money_of_the_tenant(run, operate, acme):
-    operate("tenants", "grant-credit", acme.tenant.pk, "--amount", "12.50", "--note", "Thanks")
+def test_money_of_the_tenant(run, operate, furnished_acme):
+    operate("tenants", "grant-credit", furnished_acme.tenant.pk, "--amount", "12.50", "--note", "Thanks")
     paid = ("--amount", "250", "--reference", "W-1", "--received", "2026-11-20T00:00Z")
-    assert "$250.00" in operate("tenants", "record-payment", acme.tenant.pk, *paid).stdout
-    in_yen = operate("tenants", "record-payment", acme.tenant.pk, *paid, "--currency", "jpy", fails=True)
+    assert "$250.00" in operate("tenants", "record-payment", furnished_acme.tenant.pk, *paid).stdout
+    in_yen = operate("tenants", "record-payment", furnished_acme.tenant.pk, *paid, "--currency", "jpy", fails=True)
     assert "is in JPY" in in_yen.output and "is billed in USD" in in_yen.output
     assert "$12.50" in run("invoices", "credits").stdout
     assert "W-1" in run("invoices", "payments").stdout
@@ -242,18 +244,18 @@ def test_money_of_the_tenant(run, operate, acme):
     assert "uncached" in run("usage", "prices").stdout
 
 
-def test_usage_that_exists(run, acme):
+def test_usage_that_exists(run, furnished_acme):
     from tests.support.frontend.console import meter
 
     rate_card()
-    meter(acme.tenant)
+    meter(furnished_acme.tenant)
     lines = run("usage", "--by", "model", "--bucket", "day").stdout.splitlines()
     assert lines[0].split()[:2] == ["start", "model"]
     assert len(lines) == 3
     assert len(run("usage", "events").stdout.splitlines()) == 2
 
 
-def test_operator(operate, acme, tmp_path: Path):
+def test_operator(operate, furnished_acme, tmp_path: Path):
     assert "acme" in operate("tenants").stdout
     made = printed(operate("tenants", "create", "beta", "--owner", "owner@beta.example", "--json"))
     for action in ("suspend", "resume", "delete", "restore"):
@@ -279,12 +281,12 @@ def test_operator(operate, acme, tmp_path: Path):
     assert "discarded" in operate("prices").stdout
     assert "entity" in operate("billing").stdout
     month = printed(operate("billing", "periods", "--json"))[0]["label"]
-    operate("billing", "draft", acme.tenant.pk, "--month", month)
+    operate("billing", "draft", furnished_acme.tenant.pk, "--month", month)
     assert "in quarantine" in operate("billing", "reconciliation").stdout
     assert "smollm2-135m" in operate("fleet", "models").stdout
 
 
-def test_prices_of_past_usage_are_corrected_by_another_operator(operate, acme, tmp_path):
+def test_prices_of_past_usage_are_corrected_by_another_operator(operate, furnished_acme, tmp_path):
     """A draft from a CSV shows each invoice's change; another operator applies it, and the notes appear."""
     with all_tenants_scope(BypassReason.COMMAND):
         tenant = Tenant.objects.all_tenants().get(slug="acme")
@@ -312,9 +314,9 @@ def test_prices_of_past_usage_are_corrected_by_another_operator(operate, acme, t
     operate("price", "rerate", draft["id"], "--discard")
 
 
-def test_costs(operate, acme, tmp_path: Path):
+def test_costs(operate, furnished_acme, tmp_path: Path):
     from millrace.apps.operations.models import Deployment
-    from tests.integration.billing.test_execution_costs import FULL, settle_all
+    from tests.support.billing.execution_costs import FULL, settle_all
     from tests.support.billing.usage_events import make_event
     from tests.support.rows import unscoped
 
@@ -336,7 +338,7 @@ def test_costs(operate, acme, tmp_path: Path):
             at=now,
             usage_source="upstream",
             request_id="req_1",
-            tenant_id=acme.tenant.pk,
+            tenant_id=furnished_acme.tenant.pk,
             price_version=rate_card(),
             **FULL,
         )

@@ -62,7 +62,7 @@ def test_operator_signs_in_and_changes_something(operator, log_in):
     assert made.exit_code == 0, made.output
 
 
-def test_documented_payments_of_an_operator(operator, log_in, acme, monkeypatch, capsys):
+def test_documented_payments_of_an_operator(operator, log_in, furnished_acme, monkeypatch, capsys):
     started: list[object] = []
 
     def start(*arguments: object, **_: object) -> HostedPage:
@@ -72,18 +72,18 @@ def test_documented_payments_of_an_operator(operator, log_in, acme, monkeypatch,
     monkeypatch.setattr("billing.api.money.do_start_top_up", start)
     monkeypatch.setattr("billing.api.money.do_start_payment", start)
     monkeypatch.setattr("billing.api.money.InvoicePayment.find", lambda _view, _model, pk: pk)
-    do_set_profile(acme.tenant)
+    do_set_profile(furnished_acme.tenant)
     with all_tenants_scope(BypassReason.OPERATOR):
-        BillingProfile.objects.for_tenant(acme.tenant).update(payment_customer="cus_1", payment_method="pm_1")
+        BillingProfile.objects.for_tenant(furnished_acme.tenant).update(payment_customer="cus_1", payment_method="pm_1")
     page = (ROOT / "docs/reference/invoices.md").read_text(encoding="utf-8")
     blocks = [block.code for block in blocks_of(page) if block.language == "python" and "session" in block.marks]
     assert log_in(operator.email, PASSWORD).exit_code == 0
-    code = "".join(blocks).replace("set_prepaid(7", f"set_prepaid({acme.tenant.pk}")
+    code = "".join(blocks).replace("set_prepaid(7", f"set_prepaid({furnished_acme.tenant.pk}")
     exec(compile(code, "invoices.md", "exec"), {})  # noqa: S102
-    assert started == [acme.tenant, 42]
+    assert started == [furnished_acme.tenant, 42]
     assert capsys.readouterr().out == "https://pay.example/1\n" * 2
     with all_tenants_scope(BypassReason.OPERATOR):
-        profile = BillingProfile.objects.for_tenant(acme.tenant).get()
+        profile = BillingProfile.objects.for_tenant(furnished_acme.tenant).get()
     assert (profile.top_up_below, profile.top_up_cents, profile.is_prepaid) == (1000, 5000, True)
 
 

@@ -20,22 +20,20 @@ from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.scopes import tenant_scope
 from tenants.keys import snapshot
 from tenants.models import ApiKeySnapshotRow, AuditEntry, Experiment, Tenant
-from tests.support.billing.books import make_months, price, use
+from tests.support.billing.books import price, use
 from tests.support.rows import of, only_project
 from tests.support.tenants.management_api import by_key
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("all_models_served")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("all_models_served"), pytest.mark.acme(months=True)]
 ARMS = [{"name": "control", "share": 50}, {"name": "small", "share": 50, "model": "small"}]
 NOW = datetime(2026, 11, 10, 12, 30, tzinfo=UTC)
 LATER = NOW + timedelta(minutes=10)
 
 
 @pytest.fixture
-def acme() -> Tenant:
-    make_months()
-    tenant = actions.do_create_tenant("acme", "Acme")
-    actions.do_create_api_key(only_project(tenant), "k")
-    return tenant
+def acme(acme: Tenant) -> Tenant:
+    actions.do_create_api_key(only_project(acme), "k")
+    return acme
 
 
 def draft(tenant: Tenant, **changes: Any) -> Experiment:

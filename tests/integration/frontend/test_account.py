@@ -28,10 +28,9 @@ def user() -> User:
 
 
 @pytest.fixture
-def acme(user: User) -> Tenant:
-    tenant = actions.do_create_tenant("acme", "Acme")
-    actions.do_add_member(tenant, user, "owner")
-    return tenant
+def acme(acme: Tenant, user: User) -> Tenant:
+    actions.do_add_member(acme, user, "owner")
+    return acme
 
 
 def sign_in(agent: str) -> Client:

@@ -19,18 +19,8 @@ from tenants.models import AuditEntry, Tenant, User
 from tests.support.frontend.console import remembered
 from tests.support.rows import of, only_project
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acme(signed_in="owner", reauthenticated=True)]
 NEW = "/t/acme/alerts/rules/new"
-
-
-@pytest.fixture
-def acme(client: Client) -> Tenant:
-    tenant = actions.do_create_tenant("acme", "Acme")
-    user = User.objects.create_user("owner@example.com")
-    actions.do_add_member(tenant, user, "owner")
-    client.force_login(user)
-    remembered(client.session)
-    return tenant
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import ApiKey, AuditEntry, Tenant, User
 from tests.support.rows import of, only_project
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.acme(signed_in="developer")]
 LINES = [
     {"custom_id": f"n{number}", "method": "POST", "url": "/v1/embeddings", "body": {"model": "m", "input": "x"}}
     for number in range(3)
@@ -34,15 +34,6 @@ INPUT = b"".join(json.dumps(line).encode() + b"\n" for line in LINES)
 def files(settings: Any, tmp_path: Path) -> None:
     """Store files in a directory of the test."""
     settings.MILLRACE = replace(settings.MILLRACE, data_dir=tmp_path)
-
-
-@pytest.fixture
-def acme(client: Any) -> Tenant:
-    tenant = actions.do_create_tenant("acme", "Acme")
-    user = User.objects.create_user("dev@example.com")
-    actions.do_add_member(tenant, user, "developer")
-    client.force_login(user)
-    return tenant
 
 
 @pytest.fixture

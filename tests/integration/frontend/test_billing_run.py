@@ -28,14 +28,16 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, Tenant, User
 from tests.support.billing.euros import bill_in_euros
-from tests.support.frontend.billing_run import LAST, NOW, made, month, only
-from tests.support.frontend.console import remembered
+from tests.support.frontend.billing_run import LAST, NOW, month, only, use_last_month
+from tests.support.frontend.console import PASSWORD, remembered
 from tests.support.rows import unscoped
+
+pytestmark = pytest.mark.acme(roles=["owner"], password=PASSWORD)
 
 
 @pytest.fixture
-def acme(db: None) -> Tenant:
-    return made()
+def acme(acme: Tenant) -> Tenant:
+    return use_last_month(acme)
 
 
 @pytest.fixture

@@ -42,25 +42,16 @@ from tenants.models import (
 )
 from tenants.outbox import propagation
 from tests.support.billing import books
-from tests.support.frontend.console import meter, remembered
+from tests.support.frontend.console import meter
 from tests.support.outbox import send_emails
 from tests.support.rows import only_project, unscoped
 
+pytestmark = pytest.mark.acme(signed_in="owner", reauthenticated=True)
 NEW = {
     **{"name": "One cent", "owner": "account", "counts": "money", "period": "day", "amount": "0.01", "mode": "hard"},
     **{"rollover_limit": "", "thresholds": "50, 80", "alert_forecast": "on"},
 }
 db = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def acme(client: Any) -> Tenant:
-    tenant = actions.do_create_tenant("acme", "Acme")
-    user = User.objects.create_user("owner@example.com")
-    actions.do_add_member(tenant, user, "owner")
-    client.force_login(user)
-    remembered(client.session)
-    return tenant
 
 
 def get(client: Any, path: str) -> str:

@@ -17,11 +17,6 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def acme() -> Tenant:
-    return actions.do_create_tenant("acme", "Acme")
-
-
-@pytest.fixture
 def owner(client: Any, acme: Tenant) -> User:
     user = User.objects.create_user("owner@example.com")
     actions.do_add_member(acme, user, "owner")

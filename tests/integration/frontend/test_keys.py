@@ -23,11 +23,6 @@ NEW = {"name": "prod", "scopes": ["inference", "models"], "addresses": "", "expi
 
 
 @pytest.fixture
-def acme() -> Tenant:
-    return actions.do_create_tenant("acme", "Acme")
-
-
-@pytest.fixture
 def log_in(client: Any, acme: Tenant) -> Any:
     def log_in(role: str = "owner", *, proved: bool = True) -> User:
         user = User.objects.create_user(f"{role}@example.com", name=role.title())

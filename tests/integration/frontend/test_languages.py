@@ -18,21 +18,12 @@ from tenants import actions
 from tenants.actions import webhooks
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tenants.models import Membership, Tenant, User
+from tenants.models import Membership, User
 from tests.support.frontend.console import remembered
 from tests.support.rows import unscoped
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(signed_in="owner")]
 GERMAN = {"accept-language": "de-AT,de;q=0.9,en;q=0.5"}
-
-
-@pytest.fixture
-def acme(client: Any) -> Tenant:
-    tenant = actions.do_create_tenant("acme", "Acme")
-    user = User.objects.create_user("owner@example.com")
-    actions.do_add_member(tenant, user, "owner")
-    client.force_login(user)
-    return tenant
 
 
 def page(client: Any, path: str = "/t/acme/", **headers: Any) -> str:

@@ -20,18 +20,9 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import ApiKey, SavedView, Tenant, User
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(signed_in="owner")]
 TENANT = ("requests", "keys", "batches", "invoices", "audit", "webhooks", "members")
 OPERATOR = ("tenants", "users", "billing", "audit")
-
-
-@pytest.fixture
-def acme(client: Any) -> Tenant:
-    tenant = actions.do_create_tenant("acme", "Acme")
-    user = User.objects.create_user("owner@example.com")
-    actions.do_add_member(tenant, user, "owner")
-    client.force_login(user)
-    return tenant
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tenants.actions import do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
-from tests.integration.billing.test_execution_costs import AT, FULL, PAID, PRICE, cost_card, settle_all
+from tests.support.billing.execution_costs import AT, FULL, PAID, PRICE, cost_card, settle_all
 from tests.support.billing.usage_events import make_event
 from tests.support.frontend.console import remembered
 from tests.support.rows import unscoped

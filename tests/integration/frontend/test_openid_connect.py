@@ -10,10 +10,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from allauth.socialaccount.models import SocialAccount
-from allauth.socialaccount.providers import registry
 from django.conf import settings as live
 from django.test import Client
-from django.utils.module_loading import import_string
 
 from tenants import actions
 from tenants.models import User
@@ -33,20 +31,6 @@ from tests.support.tenants.concurrency import at_once
 pytestmark = pytest.mark.django_db
 PASSWORD = "correct horse battery staple"
 LONG = "x" * 10_000
-ALLAUTHS = "allauth.socialaccount.providers.openid_connect.provider.OpenIDConnectProvider"
-
-
-@pytest.fixture
-def provider(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[IdentityProvider]:
-    """A provider that the platform is configured for."""
-    configured = live.SOCIALACCOUNT_PROVIDERS["openid_connect"]
-    provider_class = import_string(configured.get("provider_class", ALLAUTHS))
-    monkeypatch.setitem(registry.provider_map, "openid_connect", provider_class)
-    with running() as provider:
-        app = {"provider_id": "sso", "name": "SSO", "client_id": CLIENT_ID, "secret": "s"}
-        app["settings"] = {"server_url": provider.issuer}
-        settings.SOCIALACCOUNT_PROVIDERS = {"openid_connect": configured | {"APPS": [app]}}
-        yield provider
 
 
 @pytest.fixture
@@ -98,9 +82,9 @@ NOT_VERIFIED = [
 
 
 @pytest.mark.parametrize("sent", [*VERIFIED, *NOT_VERIFIED], ids=lambda sent: repr(sent)[:20])
-def test_only_true_is_a_verified_address(client, user, provider, sent):
-    provider.claims["email_verified"] = sent
-    response = sign_in(client, provider)
+def test_only_true_is_a_verified_address(client, user, identity_provider, sent):
+    identity_provider.claims["email_verified"] = sent
+    response = sign_in(client, identity_provider)
     expected = any(sent is value or (isinstance(sent, str) and sent == value) for value in VERIFIED)
     assert is_signed_in(client) == expected
     assert SocialAccount.objects.exists() == expected
@@ -108,25 +92,25 @@ def test_only_true_is_a_verified_address(client, user, provider, sent):
     assert expected or "No account found" in response.content.decode()
 
 
-def test_an_address_counts_with_the_verification_of_the_same_answer(client, user, provider):
+def test_an_address_counts_with_the_verification_of_the_same_answer(client, user, identity_provider):
     """A verified address of the ID token does not verify another one of userinfo."""
-    provider.changes["id_token"] = {"email": "other@example.com", "email_verified": True}
-    provider.changes["userinfo"] = {"email": "dev@example.com", "email_verified": Remove}
-    sign_in(client, provider)
+    identity_provider.changes["id_token"] = {"email": "other@example.com", "email_verified": True}
+    identity_provider.changes["userinfo"] = {"email": "dev@example.com", "email_verified": Remove}
+    sign_in(client, identity_provider)
     assert not is_signed_in(client)
 
 
 @pytest.mark.parametrize("flags", [{"is_staff": True}, {"is_superuser": True}])
-def test_an_operator_is_not_linked_by_an_address(client, provider, flags):
+def test_an_operator_is_not_linked_by_an_address(client, identity_provider, flags):
     operator = User.objects.create_user("dev@example.com", PASSWORD, **flags)
-    response = sign_in(client, provider)
+    response = sign_in(client, identity_provider)
     assert not is_signed_in(client)
     assert not SocialAccount.objects.exists()
     assert "not linked by their email address" in response.content.decode()
     operator.refresh_from_db()
     assert operator.check_password(PASSWORD)
     SocialAccount.objects.create(user=operator, provider="sso", uid="u-1")
-    assert sign_in(client, provider).status_code == 302
+    assert sign_in(client, identity_provider).status_code == 302
     assert is_signed_in(client)
 
 
@@ -165,10 +149,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 REFUSED = [case for case in REFUSED if case != ("id_token", {"aud": [CLIENT_ID]})]
 
 
-def test_an_odd_answer_is_a_page_with_a_reason(linked, provider, uncached):
+def test_an_odd_answer_is_a_page_with_a_reason(linked, identity_provider, uncached):
     cases = [(f"{answer}: {str(changes)[:60]}", {answer: changes}, {}) for answer, changes in REFUSED]
     assert len(cases) > 180
-    assert _results(provider, cases) == dict.fromkeys((case[0] for case in cases), "refused")
+    assert _results(identity_provider, cases) == dict.fromkeys((case[0] for case in cases), "refused")
 
 
 BODIES: list[tuple[int, bytes]] = [
@@ -186,15 +170,15 @@ BODIES: list[tuple[int, bytes]] = [
 ]
 
 
-def test_an_unreadable_answer_is_a_page_with_a_reason(linked, provider, uncached):
+def test_an_unreadable_answer_is_a_page_with_a_reason(linked, identity_provider, uncached):
     answers = ("discovery", "token", "userinfo")
     cases = [(f"{answer}: {str(body)[:40]}", {}, {answer: body}) for answer in answers for body in BODIES]
-    assert _results(provider, cases) == dict.fromkeys((case[0] for case in cases), "refused")
+    assert _results(identity_provider, cases) == dict.fromkeys((case[0] for case in cases), "refused")
 
 
-def test_a_provider_that_does_not_run_is_a_page_with_a_reason(client, user, provider, settings):
+def test_a_provider_that_does_not_run_is_a_page_with_a_reason(client, user, identity_provider, settings):
     settings.SOCIALACCOUNT_PROVIDERS["openid_connect"]["APPS"][0]["settings"] = {"server_url": "http://127.0.0.1:1"}
-    _check_refused(client, sign_in(client, provider))
+    _check_refused(client, sign_in(client, identity_provider))
 
 
 @pytest.mark.parametrize(
@@ -207,16 +191,16 @@ def test_a_provider_that_does_not_run_is_a_page_with_a_reason(client, user, prov
         {"error": "x", "error_description": LONG[:2000]},
     ],
 )
-def test_a_callback_without_its_sign_in_is_a_page_with_a_reason(client, user, provider, sent):
+def test_a_callback_without_its_sign_in_is_a_page_with_a_reason(client, user, identity_provider, sent):
     _check_refused(client, client.get(f"{LOGIN}callback/", sent))
 
 
-def _results(provider: IdentityProvider, cases: list[tuple[str, Any, Any]]) -> dict[str, str]:
+def _results(identity_provider: IdentityProvider, cases: list[tuple[str, Any, Any]]) -> dict[str, str]:
     """Sign in once with each change of the provider's answers, and return what came of it."""
     results = {}
-    for name, provider.changes, provider.bodies in cases:
+    for name, identity_provider.changes, identity_provider.bodies in cases:
         client = Client(raise_request_exception=False)
-        response = sign_in(client, provider)
+        response = sign_in(client, identity_provider)
         has_reason = 'role="alert"' in response.content.decode()
         states = {(401, True, False): "refused", (302, False, True): "signed in"}
         state = (response.status_code, has_reason, is_signed_in(client))
@@ -248,13 +232,13 @@ UNUSED: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_fields_that_are_not_used_do_not_matter(linked, provider, uncached):
+def test_fields_that_are_not_used_do_not_matter(linked, identity_provider, uncached):
     cases = [(f"{answer}: {str(changes)[:60]}", {answer: changes}, {}) for answer, changes in UNUSED]
-    assert _results(provider, cases) == dict.fromkeys((case[0] for case in cases), "signed in")
+    assert _results(identity_provider, cases) == dict.fromkeys((case[0] for case in cases), "signed in")
 
 
-def test_the_nonce_belongs_to_one_sign_in(client, user, provider):
-    first, second = start(client, provider), start(client, provider)
+def test_the_nonce_belongs_to_one_sign_in(client, user, identity_provider):
+    first, second = start(client, identity_provider), start(client, identity_provider)
     nonces = [parameter(response, "nonce") for response in (first, second)]
     assert None not in nonces
     assert len(set(nonces)) == 2
@@ -264,47 +248,47 @@ def test_the_nonce_belongs_to_one_sign_in(client, user, provider):
     assert again.status_code == 401
 
 
-def test_the_provider_returns_to_the_public_url(client, provider):
+def test_the_provider_returns_to_the_public_url(client, identity_provider):
     response = client.post(LOGIN, headers={"host": "localhost:9999"})
     assert parameter(response, "redirect_uri") == f"{live.MILLRACE.base_url}{LOGIN}callback/"
 
 
-def test_only_the_claims_that_are_used_are_stored(client, user, provider):
-    provider.claims["picture"] = "https://id.example.com/p.png"
-    sign_in(client, provider)
+def test_only_the_claims_that_are_used_are_stored(client, user, identity_provider):
+    identity_provider.claims["picture"] = "https://id.example.com/p.png"
+    sign_in(client, identity_provider)
     (row,) = SocialAccount.objects.all()
     assert row.extra_data == {"sub": "u-1", "email": "dev@example.com", "email_verified": True}
 
 
-def test_discovery_is_cached_until_it_expires(client, user, provider, monkeypatch):
+def test_discovery_is_cached_until_it_expires(client, user, identity_provider, monkeypatch):
     from frontend.accounts import openid_connect
 
     clock = time.monotonic()
     monkeypatch.setattr(openid_connect, "monotonic", lambda: clock)
     for _ in range(3):
-        sign_in(client, provider)
-    assert provider.requests.count("discovery") == 1
+        sign_in(client, identity_provider)
+    assert identity_provider.requests.count("discovery") == 1
     clock += openid_connect.DISCOVERY_SECONDS + 1
-    sign_in(client, provider)
-    assert provider.requests.count("discovery") == 2
+    sign_in(client, identity_provider)
+    assert identity_provider.requests.count("discovery") == 2
     with running() as other:  # the cache has one entry
         app = live.SOCIALACCOUNT_PROVIDERS["openid_connect"]["APPS"][0]
         app["settings"] = {"server_url": other.issuer}
         sign_in(client, other)
-        app["settings"] = {"server_url": provider.issuer}
-    sign_in(client, provider)
-    assert provider.requests.count("discovery") == 3
+        app["settings"] = {"server_url": identity_provider.issuer}
+    sign_in(client, identity_provider)
+    assert identity_provider.requests.count("discovery") == 3
 
 
-def test_a_refused_discovery_is_not_cached(client, user, provider):
-    provider.bodies["discovery"] = (500, b"")
-    assert sign_in(client, provider).status_code == 401
-    provider.bodies.clear()
-    assert sign_in(client, provider).status_code == 302
+def test_a_refused_discovery_is_not_cached(client, user, identity_provider):
+    identity_provider.bodies["discovery"] = (500, b"")
+    assert sign_in(client, identity_provider).status_code == 401
+    identity_provider.bodies.clear()
+    assert sign_in(client, identity_provider).status_code == 302
 
 
-def test_the_authorization_request(client, provider):
-    location = start(client, provider).headers["Location"]
+def test_the_authorization_request(client, identity_provider):
+    location = start(client, identity_provider).headers["Location"]
     sent = {name: values[0] for name, values in parse_qs(urlsplit(location).query).items()}
     assert set(sent["scope"].split()) == {"openid", "profile", "email"}
     assert (sent["response_type"], sent["code_challenge_method"]) == ("code", "S256")
@@ -312,10 +296,10 @@ def test_the_authorization_request(client, provider):
 
 
 @pytest.mark.django_db(transaction=True)
-def test_callbacks_that_link_one_account_at_the_same_time(user, provider):
+def test_callbacks_that_link_one_account_at_the_same_time(user, identity_provider):
     clients = [Client(raise_request_exception=False) for _ in range(4)]
-    started = [(client, start(client, provider)) for client in clients]
-    provider.nonce = None
+    started = [(client, start(client, identity_provider)) for client in clients]
+    identity_provider.nonce = None
     acts = [
         lambda client=client, to=to: finish(client, parameter(to, "state"), parameter(to, "nonce") or "")
         for client, to in started

@@ -15,10 +15,9 @@ from billing.pricing.price_book import NewPrice, Proposal, nano_per_million, par
 from billing.pricing.pricing import Component, Tier
 from billing.pricing.rate_cards import current_prices
 from billing.pricing.rerating import last_month
-from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
-from tenants.models import AuditEntry, Tenant, User
+from tenants.models import AuditEntry, User
 from tests.support.frontend.console import PASSWORD, remembered
 from tests.support.frontend.price_lists import log_in, newest
 from tests.support.rows import unscoped
@@ -35,11 +34,6 @@ def operator(db, client) -> User:
 @pytest.fixture
 def second(db) -> User:
     return User.objects.create_superuser("second@example.com", PASSWORD)
-
-
-@pytest.fixture
-def acme(db) -> Tenant:
-    return actions.do_create_tenant("acme", "Acme")
 
 
 def price(model: str, usd: str, component: Component = Component.OUTPUT, **fields: Any) -> NewPrice:

@@ -12,7 +12,7 @@ from billing.actions.reratings import continue_reratings
 from billing.models import Invoice, Rerating
 from tenants.models import User
 from tests.support.billing.books import OCTOBER, invoiced, make_months, price, use
-from tests.support.frontend.billing_run import made
+from tests.support.frontend.billing_run import make_billed_acme
 from tests.support.frontend.console import PASSWORD, remembered
 from tests.support.rows import unscoped
 
@@ -39,7 +39,7 @@ def page(client: Client, path: str, status: int = 200, **fields: Any) -> str:
 
 @pytest.mark.django_db
 def test_a_second_operator_applies_a_re_rating() -> None:
-    tenant = made()
+    tenant = make_billed_acme()
     User.objects.create_superuser("second@example.com", PASSWORD)
     make_months()
     use(tenant, OCTOBER, (price("10", model="re"), 10**6))

@@ -38,11 +38,6 @@ def operator(client) -> User:
     return user
 
 
-@pytest.fixture
-def acme() -> Tenant:
-    return actions.do_create_tenant("acme", "Acme")
-
-
 def rows(client, query: str = ""):
     """Return the tenants' slugs in the order of the list."""
     page = client.get(f"/operator/tenants/{query}").content.decode()

@@ -27,28 +27,23 @@ from tenants.models import (
 from tests.support.frontend.console import PASSWORD, remembered
 from tests.support.rows import of, unscoped
 
-pytestmark = pytest.mark.usefixtures("all_models_served")
+pytestmark = [
+    pytest.mark.usefixtures("all_models_served"),
+    pytest.mark.acme(roles=("owner", "admin", "developer", "billing", "readonly"), password=PASSWORD),
+]
 HX = {"HX-Request": "true"}
 GOOD = {"rules": [{"targets": [{"model": "smollm2-135m"}]}]}
 
 
-@pytest.fixture
-def acme(db: None) -> Tenant:
-    tenant = actions.do_create_tenant("acme", "Acme")
-    for role in ("owner", "admin", "developer", "billing", "readonly"):
-        actions.do_add_member(tenant, User.objects.create_user(f"{role}@acme.example", PASSWORD), role)
-    return tenant
-
-
 def log_in(role: str = "owner") -> Client:
     client = Client()
-    client.force_login(User.objects.get(email=f"{role}@acme.example"))
+    client.force_login(User.objects.get(email=f"{role}@example.com"))
     remembered(client.session)
     return client
 
 
 def member(role: str) -> Membership:
-    row: Membership = unscoped(Membership).get(user__email=f"{role}@acme.example")
+    row: Membership = unscoped(Membership).get(user__email=f"{role}@example.com")
     return row
 
 
@@ -66,7 +61,7 @@ def test_members_are_shown_with_the_permitted_actions(acme):
 def test_only_owners_can_change_owners(acme):
     admin = log_in("admin")
     owner = member("owner").pk
-    for verb, data in (("role", {"role": "readonly"}), ("remove", {"typed": "owner@acme.example"})):
+    for verb, data in (("role", {"role": "readonly"}), ("remove", {"typed": "owner@example.com"})):
         assert admin.post(f"/t/acme/members/{owner}/{verb}", data).status_code == 403
     url = f"/t/acme/members/{member('developer').pk}/role"
     assert admin.post(url, {"role": "owner"}).status_code == 422

@@ -18,27 +18,23 @@ from billing.invoicing.exports import as_csv
 from billing.models import Invoice, InvoiceLine
 from billing.pricing.price_book import Proposal
 from billing.pricing.price_files import read_csv
-from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
-from tests.integration.billing.test_invoice_forms import document_of
-from tests.support.billing.books import OCTOBER, invoiced, make_months, price, use
+from tests.support.billing.books import OCTOBER, invoiced, price, use
 from tests.support.billing.euros import CSV, bill_in_euros
+from tests.support.billing.invoice_forms import document_of
 from tests.support.frontend.console import PASSWORD, remembered
 from tests.support.rows import unscoped
 from tests.support.tenants.management_api import by_person
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True, roles=["owner"], password=PASSWORD)]
 
 
 @pytest.fixture
-def acme() -> Tenant:
-    make_months()
-    tenant = actions.do_create_tenant("acme", "Acme")
-    bill_in_euros(tenant)
-    actions.do_add_member(tenant, User.objects.create_user("owner@example.com", PASSWORD), "owner")
-    return tenant
+def acme(acme: Tenant) -> Tenant:
+    bill_in_euros(acme)
+    return acme
 
 
 @pytest.fixture

@@ -34,11 +34,6 @@ TODAY = NOW.replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 @pytest.fixture
-def acme() -> Tenant:
-    return actions.do_create_tenant("acme", "Acme")
-
-
-@pytest.fixture
 def member(client: Any, acme: Tenant) -> User:
     user = User.objects.create_user("dev@example.com")
     actions.do_add_member(acme, user, "readonly")

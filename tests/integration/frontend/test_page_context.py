@@ -81,11 +81,6 @@ urlpatterns = [
 ]
 
 
-@pytest.fixture
-def acme() -> Tenant:
-    return actions.do_create_tenant("acme", "Acme")
-
-
 def join(client: Any, tenant: Tenant, role: str) -> User:
     user = User.objects.create_user(f"{role}@example.com", PASSWORD)
     actions.do_add_member(tenant, user, role)

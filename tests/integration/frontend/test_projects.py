@@ -8,20 +8,10 @@ import pytest
 
 from billing.actions.budgets import do_make_budget
 from tenants import actions
-from tenants.models import Tenant, User
 from tests.support.billing.books import rate_card
 from tests.support.rows import only_project
 
-pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def acme(client: Any) -> Tenant:
-    tenant = actions.do_create_tenant("acme", "Acme")
-    user = User.objects.create_user("owner@example.com")
-    actions.do_add_member(tenant, user, "owner")
-    client.force_login(user)
-    return tenant
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(signed_in="owner")]
 
 
 def page(client: Any, path: str) -> str:

@@ -40,11 +40,6 @@ def operator() -> User:
     return User.objects.create_superuser(EMAIL, PASSWORD)
 
 
-@pytest.fixture
-def acme() -> Tenant:
-    return actions.do_create_tenant("acme", "Acme")
-
-
 def target(response: Any) -> str:
     return str(response.headers.get("Location") or response.headers.get("HX-Redirect") or "")
 

@@ -24,11 +24,6 @@ TIMES = "range=times&from=2026-05-04T12:00:00%2B00:00&to=2026-05-06T12:00:00%2B0
 
 
 @pytest.fixture
-def acme() -> Tenant:
-    return actions.do_create_tenant("acme", "Acme")
-
-
-@pytest.fixture
 def owner(client: Any, acme: Tenant) -> User:
     user = User.objects.create_user("owner@example.com")
     actions.do_add_member(acme, user, "owner")

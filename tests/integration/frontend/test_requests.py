@@ -25,17 +25,8 @@ from tests.support.billing.books import price, use
 from tests.support.frontend.console import meter
 from tests.support.rows import of, only_project
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(signed_in="readonly")]
 NOW = datetime.now(UTC)
-
-
-@pytest.fixture
-def acme(client: Any) -> Tenant:
-    tenant = actions.do_create_tenant("acme", "Acme")
-    user = User.objects.create_user("dev@example.com")
-    actions.do_add_member(tenant, user, "readonly")
-    client.force_login(user)
-    return tenant
 
 
 def record(tenant: Tenant, number: int = 0, **changes: Any) -> RequestRecord:

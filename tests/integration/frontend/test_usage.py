@@ -19,23 +19,21 @@ from tenants.models import Tenant, User
 from tests.support.billing import books
 from tests.support.rows import only_project
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(signed_in="owner")]
 GROUPS = ("model", "key", "project", "member", "tier", "route", "day")
 
 
 @pytest.fixture
-def acme(client, use) -> Tenant:
-    tenant = actions.do_create_tenant("acme", "Acme")
-    owner = User.objects.create_user("owner@example.com", name="=HYPERLINK(1)")
-    actions.do_add_member(tenant, owner, "owner")
-    client.force_login(owner)
-    project, version = only_project(tenant), books.rate_card()
+def acme(acme: Tenant, use) -> Tenant:
+    """The tenant with usage, and with names that a spreadsheet would evaluate."""
+    User.objects.filter(email="owner@example.com").update(name="=HYPERLINK(1)")
+    project, version = only_project(acme), books.rate_card()
     for number, name in enumerate(("=1+1", " -2", "plain"), 1):
         key, _ = actions.do_create_api_key(project, name)
         counts = {"uncached": 1001 * number, "cache_read": 7 * number, "output": 13}
-        use(tenant, project_id=project.pk, key_id=key.pk, price_version=version, miss_reason="first_use", **counts)
-    use(tenant, key_id=key.pk, project_id=project.pk, model="other", uncached=5)
-    return tenant
+        use(acme, project_id=project.pk, key_id=key.pk, price_version=version, miss_reason="first_use", **counts)
+    use(acme, key_id=key.pk, project_id=project.pk, model="other", uncached=5)
+    return acme
 
 
 def read(client, query: str) -> list[dict[str, str]]:

@@ -72,16 +72,16 @@ NAMES = list(PLACES)
 
 
 @pytest.fixture
-def acme(monkeypatch: pytest.MonkeyPatch) -> Tenant:
-    """A tenant of a platform with a deployment for each row of EXPECTED."""
-    tenant, other = (actions.do_create_tenant(slug, slug.title()) for slug in ("acme", "other"))
+def acme(acme: Tenant, monkeypatch: pytest.MonkeyPatch) -> Tenant:
+    """The tenant on a platform with a deployment for each row of EXPECTED."""
+    other = actions.do_create_tenant("other", "Other")
     states = {"unloaded": WantedState.UNLOADED, "drained": WantedState.DRAINED}
     for name in ("fine", *(name for name in EXPECTED if name not in ("fine", "unknown"))):
         idle = {"idle_seconds": 60} if name == "sleeping" else {}
         do_add_deployment(name, "/models/own", state=states.get(name, WantedState.LOADED), **idle)
     for name in ("fine", "sleeping", "unloaded", "drained", "silent", "unknown"):
         rate_card(name)
-    rate_card("own-price", tenant_id=tenant.pk)
+    rate_card("own-price", tenant_id=acme.pk)
     rate_card("others-price", tenant_id=other.pk)
     rate_card("no-output-price", uncached="1", cache_read="1")
     rate_card("batch-price", tier="batch")
@@ -91,7 +91,7 @@ def acme(monkeypatch: pytest.MonkeyPatch) -> Tenant:
     ready = set(EXPECTED) - {"silent", "sleeping", "unknown"}
     monkeypatch.setattr(FleetStatus, "ready", lambda self, model: int(model in ready))
     monkeypatch.setattr(model_obstacles, "read_fleet_status", lambda: FleetStatus((), (), None, None))
-    return tenant
+    return acme
 
 
 def _later_rate_card(model: str, effective_from: datetime, **usd: str) -> None:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import redis
-from django.db import connection
 
-from billing.models import UsageEvent
-from billing.periods import stamps
-from billing.pricing.pricing import COMPONENTS
 from millrace.apps.request_log import tasks as request_log_tasks
 from millrace.apps.request_log.answer_keys import answer_key, index_key
 from millrace.apps.request_log.cache_layers import CacheLayers, LayerUsage, cache_layers
@@ -22,57 +17,10 @@ from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant
-from tests.integration.request_log.test_selectors import NOW, record
-from tests.support.billing.books import make_months
+from tests.support.request_log.records import END, NOW, START, record, settle
 from tests.support.tenants.management_api import by_key
 
-pytestmark = pytest.mark.django_db
-START, END = NOW - timedelta(hours=2), NOW + timedelta(hours=1)
-
-
-@pytest.fixture
-def acme() -> Tenant:
-    make_months()
-    return actions.do_create_tenant("acme", "Acme")
-
-
-def settle(
-    tenant: Tenant,
-    request_id: str,
-    saved_femto: int = 0,
-    at: datetime = NOW,
-    cost_femto: int = 1,
-    host_tokens: int = 0,
-    missed: Mapping[str, Any] | None = None,
-    **tokens: int,
-) -> None:
-    with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
-        (period,) = stamps(cursor, [(tenant.pk, at)])
-        UsageEvent.objects.all_tenants().create(
-            admitted_at=at,
-            request_id=request_id,
-            execution=0,
-            tenant_id=tenant.pk,
-            project_id=1,
-            key_id=1,
-            model="alpha",
-            attempt=1,
-            outcome="completed",
-            finish_reason="stop",
-            **{name: tokens.get(name, 0) for name in COMPONENTS},
-            replica_id="r",
-            block_size=32,
-            queue_us=0,
-            ttft_us=0,
-            duration_us=0,
-            price_ids=[None for _ in COMPONENTS],
-            cost_femto=cost_femto,
-            host_tokens=host_tokens,
-            saved_femto=saved_femto,
-            invoice_period=period,
-            settled_at=datetime.now(UTC),
-            **(missed or {}),
-        )
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 
 
 def layers_of(tenant: Tenant) -> CacheLayers:

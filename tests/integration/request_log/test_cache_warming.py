@@ -24,16 +24,12 @@ from tenants.actions import Conflict
 from tenants.isolation.scopes import tenant_scope
 from tenants.jobs import run_jobs
 from tenants.models import ApiKey, Tenant
-from tests.integration.request_log.test_cache_layers import settle
-from tests.integration.request_log.test_selectors import NOW, record
-from tests.support.billing.books import make_months, rate_card
-from tests.support.rows import of, only_project, unscoped
+from tests.support.request_log.cache_warming import NANO, current, enable_warming, make_prices
+from tests.support.request_log.records import NOW, record, settle
+from tests.support.rows import of, only_project
+from tests.support.tenants.acme import make_acme
 from tests.support.tenants.management_api import by_key, by_role
 
-HITS = {"answer_hit_input": "0.30", "answer_hit_output": "1.50"}
-STANDARD = {"uncached": "3", "cache_read": "0.30", "output": "15", **HITS}
-HALF = {"uncached": "1.50", "cache_read": "0.15", "output": "7.50"}
-NANO = 10**9
 COST = (100 * 1_500_000 + 40 * 7_500_000) * 1000  # femto-USD, of 100 tokens and an answer of 40, in the batch class
 MAX_COST = (100 * 1_500_000 + 50 * 7_500_000) * 1000  # with 50 tokens, the maximum
 SAVED = (100 * 2_700_000 + 40 * 13_500_000) * 1000  # of a hit
@@ -98,28 +94,10 @@ class Asker:
         return names[0]
 
 
-def make_tenant(slug: str = "acme", budget_nano: int = NANO) -> Tenant:
-    tenant = actions.do_create_tenant(slug, slug)
-    actions.do_set_answer_cache(tenant, seconds=3600, warming_nano=budget_nano)
-    actions.do_set_content_retention(tenant, 30)
-    return current(tenant)
-
-
-def current(tenant: Tenant) -> Tenant:
-    found: Tenant = unscoped(Tenant).get(pk=tenant.pk)
-    return found
-
-
-def make_prices() -> None:
-    make_months()
-    rate_card("alpha", **STANDARD)
-    rate_card("alpha", tier="batch", **HALF)
-
-
 @pytest.fixture
-def acme(db: None) -> Tenant:
+def acme(acme: Tenant) -> Tenant:
     make_prices()
-    return make_tenant()
+    return enable_warming(acme)
 
 
 def warm(tenant: Tenant, now: datetime = NOW) -> WarmingRun:
@@ -290,7 +268,7 @@ def test_without_an_answer_cache_answers_are_not_warmed(acme: Tenant) -> None:
 def test_the_budget_of_a_day_is_not_overrun(db: None) -> None:
     make_prices()
     maximum = MAX_COST // FEMTO_A_NANO
-    tenant = make_tenant(budget_nano=2 * maximum - 1)
+    tenant = enable_warming(make_acme(), budget_nano=2 * maximum - 1)
     asker = Asker(tenant)
     for text in ("One", "Two", "Three"):
         asker.ask_daily(text)
@@ -359,7 +337,7 @@ def test_a_line_whose_record_was_lost_counts_at_its_maximum(acme: Tenant) -> Non
 @pytest.mark.django_db(transaction=True)
 def test_two_concurrent_runs_warm_once(table: None) -> None:
     make_prices()
-    tenant = make_tenant()
+    tenant = enable_warming(make_acme())
     Asker(tenant).ask_daily()
 
     def run(_: int) -> int:
@@ -438,8 +416,8 @@ def test_without_consent_the_batch_is_cancelled(acme: Tenant) -> None:
 
 def test_the_job_warms_in_its_hours(acme: Tenant, settings: Any) -> None:
     Asker(acme).ask_daily()
-    make_tenant("other")
-    refused = make_tenant("refused")
+    enable_warming(actions.do_create_tenant("other", "other"))
+    refused = enable_warming(actions.do_create_tenant("refused", "refused"))
     actions.do_set_content_retention(refused, 0)
     settings.MILLRACE = replace(settings.MILLRACE, cache_warming_hours=hours("13-14"))
     assert tasks.warm_caches(NOW) == 0
@@ -512,7 +490,7 @@ def test_batches_and_their_files_are_internal(acme: Tenant) -> None:
 
 def test_other_tenants_are_not_warmed_or_seen(acme: Tenant) -> None:
     Asker(acme).ask_daily()
-    other = make_tenant("other")
+    other = enable_warming(actions.do_create_tenant("other", "other"))
     assert warm(other).prompts == 0
     warm(acme)
     found = by_key(other).get("/api/cache-warming", {"from": "2026-11-10T00:00:00Z", "to": "2026-11-11T00:00:00Z"})

@@ -26,18 +26,12 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.keys.snapshot import LimitSetSnapshot as Compiled
 from tenants.models import ApiKey, LimitSet, Project, Tenant, User
-from tests.support.billing.books import make_months, price, use
+from tests.support.billing.books import price, use
 from tests.support.rows import of
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 NOW = datetime(2026, 11, 10, 12, tzinfo=UTC)
 DOLLAR = 10**9
-
-
-@pytest.fixture
-def acme() -> Tenant:
-    make_months()
-    return actions.do_create_tenant("acme", "Acme")
 
 
 @pytest.fixture

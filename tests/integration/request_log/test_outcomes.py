@@ -12,13 +12,10 @@ from millrace.apps.request_log.models import RequestContent
 from millrace.apps.request_log.outcomes import question_in
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import Tenant
-from tests.integration.request_log.test_cache_layers import END, START, acme
-from tests.integration.request_log.test_selectors import NOW, record
-from tests.integration.request_log.test_success_costs import give_feedback
+from tests.support.request_log.records import END, NOW, START, give_feedback, record
 from tests.support.tenants.management_api import by_key
 
-__all__ = ["acme"]
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 
 
 def store(tenant: Tenant, number: int, prompt: str, *, truncated: bool = False, **changes: Any) -> None:

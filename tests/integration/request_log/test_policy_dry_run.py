@@ -13,18 +13,17 @@ from tenants import actions
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import Tenant
 from tenants.routing_policies.policy import parse
-from tests.support.billing.books import make_months, price, rate_card, use
+from tests.support.billing.books import price, rate_card, use
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("all_models_served")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("all_models_served"), pytest.mark.acme(months=True)]
 COMPONENTS = ("uncached", "cache_read", "output")
 
 
 @pytest.fixture
-def acme() -> Tenant:
-    make_months()
+def acme(acme: Tenant) -> Tenant:
     for model, usd in (("small", "1"), ("large", "10")):
         rate_card(model, **dict.fromkeys(COMPONENTS, usd))
-    return actions.do_create_tenant("acme", "Acme")
+    return acme
 
 
 def record(tenant: Tenant, number: int, tokens: int, **changes: Any) -> RequestRecord:

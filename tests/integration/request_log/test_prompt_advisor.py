@@ -19,10 +19,10 @@ from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant
-from tests.integration.request_log.test_selectors import NOW
-from tests.support.billing.books import make_months
+from tests.support.request_log.records import NOW
 from tests.support.tenants.management_api import by_key
 
+pytestmark = pytest.mark.acme(months=True)
 START, END = NOW - timedelta(days=10), NOW + timedelta(days=5)
 CARD = RateCard(
     7, None, "alpha", Tier.STANDARD, 0, (Rate(1, Component.UNCACHED, 3_000), Rate(2, Component.CACHE_READ, 300))
@@ -30,10 +30,9 @@ CARD = RateCard(
 
 
 @pytest.fixture
-def acme(db: None, monkeypatch: pytest.MonkeyPatch) -> Tenant:
-    make_months()
+def acme(acme: Tenant, monkeypatch: pytest.MonkeyPatch) -> Tenant:
     monkeypatch.setattr(prompt_advisor, "rate_cards", lambda versions: {version: CARD for version in versions})
-    return actions.do_create_tenant("acme", "Acme")
+    return acme
 
 
 def settle(tenant: Tenant, request_id: str, changed_at: int, uncached: int, at: datetime = NOW, **fields: Any) -> None:

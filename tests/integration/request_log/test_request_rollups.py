@@ -26,12 +26,10 @@ from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant
-from tests.integration.request_log.test_cache_layers import acme, settle
-from tests.integration.request_log.test_selectors import record
+from tests.support.request_log.records import record, settle
 from tests.support.rows import unscoped
 
-__all__ = ["acme"]
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
 TODAY = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 AT_ONCE = timedelta(0)

@@ -19,40 +19,12 @@ from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant
-from tests.support.billing.books import make_months, price, take_back, use
+from tests.support.billing.books import price, take_back, use
+from tests.support.request_log.records import NOW, record
 from tests.support.rows import of, unscoped
 from tests.support.tenants.management_api import by_key
 
-pytestmark = pytest.mark.django_db
-NOW = datetime(2026, 11, 10, 12, 30, tzinfo=UTC)
-
-
-@pytest.fixture
-def acme() -> Tenant:
-    make_months()
-    return actions.do_create_tenant("acme", "Acme")
-
-
-def record(tenant: Tenant, number: int = 0, **changes: Any) -> RequestRecord:
-    """Create the record of a request this number of minutes ago."""
-    fields: dict[str, Any] = {"request_id": f"req_{number:03}", "started_at": NOW - timedelta(minutes=number)}
-    fields |= {
-        "project_id": 1,
-        "key_id": 1,
-        "gateway_id": "gw",
-        "endpoint": "chat.completions",
-        "requested_model": "mine",
-    }
-    fields |= {
-        "served_model": "alpha",
-        "stream": True,
-        "status": "200",
-        "code": "",
-        "outcome": "completed",
-        "total_ms": 9,
-    }
-    with tenant_scope(tenant):
-        return RequestRecord.objects.create(tenant_id=tenant.pk, **fields | changes)
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 
 
 def names(page: selectors.RequestPage) -> list[str]:

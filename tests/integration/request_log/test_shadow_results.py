@@ -53,11 +53,6 @@ def compare(tenant: Tenant, number: int, **changes: Any) -> None:
 
 
 @pytest.fixture
-def acme() -> Tenant:
-    return actions.do_create_tenant("acme", "Acme")
-
-
-@pytest.fixture
 def compared(acme: Tenant) -> Tenant:
     other = actions.do_create_tenant("other", "Other")
     for number in range(10):

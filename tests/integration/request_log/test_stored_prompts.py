@@ -21,9 +21,8 @@ from millrace.apps.request_log.stored_prompts import decode_body, read_bodies
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant
-from tests.integration.request_log.test_cache_layers import settle
-from tests.integration.request_log.test_cache_warming import current, make_prices, make_tenant
-from tests.integration.request_log.test_selectors import NOW, record
+from tests.support.request_log.cache_warming import current, enable_warming, make_prices
+from tests.support.request_log.records import NOW, record, settle
 from tests.support.rows import of
 from tests.support.tenants.management_api import by_key, by_role
 
@@ -118,9 +117,9 @@ def _time_of(number: int) -> datetime:
 
 
 @pytest.fixture
-def acme(db: None) -> Tenant:
+def acme(acme: Tenant) -> Tenant:
     make_prices()
-    return make_tenant()
+    return enable_warming(acme)
 
 
 def test_every_module_that_uses_stored_prompts_is_listed() -> None:

@@ -8,23 +8,15 @@ from typing import Any
 import pytest
 
 from millrace.apps.experiments.success import feedback_of, retried, succeeded
-from millrace.apps.feedback.models import SubmittedFeedback
 from millrace.apps.request_log.models import RequestRecord
 from millrace.apps.request_log.success_costs import SUCCESS_GROUPS, SuccessCosts, success_costs
 from tenants import actions
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import Tenant
-from tests.integration.request_log.test_cache_layers import END, START, acme, settle
-from tests.integration.request_log.test_selectors import NOW, record
+from tests.support.request_log.records import END, NOW, START, give_feedback, record, settle
 from tests.support.tenants.management_api import by_key
 
-__all__ = ["acme"]
-pytestmark = pytest.mark.django_db
-
-
-def give_feedback(tenant: Tenant, number: int, **fields: Any) -> None:
-    with tenant_scope(tenant):
-        SubmittedFeedback.objects.create(tenant_id=tenant.pk, request_id=f"req_{number:03}", key_id=1, **fields)
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 
 
 def make_requests(tenant: Tenant) -> None:

@@ -34,7 +34,6 @@ from tests.support.rows import unscoped
 from tests.support.tenants.management_api import (
     BODY,
     EXPERIMENT_ARMS,
-    Row,
     by_key,
     by_person,
     by_role,
@@ -47,30 +46,25 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("all_models_served"
 
 
 @pytest.fixture
-def acme() -> Row:
-    return furnished("acme")
-
-
-@pytest.fixture
-def client(acme) -> APIClient:
-    return by_key(acme.tenant)
+def client(furnished_acme) -> APIClient:
+    return by_key(furnished_acme.tenant)
 
 
 # Functions
 
 
-def test_the_tenant(client, acme):
+def test_the_tenant(client, furnished_acme):
     assert client.get("/api/tenant").json()["slug"] == "acme"
     assert client.patch("/api/tenant", {"name": "Acme Ltd"}).json()["name"] == "Acme Ltd"
     assert client.delete("/api/tenant").status_code == 403
-    owner = by_role(acme.tenant, "owner")
+    owner = by_role(furnished_acme.tenant, "owner")
     assert owner.delete("/api/tenant").status_code == 204
     assert owner.get("/api/tenant").json()["purge_after"]
     assert client.get("/api/tenant").status_code == 403  # its keys are rejected
     assert owner.post("/api/tenant/restore").json()["purge_after"] is None
 
 
-def test_projects(client, acme):
+def test_projects(client, furnished_acme):
     response = client.post("/api/projects", {"slug": "lab", "name": "Lab"})
     assert response.status_code == 201, response.content
     url = f"/api/projects/{response.json()['id']}"
@@ -84,16 +78,16 @@ def test_projects(client, acme):
     assert client.post("/api/projects", {"name": "a" * 200}).json()["slug"] == "a" * 48 + "-2"
     assert client.delete(url).status_code == 204
     assert client.get(url).status_code == 404
-    assert client.delete(f"/api/projects/{only_default(acme.tenant).pk}").status_code == 409
+    assert client.delete(f"/api/projects/{only_default(furnished_acme.tenant).pk}").status_code == 409
 
 
-def test_keys(client, acme, row):
+def test_keys(client, furnished_acme, row):
     sent = {"name": "web", "scopes": ["inference"], "allowed_ip_ranges": ["10.0.0.1"], "allowed_models": ["m"]}
     response = client.post("/api/keys", sent)
     assert response.status_code == 201, response.content
     secret, key = response.json().pop("secret"), response.json()
     assert row(secret).allowed_ip_ranges == ("10.0.0.1/32",)
-    assert (key["live"], key["last_used_at"], key["project_id"]) == (True, None, only_default(acme.tenant).pk)
+    assert (key["live"], key["last_used_at"], key["project_id"]) == (True, None, only_default(furnished_acme.tenant).pk)
     url = f"/api/keys/{key['id']}"
     assert "secret" not in client.get(url).json()
     assert client.patch(url, {"allowed_models": None}).json()["allowed_models"] is None
@@ -109,10 +103,10 @@ def test_keys(client, acme, row):
     assert client.patch(url, {"name": "x"}).status_code == 409
 
 
-def test_members_and_invitations(client, acme):
+def test_members_and_invitations(client, furnished_acme):
     found = client.get("/api/members?role=developer").json()["results"]
     assert [(member["email"], member["role"]) for member in found] == [("dev@acme.example", "developer")]
-    url = f"/api/members/{acme.ids['api-member']}"
+    url = f"/api/members/{furnished_acme.ids['api-member']}"
     assert client.patch(url, {"role": "billing"}).json()["role"] == "billing"
     assert client.patch(url, {"role": "owner"}).status_code == 403
     assert client.delete(url).status_code == 204
@@ -128,18 +122,18 @@ def test_members_and_invitations(client, acme):
     assert (revoked["open"], revoked["delivery_state"], revoked["delivery_error"]) == (False, None, None)
 
 
-def test_only_an_owner_can_manage_owners(acme):
-    owner = by_role(acme.tenant, "owner")
-    url = f"/api/members/{acme.ids['api-member']}"
+def test_only_an_owner_can_manage_owners(furnished_acme):
+    owner = by_role(furnished_acme.tenant, "owner")
+    url = f"/api/members/{furnished_acme.ids['api-member']}"
     assert owner.patch(url, {"role": "owner"}).json()["role"] == "owner"
-    admin = by_role(acme.tenant, "admin")
+    admin = by_role(furnished_acme.tenant, "admin")
     assert admin.patch(url, {"role": "billing"}).status_code == 403
     assert admin.delete(url).status_code == 403
     assert owner.delete(url).status_code == 204
 
 
-def test_limits(client, acme):
-    sent = {"key_id": acme.ids["api-key"], "requests_per_minute": 5, "model": "m"}
+def test_limits(client, furnished_acme):
+    sent = {"key_id": furnished_acme.ids["api-key"], "requests_per_minute": 5, "model": "m"}
     row = client.post("/api/limits", sent)
     assert row.status_code == 200, row.content
     assert (row.json()["scope"], row.json()["requests_per_minute"]) == ("key", 5)
@@ -147,7 +141,7 @@ def test_limits(client, acme):
     assert len(client.get("/api/limits?model=m").json()["results"]) == 1
     assert client.delete(f"/api/limits/{row.json()['id']}").status_code == 204
     assert client.post("/api/limits", {"project_id": 10**9, "concurrency": 1}).status_code == 400
-    imposed = actions.do_set_limits(acme.tenant, {"requests_per_day": 9}, set_by_operator=True)
+    imposed = actions.do_set_limits(furnished_acme.tenant, {"requests_per_day": 9}, set_by_operator=True)
     assert client.get(f"/api/limits/{imposed.pk}").json()["set_by_operator"]
     assert client.delete(f"/api/limits/{imposed.pk}").status_code == 403
     assert client.post("/api/limits", {"requests_per_day": 10**6, "set_by_operator": True}).status_code == 403
@@ -156,18 +150,18 @@ def test_limits(client, acme):
     assert operator.delete(f"/api/limits/{imposed.pk}?tenant=acme").status_code == 204
 
 
-def test_policies(client, acme):
+def test_policies(client, furnished_acme):
     response = client.post("/api/policies", {"name": "fast", "body": BODY})
     assert (response.status_code, response.json()["version"]) == (201, 2)
-    back = client.post(f"/api/policies/{acme.ids['api-policy-revert']}/revert")
+    back = client.post(f"/api/policies/{furnished_acme.ids['api-policy-revert']}/revert")
     assert (back.status_code, back.json()["version"]) == (201, 3)
     assert [row["version"] for row in client.get("/api/policies?active=true").json()["results"]] == [3]
     assert client.post("/api/policies", {"name": "fast", "body": {"wrong": 1}}).status_code == 400
-    assert client.delete(f"/api/policies/{acme.ids['api-policy']}").status_code == 409
+    assert client.delete(f"/api/policies/{furnished_acme.ids['api-policy']}").status_code == 409
     assert client.delete(f"/api/policies/{back.json()['id']}").status_code == 204
 
 
-def test_a_draft_is_saved_validated_compared_and_published(client, acme):
+def test_a_draft_is_saved_validated_compared_and_published(client, furnished_acme):
     invalid = {"rules": [{"targets": []}]}
     draft = client.post("/api/policy-drafts", {"name": "slow", "body": invalid}).json()
     assert "$.rules[0].targets" in draft["error"]
@@ -188,7 +182,7 @@ def test_a_draft_is_saved_validated_compared_and_published(client, acme):
     assert client.post("/api/policies/validate", {"body": {"models": ["x" * 70_000]}}).status_code == 400
 
 
-def test_a_draft_is_not_published_over_a_version_that_it_does_not_contain(client, acme):
+def test_a_draft_is_not_published_over_a_version_that_it_does_not_contain(client, furnished_acme):
     draft = client.post("/api/policy-drafts", {"name": "fast", "body": BODY}).json()
     client.post("/api/policies", {"name": "fast", "body": {"models": ["other"]}})
     assert client.post(f"/api/policy-drafts/{draft['id']}/publish").status_code == 409
@@ -196,8 +190,8 @@ def test_a_draft_is_not_published_over_a_version_that_it_does_not_contain(client
     assert client.get("/api/policy-drafts?name=fast").json()["results"] == []
 
 
-def test_the_audit_log(client, acme):
-    key_id = acme.ids["api-key"]
+def test_the_audit_log(client, furnished_acme):
+    key_id = furnished_acme.ids["api-key"]
     changed = client.patch(f"/api/keys/{key_id}", {"name": "other"})
     (entry,) = client.get("/api/audit", {"action": "key.updated", "object_id": key_id}).json()["results"]
     assert (entry["before"], entry["after"]) == ({"name": "k"}, {"name": "other"})
@@ -205,12 +199,12 @@ def test_the_audit_log(client, acme):
     assert entry["ip_address"] == "127.0.0.1"
     assert entry["request_id"] == changed.headers["x-request-id"]
     assert client.get(f"/api/audit/{entry['id']}").json() == entry
-    person = by_role(acme.tenant, "admin")
+    person = by_role(furnished_acme.tenant, "admin")
     person.patch(f"/api/keys/{key_id}", {"name": "third"})
     assert client.get("/api/audit").json()["results"][0]["actor"] == "admin-acme@example.com"
 
 
-def test_operators(acme):
+def test_operators(furnished_acme):
     client = by_person(User.objects.create_superuser("op@example.com"))
     response = client.post("/api/operator/tenants", {"slug": "lab", "name": "Lab", "owner_email": "o@lab.example"})
     assert response.status_code == 201, response.content
@@ -227,10 +221,10 @@ def test_operators(acme):
     assert client.get("/api/operator/workers").status_code == 200
 
 
-def test_an_operators_use_of_a_tenants_api_is_audited_once_an_hour(acme, monkeypatch):
+def test_an_operators_use_of_a_tenants_api_is_audited_once_an_hour(furnished_acme, monkeypatch):
     """The console requires a reason from operators. In the API, the tenant sees at least who, when and what."""
     operator = User.objects.create_superuser("op@example.com")
-    client, member = by_person(operator), by_role(acme.tenant, "admin")
+    client, member = by_person(operator), by_role(furnished_acme.tenant, "admin")
     actions.do_create_tenant("lab", "Lab")
 
     def noted() -> list[tuple[str, str, str]]:
@@ -241,7 +235,7 @@ def test_an_operators_use_of_a_tenants_api_is_audited_once_an_hour(acme, monkeyp
     assert noted() == []  # neither the operator's own nor another tenant's
     assert client.get("/api/keys?tenant=acme").status_code == 200
     assert client.get("/api/usage?tenant=acme").status_code == 200
-    assert noted() == [("op@example.com", str(acme.tenant), "GET /api/keys")]
+    assert noted() == [("op@example.com", str(furnished_acme.tenant), "GET /api/keys")]
     assert len(unscoped(AuditEntry).filter(action="tenant.api_accessed")) == 2
     monkeypatch.setattr("tenants.actions.tenancy.API_ACCESS_INTERVAL", timedelta(0))  # an hour later
     client.get("/api/usage?tenant=acme")
@@ -311,19 +305,19 @@ def test_every_route_declares_its_permission():
 
 
 @pytest.mark.parametrize("role", [*ROLES, "key"])
-def test_roles_have_the_permissions_of_the_table(role, acme):
-    client = by_key(acme.tenant) if role == "key" else by_role(acme.tenant, role)
+def test_roles_have_the_permissions_of_the_table(role, furnished_acme):
+    client = by_key(furnished_acme.tenant) if role == "key" else by_role(furnished_acme.tenant, role)
     permissions = KEY if role == "key" else ROLES[role]
     for route, method, needed in TRIED:
         if method == "DELETE":
             continue  # tested below, since the next role could not test a deleted object
-        url = url_of(route, acme.ids) + QUERIES.get(route, "")
+        url = url_of(route, furnished_acme.ids) + QUERIES.get(route, "")
         response = client.generic(method, url, **_body(SENT.get(route)))
         assert (response.status_code == 403) is (needed not in permissions), (route, method, response.content)
         assert response.status_code in (200, 201, 403, 409), (route, method, response.content)
     for route, method, needed in TRIED:
         if method == "DELETE" and needed not in permissions:
-            assert client.delete(url_of(route, acme.ids)).status_code == 403, route
+            assert client.delete(url_of(route, furnished_acme.ids)).status_code == 403, route
 
 
 def _body(data: object) -> dict[str, Any]:
@@ -334,13 +328,13 @@ WITH_ID = [route for route, (path, _) in routes(TenantView).items() if "<" in pa
 
 
 @pytest.mark.parametrize("route", WITH_ID)
-def test_other_tenants_objects_return_404(route, acme):
+def test_other_tenants_objects_return_404(route, furnished_acme):
     """By any ID, with any method, for keys, members and owners: 404, as for objects that do not exist.
 
     A caller without the permission receives a 403 for every ID.
     """
     other = furnished("other")
-    callers = [(by_key(acme.tenant), KEY), (by_role(acme.tenant, "owner"), ROLES["owner"])]
+    callers = [(by_key(furnished_acme.tenant), KEY), (by_role(furnished_acme.tenant, "owner"), ROLES["owner"])]
     before = {model: sorted(map(repr, unscoped(model).values())) for model in (ApiKey, Membership, LimitSet, Project)}
     for client, permissions in callers:
         for method, needed in routes(TenantView)[route][1].permissions.items():
@@ -355,9 +349,9 @@ def test_other_tenants_objects_return_404(route, acme):
     assert before == {model: sorted(map(repr, unscoped(model).values())) for model in before}
 
 
-def test_lists_contain_no_rows_of_other_tenants(acme):
+def test_lists_contain_no_rows_of_other_tenants(furnished_acme):
     other = furnished("other")
-    client = by_key(acme.tenant)
+    client = by_key(furnished_acme.tenant)
     for route, (path, view) in routes(TenantView).items():
         if "<" not in path and "GET" in view.permissions:
             assert "other" not in client.get(path).content.decode(), route
@@ -365,28 +359,28 @@ def test_lists_contain_no_rows_of_other_tenants(acme):
     assert client.get("/api/keys", {"project": only_default(other.tenant).pk}).json()["results"] == []
 
 
-def test_ids_of_other_tenants_in_a_body_are_rejected(acme):
+def test_ids_of_other_tenants_in_a_body_are_rejected(furnished_acme):
     other = furnished("other")
-    client = by_key(acme.tenant)
+    client = by_key(furnished_acme.tenant)
     assert client.post("/api/keys", {"name": "x", "project_id": only_default(other.tenant).pk}).status_code == 400
     assert client.post("/api/limits", {"key_id": other.ids["api-key"], "concurrency": 1}).status_code == 400
     assert client.post("/api/limits", {"project_id": other.ids["api-project"], "concurrency": 1}).status_code == 400
 
 
-def test_operator_routes_return_404_for_others(acme):
-    owner = by_role(acme.tenant, "owner")
+def test_operator_routes_return_404_for_others(furnished_acme):
+    owner = by_role(furnished_acme.tenant, "owner")
     found = routes(OperatorView)
     assert len(found) >= 20
     for path, view in found.values():
-        url = path.replace("<int:pk>", str(acme.tenant.pk))
+        url = path.replace("<int:pk>", str(furnished_acme.tenant.pk))
         for method in ("get", "post", "patch"):
             if hasattr(view, method):
                 assert owner.generic(method.upper(), url, **_body({"name": "x"})).status_code == 404, url
-                assert by_key(acme.tenant).generic(method.upper(), url, **_body({})).status_code in (401, 403)
+                assert by_key(furnished_acme.tenant).generic(method.upper(), url, **_body({})).status_code in (401, 403)
                 assert APIClient().generic(method.upper(), url).status_code in (401, 403)
 
 
-def test_without_a_key_or_session_requests_are_rejected(acme):
+def test_without_a_key_or_session_requests_are_rejected(furnished_acme):
     for path, _ in routes(TenantView).values():
         assert APIClient().get(re.sub("<[^>]*>", "1", path)).status_code == 401
 
@@ -394,8 +388,8 @@ def test_without_a_key_or_session_requests_are_rejected(acme):
 # Reauthentication
 
 
-def test_creating_a_key_requires_reauthentication(acme):
-    client = by_role(acme.tenant, "admin")
+def test_creating_a_key_requires_reauthentication(furnished_acme):
+    client = by_role(furnished_acme.tenant, "admin")
     assert client.post("/api/keys", {"name": "x"}).status_code == 201
     reauthenticated(client, at=time.time() - 301)
     response = client.post("/api/keys", {"name": "y"})
@@ -405,10 +399,10 @@ def test_creating_a_key_requires_reauthentication(acme):
     assert Permission.PROJECTS_WRITE not in STEP_UP
 
 
-def test_users_with_totp_must_reauthenticate_with_it(acme):
+def test_users_with_totp_must_reauthenticate_with_it(furnished_acme):
     from allauth.mfa.totp.internal.auth import TOTP, generate_totp_secret
 
-    client = by_role(acme.tenant, "admin")
+    client = by_role(furnished_acme.tenant, "admin")
     totp = TOTP.activate(User.objects.get(email="admin-acme@example.com"), generate_totp_secret())
     assert client.post("/api/keys", {"name": "x"}).json()["code"] == "reauthentication_required"
     reauthenticated(client, method="mfa", id=totp.instance.pk + 1)  # of a device that the user does not have
@@ -417,26 +411,26 @@ def test_users_with_totp_must_reauthenticate_with_it(acme):
     assert client.post("/api/keys", {"name": "x"}).status_code == 201
 
 
-def test_a_recent_login_counts_as_reauthentication(acme):
+def test_a_recent_login_counts_as_reauthentication(furnished_acme):
     user = User.objects.create_user("real@example.com", "correct horse battery staple")
-    actions.do_add_member(acme.tenant, user, "admin")
+    actions.do_add_member(furnished_acme.tenant, user, "admin")
     client = APIClient()
     assert client.post("/login", {"login": user.email, "password": "wrong"}, format="multipart").status_code == 200
     client.post("/login", {"login": user.email, "password": "correct horse battery staple"}, format="multipart")
     assert client.post("/api/keys", {"name": "x"}).status_code == 201
 
 
-def test_a_key_cannot_create_management_keys(client, acme):
+def test_a_key_cannot_create_management_keys(client, furnished_acme):
     """Revoking a leaked key with the scope `manage` must suffice, so it cannot create other such keys."""
     sent = {"name": "x", "scopes": ["manage"]}
     assert client.post("/api/keys", sent).status_code == 403
-    assert client.patch(f"/api/keys/{acme.ids['api-key']}", {"scopes": ["manage"]}).status_code == 403
+    assert client.patch(f"/api/keys/{furnished_acme.ids['api-key']}", {"scopes": ["manage"]}).status_code == 403
     (mine,) = [row for row in client.get("/api/keys").json()["results"] if row["scopes"] == ["manage"]]
     assert client.post(f"/api/keys/{mine['id']}/rotate", {}).status_code == 201
-    other, _ = actions.do_create_api_key(only_default(acme.tenant), "m2", scopes=["manage"])
+    other, _ = actions.do_create_api_key(only_default(furnished_acme.tenant), "m2", scopes=["manage"])
     assert client.post(f"/api/keys/{other.pk}/rotate", {}).status_code == 403
-    assert by_role(acme.tenant, "developer").post("/api/keys", sent).status_code == 403
-    assert by_role(acme.tenant, "admin").post("/api/keys", sent).status_code == 201
+    assert by_role(furnished_acme.tenant, "developer").post("/api/keys", sent).status_code == 403
+    assert by_role(furnished_acme.tenant, "admin").post("/api/keys", sent).status_code == 201
 
 
 # Idempotency-Key
@@ -446,7 +440,7 @@ def again(client: APIClient, name: str = "once", url: str = "/api/keys", data: o
     return client.post(url, data or {"name": "x"}, headers={"Idempotency-Key": name})
 
 
-def test_a_repeated_post_runs_once(client, acme):
+def test_a_repeated_post_runs_once(client, furnished_acme):
     before = unscoped(ApiKey).count()
     first, second = again(client), again(client)
     assert (first.status_code, second.status_code) == (201, 201)
@@ -464,17 +458,17 @@ def test_another_body_is_a_conflict(client):
         assert (response.status_code, response.json()["code"]) == (409, "idempotency_conflict")
 
 
-def test_idempotency_keys_belong_to_the_caller(client, acme):
+def test_idempotency_keys_belong_to_the_caller(client, furnished_acme):
     first = again(client).json()
-    assert again(by_key(acme.tenant)).json()["id"] != first["id"]
+    assert again(by_key(furnished_acme.tenant)).json()["id"] != first["id"]
     assert again(by_key(furnished("other").tenant)).status_code == 201
 
 
-def test_a_rejection_is_not_stored(client, acme):
+def test_a_rejection_is_not_stored(client, furnished_acme):
     refused = again(client, url="/api/projects", data={"slug": "spare", "name": "Spare"})
     assert refused.status_code == 409
     assert refused.json()["code"] == "conflict"
-    actions.do_delete_project(unscoped(Project).get(pk=acme.ids["api-project"]))
+    actions.do_delete_project(unscoped(Project).get(pk=furnished_acme.ids["api-project"]))
     assert again(client, url="/api/projects", data={"slug": "spare", "name": "Spare"}).status_code == 201
 
 
@@ -565,9 +559,9 @@ def test_invalid_queries_return_problems(client, query):
     assert client.get(f"/api/projects?{query}").status_code in (400, 404)
 
 
-def test_lists_are_paged(client, acme):
+def test_lists_are_paged(client, furnished_acme):
     for number in range(5):
-        actions.do_create_project(acme.tenant, f"p{number}", "P")
+        actions.do_create_project(furnished_acme.tenant, f"p{number}", "P")
     found, url = [], "/api/projects?limit=3"
     while url:
         page = client.get(url).json()

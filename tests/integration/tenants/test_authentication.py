@@ -16,11 +16,6 @@ pytestmark = pytest.mark.django_db
 URL = "/api/usage"
 
 
-@pytest.fixture
-def acme() -> Tenant:
-    return actions.do_create_tenant("acme", "Acme")
-
-
 def key_of(tenant: Tenant, *scopes: str) -> tuple[ApiKey, str]:
     return actions.do_create_api_key(only_project(tenant), "k", scopes=scopes or ("manage",))
 

@@ -39,11 +39,6 @@ def operator(db: None) -> APIClient:
     return by_person(User.objects.create_user("op@example.com", is_staff=True))
 
 
-@pytest.fixture
-def acme(db: None) -> Tenant:
-    return actions.do_create_tenant("acme", "Acme")
-
-
 def store(broker: redis.Redis, *ids: int, process: str = "w.1", secret: str = WORKER_SECRET) -> CredentialStore:
     """Return the store of a worker process that serves the deployment `remote`."""
     return CredentialStore(broker, process, secret, lambda: CredentialNeeds(ids, ("remote",)))

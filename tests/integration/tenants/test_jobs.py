@@ -22,11 +22,6 @@ REFUSED, BROKEN = "refused", "broken"
 
 
 @pytest.fixture
-def acme() -> Tenant:
-    return actions.do_create_tenant("acme", "Acme")
-
-
-@pytest.fixture
 def kind() -> Iterator[JobKind]:
     """Return a kind of job that returns its parameters, its tenant and its actor."""
 

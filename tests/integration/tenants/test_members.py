@@ -12,7 +12,7 @@ from django.db import transaction
 from tenants import actions, invitations
 from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.scopes import tenant_scope
-from tenants.models import Invitation, Membership, OutboxEmail, Tenant, User
+from tenants.models import Invitation, Membership, OutboxEmail, User
 from tenants.outbox.email_outbox import INVITATION_CLOSED, MEMBER_EMAILS
 from tenants.permissions import ROLES, Permission
 from tests.support.outbox import send_emails
@@ -20,16 +20,12 @@ from tests.support.rows import of, unscoped
 from tests.support.tenants.concurrency import at_once
 
 PASSWORD = "correct horse battery staple"
+pytestmark = pytest.mark.acme(roles=["owner"], password=PASSWORD)
 
 
 @pytest.fixture
-def owner(db) -> User:
-    return User.objects.create_user("owner@acme.example", PASSWORD)
-
-
-@pytest.fixture
-def acme(owner) -> Tenant:
-    return actions.do_create_tenant("acme", "Acme", owner=owner)
+def owner(acme) -> User:
+    return User.objects.get(email="owner@example.com")
 
 
 def test_the_last_owner_stays(acme, owner):
@@ -200,7 +196,7 @@ def test_the_page_asks_an_existing_user_to_sign_in(acme, client, owner):
         "%2Finvitations/", "%2Finvitations%2F"
     )
     client.force_login(User.objects.create_user("thief@example.com"))
-    assert "is for owner@acme.example" in client.post(url).content.decode()
+    assert "is for owner@example.com" in client.post(url).content.decode()
     client.force_login(owner)
     assert client.post(url).url == "/t/lab/"
     assert len(unscoped(Membership).filter(user=owner)) == 2

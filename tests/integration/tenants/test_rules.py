@@ -18,11 +18,6 @@ from tests.support.tenants.concurrency import at_once
 pytestmark = pytest.mark.usefixtures("all_models_served")
 
 
-@pytest.fixture
-def acme(db) -> Tenant:
-    return actions.do_create_tenant("acme", "Acme")
-
-
 def test_limits_are_in_the_snapshots_of_their_keys(acme, row):
     project, lab = only_project(acme), actions.do_create_project(acme, "lab", "Lab")
     key, secret = actions.do_create_api_key(project, "k")

@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import response_schema_conformance
 
 from tenants import actions
 from tenants.models import User
-from tests.support.tenants.management_api import Row, by_person, furnished, only_default
+from tests.support.tenants.management_api import by_person, only_default
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("one_connection")]
 SCHEMA = schemathesis.openapi.from_dict(SchemaGenerator().get_schema(public=True))
@@ -33,17 +33,12 @@ ONCE = settings(
 
 
 @pytest.fixture
-def acme() -> Row:
-    return furnished("acme")
+def key(furnished_acme) -> str:
+    return actions.do_create_api_key(only_default(furnished_acme.tenant), "manage", scopes=["manage"])[1]
 
 
 @pytest.fixture
-def key(acme) -> str:
-    return actions.do_create_api_key(only_default(acme.tenant), "manage", scopes=["manage"])[1]
-
-
-@pytest.fixture
-def operator(acme) -> dict[str, str]:
+def operator(furnished_acme) -> dict[str, str]:
     """Return a signed-in operator's headers, with the CSRF token."""
     client: Client = by_person(User.objects.create_superuser("op@example.com"))
     request = RequestFactory().get("/")

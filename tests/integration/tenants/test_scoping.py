@@ -16,7 +16,7 @@ from tenants.isolation.scopes import TenantManager, UnscopedQueryError, all_tena
 from tenants.models import ApiKey, Membership, Project, Tenant, User
 from tests.support.rows import only_project
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.acme(roles=["owner"])]
 SCOPED = [model for model in apps.get_models() if isinstance(model._default_manager, TenantManager)]
 
 
@@ -33,11 +33,6 @@ def has_scope(tenant: Tenant) -> bool:
     except UnscopedQueryError:
         return False
     return True
-
-
-@pytest.fixture
-def acme() -> Tenant:
-    return do_create_tenant("acme", "Acme", owner=User.objects.create_user("owner@acme.example"))
 
 
 @pytest.fixture

@@ -16,15 +16,19 @@ from tenants.models import AuditEntry, Tenant, User
 from tests.support.billing import books
 from tests.support.frontend.console import PASSWORD, meter
 from tests.support.rows import only_project, unscoped
+from tests.support.tenants.acme import make_acme
 
 NOW = datetime.now(UTC)
 LAST = (NOW.replace(day=1) - timedelta(days=1)).replace(day=1, hour=3, minute=0, second=0, microsecond=0)
 
 
-def made() -> Tenant:
-    """Create a tenant with usage in the previous month."""
-    tenant = actions.do_create_tenant("acme", "Acme")
-    actions.do_add_member(tenant, User.objects.create_user("owner@example.com", PASSWORD), "owner")
+def make_billed_acme() -> Tenant:
+    """Create the tenant with usage in the previous month, an owner, and an operator."""
+    return use_last_month(make_acme(roles=["owner"], password=PASSWORD))
+
+
+def use_last_month(tenant: Tenant) -> Tenant:
+    """Add usage of the previous month, and an operator."""
     key, _ = actions.do_create_api_key(only_project(tenant), "k")
     version = books.rate_card()
     for number in range(3):

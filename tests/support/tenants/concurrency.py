@@ -27,3 +27,18 @@ def at_once(*acts: Callable[[], Any]) -> list[Any]:
 
     with ThreadPoolExecutor(len(acts)) as pool:
         return list(pool.map(run, acts))
+
+
+def run_in_threads(jobs: list[Callable[[], object]], threads: int = 6) -> list[object]:
+    """Run the functions in threads with separate connections; return their results or exceptions."""
+
+    def run(job: Callable[[], object]) -> object:
+        try:
+            return job()
+        except Exception as exc:  # noqa: BLE001
+            return exc
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(run, jobs))

@@ -28,7 +28,7 @@ from tenants.routing_policies.complexity_training import (
     train,
 )
 from tenants.routing_policies.policy import decide, parse
-from tests.unit.tenants.test_policy import facts
+from tests.support.tenants.policies import facts
 
 FLAT: dict[str, Any] = {"weights": base64.b64encode(bytes(8)).decode(), "scale": 1.0, "lengths": [0.0] * 5, "bias": 0.0}
 

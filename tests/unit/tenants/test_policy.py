@@ -10,13 +10,9 @@ import msgspec
 import pytest
 
 from tenants.keys import snapshot
-from tenants.routing_policies.policy import Policy, RoutingFacts, decide, parse
+from tenants.routing_policies.policy import Policy, decide, parse
 from tenants.routing_policies.strategies import Strategy, TargetMeasures, order_targets
-
-
-def facts(**changes: Any) -> RoutingFacts:
-    plain = RoutingFacts("req_1", 1, 100, False, False, datetime(2026, 11, 21, 12, 0, tzinfo=UTC))  # a Saturday
-    return RoutingFacts(**{name: changes.get(name, getattr(plain, name)) for name in RoutingFacts.__dataclass_fields__})
+from tests.support.tenants.policies import facts
 
 
 def models(body: dict[str, Any], **changes: Any) -> tuple[str, ...] | None:
