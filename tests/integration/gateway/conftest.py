@@ -28,6 +28,14 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], AbstractEventLo
     return {"uvloop": uvloop.new_event_loop}
 
 
+@pytest.fixture(autouse=True)
+def _frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check replicas ten times a second instead of twice: a test waits until a replica has changed its heartbeat."""
+    from millrace.gateway.dispatch import monitor
+
+    monkeypatch.setattr(monitor, "HEARTBEAT_SECONDS", 0.1)
+
+
 @pytest.fixture
 def broker(async_broker: redis.Redis) -> redis.Redis:
     return async_broker

@@ -25,6 +25,7 @@ from inference_worker.contract.messages import (
 )
 
 GATEWAY = "gw-a"
+BEAT_SECONDS = 0.05  # a gateway uses a replica once its heartbeat has changed
 
 
 def heartbeat(beat: int, running: int = 0, waiting: int = 0, model: str = "m", version: str = "") -> bytes:
@@ -56,7 +57,7 @@ class Replica:
             beat += 1
             sent = heartbeat(beat, self.running, self.waiting, self.model, self.version)
             await self.broker.hset(REPLICAS_KEY, self.name, sent)  # type: ignore[misc]
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(BEAT_SECONDS)
 
     def stall(self) -> None:
         """Send no more heartbeats."""
