@@ -104,6 +104,8 @@ def deployed(stack: Stack) -> Iterator[Stack]:
     eventually(lambda: not refusal(stack))
     yield stack
     run_deployments("remove", NAME)
+    # Before the gateway knows, a request would wait 30 seconds for another worker.
+    eventually(lambda: NAME not in {model.id for model in stack.client().models.list()})
     eventually(lambda: "model_not_found" in refusal(stack))
 
 
