@@ -11,7 +11,7 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import transaction
 
-BRIDGE = "BRIDGE_COMMIT"  # the last commit with the earlier migrations; docs/guides/upgrade.md names it too
+BRIDGE = "ed940730714a"  # the last commit with the earlier migrations; docs/guides/upgrade.md names it too
 FIRST = ("tenants", "0001_initial")  # of the earlier migrations; all others depend on it
 LAST = {
     "tenants": "0017_tenant_jobs",

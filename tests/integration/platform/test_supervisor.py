@@ -220,7 +220,7 @@ async def test_the_start_ends_only_when_every_child_is_ready(made: Made, tmp_pat
     first = supervisor.pid("a")
     assert first
     os.kill(first, signal.SIGKILL)
-    await until(lambda: supervisor.pid("a") != first)
+    await eventually_async(lambda: supervisor.pid("a") != first)
     await asyncio.wait_for(supervisor.finish_start(), 5)
     assert Path(f"{flag}.again").exists()
 
