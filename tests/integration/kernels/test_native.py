@@ -802,6 +802,8 @@ def test_a_broken_compiler_is_skipped(
 
 def test_only_the_fastest_variant_of_this_machine_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A variant that this machine cannot run is not built if /proc/cpuinfo shows it, and else not used."""
+    fastest = load_all_variants()
+    fastest.choose("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(build, "_COMMON", (*build._COMMON, "-O0"))
     built: list[str] = []
@@ -812,8 +814,6 @@ def test_only_the_fastest_variant_of_this_machine_is_built(tmp_path: Path, monke
         return compile_library(*arguments, variants=variants, **options)
 
     monkeypatch.setattr(build, "compile_library", record)
-    fastest = load_all_variants()
-    fastest.choose("")
     library = native.load_library.__wrapped__()
     assert library is not None
     assert built == [fastest.variant] == [library.variant]
@@ -823,6 +823,19 @@ def test_only_the_fastest_variant_of_this_machine_is_built(tmp_path: Path, monke
     library = native.load_library.__wrapped__()
     assert library is not None
     assert built[1:] == ["generic"] == [library.variant]
+
+
+def test_a_start_builds_the_library_before_a_worker_loads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "_COMMON", (*build._COMMON, "-O0"))
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "find_compilers", lambda: [build.Compiler(("false",), "1")])
+        build.main()  # no error: the worker reports it
+    build.main()
+    monkeypatch.setattr(build, "compile_library", None)
+    library = native.load_library.__wrapped__()
+    assert library is not None
+    assert find_wrong_operator(library) == ""
 
 
 def test_a_library_of_another_variant_or_compiler_is_built_again(
