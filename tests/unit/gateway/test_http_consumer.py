@@ -54,6 +54,7 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         metrics=SimpleNamespace(requests=SimpleNamespace(labels=lambda *_: SimpleNamespace(inc=lambda: None))),
         admission=SimpleNamespace(current_limit_statuses=current_limit_statuses),
         router=SimpleNamespace(visible=lambda key: {f"model-{number}": MODEL for number in range(50)}),
+        settings=SimpleNamespace(models=()),
     )
     monkeypatch.setattr("millrace.gateway.http.consumer.running_gateway", lambda: found)
     return found
