@@ -6,7 +6,6 @@ import os
 import re
 import runpy
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
-def session(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+def session(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
     """An empty directory with the platform's data directory and `manage.py`, as in a checkout."""
     (tmp_path / ".millrace").symlink_to(stack.data_dir)
     (tmp_path / "manage.py").symlink_to(ROOT / "manage.py")
@@ -39,11 +38,7 @@ def session(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     for name in ("MILLRACE_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
         environment[name] = stack.key
         monkeypatch.setenv(name, stack.key)
-    before = dict(os.environ)
-    yield Session(tmp_path, environment, replacements_for(stack.url))
-    for name in set(os.environ) - set(before):
-        del os.environ[name]
-    os.environ.update(before)
+    return Session(tmp_path, environment, replacements_for(stack.url))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
