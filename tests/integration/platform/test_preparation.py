@@ -24,6 +24,7 @@ from millrace.devserver import preparation
 from millrace.devserver.postgres import Postgres
 from millrace.devserver.stack import Stack
 from tenants.isolation.db_roles import SYSTEM
+from tests.support.drop_database import drop_database
 
 MODELS = "smollm2-135m=embedded,all-minilm-l6-v2=embedded:minilm"
 OTHER_MODELS = f"other=embedded,{MODELS}"
@@ -66,8 +67,8 @@ class Platform:
 
 
 def copy_database(source: str, target: str) -> None:
+    drop_database(target)
     with psycopg.connect(OWNER_URL, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE IF EXISTS {target} WITH (FORCE)".encode())
         connection.execute(f"CREATE DATABASE {target} TEMPLATE {source}".encode())
 
 
@@ -76,9 +77,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The directory of the data directory, of a copy after the first start, and of a package that the code includes."""
     directory = tmp_path_factory.mktemp("preparation")
     yield directory
-    with psycopg.connect(OWNER_URL, autocommit=True) as connection:
-        for name in ("platform", "prepared", "backup"):
-            connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)".encode())
+    for name in ("platform", "prepared", "backup"):
+        drop_database(name)
 
 
 @pytest.fixture
