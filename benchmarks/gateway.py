@@ -395,10 +395,13 @@ def set_up(stack: Stack, state: Path, cache: str) -> str:
 
     As with `millrace up`, the gateway does not convert the model. Otherwise its memory includes the converter.
     """
+    assert stack.postgres is not None
+    owner = {"MILLRACE_MIGRATION_DATABASE_URL": stack.postgres.owner_url}  # of the tables
     django = (("django", "migrate", "--no-input"), ("django", "shell", "-c", _SET_UP + cache))
     for command in (stack.command(*words) for words in (*django, ("millrace.cli.convert",))):
+        environ = {**command.environ, **(owner if "migrate" in command.argv else {})}
         with (state / "django.log").open("ab") as log:
-            subprocess.run(command.argv, env=dict(command.environ), stdout=log, stderr=log, check=True)  # noqa: S603
+            subprocess.run(command.argv, env=environ, stdout=log, stderr=log, check=True)  # noqa: S603
     credentials = json.loads((state / "credentials.json").read_text(encoding="utf-8"))
     return str(credentials["demo_key"])
 
