@@ -1,14 +1,12 @@
 """The pooled HTTP/1.1 connections of a relay to its upstream.
 
 A base URL may lead only to public IP addresses, unless the operator allows internal ones. The host is resolved and
-checked whenever a connection is opened, and the connection uses a checked address. So a name server that changes its
-answer cannot lead a request to an internal service. Certificates are verified against the host name.
+checked whenever a connection is opened. Certificates are verified against the host name.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import time
 from collections import deque
@@ -18,7 +16,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from inference_worker.contract.ip_addresses import is_public_text
+from inference_worker.contract.ip_addresses import InternalHost, UnresolvedHost, checked_addresses
 from inference_worker.worker.relay.failures import UPSTREAM_ERROR, UpstreamFailed
 
 CONNECT_SECONDS = 10.0
@@ -290,14 +288,13 @@ class ConnectionPool:
         raise UpstreamUnreachable(str(failure)) from failure
 
     async def _resolve(self) -> list[str]:
+        origin = self._origin
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(
-                self._origin.host, self._origin.port, type=socket.SOCK_STREAM
+            return await asyncio.to_thread(
+                checked_addresses, origin.host, origin.port, allow_internal=origin.allow_internal
             )
-        except (OSError, UnicodeError) as exc:
+        except UnresolvedHost as exc:
             raise UpstreamUnreachable("the host's name has no address") from exc
-        addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
-        if not self._origin.allow_internal and not all(map(is_public_text, addresses)):
+        except InternalHost as exc:
             message = "The address of the model's provider is internal. An operator can allow it with allow_internal."
-            raise UpstreamFailed(UPSTREAM_ERROR, message)
-        return addresses
+            raise UpstreamFailed(UPSTREAM_ERROR, message) from exc
