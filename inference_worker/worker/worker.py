@@ -69,7 +69,7 @@ log = structlog.get_logger(__name__)
 CLAIM_AGAIN_SECONDS = 0.2
 NO_MODEL = "none"  # as MILLRACE_WORKER_MODEL
 MAX_REJECTIONS = 3  # after which a command with an error reply is not repeated
-FIRST_RESTART_SECONDS = 1.0  # of a managed server; doubles with each failure within a minute of its start
+FIRST_RESTART_SECONDS = 1.0  # a managed server's pause; doubles with each failure within a minute of its start
 MAX_RESTART_SECONDS = 120.0
 MAX_WAKEUPS = 256  # taken from the list in one round trip
 

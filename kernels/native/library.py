@@ -117,7 +117,7 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
-        self.memory = HugePages()  # of packed weights and caches
+        self.memory = HugePages()  # memory of packed weights and caches
 
         def function(name: str, kind: type[ctypes.Structure]) -> Any:
             entry = getattr(library, f"millrace_{name}")

@@ -53,7 +53,7 @@ class Decoder:
     qkv_names: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
     mlp_names: ClassVar[tuple[str, ...]] = ("gate_proj", "up_proj", "down_proj")
     experts: ClassVar[ExpertNames | None] = None
-    prefixes: ClassVar[tuple[str, ...]] = ("model",)  # of the weights' names; the first one that exists
+    prefixes: ClassVar[tuple[str, ...]] = ("model",)  # beginnings of the weights' names; the first that exists
     scales_embedding: ClassVar[bool] = False  # by the square root of the hidden size
     rotates_neighbors: ClassVar[bool] = False  # the rotary embedding pairs dimensions 0 and 1, 2 and 3, and so on
 

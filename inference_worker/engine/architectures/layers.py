@@ -180,7 +180,7 @@ class Int8Linear(Linear):
     def __init__(self, weight: Int8Weight, bias: torch.Tensor | None = None) -> None:
         self.bias = bias
         groups = weight.scales.shape[1]
-        self._values = [part.T for part in weight.values.chunk(groups, 1)]  # of each group, [inputs, outputs]
+        self._values = [part.T for part in weight.values.chunk(groups, 1)]  # numbers of each group, [inputs, outputs]
         self._scales = weight.scales.T.contiguous()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -220,8 +220,8 @@ class Fp8Linear(Linear):
         return self(x).add_(other)
 
 
-_MIN_CUDA_ROWS = 32  # of a product of 8-bit integers
-_MIN_FP8_CAPABILITY = (8, 9)  # of a CUDA device
+_MIN_CUDA_ROWS = 32  # rows of a product of 8-bit integers
+_MIN_FP8_CAPABILITY = (8, 9)  # compute capability of a CUDA device
 
 
 class Layers:
@@ -235,7 +235,7 @@ class Layers:
         self._invariant = batch_invariant
         self._kernels = kernels
         self.quantized = self.dequantized = 0  # layers whose quantized weight is kept, or converted
-        self._parameters = self._bytes = 0  # of all weights
+        self._parameters = self._bytes = 0  # parameters and bytes of all weights
 
     def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
         """Return the layer of the weight. A quantized weight without a product for its kind is dequantized."""

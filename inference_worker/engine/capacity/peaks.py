@@ -11,7 +11,7 @@ import torch
 from inference_worker.engine.capacity.roofline import Peaks
 
 _SECONDS = 0.06  # for each measurement, of at least three runs
-_SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices
+_SIDE = {"cpu": 1024, "cuda": 8192}  # rows of the square matrices
 _COPIED = {"cpu": 48 << 20, "cuda": 1 << 30}  # bytes: more than any cache of the CPU
 
 

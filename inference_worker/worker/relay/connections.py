@@ -23,7 +23,7 @@ CONNECT_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 20.0  # shorter than the idle time of common servers
 STALE_SECONDS = 2.0  # after which a server that sent nothing may have begun to work on a request
 MAX_HEADER_BYTES = 64 * 2**10
-MAX_PENDING_BYTES = 2**20  # of a body, above which the connection is not read
+MAX_PENDING_BYTES = 2**20  # bytes of a body above which the connection is not read
 
 
 class UpstreamUnreachable(Exception):
@@ -91,7 +91,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._body: deque[bytes] = deque()
         self._pending = 0
         self._has_head = self._is_complete = self._is_reusable = self._is_paused = False
-        self._has_data = False  # of this response
+        self._has_data = False  # data of this response has arrived
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
