@@ -5,9 +5,10 @@ from __future__ import annotations
 from django.contrib import admin
 from django.urls import include, path
 from django.views.generic import RedirectView
-from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
+from drf_spectacular.views import SpectacularSwaggerSplitView
 
 from millrace.conf.environment import platform_settings
+from millrace.conf.openapi_view import ManagementSchemaView
 
 urlpatterns = [
     path("", include("frontend.urls")),
@@ -18,7 +19,7 @@ urlpatterns = [
     path("api/", include("millrace.apps.experiments.urls")),
     path("api/", include("millrace.apps.operations.urls")),
     path("api/", include("millrace.apps.alerts.urls")),
-    path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
+    path("api/schema/", ManagementSchemaView.as_view(), name="schema"),
     path(
         "api/docs/",
         SpectacularSwaggerSplitView.as_view(url_name="schema", template_name="frontend/docs.html"),
