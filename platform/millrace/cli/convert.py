@@ -16,8 +16,8 @@ from inference_worker.contract import env
 from inference_worker.contract.settings import HUB_PREFIX, ModelSpec, SharedSettings
 from inference_worker.models.model_source import ModelError, ensure_model
 from inference_worker.models.model_store import ModelStore, check_files
-from millrace.conf.environment import data_dir
 from millrace.devserver.hub_source import HubSource
+from millrace.environment.configuration import data_dir
 
 
 def main() -> None:
