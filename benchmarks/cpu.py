@@ -53,7 +53,7 @@ from inference_worker.contract.engine_config import EngineConfig, KVCacheDTypeNa
 from inference_worker.contract.settings import ModelSpec  # noqa: E402
 from inference_worker.engine.engine import LLMEngine  # noqa: E402
 from kernels.native.library import load_library  # noqa: E402
-from millrace.devserver.program import Program, free_port  # noqa: E402
+from millrace.local.program import Program, free_port  # noqa: E402
 
 SECTIONS = ("engine", "served", "prefill", "shared", "platform")
 # The engine's quantization and the dtype of its KV cache. Both pass the gate of benchmarks/quality.py.

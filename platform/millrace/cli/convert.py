@@ -17,7 +17,7 @@ from inference_worker.checkpoints.model_source import ModelError, ensure_model
 from inference_worker.checkpoints.model_store import ModelStore, check_files
 from inference_worker.contract import env
 from inference_worker.contract.settings import HUB_PREFIX, ModelSpec, SharedSettings
-from millrace.conf.environment import data_dir
+from millrace.environment.configuration import data_dir
 
 
 def main() -> None:

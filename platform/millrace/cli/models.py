@@ -77,7 +77,7 @@ def _source_options(function: Callable[..., None]) -> Callable[..., None]:
 def _with_exit_codes(run: Callable[[], None]) -> None:
     from inference_worker.checkpoints.model_config import ModelError
     from inference_worker.contract.env import SettingsError
-    from millrace.devserver.checks import CheckFailed
+    from millrace.local.checks import CheckFailed
 
     try:
         run()
@@ -201,7 +201,7 @@ def remove(model: str, revision: str | None, file: str | None, as_json: bool) ->
 
 def _store() -> ModelStore:
     from inference_worker.checkpoints.model_store import ModelStore
-    from millrace.conf.environment import data_dir
+    from millrace.environment.configuration import data_dir
 
     return ModelStore(data_dir())
 
@@ -210,8 +210,8 @@ def _writable_store() -> tuple[ModelStore, int]:
     """Return the store, whose data directory is created, and the bytes to leave free on its disk."""
     from inference_worker.contract import env
     from inference_worker.contract.settings import SharedSettings
-    from millrace.conf.environment import data_dir
-    from millrace.devserver.checks import data_directory
+    from millrace.environment.configuration import data_dir
+    from millrace.local.checks import data_directory
 
     min_free_bytes: int = env.read_one(os.environ, SharedSettings, "min_free_disk")
     data_directory(data_dir(), min_free_bytes)

@@ -57,7 +57,7 @@ def up(data_dir: str | None, port: str | None, models: tuple[str, ...], check: b
     with server_packages():
         from inference_worker.checkpoints.model_config import ModelError
         from millrace.cli.up import up as run_platform
-        from millrace.devserver.model_option import as_setting
+        from millrace.local.model_option import as_setting
 
         if models:
             try:
