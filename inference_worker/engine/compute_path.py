@@ -1,0 +1,115 @@
+"""The choice of what a model computes with on this machine: device, dtype and kernels.
+
+All that depends on the machine's instruction sets is decided here. docs/reference/model-formats.md has the table of the
+choices, which tests/integration/engine/test_compute_path.py reads.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+
+from inference_worker.contract.config import CpuKernelsName, DeviceName, DTypeName
+from inference_worker.engine.device import pick_device
+from inference_worker.engine.kernel_check import find_wrong_operator
+from kernels.native.library import Library, load_library
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class ComputePath:
+    """What a model computes with.
+
+    device: CPU or CUDA.
+    dtype: of the weights and of the layers' results.
+    kernels: the C kernels; None: PyTorch, and Triton on CUDA.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    kernels: Library | None = None
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    def __str__(self) -> str:
+        """Return the line of the log, such as `CPU: avx2 · 2 threads · C kernels · bfloat16`."""
+        if self.device.type != "cpu":
+            return f"{torch.cuda.get_device_name(self.device)}: PyTorch and Triton · {self.dtype_name}"
+        used = "PyTorch" if self.kernels is None else f"C kernels ({self.kernels.variant})"
+        return f"CPU: {used} · {torch.get_num_threads()} threads · {self.dtype_name}"
+
+
+def choose_path(
+    dtype: DTypeName = "auto",
+    device: DeviceName = "auto",
+    kernels: CpuKernelsName = "auto",
+    *,
+    checkpoint: str = "bfloat16",
+) -> ComputePath:
+    """Return what a model computes with.
+
+    On CUDA, the default dtype is bfloat16, and float16 for a checkpoint in float16. On the CPU it is bfloat16 if the C
+    kernels or PyTorch compute fast in it, and else float32.
+
+    Args:
+        kernels: auto, pytorch, or the instruction set that the C kernels must use.
+        checkpoint: the dtype in the model's configuration.
+
+    Raises:
+        ValueError: this machine does not have the device or the instruction set, or computes so slowly in the dtype
+            that it is no choice. The message names the nearest option that is supported.
+    """
+    found = pick_device(device)
+    if found.type != "cpu":
+        default = torch.float16 if checkpoint == "float16" else torch.bfloat16
+        return ComputePath(found, default if dtype == "auto" else _DTYPES[dtype])
+    library = _find_kernels(kernels) if dtype in ("auto", "bfloat16") else None
+    if library is not None:
+        return ComputePath(found, torch.bfloat16, library)
+    if dtype == "auto":
+        return ComputePath(found, torch.bfloat16 if is_fast_in_pytorch(torch.bfloat16) else torch.float32)
+    if not is_fast_in_pytorch(_DTYPES[dtype]):
+        raise ValueError(_refusal(dtype))
+    return ComputePath(found, _DTYPES[dtype])
+
+
+def is_fast_in_pytorch(dtype: torch.dtype) -> bool:
+    """Return whether PyTorch has products in this dtype for the machine's instruction set."""
+    if not torch._C._has_mkldnn or dtype == torch.float32:
+        return dtype == torch.float32
+    names = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+    return bool(getattr(torch.ops.mkldnn, names[dtype])())
+
+
+def _refusal(dtype: DTypeName) -> str:
+    if dtype == "float16":
+        return "float16 needs a GPU, or a CPU with AVX-512 FP16 or AMX; set dtype to auto"
+    return (
+        "bfloat16 on this CPU needs the C kernels, which are turned off or cannot be built (see the log); install a C"
+        " compiler, set MILLRACE_CPU_KERNELS to auto, or set dtype to float32"
+    )
+
+
+def _find_kernels(name: CpuKernelsName) -> Library | None:
+    """Return the C kernels, with as many threads as PyTorch uses, or None if PyTorch computes.
+
+    Raises:
+        ValueError: the machine or the library does not have the instruction set `name`.
+    """
+    if name == "pytorch":
+        return None
+    library = load_library("" if name == "auto" else name)
+    if library is None:
+        return None
+    library.set_threads(torch.get_num_threads())
+    if operator := find_wrong_operator(library):
+        log.error("the CPU kernels are not used: the results of %s differ from PyTorch's, which is used", operator)
+        return None
+    return library
