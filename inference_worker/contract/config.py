@@ -193,9 +193,7 @@ class EngineConfig:
     quantization: QuantizationName = "none"
     progress: Callable[[int, int], None] | None = None  # called with the bytes read and those of all weights
     attention: str = "auto"  # a name in the registry of attention backends
-    cpu_kernels: CpuKernelsName = (
-        "auto"  # on the CPU in bfloat16: the C kernels, or PyTorch
-    )
+    cpu_kernels: CpuKernelsName = "auto"  # on the CPU in bfloat16: the C kernels, or PyTorch
     speculation: bool = False  # verify drafts of the next tokens; not with asynchronous scheduling
     draft_model_dir: Path | None = None  # of a model with the same vocabulary that drafts tokens; None: none
     draft_quantization: QuantizationName = "none"  # of the draft model's weights, when they are loaded

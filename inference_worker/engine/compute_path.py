@@ -7,6 +7,7 @@ choices, which tests/integration/engine/test_compute_path.py reads.
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 
 import torch
@@ -81,11 +82,19 @@ def choose_path(
 
 
 def is_fast_in_pytorch(dtype: torch.dtype) -> bool:
-    """Return whether PyTorch has products in this dtype for the machine's instruction set."""
-    if not torch._C._has_mkldnn or dtype == torch.float32:
-        return dtype == torch.float32
-    names = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
-    return bool(getattr(torch.ops.mkldnn, names[dtype])())
+    """Return whether PyTorch has products in this dtype for the CPU's instruction set.
+
+    They are those of oneDNN, whose instruction set the variable ONEDNN_MAX_CPU_ISA limits.
+    """
+    if dtype == torch.float32:
+        return True
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "DEFAULT").upper()
+    if not torch._C._has_mkldnn or limit.startswith(("SSE", "AVX2")) or limit == "AVX":
+        return False
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    has_float16 = limit == "DEFAULT" or limit.startswith(("AVX10", "AVX512_CORE_FP16", "AVX512_CORE_AMX"))
+    return has_float16 and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 def _refusal(dtype: DTypeName) -> str:

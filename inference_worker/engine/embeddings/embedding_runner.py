@@ -48,18 +48,23 @@ class Embedder(Protocol):
         """
 
 
+def default_dtype(config: EngineConfig) -> DTypeName:
+    """Return the configured dtype, or the default.
+
+    The default is not a 16-bit type: vectors must stay comparable with vectors that were stored earlier. Vectors of
+    quantized weights are not, and the kernels that keep such weights compute in bfloat16.
+    """
+    return "float32" if config.dtype == "auto" and config.quantization == "none" else config.dtype
+
+
 class EmbeddingRunner:
     """An encoder on one device."""
 
     def __init__(self, config: EngineConfig, model_config: EncoderConfig) -> None:
         self._config = model_config
-        # The default is not a 16-bit type: vectors must stay comparable with vectors that were stored earlier.
-        # Vectors of quantized weights are not, and the kernels that keep such weights compute in bfloat16.
-        is_plain = config.quantization == "none"
-        dtype: DTypeName = "float32" if config.dtype == "auto" and is_plain else config.dtype
         if config.threads:  # else PyTorch uses OMP_NUM_THREADS or the cores of this process
             torch.set_num_threads(config.threads)
-        path = choose_path(dtype, config.device, config.cpu_kernels)
+        path = choose_path(default_dtype(config), config.device, config.cpu_kernels)
         self.device, self.dtype, self._kernels = path.device, path.dtype, path.kernels
         with (
             torch.inference_mode(),
