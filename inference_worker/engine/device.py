@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from inference_worker.contract.config import DeviceName
+from inference_worker.contract.engine_config import DeviceName
 
 _MEMINFO, _MEMBERSHIP, _CONTROL_GROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 

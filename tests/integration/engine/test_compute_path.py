@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.engine import compute_path
 from inference_worker.engine.architectures import layers
 from inference_worker.engine.attention.base import AttentionSpec, CacheShape
