@@ -29,18 +29,20 @@ class ComputePath:
     device: CPU or CUDA.
     dtype: of the weights and of the layers' results.
     kernels: the C kernels; None: PyTorch, and Triton on CUDA.
+    slow: why the C kernels are not used although the dtype allows it; empty: they are, or the dtype does not.
     """
 
     device: torch.device
     dtype: torch.dtype
     kernels: Library | None = None
+    slow: str = ""
 
     @property
     def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
 
     def __str__(self) -> str:
-        """Return the line of the log, such as `CPU: avx2 · 2 threads · C kernels · bfloat16`."""
+        """Return the line of the log, such as `CPU: C kernels (avx2) · 2 threads · bfloat16`."""
         if self.device.type != "cpu":
             return f"{torch.cuda.get_device_name(self.device)}: PyTorch and Triton · {self.dtype_name}"
         used = "PyTorch" if self.kernels is None else f"C kernels ({self.kernels.variant})"
@@ -71,14 +73,19 @@ def choose_path(
     if found.type != "cpu":
         default = torch.float16 if checkpoint == "float16" else torch.bfloat16
         return ComputePath(found, default if dtype == "auto" else _DTYPES[dtype])
-    library = _find_kernels(kernels) if dtype in ("auto", "bfloat16") else None
+    if dtype in ("float16", "float32"):
+        if not is_fast_in_pytorch(_DTYPES[dtype]):
+            raise ValueError("float16 needs a GPU, or a CPU with AVX-512 FP16 or AMX; set dtype to auto")
+        return ComputePath(found, _DTYPES[dtype])
+    library, reason = _find_kernels(kernels)
     if library is not None:
         return ComputePath(found, torch.bfloat16, library)
-    if dtype == "auto":
-        return ComputePath(found, torch.bfloat16 if is_fast_in_pytorch(torch.bfloat16) else torch.float32)
-    if not is_fast_in_pytorch(_DTYPES[dtype]):
-        raise ValueError(_refusal(dtype))
-    return ComputePath(found, _DTYPES[dtype])
+    log.warning("PyTorch computes on the CPU, several times slower than the C kernels: %s", reason)
+    if is_fast_in_pytorch(torch.bfloat16):
+        return ComputePath(found, torch.bfloat16, slow=reason)
+    if dtype == "bfloat16":
+        raise ValueError(f"bfloat16 on this CPU needs the C kernels: {reason}, or set dtype to float32")
+    return ComputePath(found, torch.float32, slow=reason)
 
 
 def is_fast_in_pytorch(dtype: torch.dtype) -> bool:
@@ -97,28 +104,19 @@ def is_fast_in_pytorch(dtype: torch.dtype) -> bool:
     return has_float16 and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
-def _refusal(dtype: DTypeName) -> str:
-    if dtype == "float16":
-        return "float16 needs a GPU, or a CPU with AVX-512 FP16 or AMX; set dtype to auto"
-    return (
-        "bfloat16 on this CPU needs the C kernels, which are turned off or cannot be built (see the log); install a C"
-        " compiler, set MILLRACE_CPU_KERNELS to auto, or set dtype to float32"
-    )
-
-
-def _find_kernels(name: CpuKernelsName) -> Library | None:
-    """Return the C kernels, with as many threads as PyTorch uses, or None if PyTorch computes.
+def _find_kernels(name: CpuKernelsName) -> tuple[Library | None, str]:
+    """Return the C kernels, with as many threads as PyTorch uses, or None and the reason with what to do.
 
     Raises:
         ValueError: the machine or the library does not have the instruction set `name`.
     """
     if name == "pytorch":
-        return None
+        return None, "set MILLRACE_CPU_KERNELS to auto"
     library = load_library("" if name == "auto" else name)
     if library is None:
-        return None
+        return None, "they cannot be built, and the worker's log has the reason; install a C compiler"
     library.set_threads(torch.get_num_threads())
     if operator := find_wrong_operator(library):
         log.error("the CPU kernels are not used: the results of %s differ from PyTorch's, which is used", operator)
-        return None
-    return library
+        return None, f"the results of {operator} are wrong on this machine; report it"
+    return library, ""

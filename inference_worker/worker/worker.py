@@ -162,6 +162,7 @@ def describe_machine(config: EngineConfig) -> Machine:
         dtype=path.dtype_name,
         max_model_len=min(longest, config.max_model_len or longest),
         block_size=config.block_size,
+        is_slow=bool(path.slow),
     )
 
 

@@ -141,3 +141,13 @@ def test_pytorch_is_limited_as_its_own_products_are(limit: str, monkeypatch: pyt
     assert is_fast_in_pytorch(torch.float32)
     assert not is_fast_in_pytorch(torch.bfloat16)
     assert not is_fast_in_pytorch(torch.float16)
+
+
+def test_a_machine_that_computes_without_the_kernels_is_slow(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert choose_path(kernels="pytorch").slow == "set MILLRACE_CPU_KERNELS to auto"
+    assert "several times slower than the C kernels" in caplog.text
+    assert choose_path("float32").slow == choose_path().slow == ""
+    limit_machine(monkeypatch, has_16_bits=False, library=None)
+    assert choose_path().slow.endswith("install a C compiler")
