@@ -310,6 +310,7 @@ class Machine(msgspec.Struct, frozen=True):
     dtype: str  # dtype of the computation
     max_model_len: int  # tokens
     block_size: int  # tokens of a KV cache block
+    is_slow: bool = False  # PyTorch computes, although the C kernels would be several times faster
 
 
 class ReplicaPhase(StrEnum):

@@ -275,9 +275,10 @@ class WorkerSettings(SharedSettings):
     kv_offload_bytes: int = env.env(env.size, "0", "host memory for blocks that the KV cache evicts; 0: no offload")
     cpu_threads: int = env.env(env.integer(0, 1024), "0", "compute threads; 0: one for each core")
     cpu_kernels: CpuKernelsName = env.env(
-        env.choice("auto", "pytorch"),
+        env.choice(*get_args(CpuKernelsName)),
         "auto",
-        "what computes in bfloat16 on the CPU: the C kernels if a compiler is installed (auto), or PyTorch",
+        "what computes in bfloat16 on the CPU: the C kernels for the fastest instruction set (auto) or for the named"
+        " one, or PyTorch",
     )
     batch_invariant: bool = env.env(
         env.boolean,

@@ -11,6 +11,7 @@ import torch
 
 from inference_worker.contract.engine_config import KVCacheDTypeName
 from kernels import reference
+from kernels.native.library import Library
 from kernels.native.operators import StackAttention
 
 
@@ -53,6 +54,7 @@ class CacheShape:
     device: torch.device
     places: tuple[int, ...] = ()  # empty: layer i has place i
     kv_dtype: KVCacheDTypeName = "auto"  # dtype of the stored keys and values; auto: dtype
+    kernels: Library | None = None  # the C kernels, if the model uses them
 
     def by_layer(self, pages: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the entry of `pages` for each layer, from those of the places."""
