@@ -72,9 +72,9 @@ def _sections() -> dict[str, dict[str, str]]:
     """Return the lines of the list of commands, with those of groups that have only plain commands."""
     from millrace.cli.plain_commands import described_groups
 
-    found = {}
+    found: dict[str, dict[str, str]] = {}
     for section, entries in _SECTIONS.items():
-        lines = found[section] = {}
+        lines = found.setdefault(section, {})
         for name, entry in entries.items():
             for group, described in described_groups().items():
                 if described.get("before") == name:
