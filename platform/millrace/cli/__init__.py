@@ -38,9 +38,9 @@ _SECTIONS: dict[str, dict[str, _Entry]] = {
         "cache": _Entry("cache", "cache", "Warm the caches, and show what that saved."),
         "policies": _Entry("policies", "policies", "Manage routing policies."),
         "router": _Entry("router", "router", "Train the complexity classifier of routing policies."),
-        "organization": _Entry("projects", "organization", "Show and change the tenant's settings."),
+        "organization": _Entry("organization", "organization", "Show and change the tenant's settings."),
         "credentials": _Entry("credentials", "credentials", "Manage API keys for upstreams."),
-        "audit": _Entry("projects", "audit", "Show the audit log."),
+        "audit": _Entry("organization", "audit", "Show the audit log."),
     },
     "Operators": {
         "tenants": _Entry("tenants", "tenants", "Manage tenants, their credit and payments."),

@@ -1,4 +1,4 @@
-"""`millrace prices`, `billing`, `fleet` and `health`: the commands of operators."""
+"""`millrace prices`, `billing` and `health`: the commands of operators by hand."""
 
 from __future__ import annotations
 

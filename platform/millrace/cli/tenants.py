@@ -1,4 +1,4 @@
-"""`millrace tenants` and `users`: tenants, their credit and payments, and users (operators)."""
+"""`millrace tenants`: the commands by hand, which create tenants, change price books and record money (operators)."""
 
 from __future__ import annotations
 

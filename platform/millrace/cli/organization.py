@@ -1,4 +1,4 @@
-"""`millrace projects`, `organization` and `audit`: the settings of a tenant and the log of its changes."""
+"""`millrace organization update` and `audit`: the settings of a tenant and the log of its changes."""
 
 from __future__ import annotations
 
