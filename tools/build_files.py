@@ -3,6 +3,7 @@
     python -m tools.build_files
 
 - The modules of `millrace.client` with the operations and types of the API, from docs/management-openapi.yaml.
+- The description of the plain commands of `millrace`, from its table and the same document.
 - The compiled translations of the console and the texts of its scripts, from frontend/locale.
 
 `make setup` and the build of a wheel run this. It imports neither Django nor the platform. Files are built only if what
@@ -13,17 +14,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tools import generate_client, messages
+from tools import command_table, generate_client, messages
 from tools.openapi.formatting import read_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENT = ROOT / "platform" / "millrace" / "client"
 CLIENT_MODULES = ("models.py", "resources.py", "async_resources.py")
+COMMANDS = ROOT / "platform" / "millrace" / "cli" / "plain_commands.toml"
 STATE = ROOT / "build" / "generated.json"  # the digest of each file's sources when it was built
 
 
@@ -53,7 +56,13 @@ def generated_files() -> list[GeneratedFiles]:
             (document, Path(generate_client.__file__)),
             tuple(CLIENT / name for name in CLIENT_MODULES),
             lambda: client_modules(document).values(),
-        )
+        ),
+        GeneratedFiles(
+            "plain commands",
+            (document, COMMANDS, Path(command_table.__file__), Path(generate_client.__file__)),
+            (COMMANDS.with_suffix(".json"),),
+            lambda: [command_descriptions(document)],
+        ),
     ]
     for language, path in messages.catalogs().items():
         found.append(
@@ -71,6 +80,13 @@ def client_modules(document: Path) -> dict[str, bytes]:
     """Return the contents of the client's modules by file name."""
     modules = generate_client.generated(read_yaml(document.read_text(encoding="utf-8")))
     return {name: modules[name].encode() for name in CLIENT_MODULES}
+
+
+def command_descriptions(document: Path) -> bytes:
+    """Return the description of the plain commands as JSON."""
+    table = tomllib.loads(COMMANDS.read_text(encoding="utf-8"))
+    described = command_table.describe_commands(table, read_yaml(document.read_text(encoding="utf-8")))
+    return json.dumps(described, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _translations(language: str, path: Path) -> tuple[bytes, bytes]:

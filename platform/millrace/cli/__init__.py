@@ -30,25 +30,20 @@ _SECTIONS: dict[str, dict[str, _Entry]] = {
         "profiles": _Entry("login", "profiles", "List the stored connections."),
     },
     "Tenants": {
-        "keys": _Entry("keys", "keys", "Manage API keys."),
         "usage": _Entry("usage", "usage", "Show what was used and what it cost."),
         "budgets": _Entry("budgets", "budgets", "Manage budgets of money, tokens and requests."),
         "limits": _Entry("budgets", "limits", "Manage rate limits."),
         "invoices": _Entry("usage", "invoices", "Show and download invoices."),
         "requests": _Entry("usage", "requests", "Look into the request log."),
         "cache": _Entry("cache", "cache", "Warm the caches, and show what that saved."),
-        "webhooks": _Entry("keys", "webhooks", "Manage webhook endpoints and deliveries."),
-        "members": _Entry("keys", "members", "Manage members and invitations."),
-        "projects": _Entry("projects", "projects", "Manage projects, which group API keys."),
         "policies": _Entry("policies", "policies", "Manage routing policies."),
         "router": _Entry("router", "router", "Train the complexity classifier of routing policies."),
-        "organization": _Entry("projects", "organization", "Show and change the tenant's settings."),
+        "organization": _Entry("organization", "organization", "Show and change the tenant's settings."),
         "credentials": _Entry("credentials", "credentials", "Manage API keys for upstreams."),
-        "audit": _Entry("projects", "audit", "Show the audit log."),
+        "audit": _Entry("organization", "audit", "Show the audit log."),
     },
     "Operators": {
         "tenants": _Entry("tenants", "tenants", "Manage tenants, their credit and payments."),
-        "users": _Entry("tenants", "users", "Manage users and operators."),
         "prices": _Entry("operators", "prices", "Manage price versions."),
         "costs": _Entry("costs", "costs", "Manage what deployments cost, and show costs of executions."),
         "margin": _Entry("costs", "margin", "Show revenue, cost and margin."),
@@ -58,7 +53,6 @@ _SECTIONS: dict[str, dict[str, _Entry]] = {
         "import": _Entry(
             "litellm_import", "import_group", "Import models, teams, keys and budgets of another gateway."
         ),
-        "fleet": _Entry("operators", "fleet", "Show workers and models."),
         "health": _Entry("operators", "health", "Check whether the platform can serve requests."),
     },
     "This machine": {
@@ -72,26 +66,40 @@ _SECTIONS: dict[str, dict[str, _Entry]] = {
         "completion": _Entry("platform", "completion", "Print the completion script of a shell."),
     },
 }
-_COMMANDS = {name: entry for section in _SECTIONS.values() for name, entry in section.items()}
+
+
+def _sections() -> dict[str, dict[str, str]]:
+    """Return the lines of the list of commands, with those of groups that have only plain commands."""
+    from millrace.cli.plain_commands import described_groups
+
+    found: dict[str, dict[str, str]] = {}
+    for section, entries in _SECTIONS.items():
+        lines = found.setdefault(section, {})
+        for name, entry in entries.items():
+            for group, described in described_groups().items():
+                if described.get("before") == name:
+                    lines[group] = described.get("line", described["help"])
+            lines[name] = entry.help
+    return found
 
 
 class _Root(click.Group):
     """The top of the command line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        return [name for lines in _sections().values() for name in lines]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        entry = _COMMANDS.get(cmd_name)
-        if entry is None:
-            return None
-        command: click.Command = getattr(importlib.import_module(f"millrace.cli.{entry.module}"), entry.attribute)
-        return command
+        from millrace.cli.plain_commands import add_plain_commands
+
+        entry = next((entries[cmd_name] for entries in _SECTIONS.values() if cmd_name in entries), None)
+        module = importlib.import_module(f"millrace.cli.{entry.module}") if entry else None
+        return add_plain_commands(cmd_name, getattr(module, entry.attribute) if entry else None)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for section, entries in _SECTIONS.items():
+        for section, lines in _sections().items():
             with formatter.section(section):
-                formatter.write_dl([(name, entry.help) for name, entry in entries.items()], col_max=12)
+                formatter.write_dl(list(lines.items()), col_max=12)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from millrace.cli.app import EXIT_CODES, format_example

@@ -142,14 +142,6 @@ def update_budget(session: Session, id: int, amount: str | None, **fields: Any) 
     session.done(budget, f"Changed the budget {id}: {_amount(budget['amount'], budget['unit'])}.")
 
 
-@command(budgets, "remove", example="millrace budgets remove 3")
-@click.argument("id", type=int)
-def remove_budget(session: Session, id: int) -> None:
-    """Deactivate a budget."""
-    session.client.budgets.delete(id)
-    session.done({"id": id, "active": False}, f"Deactivated the budget {id}.")
-
-
 @command(budgets, "forecast", example="millrace budgets forecast")
 @click.argument("id", type=int, required=False)
 def forecast(session: Session, id: int | None) -> None:
@@ -205,11 +197,3 @@ def set_limits(session: Session, **fields: Any) -> None:
     """Replace the rate limits of the tenant, a project or an API key. Limits that are not given are removed."""
     limits = session.client.limits.set(**given_options(fields))
     session.done(limits, f"Set the rate limits {limits['id']}: {_LIMIT[3].text_of(limits)}.")
-
-
-@command(limits, "remove", example="millrace limits remove 5")
-@click.argument("id", type=int)
-def remove_limits(session: Session, id: int) -> None:
-    """Remove rate limits."""
-    session.client.limits.delete(id)
-    session.done({"id": id, "removed": True}, f"Removed the rate limits {id}.")

@@ -50,7 +50,7 @@ def _option_title(option: click.Option) -> str:
     if option.is_flag:
         return names
     choices = getattr(option.type, "choices", ())
-    return f"{names} {option.metavar or '/'.join(choices) or 'VALUE'}"
+    return f"{names} {option.metavar or '/'.join(map(str, choices)) or 'VALUE'}"
 
 
 def _escaped(text: str) -> str:

@@ -13,7 +13,8 @@ import click
 from inference_worker.contract.command_line import format_command
 from millrace.cli import output
 from millrace.cli.app import ResourceGroup, Session, api_command, command, fail, given_options
-from millrace.cli.output import Column, moment, number, price_columns, usd, yes_no
+from millrace.cli.output import Column, number, price_columns, usd, yes_no
+from millrace.cli.plain_commands import columns_of
 
 MAX_FILE_BYTES = 8_000_000
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -27,8 +28,6 @@ _CHANGE = [
     Column("now", lambda row: row["before_usd_per_million"] or "–", right=True),
     Column("new", lambda row: row["after_usd_per_million"] or "–", right=True),
 ]
-_CARD = [Column("id", "id", right=True), Column("deployment", "model"), Column("from", "effective_from", moment)]
-_CARD += [Column("note", "note")]
 _AMOUNTS = [
     Column("executions", "executions", number, right=True),
     Column("revenue", "revenue_usd", usd, right=True),
@@ -37,17 +36,6 @@ _AMOUNTS = [
     Column("not billed", "unbilled_usd", usd, right=True),
 ]
 _MARGIN = [Column("month", "month"), Column("tenant", "tenant"), Column("deployment", "model"), *_AMOUNTS]
-_EXECUTION = [
-    Column("request", "request_id"),
-    Column("admitted", "admitted_at", moment),
-    Column("tenant", "tenant_id", right=True),
-    Column("deployment", "model"),
-    Column("outcome", "outcome"),
-    Column("counted by", "usage_source"),
-    Column("revenue", "revenue_usd", right=True),
-    Column("cost", "cost_usd", right=True),
-    Column("margin", "margin_usd", right=True),
-]
 
 
 def _tokens(name: str) -> Any:
@@ -76,13 +64,6 @@ def costs() -> None:
     """Manage what deployments cost the operator, and show costs of executions (operators)."""
 
 
-@command(costs, "list", example="millrace costs list")
-def list_costs(session: Session) -> None:
-    """List the current cost card of each deployment. With --json, with its prices."""
-    cards = session.client.operator.costs.list()
-    session.rows(cards, _CARD, empty=f"No cost cards. Import them with `{format_command('costs import')}`.")
-
-
 @command(costs, "show", example="millrace costs show gpt-4o-mini")
 @click.argument("deployment")
 def show_costs(session: Session, deployment: str) -> None:
@@ -93,7 +74,7 @@ def show_costs(session: Session, deployment: str) -> None:
     if session.as_json:
         output.print_json(cards[0])
         return
-    output.print_fields(cards[0], _CARD)
+    output.print_fields(cards[0], columns_of("costs", "list"))
     click.echo()
     output.print_table(cards[0]["prices"], price_columns(usd), "No prices.")
 
@@ -129,28 +110,6 @@ def import_costs(session: Session, file: Path, models: Sequence[str], dry_run: b
         deployments = len({change["model"] for change in found["changes"]})
         verb = "Would set" if dry_run else "Set"
         click.echo(f"{verb} the costs of {deployments} deployments, in USD per million tokens.", err=True)
-
-
-@command(costs, "executions", example="millrace costs executions --model fast --limit 20", rows=True)
-@click.option("--model", metavar="DEPLOYMENT", help="Only this deployment.")
-@click.option("--tenant", "tenant_id", type=int, metavar="ID", help="Only this tenant.")
-@click.option("--request", "request_id", metavar="ID", help="Only this request.")
-@click.option("--from", "from_month", metavar="MONTH", help="First month, such as 2026-11; default: this month.")
-@click.option("--to", "to_month", metavar="MONTH", help="Last month; default: the first.")
-def list_executions(session: Session, limit: int, **filters: Any) -> None:
-    """List executions with their revenue, cost and margin, newest first."""
-    rows = session.client.operator.costs.executions(**given_options(filters))
-    session.rows(rows, _EXECUTION, limit=limit, empty="No executions with a cost.")
-
-
-@command(costs, "spend", example="millrace costs spend --day 2026-11-23")
-@click.option("--day", metavar="DAY", help="UTC; default: today.")
-def show_spend(session: Session, **filters: Any) -> None:
-    """Show what each upstream credential has spent on a day."""
-    columns = [Column("credential", lambda row: row["credential_id"] or "none", right=True)]
-    columns += [Column("executions", "executions", number, right=True), Column("spent", "spent_usd", usd, right=True)]
-    columns += [Column("reserved", "reserved_usd", usd, right=True)]
-    session.rows(session.client.operator.spend.list(**given_options(filters)), columns, empty="Nothing was spent.")
 
 
 _MARGIN_OPTIONS = (

@@ -176,14 +176,6 @@ def update_deployment(session: Session, name: str, **options: Any) -> None:
     session.done(row, f"Updated the deployment {name}: version {row['version']}.")
 
 
-@command(deployments, "remove", example="millrace deployments remove llama")
-@click.argument("name")
-def remove_deployment(session: Session, name: str) -> None:
-    """Remove a deployment. Its running streams end first."""
-    session.client.operator.deployments.delete(name)
-    session.done({"name": name}, f"Removed the deployment {name}.")
-
-
 def _action(name: str, text: str, done: str) -> None:
     @command(deployments, name, example=f"millrace deployments {name} llama --wait")
     @click.argument("name")

@@ -1,4 +1,4 @@
-"""`millrace prices`, `billing`, `fleet` and `health`: the commands of operators."""
+"""`millrace prices`, `billing` and `health`: the commands of operators by hand."""
 
 from __future__ import annotations
 
@@ -11,18 +11,9 @@ import click
 from millrace.cli import output
 from millrace.cli.app import FAILED, ResourceGroup, Session, api_command, command, given_options
 from millrace.cli.output import Column, amount, amount_of, cents, moment, number, parse_amount, price_columns, yes_no
+from millrace.cli.plain_commands import columns_of
 from millrace.cli.profiles import config_path, find_connection
 
-_VERSION = [
-    Column("id", "id", right=True),
-    Column("book", "book"),
-    Column("tenant", "tenant_id", right=True),
-    Column("number", "number", right=True),
-    Column("state", "state"),
-    Column("effective from", "effective_from", moment),
-    Column("note", "note"),
-    Column("author", "created_by"),
-]
 _COMPARISON = [
     Column("tenant", "tenant_id", right=True),
     Column("model", "model"),
@@ -31,39 +22,13 @@ _COMPARISON = [
     Column("would be", "would_be_usd", amount, right=True),
     Column("unpriced", "unpriced", number, right=True),
 ]
-_PERIOD = [
-    Column("id", "id", right=True),
-    Column("entity", "entity"),
-    Column("month", "label"),
-    Column("ends", "ends_at", moment),
-    Column("closed", "closed_at", moment),
-    Column("invoiced", "invoiced_at", moment),
-]
 _DRAFT = [Column("id", "id", right=True), Column("number", "number"), Column("state", "state")]
 _DRAFT += [Column("month", "month"), Column("total", amount_of("total"), right=True)]
-_WORKER = [
-    Column("id", "id"),
-    Column("model", "model"),
-    Column("state", "state"),
-    Column("running", "running", number, right=True),
-    Column("waiting", "waiting", number, right=True),
-    Column("free KV blocks", lambda row: f"{row['free_blocks']:,} of {row['total_blocks']:,}", right=True),
-]
-_MODEL = [Column("name", "name"), Column("source", "origin"), Column("ready replicas", "workers", right=True)]
 
 
 @click.group(cls=ResourceGroup)
 def prices() -> None:
     """Manage price versions (operators)."""
-
-
-@command(prices, "list", example="millrace prices list --state draft", rows=True)
-@click.option("--state", type=click.Choice(["draft", "published", "discarded"]), help="Only versions in this state.")
-@click.option("--book", metavar="NAME", help="Only this price book.")
-@click.option("--tenant", "tenant_id", type=int, metavar="ID", help="Only this tenant's own prices.")
-def list_prices(session: Session, limit: int, **filters: Any) -> None:
-    """List price versions, newest first."""
-    session.rows(session.client.operator.prices.list(**given_options(filters)), _VERSION, limit=limit)
 
 
 @command(prices, "show", example="millrace prices show 4")
@@ -74,7 +39,7 @@ def show_prices(session: Session, id: int) -> None:
     if session.as_json:
         output.print_json(version)
         return
-    output.print_fields(version, _VERSION)
+    output.print_fields(version, columns_of("prices", "list"))
     click.echo()
     columns = price_columns(lambda text: output.money(text, version["currency"]))
     output.print_table(version["prices"], columns, "No prices.")
@@ -109,36 +74,9 @@ def preview(session: Session, id: int) -> None:
         session.rows(versions.preview(id), _COMPARISON, empty="No usage in this time.")
 
 
-@command(prices, "publish", example="millrace prices publish 4")
-@click.argument("id", type=int)
-def publish(session: Session, id: int) -> None:
-    """Publish a draft. Another operator than its author must do this."""
-    session.done(session.client.operator.prices.publish(id), f"Published the version {id}.")
-
-
-@command(prices, "discard", example="millrace prices discard 4")
-@click.argument("id", type=int)
-def discard(session: Session, id: int) -> None:
-    """Discard a draft."""
-    session.done(session.client.operator.prices.discard(id), f"Discarded the version {id}.")
-
-
 @click.group(cls=ResourceGroup, default="periods")
 def billing() -> None:
     """Close billing periods and manage invoices (operators)."""
-
-
-@command(billing, "periods", example="millrace billing periods", rows=True)
-def list_periods(session: Session, limit: int) -> None:
-    """List the billing periods of every entity."""
-    session.rows(session.client.operator.periods.list(), _PERIOD, limit=limit)
-
-
-@command(billing, "close", example="millrace billing close 12")
-@click.argument("id", type=int)
-def close(session: Session, id: int) -> None:
-    """Close a billing period that is over."""
-    session.done(session.client.operator.periods.close(id), f"Closed the billing period {id}.")
 
 
 @command(billing, "draft", example="millrace billing draft 3 --month 2026-10")
@@ -157,23 +95,6 @@ def finalize(session: Session, invoice: int) -> None:
     session.done(made, f"Finalized the invoice {made['number']}: {cents(made['total'], made['currency'])}.")
 
 
-@command(billing, "void", example='millrace billing void 40 --reason "Wrong address"')
-@click.argument("invoice", type=int)
-@click.option("--reason", required=True, help="Why; it is stored with the invoice.")
-def void(session: Session, invoice: int, reason: str) -> None:
-    """Void an invoice."""
-    session.done(session.client.operator.invoices.void(invoice, reason=reason), f"Voided the invoice {invoice}.")
-
-
-@command(billing, "write-off", example='millrace billing write-off 40 --reason "Insolvent"')
-@click.argument("invoice", type=int)
-@click.option("--reason", required=True, help="Why; it is stored with the invoice.")
-def write_off(session: Session, invoice: int, reason: str) -> None:
-    """Write off an invoice as uncollectible."""
-    made = session.client.operator.invoices.write_off(invoice, reason=reason)
-    session.done(made, f"Wrote off the invoice {invoice}.")
-
-
 @command(billing, "reconciliation", example="millrace billing reconciliation")
 def reconciliation(session: Session) -> None:
     """Show the newest comparison of budgets, leases, events and journals."""
@@ -190,52 +111,6 @@ _RECONCILIATION = [
 ]
 
 
-_ENTITY = [
-    Column("id", "id", right=True),
-    Column("slug", "slug"),
-    Column("name", "name"),
-    Column("country", "country"),
-    Column("VAT ID", "vat_id"),
-    Column("invoice prefix", "invoice_prefix"),
-    Column("terms", "terms_days", lambda days: f"{days} days", right=True),
-]
-_TAX_RULE = [
-    Column("id", "id", right=True),
-    Column("entity", "entity"),
-    Column("country", "country"),
-    Column("region", "region"),
-    Column("buyer", "buyer"),
-    Column("category", "category"),
-    Column("rate", "rate_ppm", lambda ppm: f"{ppm / 10_000:g}%", right=True),
-    Column("from", "starts_on"),
-    Column("until", "ends_on"),
-]
-_EXCHANGE_RATE = [
-    Column("currency", "currency"),
-    Column("from", "on"),
-    Column("per USD", "micro_per_usd", lambda micro: f"{micro // 10**6}.{micro % 10**6:06}", right=True),
-]
-
-
-@command(billing, "entities", example="millrace billing entities", rows=True)
-def list_entities(session: Session, limit: int) -> None:
-    """List the billing entities, which issue invoices."""
-    session.rows(session.client.operator.entities.list(), _ENTITY, limit=limit)
-
-
-@command(billing, "tax-rules", example="millrace billing tax-rules", rows=True)
-def list_tax_rules(session: Session, limit: int) -> None:
-    """List the tax rules."""
-    session.rows(session.client.operator.tax_rules.list(), _TAX_RULE, limit=limit, empty="No tax rules.")
-
-
-@command(billing, "exchange-rates", example="millrace billing exchange-rates", rows=True)
-def list_exchange_rates(session: Session, limit: int) -> None:
-    """List the exchange rates, which are only for display."""
-    rows = session.client.operator.exchange_rates.list()
-    session.rows(rows, _EXCHANGE_RATE, limit=limit, empty="No exchange rates.")
-
-
 @command(billing, "set-exchange-rate", example="millrace billing set-exchange-rate EUR 0.92 --from 2026-11-01")
 @click.argument("currency")
 @click.argument("rate", metavar="PER_USD")
@@ -245,23 +120,6 @@ def set_exchange_rate(session: Session, currency: str, rate: str, day: str) -> N
     micro = parse_amount(rate, "the rate", 10**6, "PER_USD")
     made = session.client.operator.exchange_rates.create(currency=currency.upper(), on=day, micro_per_usd=micro)
     session.done(made, f"Set the exchange rate of {made['currency']} from {made['on']}.")
-
-
-@click.group(cls=ResourceGroup, default="workers")
-def fleet() -> None:
-    """Show workers and models (operators)."""
-
-
-@command(fleet, "workers", example="millrace fleet workers")
-def workers(session: Session) -> None:
-    """List the replicas with their last heartbeats."""
-    session.rows(session.client.operator.workers.list(), _WORKER, empty="No replicas.")
-
-
-@command(fleet, "models", example="millrace fleet models")
-def models(session: Session) -> None:
-    """List the deployments."""
-    session.rows(session.client.operator.models.list(), _MODEL, empty="No models.")
 
 
 def _readiness(session: Session) -> None:

@@ -17,14 +17,12 @@ from millrace.cli.output import (
     amount_of,
     cents,
     moment,
-    nano_amount,
     number,
     price_columns,
 )
 
 GROUPS = click.Choice(["model", "key", "project", "tier", "miss_reason"])
 OUTCOMES = click.Choice(["completed", "cancelled", "failed", "limited", "refused"])
-STATES = click.Choice(["draft", "open", "paid", "void", "uncollectible"])
 _GROUP_FIELDS = {"key": "key_id", "project": "project_id", "miss_reason": "miss_reason"}
 _COUNTS = [
     Column("requests", lambda row: sum(row["requests"].values()), number, right=True),
@@ -77,16 +75,6 @@ _RATES = [
         for name in ("requests", "completed", "cancelled", "failed", "limited", "refused")
     ),
     Column("p95 first token", "ttft_p95_ms", lambda value: f"{value} ms", right=True),
-]
-_INVOICE = [
-    Column("id", "id", right=True),
-    Column("number", "number"),
-    Column("type", "invoice_type"),
-    Column("month", "month"),
-    Column("state", "state"),
-    Column("issued", "issued_at", moment),
-    Column("due", "due_on"),
-    Column("total", amount_of("total"), right=True),
 ]
 
 
@@ -214,14 +202,6 @@ def invoices() -> None:
     """Show and download invoices."""
 
 
-@command(invoices, "list", example="millrace invoices list --state open", rows=True)
-@click.option("--state", type=STATES, help="Only invoices in this state.")
-@click.option("--month", metavar="MONTH", help="Only invoices of this month, such as 2026-11.")
-def list_invoices(session: Session, limit: int, **filters: Any) -> None:
-    """List invoices and credit notes, newest first. A draft shows the next invoice."""
-    session.rows(session.client.invoices.list(**given_options(filters)), _INVOICE, limit=limit, empty="No invoices.")
-
-
 @command(invoices, "show", example="millrace invoices show 7 --json")
 @click.argument("id", type=int)
 def show_invoice(session: Session, id: int) -> None:
@@ -274,53 +254,6 @@ def check(session: Session, id: int) -> None:
         Column("same PDF", "same_pdf", output.yes_no),
     ]
     session.one(found, columns)
-
-
-def _money_list(name: str, columns: list[Column], text: str) -> None:
-    @command(invoices, name, example=f"millrace invoices {name}", rows=True)
-    def run(session: Session, limit: int) -> None:
-        session.rows(getattr(session.client, name).list(), columns, limit=limit)
-
-    invoices.commands[name].help = text
-
-
-_CREDIT = [
-    Column("id", "id", right=True),
-    Column("type", "grant_type"),
-    Column("amount", "nano", nano_amount, right=True),
-    Column("left", "rest", nano_amount, right=True),
-    Column("from", "starts_at", moment),
-    Column("expires", "expires_at", moment),
-    Column("note", "note"),
-]
-_COMMITMENT = [
-    Column("id", "id", right=True),
-    Column("name", "name"),
-    Column("fee per month", amount_of("fee"), right=True),
-    Column("included", "included_nano", nano_amount, right=True),
-    Column("first month", "first_month"),
-    Column("last month", "last_month"),
-]
-_PAYMENT = [
-    Column("id", "id", right=True),
-    Column("received", "received_at", moment),
-    Column("amount", amount_of("cents"), right=True),
-    Column("provider", "provider"),
-    Column("reference", "reference"),
-    Column("invoice", "invoice"),
-]
-_LEDGER = [
-    Column("id", "id", right=True),
-    Column("time", "created_at", moment),
-    Column("transaction", "transaction"),
-    Column("account", "account"),
-    Column("invoice", "invoice"),
-    Column("amount", "nano", nano_amount, right=True),
-]
-_money_list("credits", _CREDIT, "List the credits with what is left of each, newest first.")
-_money_list("commitments", _COMMITMENT, "List the monthly commitments, newest first.")
-_money_list("payments", _PAYMENT, "List the payments, newest first.")
-_money_list("ledger", _LEDGER, "List the ledger entries, newest first. Debits are positive.")
 
 
 @command(usage, "prices", example="millrace usage prices --model smollm2-135m")

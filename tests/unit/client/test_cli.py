@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
 import httpx2
@@ -16,12 +16,12 @@ from click.testing import CliRunner, Result
 
 from inference_worker.contract.command_line import format_command
 from millrace import cli
-from millrace.cli import app, budgets, keys, output
+from millrace.cli import app, budgets, output
 from millrace.cli.app import ResourceGroup
 from millrace.cli.command_reference import commands_as_markdown
 from millrace.cli.deployments import _read_file
 from millrace.cli.profiles import Connection, NotSignedIn, changed_profiles, config_path, find_connection, read_profiles
-from millrace.client import Client, models
+from millrace.client import Client
 
 KEY = {
     "id": 1,
@@ -138,11 +138,6 @@ def test_a_policy_is_read_from_a_file_or_from_options(run, tmp_path):
         path.write_text(content)
         said = run(["policies", "publish", "a", "--file", str(path)])
         assert (said.exit_code, problem in said.output) == (app.USAGE, True)
-
-
-def test_choices_are_those_of_the_api():
-    for choice, enum in ((keys.SCOPES, "ApiKeyScope"), (keys.ROLES, "Role"), (keys.EVENT_TYPES, "WebhookEventType")):
-        assert set(choice.choices) == set(get_args(getattr(models, enum)))
 
 
 def test_reference_has_every_command_and_option():

@@ -42,5 +42,5 @@ def test_a_missing_file_is_built_again(files: GeneratedFiles, tmp_path: Path) ->
 
 def test_the_files_of_the_packages_have_sources_in_git() -> None:
     found = generated_files()
-    assert {output.suffix for files in found for output in files.outputs} == {".py", ".mo", ".js"}
+    assert {output.suffix for files in found for output in files.outputs} == {".py", ".json", ".mo", ".js"}
     assert all(source.exists() for files in found for source in files.sources)

@@ -1,4 +1,4 @@
-"""`millrace projects`, `organization` and `audit`: the settings of a tenant and the log of its changes."""
+"""`millrace organization update` and `audit`: the settings of a tenant and the log of its changes."""
 
 from __future__ import annotations
 
@@ -7,32 +7,10 @@ from typing import Any
 import click
 
 from millrace.cli.app import ResourceGroup, Session, api_command, command, given_options
-from millrace.cli.output import Column, joined, moment, nano_amount, number, parse_tenant_amount, yes_no
+from millrace.cli.output import Column, moment, parse_tenant_amount
 
 UNKNOWN_PARAMETERS = click.Choice(["default", "reject", "warn"])
 
-_PROJECT = [
-    Column("id", "id", right=True),
-    Column("slug", "slug"),
-    Column("name", "name"),
-    Column("created", "created_at", moment),
-]
-_ORGANIZATION = [
-    Column("id", "id", right=True),
-    Column("slug", "slug"),
-    Column("name", "name"),
-    Column("status", "status"),
-    Column("days of stored content", "content_retention_days", number),
-    Column("unknown parameters", "unknown_parameters"),
-    Column("allowed origins", "allowed_origins", joined),
-    Column("answer cache, seconds", "answer_cache_seconds", number),
-    Column("sampled answers cached", "answer_cache_sampled", yes_no),
-    Column("cached answers shared by", "answer_cache_scope"),
-    Column("errors of similar answers, %", "semantic_cache_max_error_percent", number),
-    Column("cache warming per day", "cache_warming_nano", nano_amount),
-    Column("created", "created_at", moment),
-    Column("purged after", "purge_after", moment),
-]
 _AUDIT = [
     Column("id", "id", right=True),
     Column("time", "created_at", moment),
@@ -43,51 +21,9 @@ _AUDIT = [
 ]
 
 
-@click.group(cls=ResourceGroup)
-def projects() -> None:
-    """Manage projects, which group API keys."""
-
-
-@command(projects, "list", example="millrace projects list", rows=True)
-def list_projects(session: Session, limit: int) -> None:
-    """List the projects, newest first."""
-    session.rows(session.client.projects.list(), _PROJECT, limit=limit, empty="No projects.")
-
-
-@command(projects, "create", example='millrace projects create "Search" --slug search')
-@click.argument("name")
-@click.option("--slug", help="Short name that cannot be changed; default: derived from the name.")
-def create_project(session: Session, name: str, **fields: Any) -> None:
-    """Create a project."""
-    project = session.client.projects.create(name=name, **given_options(fields))
-    session.done(project, f"Created the project {project['id']} ({project['slug']}).")
-
-
-@command(projects, "rename", example='millrace projects rename 4 "Search and chat"')
-@click.argument("id", type=int)
-@click.argument("name")
-def rename_project(session: Session, id: int, name: str) -> None:
-    """Rename a project."""
-    session.done(session.client.projects.update(id, name=name), f"Renamed the project {id}.")
-
-
-@command(projects, "delete", example="millrace projects delete 4")
-@click.argument("id", type=int)
-def delete_project(session: Session, id: int) -> None:
-    """Delete a project that never had an API key."""
-    session.client.projects.delete(id)
-    session.done({"id": id, "deleted": True}, f"Deleted the project {id}.")
-
-
 @click.group(cls=ResourceGroup, default="show")
 def organization() -> None:
     """Show and change the settings of the tenant."""
-
-
-@command(organization, "show", example="millrace organization show")
-def show_organization(session: Session) -> None:
-    """Show the tenant."""
-    session.one(session.client.tenant.get(), _ORGANIZATION)
 
 
 @command(organization, "update", example="millrace organization update --content-retention-days 30")

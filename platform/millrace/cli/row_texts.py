@@ -1,0 +1,63 @@
+"""Texts of table columns that the types of the management API do not give, for `plain_commands.toml`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from millrace.cli.output import amount_of, joined
+
+Row = Mapping[str, Any]
+invoice_total = amount_of("total")
+commitment_fee = amount_of("fee")
+payment_amount = amount_of("cents")
+
+
+def key_state(key: Row) -> str:
+    return "active" if key["live"] else "revoked" if key["revoked_at"] else "expired"
+
+
+def invitation_email(invitation: Row) -> str:
+    return str(invitation["delivery_error"] or invitation["delivery_state"])
+
+
+def last_result(webhook: Row) -> Any:
+    return webhook["last_status"] or webhook["last_error"]
+
+
+def spending_credential(row: Row) -> Any:
+    return row["credential_id"] or "none"
+
+
+def kv_blocks(replica: Row) -> str:
+    return f"{replica['free_blocks']:,} of {replica['total_blocks']:,}"
+
+
+def activity(is_active: bool) -> str:
+    return "active" if is_active else "inactive"
+
+
+def joined_or_all(values: Iterable[Any]) -> str:
+    return joined(values) or "all"
+
+
+def problem_texts(problems: Iterable[Row]) -> str:
+    """Return models that cannot serve requests, with their places."""
+    return " ".join(f"{problem['place']}: {problem['message']}" for problem in problems)
+
+
+def compact_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def days(number: int) -> str:
+    return f"{number} days"
+
+
+def percent_of_ppm(ppm: int) -> str:
+    return f"{ppm / 10_000:g}%"
+
+
+def decimal_of_micro(micro: int) -> str:
+    return f"{micro // 10**6}.{micro % 10**6:06}"
