@@ -17,20 +17,17 @@ import logging
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 
+from benchmarks.models import bundled_model
 from benchmarks.options import parse
 from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile, ModelConfig
 from inference_worker.contract.request import Request, SamplingParams
-from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.model_runner import ModelRunner
-from inference_worker.models.model_source import ensure_model
 
 LONG_ANSWER = (16, 48)  # tokens; lengths are random, so that clients do not synchronize
 SHORT_PROMPT, SHORT_ANSWER = 32, 128
@@ -113,11 +110,10 @@ class Load:
 
 def prepare(threads: int) -> tuple[EngineConfig, ModelConfig, ModelRunner]:
     """Return the embedded model, loaded once for all profiles, since they differ only in scheduling."""
-    with tempfile.TemporaryDirectory() as state:
-        model_dir = ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(state))
-        config = EngineConfig(model_dir, threads=threads, measure_peaks=False)
-        model = ModelConfig.from_dir(model_dir)
-        return config, model, ModelRunner(config, model, model.max_model_len)
+    model_dir = bundled_model()
+    config = EngineConfig(model_dir, threads=threads, measure_peaks=False)
+    model = ModelConfig.from_dir(model_dir)
+    return config, model, ModelRunner(config, model, model.max_model_len)
 
 
 def measure(profiles: dict[str, EngineProfile], options: argparse.Namespace) -> dict[str, list[Round]]:
