@@ -39,10 +39,10 @@ import numpy as np
 
 from benchmarks.models import bundled_model
 from benchmarks.options import parse
-from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.scheduling.scheduler import SchedulerOutput
+from inference_worker.engine.sequences.step import SchedulerOutput
 from tests.support.engine.fakes import TINY, FakeRunner
 from tests.support.engine.replay import Lengths, azure
 

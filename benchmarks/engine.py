@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.models import bundled_model
 from benchmarks.options import parse
-from inference_worker.contract.config import CpuKernelsName, EngineConfig, KVCacheDTypeName, QuantizationName
+from inference_worker.contract.engine_config import CpuKernelsName, EngineConfig, KVCacheDTypeName, QuantizationName
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.engine.engine import LLMEngine
 

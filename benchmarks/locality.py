@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.models import bundled_model
 from benchmarks.options import parse
-from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.engine.engine import LLMEngine
 from tests.support.engine.replay import ANSWER, Conversation, Replayer, Turn, taubench
 

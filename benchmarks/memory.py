@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.models import bundled_model
 from benchmarks.options import parse
-from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.process_memory import release_code, reuse_freed_memory, trim_heap
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.engine.engine import LLMEngine

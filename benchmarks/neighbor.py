@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.engine import run
 from benchmarks.models import bundled_model
 from benchmarks.options import parse
-from inference_worker.contract.config import CpuKernelsName, EngineConfig
+from inference_worker.contract.engine_config import CpuKernelsName, EngineConfig
 from inference_worker.engine.engine import LLMEngine
 
 CONFIGURATIONS: dict[str, CpuKernelsName] = {"kernels": "auto", "pytorch": "pytorch"}

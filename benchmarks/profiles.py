@@ -24,7 +24,9 @@ from dataclasses import asdict, dataclass, field, replace
 
 from benchmarks.models import bundled_model
 from benchmarks.options import parse
-from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile, ModelConfig
+from inference_worker.checkpoints.decoder_config import read_decoder_directory
+from inference_worker.checkpoints.model_config import ModelConfig
+from inference_worker.contract.engine_config import PROFILES, EngineConfig, EngineProfile
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.model_runner import ModelRunner
@@ -112,7 +114,7 @@ def prepare(threads: int) -> tuple[EngineConfig, ModelConfig, ModelRunner]:
     """Return the embedded model, loaded once for all profiles, since they differ only in scheduling."""
     model_dir = bundled_model()
     config = EngineConfig(model_dir, threads=threads, measure_peaks=False)
-    model = ModelConfig.from_dir(model_dir)
+    model = read_decoder_directory(model_dir)
     return config, model, ModelRunner(config, model, model.max_model_len)
 
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from benchmarks.models import bundled_model
 from benchmarks.options import parse
-from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.engine.engine import LLMEngine
 from tests.support.engine.replay import (
     MOONCAKE_BLOCK,

@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks.models import bundled_model
 from benchmarks.options import parse
-from inference_worker.contract.config import MAX_DRAFTING_SEQUENCES, EngineConfig
+from inference_worker.contract.engine_config import MAX_DRAFTING_SEQUENCES, EngineConfig
 from inference_worker.contract.request import Request, SamplingParams, ServiceClass, StructuredSpec
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine

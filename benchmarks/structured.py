@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.models import bundled_model
 from benchmarks.options import parse
-from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import Request, SamplingParams, StructuredSpec
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.sampling import logits_processors, sampler

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from benchmarks.quality import Quality, compare, exceeds, read_text
+from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.contract.settings import ModelSpec
-from inference_worker.models.model_source import ensure_model
 from tests.support.models import models_data_dir
 
 

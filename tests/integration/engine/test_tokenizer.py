@@ -13,9 +13,9 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference_worker.contract.config import ModelError
-from inference_worker.contract.detokenizer import Detokenizer
-from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.checkpoints.detokenizer import Detokenizer
+from inference_worker.checkpoints.model_config import ModelError
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from tests.support.engine.golden import read_prompts
 
 HARD_TEXTS = [
