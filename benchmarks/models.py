@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from inference_worker.contract.settings import ModelSpec
 from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.contract.settings import ModelSpec
 from tests.support.models import models_data_dir
 
 
