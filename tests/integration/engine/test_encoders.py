@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,18 +24,25 @@ from kernels.native import operators
 from tests.support.engine.tiny_tokenizer import write_tokenizer
 
 # Names of classes in transformers, and the fields of their configurations.
-SMALL = {"vocab_size": 120, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
-BERT = {**SMALL, "num_hidden_layers": 2, "max_position_embeddings": 64}
-ROBERTA = {**SMALL, "num_hidden_layers": 2, "max_position_embeddings": 66, "type_vocab_size": 1, "pad_token_id": 1}
-TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
-LOCAL = {"num_hidden_layers": 4, "local_attention": 8}
-MODERN = {**SMALL, **TOKENS, **LOCAL, "max_position_embeddings": 64, "initializer_range": 0.2}
-ENCODERS = {
+Fields = dict[str, Any]
+SMALL: Fields = {"vocab_size": 120, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+BERT: Fields = {**SMALL, "num_hidden_layers": 2, "max_position_embeddings": 64}
+ROBERTA: Fields = {
+    **SMALL,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 66,
+    "type_vocab_size": 1,
+    "pad_token_id": 1,
+}
+TOKENS: Fields = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+LOCAL: Fields = {"num_hidden_layers": 4, "local_attention": 8}
+MODERN: Fields = {**SMALL, **TOKENS, **LOCAL, "max_position_embeddings": 64, "initializer_range": 0.2}
+ENCODERS: dict[str, tuple[str, Fields]] = {
     "bert": ("BertModel", BERT),
     "xlm-roberta": ("XLMRobertaModel", ROBERTA),
     "modernbert": ("ModernBertModel", MODERN),
 }
-CROSS_ENCODERS = {
+CROSS_ENCODERS: dict[str, tuple[str, Fields]] = {
     "bert": ("BertForSequenceClassification", BERT),
     "roberta": ("RobertaForSequenceClassification", ROBERTA),
     "xlm-roberta": ("XLMRobertaForSequenceClassification", ROBERTA),
@@ -49,7 +56,7 @@ def inputs(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
     return [torch.randint(3, 120, (length,), generator=numbers).tolist() for length in lengths]
 
 
-def save(folder: Path, name: str, fields: Mapping[str, Any], **changes: Any) -> Any:
+def save(folder: Path, name: str, fields: Fields, **changes: Any) -> Any:
     """Save a model of transformers with random weights and biases, and return it."""
     import transformers  # here: its models take 160 MB, and each process of `pytest -n` imports this file
 
@@ -116,8 +123,8 @@ def test_scores_equal_transformers_and_do_not_depend_on_the_batch(tmp_path: Path
     torch.testing.assert_close(raw, torch.stack(want), atol=1e-5, rtol=1e-5)
 
 
-DECODER = {**SMALL, "num_hidden_layers": 2, "num_key_value_heads": 2}
-DECODERS = {
+DECODER: Fields = {**SMALL, "num_hidden_layers": 2, "num_key_value_heads": 2}
+DECODERS: dict[str, tuple[str, Fields]] = {
     "llama": ("LlamaForCausalLM", DECODER),
     "qwen3": ("Qwen3ForCausalLM", DECODER | {"head_dim": 16}),
     "windows": ("MistralForCausalLM", DECODER | {"sliding_window": 8}),
@@ -142,8 +149,8 @@ def test_vectors_of_decoders_equal_transformers(tmp_path: Path, family: str) -> 
     torch.testing.assert_close(torch.from_numpy(runner(tmp_path).embed(inputs())), ours)
 
 
-WIDE = {**SMALL, "hidden_size": 64, "num_attention_heads": 2}  # heads of 32, which the C kernels support
-NATIVE = {
+WIDE: Fields = {**SMALL, "hidden_size": 64, "num_attention_heads": 2}  # heads of 32, which the C kernels support
+NATIVE: dict[str, tuple[str, Fields]] = {
     "bert": ("BertModel", {**WIDE, "num_hidden_layers": 2}),
     "modernbert": ("ModernBertModel", {**WIDE, **TOKENS, **LOCAL}),
     "qwen3": ("Qwen3ForCausalLM", {**WIDE, "num_hidden_layers": 2, "num_key_value_heads": 1, "head_dim": 32}),
