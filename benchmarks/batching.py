@@ -30,7 +30,6 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -38,11 +37,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.models import bundled_model
 from benchmarks.options import parse
-from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import Request, SamplingParams
-from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.sequences.step import SchedulerOutput
 from tests.support.engine.fakes import TINY, FakeRunner
@@ -240,14 +238,13 @@ def main() -> None:
     options = parse_arguments()
     jobs = draw(options.requests, options.scale, rate=options.rate, seed=options.seed)
     print(describe(jobs, options))
-    with tempfile.TemporaryDirectory() as state:
-        model_dir = Path(options.model) if options.model else None
-        make = real(model_dir or ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(state)))
-        if options.modeled:
-            cost = measure_cost(make, *((128, 2) if options.quick else (1024, 5)))
-            print(f"A step: {cost.weights_seconds * 1e3:.1f} ms, or {cost.token_seconds * 1e3:.3f} ms a token.")
-            make = modeled(cost)
-        rounds = [measure(make, jobs, options, index) for index in range(1 if options.modeled else options.rounds)]
+    model_dir = Path(options.model) if options.model else None
+    make = real(model_dir or bundled_model())
+    if options.modeled:
+        cost = measure_cost(make, *((128, 2) if options.quick else (1024, 5)))
+        print(f"A step: {cost.weights_seconds * 1e3:.1f} ms, or {cost.token_seconds * 1e3:.3f} ms a token.")
+        make = modeled(cost)
+    rounds = [measure(make, jobs, options, index) for index in range(1 if options.modeled else options.rounds)]
     print(table(rounds), flush=True)
     if options.json:
         content = {"arguments": vars(options), "rounds": [{k: asdict(v) for k, v in r.items()} for r in rounds]}

@@ -47,6 +47,7 @@ sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in
 from benchmarks import engine as engine_benchmark  # noqa: E402
 from benchmarks import gateway, serve  # noqa: E402
 from benchmarks.gateway_load import many_streams  # noqa: E402
+from benchmarks.models import bundled_model  # noqa: E402
 from benchmarks.options import parse  # noqa: E402
 from inference_worker.checkpoints.model_source import ensure_model  # noqa: E402
 from inference_worker.contract.engine_config import EngineConfig, KVCacheDTypeName, QuantizationName  # noqa: E402
@@ -70,8 +71,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops the servers
     report: dict[str, Any] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": describe_machine()}
     with ExitStack() as running:
-        place = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="millrace-cpu-")))
-        model = ensure_model(EMBEDDED, options.models or place)
+        model = ensure_model(EMBEDDED, options.models) if options.models else bundled_model()
         if options.install:
             command = (sys.executable, str(PEERS / "install.py"), str(options.peers), str(model))
             subprocess.run(command, check=True)  # noqa: S603  (our own script)
@@ -127,7 +127,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, default=ROOT / "build" / "peers", help="default build/peers")
     parser.add_argument("--install", action="store_true", help="install the peers first")
-    parser.add_argument("--models", type=Path, help="a directory that keeps the converted model (default: none)")
+    parser.add_argument(
+        "--models", type=Path, help="a directory that keeps the converted model (default: the checkout's)"
+    )
     parser.add_argument("--sections", default=",".join(SECTIONS), help=f"default {','.join(SECTIONS)}")
     parser.add_argument("--streams", type=serve.numbers, default=[1, 8, 32], help="default 1,8,32; prefill: without 32")
     parser.add_argument("--rounds", type=int, default=3, help="default 3")

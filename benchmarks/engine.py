@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import argparse
 import random
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.models import bundled_model
 from benchmarks.options import parse
-from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.contract.engine_config import CpuKernelsName, EngineConfig, KVCacheDTypeName, QuantizationName
 from inference_worker.contract.request import Request, SamplingParams
-from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
 
 # The kernels, the quantization of the weights, and the dtype of the KV cache.
@@ -81,34 +79,29 @@ def run(engine: LLMEngine, prompts: Sequence[list[int]], output: int) -> dict[st
 
 def main() -> None:
     options = parse_arguments()
-    with tempfile.TemporaryDirectory() as place:
-        directory = (
-            Path(options.model)
-            if options.model
-            else ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(place))
-        )
-        engines = {
-            name: LLMEngine(
-                EngineConfig(
-                    directory, device="cpu", dtype="bfloat16", threads=options.threads, measure_peaks=False,
-                    cpu_kernels=kernels, quantization=quantization, kv_cache_dtype=kv_dtype,
-                    batch_invariant=options.batch_invariant,
-                )
+    directory = Path(options.model) if options.model else bundled_model()
+    engines = {
+        name: LLMEngine(
+            EngineConfig(
+                directory, device="cpu", dtype="bfloat16", threads=options.threads, measure_peaks=False,
+                cpu_kernels=kernels, quantization=quantization, kv_cache_dtype=kv_dtype,
+                batch_invariant=options.batch_invariant,
             )
-            for name in options.configurations.split(",")
-            for kernels, quantization, kv_dtype in [CONFIGURATIONS[name]]
-        }  # fmt: skip
-        draw = random.Random(1)  # noqa: S311
-        print(f"{'streams':>7} {'engine':>12} {'tokens/s':>9} {'CPU ms a step':>14} {'prefill ms':>11}")
-        for streams in map(int, options.streams.split(",")):
-            rounds: dict[str, list[Figures]] = {name: [] for name in engines}
-            for _ in range(options.rounds):
-                for name, engine in engines.items():
-                    rounds[name].append(measure(engine, streams, options, draw))
-            for name, figures in rounds.items():
-                rate = max(f.tokens_per_second for f in figures)
-                cpu, prefill = (1e3 * min(getattr(f, key) for f in figures) for key in ("cpu_per_step", "prefill"))
-                print(f"{streams:>7} {name:>12} {rate:>9.1f} {cpu:>14.1f} {prefill:>11.1f}", flush=True)
+        )
+        for name in options.configurations.split(",")
+        for kernels, quantization, kv_dtype in [CONFIGURATIONS[name]]
+    }  # fmt: skip
+    draw = random.Random(1)  # noqa: S311
+    print(f"{'streams':>7} {'engine':>12} {'tokens/s':>9} {'CPU ms a step':>14} {'prefill ms':>11}")
+    for streams in map(int, options.streams.split(",")):
+        rounds: dict[str, list[Figures]] = {name: [] for name in engines}
+        for _ in range(options.rounds):
+            for name, engine in engines.items():
+                rounds[name].append(measure(engine, streams, options, draw))
+        for name, figures in rounds.items():
+            rate = max(f.tokens_per_second for f in figures)
+            cpu, prefill = (1e3 * min(getattr(f, key) for f in figures) for key in ("cpu_per_step", "prefill"))
+            print(f"{streams:>7} {name:>12} {rate:>9.1f} {cpu:>14.1f} {prefill:>11.1f}", flush=True)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -62,6 +62,7 @@ from inference_worker.contract.settings import ModelSpec  # noqa: E402
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec  # noqa: E402
 from millrace.local.program import Program, free_port  # noqa: E402
 from millrace.local.stack import Stack  # noqa: E402
+from tests.support.models import share_models  # noqa: E402
 
 MODEL = "bench"
 ENCODER = "all-minilm-l6-v2"
@@ -321,54 +322,60 @@ def platform(
         state = Path(tempfile.mkdtemp(prefix="millrace-gateway-"))
         running.callback(shutil.rmtree, state, ignore_errors=True)
         state.chmod(0o711)
-        environ_base = {
-            name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))
-        }
-        environ_base |= {
-            "MILLRACE_DATA_DIR": str(state),
-            "MILLRACE_PORT": str(free_port()),
-            "MILLRACE_MODELS": f"{MODEL}=embedded" + f",{ENCODER}=embedded:minilm" * embeds,
-            "MILLRACE_MAX_NUM_SEQS": "1024",
-            "MILLRACE_MAX_NUM_BATCHED_TOKENS": "1024",
-            "MILLRACE_LOG_LEVEL": "warning",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
-        }
-        if embeds:  # so that each lookup is measured, however long its vector takes
-            environ_base["MILLRACE_SEMANTIC_CACHE_WAIT_MS"] = "5000"
-        stack = Stack(environ_base)
+        share_models(state)
+        environ = platform_environ(state, embeds=embeds)
+        stack = Stack(environ)
         stack.store_secrets()
         services = {program.name: start(program, state, running) for program in stack.prepare_services()}
         assert stack.postgres is not None
         stack.postgres.make_roles()
         key = set_up(stack, state, _CACHE % answer_cache_seconds + _SIMILAR * embeds)
         programs = {program.name: program for program in stack.programs()}
-        worker = programs[f"worker-{MODEL}"]
-        environ = {**worker.environ, "MILLRACE_INSTANT_PACE": str(pace)}
-        instant = with_changes(worker, argv=(sys.executable, "-m", "benchmarks.instant_worker"), environ=environ)
-        if upstream is not None:
-            deploy(environ, upstream)
-            environ = {
-                **worker.environ,
-                **settings,
-                "MILLRACE_WORKER_MODEL": "none",
-                "MILLRACE_WORKER_POOLS": "default",
-            }
-            instant = with_changes(worker, environ=environ, ready=lambda: True)
+        worker = benchmark_worker(programs[f"worker-{MODEL}"], pace, upstream, settings)
         if embeds:
             start(programs[f"worker-{ENCODER}"], state, running)
         gateway = programs["gateway"]
         gateway = with_changes(gateway, environ={**gateway.environ, **(gateway_settings or {})})
         processes = {
             "settler": start(programs["settler"], state, running),
-            "worker": start(instant, state, running),
+            "worker": start(worker, state, running),
             "gateway": start(gateway, state, running),
             "valkey": services["valkey"],
         }
-        url = f"http://127.0.0.1:{environ_base['MILLRACE_PORT']}/v1/chat/completions"
+        url = f"http://127.0.0.1:{environ['MILLRACE_PORT']}/v1/chat/completions"
         while upstream is not None and not answers(url, key):  # until the relay is ready
             if upstream.engine != UpstreamEngine.MANAGED:
                 run_django(stack, state, "from tenants.tasks import deliver_credentials; deliver_credentials()")
         yield ChatEndpoint("millrace", url, key), processes
+
+
+def platform_environ(state: Path, *, embeds: bool) -> dict[str, str]:
+    """Return the environment of a platform with this data directory."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}
+    environ |= {
+        "MILLRACE_DATA_DIR": str(state),
+        "MILLRACE_PORT": str(free_port()),
+        "MILLRACE_MODELS": f"{MODEL}=embedded" + f",{ENCODER}=embedded:minilm" * embeds,
+        "MILLRACE_MAX_NUM_SEQS": "1024",
+        "MILLRACE_MAX_NUM_BATCHED_TOKENS": "1024",
+        "MILLRACE_LOG_LEVEL": "warning",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
+    }
+    if embeds:  # so that each lookup is measured, however long its vector takes
+        environ["MILLRACE_SEMANTIC_CACHE_WAIT_MS"] = "5000"
+    return environ
+
+
+def benchmark_worker(
+    worker: Program, pace: float, upstream: UpstreamSpec | None, settings: Mapping[str, str]
+) -> Program:
+    """Return the program that takes the worker's place: an engine that computes nothing, or a relay to the upstream."""
+    environ = {**worker.environ, "MILLRACE_INSTANT_PACE": str(pace)}
+    if upstream is None:
+        return with_changes(worker, argv=(sys.executable, "-m", "benchmarks.instant_worker"), environ=environ)
+    deploy(environ, upstream)
+    environ = {**worker.environ, **settings, "MILLRACE_WORKER_MODEL": "none", "MILLRACE_WORKER_POOLS": "default"}
+    return with_changes(worker, environ=environ, ready=lambda: True)
 
 
 def deploy(environ: Mapping[str, str], upstream: UpstreamSpec) -> None:

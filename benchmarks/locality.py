@@ -20,17 +20,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from benchmarks.models import bundled_model
 from benchmarks.options import parse
-from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.checkpoints.tokenizer import Tokenizer
-from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
 from tests.support.engine.replay import ANSWER, Conversation, Replayer, Turn, taubench
 
@@ -103,8 +101,7 @@ def compare(
 
 def traces(options: argparse.Namespace) -> Iterator[tuple[str, list[Conversation], int, int]]:
     """Return each trace with its cache size and its number of concurrent conversations."""
-    with tempfile.TemporaryDirectory() as state:
-        tokenizer = Tokenizer.from_dir(ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(state)))
+    tokenizer = Tokenizer.from_dir(bundled_model())
     agents = taubench(tokenizer, options.conversations)
     yield "tau-bench", [_of(number % options.tenants, turns) for number, turns in enumerate(agents)], options.blocks, 32
     yield "adversarial", list(_adversarial(options.requests)), 400, 48

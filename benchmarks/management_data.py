@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -64,30 +64,48 @@ def fill(requests: int, prompts: int) -> dict[str, Any]:
 
     A request has a name, its path with the query string, and its body if it is sent by POST.
     """
-    from django.db import connection, connections
-    from django.test import Client
-
-    from billing.metering import rollups
-    from millrace.apps.request_log import request_rollups
     from tenants import actions
-    from tenants.isolation.db_roles import BypassReason
-    from tenants.isolation.scopes import all_tenants_scope
-    from tenants.models import ApiKey, User
-    from tests.support.frontend.console import remembered
     from tests.support.tenants.management_api import furnished, only_default
 
     logging.disable(logging.WARNING)  # of requests whose parameters are not valid
     now = datetime.now(UTC)
     large, small = furnished("large"), actions.do_create_tenant("small", "Small")
-    projects = [only_default(small), only_default(large.tenant)]
-    members = {}
-    for tenant in (large.tenant, small):
-        user = User.objects.create_user(f"member@{tenant.slug}.example", "a long password")
-        actions.do_add_member(tenant, user, "owner")
-        client = Client()
-        client.force_login(user)
-        remembered(client.session)
-        members[tenant.slug] = client
+    members = {tenant.slug: _sign_in_owner(tenant) for tenant in (large.tenant, small)}
+    _insert_requests([only_default(small), only_default(large.tenant)], requests, prompts, now)
+    _build_rollups()
+    _, secret = actions.do_create_api_key(only_default(large.tenant), "manage", scopes=["manage"])
+    return {
+        "key": secret,
+        "sessions": {slug: client.session.session_key for slug, client in members.items()},
+        "operations": dict(_operations(large, secret, now)),
+        "pages": dict(_pages(large.tenant, members["large"])),
+    }
+
+
+def _sign_in_owner(tenant: Any) -> Any:
+    """Create an owner of the tenant, and return the owner's client with a recent reauthentication."""
+    from django.test import Client
+
+    from tenants import actions
+    from tenants.models import User
+    from tests.support.frontend.console import remembered
+
+    user = User.objects.create_user(f"member@{tenant.slug}.example", "a long password")
+    actions.do_add_member(tenant, user, "owner")
+    client = Client()
+    client.force_login(user)
+    remembered(client.session)
+    return client
+
+
+def _insert_requests(projects: Sequence[Any], requests: int, prompts: int, now: datetime) -> None:
+    """Insert keys, and the records and usage of the requests. The last project gets most, and the stored prompts."""
+    from django.db import connection
+
+    from tenants.isolation.db_roles import BypassReason
+    from tenants.isolation.scopes import all_tenants_scope
+    from tenants.models import ApiKey
+
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         keys = ApiKey.objects.all_tenants().bulk_create(
             ApiKey(
@@ -117,19 +135,20 @@ def fill(requests: int, prompts: int) -> dict[str, Any]:
         }
         cursor.execute(RECORDS, values)
         cursor.execute(EVENTS.replace("<> 'limited'", "<> 'limited' AND prompt_tokens IS NOT NULL"))
-        cursor.execute(_CONTENTS, {"tenant": large.tenant.pk, "prompts": prompts, "size": PROMPT_CHARACTERS})
+        cursor.execute(_CONTENTS, {"tenant": projects[-1].tenant_id, "prompts": prompts, "size": PROMPT_CHARACTERS})
+
+
+def _build_rollups() -> None:
+    from django.db import connections
+
+    from billing.metering import rollups
+    from millrace.apps.request_log import request_rollups
+
     with connections["owner"].cursor() as cursor:
         cursor.execute("VACUUM ANALYZE")  # without statistics, the rollups take minutes
     connections["owner"].close()
     rollups.build()
     request_rollups.build(wait=timedelta(0))
-    _, secret = actions.do_create_api_key(only_default(large.tenant), "manage", scopes=["manage"])
-    return {
-        "key": secret,
-        "sessions": {slug: client.session.session_key for slug, client in members.items()},
-        "operations": dict(_operations(large, secret, now)),
-        "pages": dict(_pages(large.tenant, members["large"])),
-    }
 
 
 def _operations(large: Any, secret: str, now: datetime) -> Iterator[tuple[str, tuple[str, str]]]:

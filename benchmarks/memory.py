@@ -10,16 +10,14 @@ from __future__ import annotations
 import argparse
 import random
 import re
-import tempfile
 from collections import Counter
 from pathlib import Path
 
+from benchmarks.models import bundled_model
 from benchmarks.options import parse
-from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.process_memory import release_code, reuse_freed_memory, trim_heap
 from inference_worker.contract.request import Request, SamplingParams
-from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
 
 CONCURRENT = 8
@@ -56,14 +54,13 @@ def main() -> None:
     reuse_freed_memory()
     print(f"{'MiB':<16}", *(f"{name:>10}" for name in (*resident_parts(), "total")))
     report("imports")
-    with tempfile.TemporaryDirectory() as place:
-        directory = ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(place))
-        engine = LLMEngine(
-            EngineConfig(
-                directory, device="cpu", dtype="bfloat16", threads=options.threads, measure_peaks=False,
-                kv_cache_memory=options.kv_mib << 20,
-            )
-        )  # fmt: skip
+    directory = bundled_model()
+    engine = LLMEngine(
+        EngineConfig(
+            directory, device="cpu", dtype="bfloat16", threads=options.threads, measure_peaks=False,
+            kv_cache_memory=options.kv_mib << 20,
+        )
+    )  # fmt: skip
     trim_heap()
     release_code()
     report("load")

@@ -16,16 +16,14 @@ import random
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.engine import run
+from benchmarks.models import bundled_model
 from benchmarks.options import parse
-from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.contract.engine_config import CpuKernelsName, EngineConfig
-from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
 
 CONFIGURATIONS: dict[str, CpuKernelsName] = {"kernels": "auto", "pytorch": "pytorch"}
@@ -92,22 +90,21 @@ def main() -> None:
         return
     cores = len(os.sched_getaffinity(0))
     print(f"{'neighbors':>9} {'streams':>7} {'engine':>20} {'ms a step':>10} {'CPU ms a step':>14}")
-    with tempfile.TemporaryDirectory() as place:
-        model = ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(place))
-        measured = [
-            Measured(name, threads, model, options)
-            for name in options.configurations.split(",")
-            for threads in sorted({1, cores})
-        ]
-        try:
-            for count in options.neighbors:
-                with neighbors(count):
-                    for streams in options.streams:
-                        report(count, streams, measured, options.rounds)
-        finally:
-            for engine in measured:
-                engine.process.kill()
-                engine.process.wait()
+    model = bundled_model()
+    measured = [
+        Measured(name, threads, model, options)
+        for name in options.configurations.split(",")
+        for threads in sorted({1, cores})
+    ]
+    try:
+        for count in options.neighbors:
+            with neighbors(count):
+                for streams in options.streams:
+                    report(count, streams, measured, options.rounds)
+    finally:
+        for engine in measured:
+            engine.process.kill()
+            engine.process.wait()
 
 
 def report(count: int, streams: int, measured: list[Measured], rounds: int) -> None:

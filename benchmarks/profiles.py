@@ -17,20 +17,17 @@ import logging
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 
+from benchmarks.models import bundled_model
 from benchmarks.options import parse
 from inference_worker.checkpoints.decoder_config import read_decoder_directory
 from inference_worker.checkpoints.model_config import ModelConfig
-from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.contract.engine_config import PROFILES, EngineConfig, EngineProfile
 from inference_worker.contract.request import Request, SamplingParams
-from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.model_runner import ModelRunner
 
@@ -115,11 +112,10 @@ class Load:
 
 def prepare(threads: int) -> tuple[EngineConfig, ModelConfig, ModelRunner]:
     """Return the embedded model, loaded once for all profiles, since they differ only in scheduling."""
-    with tempfile.TemporaryDirectory() as state:
-        model_dir = ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(state))
-        config = EngineConfig(model_dir, threads=threads, measure_peaks=False)
-        model = read_decoder_directory(model_dir)
-        return config, model, ModelRunner(config, model, model.max_model_len)
+    model_dir = bundled_model()
+    config = EngineConfig(model_dir, threads=threads, measure_peaks=False)
+    model = read_decoder_directory(model_dir)
+    return config, model, ModelRunner(config, model, model.max_model_len)
 
 
 def measure(profiles: dict[str, EngineProfile], options: argparse.Namespace) -> dict[str, list[Round]]:

@@ -36,6 +36,7 @@ from inference_worker.contract.engine_config import DTypeName, EngineConfig, KVC
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
+from tests.support.models import models_data_dir
 
 TEXT = Path(__file__).resolve().parents[1] / "tests" / "data" / "text" / "alice.txt.gz"
 REFERENCE = "float32"
@@ -166,10 +167,11 @@ def main() -> None:
     options = parse_arguments()
     with tempfile.TemporaryDirectory() as place:
         source = options.directory or "embedded"
-        directory = ensure_model(ModelSpec("model", source, "auto"), Path(place))
+        data_dir = Path(place) if options.directory else models_data_dir()
+        directory = ensure_model(ModelSpec("model", source, "auto"), data_dir)
         options.kept = None  # the model with the blocks of its file
         if not options.dither and not Path(source).is_dir() and "gguf" in options.configurations.split(","):
-            options.kept = ensure_model(ModelSpec("model", source, "auto", quantization="gguf"), Path(place))
+            options.kept = ensure_model(ModelSpec("model", source, "auto", quantization="gguf"), data_dir)
         if options.dither:
             published, directory = directory, Path(place) / "dithered"
             dither(published, directory)

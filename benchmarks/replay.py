@@ -21,15 +21,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 
+from benchmarks.models import bundled_model
 from benchmarks.options import parse
-from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.checkpoints.tokenizer import Tokenizer
-from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
 from tests.support.engine.replay import (
     MOONCAKE_BLOCK,
@@ -94,8 +91,7 @@ def hits(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
 
 def agent(options: argparse.Namespace) -> tuple[Row, Iterable[Row]]:
     note("tokenizing the conversations")
-    with tempfile.TemporaryDirectory() as state:
-        tokenizer = Tokenizer.from_dir(ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(state)))
+    tokenizer = Tokenizer.from_dir(bundled_model())
     conversations = taubench(tokenizer, options.conversations)
 
     def rows() -> Iterator[Row]:

@@ -28,8 +28,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.models import bundled_model
 from benchmarks.options import parse
-from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.contract.engine_config import MAX_DRAFTING_SEQUENCES, EngineConfig
 from inference_worker.contract.request import Request, SamplingParams, ServiceClass, StructuredSpec
 from inference_worker.contract.settings import ModelSpec
@@ -199,8 +199,7 @@ def check_equality(config: EngineConfig, count: int, max_tokens: int) -> dict[st
 def main() -> None:
     options = parse_arguments()
     with tempfile.TemporaryDirectory() as place:
-        embedded = ModelSpec("smollm2-135m", "embedded", "auto")
-        directory = Path(options.model) if options.model else ensure_model(embedded, Path(place))
+        directory = Path(options.model) if options.model else bundled_model()
         config = EngineConfig(
             directory, device="cpu", threads=options.threads, measure_peaks=False, max_num_seqs=32,
             max_num_batched_tokens=256, long_prefill_token_threshold=128, prefix_cache=False,

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +20,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.models import bundled_model
 from benchmarks.options import parse
-from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import Request, SamplingParams, StructuredSpec
-from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.sampling import logits_processors, sampler
 from inference_worker.engine.structured_output import grammars as grammars_module
@@ -145,23 +143,22 @@ def main() -> None:
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="default: auto")
     args = parse(parser, {"batch": 1, "steps": 2})
     grammars_module.log.setLevel("ERROR")
-    with tempfile.TemporaryDirectory() as directory:
-        path = args.model_dir or ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(directory))
-        config = EngineConfig(
-            path,
-            device=args.device,
-            threads=args.threads,
-            kv_cache_memory=1 << 28,
-            measure_peaks=False,
-            async_scheduling=False,
-        )
-        engines = LLMEngine(config), LLMEngine(config)
-        print(f"{'batch ' + str(args.batch):30} ms plain ms constr     mean    least    own ms   share   rows")
-        for name, spec in FORMATS.items():
-            print(f"{name:30}{compare(engines, spec, args.batch, args.steps)}", flush=True)
-        compile_times(engines[1])
-        for engine in engines:
-            engine.grammars.close()
+    path = args.model_dir or bundled_model()
+    config = EngineConfig(
+        path,
+        device=args.device,
+        threads=args.threads,
+        kv_cache_memory=1 << 28,
+        measure_peaks=False,
+        async_scheduling=False,
+    )
+    engines = LLMEngine(config), LLMEngine(config)
+    print(f"{'batch ' + str(args.batch):30} ms plain ms constr     mean    least    own ms   share   rows")
+    for name, spec in FORMATS.items():
+        print(f"{name:30}{compare(engines, spec, args.batch, args.steps)}", flush=True)
+    compile_times(engines[1])
+    for engine in engines:
+        engine.grammars.close()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ create databases. Tests empty the broker, so use a separate one.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
@@ -35,6 +36,7 @@ if processes := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(ROOT / "tests")
 
+from inference_worker.contract.process_memory import trim_heap  # noqa: E402
 from millrace.local.postgres import ROLE  # noqa: E402  (after the path it needs)
 from tests.support.database_template import VARIABLE, DatabaseTemplate  # noqa: E402
 from tests.support.empty_tables import empty_tables  # noqa: E402
@@ -70,8 +72,10 @@ INTEGRATION_FIXTURES = {
 }
 PLATFORM_TIMEOUT_SECONDS = 600  # with the start of the platform, on a busy machine
 
+MAX_GROWTH_BYTES = 2**26
 GC_THRESHOLDS = (50_000, 10, 10)  # the default of 700 objects is for small programs
 
+_grown_files: set[Path] = set()
 _services: list[Services] = []
 _templates: list[DatabaseTemplate] = []
 
@@ -150,6 +154,28 @@ def pytest_collection(session: pytest.Session) -> Iterator[Any]:
     gc.set_threshold(*GC_THRESHOLDS)
     gc.enable()
     return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[Any]:
+    """Return freed memory to the system after a test with which the process has grown, and at the end of its file.
+
+    Otherwise the C library keeps what the load of a model and its weights took, up to a gigabyte in each process.
+    """
+    before = _resident_bytes()
+    result = yield
+    has_grown = _resident_bytes() > before + MAX_GROWTH_BYTES
+    if has_grown:
+        _grown_files.add(item.path)
+    if has_grown or (item.path in _grown_files and (nextitem is None or nextitem.path != item.path)):
+        trim_heap()
+    return result
+
+
+def _resident_bytes() -> int:
+    with contextlib.suppress(OSError):  # not Linux
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -89,6 +89,7 @@ def test_the_wheel_contains_the_generated_files(wheel):
     outputs = [output.relative_to(ROOT) for files in generated_files() for output in files.outputs]
     assert outputs
     assert {str(output).removeprefix("platform/") for output in outputs} <= names
+    assert not [name for name in names if name.endswith(".po")]  # the source of the compiled translations
 
 
 def test_the_client_and_the_command_line_without_server_packages(wheel, folder):

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CONVERTER = tuple(sorted((ROOT / "inference_worker" / "models").glob("gguf_*.py")))
+CONVERTER = tuple(sorted((ROOT / "inference_worker" / "checkpoints").glob("gguf_*.py")))
 
 
 def models_data_dir() -> Path:
@@ -15,6 +15,7 @@ def models_data_dir() -> Path:
 
     `ensure_model` is safe in concurrent processes. `make clean` removes the directory.
     """
+    assert CONVERTER, "the converter has other files now"
     digest = hashlib.blake2b(b"".join(path.read_bytes() for path in CONVERTER), digest_size=6).hexdigest()
     directory = ROOT / ".pytest_cache" / "d" / f"converted-{digest}"
     (directory / "models").mkdir(parents=True, exist_ok=True)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta
-from typing import Any
 
 import pytest
-from django.db import connection
 
-from billing.models import UsageEvent
-from billing.periods import stamps
-from billing.pricing.pricing import COMPONENTS, Component, Rate, RateCard, Tier
+from billing.pricing.pricing import Component, Rate, RateCard, Tier
 from millrace.apps.answer_caches import prompt_advisor
 from millrace.apps.answer_caches.prompt_advisor import PromptAdvice, find_change, prompt_advice, prompt_text
 from millrace.apps.request_log.models import RequestContent
@@ -19,6 +15,7 @@ from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant
+from tests.support.request_log import records
 from tests.support.request_log.records import NOW
 from tests.support.tenants.management_api import by_key
 
@@ -35,36 +32,9 @@ def acme(acme: Tenant, monkeypatch: pytest.MonkeyPatch) -> Tenant:
     return acme
 
 
-def settle(tenant: Tenant, request_id: str, changed_at: int, uncached: int, at: datetime = NOW, **fields: Any) -> None:
-    with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
-        (period,) = stamps(cursor, [(tenant.pk, at)])
-        UsageEvent.objects.all_tenants().create(
-            admitted_at=at,
-            request_id=request_id,
-            execution=0,
-            tenant_id=tenant.pk,
-            project_id=1,
-            key_id=1,
-            model="alpha",
-            attempt=1,
-            outcome="completed",
-            finish_reason="stop",
-            **{name: uncached if name == "uncached" else 0 for name in COMPONENTS},
-            replica_id="r",
-            block_size=32,
-            queue_us=0,
-            ttft_us=0,
-            duration_us=0,
-            price_version=7,
-            price_ids=[None for _ in COMPONENTS],
-            cost_femto=1,
-            saved_femto=0,
-            invoice_period=period,
-            settled_at=at,
-            changed_at=changed_at,
-            miss_reason="prefix_changed",
-            **fields,
-        )
+def settle(tenant: Tenant, request_id: str, changed_at: int, uncached: int, at: datetime = NOW) -> None:
+    missed = {"changed_at": changed_at, "miss_reason": "prefix_changed", "price_version": CARD.version}
+    records.settle(tenant, request_id, at=at, missed=missed, uncached=uncached)
 
 
 def store(tenant: Tenant, request_id: str, system: str) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
-from transformers import BertModel
 
 from inference_worker.checkpoints.encoder_config import EncoderConfig
 from inference_worker.checkpoints.model_config import ModelError
@@ -94,6 +93,8 @@ def test_the_vectors_of_500_texts_equal_transformers(minilm: Path) -> None:
 
 
 def test_the_reference_vectors_are_current(minilm: Path) -> None:
+    from transformers import BertModel  # here: takes 160 MB in each process that imports it
+
     inputs = [Tokenizer.from_dir(minilm).encode(text) for text in texts()[::25]]
     want = mean_states(BertModel.from_pretrained(minilm).eval(), inputs)
     output = embed(EmbeddingEngine(EngineConfig(model_dir=minilm)), inputs)

@@ -11,27 +11,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    BertModel,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    ModernBertConfig,
-    ModernBertForSequenceClassification,
-    ModernBertModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    RobertaConfig,
-    RobertaForSequenceClassification,
-    XLMRobertaConfig,
-    XLMRobertaForSequenceClassification,
-    XLMRobertaModel,
-)
 
 from inference_worker.checkpoints.encoder_config import EncoderConfig, read_model_config
 from inference_worker.checkpoints.model_config import ModelConfig, ModelError
@@ -44,23 +23,30 @@ from inference_worker.engine.embeddings.embedding_runner import EmbeddingRunner
 from kernels.native import operators
 from tests.support.engine.tiny_tokenizer import write_tokenizer
 
-SMALL = {"vocab_size": 120, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
-BERT = BertConfig(**SMALL, num_hidden_layers=2, max_position_embeddings=64)
-ROBERTA = {**SMALL, "num_hidden_layers": 2, "max_position_embeddings": 66, "type_vocab_size": 1, "pad_token_id": 1}
-TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
-MODERN = ModernBertConfig(
-    **SMALL, **TOKENS, num_hidden_layers=4, max_position_embeddings=64, local_attention=8, initializer_range=0.2
-)
-ENCODERS = {
-    "bert": (BertModel, BERT),
-    "xlm-roberta": (XLMRobertaModel, XLMRobertaConfig(**ROBERTA)),
-    "modernbert": (ModernBertModel, MODERN),
+# Names of classes in transformers, and the fields of their configurations.
+Fields = dict[str, Any]
+SMALL: Fields = {"vocab_size": 120, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+BERT: Fields = {**SMALL, "num_hidden_layers": 2, "max_position_embeddings": 64}
+ROBERTA: Fields = {
+    **SMALL,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 66,
+    "type_vocab_size": 1,
+    "pad_token_id": 1,
 }
-CROSS_ENCODERS = {
-    "bert": (BertForSequenceClassification, BERT),
-    "roberta": (RobertaForSequenceClassification, RobertaConfig(**ROBERTA)),
-    "xlm-roberta": (XLMRobertaForSequenceClassification, XLMRobertaConfig(**ROBERTA)),
-    "modernbert": (ModernBertForSequenceClassification, MODERN),
+TOKENS: Fields = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+LOCAL: Fields = {"num_hidden_layers": 4, "local_attention": 8}
+MODERN: Fields = {**SMALL, **TOKENS, **LOCAL, "max_position_embeddings": 64, "initializer_range": 0.2}
+ENCODERS: dict[str, tuple[str, Fields]] = {
+    "bert": ("BertModel", BERT),
+    "xlm-roberta": ("XLMRobertaModel", ROBERTA),
+    "modernbert": ("ModernBertModel", MODERN),
+}
+CROSS_ENCODERS: dict[str, tuple[str, Fields]] = {
+    "bert": ("BertForSequenceClassification", BERT),
+    "roberta": ("RobertaForSequenceClassification", ROBERTA),
+    "xlm-roberta": ("XLMRobertaForSequenceClassification", ROBERTA),
+    "modernbert": ("ModernBertForSequenceClassification", MODERN),
 }
 LENGTHS = (64, 3, 61, 12, 57, 3, 1, 40)
 
@@ -70,10 +56,13 @@ def inputs(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
     return [torch.randint(3, 120, (length,), generator=numbers).tolist() for length in lengths]
 
 
-def save(folder: Path, type_: Any, config: Any, **changes: Any) -> Any:
-    """Save a model with random weights and biases, and return it."""
+def save(folder: Path, name: str, fields: Fields, **changes: Any) -> Any:
+    """Save a model of transformers with random weights and biases, and return it."""
+    import transformers  # here: its models take 160 MB, and each process of `pytest -n` imports this file
+
     torch.manual_seed(0)
-    model = type_(config).eval()
+    type_ = getattr(transformers, name)
+    model = type_(type_.config_class(**fields)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
@@ -115,9 +104,8 @@ def test_vectors_equal_transformers_with_both_poolings(tmp_path: Path, family: s
 
 @pytest.mark.parametrize("family", CROSS_ENCODERS)
 def test_scores_equal_transformers_and_do_not_depend_on_the_batch(tmp_path: Path, family: str) -> None:
-    type_, config = CROSS_ENCODERS[family]
-    config.num_labels = 1
-    model = save(tmp_path, type_, config)
+    name, fields = CROSS_ENCODERS[family]
+    model = save(tmp_path, name, fields | {"num_labels": 1})
     starts = [max(1, len(ids) // 3) for ids in inputs()]
     want = []
     for ids, start in zip(inputs(), starts, strict=True):
@@ -135,21 +123,19 @@ def test_scores_equal_transformers_and_do_not_depend_on_the_batch(tmp_path: Path
     torch.testing.assert_close(raw, torch.stack(want), atol=1e-5, rtol=1e-5)
 
 
-DECODERS = {
-    "llama": (LlamaForCausalLM, LlamaConfig(**SMALL, num_hidden_layers=2, num_key_value_heads=2)),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SMALL, num_hidden_layers=2, num_key_value_heads=2, head_dim=16)),
-    "windows": (
-        MistralForCausalLM,
-        MistralConfig(**SMALL, num_hidden_layers=2, num_key_value_heads=2, sliding_window=8),
-    ),
+DECODER: Fields = {**SMALL, "num_hidden_layers": 2, "num_key_value_heads": 2}
+DECODERS: dict[str, tuple[str, Fields]] = {
+    "llama": ("LlamaForCausalLM", DECODER),
+    "qwen3": ("Qwen3ForCausalLM", DECODER | {"head_dim": 16}),
+    "windows": ("MistralForCausalLM", DECODER | {"sliding_window": 8}),
 }
 
 
 @pytest.mark.parametrize("family", DECODERS)
 def test_vectors_of_decoders_equal_transformers(tmp_path: Path, family: str) -> None:
     """The pooling is the last token's state. The names of the weights lack their prefix in some checkpoints."""
-    type_, config = DECODERS[family]
-    model = save(tmp_path, type_, config)
+    name, fields = DECODERS[family]
+    model = save(tmp_path, name, fields)
     pool(tmp_path, "pooling_mode_lasttoken")
     states = []
     for ids in inputs():
@@ -159,15 +145,15 @@ def test_vectors_of_decoders_equal_transformers(tmp_path: Path, family: str) -> 
     assert (read.pooling, read.hidden_size, read_model_config(tmp_path)) == ("last", 32, read)
     ours = torch.from_numpy(runner(tmp_path).embed(inputs()))
     torch.testing.assert_close(ours, torch.stack(states), atol=1e-5, rtol=1e-5)
-    save(tmp_path, type(model.model), config, architectures=[type_.__name__])
+    save(tmp_path, type(model.model).__name__, fields, architectures=[name])
     torch.testing.assert_close(torch.from_numpy(runner(tmp_path).embed(inputs())), ours)
 
 
-WIDE = {**SMALL, "hidden_size": 64, "num_attention_heads": 2}  # heads of 32, which the C kernels support
-NATIVE = {
-    "bert": (BertModel, BertConfig(**WIDE, num_hidden_layers=2)),
-    "modernbert": (ModernBertModel, ModernBertConfig(**WIDE, **TOKENS, num_hidden_layers=4, local_attention=8)),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**WIDE, num_hidden_layers=2, num_key_value_heads=1, head_dim=32)),
+WIDE: Fields = {**SMALL, "hidden_size": 64, "num_attention_heads": 2}  # heads of 32, which the C kernels support
+NATIVE: dict[str, tuple[str, Fields]] = {
+    "bert": ("BertModel", {**WIDE, "num_hidden_layers": 2}),
+    "modernbert": ("ModernBertModel", {**WIDE, **TOKENS, **LOCAL}),
+    "qwen3": ("Qwen3ForCausalLM", {**WIDE, "num_hidden_layers": 2, "num_key_value_heads": 1, "head_dim": 32}),
 }
 
 
@@ -186,13 +172,12 @@ def test_vectors_in_bfloat16_on_the_c_kernels_equal_transformers(tmp_path: Path,
         config = EngineConfig(model_dir=tmp_path, dtype="bfloat16")
         vectors = torch.from_numpy(EmbeddingRunner(config, read_model_config(tmp_path)).embed(inputs()))
     # The check of the kernels at load calls it once.
-    assert attended.call_count == 1 + NATIVE[family][1].num_hidden_layers
+    assert attended.call_count == 1 + NATIVE[family][1]["num_hidden_layers"]
     assert torch.cosine_similarity(vectors, torch.stack(states)).min() > 0.9995
 
 
 def test_a_decoder_with_a_soft_cap_is_rejected(tmp_path: Path) -> None:
-    config = Gemma2Config(**SMALL, num_hidden_layers=2, num_key_value_heads=2, head_dim=8)
-    save(tmp_path, Gemma2ForCausalLM, config)
+    save(tmp_path, "Gemma2ForCausalLM", DECODER | {"head_dim": 8})
     pool(tmp_path, "pooling_mode_lasttoken")
     with pytest.raises(ModelError, match="soft cap"):
         runner(tmp_path)
@@ -205,9 +190,8 @@ INSTRUCTED = (
 
 def causal_cross_encoder(folder: Path, *, tied: bool) -> Any:
     """Save a small decoder with a byte tokenizer in which the words yes and no are tokens."""
-    settings: dict[str, Any] = {**SMALL, "vocab_size": 320, "num_hidden_layers": 2, "num_key_value_heads": 2}
-    config = Qwen3Config(**settings, head_dim=16, tie_word_embeddings=tied)
-    model = save(folder, Qwen3ForCausalLM, config)
+    fields = DECODER | {"vocab_size": 320, "head_dim": 16, "tie_word_embeddings": tied}
+    model = save(folder, "Qwen3ForCausalLM", fields)
     write_tokenizer(folder, ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "yes", "no"], INSTRUCTED)
     return model
 
@@ -275,8 +259,7 @@ def test_a_decoder_with_the_module_logit_score_is_a_cross_encoder(tmp_path: Path
 
 
 def test_token_types_change_the_scores_of_bert(tmp_path: Path) -> None:
-    BERT.num_labels = 1
-    save(tmp_path, BertForSequenceClassification, BERT)
+    save(tmp_path, "BertForSequenceClassification", BERT | {"num_labels": 1})
     (ids,) = inputs((12,))
     first, second = runner(tmp_path).embed([ids, ids], [4, 8])
     assert abs(float(first[0] - second[0])) > 1e-6
@@ -284,7 +267,7 @@ def test_token_types_change_the_scores_of_bert(tmp_path: Path) -> None:
 
 def test_windows_and_rotary_bases_of_modernbert_change_the_vectors(tmp_path: Path) -> None:
     """All settings of the older form of config.json are used, and windows are computed in several parts."""
-    model = save(tmp_path, ModernBertModel, MODERN)
+    model = save(tmp_path, "ModernBertModel", MODERN)
     long = inputs((64, 60))
     ours = runner(tmp_path).embed(long)
     old = {"layer_types": None, "rope_parameters": None, "global_attn_every_n_layers": 3, "local_attention": 8}
@@ -325,9 +308,8 @@ def test_unsupported_cross_encoders_are_rejected(tmp_path: Path, changes: dict[s
 
 
 def test_the_engine_accepts_only_requests_of_its_models_type(tmp_path: Path) -> None:
-    BERT.num_labels = 1
-    save(tmp_path / "scores", BertForSequenceClassification, BERT)
-    save(tmp_path / "vectors", BertModel, BERT)
+    save(tmp_path / "scores", "BertForSequenceClassification", BERT | {"num_labels": 1})
+    save(tmp_path / "vectors", "BertModel", BERT)
     pairs = Request("r", [5, 6, 7, 8], input_lengths=(3, 1), second_starts=(1, 1))
     texts = Request("r", [5, 6, 7, 8], input_lengths=(3, 1))
     scores = EmbeddingEngine(EngineConfig(model_dir=tmp_path / "scores"))

@@ -8,13 +8,14 @@ from pathlib import Path
 from benchmarks.quality import Quality, compare, exceeds, read_text
 from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.contract.settings import ModelSpec
+from tests.support.models import models_data_dir
 
 
-def test_quantization_hardly_changes_the_perplexity(model_dir: Path, tmp_path: Path) -> None:
+def test_quantization_hardly_changes_the_perplexity(model_dir: Path) -> None:
     names = ["bfloat16", "bfloat16-kv-int8", "int8", "int8-kv-int8", "int4", "gguf"]
     options = argparse.Namespace(
         tokens=500, context=256, configurations=",".join(names), device="cpu", threads=1, json=True,
-        kept=ensure_model(ModelSpec("m", "embedded", "auto", quantization="gguf"), tmp_path),
+        kept=ensure_model(ModelSpec("m", "embedded", "auto", quantization="gguf"), models_data_dir()),
     )  # fmt: skip
     prompts = read_text(model_dir, options)
     assert [len(prompt) for prompt in prompts] == [256, 256]

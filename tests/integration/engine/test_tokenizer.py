@@ -12,7 +12,6 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from inference_worker.checkpoints.detokenizer import Detokenizer
 from inference_worker.checkpoints.model_config import ModelError
@@ -36,6 +35,8 @@ HARD_TEXTS = [
 
 @pytest.fixture(scope="module")
 def theirs(model_dir: Path) -> Any:
+    from transformers import AutoTokenizer  # here: takes time in each process that imports it
+
     return AutoTokenizer.from_pretrained(model_dir)
 
 

@@ -23,6 +23,7 @@ from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant, User
 from tests.support.billing.books import price, use
 from tests.support.frontend.console import meter
+from tests.support.request_log import records
 from tests.support.rows import of, only_project
 
 pytestmark = [pytest.mark.django_db, pytest.mark.acme(signed_in="readonly")]
@@ -30,24 +31,9 @@ NOW = datetime.now(UTC)
 
 
 def record(tenant: Tenant, number: int = 0, **changes: Any) -> RequestRecord:
-    fields: dict[str, Any] = {"request_id": f"req_{number:08}", "started_at": NOW - timedelta(seconds=number)}
-    fields |= {
-        "project_id": 1,
-        "key_id": 1,
-        "gateway_id": "gw",
-        "endpoint": "chat.completions",
-        "requested_model": "mine",
-    }
-    fields |= {
-        "served_model": "alpha",
-        "stream": True,
-        "status": "200",
-        "code": "",
-        "outcome": "completed",
-        "total_ms": 9,
-    }
-    with tenant_scope(tenant):
-        return RequestRecord.objects.create(tenant_id=tenant.pk, **fields | changes)
+    """Create the record of a request this number of seconds ago."""
+    fields = {"request_id": f"req_{number:08}", "started_at": NOW - timedelta(seconds=number)}
+    return records.record(tenant, number, **fields | changes)
 
 
 def listed(page: str) -> list[str]:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.support.engine.tiny_tokenizer import write_tokenizer
 
 
 def write_model(directory: Path, marks: Sequence[str], chat_template: str | None = None) -> None:
     """Write a model with its tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # here: takes 160 MB in each process that imports it
+
     write_tokenizer(directory, marks, chat_template)
     torch.manual_seed(0)
     config = LlamaConfig(

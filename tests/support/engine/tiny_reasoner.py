@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import Qwen3Config, Qwen3ForCausalLM
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
 
 CONTEXT = 2048
 EOS, OPEN, CLOSE = "<|im_end|>", "<think>", "</think>"
@@ -61,6 +64,8 @@ def write_scripted_reasoner(directory: Path, script: str) -> None:
 
 
 def _create_model(tokenizer: Tokenizer, hidden_size: int, num_layers: int) -> Qwen3ForCausalLM:
+    from transformers import Qwen3Config, Qwen3ForCausalLM  # here: takes 160 MB in each process that imports it
+
     torch.manual_seed(0)
     return Qwen3ForCausalLM(
         Qwen3Config(

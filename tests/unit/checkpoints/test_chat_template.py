@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from inference_worker.checkpoints.chat_template import ChatTemplate, ChatTemplateError
 
@@ -78,14 +77,21 @@ NESTED = (
 USES = ("{{ a }}", "{{ a ~ 1 }}", "{{ a | string }}", "{{ a | tojson }}", "{{ '%s' % (a,) }}", "{{ [a] | join }}")
 
 
+def render_with_transformers(messages: Any, template: str, tools: Any, **variables: Any) -> str:
+    from transformers.utils.chat_template_utils import render_jinja_template  # here: imports torch
+
+    rendered, _ = render_jinja_template(
+        [messages], tools=tools, chat_template=template, add_generation_prompt=True, **variables
+    )
+    return str(rendered[0])
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("tools", [None, TOOLS])
 def test_rendering_equals_transformers(name: str, tools: Any) -> None:
-    theirs, _ = render_jinja_template(
-        [MESSAGES], tools=tools, chat_template=TEMPLATES[name], add_generation_prompt=True, bos_token="<s>"
-    )
+    theirs = render_with_transformers(MESSAGES, TEMPLATES[name], tools, bos_token="<s>")
     ours = ChatTemplate(TEMPLATES[name], {"bos_token": "<s>"}).render(MESSAGES, tools, True)
-    assert ours == theirs[0]
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("path", sorted(DATA.glob("*.jinja")), ids=lambda path: path.stem)
@@ -102,10 +108,8 @@ def test_rendering_of_the_families_templates_equals_transformers(path: Path) -> 
     ]
     for tools in (None, TOOLS):
         for switch in ({}, {"enable_thinking": False, "thinking": False}, {"enable_thinking": True, "thinking": True}):
-            theirs, _ = render_jinja_template(
-                [messages], tools=tools, chat_template=source, add_generation_prompt=True, **variables, **switch
-            )
-            assert ChatTemplate(source, variables).render(messages, tools, True, switch) == theirs[0]
+            theirs = render_with_transformers(messages, source, tools, **variables, **switch)
+            assert ChatTemplate(source, variables).render(messages, tools, True, switch) == theirs
 
 
 def test_a_template_can_reject_its_messages() -> None:

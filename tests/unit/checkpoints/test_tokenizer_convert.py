@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import sentencepiece
 import tiktoken
-import transformers
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from inference_worker.checkpoints import sentencepiece_file, tokenizer_convert
@@ -186,6 +185,8 @@ def test_vocabulary_and_merges(tmp_path: Path, class_name: str, pattern: str | N
     ],
 )
 def test_a_vocabulary_of_bert(tmp_path: Path, settings: dict[str, Any]) -> None:
+    import transformers  # here: takes time in each process that imports it
+
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<cls>", "<sep>"]
     trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -201,6 +202,8 @@ def test_a_vocabulary_of_bert(tmp_path: Path, settings: dict[str, Any]) -> None:
 
 
 def test_a_sentencepiece_model_of_xlm_roberta(tmp_path: Path) -> None:
+    import transformers  # here: takes time in each process that imports it
+
     trained = train_sentencepiece(tmp_path, model_type="unigram", normalization_rule_name="nmt_nfkc")
     path = (tmp_path / "tokenizer.model").rename(tmp_path / "sentencepiece.bpe.model")
     assert find_source(tmp_path) == path
