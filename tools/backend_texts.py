@@ -23,7 +23,7 @@ _ARGUMENTS: dict[str, tuple[int | str, ...]] = {
     "FieldRefused": (2,),
     "NoTaxRule": (0,),
     "HealthIssue": ("title", "todo"),
-    "EventType": (0,),
+    "EventType": (1,),
     "SettingGroup": (1,),
     "TenantSetting": ("label", "hint", "choices", "audit_label"),
     "insert": (1,),
