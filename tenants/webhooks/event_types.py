@@ -54,7 +54,7 @@ class AlertData(EventData):
         Payload, "`id`, `metric`, `threshold`, `window_minutes`, `min_requests`, `project_id` and `model` of the rule"
     ]
     summary: Annotated[str, "the alert in words"]
-    value: Annotated[int, "value that triggered the alert, in the unit of the threshold"]
+    value: Annotated[int | None, "value that triggered the alert, in the unit of the threshold"]
     samples: Annotated[int | None, "requests in the window, `null` for metrics of other objects"]
     triggered_at: Annotated[str, "time at which the alert was triggered"]
     resolved_at: Annotated[str | None, "time at which it was resolved, else `null`"]
