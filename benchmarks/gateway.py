@@ -432,13 +432,13 @@ actions.do_set_limits(tenant, limits, project=project)
 actions.do_set_limits(tenant, limits, key=key)
 do_create_credential(None, "bench", "sk-bench")
 """
-_CACHE = "actions.do_set_answer_cache(tenant, seconds=%d, sampled=False)\n"
+_CACHE = "actions.do_update_settings(tenant, answer_cache_seconds=%d, answer_cache_sampled=False)\n"
 _SIMILAR = f"""
 from django.utils import timezone
 from inference_worker.contract.settings import parse_models
 from millrace.apps.request_log.models import SemanticEvidence
-actions.do_set_answer_cache(tenant, semantic_max_error_percent=20)
-actions.do_set_content_retention(tenant, 1)
+actions.do_update_settings(tenant, semantic_cache_max_error_percent=20)
+actions.do_update_settings(tenant, content_retention_days=1)
 (spec,) = parse_models("{ENCODER}=embedded:minilm")
 policy = {{"rules": [{{"targets": [{{"model": {MODEL!r}}}]}}], "semantic_cache": True}}
 actions.do_publish_policy(tenant, "similar", policy)

@@ -1,8 +1,8 @@
 """The texts that other packages create in English and that the console translates.
 
 They are the messages of rejected actions and of parsers whose errors forms show, the titles and advice of health
-issues, the descriptions of webhook events and the reasons why endpoints are disabled. Values in them become
-placeholders: `f"{name} exists"` is `%(name)s exists`.
+issues, the descriptions of webhook events, the texts of tenant settings and the reasons why endpoints are disabled.
+Values in them become placeholders: `f"{name} exists"` is `%(name)s exists`.
 `make messages` writes them to frontend/locale/backend_texts.json.
 """
 
@@ -23,7 +23,9 @@ _ARGUMENTS: dict[str, tuple[int | str, ...]] = {
     "FieldRefused": (2,),
     "NoTaxRule": (0,),
     "HealthIssue": ("title", "todo"),
-    "EventType": (0,),
+    "EventType": (1,),
+    "SettingGroup": (1,),
+    "TenantSetting": ("label", "hint", "choices", "audit_label"),
     "insert": (1,),
     "do_disable_endpoint": ("because",),
 }
@@ -58,7 +60,8 @@ _OF_LIBRARIES = (
     "Invalid control character at",
 )
 _POSITION = re.compile(r" - at `.*`$")  # of an error in a policy, which the console shows in its own way
-_RETURNED = {"processes.py": "describe", "target_checks.py": "message"}  # modules with a function that returns texts
+# Functions that return texts, by the modules they are in.
+_RETURNED = {"processes.py": "describe", "target_checks.py": "message", "tenant_settings.py": "problem"}
 _MAX_ALTERNATIVES = 12
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 _Scope = ast.Module | ast.FunctionDef

@@ -26,6 +26,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 from tenants.outbox.email_outbox import enqueue_email
+from tenants.webhooks.event_types import BUDGET_THRESHOLD_REACHED, BudgetAlertData
 from tenants.webhooks.outbox import enqueue
 
 ROLES = ("owner", "admin", "billing")
@@ -128,28 +129,28 @@ def _alert(budget_period_id: int, thresholds: Sequence[str], now: datetime) -> i
             return len(new)
         email = enqueue_email(budget.tenant_id, ROLES, *_mail(new, budget_period)) if new else None
         for row in new:
-            event_key, payload = f"budget:{budget_period.pk}:{row.threshold}", _payload(row, budget_period, expected)
-            row.event = enqueue(budget.tenant_id, "budget.threshold_reached", event_key, payload)
+            event_key, data = f"budget:{budget_period.pk}:{row.threshold}", _event_data(row, budget_period, expected)
+            row.event = enqueue(budget.tenant_id, BUDGET_THRESHOLD_REACHED, event_key, data)
             row.email = email
             row.save(update_fields=["event", "email"])
     return len(new)
 
 
-def _payload(alert: BudgetAlert, budget_period: BudgetPeriod, expected: Forecast | None) -> dict[str, object]:
+def _event_data(alert: BudgetAlert, budget_period: BudgetPeriod, expected: Forecast | None) -> BudgetAlertData:
     budget = alert.budget
-    return {
-        "alert_id": alert.pk,
-        "budget": {name: getattr(budget, name) for name in ("id", "name", "unit", "period", "mode")}
-        | {name: getattr(budget, name) for name in ("project_id", "key_id", "member_id")},
-        "period_start": budget_period.period_start.isoformat(),
-        "period_end": budget_period.period_end and budget_period.period_end.isoformat(),
-        "currency": currency_of(budget.tenant_id) if budget.unit == BudgetPeriod.Unit.MONEY else None,
-        "threshold": alert.threshold,
-        "used": alert.used,
-        "limit": alert.limit,
-        "percent": alert.used * 100 // alert.limit,
-        "forecast": expected and {"point": expected.point, "low": expected.low, "high": expected.high},
-    }
+    names = ("id", "name", "unit", "period", "mode", "project_id", "key_id", "member_id")
+    return BudgetAlertData(
+        alert_id=alert.pk,
+        budget={name: getattr(budget, name) for name in names},
+        period_start=budget_period.period_start.isoformat(),
+        period_end=budget_period.period_end.isoformat() if budget_period.period_end else None,
+        currency=currency_of(budget.tenant_id) if budget.unit == BudgetPeriod.Unit.MONEY else None,
+        threshold=alert.threshold,
+        used=alert.used,
+        limit=alert.limit,
+        percent=alert.used * 100 // alert.limit,
+        forecast={"point": expected.point, "low": expected.low, "high": expected.high} if expected else None,
+    )
 
 
 def _mail(alerts: Sequence[BudgetAlert], budget_period: BudgetPeriod) -> tuple[str, str]:

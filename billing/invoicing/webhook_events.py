@@ -2,57 +2,63 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.db.models import Max
 
 from billing.models import Invoice, LedgerEntry, Payment
+from tenants.webhooks import event_types
 from tenants.webhooks.outbox import enqueue
 
 
 def emit_finalized(invoice: Invoice) -> None:
     """Emit the event of an issued invoice or credit note."""
-    event_type = "credit_note.finalized" if invoice.is_credit_note else "invoice.finalized"
-    enqueue(invoice.tenant_id, event_type, f"invoice:{invoice.pk}:finalized", _described(invoice))
+    event_type = event_types.CREDIT_NOTE_FINALIZED if invoice.is_credit_note else event_types.INVOICE_FINALIZED
+    data = event_types.InvoiceData(**_invoice_fields(invoice))
+    enqueue(invoice.tenant_id, event_type, f"invoice:{invoice.pk}:finalized", data)
 
 
 def emit_paid(invoice: Invoice) -> None:
     """Emit the event of a paid invoice. A refund may reopen it, so it may be emitted again."""
     entries = LedgerEntry.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice)
     last = entries.aggregate(last=Max("pk"))["last"]
-    enqueue(invoice.tenant_id, "invoice.paid", f"invoice:{invoice.pk}:paid:{last}", _described(invoice))
+    data = event_types.InvoiceData(**_invoice_fields(invoice))
+    enqueue(invoice.tenant_id, event_types.INVOICE_PAID, f"invoice:{invoice.pk}:paid:{last}", data)
 
 
 def emit_past_due(invoice: Invoice, number: int, owed_cents: int) -> None:
     """Emit the event of the `number`th reminder."""
-    payload = _described(invoice) | {"owed_cents": owed_cents, "reminder": number}
-    enqueue(invoice.tenant_id, "invoice.past_due", f"invoice:{invoice.pk}:past_due:{number}", payload)
+    data = event_types.PastDueInvoiceData(**_invoice_fields(invoice), owed_cents=owed_cents, reminder=number)
+    enqueue(invoice.tenant_id, event_types.INVOICE_PAST_DUE, f"invoice:{invoice.pk}:past_due:{number}", data)
 
 
 def emit_voided(invoice: Invoice) -> None:
     """Emit the event of a voided invoice."""
-    enqueue(invoice.tenant_id, "invoice.voided", f"invoice:{invoice.pk}:voided", _described(invoice))
+    data = event_types.InvoiceData(**_invoice_fields(invoice))
+    enqueue(invoice.tenant_id, event_types.INVOICE_VOIDED, f"invoice:{invoice.pk}:voided", data)
 
 
 def emit_written_off(invoice: Invoice, key: str, cents: int) -> None:
     """Emit the event of a write-off, which `key` names in the ledger."""
-    payload = _described(invoice) | {"written_off_cents": cents}
-    enqueue(invoice.tenant_id, "invoice.written_off", f"invoice:{key}", payload)
+    data = event_types.WrittenOffInvoiceData(**_invoice_fields(invoice), written_off_cents=cents)
+    enqueue(invoice.tenant_id, event_types.INVOICE_WRITTEN_OFF, f"invoice:{key}", data)
 
 
 def emit_payment(payment: Payment) -> None:
     """Emit the event of a recorded payment or refund."""
-    payload = {
-        "payment_id": payment.pk,
-        "provider": payment.provider,
-        "reference": payment.reference,
-        "amount_cents": payment.cents,
-        "currency": payment.currency,
-        "received_at": payment.received_at.isoformat(),
-        "invoice": payment.invoice and payment.invoice.number,
-    }
-    enqueue(payment.tenant_id, "payment.recorded", f"payment:{payment.pk}", payload)
+    data = event_types.PaymentData(
+        payment_id=payment.pk,
+        provider=payment.provider,
+        reference=payment.reference,
+        amount_cents=payment.cents,
+        currency=payment.currency,
+        received_at=payment.received_at.isoformat(),
+        invoice=payment.invoice.number if payment.invoice else None,
+    )
+    enqueue(payment.tenant_id, event_types.PAYMENT_RECORDED, f"payment:{payment.pk}", data)
 
 
-def _described(invoice: Invoice) -> dict[str, object]:
+def _invoice_fields(invoice: Invoice) -> dict[str, Any]:
     return {
         "invoice_id": invoice.pk,
         "number": invoice.number,

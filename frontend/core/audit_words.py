@@ -17,11 +17,13 @@ from django.utils.translation import ngettext
 
 from billing.amounts import DEFAULT_CURRENCY
 from billing.models import Budget, BudgetPeriod, PriceBookAssignment
+from frontend.core.backend_messages import lazy_translated
 from frontend.core.languages import day_text
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money, exact
 from frontend.core.page_context import PageContext
 from tenants.models import ApiKey, AuditEntry, Project, User
+from tenants.tenant_settings import GROUPS, SETTINGS
 
 NONE = "none"
 OBJECTS = {
@@ -70,13 +72,10 @@ _VERBS = {
     "accepted": _lazy("accepted"),
     "acknowledged": _lazy("acknowledged"),
     "alert_emails_changed": _lazy("alert emails changed"),
-    "allowed_origins_updated": _lazy("allowed origins updated"),
-    "answer_cache_updated": _lazy("answer cache updated"),
     "api_accessed": _lazy("api accessed"),
     "assigned": _lazy("assigned"),
     "cancelled": _lazy("cancelled"),
     "closed": _lazy("closed"),
-    "content_retention_updated": _lazy("content retention updated"),
     "cordoned": _lazy("cordoned"),
     "created": _lazy("created"),
     "deactivated": _lazy("deactivated"),
@@ -123,13 +122,13 @@ _VERBS = {
     "suspended": _lazy("suspended"),
     "tested": _lazy("tested"),
     "uncordoned": _lazy("uncordoned"),
-    "unknown_parameters_updated": _lazy("unknown parameters updated"),
     "updated": _lazy("updated"),
     "view_ended": _lazy("view ended"),
     "view_started": _lazy("view started"),
     "voided": _lazy("voided"),
     "withdrawn": _lazy("withdrawn"),
     "written_off": _lazy("written off"),
+    **{f"{group.name}_updated": lazy_translated(group.audit_verb) for group in GROUPS},
 }
 _FIELDS = {
     "user_id": _lazy("User"),
@@ -150,10 +149,6 @@ _FIELDS = {
     "is_active": _lazy("Active"),
     "is_staff": _lazy("Operator"),
     "is_superuser": _lazy("Superuser"),
-    "content_retention_days": _lazy("Prompts stored for"),
-    "answer_cache_seconds": _lazy("Answers cached for"),
-    "answer_cache_sampled": _lazy("Sampled answers cached"),
-    "answer_cache_scope": _lazy("Cached answers shared by"),
     "allowed_ip_ranges": _lazy("Allowed IPs"),
     "allowed_models": _lazy("Allowed models"),
     "event_types": _lazy("Events"),
@@ -168,6 +163,7 @@ _FIELDS = {
     "url": "URL",
     "dry_run": _lazy("Dry run"),
     "why": _lazy("Reason"),
+    **{setting.name: lazy_translated(setting.audit_label) for setting in SETTINGS.values() if setting.audit_label},
 }
 _CENTS = {"cents", "total", "fee", "top_up_cents", "top_up_below"}
 _BUDGET_AMOUNTS = {"amount", "rollover_limit", "temporary_increase"}

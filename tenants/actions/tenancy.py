@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from django.conf import settings
 from django.db import connection
@@ -16,12 +17,6 @@ from tenants.actions.members import do_add_member
 from tenants.isolation.scopes import tenant_scope
 from tenants.keys.key_snapshots import rebuild_key_snapshots
 from tenants.models import (
-    MAX_ANSWER_CACHE_SECONDS,
-    MAX_CACHE_WARMING_NANO,
-    MAX_CONTENT_DAYS,
-    MAX_ORIGIN_LENGTH,
-    MAX_ORIGINS,
-    MAX_SEMANTIC_ERROR_PERCENT,
     MAX_SLUG_LENGTH,
     ApiKey,
     ApiKeySnapshotRow,
@@ -44,6 +39,7 @@ from tenants.models import (
     WebhookEndpoint,
     WebhookEvent,
 )
+from tenants.tenant_settings import GROUPS, SETTINGS, problem
 
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:\d{1,5})?")
 API_ACCESS_INTERVAL = timedelta(hours=1)
@@ -78,81 +74,43 @@ def do_update_tenant(tenant: Tenant, *, name: str) -> Tenant:
     return locked
 
 
-def do_set_content_retention(tenant: Tenant, days: int) -> bool:
-    """Set for how many days prompts and completions are stored. With 0, stored ones are removed.
+def do_update_settings(tenant: Tenant, **values: Any) -> bool:
+    """Change settings of the tenant, by their names in `SETTINGS`. Each group of settings has its own audit entry.
 
+    With 0 days of content retention, stored prompts are removed. Cached answers expire as they were stored.
     Returns False if nothing changed.
 
     Raises:
-        ActionRefused: the number of days is out of range.
+        ActionRefused: a value is out of range or not one of the choices, or an origin is not valid.
     """
-    if not 0 <= days <= MAX_CONTENT_DAYS:
-        raise ActionRefused(f"content_retention_days must be from 0 to {MAX_CONTENT_DAYS}.")
-    return _set(tenant, "tenant.content_retention_updated", content_retention_days=days)
+    if "allowed_origins" in values:
+        values["allowed_origins"] = _origins(values["allowed_origins"])
+    for name, value in values.items():
+        if text := problem(SETTINGS[name], value):
+            raise ActionRefused(text)
+    is_changed = False
+    with locked_tenant(tenant) as locked:
+        for group, settings_of_group in GROUPS.items():
+            fields = {setting.name: values[setting.name] for setting in settings_of_group if setting.name in values}
+            if fields:
+                is_changed |= _set(locked, f"tenant.{group.name}_updated", **fields)
+    return is_changed
 
 
-def do_set_unknown_parameters(tenant: Tenant, mode: str) -> bool:
-    """Set whether unknown fields of the tenant's requests are rejected, or dropped and named.
-
-    Returns False if nothing changed.
-
-    Raises:
-        ActionRefused: the mode is unknown.
-    """
-    if mode not in Tenant.UnknownParameters.values:
-        raise ActionRefused(f"unknown_parameters must be one of {', '.join(Tenant.UnknownParameters.values)}.")
-    return _set(tenant, "tenant.unknown_parameters_updated", unknown_parameters=mode)
-
-
-def do_set_answer_cache(
-    tenant: Tenant,
-    *,
-    seconds: int | None = None,
-    sampled: bool | None = None,
-    scope: str | None = None,
-    semantic_max_error_percent: int | None = None,
-    warming_nano: int | None = None,
-) -> bool:
-    """Set how long answers are cached, whether answers with a temperature above 0 are cached too, which keys share
-    answers, the maximum error rate of answers to similar questions, and the budget of cache warming for each day.
-
-    Cached answers expire as they were stored. Returns False if nothing changed.
-
-    Raises:
-        ActionRefused: a value is out of range, or the scope is unknown.
-    """
-    if scope is not None and scope not in Tenant.AnswerCacheScope.values:
-        raise ActionRefused(f"answer_cache_scope must be one of {', '.join(Tenant.AnswerCacheScope.values)}.")
-    if seconds is not None and not 0 <= seconds <= MAX_ANSWER_CACHE_SECONDS:
-        raise ActionRefused(f"answer_cache_seconds must be from 0 to {MAX_ANSWER_CACHE_SECONDS}.")
-    if semantic_max_error_percent is not None and not 0 <= semantic_max_error_percent <= MAX_SEMANTIC_ERROR_PERCENT:
-        raise ActionRefused(f"semantic_cache_max_error_percent must be from 0 to {MAX_SEMANTIC_ERROR_PERCENT}.")
-    if warming_nano is not None and not 0 <= warming_nano <= MAX_CACHE_WARMING_NANO:
-        raise ActionRefused(f"cache_warming_nano must be from 0 to {MAX_CACHE_WARMING_NANO}.")
-    fields = {
-        "answer_cache_seconds": seconds,
-        "answer_cache_sampled": sampled,
-        "answer_cache_scope": scope,
-        "semantic_cache_max_error_percent": semantic_max_error_percent,
-        "cache_warming_nano": warming_nano,
-    }
-    changed = {name: value for name, value in fields.items() if value is not None}
-    return _set(tenant, "tenant.answer_cache_updated", **changed)
-
-
-def do_set_allowed_origins(tenant: Tenant, origins: Sequence[str]) -> bool:
-    """Set the origins of web pages that may call the API with the tenant's keys. Returns False if nothing changed.
+def _origins(origins: Iterable[str]) -> list[str]:
+    """Return the origins in their normal form, each once.
 
     Raises:
         ActionRefused: there are too many origins, or one is not an origin.
     """
+    setting = SETTINGS["allowed_origins"]
     allowed = sorted({origin.strip().rstrip("/").lower() for origin in origins})
-    if len(allowed) > MAX_ORIGINS:
-        raise ActionRefused(f"At most {MAX_ORIGINS} origins are allowed.")
+    if len(allowed) > setting.max_items:
+        raise ActionRefused(f"At most {setting.max_items} origins are allowed.")
     for origin in allowed:
-        if len(origin) > MAX_ORIGIN_LENGTH or not (origin == "*" or _ORIGIN.fullmatch(origin)):
+        if len(origin) > setting.max_length or not (origin == "*" or _ORIGIN.fullmatch(origin)):
             raise ActionRefused(f"{origin[:100]!r} is not an origin. Use https://host, or * for any origin.")
-    return _set(tenant, "tenant.allowed_origins_updated", allowed_origins=allowed)
+    return allowed
 
 
 def do_suspend_tenant(tenant: Tenant) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from tenants.actions.common import ActionRefused, Conflict, FieldRefused, check,
 from tenants.models import Tenant, WebhookDelivery, WebhookEndpoint, WebhookEvent
 from tenants.models.webhooks import new_nonce, new_public_id
 from tenants.outbox.email_outbox import enqueue_email
-from tenants.webhooks.event_types import EVENT_TYPES, TEST
+from tenants.webhooks.event_types import EVENT_TYPES, WEBHOOK_TEST, WebhookTestData
 from tenants.webhooks.signing import secret_of
 from tenants.webhooks.targets import CheckedUrl, TargetRefused, check_url
 
@@ -145,9 +146,12 @@ def do_send_test_event(endpoint: WebhookEndpoint) -> WebhookDelivery:
         if not row.active:
             raise Conflict("This endpoint is disabled.")
         public_id = new_public_id()
-        payload = {"endpoint_id": row.pk, "text": "This is a test."}
         event = WebhookEvent.objects.create(
-            tenant_id=tenant.pk, public_id=public_id, event_type=TEST, deduplication_key=public_id, payload=payload
+            tenant_id=tenant.pk,
+            public_id=public_id,
+            event_type=WEBHOOK_TEST.name,
+            deduplication_key=public_id,
+            payload=asdict(WebhookTestData(endpoint_id=row.pk, text="This is a test.")),
         )
         delivery = WebhookDelivery.objects.create(tenant_id=tenant.pk, event=event, endpoint=row)
         audit.record("webhook.tested", row, tenant_id=tenant.pk, after=audit.serialize_for_audit(row))

@@ -14,10 +14,6 @@ from tenants.api.target_problems import TargetProblemSerializer, WithProblems
 from tenants.keys import snapshot
 from tenants.models import (
     LIMITS,
-    MAX_ANSWER_CACHE_SECONDS,
-    MAX_CACHE_WARMING_NANO,
-    MAX_CONTENT_DAYS,
-    MAX_SEMANTIC_ERROR_PERCENT,
     ApiKey,
     AuditEntry,
     Invitation,
@@ -28,6 +24,7 @@ from tenants.models import (
     RoutingPolicy,
     Tenant,
 )
+from tenants.tenant_settings import SETTINGS, TenantSetting
 
 MAX_BIGINT = 2**63 - 1  # of PostgreSQL
 RATE_LIMIT_SCOPES = ("tenant", "project", "key")
@@ -85,11 +82,7 @@ class TenantSerializer(serializers.ModelSerializer[Tenant]):
 
     class Meta:
         model = Tenant
-        fields = (
-            *("id", "slug", "name", "status", "is_demo", "created_at", "purge_after", "content_retention_days"),
-            *("unknown_parameters", "allowed_origins", "answer_cache_seconds", "answer_cache_sampled"),
-            *("answer_cache_scope", "semantic_cache_max_error_percent", "cache_warming_nano"),
-        )
+        fields = ("id", "slug", "name", "status", "is_demo", "created_at", "purge_after", *SETTINGS)
         read_only_fields = fields
 
 
@@ -101,45 +94,21 @@ class TenantCreateSerializer(StrictSerializer):
 
 class TenantUpdateSerializer(StrictSerializer):
     name = serializers.CharField(max_length=200)
-    content_retention_days = serializers.IntegerField(
-        min_value=0,
-        max_value=MAX_CONTENT_DAYS,
-        help_text="Days for which prompts and completions are stored in the request log; 0: not stored.",
-    )
-    unknown_parameters = serializers.ChoiceField(
-        Tenant.UnknownParameters.choices,
-        help_text="Whether unknown fields of inference requests are rejected with a 400 (reject), or dropped and named"
-        " in the header x-millrace-ignored (warn); default: the platform's setting.",
-    )
-    allowed_origins = serializers.ListField(
-        child=serializers.CharField(max_length=200),
-        max_length=20,
-        help_text="Origins of web pages that may call /v1 with the tenant's keys, such as https://host; *: any.",
-    )
-    answer_cache_seconds = serializers.IntegerField(
-        min_value=0,
-        max_value=MAX_ANSWER_CACHE_SECONDS,
-        help_text="Lifetime of cached answers in seconds; 0: answers are not cached.",
-    )
-    answer_cache_sampled = serializers.BooleanField(
-        help_text="Whether answers to requests with a temperature above 0 are cached too."
-    )
-    answer_cache_scope = serializers.ChoiceField(
-        Tenant.AnswerCacheScope.choices,
-        help_text="Whether cached answers are shared by all projects of the tenant (tenant), or only by the keys of a"
-        " project (project).",
-    )
-    semantic_cache_max_error_percent = serializers.IntegerField(
-        min_value=0,
-        max_value=MAX_SEMANTIC_ERROR_PERCENT,
-        help_text="Maximum error rate in percent of cached answers to similar questions, for model names whose routing"
-        " policy has semantic_cache; 0: none are served.",
-    )
-    cache_warming_nano = serializers.IntegerField(
-        min_value=0,
-        max_value=MAX_CACHE_WARMING_NANO,
-        help_text="Budget of cache warming for each day (UTC), in nano-USD; 0: caches are not warmed.",
-    )
+
+    def get_fields(self) -> dict[str, Any]:
+        return {**super().get_fields(), **{name: _setting_field(setting) for name, setting in SETTINGS.items()}}
+
+
+def _setting_field(setting: TenantSetting) -> serializers.Field[Any, Any, Any, Any]:
+    """Return the field of a setting in requests."""
+    if setting.choices is not None:
+        return serializers.ChoiceField(list(setting.choices.items()), help_text=setting.help)
+    if setting.maximum is not None:
+        return serializers.IntegerField(min_value=0, max_value=setting.maximum, help_text=setting.help)
+    if setting.max_items:
+        item = serializers.CharField(max_length=setting.max_length)
+        return serializers.ListField(child=item, max_length=setting.max_items, help_text=setting.help)
+    return serializers.BooleanField(help_text=setting.help)
 
 
 class NameUpdateSerializer(StrictSerializer):

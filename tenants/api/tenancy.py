@@ -42,28 +42,8 @@ class TenantDetail(TenantView):
         tenant = self.access.tenant
         with transaction.atomic():
             if "name" in fields:
-                actions.do_update_tenant(tenant, name=fields["name"])
-            if "content_retention_days" in fields:
-                actions.do_set_content_retention(tenant, fields["content_retention_days"])
-            if "unknown_parameters" in fields:
-                actions.do_set_unknown_parameters(tenant, fields["unknown_parameters"])
-            if "allowed_origins" in fields:
-                actions.do_set_allowed_origins(tenant, fields["allowed_origins"])
-            if fields.keys() & {
-                "answer_cache_seconds",
-                "answer_cache_sampled",
-                "answer_cache_scope",
-                "semantic_cache_max_error_percent",
-                "cache_warming_nano",
-            }:
-                actions.do_set_answer_cache(
-                    tenant,
-                    seconds=fields.get("answer_cache_seconds"),
-                    sampled=fields.get("answer_cache_sampled"),
-                    scope=fields.get("answer_cache_scope"),
-                    semantic_max_error_percent=fields.get("semantic_cache_max_error_percent"),
-                    warming_nano=fields.get("cache_warming_nano"),
-                )
+                actions.do_update_tenant(tenant, name=fields.pop("name"))
+            actions.do_update_settings(tenant, **fields)
         return Response(representation(self.find(Tenant, tenant.pk)))
 
     @extend_schema(operation_id="tenant_delete", responses={204: None})

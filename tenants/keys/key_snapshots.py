@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import redis
 import structlog
@@ -29,6 +30,7 @@ from tenants.models import (
 from tenants.outbox import change_feed
 from tenants.routing_policies import policy
 from tenants.routing_policies.experiments import RunningExperiment
+from tenants.tenant_settings import SETTINGS
 
 log = structlog.get_logger(__name__)
 
@@ -43,12 +45,7 @@ for index, name in ipairs(KEYS) do
 end
 """
 _BATCH_SIZE = 500
-_UNKNOWN_PARAMETERS: Mapping[str, snapshot.UnknownParameters | None] = {
-    "default": None,
-    "reject": "reject",
-    "warn": "warn",
-}
-_ANSWER_CACHE_SCOPES: Mapping[str, snapshot.AnswerCacheScope] = {"tenant": "tenant", "project": "project"}
+_FIELDS = snapshot.ApiKeySnapshot.__struct_fields__
 
 Compiled = tuple[bytes, snapshot.ApiKeySnapshot]
 
@@ -125,17 +122,18 @@ def _snapshot(
         version=version,
         allowed_ip_ranges=None if key.allowed_ip_ranges is None else tuple(key.allowed_ip_ranges),
         policies=_policies(policies),
-        content_retention_days=tenant.content_retention_days,
-        unknown_parameters=_UNKNOWN_PARAMETERS[tenant.unknown_parameters],
-        allowed_origins=tuple(tenant.allowed_origins),
-        answer_cache_seconds=tenant.answer_cache_seconds,
-        answer_cache_sampled=tenant.answer_cache_sampled,
-        semantic_cache_max_error_percent=tenant.semantic_cache_max_error_percent,
-        answer_cache_scope=_ANSWER_CACHE_SCOPES[tenant.answer_cache_scope],
+        **{name: _value(name, getattr(tenant, name)) for name in SETTINGS if name in _FIELDS},
         credentials={name: credential.pk for name, credential in credentials.items()},
         credential_versions={name: credential.version for name, credential in credentials.items()},
         experiments=dict(experiments),
     )
+
+
+def _value(name: str, value: Any) -> Any:
+    """Return the value of a setting in snapshots: None instead of `default` for the platform's."""
+    if name == "unknown_parameters":
+        return None if value == "default" else value
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _policies(rows: Iterable[RoutingPolicy]) -> dict[str, policy.Policy]:

@@ -9,12 +9,6 @@ from tenants.models.people import Invitation, Membership, User, UserManager
 from tenants.models.records import AuditEntry, ChangeEventRow, IdempotentResponse
 from tenants.models.rules import LIMITS, LimitSet, RoutingPolicy, RoutingPolicyDraft
 from tenants.models.tenancy import (
-    MAX_ANSWER_CACHE_SECONDS,
-    MAX_CACHE_WARMING_NANO,
-    MAX_CONTENT_DAYS,
-    MAX_ORIGIN_LENGTH,
-    MAX_ORIGINS,
-    MAX_SEMANTIC_ERROR_PERCENT,
     MAX_SLUG_LENGTH,
     Project,
     Tenant,
@@ -24,13 +18,7 @@ from tenants.models.webhooks import OutboxEmail, WebhookAttempt, WebhookDelivery
 
 __all__ = [
     "LIMITS",
-    "MAX_ANSWER_CACHE_SECONDS",
-    "MAX_CACHE_WARMING_NANO",
-    "MAX_CONTENT_DAYS",
-    "MAX_ORIGINS",
-    "MAX_ORIGIN_LENGTH",
     "MAX_SECRET_LENGTH",
-    "MAX_SEMANTIC_ERROR_PERCENT",
     "MAX_SLUG_LENGTH",
     "ApiKey",
     "ApiKeySnapshotRow",

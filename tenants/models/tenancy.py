@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.db import models
 from django.db.models import Q, Value
 
 from tenants.isolation.scopes import TenantManager, TenantsManager
+from tenants.tenant_settings import SETTINGS
 
-MAX_CONTENT_DAYS = 90
-MAX_ANSWER_CACHE_SECONDS = 30 * 86_400
-MAX_SEMANTIC_ERROR_PERCENT = 20
-MAX_CACHE_WARMING_NANO = 10**15  # a million USD
-MAX_ORIGINS = 20
-MAX_ORIGIN_LENGTH = 200
 MAX_SLUG_LENGTH = 50
+# Constraints with names that are not those of their settings.
+_CONSTRAINTS = {"semantic_cache_max_error_percent": "tenant_semantic_cache_max_error"}
+_NO_DB_DEFAULT = {"db_default": models.NOT_PROVIDED}
+
+
+def setting_options(name: str) -> dict[str, Any]:
+    """Return the options of a setting's column: its default, its choices and its description."""
+    setting = SETTINGS[name]
+    choices = {} if setting.choices is None else {"choices": list(setting.choices.items())}
+    return {"default": setting.default, "db_default": setting.default, "help_text": setting.description, **choices}
+
+
+def setting_constraints() -> list[models.BaseConstraint]:
+    """Return the constraints of the ranges and choices of the settings."""
+    allowed: dict[str, Q] = {}
+    for name, setting in SETTINGS.items():
+        if setting.maximum is not None:
+            allowed[name] = Q(**{f"{name}__range": (0, setting.maximum)})
+        elif setting.choices is not None:
+            allowed[name] = Q(**{f"{name}__in": list(setting.choices)})
+    return [
+        models.CheckConstraint(condition=condition, name=_CONSTRAINTS.get(name, f"tenant_{name}"))
+        for name, condition in allowed.items()
+    ]
 
 
 class Tenant(models.Model):
@@ -25,34 +44,12 @@ class Tenant(models.Model):
     data is removed. The row itself stays, because invoices and usage refer to it.
     """
 
-    AUDITED: ClassVar = (
-        "slug",
-        "name",
-        "status",
-        "purge_after",
-        "content_retention_days",
-        "unknown_parameters",
-        "allowed_origins",
-        "answer_cache_seconds",
-        "answer_cache_sampled",
-        "answer_cache_scope",
-        "semantic_cache_max_error_percent",
-        "cache_warming_nano",
-    )
+    AUDITED: ClassVar = ("slug", "name", "status", "purge_after", *SETTINGS)
 
     class Status(models.TextChoices):
         ACTIVE = "active"
         SUSPENDED = "suspended"
         PURGED = "purged"
-
-    class UnknownParameters(models.TextChoices):
-        DEFAULT = "default", "platform's default"
-        REJECT = "reject"
-        WARN = "warn"
-
-    class AnswerCacheScope(models.TextChoices):
-        TENANT = "tenant", "all projects"
-        PROJECT = "project", "keys of the same project"
 
     slug = models.SlugField(max_length=MAX_SLUG_LENGTH, unique=True)
     name = models.CharField(max_length=200)
@@ -60,43 +57,20 @@ class Tenant(models.Model):
     is_demo = models.BooleanField(default=False)
     created_at = models.DateTimeField(auto_now_add=True)
     purge_after = models.DateTimeField(null=True, blank=True)
-    content_retention_days = models.SmallIntegerField(
-        default=0, help_text="retention of prompts and completions; 0: not stored"
-    )
-    unknown_parameters = models.CharField(
-        max_length=10,
-        choices=UnknownParameters,
-        default=UnknownParameters.DEFAULT,
-        db_default=UnknownParameters.DEFAULT.value,
-        help_text="whether unknown fields of requests are rejected, or dropped and named",
-    )
-
+    # The settings: their types. All else is declared in tenants/tenant_settings.py.
+    content_retention_days = models.SmallIntegerField(**setting_options("content_retention_days") | _NO_DB_DEFAULT)
+    unknown_parameters = models.CharField(max_length=10, **setting_options("unknown_parameters"))
     allowed_origins = models.JSONField(
         blank=True,
         default=list,
         db_default=Value([], models.JSONField()),
-        help_text="origins of web pages that may call the API",
+        help_text=SETTINGS["allowed_origins"].description,
     )
-
-    answer_cache_seconds = models.IntegerField(
-        default=0, db_default=0, help_text="lifetime of cached answers; 0: answers are not cached"
-    )
-    answer_cache_sampled = models.BooleanField(
-        default=False, db_default=False, help_text="whether answers with a temperature above 0 are cached too"
-    )
-    answer_cache_scope = models.CharField(
-        max_length=10,
-        choices=AnswerCacheScope,
-        default=AnswerCacheScope.TENANT,
-        db_default=AnswerCacheScope.TENANT.value,
-        help_text="whether cached answers are shared by all projects, or only by the keys of a project",
-    )
-    semantic_cache_max_error_percent = models.SmallIntegerField(
-        default=0, db_default=0, help_text="maximum error rate of answers to similar questions; 0: none are served"
-    )
-    cache_warming_nano = models.BigIntegerField(
-        default=0, db_default=0, help_text="budget of cache warming for each day, in nano-USD; 0: caches are not warmed"
-    )
+    answer_cache_seconds = models.IntegerField(**setting_options("answer_cache_seconds"))
+    answer_cache_sampled = models.BooleanField(**setting_options("answer_cache_sampled"))
+    answer_cache_scope = models.CharField(max_length=10, **setting_options("answer_cache_scope"))
+    semantic_cache_max_error_percent = models.SmallIntegerField(**setting_options("semantic_cache_max_error_percent"))
+    cache_warming_nano = models.BigIntegerField(**setting_options("cache_warming_nano"))
 
     objects = TenantsManager()
 
@@ -106,26 +80,7 @@ class Tenant(models.Model):
             models.CheckConstraint(
                 condition=Q(status__in=["active", "suspended", "purged"]), name="tenant_status_known"
             ),
-            models.CheckConstraint(
-                condition=Q(content_retention_days__range=(0, MAX_CONTENT_DAYS)), name="tenant_content_retention_days"
-            ),
-            models.CheckConstraint(
-                condition=Q(unknown_parameters__in=["default", "reject", "warn"]), name="tenant_unknown_parameters"
-            ),
-            models.CheckConstraint(
-                condition=Q(answer_cache_seconds__range=(0, MAX_ANSWER_CACHE_SECONDS)),
-                name="tenant_answer_cache_seconds",
-            ),
-            models.CheckConstraint(
-                condition=Q(answer_cache_scope__in=["tenant", "project"]), name="tenant_answer_cache_scope"
-            ),
-            models.CheckConstraint(
-                condition=Q(semantic_cache_max_error_percent__range=(0, MAX_SEMANTIC_ERROR_PERCENT)),
-                name="tenant_semantic_cache_max_error",
-            ),
-            models.CheckConstraint(
-                condition=Q(cache_warming_nano__range=(0, MAX_CACHE_WARMING_NANO)), name="tenant_cache_warming_nano"
-            ),
+            *setting_constraints(),
         ]
 
     def __str__(self) -> str:

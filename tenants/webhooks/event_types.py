@@ -1,102 +1,242 @@
-"""Types of webhook events, with the fields of their data. Does not import Django.
+"""Types of webhook events, each with the fields of its data and its texts. Does not import Django.
 
-docs/reference/webhooks.md contains them.
+`enqueue` of `tenants/webhooks/outbox.py` emits an event. docs/reference/webhooks.md contains the types and fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Generic, TypeVar, get_type_hints
 
-TEST = "webhook.test"
+from tenants.currencies import DEFAULT_CURRENCY, NANO_DIGITS, dollars, minor_digits
+
+Payload = Mapping[str, Any]  # stored data of an event
+_DOWN = ("replica_down", "deployment_down", "upstream_down")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventData:
+    """The `data` of an event. The annotations of fields are their descriptions."""
+
+
+D = TypeVar("D", bound=EventData)
 
 
 @dataclass(frozen=True)
-class EventType:
-    """What an event reports, when it is emitted, and the fields of its `data`."""
+class EventType(Generic[D]):
+    """What an event reports, when it is emitted, and its data.
 
+    The console translates `description`. `summary` and `severity` are for alert channels.
+    """
+
+    name: str
     description: str
     emitted: str
-    fields: Mapping[str, str]
+    data: type[D]
+    summary: Callable[[str, Payload], str]  # the event in words, from its name and data
+    severity: Callable[[Payload], str] = lambda _: "info"  # PagerDuty's
+    incident: Callable[[Payload], str] | None = None  # ID of PagerDuty's incident; None: each event is one
+    is_alert: bool = False  # chosen in the form of a new channel
+
+    @cached_property
+    def fields(self) -> Mapping[str, str]:
+        """The descriptions of the fields of the data."""
+        hints = get_type_hints(self.data, include_extras=True)
+        return {name: hint.__metadata__[0] for name, hint in hints.items()}
 
 
-_BUDGET_ALERT = {
-    "alert_id": "ID of the alert",
-    "budget": "`id`, `name`, `unit`, `period`, `mode`, `project_id`, `key_id` and `member_id` of the budget",
-    "period_start": "start of the budget's current period",
-    "period_end": "its end, `null` for the period `lifetime`",
-    "currency": "currency of the amounts, such as `USD`; `null` for tokens and requests",
-    "threshold": "percent as text, or `forecast`",
-    "used": "usage in the budget's unit: nano-units of the currency, tokens or requests",
-    "limit": "limit in the same unit",
-    "percent": "usage as a whole percentage of the limit, rounded down",
-    "forecast": "`point`, `low` and `high` in the same unit, `null` unless the threshold is `forecast`",
-}
-_INVOICE = {
-    "invoice_id": "ID of the document",
-    "number": "number of the document",
-    "invoice_type": "`invoice`, `purchase` (of prepaid credit), `correction`, `credit_note` or `debit_note`",
-    "state": "`open`, `paid`, `void` or `uncollectible`",
-    "period": "billing period, such as `2026-11`",
-    "currency": "currency of the amounts, such as `USD`",
-    "subtotal_cents": "total before tax",
-    "total_cents": "total with tax",
-    "prepaid_cents": "part of the total that prepaid credit paid",
-    "issued_at": "time of issue",
-    "due_on": "date on which payment is due, `null` for a credit note",
-    "refers_to": "number of the corrected invoice, else `null`",
-}
-_ALERT = {
-    "alert_id": "ID of the alert",
-    "rule": "`id`, `metric`, `threshold`, `window_minutes`, `min_requests`, `project_id` and `model` of the rule",
-    "summary": "the alert in words",
-    "value": "value that triggered the alert, in the unit of the threshold",
-    "samples": "requests in the window, `null` for metrics of other objects",
-    "triggered_at": "time at which the alert was triggered",
-    "resolved_at": "time at which it was resolved, else `null`",
-}
-EVENT_TYPES: Mapping[str, EventType] = {
-    "alert.resolved": EventType("alert rule resolved", "the condition of an alert rule is no longer true", _ALERT),
-    "alert.triggered": EventType(
-        "alert rule triggered", "the condition of an alert rule becomes true; once until it is resolved", _ALERT
-    ),
-    "budget.threshold_reached": EventType(
-        "budget usage or forecast passed a threshold",
-        "usage, or its forecast, passes a threshold; once in each period",
-        _BUDGET_ALERT,
-    ),
-    "credit_note.finalized": EventType("credit note issued", "a credit note is issued", _INVOICE),
-    "invoice.finalized": EventType("invoice issued", "an invoice or debit note is issued", _INVOICE),
-    "invoice.paid": EventType(
-        "invoice fully paid", "an invoice is fully paid; again if a refund reopened it in between", _INVOICE
-    ),
-    "invoice.past_due": EventType(
-        "invoice 1, 8 or 15 days past due",
-        "an invoice becomes 1, 8 or 15 days past due",
-        {**_INVOICE, "owed_cents": "unpaid amount", "reminder": "number of the reminder: 1, 2 or 3"},
-    ),
-    "invoice.voided": EventType("invoice voided", "an operator voids an invoice", _INVOICE),
-    "invoice.written_off": EventType(
-        "invoice written off",
-        "an operator writes off the unpaid amount of an invoice; again if a refund reopened it in between",
-        {**_INVOICE, "written_off_cents": "written-off amount"},
-    ),
-    "payment.recorded": EventType(
-        "payment or refund recorded",
-        "a payment or a refund is recorded",
-        {
-            "payment_id": "ID of the payment",
-            "provider": "payment provider, such as `stripe` or `manual`",
-            "reference": "reference of the provider",
-            "amount_cents": "amount in `currency`, negative for a refund",
-            "currency": "currency of the amounts, such as `USD`",
-            "received_at": "time by the provider",
-            "invoice": "number of the invoice that the payment names, else `null`",
-        },
-    ),
-    TEST: EventType(
-        "test event requested",
-        "a user requests a test: `POST /api/webhooks/{id}/test`",
-        {"endpoint_id": "ID of the endpoint", "text": "text of the test message"},
-    ),
+@dataclass(frozen=True, kw_only=True)
+class AlertData(EventData):
+    alert_id: Annotated[int, "ID of the alert"]
+    rule: Annotated[
+        Payload, "`id`, `metric`, `threshold`, `window_minutes`, `min_requests`, `project_id` and `model` of the rule"
+    ]
+    summary: Annotated[str, "the alert in words"]
+    value: Annotated[int | None, "value that triggered the alert, in the unit of the threshold"]
+    samples: Annotated[int | None, "requests in the window, `null` for metrics of other objects"]
+    triggered_at: Annotated[str, "time at which the alert was triggered"]
+    resolved_at: Annotated[str | None, "time at which it was resolved, else `null`"]
+
+
+def _alert_severity(payload: Payload) -> str:
+    metric = payload["rule"]["metric"]
+    return "critical" if metric in _DOWN else "error" if metric == "error_rate" else "warning"
+
+
+def _alert_incident(payload: Payload) -> str:
+    return f"millrace-alert-{payload['alert_id']}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetAlertData(EventData):
+    alert_id: Annotated[int, "ID of the alert"]
+    budget: Annotated[
+        Payload, "`id`, `name`, `unit`, `period`, `mode`, `project_id`, `key_id` and `member_id` of the budget"
+    ]
+    period_start: Annotated[str, "start of the budget's current period"]
+    period_end: Annotated[str | None, "its end, `null` for the period `lifetime`"]
+    currency: Annotated[str | None, "currency of the amounts, such as `USD`; `null` for tokens and requests"]
+    threshold: Annotated[str, "percent as text, or `forecast`"]
+    used: Annotated[int, "usage in the budget's unit: nano-units of the currency, tokens or requests"]
+    limit: Annotated[int, "limit in the same unit"]
+    percent: Annotated[int, "usage as a whole percentage of the limit, rounded down"]
+    forecast: Annotated[
+        Payload | None, "`point`, `low` and `high` in the same unit, `null` unless the threshold is `forecast`"
+    ]
+
+
+def _budget_summary(_: str, payload: Payload) -> str:
+    budget = payload["budget"]
+    used, limit = (_amount(payload[name], budget["unit"], _currency(payload)) for name in ("used", "limit"))
+    if payload["threshold"] == "forecast":
+        return f"Budget {budget['name']}: the forecast exceeds the limit of {limit}. {used} used so far."
+    return f"Budget {budget['name']}: {payload['threshold']}% reached. {used} of {limit} used."
+
+
+def _budget_severity(payload: Payload) -> str:
+    """Return `critical` if a hard limit is reached."""
+    is_full = payload["threshold"] != "forecast" and int(payload["threshold"]) >= 100
+    return "critical" if is_full and payload["budget"]["mode"] == "hard" else "warning"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InvoiceData(EventData):
+    invoice_id: Annotated[int, "ID of the document"]
+    number: Annotated[str | None, "number of the document"]
+    invoice_type: Annotated[
+        str, "`invoice`, `purchase` (of prepaid credit), `correction`, `credit_note` or `debit_note`"
+    ]
+    state: Annotated[str, "`open`, `paid`, `void` or `uncollectible`"]
+    period: Annotated[str, "billing period, such as `2026-11`"]
+    currency: Annotated[str, "currency of the amounts, such as `USD`"]
+    subtotal_cents: Annotated[int, "total before tax"]
+    total_cents: Annotated[int, "total with tax"]
+    prepaid_cents: Annotated[int, "part of the total that prepaid credit paid"]
+    issued_at: Annotated[str | None, "time of issue"]
+    due_on: Annotated[str | None, "date on which payment is due, `null` for a credit note"]
+    refers_to: Annotated[str | None, "number of the corrected invoice, else `null`"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PastDueInvoiceData(InvoiceData):
+    owed_cents: Annotated[int, "unpaid amount"]
+    reminder: Annotated[int, "number of the reminder: 1, 2 or 3"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WrittenOffInvoiceData(InvoiceData):
+    written_off_cents: Annotated[int, "written-off amount"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaymentData(EventData):
+    payment_id: Annotated[int, "ID of the payment"]
+    provider: Annotated[str, "payment provider, such as `stripe` or `manual`"]
+    reference: Annotated[str, "reference of the provider"]
+    amount_cents: Annotated[int, "amount in `currency`, negative for a refund"]
+    currency: Annotated[str, "currency of the amounts, such as `USD`"]
+    received_at: Annotated[str, "time by the provider"]
+    invoice: Annotated[str | None, "number of the invoice that the payment names, else `null`"]
+
+
+def _invoice_summary(name: str, payload: Payload) -> str:
+    event = name.replace(".", " ").replace("_", " ").capitalize()
+    return f"{event}: {payload['number']}, {dollars(payload['total_cents'], _currency(payload))}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class WebhookTestData(EventData):
+    endpoint_id: Annotated[int, "ID of the endpoint"]
+    text: Annotated[str, "text of the test message"]
+
+
+def _amount(value: int, unit: str, currency: str) -> str:
+    """Return an amount of a budget: nano-units in the minor unit of the currency, rounded down."""
+    if unit != "money":
+        return f"{value:,} {unit}"
+    return dollars(value // 10 ** (NANO_DIGITS - minor_digits(currency)), currency)
+
+
+def _currency(payload: Payload) -> str:
+    """Return the currency of an event's amounts. Events of earlier releases do not name it."""
+    return str(payload.get("currency") or DEFAULT_CURRENCY)
+
+
+_ALERT = (_alert_severity, _alert_incident, True)
+ALERT_RESOLVED = EventType(
+    "alert.resolved",
+    "alert rule resolved",
+    "the condition of an alert rule is no longer true",
+    AlertData,
+    lambda _, payload: f"Resolved: {payload['summary']}",
+    *_ALERT,
+)
+ALERT_TRIGGERED = EventType(
+    "alert.triggered",
+    "alert rule triggered",
+    "the condition of an alert rule becomes true; once until it is resolved",
+    AlertData,
+    lambda _, payload: str(payload["summary"]),
+    *_ALERT,
+)
+BUDGET_THRESHOLD_REACHED = EventType(
+    "budget.threshold_reached",
+    "budget usage or forecast passed a threshold",
+    "usage, or its forecast, passes a threshold; once in each period",
+    BudgetAlertData,
+    _budget_summary,
+    _budget_severity,
+    # The alerts of one period of a budget belong to one incident.
+    lambda payload: f"millrace-budget-{payload['budget']['id']}-{payload['period_start']}",
+    is_alert=True,
+)
+CREDIT_NOTE_FINALIZED = EventType(
+    "credit_note.finalized", "credit note issued", "a credit note is issued", InvoiceData, _invoice_summary
+)
+INVOICE_FINALIZED = EventType(
+    "invoice.finalized", "invoice issued", "an invoice or debit note is issued", InvoiceData, _invoice_summary
+)
+INVOICE_PAID = EventType(
+    "invoice.paid",
+    "invoice fully paid",
+    "an invoice is fully paid; again if a refund reopened it in between",
+    InvoiceData,
+    _invoice_summary,
+)
+INVOICE_PAST_DUE = EventType(
+    "invoice.past_due",
+    "invoice 1, 8 or 15 days past due",
+    "an invoice becomes 1, 8 or 15 days past due",
+    PastDueInvoiceData,
+    _invoice_summary,
+    lambda _: "warning",
+)
+INVOICE_VOIDED = EventType(
+    "invoice.voided", "invoice voided", "an operator voids an invoice", InvoiceData, _invoice_summary
+)
+INVOICE_WRITTEN_OFF = EventType(
+    "invoice.written_off",
+    "invoice written off",
+    "an operator writes off the unpaid amount of an invoice; again if a refund reopened it in between",
+    WrittenOffInvoiceData,
+    _invoice_summary,
+)
+PAYMENT_RECORDED = EventType(
+    "payment.recorded",
+    "payment or refund recorded",
+    "a payment or a refund is recorded",
+    PaymentData,
+    lambda _, payload: f"Payment of {dollars(payload['amount_cents'], _currency(payload))} recorded.",
+)
+WEBHOOK_TEST = EventType(
+    "webhook.test",
+    "test event requested",
+    "a user requests a test: `POST /api/webhooks/{id}/test`",
+    WebhookTestData,
+    lambda _, payload: f"Millrace test: {payload['text']}",
+)
+EVENT_TYPES: Mapping[str, EventType[Any]] = {
+    event_type.name: event_type for event_type in tuple(globals().values()) if isinstance(event_type, EventType)
 }

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
-from typing import Any
 
 from django.conf import settings
 from django.db.models import Q
 
 from tenants.models import WebhookDelivery, WebhookEndpoint, WebhookEvent
-from tenants.webhooks.event_types import EVENT_TYPES
+from tenants.webhooks.event_types import D, EventType
 from tenants.webhooks.signing import secret_of
 
 
-def enqueue(tenant_id: int, event_type: str, deduplication_key: str, payload: Mapping[str, Any]) -> WebhookEvent | None:
+def enqueue(tenant_id: int, event_type: EventType[D], deduplication_key: str, data: D) -> WebhookEvent | None:
     """Write an event and its deliveries in the caller's transaction and scope.
 
     Returns:
         The event. None if the tenant already has an event with this key.
     Raises:
-        ValueError: the event type is unknown, or the payload's fields are not those of the type.
+        TypeError: the data is not that of the event type.
     """
-    if event_type not in EVENT_TYPES:
-        raise ValueError(f"unknown event type: {event_type}")
-    if payload.keys() != EVENT_TYPES[event_type].fields.keys():
-        raise ValueError(f"{event_type}: declare the payload's fields in event_types.py: {', '.join(payload)}")
+    if type(data) is not event_type.data:
+        raise TypeError(f"{event_type.name} needs {event_type.data.__name__}, not {type(data).__name__}")
     event, is_new = WebhookEvent.objects.for_tenant(tenant_id).get_or_create(
         tenant_id=tenant_id,
         deduplication_key=deduplication_key,
-        defaults={"event_type": event_type, "payload": dict(payload)},
+        defaults={"event_type": event_type.name, "payload": asdict(data)},
     )
     if not is_new:
         return None
     endpoints = WebhookEndpoint.objects.for_tenant(tenant_id).filter(
-        Q(event_types=[]) | Q(event_types__contains=[event_type]), active=True
+        Q(event_types=[]) | Q(event_types__contains=[event_type.name]), active=True
     )
     WebhookDelivery.objects.for_tenant(tenant_id).bulk_create(
         WebhookDelivery(tenant_id=tenant_id, event=event, endpoint=endpoint) for endpoint in endpoints

@@ -67,7 +67,7 @@ def reserved() -> int:
 async def test_a_hit_of_a_killed_gateway_is_billed_once_or_not_at_all(
     async_broker: redis.Redis, tenant: Tenant, secret: str, database: str, step: str
 ) -> None:
-    await sync_to_async(actions.do_set_answer_cache)(tenant, seconds=600)
+    await sync_to_async(actions.do_update_settings)(tenant, answer_cache_seconds=600)
     await set_budget(tenant, 10**15)
     async with gateway_cluster(async_broker, database, secret, "ab", b=step) as inside:
         inside.worker.writes_text = True  # an answer without one is not stored
@@ -140,8 +140,8 @@ def question_body(question: str) -> dict[str, Any]:
 @sync_to_async
 def serve_similar(tenant: Tenant) -> None:
     """Let the tenant's requests receive the answers to similar questions, as after enough correct checks."""
-    actions.do_set_answer_cache(tenant, seconds=600, semantic_max_error_percent=20)
-    actions.do_set_content_retention(tenant, 1)
+    actions.do_update_settings(tenant, answer_cache_seconds=600, semantic_cache_max_error_percent=20)
+    actions.do_update_settings(tenant, content_retention_days=1)
     actions.do_publish_policy(tenant, "similar", {"rules": [{"targets": [{"model": MODEL}]}], "semantic_cache": True})
     (spec,) = parse_models(f"{EMBEDDING_MODEL}=embedded:minilm")
     with tenant_scope(tenant):

@@ -31,7 +31,7 @@ class ChannelForm(forms.Form):
         label=_lazy("Events"),
         required=False,
         choices=[(name, capfirst(lazy_translated(kind.description))) for name, kind in EVENT_TYPES.items()],
-        initial=["alert.resolved", "alert.triggered", "budget.threshold_reached"],
+        initial=[name for name, event_type in EVENT_TYPES.items() if event_type.is_alert],
         widget=forms.CheckboxSelectMultiple,
         help_text=_lazy("Leave blank for all events, including future event types"),
     )

@@ -18,11 +18,12 @@ from frontend.core.lists import ListPage, keyset_page, named_rows, number_param
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.alerts import alert_rows
 from tenants.models import WebhookEndpoint
+from tenants.webhooks.event_types import EVENT_TYPES
 from tenants.webhooks.queries import endpoints_with_last
 
 PAGE_SIZE = 30
 STATES = {"open": _lazy("Open"), "acknowledged": _lazy("Acknowledged")}
-ALERT_EVENTS = {"budget.threshold_reached", "alert.triggered", "alert.resolved"}
+ALERT_EVENTS = {name for name, event_type in EVENT_TYPES.items() if event_type.is_alert}
 
 
 def filters(ctx: PageContext) -> FilterBar:

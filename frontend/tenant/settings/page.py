@@ -6,23 +6,20 @@ from datetime import timedelta
 from typing import Any
 
 from django.conf import settings as django_settings
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
 from billing.models import BillingEntity, BillingProfile
 from billing.pricing.currencies import currency_of
+from frontend.core.backend_messages import translated
 from frontend.core.labels import choice_label
-from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext
 from millrace.apps.request_log.selectors import ttft_slo_ms
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 from tenants.permissions import Permission
-
-ANSWER_CACHE_SCOPES = (
-    ("tenant", _lazy("All projects")),
-    ("project", _lazy("Keys of the same project")),
-)
+from tenants.tenant_settings import ANSWER_CACHE_SCOPES
 
 
 def settings(ctx: PageContext) -> dict[str, Any]:
@@ -37,7 +34,7 @@ def settings(ctx: PageContext) -> dict[str, Any]:
     return {
         "tenant": tenant,
         "answer_cache_time": readable_time(tenant.answer_cache_seconds),
-        "answer_cache_scope": dict(ANSWER_CACHE_SCOPES)[tenant.answer_cache_scope],
+        "answer_cache_scope": capfirst(translated(ANSWER_CACHE_SCOPES[tenant.answer_cache_scope])),
         "state": label,
         "badge": badge,
         "ttft_ms": ttft_slo_ms(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from django import forms
@@ -10,25 +11,25 @@ from django.core.exceptions import ValidationError
 from django.core.validators import validate_email
 from django.http import HttpResponse
 from django.urls import path
+from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
 from billing.actions.setup import do_set_profile
+from billing.amounts import NANO_A_DOLLAR
+from frontend.core.backend_messages import lazy_translated
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
+from frontend.core.numbers import exact
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.rendering import render_page
 from frontend.tenant.budgets.amounts import input_text, parse
 from frontend.tenant.settings import page
 from tenants import actions
-from tenants.models import (
-    MAX_ANSWER_CACHE_SECONDS,
-    MAX_CACHE_WARMING_NANO,
-    MAX_CONTENT_DAYS,
-    MAX_SEMANTIC_ERROR_PERCENT,
-)
+from tenants.models import Tenant
 from tenants.permissions import Permission
+from tenants.tenant_settings import ANSWER_CACHE, CONTENT_RETENTION, GROUPS, SettingGroup, TenantSetting
 
 MAX_EMAILS = 10
 
@@ -39,64 +40,66 @@ class SettingsName(forms.Form):
     )
 
 
-class SettingsContent(forms.Form):
-    days = forms.IntegerField(
-        label=_lazy("Days"),
-        min_value=0,
-        max_value=MAX_CONTENT_DAYS,
-        help_text=_lazy("Enter 0 to turn prompt logging off and delete stored prompts."),
-    )
+class MoneyField(forms.CharField):
+    """An amount of money that a user types, as nano-units."""
 
+    def __init__(self, *, max_nano: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.max_nano = max_nano
 
-class SettingsAnswerCache(forms.Form):
-    hours = forms.IntegerField(
-        label=_lazy("Hours"),
-        min_value=0,
-        max_value=MAX_ANSWER_CACHE_SECONDS // 3600,
-        help_text=_lazy("Time for which answers are cached. Enter 0 to turn the cache off and delete cached answers."),
-    )
-    sampled = forms.BooleanField(
-        label=_lazy("Also cache answers to requests with a temperature above 0"),
-        required=False,
-        help_text=_lazy("Equal requests then receive the same answer instead of a new sample."),
-    )
-    scope = forms.ChoiceField(
-        label=_lazy("Cached answers are shared by"),
-        choices=page.ANSWER_CACHE_SCOPES,
-        required=False,
-        help_text=_lazy("Choose one project if projects must not receive each other's answers."),
-    )
-    max_error = forms.IntegerField(
-        label=_lazy("Maximum error rate for similar questions (%)"),
-        min_value=0,
-        max_value=MAX_SEMANTIC_ERROR_PERCENT,
-        required=False,
-        help_text=_lazy(
-            "Applies to model names whose routing policy serves similar questions. Needs prompt logging. Enter 0 "
-            "to serve equal requests only."
-        ),
-    )
-    warming = forms.CharField(
-        label=_lazy("Daily budget for cache warming (USD)"),
-        max_length=20,
-        required=False,
-        widget=forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"}),
-        help_text=_lazy(
-            "Frequent prompts and shared prefixes are computed ahead in off-peak hours if that should save money."
-            " Needs prompt logging. Enter 0 to turn cache warming off."
-        ),
-    )
-
-    def clean_warming(self) -> int | None:
-        if not self.cleaned_data["warming"]:
+    def clean(self, value: Any) -> int | None:
+        text = super().clean(value)
+        if not text:
             return None
         try:
-            nano = parse(self.cleaned_data["warming"], "money")
+            nano = parse(text, "money")
         except ValueError as exc:
             raise ValidationError(str(exc)) from exc
-        if nano > MAX_CACHE_WARMING_NANO:
-            raise ValidationError(_("Enter 1,000,000 or less."))
+        if nano > self.max_nano:
+            raise ValidationError(_("Enter %(limit)s or less.") % {"limit": exact(self.max_nano // NANO_A_DOLLAR)})
         return nano
+
+
+class GroupForm(forms.Form):
+    """The settings of a group (`tenants/tenant_settings.py`). The first one is required.
+
+    A field whose name ends with `_seconds` shows hours, and one whose name ends with `_nano` an amount of money.
+    """
+
+    def __init__(self, group: SettingGroup, tenant: Tenant, data: Any) -> None:
+        shown = [setting for setting in GROUPS[group] if setting.label]
+        super().__init__(data, initial={setting.name: _input_value(tenant, setting) for setting in shown})
+        self.fields.update({setting.name: _field(setting, is_required=setting is shown[0]) for setting in shown})
+
+    def values(self) -> dict[str, Any]:
+        """Return the settings that the user changed. Unchanged hours keep the seconds that an API client has set."""
+        changed = {name: self.cleaned_data[name] for name in self.changed_data}
+        return {
+            name: value * 3600 if name.endswith("_seconds") else value
+            for name, value in changed.items()
+            if value not in (None, "")
+        }
+
+
+def _field(setting: TenantSetting, *, is_required: bool) -> forms.Field:
+    texts: dict[str, Any] = {"label": lazy_translated(setting.label), "help_text": lazy_translated(setting.hint)}
+    if setting.choices is not None:
+        choices = [(value, capfirst(lazy_translated(label))) for value, label in setting.choices.items()]
+        return forms.ChoiceField(choices=choices, required=is_required, **texts)
+    if setting.maximum is None:
+        return forms.BooleanField(required=False, **texts)
+    if setting.name.endswith("_nano"):
+        widget = forms.TextInput(attrs={"inputmode": "decimal", "autocomplete": "off"})
+        return MoneyField(max_nano=setting.maximum, max_length=20, required=is_required, widget=widget, **texts)
+    unit = 3600 if setting.name.endswith("_seconds") else 1
+    return forms.IntegerField(min_value=0, max_value=setting.maximum // unit, required=is_required, **texts)
+
+
+def _input_value(tenant: Tenant, setting: TenantSetting) -> Any:
+    value = getattr(tenant, setting.name)
+    if setting.name.endswith("_seconds"):
+        return -(-value // 3600)
+    return input_text(value, "money") if setting.name.endswith("_nano") else value
 
 
 class SettingsViewsBilling(forms.Form):
@@ -159,58 +162,49 @@ def name(ctx: PageContext) -> HttpResponse:
 
 @tenant_page(Permission.TENANT_UPDATE, methods=FORM, step_up=True)
 def content(ctx: PageContext) -> HttpResponse:
-    return form_view(
+    return _group_form_view(
         ctx,
+        CONTENT_RETENTION,
         _("Prompt logging"),
-        SettingsContent(bound_data(ctx), initial={"days": ctx.tenant.content_retention_days}),
-        lambda data: (actions.do_set_content_retention(ctx.tenant, data["days"]), data["days"])[1],
-        message=lambda days: (
-            _("Prompts and responses are stored for %(days)s days.") % {"days": days}
-            if days
+        lambda tenant: (
+            _("Prompts and responses are stored for %(days)s days.") % {"days": tenant.content_retention_days}
+            if tenant.content_retention_days
             else _("Prompt logging is off.")
         ),
-        effect=_("Members with access to requests can read stored prompts and replay them in the playground."),
-        **_sheet(ctx, _("Save")),
+        _("Members with access to requests can read stored prompts and replay them in the playground."),
     )
 
 
 @tenant_page(Permission.TENANT_UPDATE, methods=FORM)
 def answer_cache(ctx: PageContext) -> HttpResponse:
-    initial = {
-        "hours": -(-ctx.tenant.answer_cache_seconds // 3600),
-        "sampled": ctx.tenant.answer_cache_sampled,
-        "scope": ctx.tenant.answer_cache_scope,
-        "max_error": ctx.tenant.semantic_cache_max_error_percent,
-        "warming": input_text(ctx.tenant.cache_warming_nano, "money"),
-    }
-
-    def save(data: dict[str, Any]) -> int:
-        # Unchanged hours keep the seconds that a client of the API has set.
-        is_same = data["hours"] == initial["hours"]
-        seconds = ctx.tenant.answer_cache_seconds if is_same else data["hours"] * 3600
-        actions.do_set_answer_cache(
-            ctx.tenant,
-            seconds=seconds,
-            sampled=data["sampled"],
-            scope=data["scope"] or None,
-            semantic_max_error_percent=data["max_error"],
-            warming_nano=data["warming"],
-        )
-        return int(seconds)
-
-    return form_view(
+    return _group_form_view(
         ctx,
+        ANSWER_CACHE,
         _("Answer cache"),
-        SettingsAnswerCache(bound_data(ctx), initial=initial),
-        save,
-        message=lambda time: (
-            _("Answers are cached for %(readable_time)s.") % {"readable_time": page.readable_time(time)}
-            if time
+        lambda tenant: (
+            _("Answers are cached for %(readable_time)s.")
+            % {"readable_time": page.readable_time(tenant.answer_cache_seconds)}
+            if tenant.answer_cache_seconds
             else _("The answer cache is off.")
         ),
-        effect=_("A request that equals an earlier one receives its answer, at the price of a cached answer."),
-        **_sheet(ctx, _("Save")),
+        _("A request that equals an earlier one receives its answer, at the price of a cached answer."),
     )
+
+
+def _group_form_view(
+    ctx: PageContext, group: SettingGroup, title: str, message: Callable[[Tenant], str], effect: str
+) -> HttpResponse:
+    """Show or save the form of a group of settings. `message` returns the text for the tenant with its new values."""
+    form = GroupForm(group, ctx.tenant, bound_data(ctx))
+
+    def save(_data: dict[str, Any]) -> Tenant:
+        values = form.values()
+        actions.do_update_settings(ctx.tenant, **values)
+        for name, value in values.items():
+            setattr(ctx.tenant, name, value)
+        return ctx.tenant
+
+    return form_view(ctx, title, form, save, message=message, effect=effect, **_sheet(ctx, _("Save")))
 
 
 @tenant_page(Permission.BILLING_WRITE, methods=FORM)

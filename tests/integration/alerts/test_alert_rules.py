@@ -31,7 +31,8 @@ from tenants.actions.webhooks import do_create_endpoint
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import AuditEntry, OutboxEmail, Tenant, User, WebhookDelivery, WebhookEvent
-from tenants.webhooks.channels import pagerduty_body, severity, summary
+from tenants.webhooks.channels import pagerduty_body, summary
+from tenants.webhooks.event_types import ALERT_TRIGGERED
 from tests.support.emails import check_email
 from tests.support.outbox import send_emails
 from tests.support.rows import of, only_project, unscoped
@@ -473,7 +474,7 @@ def test_channels_describe_and_resolve_an_alert(tenant):
     triggered, resolved = sorted(of(WebhookEvent, tenant), key=lambda row: row.pk)
     assert summary(triggered.event_type, triggered.payload).startswith("Error rate is 100.00%, above 5.00%")
     assert summary(resolved.event_type, resolved.payload).startswith("Resolved: Error rate is 100.00%")
-    assert severity(triggered.event_type, triggered.payload) == "error"
+    assert ALERT_TRIGGERED.severity(triggered.payload) == "error"
     assert resolved.payload["resolved_at"] == (NOW + 20 * MINUTE).isoformat()
 
     bodies = [

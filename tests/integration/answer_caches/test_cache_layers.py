@@ -104,7 +104,7 @@ def test_api(acme: Tenant) -> None:
 
 
 def test_the_error_estimate_of_the_semantic_cache_has_its_bound(acme: Tenant) -> None:
-    actions.do_set_answer_cache(acme, semantic_max_error_percent=5)
+    actions.do_update_settings(acme, semantic_cache_max_error_percent=5)
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
         for band, correct, wrong in ((3, 400, 2), (2, 10, 5)):
             SemanticEvidence.objects.all_tenants().create(
@@ -144,7 +144,7 @@ def delete_and_purge(tenant: Tenant) -> None:
         (delete_and_restore, True),
         (actions.do_delete_tenant, False),
         (delete_and_purge, False),
-        (lambda tenant: actions.do_set_answer_cache(tenant, seconds=0), False),
+        (lambda tenant: actions.do_update_settings(tenant, answer_cache_seconds=0), False),
     ],
     ids=["nothing", "suspended", "restored", "deleted", "purged", "cache off"],
 )
@@ -154,8 +154,8 @@ def test_the_next_job_deletes_the_answers_of_a_tenant_that_is_deleted(
     monkeypatch.setattr(cache_tasks, "DELETE_BATCH_SIZE", 2)
     kept = actions.do_create_tenant("kept", "Kept")
     for tenant in (acme, kept):
-        actions.do_set_answer_cache(tenant, seconds=3600, semantic_max_error_percent=5)
-        actions.do_set_content_retention(tenant, 1)
+        actions.do_update_settings(tenant, answer_cache_seconds=3600, semantic_cache_max_error_percent=5)
+        actions.do_update_settings(tenant, content_retention_days=1)
         store_question(tenant, b"current")
         for number in range(5):
             name = answer_key(tenant.pk, f"{number:064}")
@@ -196,12 +196,12 @@ def test_questions_are_deleted_with_the_consent_of_the_tenant(acme: Tenant) -> N
             return int(SemanticEntry.objects.all_tenants().count())
 
     for tenant in (acme, kept):
-        actions.do_set_answer_cache(tenant, seconds=3600, semantic_max_error_percent=5)
-        actions.do_set_content_retention(tenant, 1)
+        actions.do_update_settings(tenant, answer_cache_seconds=3600, semantic_cache_max_error_percent=5)
+        actions.do_update_settings(tenant, content_retention_days=1)
         store_question(tenant, b"current")
         store_question(tenant, b"expired", timedelta(seconds=-1))
     assert count() == 2
-    actions.do_set_content_retention(acme, 0)
+    actions.do_update_settings(acme, content_retention_days=0)
     assert count() == 1
-    actions.do_set_answer_cache(kept, semantic_max_error_percent=0)
+    actions.do_update_settings(kept, semantic_cache_max_error_percent=0)
     assert count() == 0

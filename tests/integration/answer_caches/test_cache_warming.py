@@ -247,8 +247,8 @@ def test_breakpoints_are_not_bought(acme: Tenant) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tenant: actions.do_set_answer_cache(tenant, warming_nano=0), "Cache warming is off"),
-        (lambda tenant: actions.do_set_content_retention(tenant, 0), "Prompts are not stored"),
+        (lambda tenant: actions.do_update_settings(tenant, cache_warming_nano=0), "Cache warming is off"),
+        (lambda tenant: actions.do_update_settings(tenant, content_retention_days=0), "Prompts are not stored"),
         (actions.do_suspend_tenant, "suspended"),
     ],
     ids=["off", "not stored", "suspended"],
@@ -263,7 +263,7 @@ def test_warming_needs_consent(acme: Tenant, change: Any, message: str) -> None:
 
 def test_without_an_answer_cache_answers_are_not_warmed(acme: Tenant) -> None:
     Asker(acme).ask_daily()
-    actions.do_set_answer_cache(acme, seconds=0)
+    actions.do_update_settings(acme, answer_cache_seconds=0)
     assert warm(acme).prompts == 0
 
 
@@ -407,7 +407,7 @@ def test_a_prefix_saves_what_its_first_request_reads(acme: Tenant) -> None:
 def test_without_consent_the_batch_is_cancelled(acme: Tenant) -> None:
     Asker(acme).ask_daily()
     warm(acme)
-    actions.do_set_content_retention(acme, 0)
+    actions.do_update_settings(acme, content_retention_days=0)
     tasks.warm_caches(NOW + timedelta(minutes=1))
     (batch,) = of(Batch, acme)
     assert batch.status == "cancelling"
@@ -420,7 +420,7 @@ def test_the_job_warms_in_its_hours(acme: Tenant, settings: Any) -> None:
     Asker(acme).ask_daily()
     enable_warming(actions.do_create_tenant("other", "other"))
     refused = enable_warming(actions.do_create_tenant("refused", "refused"))
-    actions.do_set_content_retention(refused, 0)
+    actions.do_update_settings(refused, content_retention_days=0)
     settings.MILLRACE = replace(settings.MILLRACE, cache_warming_hours=hours("13-14"))
     assert tasks.warm_caches(NOW) == 0
     settings.MILLRACE = replace(settings.MILLRACE, cache_warming_hours=hours("12-13"))
@@ -467,7 +467,7 @@ def test_api(acme: Tenant) -> None:
     assert (found["spent_usd"], found["saved_usd"]) == ("0.00045", "0.00")
     (prompt,) = found["results"]
     assert (prompt["cache"], prompt["request_id"], prompt["cost_usd"]) == ("answer", "req_warm", "0.00045")
-    actions.do_set_answer_cache(acme, warming_nano=0)
+    actions.do_update_settings(acme, cache_warming_nano=0)
     assert client.post("/api/cache-warming/run").status_code == 409
     assert client.patch("/api/tenant", {"cache_warming_nano": -1}, format="json").status_code == 400
     changed = client.patch("/api/tenant", {"cache_warming_nano": 5}, format="json")

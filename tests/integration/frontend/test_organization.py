@@ -173,21 +173,22 @@ def test_deliveries_page_by_key(acme, monkeypatch):
 
 def test_the_form_keeps_the_seconds_of_the_answer_cache(acme):
     client, url = log_in(), "/t/acme/settings/answer-cache"
-    actions.do_set_answer_cache(acme, seconds=90, sampled=False)
+    actions.do_update_settings(acme, answer_cache_seconds=90, answer_cache_sampled=False)
     assert "Cached for 90 s" in client.get("/t/acme/settings/").content.decode()
-    for form, expected in (({"hours": "1", "sampled": "on"}, (90, True)), ({"hours": "2"}, (7200, False))):
+    sampled = {"answer_cache_seconds": "1", "answer_cache_sampled": "on"}
+    for form, expected in ((sampled, (90, True)), ({"answer_cache_seconds": "2"}, (7200, False))):
         assert client.post(url, form).status_code == 303
         row = unscoped(Tenant).get(slug="acme")
         assert (row.answer_cache_seconds, row.answer_cache_sampled) == expected
-    assert client.post(url, {"hours": "2", "max_error": "21"}).status_code == 422
-    assert client.post(url, {"hours": "2", "max_error": "5"}).status_code == 303
+    assert client.post(url, {"answer_cache_seconds": "2", "semantic_cache_max_error_percent": "21"}).status_code == 422
+    assert client.post(url, {"answer_cache_seconds": "2", "semantic_cache_max_error_percent": "5"}).status_code == 303
     assert unscoped(Tenant).get(slug="acme").semantic_cache_max_error_percent == 5
-    assert client.post(url, {"hours": "2", "scope": "key"}).status_code == 422
-    assert client.post(url, {"hours": "2", "scope": "project"}).status_code == 303
+    assert client.post(url, {"answer_cache_seconds": "2", "answer_cache_scope": "key"}).status_code == 422
+    assert client.post(url, {"answer_cache_seconds": "2", "answer_cache_scope": "project"}).status_code == 303
     for text in ("1.5x", "1000001"):
-        assert client.post(url, {"hours": "2", "warming": text}).status_code == 422
-    assert client.post(url, {"hours": "2", "warming": "0.50"}).status_code == 303
-    assert client.post(url, {"hours": "2"}).status_code == 303
+        assert client.post(url, {"answer_cache_seconds": "2", "cache_warming_nano": text}).status_code == 422
+    assert client.post(url, {"answer_cache_seconds": "2", "cache_warming_nano": "0.50"}).status_code == 303
+    assert client.post(url, {"answer_cache_seconds": "2"}).status_code == 303
     row = unscoped(Tenant).get(slug="acme")
     assert (row.cache_warming_nano, row.answer_cache_scope) == (500_000_000, "project")
     assert 'value="0.50"' in client.get(url).content.decode()
@@ -196,14 +197,14 @@ def test_the_form_keeps_the_seconds_of_the_answer_cache(acme):
     assert "Keys of the same project" in text
     assert "$0.50 per day" in re.sub(r"<[^>]+>", "", text)
     assert "Served with at most 5% errors" in text
-    assert log_in("readonly").post(url, {"hours": "3"}).status_code == 403
+    assert log_in("readonly").post(url, {"answer_cache_seconds": "3"}).status_code == 403
 
 
 def test_settings_are_changed(acme):
     client = log_in()
     assert client.post("/t/acme/settings/name", {"name": "Apex"}).status_code == 303
-    assert client.post("/t/acme/settings/content", {"days": "91"}).status_code == 422
-    assert client.post("/t/acme/settings/content", {"days": "9"}).status_code == 303
+    assert client.post("/t/acme/settings/content", {"content_retention_days": "91"}).status_code == 422
+    assert client.post("/t/acme/settings/content", {"content_retention_days": "9"}).status_code == 303
     bill = {"name": "Apex", "country": "de", "currency": "eur", "emails": "a@x.example\nb@x.example"}
     assert client.post("/t/acme/settings/billing", bill | {"emails": "unknown"}).status_code == 422
     assert client.post("/t/acme/settings/billing", bill | {"country": "Germany"}).status_code == 422

@@ -114,9 +114,9 @@ def test_requests_are_found_by_the_beginning_of_their_id_at_any_time(client, acm
 def test_stored_texts_are_searched_within_a_bound(client, acme, monkeypatch):
     rows = [record(acme, number) for number in range(3)]
     assert "Prompt logging is off" in get(client, "/t/acme/requests/?q=miller&range=24h")
-    actions.do_set_content_retention(acme, 7)
+    actions.do_update_settings(acme, content_retention_days=7)
     other = actions.do_create_tenant("other", "Other")
-    actions.do_set_content_retention(other, 7)
+    actions.do_update_settings(other, content_retention_days=7)
     content(acme, rows[0], '{"messages": "The MILLER"}')
     content(acme, rows[1], "{}", "a miller’s tale")
     content(acme, rows[2], "{}", "100%")
@@ -242,7 +242,7 @@ def test_the_page_has_the_cache_the_messages_and_a_curl_command(client, acme):
     for text in ("<b>75.0%</b> of the input, 75 of 100 tokens", "prefix changed from token 75", '"max_tokens": 9'):
         assert text in page, text
     assert "The messages were not stored" in page
-    actions.do_set_content_retention(acme, 7)
+    actions.do_update_settings(acme, content_retention_days=7)
     parts = [{"type": "text", "text": "It's <b>"}, {"type": "image_url", "image_url": {"url": "x"}}]
     content(
         acme,

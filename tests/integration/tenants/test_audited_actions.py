@@ -27,6 +27,7 @@ from tenants.models import (
     Tenant,
     User,
 )
+from tenants.tenant_settings import GROUPS
 from tests.support.rows import of, only_project, unscoped
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("all_models_served")]
@@ -99,24 +100,16 @@ LATER = datetime.now(UTC) + timedelta(days=400)
 CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
     "do_create_tenant": (lambda w: actions.do_create_tenant("b", "B"), ["tenant.created", "project.created"], set()),
     "do_update_tenant": (lambda w: actions.do_update_tenant(w.tenant, name="Acme Ltd"), ["tenant.updated"], set()),
-    "do_set_content_retention": (
-        lambda w: actions.do_set_content_retention(w.tenant, 7),
-        ["tenant.content_retention_updated"],
-        {"tenant"},
-    ),
-    "do_set_allowed_origins": (
-        lambda w: actions.do_set_allowed_origins(w.tenant, ["https://App.example/"]),
-        ["tenant.allowed_origins_updated"],
-        {"tenant"},
-    ),
-    "do_set_answer_cache": (
-        lambda w: actions.do_set_answer_cache(w.tenant, seconds=3600, sampled=True),
-        ["tenant.answer_cache_updated"],
-        {"tenant"},
-    ),
-    "do_set_unknown_parameters": (
-        lambda w: actions.do_set_unknown_parameters(w.tenant, "reject"),
-        ["tenant.unknown_parameters_updated"],
+    "do_update_settings": (
+        lambda w: actions.do_update_settings(
+            w.tenant,
+            content_retention_days=7,
+            unknown_parameters="reject",
+            allowed_origins=["https://App.example/"],
+            answer_cache_seconds=3600,
+            answer_cache_sampled=True,
+        ),
+        [f"tenant.{group.name}_updated" for group in GROUPS],
         {"tenant"},
     ),
     "do_start_viewing": (

@@ -19,7 +19,8 @@ from tenants.credentials.encryption import decrypt_secret
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import AuditEntry, Tenant, WebhookAttempt, WebhookDelivery, WebhookEndpoint
-from tenants.webhooks.channels import PAGERDUTY_URLS, severity, summary
+from tenants.webhooks.channels import PAGERDUTY_URLS, summary
+from tenants.webhooks.event_types import BUDGET_THRESHOLD_REACHED, EVENT_TYPES, AlertData, BudgetAlertData
 from tenants.webhooks.outbox import enqueue
 from tenants.webhooks.sending import OUTDATED
 from tests.support.outbox import send_webhooks
@@ -55,7 +56,7 @@ def server() -> Iterator[tuple[Receiver, str]]:
 
 def alert(tenant: Tenant, key: str = "a", **changes: Any) -> Any:
     with tenant_scope(tenant):
-        return enqueue(tenant.pk, "budget.threshold_reached", key, ALERT | changes)
+        return enqueue(tenant.pk, BUDGET_THRESHOLD_REACHED, key, BudgetAlertData(**ALERT | changes))
 
 
 def test_slack_receives_a_message_and_its_url_stays_secret(tenant, server):
@@ -94,10 +95,17 @@ def test_pagerduty_groups_the_alerts_of_a_period(tenant, server, monkeypatch):
 
 
 def rule_alert(tenant: Tenant, event_type: str, alert_id: int = 5) -> None:
-    payload = {"alert_id": alert_id, "rule": {"metric": "error_rate"}, "summary": "Error rate is 9%", "value": 900}
-    more = {"samples": 40, "triggered_at": "2026-11-01T00:00:00+00:00", "resolved_at": None}
+    data = AlertData(
+        alert_id=alert_id,
+        rule={"metric": "error_rate"},
+        summary="Error rate is 9%",
+        value=900,
+        samples=40,
+        triggered_at="2026-11-01T00:00:00+00:00",
+        resolved_at=None,
+    )
     with tenant_scope(tenant):
-        enqueue(tenant.pk, event_type, f"{event_type}:{alert_id}", payload | more)
+        enqueue(tenant.pk, EVENT_TYPES[event_type], f"{event_type}:{alert_id}", data)
 
 
 def send_later() -> None:
@@ -263,4 +271,4 @@ def test_without_encryption_keys_no_channel_is_created(tenant, server, settings)
 )
 def test_events_in_words(event_type, payload, text, level):
     assert text in summary(event_type, payload)
-    assert severity(event_type, payload) == level
+    assert EVENT_TYPES[event_type].severity(payload) == level

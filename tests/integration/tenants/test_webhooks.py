@@ -42,7 +42,7 @@ from tenants.models import (
 )
 from tenants.tasks import EVENT_RETENTION, deliver, purge_expired
 from tenants.webhooks import sending, targets
-from tenants.webhooks.event_types import EVENT_TYPES
+from tenants.webhooks.event_types import INVOICE_PAID, INVOICE_PAST_DUE, InvoiceData
 from tenants.webhooks.outbox import enqueue
 from tenants.webhooks.queries import endpoints_with_last
 from tests.support.code_blocks import blocks_of
@@ -51,7 +51,7 @@ from tests.support.rows import of, unscoped
 from tests.support.tenants.webhook_receiver import Receiver, is_genuine, receiving
 
 pytestmark = pytest.mark.django_db
-PAID: dict[str, object] = dict.fromkeys(EVENT_TYPES["invoice.paid"].fields) | {"number": "INV-2026-000001"}
+PAID: dict[str, Any] = dict.fromkeys(INVOICE_PAID.fields) | {"number": "INV-2026-000001"}
 
 
 @pytest.fixture(autouse=True)
@@ -71,9 +71,9 @@ def server() -> Iterator[tuple[Receiver, str]]:
         yield receiver, f"http://127.0.0.1:{port}/hook?a=1"
 
 
-def enqueue_event(tenant: Tenant, key: str = "paid:1", kind: str = "invoice.paid") -> WebhookEvent | None:
+def enqueue_event(tenant: Tenant, key: str = "paid:1") -> WebhookEvent | None:
     with tenant_scope(tenant):
-        return enqueue(tenant.pk, kind, key, PAID)
+        return enqueue(tenant.pk, INVOICE_PAID, key, InvoiceData(**PAID))
 
 
 def later(*, hours: float = 25) -> None:
@@ -126,16 +126,14 @@ def test_the_same_event_is_recorded_once(tenant, server):
     other = actions.do_create_tenant("other", "Other")
     assert enqueue_event(other) is not None  # keys belong to a tenant
     assert len(of(WebhookDelivery, tenant)) == 1
-    with pytest.raises(ValueError, match="unknown event type"):
-        enqueue_event(tenant, "x", "invoice.lost")
-    with pytest.raises(ValueError, match="declare the payload's fields"):
-        enqueue_event(tenant, "x", "budget.threshold_reached")
+    with pytest.raises(TypeError, match=r"invoice.past_due needs PastDueInvoiceData, not InvoiceData"):
+        enqueue(tenant.pk, INVOICE_PAST_DUE, "x", InvoiceData(**PAID))
 
 
 def test_a_rolled_back_event_is_not_sent(tenant, server):
     do_create_endpoint(tenant, server[1])
     with pytest.raises(RuntimeError), tenant_scope(tenant), transaction.atomic():
-        enqueue(tenant.pk, "invoice.paid", "k", PAID)
+        enqueue(tenant.pk, INVOICE_PAID, "k", InvoiceData(**PAID))
         raise RuntimeError
     assert unscoped(WebhookEvent).count() == 0
     assert send_webhooks() == 0

@@ -53,7 +53,7 @@ def platform(
     broker: redis.Redis, database: str, secret: str, server: ProtocolServer, tenant: Tenant
 ) -> Iterator[UpstreamPlatform]:
     rate_card("gpt", **{**LIST_A, **HITS})
-    actions.do_set_answer_cache(tenant, seconds=600)
+    actions.do_update_settings(tenant, answer_cache_seconds=600)
     ours = do_create_credential(None, "openai", PLATFORMS)
     with upstream_platform(broker, database, secret) as platform:
         spec = UpstreamSpec(UpstreamEngine.OPENAI, server.url, "gpt-x", "openai", ours.pk, allow_internal=True)
@@ -136,7 +136,7 @@ def test_projects_share_answers_only_if_the_tenant_chose_so(platform: UpstreamPl
     _, other = actions.do_create_api_key(project, "other")
     assert ask(platform, "One").headers["x-millrace-cache"] == "miss"
     assert ask(platform, "One", other).headers["x-millrace-cache"] == "exact"
-    actions.do_set_answer_cache(tenant, scope="project")
+    actions.do_update_settings(tenant, answer_cache_scope="project")
     for name in ("", other):  # both gateways' copies of the keys are new when the answer is computed
         eventually(lambda name=name: ask(platform, "One", name).headers["x-millrace-cache"] == "miss")  # type: ignore[misc]
         assert ask(platform, "One", name).headers["x-millrace-cache"] == "exact"

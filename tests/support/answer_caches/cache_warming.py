@@ -14,8 +14,8 @@ NANO = 10**9
 
 
 def enable_warming(tenant: Tenant, budget_nano: int = NANO) -> Tenant:
-    actions.do_set_answer_cache(tenant, seconds=3600, warming_nano=budget_nano)
-    actions.do_set_content_retention(tenant, 30)
+    actions.do_update_settings(tenant, answer_cache_seconds=3600, cache_warming_nano=budget_nano)
+    actions.do_update_settings(tenant, content_retention_days=30)
     return current(tenant)
 
 

@@ -6,11 +6,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from billing.amounts import MAX_BUDGET
-from millrace.apps.alerts.checks import RESOLVED, emit
+from millrace.apps.alerts.checks import emit
 from millrace.apps.alerts.models import WINDOWS, AlertRule, RuleAlert
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, FieldRefused, acknowledge, check, locked_tenant
 from tenants.models import Project, Tenant
+from tenants.webhooks.event_types import ALERT_RESOLVED
 
 MAX_RULES = 20  # active ones of a tenant
 MAX_MIN_REQUESTS = 100_000
@@ -98,7 +99,7 @@ def do_remove_alert_rule(rule: AlertRule) -> bool:
             alert.resolved_at = datetime.now(UTC)
             alert.save(update_fields=["resolved_at"])
             if not alert.is_muted:
-                emit(alert, RESOLVED)
+                emit(alert, ALERT_RESOLVED)
         audit.record(
             "alert_rule.deleted", row, tenant_id=tenant.pk, before=before, after=audit.serialize_for_audit(row)
         )

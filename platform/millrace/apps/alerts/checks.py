@@ -21,11 +21,11 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 from tenants.outbox.email_outbox import enqueue_email
+from tenants.webhooks.event_types import ALERT_RESOLVED, ALERT_TRIGGERED, AlertData, EventType
 from tenants.webhooks.outbox import enqueue
 
 log = structlog.get_logger(__name__)
 
-TRIGGERED, RESOLVED = "alert.triggered", "alert.resolved"
 MAX_NEW = 100  # alerts of a rule in one check; the next check continues
 RETENTION = timedelta(days=400)
 DELETE_BATCH_SIZE = 5_000
@@ -89,10 +89,10 @@ def _trigger(rule: AlertRule, breaches: list[Breach], now: datetime) -> None:
             resolved_at=now if breach.is_over else None,
         )
         if not is_muted:
-            alert.event = emit(alert, TRIGGERED)
+            alert.event = emit(alert, ALERT_TRIGGERED)
             alert.save(update_fields=["event"])
             if breach.is_over:
-                emit(alert, RESOLVED)
+                emit(alert, ALERT_RESOLVED)
 
 
 def _follow(rule: AlertRule, open_alerts: list[RuleAlert], breaches: dict[str, Breach], now: datetime) -> None:
@@ -106,7 +106,7 @@ def _follow(rule: AlertRule, open_alerts: list[RuleAlert], breaches: dict[str, B
             alert.resolved_at = now
             alert.save(update_fields=["resolved_at"])
             if not alert.is_muted:
-                emit(alert, RESOLVED)
+                emit(alert, ALERT_RESOLVED)
 
 
 def roles_of(rule: AlertRule) -> tuple[str, ...]:
@@ -114,22 +114,19 @@ def roles_of(rule: AlertRule) -> tuple[str, ...]:
     return _BILLING if rule.metric == AlertRule.Metric.CREDIT else _TECHNICAL
 
 
-def emit(alert: RuleAlert, event_type: str) -> Any:
+def emit(alert: RuleAlert, event_type: EventType[AlertData]) -> Any:
     """Write an event of the alert, in the transaction that changes it."""
-    rule = alert.rule
-    payload = {
-        "alert_id": alert.pk,
-        "rule": {
-            name: getattr(rule, name)
-            for name in ("id", "metric", "threshold", "window_minutes", "min_requests", "project_id", "model")
-        },
-        "summary": alert.summary,
-        "value": alert.value,
-        "samples": alert.samples,
-        "triggered_at": alert.created_at.isoformat(),
-        "resolved_at": alert.resolved_at and alert.resolved_at.isoformat(),
-    }
-    return enqueue(alert.tenant_id, event_type, f"{event_type}:{alert.pk}", payload)
+    names = ("id", "metric", "threshold", "window_minutes", "min_requests", "project_id", "model")
+    data = AlertData(
+        alert_id=alert.pk,
+        rule={name: getattr(alert.rule, name) for name in names},
+        summary=alert.summary,
+        value=alert.value,
+        samples=alert.samples,
+        triggered_at=alert.created_at.isoformat(),
+        resolved_at=alert.resolved_at.isoformat() if alert.resolved_at else None,
+    )
+    return enqueue(alert.tenant_id, event_type, f"{event_type.name}:{alert.pk}", data)
 
 
 def _mail(rule: AlertRule, breaches: list[Breach]) -> tuple[str, str]:

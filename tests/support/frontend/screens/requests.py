@@ -65,7 +65,7 @@ def _fill(world: World, state: str) -> None:
         {"request_id": f"req_bad_{state}", "status": "400", "code": "invalid_value", "outcome": "refused"},
         {"request_id": f"req_lost_{state}", "status": "stream_worker_lost", "code": "worker_lost", "outcome": "failed"},
     ]
-    actions.do_set_content_retention(tenant, 7)
+    actions.do_update_settings(tenant, content_retention_days=7)
     tenant.content_retention_days = 7
     with tenant_scope(tenant):
         if windows := list(BudgetPeriod.objects.for_tenant(tenant)[:1]):
