@@ -175,6 +175,14 @@ def register(outbox: Outbox[R, A]) -> None:
     OUTBOXES[outbox.name] = outbox
 
 
+def has_due_messages(name: str) -> bool:
+    """Return whether messages of an outbox are due. Some of them may have to wait for others."""
+    outbox = OUTBOXES[name]
+    with all_tenants_scope(outbox.reason):
+        rows = outbox.model.objects.all_tenants()
+        return rows.filter(state=outbox.waiting, next_attempt_at__lte=datetime.now(UTC)).exists()
+
+
 def deliver(name: str) -> int:
     """Send the due messages of an outbox with several senders. Return the number of attempts."""
     outbox = OUTBOXES[name]

@@ -25,7 +25,6 @@ from millrace.devserver.program import ServiceError
 from millrace.devserver.stack import Stack
 from millrace.devserver.supervisor import ChildFailed, Supervisor
 
-RESERVE_SECONDS = 0.1  # between two checks of the disk, short enough for a disk that fills quickly
 RESERVE_RETRY_SECONDS = 5.0
 HEAD_START_SECONDS = 20.0  # in which the gateway and the default model have the processors to themselves
 
@@ -162,7 +161,7 @@ class _Run:
             except OSError as exc:
                 self._progress.print_line(f"  ! disk reserve: {exc}")
                 await asyncio.sleep(RESERVE_RETRY_SECONDS)
-            await asyncio.sleep(RESERVE_SECONDS)
+            await asyncio.sleep(reserve.pause_seconds)
 
     async def _models(self) -> None:
         models = self._stack.settings.models

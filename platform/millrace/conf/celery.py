@@ -35,6 +35,7 @@ app.conf.update(
     broker_transport_options={"visibility_timeout": 3600, "global_keyprefix": "millrace:web:"},
     accept_content=["json"],
     beat_schedule=ALERTS | BATCHES | BILLING | EXPERIMENTS | OPERATIONS | FEEDBACK | REQUEST_LOG | TENANTS,
+    beat_scheduler="millrace.conf.scheduler:WorkScheduler",
     beat_schedule_filename=str(_settings.data_dir / "beat-schedule"),
     result_backend=None,
     task_acks_late=True,
