@@ -156,8 +156,7 @@ class Stack:
         return [
             self._platform("settler", "django", "run_settler"),
             *(self._worker(spec) for spec in self.settings.models),
-            self._platform("web", *_celery("worker", "--pool=threads", "--concurrency=4", "--hostname=web@millrace")),
-            self._platform("beat", *_celery("beat", "--pidfile=")),
+            self._platform("web", "millrace.conf.web_jobs"),
             self._gateway(),
         ]
 
@@ -253,8 +252,3 @@ def is_serving(host: str, port: int, model: str) -> bool:
     finally:
         connection.close()
     return all(state == "ok" for name, state in checks.items() if name == f"model {model}" or " " not in name)
-
-
-def _celery(*arguments: str) -> tuple[str, ...]:
-    options = ("--without-gossip", "--without-mingle", "--without-heartbeat") if arguments[0] == "worker" else ()
-    return ("celery", "--app=millrace.conf.celery", *arguments, *options)

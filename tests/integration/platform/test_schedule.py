@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +17,7 @@ from millrace.apps.batches.models import Batch
 from millrace.conf import scheduler
 from millrace.conf.celery import app
 from millrace.conf.scheduler import WORK_CHECKS, WorkScheduler, has_work
+from millrace.conf.web_jobs import BeatThread, make_service
 from tenants import jobs
 from tenants.isolation.scopes import tenant_scope
 from tenants.jobs import JobKind, JobResult, do_start_job, job_kind, run_jobs
@@ -107,3 +110,37 @@ def test_a_task_whose_check_fails_is_sent(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(scheduler, "import_string", fail)
     assert entries_with_work() == set(WORK_CHECKS)
+
+
+def test_the_thread_uses_the_scheduler() -> None:
+    assert isinstance(make_service().get_scheduler(lazy=True), WorkScheduler)
+
+
+class FakeService:
+    """Beat's service. It ends after `stop`, or immediately with an error."""
+
+    def __init__(self, *, is_broken: bool) -> None:
+        self._is_broken = is_broken
+        self._stopping = threading.Event()
+
+    def start(self) -> None:
+        if self._is_broken:
+            raise RuntimeError("a bug")
+        self._stopping.wait()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+
+@pytest.mark.parametrize(("is_broken", "statuses"), [(True, [os.EX_SOFTWARE]), (False, [])])
+def test_the_process_ends_if_beat_fails(is_broken: bool, statuses: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr("millrace.conf.web_jobs.os._exit", ended.append)
+    thread = BeatThread(FakeService(is_broken=is_broken))
+    thread.start()
+    if is_broken:
+        thread.join()
+    else:
+        thread.stop()
+    assert not thread.is_alive()
+    assert ended == statuses

@@ -266,7 +266,7 @@ class TinyStack:
         return TinyPreparation(self.data_dir / "prepared")
 
     def programs(self) -> list[Program]:
-        names = ("settler", "worker-m", "web", "beat", "gateway")
+        names = ("settler", "worker-m", "web", "gateway")
         script = "echo {name} >> {{state}}/started; echo > /dev/fd/$READY_FD; exec sleep 60"
         return [replace(self._program(name, script.format(name=name)), reports_ready=True) for name in names]
 
@@ -312,7 +312,7 @@ async def test_up_starts_prints_instructions_and_stops_on_ctrl_c(
     assert re.search(r"✓ database schema +\d+\.\d s", said)
     assert "m-int8 is not served" in said
     assert json.loads((tmp_path / "sources").read_text()) == {"m": "/models/m"}
-    assert sorted((tmp_path / "started").read_text().split()) == ["beat", "gateway", "settler", "web", "worker-m"]
+    assert sorted((tmp_path / "started").read_text().split()) == ["gateway", "settler", "web", "worker-m"]
 
 
 async def test_only_the_first_start_sends_a_request(
@@ -464,10 +464,10 @@ async def test_a_process_that_never_becomes_ready_makes_the_start_fail_with_the_
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervising, "FIRST_PAUSE_SECONDS", 0.01)
-    status, said = await run(TinyStack(tmp_path, beat="sleep 0.1; echo the reason; exit 5"), None, capsys)
+    status, said = await run(TinyStack(tmp_path, web="sleep 0.1; echo the reason; exit 5"), None, capsys)
     assert status == 1
-    assert "! beat ended with status 5; starting it again" in said
-    assert "millrace up: beat ended with status 5, 5 times before the platform was ready." in said
+    assert "! web ended with status 5; starting it again" in said
+    assert "millrace up: web ended with status 5, 5 times before the platform was ready." in said
     assert "Fix the problem in its log" in said
     assert "the reason" in said
     assert "All processes are running." not in said
