@@ -108,6 +108,8 @@ class _Run:
         self._progress.print_line(f"Starting Millrace. All data is in {self._stack.data_dir}")
         if reason := self._stack.model_choice.reason:
             self._progress.print_line(reason)
+        if self._stack.on_demand:
+            self._progress.print_line(f"Loaded at the first request: {', '.join(self._stack.on_demand)}")
         default_worker = f"worker-{self._stack.default_model}"
         async with asyncio.TaskGroup() as group:
             models = group.create_task(self._models())

@@ -29,6 +29,7 @@ PLATFORM_SECRETS = (
 )
 SECRETS = (*PLATFORM_SECRETS, "MILLRACE_WORKER_SECRET")
 MODELS = "MILLRACE_MODELS"
+ON_DEMAND = "MILLRACE_WORKER_ON_DEMAND_MODELS"
 OWNER = "MILLRACE_MIGRATION_DATABASE_URL"
 # Variables that workers do not receive: a worker uses only Valkey.
 NOT_FOR_WORKERS = (
@@ -71,8 +72,11 @@ class Stack:
         self.settings = env.load(environment.PlatformSettings, complete)
         self.worker = env.load(WorkerSettings, complete)
         self.model_choice = ModelChoice(self.settings.models)
+        self.on_demand = self.worker.worker_on_demand_models  # served by the worker of the first model
         if not is_set(environ, MODELS):
             self.model_choice = choose_models(self.settings.models, read_machine_size())
+            if not is_set(environ, ON_DEMAND):
+                self.on_demand = tuple(spec.name for spec in self.model_choice.models[1:])
         if self.model_choice.reason:
             self.settings = replace(self.settings, models=self.model_choice.models)
             self._generated[MODELS] = format_models(self.settings.models)
@@ -145,8 +149,12 @@ class Stack:
     def worker_environ(self, spec: ModelSpec) -> dict[str, str]:
         """Return the environment of the worker that serves the model."""
         hidden = {name for secret in NOT_FOR_WORKERS for name in (secret, f"{secret}_FILE")}
-        environ = {name: value for name, value in self.environ().items() if name not in hidden}
-        return environ | {"MILLRACE_WORKER_MODEL": spec.name, "MILLRACE_WORKER_NAME": f"{spec.name}-0"}
+        environ = {name: value for name, value in self.environ().items() if name not in {*hidden, f"{ON_DEMAND}_FILE"}}
+        return environ | {
+            "MILLRACE_WORKER_MODEL": spec.name,
+            "MILLRACE_WORKER_NAME": f"{spec.name}-0",
+            ON_DEMAND: ",".join(self.on_demand) if spec.name == self.default_model else "",
+        }
 
     def programs(self) -> list[Program]:
         """Return the platform's programs in the order of their start. They are stopped in the reverse order.
@@ -155,7 +163,11 @@ class Stack:
         """
         return [
             self._platform("settler", "django", "run_settler"),
-            *(self._worker(spec) for spec in self.settings.models),
+            *(
+                self._worker(spec)
+                for spec in self.settings.models
+                if spec.name == self.default_model or spec.name not in self.on_demand
+            ),
             self._platform("web", "millrace.conf.web_jobs"),
             self._gateway(),
         ]
