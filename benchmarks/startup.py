@@ -34,7 +34,7 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks.options import parse
-from millrace.devserver.program import free_port
+from millrace.local.program import free_port
 
 ROOT = Path(__file__).parents[1]
 MODEL = "smollm2-135m"
