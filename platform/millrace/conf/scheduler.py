@@ -22,12 +22,12 @@ log = structlog.get_logger(__name__)
 WORK_CHECKS = BATCHES | TENANTS
 
 
-class WorkScheduler(PersistentScheduler):  # type: ignore[misc]
+class WorkScheduler(PersistentScheduler):
     """Sends the tasks that are due and have work."""
 
     def apply_entry(self, entry: ScheduleEntry, producer: Any = None) -> None:
         """Send the entry's task, unless its check finds no work."""
-        if has_work(entry.name, entry.args):
+        if has_work(str(entry.name), tuple(entry.args or ())):
             super().apply_entry(entry, producer=producer)
 
     def schedules_equal(self, old_schedules: Any, new_schedules: Any) -> bool:
