@@ -1,10 +1,16 @@
 """The start of the platform by step: `millrace up` with a new data directory (first), and again with the same (second).
 
     python -m benchmarks.startup [--runs 3] [--starts first second]
+    python -m benchmarks.startup --wheel dist/FILE.whl
+    python -m benchmarks.startup --clone HEAD OTHER
 
 Each row is a median over the runs: the seconds that a step took, and the seconds from the command to its end. Steps
 overlap. `first token` is the first token of the default model, which the benchmark requests until it is answered.
 After the last second start, it prints the memory (proportional set size) and the CPU time at rest of each process.
+
+With `--wheel`, the wheel is installed by pip into a new environment outside of the checkout, with the extra `server`.
+With `--clone`, each of the commits is cloned in turn and started by `make up`, until its first token. Both install with
+empty package caches. What the package index takes is part of the time.
 """
 
 from __future__ import annotations
@@ -21,8 +27,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -30,12 +36,21 @@ from typing import NamedTuple
 from benchmarks.options import parse
 from millrace.local.program import free_port
 
+ROOT = Path(__file__).parents[1]
 MODEL = "smollm2-135m"
-LIMIT_SECONDS = 300.0  # of one start
+LIMIT_SECONDS = 1200.0  # of one start, with the installation
 POLL_SECONDS = 0.1
 SETTLE_SECONDS = 10.0  # between the start and the measurement at rest
 _STEP = re.compile(r"  (?:✓|ok) (.+?) +(\d+\.\d) s$")
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Installation(NamedTuple):
+    """How an installed platform is started."""
+
+    command: tuple[str, ...] = (sys.executable, "-m", "millrace.cli", "up")
+    directory: Path | None = None  # of the command; None: the current one
+    environ: Mapping[str, str] = os.environ
 
 
 class StepTime(NamedTuple):
@@ -57,37 +72,112 @@ def main() -> None:
         "--starts", nargs="+", choices=("first", "second"), default=["first", "second"], help="default: both"
     )
     parser.add_argument("--rest", type=float, default=30.0, help="seconds measured at rest; default 30")
+    parser.add_argument("--wheel", type=Path, help="measure this wheel instead of the checkout")
+    parser.add_argument("--clone", nargs="+", metavar="COMMIT", default=[], help="measure clones of these commits")
     options = parse(parser, {"runs": 1, "starts": ["second"], "rest": 1.0})
-    tables: dict[str, list[dict[str, StepTime]]] = {name: [] for name in options.starts}
-    for number in range(options.runs):
-        with tempfile.TemporaryDirectory(prefix="millrace-startup-") as place:
-            Path(place).chmod(0o711)  # PostgreSQL may run as another user
-            data_dir, port = Path(place, "data"), free_port()  # a changed port is a changed setting
-            for start in ("first", "second"):
-                if start == "second" and start not in tables:
-                    break
-                with run_platform(data_dir, port) as (process, steps):
-                    if start in tables:
-                        tables[start].append(steps)
-                    if start == "second" and number == options.runs - 1:
-                        report_rest(process.pid, options.rest)
-            remove_outside(data_dir)
+    if options.clone:
+        tables = {f"clone of {commit}": [] for commit in options.clone}
+        for _ in range(options.runs):
+            for commit in options.clone:
+                tables[f"clone of {commit}"].append(measure_clone(commit))
+    else:
+        tables = measure_starts(options.runs, options.starts, options.rest, options.wheel)
     for start, runs in tables.items():
-        print(f"\n{start + ' start':<44} {'seconds':>8} {'end':>8}")
+        print(f"\n{start:<44} {'seconds':>8} {'end':>8}")
         for title in runs[0]:
             times = [run[title] for run in runs if title in run]
             print(f"{title:<44} {median(t.seconds for t in times):>8.1f} {median(t.end for t in times):>8.1f}")
 
 
+def measure_starts(
+    runs: int, starts: Sequence[str], rest_seconds: float, wheel: Path | None
+) -> dict[str, list[dict[str, StepTime]]]:
+    """Return the steps of each run, by the start."""
+    tables: dict[str, list[dict[str, StepTime]]] = {f"{name} start": [] for name in starts}
+    for number in range(runs):
+        with make_directory() as place:
+            installation, port = Installation(), free_port()  # a changed port is a changed setting
+            if wheel is not None:
+                began = time.monotonic()
+                installation = install_wheel(wheel, place)
+                seconds = time.monotonic() - began
+                tables.setdefault("installation", []).append({"packages": StepTime(seconds, seconds)})
+            data_dir = place / "data"
+            for start in ("first", "second"):
+                if start == "second" and start not in starts:
+                    break
+                with run_platform(data_dir, port, installation) as (process, steps):
+                    if start in starts:
+                        tables[f"{start} start"].append(steps)
+                    if start == "second" and number == runs - 1:
+                        report_rest(process.pid, rest_seconds)
+            remove_outside(data_dir)
+    return tables
+
+
+def measure_clone(commit: str) -> dict[str, StepTime]:
+    """Clone a commit, start it by `make up` until its first token, and return the steps from the clone on."""
+    with make_directory() as place:
+        began = time.monotonic()
+        run_command(place, "git", "clone", "--quiet", "--no-checkout", str(ROOT), "clone")
+        run_command(place / "clone", "git", "checkout", "--quiet", commit)
+        installation = Installation(("make", "up"), place / "clone", environ_with_empty_caches(place))
+        with run_platform(place / "data", free_port(), installation, began=began, until_token=True) as (_, steps):
+            pass
+        remove_outside(place / "data")
+        return steps
+
+
+def install_wheel(wheel: Path, place: Path) -> Installation:
+    """Install a wheel with the extra `server` into a new environment, and return how it is started."""
+    environ = environ_with_empty_caches(place)
+    run_command(place, sys.executable, "-m", "venv", "venv", environ=environ)
+    run_command(place, "venv/bin/pip", "install", "--quiet", f"{wheel.resolve()}[server]", environ=environ)
+    return Installation((str(place / "venv/bin/millrace"), "up"), place, environ)
+
+
+def run_command(directory: Path, *command: str, environ: Mapping[str, str] = os.environ) -> None:
+    subprocess.run(command, cwd=directory, env=environ, check=True)  # noqa: S603
+
+
+def environ_with_empty_caches(place: Path) -> dict[str, str]:
+    """Return an environment without this checkout's variables, in which pip and uv have empty caches."""
+    own = ("MILLRACE_", "DJANGO_", "PYTHON", "VIRTUAL_ENV")
+    caches = {name: str(place / "cache" / name) for name in ("PIP_CACHE_DIR", "UV_CACHE_DIR", "XDG_CACHE_HOME")}
+    return {name: value for name, value in os.environ.items() if not name.startswith(own)} | caches
+
+
 @contextmanager
-def run_platform(data_dir: Path, port: int) -> Iterator[tuple[subprocess.Popen[str], dict[str, StepTime]]]:
-    """Run the platform until the block ends. Its steps are complete when the block begins."""
-    environ = os.environ | {"MILLRACE_DATA_DIR": str(data_dir), "MILLRACE_PORT": str(port), "PYTHONIOENCODING": "utf-8"}
+def make_directory() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="millrace-startup-", ignore_cleanup_errors=True) as name:
+        Path(name).chmod(0o711)  # PostgreSQL may run as another user
+        yield Path(name)
+
+
+@contextmanager
+def run_platform(
+    data_dir: Path,
+    port: int,
+    installation: Installation = Installation(),  # noqa: B008 - it is immutable
+    *,
+    began: float | None = None,
+    until_token: bool = False,
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, StepTime]]]:
+    """Run the platform until the block ends. Its steps are complete when the block begins.
+
+    Args:
+        began: when the time starts; None: with the command.
+        until_token: begin the block after the first token, even if processes are still starting.
+    """
+    settings = {"MILLRACE_DATA_DIR": str(data_dir), "MILLRACE_PORT": str(port), "PYTHONIOENCODING": "utf-8"}
+    environ = {**installation.environ, **settings}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)  # as `make up` does
-    began = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "millrace.cli", "up"],
+    began = time.monotonic() if began is None else began
+    process = subprocess.Popen(  # noqa: S603
+        installation.command,
+        cwd=installation.directory,
         env=environ,
+        start_new_session=True,  # Ctrl-C reaches `make` and the supervisor
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -103,6 +193,8 @@ def run_platform(data_dir: Path, port: int) -> Iterator[tuple[subprocess.Popen[s
             now = time.monotonic() - began
             if found := _STEP.match(line.rstrip("\n")):
                 steps[found[1]] = StepTime(float(found[2]), now)
+            elif line.startswith("Starting Millrace"):
+                steps["packages installed"] = StepTime(now, now)
             elif line.startswith("Press Ctrl-C"):
                 steps["URL printed"] = StepTime(now, now)
             elif line.startswith("All processes are running"):
@@ -114,13 +206,15 @@ def run_platform(data_dir: Path, port: int) -> Iterator[tuple[subprocess.Popen[s
     reader.start()
     try:
         first_token = wait_for_token(process, data_dir, port, began + LIMIT_SECONDS)
-        is_complete.wait(began + LIMIT_SECONDS - time.monotonic())
-        if "all processes" not in steps:
+        if not until_token:
+            is_complete.wait(began + LIMIT_SECONDS - time.monotonic())
+        if process.poll() is not None or not (until_token or "all processes" in steps):
             raise SystemExit("the platform did not start:\n" + "".join(lines))
         steps["first token"] = StepTime(first_token - began, first_token - began)
         yield process, steps
     finally:
-        process.send_signal(signal.SIGINT)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)
         process.wait()
         reader.join()
 

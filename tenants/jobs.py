@@ -40,17 +40,16 @@ INTERNAL_ERROR = "The job failed because of an internal error."
 INTERRUPTED = "The job was interrupted."
 _OPEN = (TenantJob.Status.QUEUED, TenantJob.Status.RUNNING)
 _RUNNING = threading.BoundedSemaphore(MAX_RUNNING)
-# One job of a tenant at a time, the oldest first.
-_CLAIM = """
-UPDATE tenants_tenantjob SET status = 'running', started_at = %(now)s, attempts = attempts + 1
-WHERE id = (
-    SELECT j.id FROM tenants_tenantjob j
-    WHERE (j.status = 'queued' OR j.status = 'running' AND j.started_at < %(lost)s) AND NOT EXISTS (
-        SELECT FROM tenants_tenantjob r
-        WHERE r.tenant_id = j.tenant_id AND r.status = 'running' AND r.started_at >= %(lost)s)
-    ORDER BY j.id LIMIT 1
-) RETURNING id
+# One job of a tenant at a time.
+_WAITING = """
+tenants_tenantjob j WHERE (j.status = 'queued' OR j.status = 'running' AND j.started_at < %(lost)s) AND NOT EXISTS (
+    SELECT FROM tenants_tenantjob r
+    WHERE r.tenant_id = j.tenant_id AND r.status = 'running' AND r.started_at >= %(lost)s)
 """
+_CLAIM = f"""
+UPDATE tenants_tenantjob SET status = 'running', started_at = %(now)s, attempts = attempts + 1
+WHERE id = (SELECT j.id FROM {_WAITING} ORDER BY j.id LIMIT 1) RETURNING id
+"""  # noqa: S608
 
 
 class TooManyJobs(ActionRefused):
@@ -119,6 +118,13 @@ def do_start_job(tenant: Tenant, kind: JobKind, parameters: Mapping[str, Any] | 
             parameters=given,
             actor=asdict(audit.current_actor()),
         )
+
+
+def has_waiting_job() -> bool:
+    """Return whether a job can be claimed."""
+    with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
+        cursor.execute(f"SELECT EXISTS (SELECT FROM {_WAITING})", {"lost": datetime.now(UTC) - LEASE})  # noqa: S608
+        return bool(cursor.fetchone()[0])
 
 
 def run_jobs() -> int:

@@ -25,3 +25,12 @@ BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "tenants-run-jobs": {"task": "tenants.run_jobs", "schedule": 1.0, "options": {"expires": 1}},
     "tenants-purge-expired": {"task": "tenants.purge_expired", "schedule": crontab(minute="*/10")},
 }
+
+# Functions that return whether an entry's task has work; called with the entry's arguments.
+WORK_CHECKS = {
+    "tenants-deliver-webhook": "tenants.outbox.delivery.has_due_messages",
+    "tenants-deliver-email": "tenants.outbox.delivery.has_due_messages",
+    "tenants-deliver-invoice_email": "tenants.outbox.delivery.has_due_messages",
+    "tenants-deliver-credentials": "tenants.credentials.delivery.has_worker_keys",
+    "tenants-run-jobs": "tenants.jobs.has_waiting_job",
+}

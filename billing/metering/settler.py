@@ -28,7 +28,7 @@ from inference_worker.contract.messages import USAGE_GROUP, USAGE_STREAM, encode
 log = structlog.get_logger(__name__)
 
 BATCH = 1000
-BLOCK_MS = 500  # limits how long a stop waits without messages
+BLOCK_MS = 1000  # limits how long a stop waits without messages
 PACE_SECONDS = 0.1  # minimum time between small batches: delays rows, and limits commits
 CLAIM_IDLE_MS = 30_000  # a consumer with messages pending for longer is lost or stuck
 CLAIM_SECONDS = 10.0
@@ -36,6 +36,22 @@ REPORT_SECONDS = 1.0
 PARTITIONS_SECONDS = 3600.0
 FORGET_IDLE_MS = 3_600_000  # a consumer without pending messages and without a read for longer is removed
 MAX_BACKOFF_SECONDS = 5.0
+
+
+class Turns:
+    """The turns of the settlers of a process: in each period one of them reports the status and reclaims leases."""
+
+    def __init__(self) -> None:
+        self._next_at = 0.0
+        self._lock = threading.Lock()
+
+    def take(self, now: float) -> bool:
+        """Return whether the caller has the turn of this period."""
+        with self._lock:
+            if now < self._next_at:
+                return False
+            self._next_at = now + REPORT_SECONDS
+            return True
 
 
 class Settler:
@@ -49,6 +65,7 @@ class Settler:
         stopping: threading.Event,
         batch: int = BATCH,
         claim_idle_ms: int = CLAIM_IDLE_MS,
+        turns: Turns | None = None,
     ) -> None:
         self._broker = broker
         self._consumer = consumer
@@ -56,7 +73,8 @@ class Settler:
         self._batch = batch
         self._claim_idle_ms = claim_idle_ms
         self._failures = 0  # consecutive
-        self._reclaim_at = self._report_at = self._claim_at = self._partitions_at = 0.0
+        self._turns = Turns() if turns is None else turns
+        self._claim_at = self._partitions_at = 0.0
 
     def run(self) -> None:
         """Settle until stopped, through any outage of the database or the broker."""
@@ -100,12 +118,11 @@ class Settler:
             self._claim_at = started + CLAIM_SECONDS
         if started >= self._partitions_at:
             self._make_partitions()
-        if messages or started >= self._report_at:
+        has_turn = self._turns.take(started)
+        if messages or has_turn:
             reported_until = self._report()
-            if started >= self._reclaim_at:
+            if has_turn:
                 self._reclaim(reported_until)
-                self._reclaim_at = started + REPORT_SECONDS
-            self._report_at = started + REPORT_SECONDS
         if 0 < len(messages) < self._batch:
             self._stopping.wait(max(0.0, started + PACE_SECONDS - time.monotonic()))
 

@@ -1,7 +1,7 @@
 """The wanted deployments: what workers load and gateways route, as the platform's catalog defines it.
 
-The platform stores the complete list in one key, and repeats it once a minute. Workers and gateways read it twice a
-second and compare it with what they have. So a lost, late or duplicate write is harmless.
+The platform stores the complete list in one key, and repeats it once a minute. Workers read it twice a second, gateways
+once, and compare it with what they have. So a lost, late or duplicate write is harmless.
 """
 
 from __future__ import annotations

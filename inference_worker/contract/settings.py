@@ -228,6 +228,12 @@ class WorkerSettings(SharedSettings):
         "",
         "the model of MILLRACE_MODELS that this worker serves; empty: the first; none: only deployments of its pools",
     )
+    worker_on_demand_models: tuple[str, ...] = env.env(
+        env.words,
+        "",
+        "further models of MILLRACE_MODELS that this worker serves, comma-separated; each is loaded at its first"
+        " request; `millrace up` sets it for the bundled models except the first",
+    )
     worker_name: str = env.env(
         str,
         "",

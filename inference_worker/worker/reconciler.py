@@ -6,6 +6,8 @@ the process's replicas, so the result depends on no earlier message, and a resta
 A pool's deployment with a number of replicas has as many slots in Valkey. A worker takes a free slot and renews it
 while it lives. Workers with fewer replicas take slots earlier.
 
+A model that the settings name as on demand begins unloaded: its files are complete, and its first request loads it.
+
 A new version of a deployment is loaded beside the old one. Gateways then route to the new one. The old one is drained
 after it has been idle for `HANDOVER_SECONDS`, in which a gateway also sends the requests that it had already tokenized.
 """
@@ -42,6 +44,7 @@ from inference_worker.contract.messages import (
     worker_of,
 )
 from inference_worker.contract.process_memory import release_code
+from inference_worker.contract.settings import ModelSpec
 from inference_worker.worker.memory import free_memory
 from inference_worker.worker.replica import LocalReplica
 
@@ -84,12 +87,14 @@ class Reconciler:
         pools: Collection[str],
         load: Callable[[LocalReplica], None],
         home: LocalReplica | None,
+        on_demand: Collection[ModelSpec] = (),
     ) -> None:
         """Create a reconciler.
 
         Args:
             load: loads a replica's engine. Called in a thread; errors become the reason of a failed load.
             home: the replica that the settings name. It is served until the wanted deployments include its name.
+            on_demand: models that are loaded at their first request, as the settings define them.
         """
         self._broker = broker
         self._worker = worker
@@ -97,6 +102,7 @@ class Reconciler:
         self._pools = tuple(dict.fromkeys(pools))
         self._load = load
         self._replicas: tuple[LocalReplica, ...] = () if home is None else (home,)
+        self._on_demand = {spec.key for spec in on_demand}
         self._numbers = iter(range(1, 1 << 62))
         self._payload: bytes | None = None
         self._wanted: WantedDeployments | None = None
@@ -238,11 +244,15 @@ class Reconciler:
 
     def _demanded(self, wanted: WantedDeployments) -> set[str]:
         """Return the deployments for which requests wait."""
-        names = [each.spec.name for each in wanted.deployments if each.idle_seconds]
+        names = [each.spec.name for each in wanted.deployments if self._loads_on_demand(each)]
         if not names:
             return set()
         found: Any = self._broker.mget([demand_key(name) for name in names])
         return {name for name, flag in zip(names, found, strict=True) if flag is not None}
+
+    def _loads_on_demand(self, each: WantedDeployment) -> bool:
+        """Return whether a replica of the deployment may be unloaded until a request needs it."""
+        return each.idle_seconds > 0 or each.spec.key in self._on_demand
 
     def _keep_loaded(self, each: WantedDeployment, is_demanded: bool) -> None:
         """Add the deployment's replica if it is missing. Load it again after a failure, or on demand."""
@@ -250,12 +260,15 @@ class Reconciler:
         if replica is not None:
             replica.spec = each.spec  # which may have a new signature
         if replica is None:
-            self._replicas = (*self._replicas, self._new_replica(each))
+            replica = self._new_replica(each)
+            if each.spec.key in self._on_demand:
+                replica.wait_for_demand()
+            self._replicas = (*self._replicas, replica)
         elif replica.phase == ReplicaPhase.DRAINING:
             replica.phase, replica.drained_at = ReplicaPhase.READY, None
         elif replica.phase == ReplicaPhase.FAILED and time.monotonic() >= replica.retry_at:
             replica.start_load()
-        elif replica.phase == ReplicaPhase.UNLOADED and (is_demanded or not each.idle_seconds):
+        elif replica.phase == ReplicaPhase.UNLOADED and (is_demanded or not self._loads_on_demand(each)):
             following = self._new_replica(each)  # since the counters of its engine begin at zero
             following.load_seconds = replica.load_seconds
             self._replicas = tuple(following if other is replica else other for other in self._replicas)

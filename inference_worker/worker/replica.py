@@ -19,6 +19,7 @@ from inference_worker.worker.shared_pins import SharedPins
 STABLE_SECONDS = 60.0  # seconds of service after which earlier failures do not delay the next load
 LOST_SECONDS = 5.0  # for the executions of an engine whose server has failed
 MAX_DOUBLINGS = 10
+ON_DEMAND_LOAD_SECONDS = 5.0  # assumed duration of the first load of a model on demand
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,10 @@ class LocalReplica:
         if is_used:
             self.used_at = time.monotonic()
         return is_used
+
+    def wait_for_demand(self) -> None:
+        """Begin unloaded. Until a load was measured, requests wait for the time that a bundled model takes."""
+        self.phase, self.load_seconds = ReplicaPhase.UNLOADED, ON_DEMAND_LOAD_SECONDS
 
     def start_load(self) -> None:
         self.phase, self.reason, self.is_abandoned = ReplicaPhase.LOADING, "", False

@@ -86,6 +86,17 @@ def model_spec(settings: WorkerSettings) -> ModelSpec | None:
     return by_name[name]
 
 
+def on_demand_specs(settings: WorkerSettings) -> list[ModelSpec]:
+    """Return the models that this worker loads at their first request."""
+    by_name = {spec.name: spec for spec in settings.models}
+    home = model_spec(settings)
+    for name in settings.worker_on_demand_models:
+        if name not in by_name or by_name[name] == home:
+            others = ", ".join(each for each, spec in by_name.items() if spec != home)
+            raise SystemExit(f"MILLRACE_WORKER_ON_DEMAND_MODELS: {name!r} is not one of the other models ({others})")
+    return [by_name[name] for name in settings.worker_on_demand_models]
+
+
 def worker_name(settings: WorkerSettings) -> str:
     """Return the name of this worker.
 
@@ -226,8 +237,10 @@ class Worker:
         home = self._home_replica()
         if home is not None:
             self._load(home)  # an error ends the process
-        pools = (*settings.worker_pools, *self._home_pool())
-        self.replicas = Reconciler(self._broker, worker_name(settings), replica_id, pools, self._load, home)
+        pools = (*settings.worker_pools, *self._home_pool(), *settings.worker_on_demand_models)
+        self.replicas = Reconciler(
+            self._broker, worker_name(settings), replica_id, pools, self._load, home, on_demand_specs(settings)
+        )
         self._control = Control(self._broker, replica_id, self, self._heartbeats, self._prefix_digests)
         self.credentials.start()
         self.replicas.start()

@@ -6,6 +6,7 @@ It is idempotent: a process's box is replaced only if its contents differ from w
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -35,6 +36,21 @@ from tenants.models import UpstreamCredential
 log = structlog.get_logger(__name__)
 
 _LOCK = 0x63726564  # the number of an advisory lock; unique in the database
+
+
+def has_worker_keys() -> bool:
+    """Return whether worker processes need credentials.
+
+    Raises:
+        redis.RedisError: Valkey cannot be reached.
+    """
+    return bool(settings.MILLRACE.worker_secret and _reader(settings.MILLRACE.valkey_url).exists(WORKER_KEYS_KEY))
+
+
+@cache
+def _reader(url: str) -> redis.Redis:
+    """Return the client of `has_worker_keys`. It stays connected, since it is used every two seconds."""
+    return valkey.connect(url, valkey.PAGES)
 
 
 def deliver_credentials() -> int:

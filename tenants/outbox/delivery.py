@@ -97,6 +97,11 @@ class Outbox(Generic[R, A]):
         """Return the number of concurrent senders with work."""
         return 1
 
+    def has_due(self) -> bool:
+        """Return whether a message is due. It may have to wait for others."""
+        with all_tenants_scope(self.reason):
+            return bool(self._rows().filter(state=self.waiting, next_attempt_at__lte=datetime.now(UTC)).exists())
+
     def send_due(self, now: datetime | None = None) -> Counter[str]:
         """Send all due messages, one after another. Return the number of attempts by outcome."""
         outcomes: Counter[str] = Counter()
@@ -173,6 +178,11 @@ OUTBOXES: dict[str, Outbox[Any, Any]] = {}
 def register(outbox: Outbox[R, A]) -> None:
     """Make an outbox known to `deliver`."""
     OUTBOXES[outbox.name] = outbox
+
+
+def has_due_messages(name: str) -> bool:
+    """Return whether messages of an outbox are due."""
+    return OUTBOXES[name].has_due()
 
 
 def deliver(name: str) -> int:

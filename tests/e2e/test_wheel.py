@@ -120,7 +120,11 @@ def test_platform_answers_outside_a_checkout(wheel, folder):
     port, log = free_port(), folder / "up.log"
     work = folder / "work"
     work.mkdir(mode=0o711)
-    settings = {"MILLRACE_PORT": str(port), "MILLRACE_MODELS": "smollm2-135m=embedded?dtype=float32"}
+    settings = {
+        "MILLRACE_PORT": str(port),
+        "MILLRACE_MODELS": "smollm2-135m=embedded?dtype=float32,all-minilm-l6-v2=embedded:minilm",
+        "MILLRACE_WORKER_ON_DEMAND_MODELS": "all-minilm-l6-v2",
+    }
     with log.open("wb") as out:
         process = subprocess.Popen(
             [str(folder / "venv/bin/millrace"), "up"], cwd=work, env=outside(folder) | settings, stdout=out, stderr=out
@@ -138,6 +142,14 @@ def test_platform_answers_outside_a_checkout(wheel, folder):
         answer = httpx2.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=START_SECONDS)
         assert answer.status_code == 200, answer.text
         assert answer.text.rstrip().endswith("data: [DONE]")
+        wait_for_output(process, log, "All processes are running")
+        assert not (work / ".millrace/logs/worker-all-minilm-l6-v2.log").exists()
+        checks = httpx2.get(f"{url}/readyz", timeout=60).json()["checks"]
+        assert checks["model all-minilm-l6-v2"] == "ok"
+        body = {"model": "all-minilm-l6-v2", "input": "Hi"}
+        for _ in range(2):  # the first request waits until the model is loaded
+            answer = httpx2.post(f"{url}/v1/embeddings", json=body, headers=headers, timeout=START_SECONDS)
+            assert answer.status_code == 200, answer.text
         page = httpx2.get(f"{url}/login", timeout=60)
         assert page.status_code == 200
         style = page.text.split('rel="stylesheet" href="')[1].split('"')[0]

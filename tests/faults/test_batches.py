@@ -27,7 +27,7 @@ def test_a_batch_survives_killed_processes(stack: Stack, count: int) -> None:
     batch = client.batches.create(
         input_file_id=upload(client, lines), endpoint="/v1/chat/completions", completion_window="24h"
     )
-    victims = itertools.cycle([("uvicorn",), ("inference_worker",), ("celery", "beat"), ("celery", "worker")])
+    victims = itertools.cycle([("uvicorn",), ("inference_worker",), ("millrace.conf.web_jobs",)])
 
     def ended() -> bool:
         try:

@@ -13,7 +13,13 @@ from tests.support.stack import MODEL, Stack, eventually
 
 KILLS = 6
 # Words of the command lines of processes that must keep running.
-OTHERS = (("bin/postgres", "-D"), ("valkey-server",), ("uvicorn",), ("django", "run_settler"), ("celery", "beat"))
+OTHERS = (
+    ("bin/postgres", "-D"),
+    ("valkey-server",),
+    ("uvicorn",),
+    ("django", "run_settler"),
+    ("millrace.conf.web_jobs",),
+)
 
 
 def test_a_worker_killed_six_times_in_a_minute_stops_no_other_process(stack: Stack) -> None:

@@ -14,7 +14,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
 from django.db import connection
 
-from billing.metering.settler import Settler
+from billing.metering.settler import Settler, Turns
 from inference_worker.contract import valkey
 from inference_worker.contract.readiness import report_ready
 
@@ -40,7 +40,11 @@ class Command(BaseCommand):
         stopping = threading.Event()
         names = [name, *(f"{name}.{number}" for number in range(2, threads + 1))]
         url = settings.MILLRACE.valkey_url
-        settlers = [Settler(valkey.connect(url, valkey.SETTLER), consumer=each, stopping=stopping) for each in names]
+        turns = Turns()
+        settlers = [
+            Settler(valkey.connect(url, valkey.SETTLER), consumer=each, stopping=stopping, turns=turns)
+            for each in names
+        ]
         if once:
             self.stdout.write(f"{settlers[0].drain()} messages settled")
             return

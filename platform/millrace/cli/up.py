@@ -25,7 +25,6 @@ from millrace.local.program import ServiceError
 from millrace.local.stack import Stack
 from millrace.local.supervisor import ChildFailed, Supervisor
 
-RESERVE_SECONDS = 0.1  # between two checks of the disk, short enough for a disk that fills quickly
 RESERVE_RETRY_SECONDS = 5.0
 HEAD_START_SECONDS = 20.0  # in which the gateway and the default model have the processors to themselves
 
@@ -109,6 +108,8 @@ class _Run:
         self._progress.print_line(f"Starting Millrace. All data is in {self._stack.data_dir}")
         if reason := self._stack.model_choice.reason:
             self._progress.print_line(reason)
+        if self._stack.on_demand:
+            self._progress.print_line(f"Loaded at the first request: {', '.join(self._stack.on_demand)}")
         default_worker = f"worker-{self._stack.default_model}"
         async with asyncio.TaskGroup() as group:
             models = group.create_task(self._models())
@@ -162,7 +163,7 @@ class _Run:
             except OSError as exc:
                 self._progress.print_line(f"  ! disk reserve: {exc}")
                 await asyncio.sleep(RESERVE_RETRY_SECONDS)
-            await asyncio.sleep(RESERVE_SECONDS)
+            await asyncio.sleep(reserve.pause_seconds)
 
     async def _models(self) -> None:
         models = self._stack.settings.models

@@ -39,6 +39,7 @@ app.conf.update(
     broker_transport_options={"visibility_timeout": 3600, "global_keyprefix": "millrace:web:"},
     accept_content=["json"],
     beat_schedule=_beat_schedule,
+    beat_scheduler="millrace.conf.scheduler:WorkScheduler",
     beat_schedule_filename=str(_settings.data_dir / "beat-schedule"),
     result_backend=None,
     task_acks_late=True,

@@ -14,6 +14,9 @@ from pathlib import Path
 from inference_worker.contract.disk import RESUME_PERCENT, free_bytes
 
 FILE_NAME = "disk-reserve"
+MIN_PAUSE_SECONDS = 0.1  # between checks
+MAX_PAUSE_SECONDS = 1.0
+MAX_FILL_RATE = 8 << 30  # bytes that programs can write in a second
 
 
 def watched_directories(data_dir: Path) -> list[Path]:
@@ -41,6 +44,7 @@ class DiskReserve:
         self._size = min_free // 2
         self._release_below = min_free // 4
         self._is_released = False
+        self._spare = MAX_FILL_RATE  # bytes until the reserve must be released, at the last check
         self._create_above = min_free * RESUME_PERCENT // 100 + self._size
 
     def adjust(self) -> str | None:
@@ -53,6 +57,7 @@ class DiskReserve:
             self._path.unlink(missing_ok=True)
             return None
         free = free_bytes(self._path.parent)
+        self._spare = free - self._release_below
         is_there = self._path.exists()
         if is_there and free < self._release_below:
             self._path.unlink(missing_ok=True)
@@ -64,6 +69,11 @@ class DiskReserve:
                 self._is_released = False
                 return "the disk has space again; the reserve was created, new requests are accepted"
         return None
+
+    @property
+    def pause_seconds(self) -> float:
+        """The time until the next check, in which the disk cannot fill."""
+        return min(MAX_PAUSE_SECONDS, max(MIN_PAUSE_SECONDS, self._spare / MAX_FILL_RATE))
 
     def _create(self) -> None:
         part = self._path.with_suffix(".new")

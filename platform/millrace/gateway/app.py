@@ -243,7 +243,8 @@ class Gateway:
         checks["prices"] = "ok" if self.admission.budgets.has_prices else "not loaded yet"
         for name in self._required_models():
             model = self.router.served(name)
-            ready = set(self.dispatcher.replicas.ready(name if model is None else model.key))
+            key = name if model is None else model.key
+            ready = {*self.dispatcher.replicas.ready(key), *self.dispatcher.replicas.loadable(key)}
             if present is not None:  # without replicas whose exit the monitor has not seen yet
                 ready &= present
             checks[f"model {name}"] = "ok" if ready else "no replica is ready"

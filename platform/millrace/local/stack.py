@@ -29,6 +29,7 @@ PLATFORM_SECRETS = (
 )
 SECRETS = (*PLATFORM_SECRETS, "MILLRACE_WORKER_SECRET")
 MODELS = "MILLRACE_MODELS"
+ON_DEMAND = "MILLRACE_WORKER_ON_DEMAND_MODELS"
 OWNER = "MILLRACE_MIGRATION_DATABASE_URL"
 # Variables that workers do not receive: a worker uses only Valkey.
 NOT_FOR_WORKERS = (
@@ -71,8 +72,11 @@ class Stack:
         self.settings = env.load(configuration.PlatformSettings, complete)
         self.worker = env.load(WorkerSettings, complete)
         self.model_choice = ModelChoice(self.settings.models)
+        self.on_demand = self.worker.worker_on_demand_models  # served by the worker of the first model
         if not is_set(environ, MODELS):
             self.model_choice = choose_models(self.settings.models, read_machine_size())
+            if not is_set(environ, ON_DEMAND):
+                self.on_demand = tuple(spec.name for spec in self.model_choice.models[1:])
         if self.model_choice.reason:
             self.settings = replace(self.settings, models=self.model_choice.models)
             self._generated[MODELS] = format_models(self.settings.models)
@@ -145,8 +149,12 @@ class Stack:
     def worker_environ(self, spec: ModelSpec) -> dict[str, str]:
         """Return the environment of the worker that serves the model."""
         hidden = {name for secret in NOT_FOR_WORKERS for name in (secret, f"{secret}_FILE")}
-        environ = {name: value for name, value in self.environ().items() if name not in hidden}
-        return environ | {"MILLRACE_WORKER_MODEL": spec.name, "MILLRACE_WORKER_NAME": f"{spec.name}-0"}
+        environ = {name: value for name, value in self.environ().items() if name not in {*hidden, f"{ON_DEMAND}_FILE"}}
+        return environ | {
+            "MILLRACE_WORKER_MODEL": spec.name,
+            "MILLRACE_WORKER_NAME": f"{spec.name}-0",
+            ON_DEMAND: ",".join(self.on_demand) if spec.name == self.default_model else "",
+        }
 
     def programs(self) -> list[Program]:
         """Return the platform's programs in the order of their start. They are stopped in the reverse order.
@@ -155,9 +163,12 @@ class Stack:
         """
         return [
             self._platform("settler", "django", "run_settler"),
-            *(self._worker(spec) for spec in self.settings.models),
-            self._platform("web", *_celery("worker", "--pool=threads", "--concurrency=4", "--hostname=web@millrace")),
-            self._platform("beat", *_celery("beat", "--pidfile=")),
+            *(
+                self._worker(spec)
+                for spec in self.settings.models
+                if spec.name == self.default_model or spec.name not in self.on_demand
+            ),
+            self._platform("web", "millrace.conf.web_jobs"),
             self._gateway(),
         ]
 
@@ -253,8 +264,3 @@ def is_serving(host: str, port: int, model: str) -> bool:
     finally:
         connection.close()
     return all(state == "ok" for name, state in checks.items() if name == f"model {model}" or " " not in name)
-
-
-def _celery(*arguments: str) -> tuple[str, ...]:
-    options = ("--without-gossip", "--without-mingle", "--without-heartbeat") if arguments[0] == "worker" else ()
-    return ("celery", "--app=millrace.conf.celery", *arguments, *options)

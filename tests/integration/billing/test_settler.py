@@ -14,7 +14,7 @@ from django.db import ProgrammingError, connection, connections
 
 from billing.management.commands import run_settler
 from billing.metering import status
-from billing.metering.settler import Settler
+from billing.metering.settler import REPORT_SECONDS, Settler, Turns
 from billing.models import UsageEvent, UsageQuarantine
 from inference_worker.contract.messages import USAGE_GROUP, USAGE_STREAM, encode
 from tests.support.billing.books import rate_card
@@ -31,6 +31,22 @@ def settler(broker, table):
         return Settler(broker, consumer=consumer, stopping=threading.Event(), **options)
 
     return make
+
+
+def test_one_of_the_settlers_of_a_process_reports_in_each_period(settler, monkeypatch):
+    reported, reclaimed, turns = [], [], Turns()
+    monkeypatch.setattr("billing.metering.settler.BLOCK_MS", 1)
+    monkeypatch.setattr(Settler, "_report", lambda self: reported.append(self._consumer) or 0)
+    monkeypatch.setattr(Settler, "_reclaim", lambda self, until: reclaimed.append(self._consumer))
+    settlers = [settler("a", turns=turns), settler("b", turns=turns)]
+    for each in settlers:
+        each._resume()
+        each._round()
+    assert (reported, reclaimed) == (["a"], ["a"])
+    turns._next_at -= REPORT_SECONDS
+    for each in reversed(settlers):
+        each._round()
+    assert (reported, reclaimed) == (["a", "b"], ["a", "b"])
 
 
 def test_a_row_contains_all_fields_of_its_event(settler, send, event):

@@ -16,9 +16,10 @@ from django.test import Client
 from billing.models import CompiledRateCard
 from billing.pricing.pricing import Component, Rate, encode_rates
 from inference_worker.contract.deployments import WantedState
+from inference_worker.contract.messages import Heartbeat, ReplicaPhase
 from millrace.apps.deployments import model_obstacles
 from millrace.apps.deployments.deployments import do_add_deployment
-from millrace.apps.deployments.fleet_status import FleetStatus
+from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState, ReplicaStatus
 from millrace.apps.deployments.model_obstacles import example_model, read_obstacles
 from millrace.apps.policy_results.policy_dry_runs import dry_run
 from millrace.apps.request_log.models import RequestRecord
@@ -114,6 +115,16 @@ def console(tenant: Tenant) -> Client:
     client = Client()
     client.force_login(user)
     return client
+
+
+@pytest.mark.parametrize(("load_ms", "is_obstacle"), [(5000, False), (0, True)])
+def test_a_model_that_is_loaded_on_demand_has_no_obstacle(
+    acme: Tenant, monkeypatch: pytest.MonkeyPatch, load_ms: int, is_obstacle: bool
+) -> None:
+    beat = Heartbeat(1, "silent", False, False, 0, 0, 0, 0, 0, phase=ReplicaPhase.LOADING, load_ms=load_ms)
+    replica = ReplicaStatus("w-0.1", ReplicaState.STARTING, beat, 100)
+    monkeypatch.setattr(model_obstacles, "read_fleet_status", lambda: FleetStatus((replica,), (), None, None))
+    assert ("silent" in read_obstacles(acme.pk, ["silent"], with_replicas=True)) == is_obstacle
 
 
 def test_the_obstacles_are_those_of_a_gateway(acme: Tenant) -> None:

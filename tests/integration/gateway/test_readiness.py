@@ -10,7 +10,7 @@ import redis.asyncio as redis
 
 from inference_worker.contract import env
 from inference_worker.contract.exits import REPORT_EXIT, report_exit_args
-from inference_worker.contract.messages import REPLICAS_KEY, Heartbeat, encode
+from inference_worker.contract.messages import REPLICAS_KEY, Heartbeat, ReplicaPhase, encode
 from millrace.environment.configuration import PlatformSettings
 from millrace.gateway.app import Gateway
 from millrace.gateway.dispatch.monitor import DispatchMonitor
@@ -60,6 +60,22 @@ async def test_a_suspected_replica_is_not_ready(broker: redis.Redis, gateway: Ga
     assert (checks["valkey"], checks[CHECK]) == ("ok", "no replica is ready")
     await look(watch, broker, 3)
     assert (await gateway.readiness())[CHECK] == "ok"
+
+
+async def test_a_model_on_demand_is_ready_while_it_is_not_loaded(broker: redis.Redis, gateway: Gateway) -> None:
+    watch, found = DispatchMonitor(gateway.dispatcher), []
+    beats = [
+        (ReplicaPhase.LOADING, 0),
+        (ReplicaPhase.UNLOADED, 5000),
+        (ReplicaPhase.LOADING, 5000),
+        (ReplicaPhase.FAILED, 5000),
+    ]
+    for number, (phase, load_ms) in enumerate(beats):
+        beat = Heartbeat(number, "m", False, False, 0, 0, 0, 0, 0, phase=phase, load_ms=load_ms)
+        await broker.hset(REPLICAS_KEY, "r1", encode(beat))  # type: ignore[misc]
+        await watch._exchange_heartbeats()
+        found.append((await gateway.readiness())[CHECK])
+    assert found == ["no replica is ready", "ok", "ok", "no replica is ready"]
 
 
 async def test_a_gateway_without_prices_is_not_ready(broker: redis.Redis, gateway: Gateway) -> None:

@@ -29,10 +29,12 @@ from millrace.cli.up import _Run, up
 from millrace.environment import configuration
 from millrace.local import checks, embedded_models
 from millrace.local import supervisor as supervising
-from millrace.local.bundled_models import ModelChoice
+from millrace.local.bundled_models import MachineSize, ModelChoice
 from millrace.local.model_option import as_setting
 from millrace.local.program import Program, ServiceError, free_port
 from millrace.local.stack import NOT_FOR_WORKERS, Stack
+
+BUNDLED = ("smollm2-135m", "smollm2-135m-int8", "all-minilm-l6-v2")
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -165,6 +167,28 @@ def test_workers_receive_neither_the_database_url_nor_secrets(tmp_path: Path) ->
     assert worker.environ["MILLRACE_WORKER_NAME"] == f"{worker.environ['MILLRACE_WORKER_MODEL']}-0"
 
 
+@pytest.mark.parametrize(
+    ("settings", "workers"),
+    [
+        ({}, {"smollm2-135m": "smollm2-135m-int8,all-minilm-l6-v2"}),  # the bundled models
+        ({"MILLRACE_WORKER_ON_DEMAND_MODELS": ""}, dict.fromkeys(BUNDLED, "")),
+        ({"MILLRACE_MODELS": "a=embedded,b=embedded"}, {"a": "", "b": ""}),
+        (
+            {"MILLRACE_MODELS": "a=embedded,b=embedded,c=embedded", "MILLRACE_WORKER_ON_DEMAND_MODELS": "c"},
+            {"a": "c", "b": ""},
+        ),
+    ],
+)
+def test_one_worker_serves_the_bundled_models(
+    settings: dict[str, str], workers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millrace.local.stack.read_machine_size", lambda: MachineSize(8, 32 << 30))
+    environ = {name: value for name, value in os.environ.items() if name != "MILLRACE_MODELS"}
+    environs = [program.environ for program in Stack(environ | settings).programs() if "worker" in program.name]
+    found = {each["MILLRACE_WORKER_MODEL"]: each["MILLRACE_WORKER_ON_DEMAND_MODELS"] for each in environs}
+    assert found == workers
+
+
 def test_models_on_the_hub_are_replaced_by_the_pulled_directories(tmp_path: Path) -> None:
     models = "a=hub:tiny/qwen3@v1?dtype=float32&quantization=int8,b=embedded"
     stack = Stack(dict(os.environ) | {"MILLRACE_DATA_DIR": str(tmp_path), "MILLRACE_MODELS": models})
@@ -245,6 +269,7 @@ class TinyStack:
     default_model = "m"
     needs_sources = True
     model_choice = ModelChoice((), "m-int8 is not served")
+    on_demand = ("m-embed",)
 
     def __init__(self, state: Path, **scripts: str) -> None:
         (state / "logs").mkdir()
@@ -266,7 +291,7 @@ class TinyStack:
         return TinyPreparation(self.data_dir / "prepared")
 
     def programs(self) -> list[Program]:
-        names = ("settler", "worker-m", "web", "beat", "gateway")
+        names = ("settler", "worker-m", "web", "gateway")
         script = "echo {name} >> {{state}}/started; echo > /dev/fd/$READY_FD; exec sleep 60"
         return [replace(self._program(name, script.format(name=name)), reports_ready=True) for name in names]
 
@@ -311,8 +336,9 @@ async def test_up_starts_prints_instructions_and_stops_on_ctrl_c(
         assert text in said
     assert re.search(r"✓ database schema +\d+\.\d s", said)
     assert "m-int8 is not served" in said
+    assert "Loaded at the first request: m-embed" in said
     assert json.loads((tmp_path / "sources").read_text()) == {"m": "/models/m"}
-    assert sorted((tmp_path / "started").read_text().split()) == ["beat", "gateway", "settler", "web", "worker-m"]
+    assert sorted((tmp_path / "started").read_text().split()) == ["gateway", "settler", "web", "worker-m"]
 
 
 async def test_only_the_first_start_sends_a_request(
@@ -464,10 +490,10 @@ async def test_a_process_that_never_becomes_ready_makes_the_start_fail_with_the_
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervising, "FIRST_PAUSE_SECONDS", 0.01)
-    status, said = await run(TinyStack(tmp_path, beat="sleep 0.1; echo the reason; exit 5"), None, capsys)
+    status, said = await run(TinyStack(tmp_path, web="sleep 0.1; echo the reason; exit 5"), None, capsys)
     assert status == 1
-    assert "! beat ended with status 5; starting it again" in said
-    assert "millrace up: beat ended with status 5, 5 times before the platform was ready." in said
+    assert "! web ended with status 5; starting it again" in said
+    assert "millrace up: web ended with status 5, 5 times before the platform was ready." in said
     assert "Fix the problem in its log" in said
     assert "the reason" in said
     assert "All processes are running." not in said

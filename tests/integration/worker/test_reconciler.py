@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -57,7 +57,12 @@ class FakeWorker:
     """A reconciler whose loads are fake. Loads of the sources in `broken` fail."""
 
     def __init__(
-        self, broker: redis.Redis, name: str, pools: Iterable[str] = ("default",), home: ModelSpec | None = None
+        self,
+        broker: redis.Redis,
+        name: str,
+        pools: Iterable[str] = ("default",),
+        home: ModelSpec | None = None,
+        on_demand: Collection[ModelSpec] = (),
     ) -> None:
         self.loads: list[str] = []
         self.broken: set[str] = set()
@@ -66,7 +71,7 @@ class FakeWorker:
         if home is not None:
             replica = LocalReplica(process_id, home)
             self.load(replica)
-        self.reconciler = Reconciler(broker, name, process_id, tuple(pools), self.load, replica)
+        self.reconciler = Reconciler(broker, name, process_id, tuple(pools), self.load, replica, on_demand)
 
     def load(self, replica: LocalReplica) -> None:
         self.loads.append(replica.spec.key)
@@ -347,6 +352,31 @@ def test_an_idle_deployment_is_unloaded_and_a_demand_loads_it(broker: redis.Redi
     worker.rounds(2)
     assert worker.phases() == {SPEC.key: ReplicaPhase.READY}
     assert worker.loads == [SPEC.key, SPEC.key]
+
+
+def test_a_model_on_demand_is_loaded_at_its_first_request_and_stays_loaded(
+    broker: redis.Redis, want: Callable[..., None]
+) -> None:
+    worker = FakeWorker(broker, "w-0", on_demand=[SPEC])
+    want(wanted())
+    worker.rounds(2)
+    assert (worker.phases(), worker.loads) == ({SPEC.key: ReplicaPhase.UNLOADED}, [])
+    beat = worker.replica(SPEC.key).heartbeat(1, accepts=True, draining=False, disk_low=False)
+    assert (beat.ready, beat.load_ms) == (False, 5000)  # so gateways let a request wait for the load
+    broker.set(demand_key("m"), "")
+    worker.rounds(2)
+    assert (worker.phases(), worker.loads) == ({SPEC.key: ReplicaPhase.READY}, [SPEC.key])
+    broker.delete(demand_key("m"))
+    worker.replica(SPEC.key).used_at = time.monotonic() - 1e6
+    worker.rounds(2)
+    assert worker.phases() == {SPEC.key: ReplicaPhase.READY}
+
+
+def test_a_changed_model_is_loaded_without_a_request(broker: redis.Redis, want: Callable[..., None]) -> None:
+    worker = FakeWorker(broker, "w-0", on_demand=[SPEC])
+    want(wanted(SECOND))
+    worker.rounds(2)
+    assert worker.phases() == {SECOND.key: ReplicaPhase.READY}  # its files may be incomplete
 
 
 def test_an_engine_that_is_being_given_work_is_not_closed(broker: redis.Redis, want: Callable[..., None]) -> None:

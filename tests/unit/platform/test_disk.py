@@ -42,6 +42,19 @@ def test_the_reserve_is_released_when_the_disk_is_almost_full_and_created_again(
     assert not reserve.exists()
 
 
+def test_the_pause_between_checks_is_shorter_than_the_time_to_fill_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = []
+    for spare in (100 << 30, 4 << 30, 0):
+        monkeypatch.setattr(disk_reserve, "free_bytes", lambda _, spare=spare: spare + MIB)
+        keeper = DiskReserve(tmp_path, 4 * MIB)
+        keeper.adjust()
+        pauses.append(keeper.pause_seconds)
+    assert pauses == [1.0, 0.5, 0.1]
+    assert DiskReserve(tmp_path, 0).pause_seconds == 1.0
+
+
 def test_a_reserve_that_does_not_fit_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError("No space left on device")

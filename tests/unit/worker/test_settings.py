@@ -12,7 +12,7 @@ from inference_worker.contract import env
 from inference_worker.contract.engine_config import CPU_PROFILES, PROFILES, EngineConfig, EngineProfile, ProfileName
 from inference_worker.contract.output_formats import REASONING_FORMATS, TOOL_FORMATS
 from inference_worker.contract.settings import ModelSpec, WorkerSettings, format_models, parse_models
-from inference_worker.worker.worker import find_draft_model, step_limits, worker_name
+from inference_worker.worker.worker import find_draft_model, on_demand_specs, step_limits, worker_name
 
 
 def settings(**values: object) -> WorkerSettings:
@@ -134,3 +134,13 @@ def test_a_worker_without_a_model_needs_a_name() -> None:
     assert worker_name(settings(worker_model="none", worker_name="gpu-1")) == "gpu-1"
     with pytest.raises(SystemExit, match="MILLRACE_WORKER_NAME: set a stable name"):
         worker_name(settings(worker_model="none"))
+
+
+def test_the_models_on_demand_are_other_models_of_the_settings() -> None:
+    models = "a=embedded,b=embedded?quantization=int8,c=embedded:minilm"
+    assert on_demand_specs(settings(models=models)) == []
+    found = on_demand_specs(settings(models=models, worker_on_demand_models="c,b"))
+    assert [spec.name for spec in found] == ["c", "b"]
+    for wrong in ("a", "d"):
+        with pytest.raises(SystemExit, match=rf"MILLRACE_WORKER_ON_DEMAND_MODELS: '{wrong}' .*\(b, c\)"):
+            on_demand_specs(settings(models=models, worker_on_demand_models=wrong))

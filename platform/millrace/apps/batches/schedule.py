@@ -16,3 +16,6 @@ BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     },
     "batches-purge-expired": {"task": "batches.purge_expired", "schedule": crontab(minute="41")},
 }
+
+# Functions that return whether an entry's task has work.
+WORK_CHECKS = {"batches-process": "millrace.apps.batches.actions.live_batches"}

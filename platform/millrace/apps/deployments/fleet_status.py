@@ -24,6 +24,7 @@ from inference_worker.contract.messages import (
     REPLICA_SUSPECT_SECONDS,
     REPLICAS_KEY,
     Heartbeat,
+    ReplicaPhase,
     beat_key,
     decode_heartbeat,
     worker_of,
@@ -91,6 +92,13 @@ class FleetStatus:
     def ready(self, model: str) -> int:
         """Return the number of replicas that accept new requests for the model."""
         return sum(replica.state == ReplicaState.READY and replica.beat.model == model for replica in self.replicas)
+
+    def is_loadable(self, model: str) -> bool:
+        """Return whether a replica of the model is loaded on demand. It has measured or assumed how long that takes."""
+        phases = (ReplicaPhase.LOADING, ReplicaPhase.UNLOADED)
+        return any(
+            each.beat.model == model and each.beat.load_ms and each.beat.phase in phases for each in self.replicas
+        )
 
 
 def read_fleet_status() -> FleetStatus:

@@ -21,7 +21,7 @@ from tenants.routing_policies.target_checks import ModelObstacle, find_obstacles
 def read_obstacles(tenant_id: int, models: Collection[str], *, with_replicas: bool = False) -> dict[str, ModelObstacle]:
     """Return the obstacle of each model that cannot serve the tenant's requests now.
 
-    A deployment that is unloaded while idle is loaded by a request, so it needs no ready replica. If Valkey cannot be
+    A deployment that is unloaded while idle, or until its first request, needs no ready replica. If Valkey cannot be
     reached, replicas are not checked.
     """
     with all_tenants_scope(BypassReason.OPERATOR):
@@ -63,4 +63,4 @@ def _not_ready(models: Collection[str]) -> set[str]:
         board = read_fleet_status()
     except redis.RedisError:
         return set()
-    return {model for model in models if not board.ready(model)}
+    return {model for model in models if not board.ready(model) and not board.is_loadable(model)}

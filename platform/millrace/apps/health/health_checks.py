@@ -37,7 +37,7 @@ from billing.pricing.currencies import other_currencies
 from billing.pricing.pricing import Tier
 from inference_worker.contract.command_line import format_command
 from inference_worker.contract.disk import FreeSpace
-from inference_worker.contract.messages import Heartbeat, ReplicaPhase
+from inference_worker.contract.messages import Heartbeat
 from millrace.apps.deployments.deployments import served_specs
 from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState
 from millrace.apps.deployments.gateway_heartbeat import HitRate
@@ -196,14 +196,9 @@ def _broker_away() -> HealthIssue:
     )
 
 
-def _is_scaled_to_zero(board: FleetStatus, model: str) -> bool:
-    """Return whether a replica of the model is loaded on demand."""
-    return any(each.beat.model == model and each.beat.phase == ReplicaPhase.UNLOADED for each in board.replicas)
-
-
 def _models(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
     for spec in served_specs(wanted_loaded=True):
-        if board.ready(spec.name) or _is_scaled_to_zero(board, spec.name):
+        if board.ready(spec.name) or board.is_loadable(spec.name):
             continue
         there = [
             replica

@@ -166,15 +166,19 @@ class ReplicaRegistry:
         Returns:
             None if no replica is unloaded or being loaded, or no load was measured yet.
         """
-        seconds = [
-            replica.heartbeat.load_ms / 1000
-            for replica in self._replicas.values()
+        return min((heartbeat.load_ms / 1000 for heartbeat in self.loadable(key).values()), default=None)
+
+    def loadable(self, key: str) -> dict[str, Heartbeat]:
+        """Return the heartbeats of the replicas whose load a request for the deployment `key` waits for."""
+        phases = (ReplicaPhase.LOADING, ReplicaPhase.UNLOADED)
+        return {
+            replica_id: replica.heartbeat
+            for replica_id, replica in self._replicas.items()
             if replica.deployment_key == key
             and replica.is_responsive
             and replica.heartbeat.load_ms
-            and replica.heartbeat.phase in (ReplicaPhase.LOADING, ReplicaPhase.UNLOADED)
-        ]
-        return min(seconds, default=None)
+            and replica.heartbeat.phase in phases
+        }
 
     def is_prepared(self, key: str) -> bool:
         """Return whether a replica of the deployment `key` has loaded its model before."""

@@ -1,6 +1,6 @@
 """Changes of the gateway's catalog while it runs: new deployments, new versions and removals.
 
-The wanted deployments are read twice a second (inference_worker.contract.deployments). A new version's tokenizer is
+The wanted deployments are read once a second (inference_worker.contract.deployments). A new version's tokenizer is
 loaded once a replica has prepared the model's files, also in the prompt processes. Requests are routed to the new
 version once as many of its replicas are ready as of the old one, or as many as are wanted. Requests that are already
 tokenized run on the old one.
@@ -28,7 +28,6 @@ from inference_worker.contract.deployments import (
     decode_wanted,
 )
 from inference_worker.contract.messages import (
-    HEARTBEAT_SECONDS,
     REPLICAS_KEY,
     Heartbeat,
     ReplicaPhase,
@@ -43,6 +42,7 @@ from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 
 log = structlog.get_logger(__name__)
 
+READ_SECONDS = 1.0
 RETRY_SECONDS = 30.0  # after a tokenizer could not be loaded
 PREPARED = (ReplicaPhase.READY, ReplicaPhase.DRAINING, ReplicaPhase.UNLOADED)  # the model's files are complete
 
@@ -114,7 +114,7 @@ class CatalogUpdater:
                 log.warning("broker_unreachable", error=str(exc))
             except Exception:  # the deployments that are served must not be affected
                 log.exception("catalog_update_failed")
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await asyncio.sleep(READ_SECONDS)
 
     async def update(self) -> None:
         """Read the wanted deployments, and change the catalog as far as the replicas allow."""

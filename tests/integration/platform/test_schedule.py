@@ -1,0 +1,146 @@
+"""The periodic tasks that beat sends only if they have work."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import redis
+from django.db import OperationalError
+
+from inference_worker.contract.credentials import WORKER_KEYS_KEY
+from millrace.apps.batches.models import Batch
+from millrace.conf import scheduler
+from millrace.conf.celery import app
+from millrace.conf.scheduler import WORK_CHECKS, WorkScheduler, has_work
+from millrace.conf.web_jobs import BeatThread, make_service
+from tenants import jobs
+from tenants.isolation.scopes import tenant_scope
+from tenants.jobs import JobKind, JobResult, do_start_job, job_kind, run_jobs
+from tenants.models import OutboxEmail, Tenant
+from tenants.outbox.email_outbox import enqueue_email
+from tenants.permissions import Permission
+
+pytestmark = pytest.mark.django_db
+ALWAYS = "billing-update-rollups"  # an entry without a check
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tasks() -> None:
+    """Import the modules of tasks, as beat and the web jobs do when they start."""
+    app.loader.import_default_modules()
+
+
+@pytest.fixture
+def kind() -> Iterator[JobKind]:
+    yield job_kind("tests.nothing", Permission.USAGE_READ)(lambda tenant, parameters: JobResult(""))
+    del jobs._kinds["tests.nothing"]
+
+
+@pytest.fixture
+def schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[WorkScheduler, list[str]]]:
+    """Return a scheduler of the platform's schedule, and the names of the entries that it has sent."""
+    sent: list[str] = []
+    monkeypatch.setattr(WorkScheduler, "apply_async", lambda self, entry, **_: sent.append(entry.name))
+    found = WorkScheduler(app, schedule_filename=str(tmp_path / "schedule"))
+    yield found, sent
+    found.close()
+
+
+def entries_with_work() -> set[str]:
+    arguments = {name: entry.get("args", ()) for name, entry in app.conf.beat_schedule.items()}
+    return {name for name in WORK_CHECKS if has_work(name, tuple(arguments[name]))}
+
+
+def test_without_work_no_check_finds_any(broker: redis.Redis) -> None:
+    assert len(WORK_CHECKS) == 6
+    assert entries_with_work() == set()
+    assert has_work(ALWAYS, ())
+
+
+def test_each_check_finds_its_work(acme: Tenant, kind: JobKind, broker: redis.Redis) -> None:
+    do_start_job(acme, kind)
+    assert entries_with_work() == {"tenants-run-jobs"}
+    run_jobs()
+    assert entries_with_work() == set()
+
+    with tenant_scope(acme):
+        enqueue_email(acme.pk, ["owner"], "Hello", "Text")
+    assert entries_with_work() == {"tenants-deliver-email"}
+    with tenant_scope(acme):
+        OutboxEmail.objects.for_tenant(acme).update(next_attempt_at=datetime.now(UTC) + timedelta(minutes=1))
+    assert entries_with_work() == set()
+
+    with tenant_scope(acme):
+        batch = Batch.objects.create(
+            name="batch_1",
+            tenant_id=acme.pk,
+            project_id=1,
+            key_id=1,
+            endpoint="/v1/embeddings",
+            input_file="file-1",
+            expires_at=datetime.now(UTC) + timedelta(days=1),
+        )
+    assert entries_with_work() == {"batches-process"}
+    with tenant_scope(acme):
+        Batch.objects.for_tenant(acme).filter(pk=batch.pk).update(status=Batch.Status.COMPLETED)
+    assert entries_with_work() == set()
+
+    broker.sadd(WORKER_KEYS_KEY, "worker-0.1")
+    assert entries_with_work() == {"tenants-deliver-credentials"}
+
+
+def test_beat_sends_what_has_work(
+    acme: Tenant, kind: JobKind, schedule: tuple[WorkScheduler, list[str]], broker: redis.Redis
+) -> None:
+    found, sent = schedule
+    do_start_job(acme, kind)
+    for name in ("tenants-run-jobs", "tenants-deliver-email", ALWAYS):
+        found.apply_entry(found.schedule[name])
+    assert sent == ["tenants-run-jobs", ALWAYS]
+
+
+def test_a_task_whose_check_fails_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: str) -> None:
+        raise OperationalError("the server is starting")
+
+    monkeypatch.setattr(scheduler, "import_string", fail)
+    assert entries_with_work() == set(WORK_CHECKS)
+
+
+def test_the_thread_uses_the_scheduler() -> None:
+    assert isinstance(make_service().get_scheduler(lazy=True), WorkScheduler)
+
+
+class FakeService:
+    """Beat's service. It ends after `stop`, or immediately with an error."""
+
+    def __init__(self, *, is_broken: bool) -> None:
+        self._is_broken = is_broken
+        self._stopping = threading.Event()
+
+    def start(self) -> None:
+        if self._is_broken:
+            raise RuntimeError("a bug")
+        self._stopping.wait()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+
+@pytest.mark.parametrize(("is_broken", "statuses"), [(True, [os.EX_SOFTWARE]), (False, [])])
+def test_the_process_ends_if_beat_fails(is_broken: bool, statuses: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr("millrace.conf.web_jobs.os._exit", ended.append)
+    thread = BeatThread(FakeService(is_broken=is_broken))
+    thread.start()
+    if is_broken:
+        thread.join()
+    else:
+        thread.stop()
+    assert not thread.is_alive()
+    assert ended == statuses
