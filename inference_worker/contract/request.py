@@ -173,7 +173,7 @@ class Request:
 
 
 class TokenCounts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Tokens by class and searches, from the engine to the invoice. The first four classes are the prompt's length."""
+    """Tokens by class and searches, from the engine to the invoice. PROMPT_CLASSES are the prompt's length."""
 
     uncached: int = 0
     cache_read: int = 0
@@ -186,7 +186,7 @@ class TokenCounts(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def prompt(self) -> int:
-        return self.uncached + self.cache_read + self.cache_write_5m + self.cache_write_1h
+        return self.uncached + self.cache_read + self.cache_write
 
     @property
     def cache_write(self) -> int:
@@ -203,8 +203,8 @@ class TokenCounts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 # The columns of `TokenCounts` in every table. NOTE: append, never reorder: the prices of a usage event have this order.
 TOKEN_COLUMNS = TokenCounts.__struct_fields__
-TOKEN_CLASSES = TOKEN_COLUMNS[:5]  # tokens that an execution used
-PROMPT_CLASSES = TOKEN_COLUMNS[:4]
+PROMPT_CLASSES = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h")
+TOKEN_CLASSES = (*PROMPT_CLASSES, "output")  # tokens that an execution used
 
 
 @dataclass(frozen=True, slots=True)
