@@ -18,7 +18,7 @@ from frontend.core.languages import lazy_text as _lazy
 from frontend.core.navigation import sections
 from frontend.core.page_context import PageContext, operator_page, tenant_page
 from frontend.core.rendering import render_page
-from millrace.apps.operations.deployments import served_specs
+from millrace.apps.deployments.deployments import served_specs
 from millrace.apps.request_log.selectors import Filters, requests_page
 from tenants.models import ApiKey, Project, Tenant, User
 from tenants.permissions import Permission

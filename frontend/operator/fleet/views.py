@@ -19,8 +19,8 @@ from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from frontend.operator.fleet import page
-from millrace.apps.operations.costs import do_set_machine_cost
-from millrace.apps.operations.deployments import served_specs
+from millrace.apps.deployments.deployments import served_specs
+from millrace.apps.health.costs import do_set_machine_cost
 
 PANELS = Panels(
     "operator-fleet-panel",

@@ -21,7 +21,7 @@ from frontend.core.numbers import Margin, Money
 from frontend.core.page_context import PageContext
 from frontend.operator.tenants import spending
 from frontend.operator.tenants.spending import BudgetText, Spent
-from millrace.apps.operations.budget_usage import highest_budgets, tenants_near_limits
+from millrace.apps.health.budget_usage import highest_budgets, tenants_near_limits
 from tenants.models import Tenant
 
 PAGE_SIZE = 50
