@@ -7,6 +7,7 @@ from threading import Lock
 from django.http import HttpResponse
 from django.utils import translation
 from drf_spectacular.generators import SchemaGenerator
+from drf_spectacular.utils import extend_schema
 from drf_spectacular.views import SpectacularAPIView
 from rest_framework.renderers import BaseRenderer
 from rest_framework.request import Request
@@ -18,6 +19,7 @@ _generation = Lock()
 class ManagementSchemaView(SpectacularAPIView):
     """Return the document as YAML or JSON. It depends only on code and settings, so a process generates it once."""
 
+    @extend_schema(exclude=True)
     def get(self, request: Request) -> HttpResponse:
         """Return the document in the media type that the request accepts."""
         renderer, _ = self.perform_content_negotiation(request)
