@@ -63,8 +63,8 @@ class Component(StrEnum):
     def __new__(
         cls,
         name: str,
-        label: str,
-        invoice_label: str,
+        label: str = "",  # a call by name only returns the member
+        invoice_label: str = "",
         unit: str = "tokens",
         plain: str = "uncached",
         is_optional: bool = False,
