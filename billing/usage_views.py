@@ -20,13 +20,13 @@ def usage_views(tokens: Sequence[str], before: Sequence[str] = ()) -> migrations
     `tokens` are the columns of usage events and adjustments with the counts of a component, in the order of
     `price_ids`.
     """
-    drop = [f"DROP VIEW {name}" for name in _NAMES]
+    drop = tuple(f"DROP VIEW {name}" for name in _NAMES)
     if not before:
         return migrations.RunSQL(_create(tokens), drop)
-    return migrations.RunSQL([*drop, *_create(tokens)], [*drop, *_create(before)])
+    return migrations.RunSQL((*drop, *_create(tokens)), (*drop, *_create(before)))
 
 
-def _create(tokens: Sequence[str]) -> list[str]:
+def _create(tokens: Sequence[str]) -> tuple[str, ...]:
     values = {
         "columns": ", ".join(tokens),
         "names": ", ".join(f"'{name}'" for name in tokens),
@@ -34,4 +34,4 @@ def _create(tokens: Sequence[str]) -> list[str]:
     for place, names in (("", tokens[:_FIRST]), ("later_", tokens[_FIRST:])):
         values[f"{place}billed_tokens"] = ", ".join(f"e.{name} * billed AS {name}" for name in names)
         values[f"{place}adjusted_tokens"] = ", ".join(f"a.{name}" for name in names)
-    return [read_sql(_SQL / f"{name}.sql", **values) for name in _NAMES]
+    return tuple(read_sql(_SQL / f"{name}.sql", **values) for name in _NAMES)
