@@ -15,7 +15,7 @@ from billing.amounts import FEMTO_DIGITS, NANO_DIGITS, decimal
 from billing.metering.usage import BUCKETS, GROUPS, instant, span
 from billing.models import ExecutionOutcome, Price, UsageEvent
 from billing.pricing.pricing import COMPONENTS
-from inference_worker.contract.request import TOKEN_CLASSES
+from inference_worker.contract.request import PROMPT_CLASSES, TOKEN_CLASSES
 
 
 @extend_schema_field(OpenApiTypes.DATETIME)
@@ -141,12 +141,11 @@ def _part(names: tuple[str, ...]) -> Callable[[Any], dict[str, Any]]:
 class UsageTokensSerializer(serializers.Serializer[Any]):
     """Tokens by billing class. `input` is the sum of the four input classes."""
 
-    uncached = serializers.IntegerField()
-    cache_read = serializers.IntegerField()
-    cache_write_5m = serializers.IntegerField()
-    cache_write_1h = serializers.IntegerField()
     input = serializers.IntegerField()
     output = serializers.IntegerField()
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        return {**{name: serializers.IntegerField() for name in PROMPT_CLASSES}, **super().get_fields()}
 
     def to_representation(self, instance: Any) -> dict[str, int]:
         tokens = _part(TOKEN_CLASSES)(instance)

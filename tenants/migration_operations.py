@@ -95,10 +95,6 @@ class SqlFiles:
         drop = tuple(f"DROP FUNCTION {name} CASCADE" for name in reversed(names))
         return migrations.RunSQL([self.read(name) for name in names], drop)
 
-    def view(self, name: str) -> migrations.RunSQL:
-        """Return the operation that creates this view."""
-        return migrations.RunSQL([self.read(name)], [f"DROP VIEW {name}"])
-
     def read(self, name: str, **values: str) -> str:
         """Return the SQL of a file."""
         return read_sql(self._directory / f"{name}.sql", **self._values, **values)

@@ -1,7 +1,8 @@
 """The texts that other packages create in English and that the console translates.
 
 They are the messages of rejected actions and of parsers whose errors forms show, the titles and advice of health
-issues, the descriptions of webhook events, the texts of tenant settings and the reasons why endpoints are disabled.
+issues, the descriptions of webhook events, the texts of tenant settings, the reasons why endpoints are disabled and the
+labels of price components.
 Values in them become placeholders: `f"{name} exists"` is `%(name)s exists`.
 `make messages` writes them to frontend/locale/backend_texts.json.
 """
@@ -69,6 +70,8 @@ _Scope = ast.Module | ast.FunctionDef
 
 def backend_texts(root: Path = ROOT) -> list[str]:
     """Return the texts of all modules, each once, in the order of the modules."""
+    from billing.pricing.pricing import Component  # not needed to build a wheel
+
     found: dict[str, None] = {}
     for directory in DIRECTORIES:
         for path in sorted((root / directory).rglob("*.py")):
@@ -78,7 +81,8 @@ def backend_texts(root: Path = ROOT) -> list[str]:
         if (root / name).exists():
             texts = texts_of((root / name).read_text(encoding="utf-8"), arguments=_PARSER_ERRORS)
             found |= dict.fromkeys(text for text in (_POSITION.sub("", text) for text in texts) if _has_words(text))
-    return list(found | dict.fromkeys(_OF_LIBRARIES))
+    labels = (text for component in Component for text in (component.label, component.invoice_label))
+    return list(found | dict.fromkeys((*labels, *_OF_LIBRARIES)))
 
 
 def texts_of(

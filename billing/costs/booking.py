@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from msgspec.structs import astuple
-
 from billing.metering.arrays import array, text_array
 from billing.pricing.pricing import Rate, RateCard, Tier, decode_rates, prices
 from inference_worker.contract.messages import ExecutionUsage
@@ -111,8 +109,8 @@ def cost_of(card: RateCard | None, counts: TokenCounts, at: int) -> Cost:
     """Return the cost of tokens, admitted at that microsecond. Tokens of a class without a price are uncosted."""
     rates: dict[Any, Rate] = {} if card is None else prices(card, counts.prompt, at)
     cost = uncosted = 0
-    for component, count in zip(TOKEN_CLASSES, astuple(counts), strict=False):
-        rate = rates.get(component)
+    for component in TOKEN_CLASSES:
+        rate, count = rates.get(component), getattr(counts, component)
         if rate is None:
             uncosted += count
         else:
@@ -168,7 +166,7 @@ def _row(usage: BookedUsage, cards: CostCards) -> tuple[Any, ...]:
         is_of_tenant,
         event.usage_source,
         event.outcome,
-        *astuple(used)[: len(TOKEN_CLASSES)],
+        *(getattr(used, name) for name in TOKEN_CLASSES),
         *cost,
         usage.unbilled_femto,
     )

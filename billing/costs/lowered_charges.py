@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from msgspec.structs import astuple
-
 from billing.budgets import reservations
 from billing.budgets.reservations import ReservationUse
 from billing.metering.duplicate_events import (
@@ -20,13 +18,14 @@ from billing.metering.duplicate_events import (
     write_adjustment,
 )
 from billing.models import Price, UsageEvent
-from billing.pricing.pricing import COMPONENTS, PLAIN
+from billing.pricing.pricing import COMPONENTS, PLAIN, Component
 from billing.pricing.pricing import prices as applying_rates
 from billing.pricing.rating import rate_cards
 from inference_worker.contract.messages import BillingContext
 from inference_worker.contract.request import PROMPT_CLASSES, TOKEN_CLASSES, TokenCounts
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNCACHED, _CACHE_READ = (COMPONENTS.index(component) for component in (Component.UNCACHED, Component.CACHE_READ))
 
 
 class LoweredCharge(NamedTuple):
@@ -50,7 +49,7 @@ def lower_charge(cursor: Any, key: ExecutionKey, counts: TokenCounts, *, apply: 
         return LoweredCharge(0, True)
     event = UsageEvent.objects.all_tenants().get(admitted_at=key[0], request_id=key[1], execution=key[2])
     prices = _prices(event)
-    change = _change(execution.sums, astuple(counts), has_read_price=prices[1] is not None)
+    change = _change(execution.sums, counts, has_read_price=prices[_CACHE_READ] is not None)
     femto = sum(count * _nano(price) for count, price in zip(change, prices, strict=True))
     if femto >= 0:
         return LoweredCharge(0, False)
@@ -70,15 +69,15 @@ def lower_charge(cursor: Any, key: ExecutionKey, counts: TokenCounts, *, apply: 
     return LoweredCharge(-femto, apply)
 
 
-def _change(charged: Sequence[int], counts: Sequence[int], *, has_read_price: bool) -> tuple[int, ...]:
+def _change(charged: Sequence[int], counts: TokenCounts, *, has_read_price: bool) -> tuple[int, ...]:
     """Return the change of each component. Cache reads may grow by what the uncached tokens lose."""
-    change = [min(0, count - own) for own, count in zip(charged, counts[: len(TOKEN_CLASSES)], strict=False)]
-    moved = min(-change[0], max(0, counts[1] - charged[1]))
-    if has_read_price:
-        change[1] += moved
-    else:
-        change[0] += moved
-    return (*change, *[0] * (len(COMPONENTS) - len(TOKEN_CLASSES)))
+    change = [
+        min(0, getattr(counts, component) - own) if component in TOKEN_CLASSES else 0
+        for component, own in zip(COMPONENTS, charged, strict=False)
+    ]
+    moved = min(-change[_UNCACHED], max(0, counts.cache_read - charged[_CACHE_READ]))
+    change[_CACHE_READ if has_read_price else _UNCACHED] += moved
+    return tuple(change)
 
 
 def _prices(event: UsageEvent) -> list[Price | None]:

@@ -15,12 +15,11 @@ from decimal import Decimal, DecimalException, localcontext
 from typing import Any
 
 from django.db import connection
-from msgspec.structs import astuple
 
 from billing.amounts import FEMTO_DIGITS
 from billing.costs.lowered_charges import lower_charge
 from billing.models import ExecutionCost, UsageSource
-from inference_worker.contract.request import TOKEN_CLASSES, TokenCounts
+from inference_worker.contract.request import PROMPT_CLASSES, TOKEN_CLASSES, TokenCounts
 from tenants import csv_tables
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -232,7 +231,7 @@ def _booked(export: ProviderExport, names: Mapping[str, str]) -> list[ExecutionC
 def _sums(rows: Sequence[ExecutionCost]) -> ProviderCounts:
     counted = ProviderCounts(cached_tokens=0, cost_femto=0, rows=0)
     for row in rows:
-        tokens = row.uncached + row.cache_read + row.cache_write_5m + row.cache_write_1h
+        tokens = sum(getattr(row, name) for name in PROMPT_CLASSES)
         counted.add(ProviderCounts(tokens, row.cache_read, row.output, int(row.cost_femto)))
     return counted
 
@@ -260,7 +259,7 @@ def _credit(rows: Sequence[ExecutionCost], counted: ProviderCounts, *, apply: bo
     credit, is_credited = 0, False
     left = ProviderCounts(counted.input_tokens, counted.cached_tokens, counted.output_tokens)
     for row in rows:
-        booked = TokenCounts(*(getattr(row, name) for name in TOKEN_CLASSES))
+        booked = TokenCounts(**{name: getattr(row, name) for name in TOKEN_CLASSES})
         wanted = _fitted(booked, left)
         left.input_tokens -= wanted.prompt
         left.output_tokens -= wanted.output
@@ -278,15 +277,15 @@ def _credit(rows: Sequence[ExecutionCost], counted: ProviderCounts, *, apply: bo
 
 def _fitted(counts: TokenCounts, limit: ProviderCounts) -> TokenCounts:
     """Return the counts, reduced to the provider's. Excess input is taken from the uncached tokens first."""
-    classes = list(astuple(counts)[: len(TOKEN_CLASSES)])
+    tokens = {name: getattr(counts, name) for name in TOKEN_CLASSES}
     excess = max(0, counts.prompt - limit.input_tokens)
-    for place in (0, 2, 3, 1):  # uncached, cache writes, cache reads
-        removed = min(excess, classes[place])
-        classes[place] -= removed
+    for name in sorted(PROMPT_CLASSES, key=lambda name: name == "cache_read"):  # cache reads last
+        removed = min(excess, tokens[name])
+        tokens[name] -= removed
         excess -= removed
     if limit.cached_tokens is not None:
-        moved = min(max(0, limit.cached_tokens - classes[1]), classes[0])
-        classes[0] -= moved
-        classes[1] += moved
-    classes[4] = min(classes[4], limit.output_tokens)
-    return TokenCounts(*classes)
+        moved = min(max(0, limit.cached_tokens - tokens["cache_read"]), tokens["uncached"])
+        tokens["uncached"] -= moved
+        tokens["cache_read"] += moved
+    tokens["output"] = min(tokens["output"], limit.output_tokens)
+    return TokenCounts(**tokens)

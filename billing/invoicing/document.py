@@ -24,18 +24,9 @@ from billing.amounts import (
 )
 from billing.models import CHARGES, Invoice, InvoiceLine
 from billing.pricing.currencies import CrossRate
+from billing.pricing.pricing import Component
 from tenants.currencies import DEFAULT_MINOR_DIGITS
 
-COMPONENTS = {
-    "uncached": "Input tokens",
-    "cache_read": "Input tokens, cached",
-    "cache_write_5m": "Input tokens, cache write (5 minutes)",
-    "cache_write_1h": "Input tokens, cache write (1 hour)",
-    "output": "Output tokens",
-    "answer_hit_input": "Input tokens of cached responses",
-    "answer_hit_output": "Output tokens of cached responses",
-    "searches": "Searches",
-}
 _RATE_UNITS = {RATE_DIGITS: "micro", FINE_RATE_DIGITS: "pico"}  # by the decimals of exchange rates
 TITLES = {
     "invoice": "Invoice",
@@ -233,7 +224,7 @@ def _line_words(line: Mapping[str, Any], currency: str) -> dict[str, str]:
         f"v{line['price_version']}",
     )
     return {
-        "what": COMPONENTS[line["component"]],
+        "what": Component(line["component"]).invoice_label,
         "note": ", ".join(part for part in note if part),
         "quantity": f"{line['tokens']:,}",
         "price": f"{symbol(currency)}{decimal(line['nano_per_million'], NANO_DIGITS, 2)} / M",

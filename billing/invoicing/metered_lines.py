@@ -11,11 +11,6 @@ from billing.models import Invoice, InvoiceLine, MeteredUsage, Period
 from billing.pricing.metered import metered_units, units_an_hour
 from billing.pricing.pricing import Component
 
-_LABELS = {
-    Component.CACHE_STORAGE: ("Cache storage", "token-hours"),
-    Component.MACHINE_HOURS: ("Machine time", "machine-hours"),
-    Component.SEARCHES: ("Searches", "searches"),
-}
 _DIGITS = 3  # decimals of hours in descriptions
 
 
@@ -37,7 +32,7 @@ def metered_lines(invoice: Invoice, before: int) -> list[InvoiceLine]:
         component = Component(name)
         units = sum(metered_units(component, row.amount, row.started_at, row.ended_at) for row in rows)
         thousandths = half_up(units * 10**_DIGITS, units_an_hour(component))
-        label, unit = _LABELS[component]
+        label, unit = component.invoice_label, component.unit
         amount, price = decimal(thousandths, _DIGITS), decimal(nano, NANO_DIGITS, 2)
         femto = sum(int(row.cost_femto) for row in rows)
         lines.append(

@@ -171,7 +171,7 @@ def _sums(event: ExecutionUsage, rated: Rated) -> tuple[int, ...]:
 
 def tokens_of(sums: Sequence[int]) -> int:
     """Return the tokens of prompt and output."""
-    return sum(sums[: len(TOKEN_CLASSES)])
+    return sum(count for name, count in zip(TOKEN_COLUMNS, sums, strict=False) if name in TOKEN_CLASSES)
 
 
 def _priced(first: list[int | None] | None, second: list[int | None] | None) -> list[int | None] | None:

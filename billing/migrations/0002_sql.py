@@ -16,6 +16,7 @@ from typing import Any
 
 from django.db import migrations
 
+from billing.usage_views import usage_views
 from tenants.isolation import rls
 from tenants.isolation.db_roles import APP, SYSTEM
 from tenants.migration_operations import SqlFiles, combine
@@ -28,11 +29,6 @@ TOKENS = (
 SQL = SqlFiles(
     __file__,
     tenant=rls.TENANT,
-    columns=", ".join(TOKENS),
-    names=", ".join(f"'{name}'" for name in TOKENS),
-    # The last one is at the end of the view.
-    billed_tokens=", ".join(f"e.{name} * billed AS {name}" for name in TOKENS[:-1]),
-    adjusted_tokens=", ".join(f"a.{name}" for name in TOKENS[:-1]),
     # Of a budget `b` and a budget period `p`.
     limit="b.amount + p.rolled_over + CASE WHEN b.increase_expires_at > now() THEN b.temporary_increase ELSE 0 END",
     unit="array_position(ARRAY['money', 'tokens', 'requests'], p.unit::text)",
@@ -159,8 +155,7 @@ class Migration(migrations.Migration):
         ),
         migrations.RunPython(create_partitions, drop_partitions),
         combine(
-            SQL.view("billing_rated_line"),
-            SQL.view("billing_usagechange"),
+            usage_views(TOKENS),
             *(rls.same_tenant(*key) for key in SAME_TENANT),
             *(rls.operations(table) for table in _tables(*WRITTEN_BY_APP, *READ_BY_APP)),
             *(rls.shared_or_own(table) for table in _tables(*SHARED_OR_OWN)),

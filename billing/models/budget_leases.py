@@ -8,6 +8,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import F, Q
 
+from billing.models.token_columns import PricedTokens
 from tenants.isolation.scopes import TenantManager
 
 
@@ -132,7 +133,7 @@ class EarlyRelease(models.Model):
         return f"{self.request_id}/{self.execution}"
 
 
-class Adjustment(models.Model):
+class Adjustment(PricedTokens):
     """A signed correction of a usage event, added to the event's counts. Written once.
 
     Columns are named as the event's. `outcome` is the reason of the correction.
@@ -153,14 +154,6 @@ class Adjustment(models.Model):
     project_id = models.BigIntegerField()
     key_id = models.BigIntegerField()
     model = models.CharField(max_length=128)
-    uncached = models.IntegerField()
-    cache_read = models.IntegerField()
-    cache_write_5m = models.IntegerField()
-    cache_write_1h = models.IntegerField()
-    output = models.IntegerField()
-    answer_hit_input = models.IntegerField()
-    answer_hit_output = models.IntegerField()
-    searches = models.IntegerField(db_default=0, help_text="of a cross-encoder")
     price_version = models.BigIntegerField(null=True)
     price_ids = ArrayField(models.BigIntegerField(null=True), null=True)
     cost_femto = models.DecimalField(max_digits=38, decimal_places=0)

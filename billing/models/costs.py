@@ -10,6 +10,7 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import F, Q
 
+from billing.models.token_columns import ExecutionTokens
 from billing.pricing.pricing import RateCard, Tier, decode_rates
 
 
@@ -39,7 +40,7 @@ class CostCard(models.Model):
         return RateCard(self.pk, None, self.model, Tier.STANDARD, effective_from, decode_rates(self.rates))
 
 
-class ExecutionCost(models.Model):
+class ExecutionCost(ExecutionTokens):
     """The operator's cost of one execution, booked once, whatever the tenant pays for it.
 
     The tokens are those that were reported; the usage event has those that the tenant is charged for.
@@ -55,11 +56,6 @@ class ExecutionCost(models.Model):
     is_tenant_credential = models.BooleanField(help_text="the tenant pays the provider, so the cost is 0")
     usage_source = models.CharField(max_length=9)
     outcome = models.CharField(max_length=16, help_text="as reported with the tokens")
-    uncached = models.IntegerField()
-    cache_read = models.IntegerField()
-    cache_write_5m = models.IntegerField()
-    cache_write_1h = models.IntegerField()
-    output = models.IntegerField()
     cost_card_id = models.BigIntegerField(null=True, help_text="None: the deployment had none")
     cost_femto = models.DecimalField(max_digits=38, decimal_places=0)
     uncosted_tokens = models.IntegerField(help_text="of classes without a price in the cost card")

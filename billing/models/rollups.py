@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from django.db import models
 
+from billing.models.token_columns import TokenSums
 from inference_worker.contract.request import TOKEN_COLUMNS
 from tenants.isolation.scopes import TenantManager
 
@@ -29,20 +30,12 @@ class _Grouped(models.Model):
         abstract = True
 
 
-class _Summed(models.Model):
+class _Summed(TokenSums):
     """Numbers of executions by outcome, and tokens by class and searches without those of failed executions."""
 
     completed = models.BigIntegerField()
     cancelled = models.BigIntegerField()
     failed = models.BigIntegerField()
-    uncached = models.BigIntegerField()
-    cache_read = models.BigIntegerField()
-    cache_write_5m = models.BigIntegerField()
-    cache_write_1h = models.BigIntegerField()
-    output = models.BigIntegerField()
-    answer_hit_input = models.BigIntegerField()
-    answer_hit_output = models.BigIntegerField()
-    searches = models.BigIntegerField(db_default=0, help_text="of cross-encoders")
     unpinned_tokens = models.BigIntegerField()
     reasoning_tokens = models.BigIntegerField(db_default=0, help_text="part of output")
     cost_femto = models.DecimalField(max_digits=38, decimal_places=0)

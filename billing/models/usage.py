@@ -13,6 +13,7 @@ from django.db import models
 from django.db.models import F, Q
 from django.db.models.expressions import Combinable
 
+from billing.models.token_columns import PricedTokens
 from inference_worker.contract.request import TOKEN_CLASSES
 from tenants.isolation.scopes import TenantManager
 
@@ -54,7 +55,7 @@ class UsageSource(models.TextChoices):
     ESTIMATED = "estimated"  # counted by Millrace, because the upstream sent no final usage
 
 
-class UsageEvent(models.Model):
+class UsageEvent(PricedTokens):
     """The usage and cost of one execution. Written once by the settler; triggers reject changes.
 
     NOTE: (request_id, execution) must be unique, but PostgreSQL requires the partition column in the primary key. The
@@ -76,11 +77,6 @@ class UsageEvent(models.Model):
     attempt = models.IntegerField()
     outcome = models.CharField(max_length=16, choices=ExecutionOutcome)
     finish_reason = models.CharField(max_length=64)
-    uncached = models.IntegerField()
-    cache_read = models.IntegerField()
-    cache_write_5m = models.IntegerField()
-    cache_write_1h = models.IntegerField()
-    output = models.IntegerField()
     replica_id = models.CharField(max_length=128)
     block_size = models.IntegerField()
     queue_us = models.BigIntegerField()
@@ -92,7 +88,6 @@ class UsageEvent(models.Model):
     reserved_nano = models.BigIntegerField(null=True, help_text="reserved at admission, in nano-USD")
     answer_hit_input = models.IntegerField(db_default=0)
     answer_hit_output = models.IntegerField(db_default=0)
-    searches = models.IntegerField(db_default=0, help_text="of a cross-encoder")
     price_ids = ArrayField(
         models.BigIntegerField(null=True), null=True, help_text="in the order of pricing.COMPONENTS; None: not priced"
     )

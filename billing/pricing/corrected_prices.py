@@ -17,6 +17,7 @@ from django.db import connection
 
 from billing.models import Invoice, Rerating
 from billing.pricing.price_book import parse
+from inference_worker.contract.request import PROMPT_CLASSES, TOKEN_COLUMNS
 
 # Usage of a billing period with its adjustments of some billing periods, by charged price and pair of corrected ones.
 _DIFFERENCES = """
@@ -26,28 +27,19 @@ WITH corrected AS (
         from_tokens int, until_tokens int, from_minute int, until_minute int,
         from_weekday int, until_weekday int, time_zone text)
 ), changes AS (
-    SELECT admitted_at, request_id, execution, uncached, cache_read, cache_write_5m, cache_write_1h, output,
-        answer_hit_input, answer_hit_output, searches, price_ids, 1 AS events,
-        uncached + cache_read + cache_write_5m + cache_write_1h + answer_hit_input AS prompt
-    FROM billing_usageevent
+    SELECT e.admitted_at, e.request_id, e.execution, {of_event}, e.price_ids, 1 AS events, {prompt} AS prompt
+    FROM billing_usageevent e
     WHERE %(with_events)s AND tenant_id = %(tenant)s AND invoice_period = %(period)s
         AND admitted_at >= %(starts_at)s AND admitted_at < %(ends_at)s AND model = ANY(%(models)s)
     UNION ALL
-    SELECT a.admitted_at, a.request_id, a.execution, a.uncached, a.cache_read, a.cache_write_5m, a.cache_write_1h,
-        a.output, a.answer_hit_input, a.answer_hit_output, a.searches, a.price_ids, 0,
-        e.uncached + e.cache_read + e.cache_write_5m + e.cache_write_1h + e.answer_hit_input
+    SELECT a.admitted_at, a.request_id, a.execution, {of_adjustment}, a.price_ids, 0, {prompt}
     FROM billing_adjustment a JOIN billing_usageevent e USING (admitted_at, request_id, execution)
     WHERE a.tenant_id = %(tenant)s AND e.invoice_period = %(period)s AND a.invoice_period = ANY(%(adjusted_in)s)
         AND a.admitted_at >= %(starts_at)s AND a.admitted_at < %(ends_at)s AND a.model = ANY(%(models)s)
 ), used AS (
     SELECT c.admitted_at, c.prompt, c.events, line.component, line.tokens, line.price_id
-    FROM changes c CROSS JOIN LATERAL unnest(
-        ARRAY['uncached', 'cache_read', 'cache_write_5m', 'cache_write_1h', 'output',
-            'answer_hit_input', 'answer_hit_output', 'searches'],
-        ARRAY[c.uncached, c.cache_read, c.cache_write_5m, c.cache_write_1h, c.output,
-            c.answer_hit_input, c.answer_hit_output, c.searches],
-        c.price_ids
-    ) AS line (component, tokens, price_id)
+    FROM changes c CROSS JOIN LATERAL unnest(ARRAY[{names}], ARRAY[{of_change}], c.price_ids)
+        AS line (component, tokens, price_id)
     WHERE line.price_id IS NOT NULL AND line.tokens <> 0
 ), priced AS (
     SELECT u.*, p.model, p.tier, v.number AS version, new.from_tokens, new.from_minute, new.until_minute,
@@ -65,6 +57,11 @@ FROM priced WHERE old_nano <> new_nano
 GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15, 16, 17 HAVING sum(tokens) <> 0
 ORDER BY 1, 2, 3, 4, 5, 6, 15, 16, 17, 8, 7, 9, 10
 """.format(  # noqa: S608
+    names=", ".join(f"'{name}'" for name in TOKEN_COLUMNS),
+    of_event=", ".join(f"e.{name}" for name in TOKEN_COLUMNS),
+    of_adjustment=", ".join(f"a.{name}" for name in TOKEN_COLUMNS),
+    of_change=", ".join(f"c.{name}" for name in TOKEN_COLUMNS),
+    prompt=" + ".join(f"e.{name}" for name in (*PROMPT_CLASSES, "answer_hit_input")),
     matches="""c.book_id = p.book_id AND c.tenant_id IS NOT DISTINCT FROM p.tenant_id
                 AND c.model = p.model AND c.tier = p.tier AND c.component = p.component
                 AND u.admitted_at >= c.starts_at AND u.admitted_at < c.ends_at
@@ -72,7 +69,7 @@ ORDER BY 1, 2, 3, 4, 5, 6, 15, 16, 17, 8, 7, 9, 10
                 AND extract(epoch FROM (u.admitted_at AT TIME ZONE c.time_zone)::time)
                     BETWEEN c.from_minute * 60 AND c.until_minute * 60 - 0.000001
                 AND extract(isodow FROM u.admitted_at AT TIME ZONE c.time_zone) > c.from_weekday
-                AND extract(isodow FROM u.admitted_at AT TIME ZONE c.time_zone) <= c.until_weekday"""
+                AND extract(isodow FROM u.admitted_at AT TIME ZONE c.time_zone) <= c.until_weekday""",
 )
 _AFFECTED = """
 SELECT DISTINCT i.id, i.tenant_id

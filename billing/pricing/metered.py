@@ -19,7 +19,7 @@ __all__ = ["MAX_AMOUNT", "MAX_TIME", "METERED", "metered_cost", "metered_units"]
 
 def metered_units(component: Component, amount: int, started_at: datetime, ended_at: datetime) -> int:
     """Return an amount over a time in microsecond units, or the number of searches."""
-    if component == Component.SEARCHES:
+    if component not in METERED:
         return amount
     return amount * ((ended_at - started_at) // timedelta(microseconds=1))
 
@@ -31,4 +31,4 @@ def metered_cost(component: Component, units: int, nano_per_million: int) -> int
 
 def units_an_hour(component: Component) -> int:
     """Return the number of units in a token-hour or machine-hour, or 1 for searches."""
-    return 1 if component == Component.SEARCHES else _MICROSECONDS_AN_HOUR
+    return _MICROSECONDS_AN_HOUR if component in METERED else 1

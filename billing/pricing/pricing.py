@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from billing.amounts import whole_units
-from inference_worker.contract.request import TokenCounts
+from inference_worker.contract.request import TOKEN_COLUMNS, TokenCounts
 
 MINUTES_A_DAY = 1440
 DAYS_A_WEEK = 7
@@ -27,31 +27,61 @@ NO_END = 2**31 - 1  # of a range of prompt lengths: above any prompt
 
 
 class Component(StrEnum):
-    """A priced part of a request, or metered usage that is not part of one."""
+    """A priced part of a request, or metered usage that is not part of one.
 
-    UNCACHED = "uncached"
-    CACHE_READ = "cache_read"
-    CACHE_WRITE_5M = "cache_write_5m"
-    CACHE_WRITE_1H = "cache_write_1h"
-    OUTPUT = "output"
-    ANSWER_HIT_INPUT = "answer_hit_input"  # tokens that a cached answer made unnecessary: of the prompt,
-    ANSWER_HIT_OUTPUT = "answer_hit_output"  # and of the answer
-    CACHE_STORAGE = "cache_storage"  # by token-hours
-    MACHINE_HOURS = "machine_hours"  # of a dedicated deployment
-    SEARCHES = "searches"  # of a cross-encoder; part of a request
+    The parts of a request have the names of `TokenCounts`. Forms, price files, invoices and quotes are in this order.
+
+    Attributes:
+        label: in the console, which translates it.
+        unit: of the amount on invoices.
+        plain: the component whose price counts without a cache.
+        is_optional: whether it is free without a price. A request with another component without a price is rejected.
+    """
+
+    UNCACHED = "uncached", "Input", "Input tokens"
+    CACHE_READ = "cache_read", "Cache read", "Input tokens, cached"
+    CACHE_WRITE_5M = "cache_write_5m", "Cache write, 5 min", "Input tokens, cache write (5 minutes)"
+    CACHE_WRITE_1H = "cache_write_1h", "Cache write, 1 h", "Input tokens, cache write (1 hour)"
+    OUTPUT = "output", "Output", "Output tokens", "tokens", "output"
+    # Tokens that a cached answer made unnecessary: of the prompt, and of the answer.
+    ANSWER_HIT_INPUT = "answer_hit_input", "Cached response, input", "Input tokens of cached responses"
+    ANSWER_HIT_OUTPUT = (
+        *("answer_hit_output", "Cached response, output", "Output tokens of cached responses"),
+        *("tokens", "output"),
+    )
+    CACHE_STORAGE = "cache_storage", "Cache storage, token-hours", "Cache storage", "token-hours", "cache_storage"
+    # Of a dedicated deployment.
+    MACHINE_HOURS = "machine_hours", "Machine-hours", "Machine time", "machine-hours", "machine_hours"
+    SEARCHES = "searches", "Searches", "Searches", "searches", "searches", True  # of a cross-encoder
+
+    label: str
+    invoice_label: str
+    unit: str
+    plain: str
+    is_optional: bool
+
+    def __new__(
+        cls,
+        name: str,
+        label: str = "",  # a call by name only returns the member
+        invoice_label: str = "",
+        unit: str = "tokens",
+        plain: str = "uncached",
+        is_optional: bool = False,
+    ) -> Component:
+        component = str.__new__(cls, name)
+        component._value_ = name
+        component.label, component.invoice_label, component.unit = label, invoice_label, unit
+        component.plain, component.is_optional = plain, is_optional
+        return component
 
 
 PRICED = tuple(Component)
-METERED = (Component.CACHE_STORAGE, Component.MACHINE_HOURS)
-# NOTE: in the order of TOKEN_COLUMNS and of `UsageEvent.price_ids`
-COMPONENTS = tuple(component for component in Component if component not in METERED)
-OUTPUTS = (Component.OUTPUT, Component.ANSWER_HIT_OUTPUT)
+COMPONENTS = tuple(map(Component, TOKEN_COLUMNS))  # in the order of `UsageEvent.price_ids`
+METERED = tuple(component for component in Component if component not in COMPONENTS)
+PLAIN = {component: Component(component.plain) for component in Component}
+OUTPUTS = tuple(component for component in COMPONENTS if PLAIN[component] == Component.OUTPUT)
 _FIRST_WEEKDAY = 3  # 1970 started on a Thursday
-# The components without a cache.
-PLAIN = {
-    **{component: Component.OUTPUT if component in OUTPUTS else Component.UNCACHED for component in COMPONENTS},
-    Component.SEARCHES: Component.SEARCHES,
-}
 
 
 class Tier(StrEnum):
@@ -163,7 +193,7 @@ def prices(rate_card: RateCard, prompt_tokens: int, at: int) -> dict[Component, 
 def price(rate_card: RateCard, counts: TokenCounts, at: int) -> Rated:
     """Return the cost of an execution's tokens and searches, admitted at that microsecond.
 
-    Searches without a price cost nothing: a cross-encoder may be priced by tokens only.
+    Optional components without a price cost nothing: a cross-encoder may be priced by tokens only.
 
     Raises:
         UnknownPriceError: a component used has no price.
@@ -179,7 +209,7 @@ def price(rate_card: RateCard, counts: TokenCounts, at: int) -> Rated:
             applies = rates[number]
             if applies is None:
                 component = COMPONENTS[number]
-                if component == Component.SEARCHES:
+                if component.is_optional:
                     continue
                 raise UnknownPriceError(f"{rate_card.model} ({rate_card.tier}) has no price for {component}")
             price_ids[number], nano_per_million, plain = applies

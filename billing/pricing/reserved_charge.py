@@ -54,7 +54,7 @@ def charge(
         _fold_unpriced(rate_card, rates, tokens)
     charged = [0] * len(tokens)
     price_ids: list[int | None] = [None] * len(tokens)
-    cost = saved = unbilled = 0
+    cost = saved = unbilled = used = 0
     for number, (component, count) in enumerate(zip(COMPONENTS, tokens, strict=True)):
         if not count:
             continue
@@ -64,7 +64,8 @@ def charge(
         if max_femto is not None and nano:
             fitting = min(fitting, (max_femto - cost) // nano)
         if max_tokens is not None and component in TOKEN_CLASSES:
-            fitting = min(fitting, max_tokens - sum(charged))
+            fitting = min(fitting, max_tokens - used)
+            used += fitting
         charged[number] = fitting
         unbilled += (count - fitting) * nano
         if fitting and rate is not None:
@@ -101,7 +102,7 @@ def _fold_unpriced(rate_card: RateCard, rates: dict[Component, Rate], tokens: li
         UnknownPriceError: uncached or output tokens have no price.
     """
     for number, component in enumerate(COMPONENTS):
-        if not tokens[number] or component in rates or component == Component.SEARCHES:
+        if not tokens[number] or component in rates or component.is_optional:
             continue
         if component not in TOKEN_CLASSES or component in OUTPUTS or Component.UNCACHED not in rates:
             raise UnknownPriceError(f"{rate_card.model} ({rate_card.tier}) has no price for {component}")

@@ -1,7 +1,7 @@
 """Translation of texts that other packages create in English.
 
-They are messages of rejected actions, health issues, descriptions of webhook events, texts of tenant settings and
-reasons why endpoints are disabled. They stay in English in the API, in logs and in the database.
+They are messages of rejected actions, health issues, descriptions of webhook events, texts of tenant settings, reasons
+why endpoints are disabled and labels of price components. They stay in English in the API, in logs and in the database.
 frontend/locale/backend_texts.json has their patterns, see `tools/backend_texts.py`.
 """
 

@@ -201,7 +201,7 @@ class Tokenizer:
     def detokenizer(self, params: SamplingParams, splitter: ReasoningSplitter | None = None) -> Detokenizer:
         """Return a detokenizer for one output."""
         text = self if params.skip_special_tokens else _SpecialTokenText(self)
-        return Detokenizer(text, params.stop, splitter, include_stop=params.include_stop)
+        return Detokenizer(text, params.stop, splitter, include_stop=params.include_stop_str_in_output)
 
     @property
     def has_chat_template(self) -> bool:

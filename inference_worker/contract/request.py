@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec.structs import astuple
@@ -15,6 +15,24 @@ from inference_worker.contract.upstreams import UsageSource
 FinishReason = Literal["stop", "length", "cancelled", "content_filter"]  # the last one: only of upstreams
 ConstraintType = Literal["json_schema", "json_object", "regex", "grammar", "tools"]
 MissReason = Literal["too_short", "first_use", "expired_or_evicted", "prefix_changed"]
+MAX_LOGPROBS = 20
+
+
+def documented(**keywords: Any) -> msgspec.Meta:
+    """Return an annotation that adds JSON Schema keywords to a type. msgspec does not check them."""
+    return msgspec.Meta(extra_json_schema=keywords)
+
+
+# Types of sampling parameters with their ranges, which `check_sampling` checks and the API document shows.
+Temperature = Annotated[float, documented(minimum=0, maximum=2.0)]
+TopP = Annotated[float, documented(exclusiveMinimum=0, maximum=1)]
+TopK = Annotated[int, documented(minimum=0, maximum=2**31 - 1)]
+Seed = Annotated[int, documented(minimum=-(2**63), maximum=2**63 - 1)]
+MinP = Annotated[float, documented(minimum=0, maximum=1)]
+Penalty = Annotated[float, documented(minimum=-2, maximum=2)]
+RepetitionPenalty = Annotated[float, documented(minimum=0.1, maximum=10)]
+Logprobs = Annotated[int, documented(minimum=0, maximum=MAX_LOGPROBS)]
+NumAnswers = Annotated[int, documented(minimum=1, maximum=128)]
 
 
 class ServiceClass(IntEnum):
@@ -56,27 +74,33 @@ class RequestError:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Parameters of token selection and of the end of the output. The gateway checks their ranges."""
+    """Parameters of token selection and of the end of the output, by their names in requests.
 
-    max_tokens: int = 16
-    temperature: float = 1.0  # 0 is greedy
-    top_p: float = 1.0
-    top_k: int = 0  # 0 is off
-    seed: int | None = None  # None: chosen at random at submission
+    The API document, the checks and the requests to upstreams are derived from these fields.
+    """
+
+    max_tokens: Annotated[int, documented(minimum=1)] = 16
+    temperature: Temperature = 1.0  # 0 is greedy
+    top_p: TopP = 1.0
+    top_k: TopK = 0  # 0 is off
+    seed: Seed | None = None  # None: chosen at random at submission
     stop: tuple[str, ...] = ()  # the output ends before the first of these
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    min_p: float = 0.0  # excludes tokens below this share of the highest probability
+    min_p: MinP = 0.0  # excludes tokens below this share of the highest probability
     min_tokens: int = 0  # before them, neither EOS nor a stop id or string ends the output
-    presence_penalty: float = 0.0  # subtracted from the logits of the output's tokens
-    frequency_penalty: float = 0.0  # the same, times the token's count
-    repetition_penalty: float = 1.0  # divides (multiplies, below 0) the logits of tokens in prompt or output
+    presence_penalty: Penalty = 0.0  # subtracted from the logits of the output's tokens
+    frequency_penalty: Penalty = 0.0  # the same, times the token's count
+    repetition_penalty: RepetitionPenalty = 1.0  # divides (below 0: multiplies) logits of tokens in prompt or output
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, number added to its logit)
-    logprobs: int | None = None  # number of most likely tokens, in addition to the chosen one; None: off
-    prompt_logprobs: int | None = None  # the same for each prompt token except the first
-    n: int = 1  # outputs for one prompt; output i has the seed `seed + i`
-    include_stop: bool = False  # the text includes the stop string, or the text of the stop token, that ended it
+    logprobs: Logprobs | None = None  # number of most likely tokens, in addition to the chosen one; None: off
+    prompt_logprobs: Logprobs | None = None  # the same for each prompt token except the first
+    n: NumAnswers = 1  # outputs for one prompt; output i has the seed `seed + i`
+    include_stop_str_in_output: bool = False  # the stop string, or the text of the stop token
     skip_special_tokens: bool = True  # the text leaves out special tokens
+
+
+SAMPLING_PARAMETERS = tuple(field.name for field in fields(SamplingParams))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +173,7 @@ class Request:
 
 
 class TokenCounts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Tokens by class and searches, from the engine to the invoice. The first four classes are the prompt's length."""
+    """Tokens by class and searches, from the engine to the invoice. PROMPT_CLASSES are the prompt's length."""
 
     uncached: int = 0
     cache_read: int = 0
@@ -162,7 +186,7 @@ class TokenCounts(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def prompt(self) -> int:
-        return self.uncached + self.cache_read + self.cache_write_5m + self.cache_write_1h
+        return self.uncached + self.cache_read + self.cache_write
 
     @property
     def cache_write(self) -> int:
@@ -179,8 +203,8 @@ class TokenCounts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 # The columns of `TokenCounts` in every table. NOTE: append, never reorder: the prices of a usage event have this order.
 TOKEN_COLUMNS = TokenCounts.__struct_fields__
-TOKEN_CLASSES = TOKEN_COLUMNS[:5]  # tokens that an execution used
-PROMPT_CLASSES = TOKEN_COLUMNS[:4]
+PROMPT_CLASSES = ("uncached", "cache_read", "cache_write_5m", "cache_write_1h")
+TOKEN_CLASSES = (*PROMPT_CLASSES, "output")  # tokens that an execution used
 
 
 @dataclass(frozen=True, slots=True)

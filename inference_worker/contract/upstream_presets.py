@@ -29,8 +29,8 @@ class UpstreamPreset:
     max_tokens: str = "max_tokens"  # the name of the field with the maximum output
     seed: str = "seed"  # the name of the seed's field
     repetition_penalty: str = "repetition_penalty"
-    # The parameters that it applies, by their names in `SamplingParams` or in chat completions. "json_schema" and
-    # "json_object" are formats of `response_format`; "include_usage" is an option of `stream_options`.
+    # The parameters that it applies, by their names in chat completions. "json_schema" and "json_object" are formats of
+    # `response_format`; "include_usage" is an option of `stream_options`.
     parameters: frozenset[str] = _OPENAI
     cache_key: str = ""  # the field that separates the provider's prompt caches; empty: it has none
     image_tokens: int = 4096  # the maximum tokens of an image

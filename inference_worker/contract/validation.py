@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from inference_worker.contract.request import RequestRejected, SamplingParams
 
-MAX_TEMPERATURE = 2.0
-MAX_TOP_K = 2**31 - 1
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 300
-MAX_LOGPROBS = 20
-MAX_ANSWERS = 128
+
+
+class ParameterRange(msgspec.Struct, frozen=True, rename={"above": "exclusiveMinimum"}):
+    """The range of a parameter, read from the JSON Schema keywords of its type."""
+
+    minimum: int | float | None = None
+    above: int | float | None = None
+    maximum: int | float | None = None
+
+    def includes(self, value: float) -> bool:
+        return (  # NaN is in no range
+            (self.minimum is None or value >= self.minimum)
+            and (self.above is None or value > self.above)
+            and (self.maximum is None or value <= self.maximum)
+        )
+
+    def __str__(self) -> str:
+        if self.maximum is None:
+            return f"at least {self.minimum}"
+        if self.above is not None:
+            return f"above {self.above} and at most {self.maximum}"
+        return f"from {self.minimum} to {self.maximum}"
+
+
+def _read_ranges() -> dict[str, ParameterRange]:
+    parameters = msgspec.json.schema_components([SamplingParams])[1]["SamplingParams"]["properties"]
+    read = {name: msgspec.convert(each.get("anyOf", [each])[0], ParameterRange) for name, each in parameters.items()}
+    return {name: found for name, found in read.items() if found != ParameterRange()}
+
+
+RANGES = _read_ranges()  # of the parameters of `SamplingParams` that have one
 
 
 def has_penalties(params: SamplingParams) -> bool:
@@ -25,23 +54,10 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     Raises:
         RequestRejected: `invalid_value`, naming the parameter.
     """
-    if params.max_tokens < 1:
-        raise _invalid("max_tokens", "must be at least 1")
-    _within("min_tokens", params.min_tokens, 0, params.max_tokens)
-    _within("temperature", params.temperature, 0, MAX_TEMPERATURE)
-    if not 0 < params.top_p <= 1:  # NaN is in no range
-        raise _invalid("top_p", "must be above 0 and at most 1")
-    _within("top_k", params.top_k, 0, MAX_TOP_K)
-    _within("min_p", params.min_p, 0, 1)
-    _within("presence_penalty", params.presence_penalty, -2, 2)
-    _within("frequency_penalty", params.frequency_penalty, -2, 2)
-    _within("repetition_penalty", params.repetition_penalty, 0.1, 10)
-    _within("n", params.n, 1, MAX_ANSWERS)
-    if params.seed is not None:
-        _within("seed", params.seed, -(2**63), 2**63 - 1)
-    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
-        if count is not None:
-            _within(name, count, 0, MAX_LOGPROBS)
+    for name, declared in (RANGES | {"min_tokens": ParameterRange(0, maximum=params.max_tokens)}).items():
+        value = getattr(params, name)
+        if value is not None and not declared.includes(value):
+            raise _invalid(name, f"must be {declared}")
     _check_stops(params, vocab_size)
     _check_bias(params, vocab_size)
 
@@ -67,11 +83,6 @@ def _check_bias(params: SamplingParams, vocab_size: int) -> None:
         raise _invalid("logit_bias", "has a token twice")
     if any(not -100 <= value <= 100 for _, value in bias):
         raise _invalid("logit_bias", "values must be from -100 to 100")
-
-
-def _within(name: str, value: float, minimum: float, maximum: float) -> None:
-    if not minimum <= value <= maximum:  # NaN is in no range
-        raise _invalid(name, f"must be from {minimum} to {maximum}")
 
 
 def _invalid(name: str, problem: str) -> RequestRejected:

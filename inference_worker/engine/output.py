@@ -79,7 +79,7 @@ def append_token(
     # A token that ends the output is part of its text only with `include_stop`.
     is_stop_token = token_id in params.stop_token_ids and may_stop and not is_reasoning
     if is_stop_token or (token_id in eos_token_ids and not params.ignore_eos and may_stop):
-        if params.include_stop and text is not None:
+        if params.include_stop_str_in_output and text is not None:
             output.text, output.reasoning = text.push(token_id, may_stop=False), text.reasoning
         return end(seq, output, "stop", token_id if is_stop_token else None)
     if text is not None:

@@ -484,7 +484,7 @@ def _tokens(live: ActiveJob, outputs: list[RequestOutput]) -> Tokens:
         else [
             logprob
             for output in outputs
-            for logprob in _text_logprobs(output, include_stop=live.job.params.include_stop)
+            for logprob in _text_logprobs(output, include_stop=live.job.params.include_stop_str_in_output)
         ],
         prompt if live.next_seq == 0 else None,
         next((output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None), None),

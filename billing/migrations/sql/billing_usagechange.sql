@@ -6,7 +6,8 @@ SELECT e.admitted_at, e.request_id, e.execution, e.settled_at, e.tenant_id, e.pr
     (e.outcome = 'completed')::int AS completed, (e.outcome = 'cancelled')::int AS cancelled,
     (e.outcome = 'failed')::int AS failed,
     {{billed_tokens}}, e.unpinned_tokens * billed AS unpinned_tokens,
-    e.cost_femto, e.saved_femto, e.reasoning_tokens * billed AS reasoning_tokens, e.searches * billed AS searches
+    e.cost_femto, e.saved_femto, e.reasoning_tokens * billed AS reasoning_tokens,
+    {{later_billed_tokens}}
 FROM billing_usageevent e
 CROSS JOIN LATERAL (SELECT (e.outcome <> 'failed')::int AS billed) AS counted
 LEFT JOIN billing_compiledratecard rate_card ON rate_card.id = e.price_version
@@ -18,7 +19,8 @@ SELECT a.admitted_at, a.request_id, a.execution, a.created_at, a.tenant_id, a.pr
         WHEN 'cancelled' THEN (e.outcome = 'completed')::int ELSE 0 END,
     CASE a.outcome WHEN 'failed' THEN (e.outcome <> 'failed')::int ELSE 0 END,
     {{adjusted_tokens}}, 0,
-    a.cost_femto, a.saved_femto, CASE WHEN a.output = -e.output THEN -e.reasoning_tokens ELSE 0 END, a.searches
+    a.cost_femto, a.saved_femto, CASE WHEN a.output = -e.output THEN -e.reasoning_tokens ELSE 0 END,
+    {{later_adjusted_tokens}}
 FROM billing_adjustment a
 JOIN billing_usageevent e USING (admitted_at, request_id, execution)
 LEFT JOIN billing_compiledratecard rate_card ON rate_card.id = a.price_version;

@@ -12,6 +12,8 @@ from django.utils.translation import gettext as _
 from billing.amounts import decimal, symbol
 from billing.invoicing import document
 from billing.models import Account, Invoice, InvoiceEmail, InvoiceLine, LedgerEntry
+from billing.pricing.pricing import Component
+from frontend.core.backend_messages import translated
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money, exact
 from frontend.tenant.invoices.states import owed_on, state_of, today_of
@@ -24,14 +26,6 @@ _WORDS = {
     "Debit note": _lazy("Debit note"),
     "Invoice": _lazy("Invoice"),
     "Receipt": _lazy("Receipt"),
-    "Input tokens": _lazy("Input tokens"),
-    "Input tokens, cached": _lazy("Input tokens, cached"),
-    "Input tokens, cache write (5 minutes)": _lazy("Input tokens, cache write (5 minutes)"),
-    "Input tokens, cache write (1 hour)": _lazy("Input tokens, cache write (1 hour)"),
-    "Output tokens": _lazy("Output tokens"),
-    "Input tokens of cached responses": _lazy("Input tokens of cached responses"),
-    "Output tokens of cached responses": _lazy("Output tokens of cached responses"),
-    "Searches": _lazy("Searches"),
 }
 
 
@@ -111,7 +105,7 @@ def _line(line: InvoiceLine, url: str, currency: str) -> dict[str, Any]:
         what = _("Monthly commitment") if line.line_type == InvoiceLine.LineType.COMMITMENT else line.description
         return {"label": what, "note": "", "tokens": None, "price": None, "url": "", **amounts}
     return {
-        "label": word(document.COMPONENTS[line.component]),
+        "label": translated(Component(line.component).invoice_label),
         "note": note_of(line),
         "tokens": line.tokens,
         "price": Money.nano(line.nano_per_million, currency),  # per 1M tokens

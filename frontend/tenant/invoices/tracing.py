@@ -13,14 +13,14 @@ from urllib.parse import urlencode
 from django.db import connection
 from django.utils.translation import gettext as _
 
-from billing.invoicing import document
 from billing.metering.archives import require_usage
 from billing.metering.usage import instant
 from billing.models import Invoice, InvoiceLine
+from billing.pricing.pricing import Component
 from frontend.core.backend_messages import translated
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
-from frontend.tenant.invoices.document import cents_of, note_of, signed, word
+from frontend.tenant.invoices.document import cents_of, note_of, signed
 from tenants.actions import Conflict
 
 PAGE_SIZE = 50
@@ -70,7 +70,7 @@ def trace_line(ctx: PageContext, invoice: Invoice, line: InvoiceLine, here: str,
     exact, amount, residue = cents_of(line, currency)
     return {
         "line": line,
-        "label": word(document.COMPONENTS[line.component]),
+        "label": translated(Component(line.component).invoice_label),
         "note": note_of(line),
         "price": Money.nano(line.nano_per_million, currency),
         "exact": exact,

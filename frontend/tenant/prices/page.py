@@ -16,24 +16,14 @@ from billing.models import CompiledRateCard
 from billing.pricing.price_book import WEEKDAYS, NewPrice, PriceRanges
 from billing.pricing.pricing import DAYS_A_WEEK, MINUTES_A_DAY, NO_END, Component, Tier
 from billing.pricing.rate_cards import current_prices
+from frontend.core.backend_messages import lazy_translated
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import text_param
 from frontend.core.numbers import Money, exact
 from frontend.core.page_context import PageContext
 
 MAX_CHANGES = 12
-COLUMNS = (
-    (Component.UNCACHED, _lazy("Input")),
-    (Component.CACHE_READ, _lazy("Cache read")),
-    (Component.CACHE_WRITE_5M, _lazy("Cache write, 5 min")),
-    (Component.CACHE_WRITE_1H, _lazy("Cache write, 1 h")),
-    (Component.OUTPUT, _lazy("Output")),
-    (Component.ANSWER_HIT_INPUT, _lazy("Cached response, input")),
-    (Component.ANSWER_HIT_OUTPUT, _lazy("Cached response, output")),
-    (Component.CACHE_STORAGE, _lazy("Cache storage, token-hours")),
-    (Component.MACHINE_HOURS, _lazy("Machine-hours")),
-    (Component.SEARCHES, _lazy("Searches")),
-)
+COLUMNS = tuple((component, lazy_translated(component.label)) for component in Component)
 TIERS = {
     Tier.STANDARD: _lazy("Standard"),
     Tier.BATCH: _lazy("Batch"),

@@ -10,6 +10,8 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 
 from billing.models import Adjustment, UsageEvent
+from billing.pricing.pricing import Component
+from frontend.core.backend_messages import translated
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money, duration, exact, exact_places, share
 from frontend.core.page_context import PageContext
@@ -17,7 +19,7 @@ from frontend.tenant.keys.key_limits import NAMES
 from frontend.tenant.requests.log import CACHE_LABELS, SCOPES, bound_text, status_text
 from frontend.tenant.requests.messages import curl_of, indented_body, messages_of
 from frontend.tenant.requests.timeline import events_of, timeline_of
-from inference_worker.contract.request import TOKEN_CLASSES
+from inference_worker.contract.request import PROMPT_CLASSES, TOKEN_CLASSES
 from millrace.apps.request_log import selectors
 from millrace.apps.request_log.models import RequestOutcome, RequestRecord
 from millrace.apps.request_log.request_budgets import HeldFrom
@@ -45,16 +47,6 @@ ADJUSTMENTS = {
     "failed": _lazy("Corrected: failed"),
     "cancelled": _lazy("Corrected: cancelled"),
     "reconciled": _lazy("Corrected: the provider counted fewer tokens"),
-}
-COMPONENTS = {
-    "uncached": _lazy("Input"),
-    "cache_read": _lazy("Cache reads"),
-    "cache_write_5m": _lazy("Cache writes, 5 min"),
-    "cache_write_1h": _lazy("Cache writes, 1 h"),
-    "output": _lazy("Output"),
-    "answer_hit_input": _lazy("Cached response, input"),
-    "answer_hit_output": _lazy("Cached response, output"),
-    "searches": _lazy("Searches"),
 }
 PERIODS = {"day": _lazy("per day"), "month": _lazy("per month"), "lifetime": _lazy("in total")}
 WRITE_DELAY = timedelta(minutes=1)  # records and usage are written in bulk, some seconds after a request's end
@@ -306,14 +298,14 @@ def _execution(execution: RequestExecution) -> dict[str, Any]:
     """Return an execution with the parts of its duration and the calculation of its cost."""
     event = execution.event
     lines = [
-        (COMPONENTS[line.component], line.tokens, Money.nano(line.nano_per_million), Money(line.femto))
+        (_component_label(line.component), line.tokens, Money.nano(line.nano_per_million), Money(line.femto))
         for line in execution.lines
     ]
     adjustments = [
         (_place_reason(adjustment), adjustment.created_at, Money(int(adjustment.cost_femto)))
         for adjustment in execution.adjustments
     ]
-    tokens = [(COMPONENTS[name], getattr(event, name)) for name in TOKEN_CLASSES]
+    tokens = [(_component_label(name), getattr(event, name)) for name in TOKEN_CLASSES]
     if event.host_tokens:
         tokens.append((_("of the cache reads, from CPU memory"), event.host_tokens))
     if event.reasoning_tokens:
@@ -341,9 +333,13 @@ def _execution(execution: RequestExecution) -> dict[str, Any]:
     }
 
 
+def _component_label(name: str) -> str:
+    return translated(Component(name).label)
+
+
 def _cache(event: UsageEvent) -> dict[str, Any] | None:
     """Return what part of the input came from the prompt cache; None without input."""
-    whole = event.uncached + event.cache_read + event.cache_write_5m + event.cache_write_1h
+    whole = sum(getattr(event, name) for name in PROMPT_CLASSES)
     if not whole or event.outcome == "failed":
         return None
     written = event.cache_write_5m + event.cache_write_1h

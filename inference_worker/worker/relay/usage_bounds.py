@@ -7,7 +7,7 @@ from dataclasses import replace
 import structlog
 
 from inference_worker.contract.messages import InferenceJob
-from inference_worker.contract.request import RequestError, RequestOutput, TokenCounts
+from inference_worker.contract.request import PROMPT_CLASSES, RequestError, RequestOutput, TokenCounts
 from inference_worker.contract.upstreams import UpstreamSpec
 
 log = structlog.get_logger(__name__)
@@ -53,6 +53,6 @@ def bound_usage(counts: TokenCounts, max_prompt: int, max_output: int) -> TokenC
     """
     output = min(counts.output, max_output)
     if counts.prompt <= max_prompt:
-        return TokenCounts(counts.uncached, counts.cache_read, counts.cache_write_5m, counts.cache_write_1h, output)
+        return TokenCounts(**{name: getattr(counts, name) for name in PROMPT_CLASSES}, output=output)
     uncached = min(counts.uncached + counts.cache_write, max_prompt)
     return TokenCounts(uncached, min(counts.cache_read, max_prompt - uncached), output=output)

@@ -61,7 +61,7 @@ def test_before_min_tokens_neither_a_stop_token_nor_eos_ends_the_output() -> Non
 
 def text_of(text: str, least: int, *stop: str, **params: Any) -> tuple[str, str | int | None]:
     """Return the output for `text`, with one token per character, and its end."""
-    detokenizer = Detokenizer(Letters(), stop, include_stop=params.get("include_stop", False))
+    detokenizer = Detokenizer(Letters(), stop, include_stop=params.get("include_stop_str_in_output", False))
     seq = EngineSequence(request("x", 1, max_tokens=len(text), min_tokens=least, stop=stop, **params), detokenizer)
     found = ""
     for char in text:
@@ -81,11 +81,11 @@ def test_a_stop_string_before_min_tokens_is_text() -> None:
 
 
 def test_the_text_includes_its_end_if_requested() -> None:
-    assert text_of("one. two", 0, ". ", include_stop=True) == ("one. ", ". ")
-    for include_stop, wanted in ((False, "one"), (True, "one$")):
-        assert text_of("one$ two", 0, ". ", include_stop=include_stop) == (wanted, None)
-        stop_token: dict[str, Any] = {"stop_token_ids": (ord("$"),), "include_stop": include_stop}
-        assert text_of("one$ two", 0, **stop_token) == (wanted, ord("$"))
+    assert text_of("one. two", 0, ". ", include_stop_str_in_output=True) == ("one. ", ". ")
+    for is_included, wanted in ((False, "one"), (True, "one$")):
+        included: dict[str, Any] = {"include_stop_str_in_output": is_included}
+        assert text_of("one$ two", 0, ". ", **included) == (wanted, None)
+        assert text_of("one$ two", 0, stop_token_ids=(ord("$"),), **included) == (wanted, ord("$"))
 
 
 def test_special_tokens_are_text_if_requested() -> None:

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
-from inference_worker.contract.request import TokenCounts
+from inference_worker.contract.request import SAMPLING_PARAMETERS, TokenCounts
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import ResponseSpec, Writer
 from millrace.gateway.http.endpoints import batches, feedback, files, message_batches
@@ -37,12 +37,10 @@ ROOT = Path(__file__).parents[3]
 SPECS = ROOT / "tests" / "data" / "api_specs"
 OURS: dict[str, Any] = yaml.safe_load(document.DOCUMENT.read_text(encoding="utf-8"))
 EXTENSIONS = {  # not in OpenAI's description; vLLM's names, except `speculation`
-    *("top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids"),
+    *SAMPLING_PARAMETERS,
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "priority"),
-    *("add_special_tokens", "truncate_prompt_tokens", "skip_special_tokens"),
-    *("include_stop_str_in_output", "prompt_logprobs"),
+    *("add_special_tokens", "truncate_prompt_tokens", "thinking_token_budget", "speculation"),
     *("chat_template_kwargs", "add_generation_prompt", "continue_final_message"),
-    *("thinking_token_budget", "speculation"),
 }
 BODIES = [
     ("ChatBody", ChatBody, "openai", "CreateChatCompletionRequest"),

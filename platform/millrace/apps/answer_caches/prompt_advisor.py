@@ -18,24 +18,25 @@ from django.db import connection
 from billing.models import UsageEvent
 from billing.pricing.pricing import Component, prices
 from billing.pricing.rating import rate_cards
+from inference_worker.contract.request import PROMPT_CLASSES
 from millrace.apps.request_log.stored_prompts import decode_body, read_bodies
 
 WINDOW = 64  # tokens: changes within one window are one group
 MAX_GROUPS = 10
 MONTH, MICROSECOND = timedelta(days=30), timedelta(microseconds=1)
 MAX_TEXT = 80  # characters of the changing part that are returned
-_GROUPS = """
+_GROUPS = f"""
 SELECT key_id, model, min(changed_at), count(*), sum(uncached),
-    avg(uncached + cache_read + cache_write_5m + cache_write_1h)::int,
+    avg({" + ".join(PROMPT_CLASSES)})::int,
     (array_agg(price_version ORDER BY admitted_at DESC))[1], max(admitted_at),
     (array_agg(request_id ORDER BY admitted_at DESC))[1:2]
-FROM {events}
+FROM {{events}}
 WHERE tenant_id = %(tenant)s AND admitted_at >= %(start)s AND admitted_at < %(end)s
     AND miss_reason = 'prefix_changed' AND changed_at IS NOT NULL AND outcome = 'completed'
 GROUP BY key_id, model, changed_at / %(window)s
 HAVING count(*) > 1
 ORDER BY sum(uncached) DESC LIMIT %(most)s
-"""
+"""  # noqa: S608  (column names, nothing from outside)
 
 
 @dataclass(frozen=True)

@@ -92,13 +92,11 @@ class OutcomesQuery(PeriodQuery):
 class RequestUsageSerializer(serializers.Serializer[Usage]):
     """The usage and cost of a request, including adjustments."""
 
-    uncached = serializers.IntegerField()
-    cache_read = serializers.IntegerField()
-    cache_write_5m = serializers.IntegerField()
-    cache_write_1h = serializers.IntegerField()
-    output = serializers.IntegerField()
     usd = serializers.CharField(help_text="Exact amount.")
     saved_usd = serializers.CharField(help_text="Saved by the prefix cache; negative if the cache writes cost more.")
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        return {**{name: serializers.IntegerField() for name in TOKEN_CLASSES}, **super().get_fields()}
 
     def to_representation(self, instance: Usage) -> dict[str, Any]:
         money = {"usd": format_usd(instance.cost_femto), "saved_usd": format_usd(instance.saved_femto)}
@@ -180,11 +178,6 @@ class RequestExecutionSerializer(serializers.Serializer[RequestExecution]):
     prefill_us = serializers.IntegerField()
     decode_us = serializers.IntegerField()
     duration_us = serializers.IntegerField(source="event.duration_us")
-    uncached = serializers.IntegerField(source="event.uncached")
-    cache_read = serializers.IntegerField(source="event.cache_read")
-    cache_write_5m = serializers.IntegerField(source="event.cache_write_5m")
-    cache_write_1h = serializers.IntegerField(source="event.cache_write_1h")
-    output = serializers.IntegerField(source="event.output")
     reasoning_tokens = serializers.IntegerField(
         source="event.reasoning_tokens", help_text="The part of the output before the answer."
     )
@@ -210,6 +203,12 @@ class RequestExecutionSerializer(serializers.Serializer[RequestExecution]):
     price_version = serializers.IntegerField(source="event.price_version", allow_null=True)
     lines = serializers.SerializerMethodField()
     adjustments = ExecutionAdjustmentSerializer(many=True)
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        fields = list(super().get_fields().items())
+        place = [name for name, _ in fields].index("reasoning_tokens")
+        tokens = [(name, serializers.IntegerField(source=f"event.{name}")) for name in TOKEN_CLASSES]
+        return dict([*fields[:place], *tokens, *fields[place:]])
 
     @extend_schema_field(ExecutionLineSerializer(many=True))
     def get_lines(self, execution: RequestExecution) -> list[dict[str, Any]]:

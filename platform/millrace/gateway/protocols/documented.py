@@ -1,32 +1,22 @@
-"""Types of request parameters with their ranges, from which `make docs-openapi` writes docs/openapi.yaml.
+"""Types of request parameters with their limits, from which `make docs-openapi` writes docs/openapi.yaml.
 
-The ranges only document: the readers check them, and answer with an error that names the parameter.
+The limits only document: the readers check them, and answer with an error that names the parameter. The types of
+sampling parameters are in `inference_worker.contract.request`.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
-
-from inference_worker.contract.validation import MAX_TEMPERATURE
+from inference_worker.contract.request import documented
 
 MAX_LABEL_CHARACTERS = 512
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARACTERS = 64
 
-
-def documented(**keywords: Any) -> msgspec.Meta:
-    """Return an annotation that adds JSON Schema keywords to the document."""
-    return msgspec.Meta(extra_json_schema=keywords)
-
-
 Positive = Annotated[int, documented(minimum=1)]
 NotNegative = Annotated[int, documented(minimum=0)]
 NotEmpty = Annotated[str, documented(minLength=1)]
-Temperature = Annotated[float, documented(minimum=0, maximum=MAX_TEMPERATURE)]
-TopP = Annotated[float, documented(exclusiveMinimum=0, maximum=1)]
-Penalty = Annotated[float, documented(minimum=-2, maximum=2)]
 Label = Annotated[str, documented(maxLength=MAX_LABEL_CHARACTERS)]
 LabelMap = Annotated[
     dict[str, Label],

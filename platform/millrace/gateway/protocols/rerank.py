@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import msgspec
 
-from inference_worker.contract.request import SamplingParams, TokenCounts
+from inference_worker.contract.request import SamplingParams, TokenCounts, documented
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.protocols.buffered_writer import BufferedWriter, usage_object
-from millrace.gateway.protocols.documented import Label, NotEmpty, Positive, documented
+from millrace.gateway.protocols.documented import Label, NotEmpty, Positive
 from millrace.gateway.protocols.openai.parameters import check_labels, read_request, within
 from millrace.gateway.protocols.unknown_fields import IgnoredFields
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from psycopg.types.json import Jsonb
 
+from inference_worker.contract.request import documented
 from millrace.apps.batches.storage import new_name
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.request_db import Connection
@@ -20,7 +21,7 @@ from millrace.gateway.http.endpoints.files import (
 )
 from millrace.gateway.http.queries import read_limit, read_query
 from millrace.gateway.lifecycle.batch_runner import DIALECTS
-from millrace.gateway.protocols.documented import LabelMap, documented
+from millrace.gateway.protocols.documented import LabelMap
 from millrace.gateway.protocols.openai.parameters import check_labels, read_body
 from tenants.keys.snapshot import ApiKeySnapshot
 

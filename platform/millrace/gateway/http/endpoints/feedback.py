@@ -8,9 +8,10 @@ import msgspec
 from psycopg.types.json import Jsonb
 
 from inference_worker.contract.messages import claim_key
+from inference_worker.contract.request import documented
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.http.consumer import HttpConsumer
-from millrace.gateway.protocols.documented import LabelMap, documented
+from millrace.gateway.protocols.documented import LabelMap
 from millrace.gateway.protocols.openai.parameters import check_labels, read_body
 from tenants.keys.snapshot import ApiKeySnapshot
 

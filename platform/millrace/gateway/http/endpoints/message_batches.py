@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from inference_worker.contract.request import documented
 from millrace.apps.batches.reading import MAX_LINES, BadFile, read_lines
 from millrace.apps.batches.storage import new_name
 from millrace.gateway.core.errors import ApiError, invalid
@@ -20,7 +21,6 @@ from millrace.gateway.http.endpoints.files import DEFAULT_RETENTION_SECONDS, ins
 from millrace.gateway.http.queries import read_limit, read_query
 from millrace.gateway.http.uploads import UploadConsumer
 from millrace.gateway.protocols.dialects import ANTHROPIC
-from millrace.gateway.protocols.documented import documented
 
 DIALECT = "anthropic"
 ENDPOINT = "/v1/messages"

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from inference_worker.contract.request import documented
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import Breakpoint
-from millrace.gateway.protocols.documented import documented
 from millrace.gateway.protocols.openai.messages import image_part, media_error
 
 SECONDS = {"5m": 300, "1h": 3600}

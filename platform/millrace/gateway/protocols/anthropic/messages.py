@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from inference_worker.contract.request import SamplingParams, StructuredSpec
+from inference_worker.contract.request import SamplingParams, StructuredSpec, TopP, documented
 from inference_worker.contract.validation import MAX_STOP_CHARACTERS, MAX_STOPS
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.types import Breakpoint, InferenceRequest, ReasoningOptions, TemplateOptions, Tool
@@ -20,15 +20,7 @@ from millrace.gateway.protocols.anthropic.blocks import (
     Conversation,
     Message,
 )
-from millrace.gateway.protocols.documented import (
-    MAX_LABEL_CHARACTERS,
-    Label,
-    NotNegative,
-    ObjectSchema,
-    Positive,
-    TopP,
-    documented,
-)
+from millrace.gateway.protocols.documented import MAX_LABEL_CHARACTERS, Label, NotNegative, ObjectSchema, Positive
 from millrace.gateway.protocols.openai.parameters import MAX_TOKENS, check_ranges, read_request, within
 from millrace.gateway.protocols.reasoning import BUDGETS, Effort, check_budget
 from millrace.gateway.protocols.tools import MAX_TOOLS, check_tools, remove_hosted_tools

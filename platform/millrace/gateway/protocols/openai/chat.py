@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from inference_worker.contract.request import StructuredSpec
+from inference_worker.contract.request import MAX_LOGPROBS, Logprobs, StructuredSpec, documented
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.types import Breakpoint, InferenceRequest, ReasoningOptions, TemplateOptions, Tool
-from millrace.gateway.protocols.documented import FunctionName, NotNegative, Positive, documented
+from millrace.gateway.protocols.documented import FunctionName, NotNegative, Positive
 from millrace.gateway.protocols.openai.functions import convert_functions
 from millrace.gateway.protocols.openai.guided import guided
 from millrace.gateway.protocols.openai.messages import (
@@ -37,7 +37,6 @@ from millrace.gateway.protocols.tools import MAX_TOOLS, allowed_names, check_too
 from millrace.gateway.protocols.unknown_fields import IgnoredFields, StrictFields
 
 DIALECT = "openai.chat"
-MAX_TOP_LOGPROBS = 20
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -103,7 +102,7 @@ class ChatBody(Common):
     messages: Annotated[list[Message], documented(minItems=1)]
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, documented(minimum=0, maximum=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Logprobs | None = None
     tools: Annotated[list[ChatFunctionTool], documented(maxItems=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ChatNamedChoice | ChatAllowedChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -179,7 +178,7 @@ def _max_tokens(chat: ChatBody) -> int | None:
 
 
 def _logprobs(chat: ChatBody) -> int | None:
-    within("top_logprobs", chat.top_logprobs, 0, MAX_TOP_LOGPROBS)
+    within("top_logprobs", chat.top_logprobs, 0, MAX_LOGPROBS)
     if chat.top_logprobs and not chat.logprobs:
         raise invalid("top_logprobs", "top_logprobs are only allowed when logprobs is true.")
     return chat.top_logprobs or 0 if chat.logprobs else None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from inference_worker.contract.validation import MAX_LOGPROBS
+from inference_worker.contract.request import Logprobs, documented
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.types import InferenceRequest, TemplateOptions
-from millrace.gateway.protocols.documented import NotNegative, documented
+from millrace.gateway.protocols.documented import NotNegative
 from millrace.gateway.protocols.openai.guided import guided
 from millrace.gateway.protocols.openai.parameters import Common, common_fields, read_request, sampling_params
 
@@ -31,7 +31,7 @@ class CompletionBody(Common):
             ),
         ]
     )
-    logprobs: Annotated[int, documented(minimum=0, maximum=MAX_LOGPROBS)] | None = None
+    logprobs: Logprobs | None = None
     echo: bool | None = None
 
 

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from inference_worker.contract.request import SamplingParams, TokenCounts
+from inference_worker.contract.request import SamplingParams, TokenCounts, documented
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.protocols.buffered_writer import BufferedWriter, usage_object
-from millrace.gateway.protocols.documented import Label, NotEmpty, NotNegative, Positive, documented
+from millrace.gateway.protocols.documented import Label, NotEmpty, NotNegative, Positive
 from millrace.gateway.protocols.openai.parameters import check_labels, read_request
 
 DIALECT = "openai.embedding"

@@ -15,11 +15,22 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from inference_worker.contract.request import RequestRejected, SamplingParams, ServiceClass
+from inference_worker.contract.request import (
+    SAMPLING_PARAMETERS,
+    Logprobs,
+    MinP,
+    NumAnswers,
+    Penalty,
+    RepetitionPenalty,
+    RequestRejected,
+    SamplingParams,
+    ServiceClass,
+    Temperature,
+    TopP,
+    documented,
+)
 from inference_worker.contract.validation import (
-    MAX_ANSWERS,
     MAX_LOGIT_BIAS,
-    MAX_LOGPROBS,
     MAX_STOP_TOKEN_IDS,
     check_sampling,
 )
@@ -32,11 +43,7 @@ from millrace.gateway.protocols.documented import (
     LabelMap,
     NotEmpty,
     NotNegative,
-    Penalty,
     Positive,
-    Temperature,
-    TopP,
-    documented,
 )
 from millrace.gateway.protocols.openai.guided import StructuredOutputs
 from millrace.gateway.protocols.unknown_fields import IgnoredFields, check_typos, tolerate
@@ -89,10 +96,8 @@ TIERS: Mapping[str, ServiceClass] = {
 # never ignored as unknown fields.
 RESULT_NAMES = frozenset(
     {
-        *("n", "stop", "stop_sequences", "stop_token_ids", "seed", "logprobs", "top_logprobs", "logit_bias", "echo"),
-        *("prompt_logprobs", "include_stop_str_in_output", "skip_special_tokens"),
-        *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-        *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "ignore_eos", "dimensions"),
+        *SAMPLING_PARAMETERS,
+        *("stop_sequences", "top_logprobs", "echo", "max_completion_tokens", "max_output_tokens", "dimensions"),
         *("truncate", "truncate_prompt_tokens"),
         *("response_format", "guided_json", "guided_regex", "guided_grammar", "guided_choice", "structured_outputs"),
         *("tools", "tool_choice", "system", "instructions", "messages", "input", "prompt", "stream"),
@@ -111,11 +116,11 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str
     max_tokens: Positive | None = None
-    n: Annotated[int, documented(minimum=1, maximum=MAX_ANSWERS)] | None = None
+    n: NumAnswers | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: Annotated[int, documented(minimum=-1)] | None = None
-    min_p: Annotated[float, documented(minimum=0, maximum=1)] | None = None
+    min_p: MinP | None = None
     seed: int | None = None
     stop: NotEmpty | Annotated[list[NotEmpty], documented(maxItems=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[NotNegative], documented(maxItems=MAX_STOP_TOKEN_IDS)] | None = None
@@ -123,7 +128,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     min_tokens: NotNegative | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, documented(minimum=0.1, maximum=10)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     logit_bias: Annotated[dict[int, Bias], documented(maxProperties=MAX_LOGIT_BIAS)] | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
@@ -133,7 +138,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     add_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: Annotated[int, documented(minimum=0, maximum=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Logprobs | None = None
     truncate_prompt_tokens: int | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     priority: int | None = None
@@ -242,20 +247,6 @@ def _names(type_: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(field.name for field in msgspec.structs.fields(type_))
 
 
-_SAME_NAMES = (  # parameters with the same names in the engine
-    "n",
-    "temperature",
-    "top_p",
-    "min_p",
-    "seed",
-    "ignore_eos",
-    "min_tokens",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
-
-
 def sampling_params(body: Common, *, logprobs: int | None, prompt_logprobs: int | None = None) -> SamplingParams:
     """Return the sampling parameters after checking their ranges.
 
@@ -265,17 +256,17 @@ def sampling_params(body: Common, *, logprobs: int | None, prompt_logprobs: int 
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if len(stops) > MAX_STOPS:
         raise invalid("stop", f"At most {MAX_STOPS} stop strings are allowed, not {len(stops)}.")
-    params = SamplingParams(
-        top_k=0 if body.top_k == -1 else body.top_k or 0,  # -1 disables it, as in vLLM
-        stop=tuple(stops),
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        logit_bias=tuple((body.logit_bias or {}).items()),
-        logprobs=logprobs,
-        prompt_logprobs=body.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
-        include_stop=bool(body.include_stop_str_in_output),
-        skip_special_tokens=body.skip_special_tokens is not False,
-        **{name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None},
-    )
+    values = {name: value for name in SAMPLING_PARAMETERS if (value := getattr(body, name)) is not None}
+    values |= {
+        "top_k": 0 if body.top_k == -1 else body.top_k or 0,  # -1 disables it, as in vLLM
+        "stop": tuple(stops),
+        "stop_token_ids": tuple(body.stop_token_ids or ()),
+        "logit_bias": tuple((body.logit_bias or {}).items()),
+        "logprobs": logprobs,
+        "prompt_logprobs": body.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
+    }
+    values.pop("max_tokens", None)  # admission sets it
+    params = SamplingParams(**values)
     check_ranges(dataclasses.replace(params, max_tokens=body.max_tokens or MAX_TOKENS))
     return params
 

@@ -8,18 +8,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from inference_worker.contract.request import SamplingParams, StructuredSpec
+from inference_worker.contract.request import SamplingParams, StructuredSpec, Temperature, TopP, documented
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import InferenceRequest, Tool
-from millrace.gateway.protocols.documented import (
-    FunctionName,
-    Label,
-    LabelMap,
-    Positive,
-    Temperature,
-    TopP,
-    documented,
-)
+from millrace.gateway.protocols.documented import FunctionName, Label, LabelMap, Positive
 from millrace.gateway.protocols.openai.parameters import (
     LABELS,
     MAX_TOKENS,

@@ -62,11 +62,7 @@ def fields(
 
 def renamed(preset: UpstreamPreset, parameters: dict[str, Any]) -> dict[str, Any]:
     """Return the sampling parameters by their names at the upstream."""
-    names = {
-        "seed": preset.seed,
-        "repetition_penalty": preset.repetition_penalty,
-        "include_stop": "include_stop_str_in_output",
-    }
+    names = {"seed": preset.seed, "repetition_penalty": preset.repetition_penalty}
     found = {names.get(name, name): value for name, value in parameters.items()}
     if "logit_bias" in found:
         found["logit_bias"] = {str(token): bias for token, bias in found["logit_bias"]}

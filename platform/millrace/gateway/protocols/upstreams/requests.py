@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from inference_worker.contract.request import SamplingParams
+from inference_worker.contract.request import SAMPLING_PARAMETERS, SamplingParams
 from inference_worker.contract.upstream_presets import UpstreamPreset, preset_of
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamOperation, UpstreamRequest, UpstreamSpec
 from millrace.gateway.core.catalog import ServedModel
@@ -26,27 +26,6 @@ MESSAGES_READERS = ("anthropic.messages", "anthropic.count")
 BYTES_PER_TOKEN = 4  # of the estimate; the bound has one byte for each token
 MESSAGE_TOKENS = 16  # that a template adds to a message, at most
 _DEFAULTS = SamplingParams()
-# Parameters of `SamplingParams` that an upstream may lack, with their names in requests.
-_PARAMETERS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "seed": "seed",
-    "stop": "stop",
-    "stop_token_ids": "stop_token_ids",
-    "ignore_eos": "ignore_eos",
-    "min_tokens": "min_tokens",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "repetition_penalty": "repetition_penalty",
-    "logit_bias": "logit_bias",
-    "n": "n",
-    "logprobs": "logprobs",
-    "prompt_logprobs": "prompt_logprobs",
-    "include_stop": "include_stop_str_in_output",
-    "skip_special_tokens": "skip_special_tokens",
-}
 # Unknown fields that are not carried: they would change where a request runs, what is stored, or what it costs.
 _NOT_CARRIED = frozenset(
     {
@@ -181,20 +160,20 @@ def _check(upstream: UpstreamSpec, request: InferenceRequest) -> None:
 
 
 def _parameters(preset: UpstreamPreset, request: InferenceRequest, source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling parameters to carry, by their names in `SamplingParams`.
+    """Return the sampling parameters to carry. An upstream may lack all but `max_tokens`.
 
     Raises:
         ApiError: 400, the upstream lacks one.
     """
     found = {}
-    for name, public in _PARAMETERS.items():
-        value = getattr(request.sampling, name)
-        if value == getattr(_DEFAULTS, name) and public not in source:
+    for name in SAMPLING_PARAMETERS:
+        value, default = getattr(request.sampling, name), getattr(_DEFAULTS, name)
+        if name == "max_tokens" or (value == default and name not in source):
             continue
         if name not in preset.parameters:
-            if value == getattr(_DEFAULTS, name):
+            if value == default:
                 continue
-            public = "stop_sequences" if name == "stop" and "stop_sequences" in source else public
+            public = "stop_sequences" if name == "stop" and "stop_sequences" in source else name
             raise _unsupported(public, f"This model's provider has no {public}. Omit it, or use another model.")
         found[name] = value
     return found
