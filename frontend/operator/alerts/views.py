@@ -13,11 +13,12 @@ from frontend.core.rendering import render_page
 from frontend.operator.alerts import page, rules
 
 HEALTH = Panels(
-    "operator-alerts-panel", (Panel("events", _lazy("Health"), "operator/alerts/events.html", page.events, every=30),)
+    "operator-alerts-panel",
+    (Panel("events", _lazy("Health"), "operator/alerts/page.html#events", page.events, every=30),),
 )
 BUDGETS = Panels(
     "operator-alerts-budgets",
-    (Panel("alerts", _lazy("Budgets"), "operator/alerts/alerts.html", page.alerts, every=60),),
+    (Panel("alerts", _lazy("Budgets"), "operator/alerts/page.html#alerts", page.alerts, every=60),),
 )
 
 

@@ -45,13 +45,13 @@ def _check(ctx: PageContext) -> dict[str, Any]:
 PANELS = Panels(
     "operator-billing-panel",
     (
-        Panel("runs", _lazy("Billing period status"), "operator/billing/runs.html", page.runs),
-        Panel("stats", _lazy("Invoices by state"), "operator/billing/stats.html", page.stats),
-        Panel("list", _lazy("Invoices of the month"), "operator/billing/list.html", page.invoice_list),
+        Panel("runs", _lazy("Billing period status"), "operator/billing/page.html#runs", page.runs),
+        Panel("stats", _lazy("Invoices by state"), "operator/billing/page.html#stats", page.stats),
+        Panel("list", _lazy("Invoices of the month"), "operator/billing/page.html#list", page.invoice_list),
         Panel(
             "comparison",
             _lazy("Invoices against usage"),
-            "operator/billing/comparison.html",
+            "operator/billing/page.html#comparison",
             page.comparison,
             every=0,
             lazy=True,

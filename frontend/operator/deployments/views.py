@@ -31,9 +31,9 @@ TEST_SECONDS = 60.0  # of a test call
 PANELS = Panels(
     "operator-deployments-panel",
     (
-        Panel("stats", _lazy("Figures"), "operator/deployments/stats.html", page.stats, every=15),
-        Panel("list", _lazy("Deployments"), "operator/deployments/list.html", page.deployments, every=5),
-        Panel("upstreams", _lazy("Upstreams"), "operator/deployments/upstreams.html", page.upstreams, every=15),
+        Panel("stats", _lazy("Figures"), "operator/deployments/page.html#stats", page.stats, every=15),
+        Panel("list", _lazy("Deployments"), "operator/deployments/page.html#list", page.deployments, every=5),
+        Panel("upstreams", _lazy("Upstreams"), "operator/deployments/page.html#upstreams", page.upstreams, every=15),
     ),
 )
 

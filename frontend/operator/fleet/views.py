@@ -25,9 +25,9 @@ from millrace.apps.operations.deployments import served_specs
 PANELS = Panels(
     "operator-fleet-panel",
     (
-        Panel("workers", _lazy("Workers"), "operator/fleet/workers.html", page.workers, every=30),
-        Panel("history", _lazy("History"), "operator/fleet/history.html", page.history, every=60),
-        Panel("cost", _lazy("Cost and price"), "operator/fleet/cost.html", page.cost, every=60),
+        Panel("workers", _lazy("Workers"), "operator/fleet/page.html#workers", page.workers, every=30),
+        Panel("history", _lazy("History"), "operator/fleet/page.html#history", page.history, every=60),
+        Panel("cost", _lazy("Cost and price"), "operator/fleet/page.html#cost", page.cost, every=60),
     ),
 )
 

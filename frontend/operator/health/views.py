@@ -24,17 +24,17 @@ from frontend.operator.health import page
 PANELS = Panels(
     "operator-health-panel",
     (
-        Panel("issues", _lazy("Needs attention"), "operator/health/issues.html", page.issues, every=10),
-        Panel("stats", _lazy("Now"), "operator/health/stats.html", page.stats, every=5),
-        Panel("queues", _lazy("Queues"), "operator/health/queues.html", page.queues, every=5),
+        Panel("issues", _lazy("Needs attention"), "operator/health/page.html#issues", page.issues, every=10),
+        Panel("stats", _lazy("Now"), "operator/health/page.html#stats", page.stats, every=5),
+        Panel("queues", _lazy("Queues"), "operator/health/page.html#queues", page.queues, every=5),
         Panel(
             "reconciliation",
             _lazy("Reconciliation"),
-            "operator/health/reconciliation.html",
+            "operator/health/page.html#reconciliation",
             page.reconciliation,
             every=60,
         ),
-        Panel("quarantine", _lazy("Quarantine"), "operator/health/quarantine.html", page.quarantine, every=30),
+        Panel("quarantine", _lazy("Quarantine"), "operator/health/page.html#quarantine", page.quarantine, every=30),
     ),
 )
 

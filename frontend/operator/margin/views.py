@@ -20,9 +20,9 @@ from tenants import csv_tables
 PANELS = Panels(
     "operator-margin-panel",
     (
-        Panel("stats", _lazy("Key figures"), "operator/margins/stats.html", page.stats),
-        Panel("groups", _lazy("Margin by group"), "operator/margins/groups.html", page.groups),
-        Panel("executions", _lazy("Newest executions"), "operator/margins/executions.html", page.executions),
+        Panel("stats", _lazy("Key figures"), "operator/margin/page.html#stats", page.stats),
+        Panel("groups", _lazy("Margin by group"), "operator/margin/page.html#groups", page.groups),
+        Panel("executions", _lazy("Newest executions"), "operator/margin/page.html#executions", page.executions),
     ),
 )
 _COUNTS = ("executions", "costed", "estimated", "uncosted_tokens")
@@ -34,7 +34,7 @@ def margin(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         filters = page.filters(ctx)
     metered = metering(ctx.now)
-    return render_page(ctx, "operator/margins/page.html", _("Margin"), panels=PANELS, filters=filters, metering=metered)
+    return render_page(ctx, "operator/margin/page.html", _("Margin"), panels=PANELS, filters=filters, metering=metered)
 
 
 @operator_page()

@@ -26,8 +26,8 @@ from millrace.apps.operations.models import Cordon
 PANELS = Panels(
     "operator-models-panel",
     (
-        Panel("models", _lazy("Models"), "operator/models/models.html", page.models, every=30),
-        Panel("replicas", _lazy("Replicas"), "operator/models/replicas.html", page.replicas, every=5),
+        Panel("models", _lazy("Models"), "operator/models/page.html#models", page.models, every=30),
+        Panel("replicas", _lazy("Replicas"), "operator/models/page.html#replicas", page.replicas, every=5),
     ),
 )
 

@@ -74,11 +74,21 @@ def changes(ctx: PageContext) -> dict[str, Any]:
 
 
 LIST_PANELS = Panels(
-    "operator-reratings-panel", (Panel("list", _lazy("Re-ratings"), "operator/reratings/list.html", listing, every=0),)
+    "operator-reratings-panel",
+    (Panel("list", _lazy("Re-ratings"), "operator/reratings/page.html#list", listing, every=0),),
 )
 DETAIL_PANELS = Panels(
     "operator-reratings-detail-panel",
-    (Panel("changes", _lazy("Changes by invoice"), "operator/reratings/changes.html", changes, every=0, lazy=True),),
+    (
+        Panel(
+            "changes",
+            _lazy("Changes by invoice"),
+            "operator/reratings/detail.html#changes",
+            changes,
+            every=0,
+            lazy=True,
+        ),
+    ),
 )
 
 

@@ -22,13 +22,13 @@ from tenants import actions
 from tenants.models import User
 
 LIST = Panels(
-    "operator-users-panel", (Panel("list", _lazy("Users"), "operator/users/list.html", page.user_list, every=0),)
+    "operator-users-panel", (Panel("list", _lazy("Users"), "operator/users/page.html#list", page.user_list, every=0),)
 )
 DETAIL_PANELS = Panels(
     "operator-users-detail-panel",
     (
-        Panel("memberships", _lazy("Tenants"), "operator/users/memberships.html", page.memberships, every=0),
-        Panel("changes", _lazy("Latest changes"), "operator/users/changes.html", page.changes, every=0),
+        Panel("memberships", _lazy("Tenants"), "operator/users/detail.html#memberships", page.memberships, every=0),
+        Panel("changes", _lazy("Latest changes"), "operator/users/detail.html#changes", page.changes, every=0),
     ),
 )
 

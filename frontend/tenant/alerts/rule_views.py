@@ -47,7 +47,7 @@ PANELS = Panels(
 def alert_rules(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         filters = rules.filters(ctx)
-    return render_page(ctx, "alerts/rules_page.html", _("Alert rules"), panels=PANELS, filters=filters)
+    return render_page(ctx, "alerts/page.html#rules_page", _("Alert rules"), panels=PANELS, filters=filters)
 
 
 def new_rule(ctx: PageContext) -> HttpResponse:
@@ -81,7 +81,7 @@ def new_rule(ctx: PageContext) -> HttpResponse:
         form,
         create,
         message=lambda _made: _("Alert rule created. It is checked every minute."),
-        template="alerts/rule_form.html",
+        template="alerts/page.html#rule_form",
         tabs=tabs,
         **_sheet(ctx, _("Create rule")),
     )
@@ -96,7 +96,7 @@ def edit_rule(ctx: PageContext) -> HttpResponse:
         form,
         lambda _data: do_change_alert_rule(row, **form.chosen()),
         message=lambda _done: _("Alert rule updated"),
-        template="alerts/rule_form.html",
+        template="alerts/page.html#rule_form",
         **_sheet(ctx, _("Save")),
     )
 

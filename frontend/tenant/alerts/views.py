@@ -30,8 +30,10 @@ READS, WRITES = Permission.LIMITS_READ, Permission.LIMITS_WRITE
 PANELS = Panels(
     "alerts-panel",
     (
-        Panel("history", _lazy("Alert history"), "alerts/history.html", page.history, every=10),
-        Panel("channels", _lazy("Channels"), "alerts/channels.html", page.channels, needs=Permission.WEBHOOKS_READ),
+        Panel("history", _lazy("Alert history"), "alerts/page.html#history", page.history, every=10),
+        Panel(
+            "channels", _lazy("Channels"), "alerts/page.html#channels", page.channels, needs=Permission.WEBHOOKS_READ
+        ),
     ),
 )
 

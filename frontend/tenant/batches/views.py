@@ -32,15 +32,15 @@ _PART_BYTES = 2**18
 PANELS = Panels(
     "batches-panel",
     (
-        Panel("batches", _lazy("Batches"), "batches/list.html", page.batches, every=10),
-        Panel("files", _lazy("Files"), "batches/files.html", page.files),
+        Panel("batches", _lazy("Batches"), "batches/page.html#list", page.batches, every=10),
+        Panel("files", _lazy("Files"), "batches/page.html#files", page.files),
     ),
 )
 DETAIL_PANELS = Panels(
     "batches-detail-panel",
     (
-        Panel("status", _lazy("Progress"), "batches/status.html", page.status, every=5),
-        Panel("errors", _lazy("Errors by line"), "batches/errors.html", page.errors, every=10),
+        Panel("status", _lazy("Progress"), "batches/detail.html#status", page.status, every=5),
+        Panel("errors", _lazy("Errors by line"), "batches/detail.html#errors", page.errors, every=10),
     ),
 )
 
@@ -93,7 +93,7 @@ def new_batch(ctx: PageContext) -> HttpResponse:
         then=lambda made: ctx.url("batches-detail", made.name),
         message=lambda _result: _("Batch created"),
         breadcrumbs=_breadcrumbs(ctx),
-        template="batches/form.html",
+        template="batches/page.html#form",
         has_keys=bool(keys),
     )
 

@@ -43,7 +43,7 @@ def new_limits(ctx: PageContext) -> HttpResponse:
         form,
         make,
         message=lambda owner: _("%(label)s: rate limits set.") % {"label": owner.label},
-        template="budgets/limits_form.html",
+        template="budgets/page.html#limits_form",
         try_url=ctx.url("budgets-limits-try"),
         **_sheet(ctx, _("Set limits")),
     )
@@ -80,7 +80,7 @@ def edit_limits(ctx: PageContext) -> HttpResponse:
         form,
         change,
         message=lambda _done: _("%(label)s: rate limits set.") % {"label": owner.label},
-        template="budgets/limits_form.html",
+        template="budgets/page.html#limits_form",
         try_url=f"{ctx.url('budgets-limits-try')}?set={row.pk}",
         owner=owner.label + (_(", %(model)s only") % {"model": row.model} if row.model else ""),
         **_sheet(ctx, _("Save")),
@@ -116,7 +116,7 @@ def simulate_limits(ctx: PageContext) -> HttpResponse:
                 owner, model = owner_of(row), row.model
         dry_run = query.get("mode") == "dry_run"
         simulations = tuple(dry_runs.simulate_limits(ctx.tenant.pk, owner, model, query, dry_run=dry_run))
-    return render(ctx.request, "budgets/limits_simulation.html", {"simulations": simulations})
+    return render(ctx.request, "budgets/page.html#limits_simulation", {"simulations": simulations})
 
 
 def _editable_limits(ctx: PageContext) -> LimitSet:

@@ -34,19 +34,19 @@ READS, WRITES = Permission.LIMITS_READ, Permission.LIMITS_WRITE
 PANELS = Panels(
     "budgets-panel",
     (
-        Panel("notices", _lazy("Notices"), "budgets/notices.html", page.notices, every=10),
-        Panel("tree", _lazy("Budgets and quotas"), "budgets/tree.html", page.tree, every=10),
-        Panel("limits", _lazy("Rate limits"), "budgets/limits.html", sets.limits),
-        Panel("alerts", _lazy("Alert history"), "budgets/alerts.html", alerts.alerts),
+        Panel("notices", _lazy("Notices"), "budgets/page.html#notices", page.notices, every=10),
+        Panel("tree", _lazy("Budgets and quotas"), "budgets/page.html#tree", page.tree, every=10),
+        Panel("limits", _lazy("Rate limits"), "budgets/page.html#limits", sets.limits),
+        Panel("alerts", _lazy("Alert history"), "budgets/page.html#alerts", alerts.alerts),
     ),
 )
 DETAIL_PANELS = Panels(
     "budgets-detail-panel",
     (
-        Panel("current", _lazy("Current period"), "budgets/current.html", detail.current, every=10),
-        Panel("history", _lazy("Periods"), "budgets/history.html", detail.history, every=60),
-        Panel("alerts", _lazy("Alert history"), "budgets/alerts.html", detail.budget_alerts, every=60),
-        Panel("simulation", _lazy("Last week"), "budgets/simulation.html", detail.simulation, every=0, lazy=True),
+        Panel("current", _lazy("Current period"), "budgets/detail.html#current", detail.current, every=10),
+        Panel("history", _lazy("Periods"), "budgets/detail.html#history", detail.history, every=60),
+        Panel("alerts", _lazy("Alert history"), "budgets/page.html#alerts", detail.budget_alerts, every=60),
+        Panel("simulation", _lazy("Last week"), "budgets/page.html#simulation", detail.simulation, every=0, lazy=True),
     ),
 )
 
@@ -85,7 +85,7 @@ def new_budget(ctx: PageContext) -> HttpResponse:
         message=lambda made: (
             _("%(name)s was created. %(effect_of)s") % {"name": made.name, "effect_of": effect_of(made)}
         ),
-        template="budgets/form.html",
+        template="budgets/page.html#form",
         try_url=ctx.url("budgets-try"),
         **_sheet(ctx, _("Create budget")),
     )
@@ -103,7 +103,7 @@ def edit_budget(ctx: PageContext) -> HttpResponse:
         message=lambda changed: (
             _("%(name)s was updated. %(effect_of)s") % {"name": changed.name, "effect_of": effect_of(changed)}
         ),
-        template="budgets/form.html",
+        template="budgets/page.html#form",
         try_url=f"{ctx.url('budgets-try')}?budget={row.pk}",
         fixed={"unit": dict(UNITS)[row.unit], "owner": owner_of(row).label, "period": dict(PERIODS)[row.period]},
         **_sheet(ctx, _("Save"), row),
@@ -205,7 +205,7 @@ def simulate_budget(ctx: PageContext) -> HttpResponse:
                 url,
                 _typed(ctx, {}),
             )
-    return render(ctx.request, "budgets/replay.html", {"simulation": simulation, "replay": found, "ctx": ctx})
+    return render(ctx.request, "budgets/page.html#replay", {"simulation": simulation, "replay": found, "ctx": ctx})
 
 
 def limit_of(amount: str, unit: str) -> int | None:

@@ -21,7 +21,9 @@ from tenants import actions
 from tenants.models import Experiment
 from tenants.permissions import Permission
 
-PANELS = Panels("experiments-panel", (Panel("list", _lazy("Experiments"), "experiments/list.html", page.experiments),))
+PANELS = Panels(
+    "experiments-panel", (Panel("list", _lazy("Experiments"), "experiments/page.html#list", page.experiments),)
+)
 
 
 @tenant_page(Permission.POLICIES_READ)

@@ -48,9 +48,9 @@ def _check(ctx: PageContext) -> dict[str, Any]:
 PANELS = Panels(
     "invoices-panel",
     (
-        Panel("upcoming", _lazy("Upcoming invoice"), "invoices/upcoming.html", listing.upcoming),
-        Panel("balance", _lazy("Balance due"), "invoices/balance.html", listing.balance_due),
-        Panel("list", _lazy("Invoices and credit notes"), "invoices/list.html", listing.invoice_list),
+        Panel("upcoming", _lazy("Upcoming invoice"), "invoices/page.html#upcoming", listing.upcoming),
+        Panel("balance", _lazy("Balance due"), "invoices/page.html#balance", listing.balance_due),
+        Panel("list", _lazy("Invoices and credit notes"), "invoices/page.html#list", listing.invoice_list),
     ),
 )
 CHECKS = Panels(

@@ -40,8 +40,8 @@ from tenants.permissions import Permission
 PANELS = Panels(
     "keys-panel",
     (
-        Panel("safety", _lazy("Safety"), "keys/safety.html", page.safety),
-        Panel("keys", _lazy("API keys"), "keys/keys.html", page.keys),
+        Panel("safety", _lazy("Safety"), "keys/page.html#safety", page.safety),
+        Panel("keys", _lazy("API keys"), "keys/page.html#keys", page.keys),
         Panel(
             "projects", _lazy("Projects"), "keys/projects.html", page.projects, every=60, needs=Permission.PROJECTS_READ
         ),
@@ -50,18 +50,25 @@ PANELS = Panels(
 DETAIL_PANELS = Panels(
     "keys-detail-panel",
     (
-        Panel("stats", _lazy("Key figures"), "keys/stats.html", detail.stats),
-        Panel("limits", _lazy("Limits and budgets"), "keys/limits.html", detail.limits, every=10),
-        Panel("details", _lazy("Permissions"), "keys/details.html", detail.permissions, every=60),
+        Panel("stats", _lazy("Key figures"), "keys/detail.html#stats", detail.stats),
+        Panel("limits", _lazy("Limits and budgets"), "keys/detail.html#limits", detail.limits, every=10),
+        Panel("details", _lazy("Permissions"), "keys/detail.html#details", detail.permissions, every=60),
         Panel(
             "requests",
             _lazy("Latest requests"),
-            "keys/latest_requests.html",
+            "keys/detail.html#latest_requests",
             detail.latest_requests,
             every=10,
             needs=Permission.USAGE_READ,
         ),
-        Panel("history", _lazy("Changes"), "keys/history.html", detail.history, every=60, needs=Permission.AUDIT_READ),
+        Panel(
+            "history",
+            _lazy("Changes"),
+            "keys/detail.html#history",
+            detail.history,
+            every=60,
+            needs=Permission.AUDIT_READ,
+        ),
     ),
 )
 
@@ -157,7 +164,7 @@ def key_secret(ctx: PageContext) -> HttpResponse:
         "url": url,
         "keys_url": ctx.url("keys"),
     }
-    return render_page(ctx, "keys/secret.html", _("Save your key"), breadcrumbs=_crumbs(ctx), **context)
+    return render_page(ctx, "keys/page.html#secret", _("Save your key"), breadcrumbs=_crumbs(ctx), **context)
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)

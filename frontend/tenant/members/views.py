@@ -27,8 +27,8 @@ from tenants.permissions import Permission
 PANELS = Panels(
     "members-panel",
     (
-        Panel("members", _lazy("Members"), "members/members.html", page.members, every=0),
-        Panel("invitations", _lazy("Invitations"), "members/invitations.html", page.invitations),
+        Panel("members", _lazy("Members"), "members/page.html#members", page.members, every=0),
+        Panel("invitations", _lazy("Invitations"), "members/page.html#invitations", page.invitations),
     ),
 )
 MESSAGES = {

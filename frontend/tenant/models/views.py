@@ -13,7 +13,7 @@ from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from frontend.tenant.models import page
 
-PANELS = Panels("models-panel", (Panel("catalog", _lazy("Models"), "models/catalog.html", page.models),))
+PANELS = Panels("models-panel", (Panel("catalog", _lazy("Models"), "models/page.html#catalog", page.models),))
 
 
 @tenant_page()

@@ -22,9 +22,9 @@ LIST = Panels(
 DETAIL = Panels(
     "projects-detail-panel",
     (
-        Panel("figures", _lazy("Key figures"), "projects/figures.html", page.figures),
-        Panel("keys", _lazy("API keys"), "projects/keys.html", page.keys, needs=Permission.KEYS_READ),
-        Panel("budgets", _lazy("Budgets"), "projects/budgets.html", page.budgets, needs=Permission.LIMITS_READ),
+        Panel("figures", _lazy("Key figures"), "projects/detail.html#figures", page.figures),
+        Panel("keys", _lazy("API keys"), "projects/detail.html#keys", page.keys, needs=Permission.KEYS_READ),
+        Panel("budgets", _lazy("Budgets"), "projects/detail.html#budgets", page.budgets, needs=Permission.LIMITS_READ),
     ),
 )
 

@@ -20,11 +20,11 @@ from tenants.permissions import Permission
 
 NEEDS = Permission.USAGE_READ
 LIVE_SECONDS = 2
-STATS = Panel("stats", _lazy("Key figures"), "requests/stats.html", log.stats, lazy=True)
+STATS = Panel("stats", _lazy("Key figures"), "requests/page.html#stats", log.stats, lazy=True)
 HISTOGRAM = Panel(
-    "histogram", _lazy("Requests over time"), "requests/histogram.html", log.histogram, every=60, lazy=True
+    "histogram", _lazy("Requests over time"), "requests/page.html#histogram", log.histogram, every=60, lazy=True
 )
-LOG = Panel("log", _lazy("Requests"), "requests/log.html", log.log)
+LOG = Panel("log", _lazy("Requests"), "requests/page.html#log", log.log)
 PANELS = Panels("requests-panel", (STATS, HISTOGRAM, LOG))
 LIVE_PANELS = Panels(PANELS.route, (STATS, HISTOGRAM, replace(LOG, every=LIVE_SECONDS)))
 

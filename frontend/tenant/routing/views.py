@@ -6,6 +6,7 @@ from typing import Any
 
 from django import forms
 from django.http import HttpResponse
+from django.shortcuts import render
 from django.urls import path
 from django.utils.translation import gettext as _
 
@@ -26,7 +27,7 @@ from tenants.models import RoutingPolicy, RoutingPolicyDraft
 from tenants.permissions import Permission
 from tenants.routing_policies.diffs import pretty
 
-PANELS = Panels("routing-panel", (Panel("names", _lazy("Aliases"), "routing/names.html", page.names, every=0),))
+PANELS = Panels("routing-panel", (Panel("names", _lazy("Aliases"), "routing/page.html#names", page.names, every=0),))
 EXAMPLE = """{
   "rules": [
     {
@@ -121,7 +122,7 @@ def check(ctx: PageContext) -> HttpResponse:
     submitted = read_submitted(ctx)
     context = _editor_context(ctx, post.get("name", ""), submitted)
     context["is_json_changed"] = submitted.text != post.get("body", "")
-    return render_page(ctx, "routing/check_result.html", _("Check"), **context)
+    return render(ctx.request, "routing/edit.html#check_result", {"ctx": ctx} | context)
 
 
 def _editor_context(ctx: PageContext, name: str, submitted: SubmittedEditor) -> dict[str, Any]:

@@ -28,14 +28,14 @@ NEEDS = Permission.USAGE_READ
 PANELS = Panels(
     "usage-panel",
     (
-        Panel("stats", _lazy("Key figures"), "usage/stats.html", page.stats),
-        Panel("tokens", _lazy("Tokens by type"), "usage/tokens.html", page.tokens, every=60),
-        Panel("cost", _lazy("Cost"), "usage/cost.html", page.cost, every=60),
-        Panel("groups", _lazy("Usage by group"), "usage/groups.html", groups, lazy=is_by_request),
-        Panel("caches", _lazy("Cache performance"), "usage/caches.html", page.caches, every=60),
-        Panel("layers", _lazy("Cache layers"), "usage/layers.html", page.layers, every=60, lazy=True),
-        Panel("success", _lazy("Cost per success"), "usage/success.html", success, every=60, lazy=True),
-        Panel("rejections", _lazy("Rate limited (429)"), "usage/rejections.html", page.rejections, every=60),
+        Panel("stats", _lazy("Key figures"), "usage/page.html#stats", page.stats),
+        Panel("tokens", _lazy("Tokens by type"), "usage/page.html#tokens", page.tokens, every=60),
+        Panel("cost", _lazy("Cost"), "usage/page.html#cost", page.cost, every=60),
+        Panel("groups", _lazy("Usage by group"), "usage/page.html#groups", groups, lazy=is_by_request),
+        Panel("caches", _lazy("Cache performance"), "usage/page.html#caches", page.caches, every=60),
+        Panel("layers", _lazy("Cache layers"), "usage/page.html#layers", page.layers, every=60, lazy=True),
+        Panel("success", _lazy("Cost per success"), "usage/page.html#success", success, every=60, lazy=True),
+        Panel("rejections", _lazy("Rate limited (429)"), "usage/page.html#rejections", page.rejections, every=60),
     ),
 )
 _COLUMNS = ("requests", "failed", "uncached", "cached", "written", "output")

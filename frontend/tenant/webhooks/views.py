@@ -28,8 +28,8 @@ from tenants.webhooks.queries import deliveries
 PANELS = Panels(
     "webhooks-panel",
     (
-        Panel("endpoints", _lazy("Endpoints"), "webhooks/endpoints.html", page.endpoints),
-        Panel("deliveries", _lazy("Deliveries"), "webhooks/deliveries.html", page.log, every=10),
+        Panel("endpoints", _lazy("Endpoints"), "webhooks/page.html#endpoints", page.endpoints),
+        Panel("deliveries", _lazy("Deliveries"), "webhooks/page.html#deliveries", page.log, every=10),
     ),
 )
 
@@ -133,7 +133,7 @@ def secret(ctx: PageContext) -> HttpResponse:
         message = _("The signing secret of %(url)s was shown once. Rotate it to get a new one.") % {"url": row.url}
         return redirect_with_message(ctx, back, message)
     context: dict[str, Any] = {"endpoint": row, "secret": found, "back": back}
-    return render_page(ctx, "webhooks/secret.html", _("Signing secret"), breadcrumbs=_crumbs(ctx), **context)
+    return render_page(ctx, "webhooks/page.html#secret", _("Signing secret"), breadcrumbs=_crumbs(ctx), **context)
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
