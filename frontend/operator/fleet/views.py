@@ -18,6 +18,7 @@ from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.operator.fleet import page
 from millrace.apps.operations.costs import do_set_machine_cost
 from millrace.apps.operations.deployments import served_specs
@@ -74,6 +75,15 @@ def cost(ctx: PageContext) -> HttpResponse:
     )
 
 
+SCREEN = ConsoleScreen(
+    "operator-fleet",
+    _lazy("Fleet"),
+    icon="fleet",
+    letter="f",
+    group="infrastructure",
+    order=30,
+    finders={_lazy("Models"): page.find_models},
+)
 urlpatterns = [
     path("operator/fleet/", fleet, name="operator-fleet"),
     path("operator/fleet/costs/<str:model>", cost, name="operator-fleet-cost"),

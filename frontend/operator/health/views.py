@@ -19,6 +19,7 @@ from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.operator.health import page
 
 PANELS = Panels(
@@ -92,6 +93,7 @@ def _quarantined(
     )
 
 
+SCREEN = ConsoleScreen("operator-health", _lazy("Health"), icon="health", letter="h", group="top", order=10)
 urlpatterns = [
     path("operator/", health, name="operator-health"),
     path("operator/quarantine/<int:pk>/replay", replay, name="operator-health-replay"),

@@ -14,6 +14,7 @@ from frontend.core.metering import metering
 from frontend.core.page_context import PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.operator.margin import page
 from tenants import csv_tables
 
@@ -67,6 +68,7 @@ def margin_csv(ctx: PageContext) -> HttpResponse:
     return answer
 
 
+SCREEN = ConsoleScreen("operator-margin", _lazy("Margin"), icon="usage", letter="g", group="billing", order=30)
 urlpatterns = [
     path("operator/margin/", margin, name="operator-margin"),
     path("operator/margin/csv", margin_csv, name="operator-margin-csv"),

@@ -20,6 +20,7 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_form_errors, render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.operator.prices import detail, forms, page
 from tenants.models import Tenant
 
@@ -224,6 +225,15 @@ def _rows(ctx: PageContext) -> dict[str, Any]:
         return _price_owner(ctx) | {"text": page.as_text(found)}
 
 
+SCREEN = ConsoleScreen(
+    "operator-prices",
+    _lazy("Price book"),
+    icon="prices",
+    letter="p",
+    group="billing",
+    order=20,
+    finders={_lazy("Prices"): page.find_prices},
+)
 urlpatterns = [
     path("operator/prices/", prices, name="operator-prices"),
     path("operator/prices/model", model, name="operator-prices-model"),

@@ -23,6 +23,7 @@ from frontend.core.one_time_secrets import secret_form_view, take_secret
 from frontend.core.page_context import FORM, PageContext, first_or_404, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.operator.tenants import detail, forms, page
 from frontend.tenant.budgets.effect import effect_of
 from tenants import actions, invitations
@@ -271,6 +272,15 @@ def _tenants(ctx: PageContext) -> Breadcrumb:
     return Breadcrumb(_("Tenants"), ctx.url("operator-tenants"))
 
 
+SCREEN = ConsoleScreen(
+    "operator-tenants",
+    _lazy("Tenants"),
+    icon="tenants",
+    letter="t",
+    group="top",
+    order=20,
+    finders={_lazy("Tenants"): page.find_tenants},
+)
 urlpatterns = [
     path("operator/tenants/", tenants, name="operator-tenants"),
     *page.TOOLS.operator_urls("operator/tenants/"),

@@ -17,6 +17,7 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.operator.users import page
 from tenants import actions
 from tenants.models import User
@@ -144,6 +145,15 @@ def _users(ctx: PageContext) -> Breadcrumb:
     return Breadcrumb(_("Users"), ctx.url("operator-users"))
 
 
+SCREEN = ConsoleScreen(
+    "operator-users",
+    _lazy("Users"),
+    icon="members",
+    letter="u",
+    group="top",
+    order=30,
+    finders={_lazy("Users"): page.find_users},
+)
 urlpatterns = [
     path("operator/users/", users, name="operator-users"),
     *page.TOOLS.operator_urls("operator/users/"),

@@ -20,6 +20,7 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_page
+from frontend.core.screens import ConsoleScreen, PaletteAction
 from frontend.tenant.alerts import page, rule_views
 from frontend.tenant.alerts.forms import ChannelForm, MuteForm, PagerDutyForm, SlackForm
 from tenants.actions.channels import do_create_pagerduty_channel, do_create_slack_channel
@@ -117,6 +118,20 @@ def _new_channel(
     )
 
 
+SCREEN = ConsoleScreen(
+    "alerts",
+    _lazy("Alerts"),
+    icon="alerts",
+    letter="l",
+    group="billing",
+    order=20,
+    needs=Permission.LIMITS_READ,
+    actions=(
+        PaletteAction(_lazy("New alert rule"), "alerts-rules-new", "alerts", Permission.LIMITS_WRITE),
+        PaletteAction(_lazy("Add Slack channel"), "alerts-slack", "alerts", Permission.WEBHOOKS_WRITE),
+        PaletteAction(_lazy("Add PagerDuty service"), "alerts-pagerduty", "alerts", Permission.WEBHOOKS_WRITE),
+    ),
+)
 urlpatterns = [
     path("t/<slug:slug>/alerts/", alerts, name="alerts"),
     *page.TOOLS.tenant_urls("t/<slug:slug>/alerts/", READS),

@@ -19,6 +19,7 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen, PaletteAction
 from frontend.tenant.batches import page
 from frontend.tenant.batches.forms import BatchForm, usable_keys
 from millrace.apps.batches.actions import storage
@@ -163,6 +164,16 @@ def _breadcrumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
     return (Breadcrumb(_("Batches"), ctx.url("batches")),)
 
 
+SCREEN = ConsoleScreen(
+    "batches",
+    _lazy("Batches"),
+    icon="runs",
+    letter="j",
+    group="build",
+    order=70,
+    needs=Permission.USAGE_READ,
+    actions=(PaletteAction(_lazy("Create batch"), "batches-new", "plus", Permission.KEYS_WRITE),),
+)
 urlpatterns = [
     path("t/<slug:slug>/batches/", batches, name="batches"),
     path("t/<slug:slug>/batches/new", new_batch, name="batches-new"),

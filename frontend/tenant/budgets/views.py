@@ -23,6 +23,7 @@ from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen, PaletteAction
 from frontend.tenant.budgets import alerts, detail, dry_runs, limits, page, replay, sets
 from frontend.tenant.budgets.amounts import BudgetAmount, input_text, parse
 from frontend.tenant.budgets.effect import effect_of
@@ -46,7 +47,9 @@ DETAIL_PANELS = Panels(
         Panel("current", _lazy("Current period"), "budgets/detail.html#current", detail.current, every=10),
         Panel("history", _lazy("Periods"), "budgets/detail.html#history", detail.history, every=60),
         Panel("alerts", _lazy("Alert history"), "budgets/page.html#alerts", detail.budget_alerts, every=60),
-        Panel("simulation", _lazy("Last week"), "budgets/page.html#simulation", detail.simulation, every=0, lazy=True),
+        Panel(
+            "simulation", _lazy("Last week"), "budgets/detail.html#simulation", detail.simulation, every=0, lazy=True
+        ),
     ),
 )
 
@@ -247,6 +250,20 @@ def _sheet(ctx: PageContext, submit: str, row: Budget | None = None) -> dict[str
     }
 
 
+SCREEN = ConsoleScreen(
+    "budgets",
+    _lazy("Budgets and quotas"),
+    icon="budgets",
+    letter="b",
+    group="billing",
+    order=10,
+    needs=Permission.LIMITS_READ,
+    actions=(
+        PaletteAction(_lazy("Create budget"), "budgets-new", "plus", Permission.LIMITS_WRITE),
+        PaletteAction(_lazy("Set rate limits"), "budgets-limits-new", "gauge", Permission.LIMITS_WRITE),
+    ),
+    finders={_lazy("Actions"): page.find_raises},
+)
 urlpatterns = [
     path("t/<slug:slug>/budgets/", budgets, name="budgets"),
     path("t/<slug:slug>/budgets/new", new_budget, name="budgets-new"),

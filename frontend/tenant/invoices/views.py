@@ -20,6 +20,7 @@ from frontend.core.metering import metering
 from frontend.core.page_context import PageContext, first_or_404, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.tenant.invoices import listing
 from frontend.tenant.invoices.checking import check_invoice
 from frontend.tenant.invoices.document import document_of
@@ -172,6 +173,16 @@ def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
     return (Breadcrumb(_("Invoices"), ctx.url("invoices")),)
 
 
+SCREEN = ConsoleScreen(
+    "invoices",
+    _lazy("Invoices"),
+    icon="invoices",
+    letter="i",
+    group="billing",
+    order=30,
+    needs=Permission.BILLING_READ,
+    finders={_lazy("Invoices"): listing.find_invoices},
+)
 urlpatterns = [
     path("t/<slug:slug>/invoices/", invoices, name="invoices"),
     PANELS.tenant_url("t/<slug:slug>/invoices/", NEEDS),

@@ -22,6 +22,7 @@ from frontend.core.one_time_secrets import secret_form_view, take_secret
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_page
+from frontend.core.screens import ConsoleScreen, PaletteAction
 from frontend.tenant.keys import detail, page
 from frontend.tenant.keys.forms import (
     KeyForm,
@@ -280,6 +281,20 @@ def _key_form(ctx: PageContext, row: ApiKey, submit: str, effect: str) -> dict[s
     return {"submit": submit, "back": back, "breadcrumbs": breadcrumbs, "effect": effect}
 
 
+SCREEN = ConsoleScreen(
+    "keys",
+    _lazy("API keys"),
+    icon="keys",
+    letter="k",
+    group="build",
+    order=10,
+    needs=Permission.KEYS_READ,
+    actions=(
+        PaletteAction(_lazy("Create API key"), "keys-new", "plus", Permission.KEYS_WRITE),
+        PaletteAction(_lazy("Create project"), "keys-project-new", "plus", Permission.PROJECTS_WRITE),
+    ),
+    finders={_lazy("API keys"): page.find_keys},
+)
 urlpatterns = [
     path("t/<slug:slug>/keys/", keys, name="keys"),
     path("t/<slug:slug>/keys/new", new_key, name="keys-new"),

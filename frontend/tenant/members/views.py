@@ -19,6 +19,7 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen, PaletteAction
 from frontend.tenant.members import page
 from tenants import actions
 from tenants.models import Invitation, Membership
@@ -193,6 +194,16 @@ def _invitation(ctx: PageContext) -> Invitation:
     return row
 
 
+SCREEN = ConsoleScreen(
+    "members",
+    _lazy("Members"),
+    icon="members",
+    letter="m",
+    group="organization",
+    order=10,
+    needs=Permission.MEMBERS_READ,
+    actions=(PaletteAction(_lazy("Invite member"), "members-invite", "members", Permission.MEMBERS_WRITE),),
+)
 urlpatterns = [
     path("t/<slug:slug>/members/", members, name="members"),
     *page.TOOLS.tenant_urls("t/<slug:slug>/members/", Permission.MEMBERS_READ),

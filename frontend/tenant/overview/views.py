@@ -10,6 +10,7 @@ from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.tenant.overview import keys, page, quick_start, spend, usage
 from tenants.permissions import Permission
 
@@ -48,6 +49,7 @@ def overview(ctx: PageContext) -> HttpResponse:
     return render_page(ctx, "overview/page.html", _("Overview"), panels=PANELS, **header)
 
 
+SCREEN = ConsoleScreen("overview", _lazy("Overview"), icon="overview", letter="o", group="top", order=10)
 urlpatterns = [
     path("t/<slug:slug>/", overview, name="overview"),
     PANELS.tenant_url("t/<slug:slug>/", Permission.USAGE_READ),

@@ -11,6 +11,7 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.tenant.keys import page as keys_page
 from frontend.tenant.projects import page
 from tenants.permissions import Permission
@@ -42,6 +43,16 @@ def project(ctx: PageContext) -> HttpResponse:
     return render_page(ctx, "projects/detail.html", row.name, panels=DETAIL, breadcrumbs=breadcrumbs, project=row)
 
 
+SCREEN = ConsoleScreen(
+    "projects",
+    _lazy("Projects"),
+    icon="layers",
+    letter="t",
+    group="build",
+    order=20,
+    needs=Permission.PROJECTS_READ,
+    finders={_lazy("Projects"): page.find_projects},
+)
 urlpatterns = [
     path("t/<slug:slug>/projects/", projects, name="projects"),
     LIST.tenant_url("t/<slug:slug>/projects/", NEEDS),

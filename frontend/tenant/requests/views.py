@@ -15,6 +15,7 @@ from frontend.core.lists import changed_url
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.tenant.requests import detail, log
 from tenants.permissions import Permission
 
@@ -58,6 +59,16 @@ def request(ctx: PageContext) -> HttpResponse:
     return render_page(ctx, "requests/detail.html", _("Request"), breadcrumbs=breadcrumbs, **details)
 
 
+SCREEN = ConsoleScreen(
+    "requests",
+    _lazy("Requests"),
+    icon="requests",
+    letter="q",
+    group="build",
+    order=60,
+    needs=Permission.USAGE_READ,
+    finders={_lazy("Requests"): log.find_requests},
+)
 urlpatterns = [
     path("t/<slug:slug>/requests/", requests, name="requests"),
     *log.TOOLS.tenant_urls("t/<slug:slug>/requests/", NEEDS),

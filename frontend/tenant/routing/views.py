@@ -18,6 +18,7 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_form_errors, render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.tenant.routing import checking, page, positions
 from frontend.tenant.routing.editor import SubmittedEditor, open_editor, read_submitted
 from millrace.apps.operations.model_obstacles import example_model
@@ -216,6 +217,15 @@ def _sheet(ctx: PageContext, submit: str) -> dict[str, Any]:
 
 
 _ROOT = "t/<slug:slug>/routing/"
+SCREEN = ConsoleScreen(
+    "routing",
+    _lazy("Routing policy"),
+    icon="routing",
+    letter="r",
+    group="build",
+    order=40,
+    needs=Permission.POLICIES_READ,
+)
 urlpatterns = [
     path(_ROOT, routing, name="routing"),
     path(f"{_ROOT}edit", edit, name="routing-edit"),

@@ -16,6 +16,7 @@ from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.tenant.usage import page
 from frontend.tenant.usage.groups import all_rows, groups, is_by_request
 from frontend.tenant.usage.query import GROUPS, filters, query_of
@@ -122,6 +123,9 @@ def _as_csv(
     return answer
 
 
+SCREEN = ConsoleScreen(
+    "usage", _lazy("Usage"), icon="usage", letter="u", group="top", order=20, needs=Permission.USAGE_READ
+)
 urlpatterns = [
     path("t/<slug:slug>/usage/", usage, name="usage"),
     path("t/<slug:slug>/usage/csv", usage_csv, name="usage-csv"),

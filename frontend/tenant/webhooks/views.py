@@ -18,6 +18,7 @@ from frontend.core.one_time_secrets import OnceForm, secret_form_view, take_secr
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_page
+from frontend.core.screens import ConsoleScreen, PaletteAction
 from frontend.tenant.webhooks import page
 from tenants.actions import webhooks as actions
 from tenants.models import WebhookEndpoint
@@ -223,6 +224,16 @@ def _sheet(ctx: PageContext) -> dict[str, Any]:
 
 
 _ROOT = "t/<slug:slug>/webhooks/"
+SCREEN = ConsoleScreen(
+    "webhooks",
+    _lazy("Webhooks"),
+    icon="webhooks",
+    letter="w",
+    group="organization",
+    order=20,
+    needs=Permission.WEBHOOKS_READ,
+    actions=(PaletteAction(_lazy("Add webhook endpoint"), "webhooks-new", "webhooks", Permission.WEBHOOKS_WRITE),),
+)
 urlpatterns = [
     path(_ROOT, webhooks, name="webhooks"),
     path(f"{_ROOT}new", new, name="webhooks-new"),
