@@ -17,6 +17,7 @@ from frontend.core.rendering import render_page
 from frontend.core.screens import ConsoleScreen
 from frontend.operator.margin import page
 from tenants import csv_tables
+from tenants.request_costs import REPORT_COST
 
 PANELS = Panels(
     "operator-margin-panel",
@@ -38,7 +39,7 @@ def margin(ctx: PageContext) -> HttpResponse:
     return render_page(ctx, "operator/margin/page.html", _("Margin"), panels=PANELS, filters=filters, metering=metered)
 
 
-@operator_page()
+@operator_page(cost=REPORT_COST)
 def margin_csv(ctx: PageContext) -> HttpResponse:
     """Return all rows of the table with all digits, for the page's month, grouping and filters."""
     with ctx.scope():

@@ -23,6 +23,7 @@ from frontend.core.rendering import render_form_errors, render_page
 from frontend.core.screens import ConsoleScreen
 from frontend.operator.prices import detail, forms, page
 from tenants.models import Tenant
+from tenants.request_costs import REPORT_COST
 
 MAX_LISTED = 100  # skipped prices shown per reason
 BOOK = Panels(
@@ -71,7 +72,7 @@ def model(ctx: PageContext) -> HttpResponse:
     return _draft(ctx, form, _("Prices of a model"), "operator/prices/page.html#model")
 
 
-@operator_page(methods=FORM)
+@operator_page(methods=FORM, cost=REPORT_COST)
 def upload(ctx: PageContext) -> HttpResponse:
     """Draft prices as CSV, starting from a model or a version in the query string."""
     form = forms.CsvImportForm(bound_data(ctx), ctx.request.FILES or None, initial=_rows(ctx))

@@ -30,6 +30,7 @@ from millrace.apps.alerts.models import AlertRule
 from millrace.apps.operations.deployments import served_specs
 from tenants.models import Project, Tenant
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 
 READS, WRITES = Permission.LIMITS_READ, Permission.LIMITS_WRITE
 MAX_RECEIVERS = 200
@@ -179,7 +180,11 @@ def _sheet(ctx: PageContext, submit: str) -> dict[str, Any]:
 
 urlpatterns = [
     path("t/<slug:slug>/alerts/rules/", alert_rules, name="alerts-rules"),
-    path("t/<slug:slug>/alerts/rules/new", tenant_page(WRITES, methods=FORM)(new_rule), name="alerts-rules-new"),
+    path(
+        "t/<slug:slug>/alerts/rules/new",
+        tenant_page(WRITES, methods=FORM, cost=PAGE_COST)(new_rule),
+        name="alerts-rules-new",
+    ),
     path(
         "t/<slug:slug>/alerts/rules/<int:alert_rule>/edit",
         tenant_page(WRITES, methods=FORM)(edit_rule),

@@ -26,6 +26,7 @@ from frontend.tenant.alerts.forms import ChannelForm, MuteForm, PagerDutyForm, S
 from tenants.actions.channels import do_create_pagerduty_channel, do_create_slack_channel
 from tenants.models import WebhookEndpoint
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 
 READS, WRITES = Permission.LIMITS_READ, Permission.LIMITS_WRITE
 PANELS = Panels(
@@ -39,7 +40,7 @@ PANELS = Panels(
 )
 
 
-@tenant_page(READS)
+@tenant_page(READS, cost=PAGE_COST)
 def alerts(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         context = {"filters": page.filters(ctx), **page.TOOLS.page(ctx)}

@@ -26,6 +26,7 @@ from millrace.apps.batches.actions import storage
 from millrace.apps.batches.models import Batch, File
 from millrace.apps.batches.tenant_actions import do_cancel_batch, do_create_batch, do_delete_file, do_upload_file
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST, REPORT_COST
 
 # Files contain prompts and completions, and batches are billed to a key, like the requests of the playground.
 READS, WRITES = Permission.USAGE_READ, Permission.KEYS_WRITE
@@ -69,7 +70,7 @@ def batch(ctx: PageContext) -> HttpResponse:
     )
 
 
-@tenant_page(WRITES, methods=FORM, step_up=False)  # a suspended form would lose its file
+@tenant_page(WRITES, methods=FORM, step_up=False, cost=PAGE_COST)  # a suspended form would lose its file
 def new_batch(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         keys = usable_keys(ctx)
@@ -182,7 +183,11 @@ urlpatterns = [
     path("t/<slug:slug>/batches/<str:batch>/", batch, name="batches-detail"),
     path("t/<slug:slug>/batches/<str:batch>/cancel", cancel, name="batches-cancel"),
     DETAIL_PANELS.tenant_url("t/<slug:slug>/batches/<str:batch>/", READS),
-    path("t/<slug:slug>/files/export", tenant_page(READS)(page.FILE_TOOLS.export), name="batches-files-export"),
+    path(
+        "t/<slug:slug>/files/export",
+        tenant_page(READS, cost=REPORT_COST)(page.FILE_TOOLS.export),
+        name="batches-files-export",
+    ),
     path("t/<slug:slug>/files/<str:file>/content", content, name="batches-file"),
     path("t/<slug:slug>/files/<str:file>/delete", delete_file, name="batches-file-delete"),
 ]

@@ -21,11 +21,12 @@ from frontend.tenant.budgets.scopes import BudgetOwnerScope, choices, owner_of
 from tenants.actions import Conflict, do_remove_limits, do_set_limits
 from tenants.models import LimitSet
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 
 READS, WRITES = Permission.LIMITS_READ, Permission.LIMITS_WRITE
 
 
-@tenant_page(WRITES, methods=FORM)
+@tenant_page(WRITES, methods=FORM, cost=PAGE_COST)
 def new_limits(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         owners = choices(ctx, members=False)
@@ -104,7 +105,7 @@ def remove_limits(ctx: PageContext) -> HttpResponse:
     )
 
 
-@tenant_page(READS)
+@tenant_page(READS, cost=PAGE_COST)
 def simulate_limits(ctx: PageContext) -> HttpResponse:
     """Return the effect of each limit as typed so far."""
     query = ctx.query

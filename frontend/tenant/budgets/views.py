@@ -30,6 +30,7 @@ from frontend.tenant.budgets.effect import effect_of
 from frontend.tenant.budgets.forms import PERIODS, UNITS, BudgetForm, NewBudget, RaiseForm, percentages
 from frontend.tenant.budgets.scopes import choices, owner_of
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 
 READS, WRITES = Permission.LIMITS_READ, Permission.LIMITS_WRITE
 PANELS = Panels(
@@ -75,7 +76,7 @@ def budget(ctx: PageContext) -> HttpResponse:
     return render_page(ctx, "budgets/detail.html", row.name, panels=DETAIL_PANELS, **context)
 
 
-@tenant_page(WRITES, methods=FORM)
+@tenant_page(WRITES, methods=FORM, cost=PAGE_COST)
 def new_budget(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         owners = choices(ctx, members=True)
@@ -185,7 +186,7 @@ def remove_budget(ctx: PageContext) -> HttpResponse:
     )
 
 
-@tenant_page(READS)
+@tenant_page(READS, cost=PAGE_COST)
 def simulate_budget(ctx: PageContext) -> HttpResponse:
     """Return the effect of the budget as typed so far, and the previous month replayed against it."""
     query = ctx.query

@@ -28,6 +28,7 @@ from frontend.tenant.invoices.tracing import trace_line
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 
 NEEDS = Permission.BILLING_READ
 FORMS = {"pdf": "PDF", "csv": "CSV", "xml": "Factur-X XML", "json": "JSON"}
@@ -60,14 +61,14 @@ CHECKS = Panels(
 )
 
 
-@tenant_page(NEEDS)
+@tenant_page(NEEDS, cost=PAGE_COST)
 def invoices(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         context = {"filters": listing.filters(ctx), "metering": metering(ctx.now), **listing.TOOLS.page(ctx)}
     return render_page(ctx, "invoices/page.html", _("Invoices"), panels=PANELS, **context)
 
 
-@tenant_page(NEEDS)
+@tenant_page(NEEDS, cost=PAGE_COST)
 def upcoming(ctx: PageContext) -> HttpResponse:
     """Show the upcoming invoice as a preview."""
     found = preview(ctx.tenant, ctx.now)

@@ -37,6 +37,7 @@ from millrace.apps.operations.model_obstacles import example_model
 from tenants import actions
 from tenants.models import ApiKey, Project
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 
 PANELS = Panels(
     "keys-panel",
@@ -74,14 +75,14 @@ DETAIL_PANELS = Panels(
 )
 
 
-@tenant_page(Permission.KEYS_READ)
+@tenant_page(Permission.KEYS_READ, cost=PAGE_COST)
 def keys(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         context = {"filters": page.filters(ctx), "metering": metering(ctx.now), **page.TOOLS.page(ctx)}
     return render_page(ctx, "keys/page.html", _("API keys"), panels=PANELS, **context)
 
 
-@tenant_page(Permission.KEYS_READ)
+@tenant_page(Permission.KEYS_READ, cost=PAGE_COST)
 def key(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         header = detail.header(ctx)

@@ -13,6 +13,7 @@ from frontend.core.rendering import render_page
 from frontend.core.screens import ConsoleScreen
 from frontend.tenant.overview import keys, page, quick_start, spend, usage
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 
 CHECKLIST = Panel("checklist", _lazy("First steps"), "overview/page.html#checklist", quick_start.checklist, every=5)
 PANELS = Panels(
@@ -40,7 +41,7 @@ PANELS = Panels(
 FIRST_PANELS = Panels(PANELS.route, (CHECKLIST,))
 
 
-@tenant_page(Permission.USAGE_READ)
+@tenant_page(Permission.USAGE_READ, cost=PAGE_COST)
 def overview(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         header = page.header(ctx)
@@ -52,5 +53,5 @@ def overview(ctx: PageContext) -> HttpResponse:
 SCREEN = ConsoleScreen("overview", _lazy("Overview"), icon="overview", letter="o", group="top", order=10)
 urlpatterns = [
     path("t/<slug:slug>/", overview, name="overview"),
-    PANELS.tenant_url("t/<slug:slug>/", Permission.USAGE_READ),
+    PANELS.tenant_url("t/<slug:slug>/", Permission.USAGE_READ, cost=PAGE_COST),
 ]

@@ -14,9 +14,10 @@ from frontend.core.screens import ConsoleScreen
 from frontend.tenant.playground import page
 from tenants import actions
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 
 
-@tenant_page(Permission.KEYS_WRITE)
+@tenant_page(Permission.KEYS_WRITE, cost=PAGE_COST)
 def playground(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         found = page.playground(ctx)

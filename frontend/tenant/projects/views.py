@@ -15,6 +15,7 @@ from frontend.core.screens import ConsoleScreen
 from frontend.tenant.keys import page as keys_page
 from frontend.tenant.projects import page
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 
 NEEDS = Permission.PROJECTS_READ
 LIST = Panels(
@@ -35,7 +36,7 @@ def projects(ctx: PageContext) -> HttpResponse:
     return render_page(ctx, "projects/page.html", _("Projects"), panels=LIST)
 
 
-@tenant_page(NEEDS)
+@tenant_page(NEEDS, cost=PAGE_COST)
 def project(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         row = page.project_of(ctx)

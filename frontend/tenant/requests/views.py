@@ -18,6 +18,7 @@ from frontend.core.rendering import render_page
 from frontend.core.screens import ConsoleScreen
 from frontend.tenant.requests import detail, log
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 
 NEEDS = Permission.USAGE_READ
 LIVE_SECONDS = 2
@@ -30,7 +31,7 @@ PANELS = Panels("requests-panel", (STATS, HISTOGRAM, LOG))
 LIVE_PANELS = Panels(PANELS.route, (STATS, HISTOGRAM, replace(LOG, every=LIVE_SECONDS)))
 
 
-@tenant_page(NEEDS)
+@tenant_page(NEEDS, cost=PAGE_COST)
 def requests(ctx: PageContext) -> HttpResponse:
     is_live = ctx.query.get("live") == "on"
     with ctx.scope():
@@ -72,6 +73,6 @@ SCREEN = ConsoleScreen(
 urlpatterns = [
     path("t/<slug:slug>/requests/", requests, name="requests"),
     *log.TOOLS.tenant_urls("t/<slug:slug>/requests/", NEEDS),
-    PANELS.tenant_url("t/<slug:slug>/requests/", NEEDS),
+    PANELS.tenant_url("t/<slug:slug>/requests/", NEEDS, cost=PAGE_COST),
     path("t/<slug:slug>/requests/<str:name>", request, name="requests-detail"),
 ]

@@ -26,6 +26,7 @@ from tenants import actions
 from tenants.actions import ActionRefused
 from tenants.models import RoutingPolicy, RoutingPolicyDraft
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 from tenants.routing_policies.diffs import pretty
 
 PANELS = Panels("routing-panel", (Panel("names", _lazy("Aliases"), "routing/page.html#names", page.names, every=0),))
@@ -75,7 +76,7 @@ def policy(ctx: PageContext) -> HttpResponse:
     return render_page(ctx, "routing/detail.html", row.name, breadcrumbs=_crumbs(ctx), **found)
 
 
-@tenant_page(Permission.POLICIES_WRITE, methods=FORM)
+@tenant_page(Permission.POLICIES_WRITE, methods=FORM, cost=PAGE_COST)
 def edit(ctx: PageContext) -> HttpResponse:
     """Show the editor. A submitted form is published or saved as a draft, unless a check or a rule's button is used."""
     is_post = ctx.request.method == "POST"
@@ -116,7 +117,7 @@ def edit(ctx: PageContext) -> HttpResponse:
     return render_page(ctx, "routing/edit.html", title, form=form, **context)
 
 
-@tenant_page(Permission.POLICIES_WRITE, methods=("POST",))
+@tenant_page(Permission.POLICIES_WRITE, methods=("POST",), cost=PAGE_COST)
 def check(ctx: PageContext) -> HttpResponse:
     """Return the result of checking the editor as typed so far, with its rules and its JSON."""
     post = ctx.request.POST

@@ -24,6 +24,7 @@ from frontend.tenant.usage.success import COLUMNS as SUCCESS_COLUMNS
 from frontend.tenant.usage.success import LABELS, group_of, named_rows, success
 from tenants import csv_tables
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST, REPORT_COST
 
 NEEDS = Permission.USAGE_READ
 PANELS = Panels(
@@ -43,7 +44,7 @@ _COLUMNS = ("requests", "failed", "uncached", "cached", "written", "output")
 _HEADING = ("requests", "failed_requests", "uncached_tokens", "cached_tokens", "written_tokens", "output_tokens")
 
 
-@tenant_page(NEEDS)
+@tenant_page(NEEDS, cost=PAGE_COST)
 def usage(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         found = filters(ctx)
@@ -59,7 +60,7 @@ def usage(ctx: PageContext) -> HttpResponse:
     )
 
 
-@tenant_page(NEEDS)
+@tenant_page(NEEDS, cost=REPORT_COST)
 def usage_csv(ctx: PageContext) -> HttpResponse:
     """Return all rows of the table with all digits, for the page's range, grouping and filters."""
     now = query_of(ctx)
@@ -82,7 +83,7 @@ def usage_csv(ctx: PageContext) -> HttpResponse:
     return _as_csv(ctx, f"usage-{ctx.tenant.slug}-by-{now.group}", heading, table)
 
 
-@tenant_page(NEEDS)
+@tenant_page(NEEDS, cost=REPORT_COST)
 def success_csv(ctx: PageContext) -> HttpResponse:
     """Return all rows of the cost per success with all digits, for the page's range, grouping and filters."""
     try:
@@ -130,5 +131,5 @@ urlpatterns = [
     path("t/<slug:slug>/usage/", usage, name="usage"),
     path("t/<slug:slug>/usage/csv", usage_csv, name="usage-csv"),
     path("t/<slug:slug>/usage/success.csv", success_csv, name="usage-success-csv"),
-    PANELS.tenant_url("t/<slug:slug>/usage/", NEEDS),
+    PANELS.tenant_url("t/<slug:slug>/usage/", NEEDS, cost=PAGE_COST),
 ]
