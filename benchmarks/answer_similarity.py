@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.answer_pairs import measure_pairs, pair_of
 from benchmarks.answer_stream import VERIFIED_SHARE, Stream, best_static, replay, static_thresholds
 from benchmarks.sentence_vectors import sentence_vectors
-from millrace.apps.request_log.semantic_decision import ALPHA
+from millrace.apps.answer_caches.semantic_decision import ALPHA
 
 ORDER_SEED = 20
 

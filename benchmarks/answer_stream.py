@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.sentence_vectors import Matrix
-from millrace.apps.request_log.semantic_decision import BAND_STARTS, Evidence, Neighbor, margin
+from millrace.apps.answer_caches.semantic_decision import BAND_STARTS, Evidence, Neighbor, margin
 from millrace.gateway.answer_cache.guards import differences
 
 VERIFIED_SHARE = 0.05

@@ -22,8 +22,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
 
-from millrace.devserver.program import free_port  # noqa: E402
-from millrace.devserver.stack import HTTP_PROTOCOL  # noqa: E402
+from millrace.local.program import free_port  # noqa: E402
+from millrace.local.stack import HTTP_PROTOCOL  # noqa: E402
 
 REQUEST = (
     b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\naccept: */*\r\naccept-encoding: gzip, deflate\r\n"

@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
 
 from benchmarks.options import parse  # noqa: E402  (after the path it needs)
-from millrace.devserver.postgres import Postgres  # noqa: E402
-from millrace.devserver.valkey import Valkey  # noqa: E402
+from millrace.local.postgres import Postgres  # noqa: E402
+from millrace.local.valkey import Valkey  # noqa: E402
 
 TARGET_MS = 150
 DAYS = 31

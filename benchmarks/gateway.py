@@ -60,8 +60,8 @@ from inference_worker.contract.deployments import (  # noqa: E402
 from inference_worker.contract.managed_commands import sign_managed  # noqa: E402
 from inference_worker.contract.settings import ModelSpec  # noqa: E402
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec  # noqa: E402
-from millrace.devserver.program import Program, free_port  # noqa: E402
-from millrace.devserver.stack import Stack  # noqa: E402
+from millrace.local.program import Program, free_port  # noqa: E402
+from millrace.local.stack import Stack  # noqa: E402
 
 MODEL = "bench"
 ENCODER = "all-minilm-l6-v2"

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
 
 from benchmarks.options import parse  # noqa: E402  (after the path it needs)
-from millrace.devserver.postgres import Postgres  # noqa: E402
+from millrace.local.postgres import Postgres  # noqa: E402
 
 MODELS = ("llama-70b", "qwen-8b", "smollm2-135m")
 COMPONENTS = {"uncached": 3, "cache_read": 1, "cache_write_5m": 4, "output": 15}  # USD a million

@@ -35,7 +35,7 @@ sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in
 from benchmarks.gateway import platform  # noqa: E402
 from benchmarks.isolation import answer_of, memory, percentile, streams  # noqa: E402
 from benchmarks.options import parse  # noqa: E402
-from millrace.devserver.postgres import Postgres  # noqa: E402
+from millrace.local.postgres import Postgres  # noqa: E402
 
 PACE = 50.0
 MAX_PAGE_MS, MAX_GAP_MS, MAX_GROWTH_MB = 250.0, 50.0, 150.0

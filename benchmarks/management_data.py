@@ -140,7 +140,7 @@ def _operations(large: Any, secret: str, now: datetime) -> Iterator[tuple[str, t
     from django.utils.http import urlencode
     from rest_framework.test import APIClient
 
-    from millrace.apps.request_log.policy_dry_runs import MAX_REQUESTS
+    from millrace.apps.policy_results.policy_dry_runs import MAX_REQUESTS
     from tests.support.frontend.routes import all_routes
 
     client = APIClient()

@@ -35,7 +35,7 @@ from inference_worker.contract.settings import ModelSpec  # noqa: E402
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamRequest, UpstreamSpec  # noqa: E402
 from inference_worker.worker.engine_client import ActiveJob, Delivery, is_last  # noqa: E402
 from inference_worker.worker.relay.relay import Relay  # noqa: E402
-from millrace.devserver.program import Program, free_port, port_is_free  # noqa: E402
+from millrace.local.program import Program, free_port, port_is_free  # noqa: E402
 
 BODY = b'{"messages":[{"role":"user","content":"Hi"}]}'
 LIMIT_SECONDS = 240.0

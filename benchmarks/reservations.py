@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _prepare() -> str:
-    from millrace.conf.environment import platform_settings
+    from millrace.environment.configuration import platform_settings
     from tenants.isolation import db_roles
     from tests.support.billing.books import rate_card
 

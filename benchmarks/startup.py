@@ -28,7 +28,7 @@ from statistics import median
 from typing import NamedTuple
 
 from benchmarks.options import parse
-from millrace.devserver.program import free_port
+from millrace.local.program import free_port
 
 MODEL = "smollm2-135m"
 LIMIT_SECONDS = 300.0  # of one start

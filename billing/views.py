@@ -16,9 +16,9 @@ from billing.models import Price
 from billing.serializers import UsageEventQuery, UsageEventSerializer, UsageQuery, UsageReportSerializer
 from tenants import csv_tables
 from tenants.api.pagination import NewestFirst
+from tenants.api.views import TenantView, given
 from tenants.isolation.scopes import tenant_scope
 from tenants.permissions import Permission
-from tenants.views import TenantView, given
 
 
 class NewestEvents(NewestFirst):

@@ -35,7 +35,7 @@ if processes := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = str(ROOT / "tests")
 
-from millrace.devserver.postgres import ROLE  # noqa: E402  (after the path it needs)
+from millrace.local.postgres import ROLE  # noqa: E402  (after the path it needs)
 from tests.support.database_template import VARIABLE, DatabaseTemplate  # noqa: E402
 from tests.support.empty_tables import empty_tables  # noqa: E402
 from tests.support.services import Services  # noqa: E402
@@ -43,7 +43,7 @@ from tests.support.static_files import scan_static_files_once  # noqa: E402
 
 pytest_plugins = [
     f"tests.support.fixtures.{name}"
-    for name in ("billing", "budgets", "console", "database", "platform", "process", "services", "tenants")
+    for name in ("billing", "budgets", "console", "database", "platform", "process", "replicas", "services", "tenants")
 ]
 
 # Durations are not meaningful on a busy machine.

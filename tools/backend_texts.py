@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-DIRECTORIES = ("tenants", "billing", "platform/millrace/apps", "platform/millrace/devserver")
+DIRECTORIES = ("tenants", "billing", "platform/millrace/apps", "platform/millrace/environment")
 # Where the texts of a call are: positions or names of its arguments.
 _ARGUMENTS: dict[str, tuple[int | str, ...]] = {
     "ActionRefused": (0,),

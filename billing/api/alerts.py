@@ -14,8 +14,8 @@ from billing.budgets.alerts import alerts_of
 from billing.budgets.forecast import Forecast, forecast_budget_period, forecast_tenant
 from billing.models import Budget, BudgetAlert, BudgetPeriod
 from tenants.api.serializers import Query
+from tenants.api.views import TenantView, check_query
 from tenants.permissions import Permission
-from tenants.views import TenantView, check_query
 
 
 class BudgetAlertSerializer(serializers.ModelSerializer[BudgetAlert]):

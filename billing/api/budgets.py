@@ -25,9 +25,9 @@ from billing.models import Budget, BudgetPeriod
 from billing.models.budgets import current_periods
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
+from tenants.api.views import TenantView, check_query, given
 from tenants.models import ApiKey, Membership, Project
 from tenants.permissions import Permission
-from tenants.views import TenantView, check_query, given
 
 
 def _id(text: str) -> serializers.IntegerField:

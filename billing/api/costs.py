@@ -27,8 +27,8 @@ from billing.views import CsvRenderer, NewestEvents
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.serializers import Query
+from tenants.api.views import check_query, given
 from tenants.models import Tenant
-from tenants.views import check_query, given
 
 MAX_DIFFERENCES = 1000  # in a response
 

@@ -22,11 +22,11 @@ from billing.models import Invoice, InvoiceLine, Price
 from billing.serializers import UsageEventSerializer
 from billing.views import NewestEvents
 from tenants.api.serializers import Query
+from tenants.api.views import TenantView, check_query
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.permissions import Permission
 from tenants.problems import StateConflict
-from tenants.views import TenantView, check_query
 
 _RELATED = ("period", "refers_to")
 

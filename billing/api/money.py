@@ -21,10 +21,10 @@ from billing.payments.providers import by_webhook
 from billing.pricing.currencies import currency_of
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import Query
+from tenants.api.views import TenantView, check_query, given
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.permissions import Permission
-from tenants.views import TenantView, check_query, given
 
 
 @extend_schema(tags=["billing"])

@@ -24,7 +24,7 @@ from billing.models import BillingEntity, CreditGrant, ExchangeRate, Invoice, Pa
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.serializers import Query
-from tenants.views import check_query, given
+from tenants.api.views import check_query, given
 
 M = TypeVar("M", bound=Model)
 

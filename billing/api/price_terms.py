@@ -23,7 +23,7 @@ from billing.pricing.terms import MAX_MONTHLY_TOKENS, TermRule, TermType, Volume
 from billing.serializers import usd
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import Query, StrictSerializer
-from tenants.views import given
+from tenants.api.views import given
 
 PRICE_TERM_TYPES = [each.value for each in TermType]
 

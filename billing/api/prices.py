@@ -22,9 +22,9 @@ from billing.pricing.rate_cards import current_prices
 from billing.pricing.rerating import last_month, preview
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.operators import OperatorView
+from tenants.api.views import TenantView, check_query, given, person
 from tenants.models import Tenant, User
 from tenants.permissions import Permission
-from tenants.views import TenantView, check_query, given, person
 
 ACTIONS: dict[str, Callable[..., PriceVersion]] = {"publish": do_publish_prices, "discard": do_discard_prices}
 _NAMED = ("book", "created_by", "decided_by")

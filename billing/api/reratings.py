@@ -22,7 +22,7 @@ from billing.pricing.price_book import NewPrice, Proposal
 from billing.pricing.price_files import read_csv
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import Query
-from tenants.views import check_query, given
+from tenants.api.views import check_query, given
 
 ACTIONS: dict[str, Callable[..., Rerating]] = {"apply": do_apply_rerating, "discard": do_discard_rerating}
 _NAMED = ("book", "created_by", "decided_by")

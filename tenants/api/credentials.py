@@ -13,9 +13,9 @@ from tenants.actions import credentials as actions
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
+from tenants.api.views import TenantView, check_query, given
 from tenants.models import MAX_SECRET_LENGTH, UpstreamCredential
 from tenants.permissions import Permission
-from tenants.views import TenantView, check_query, given
 
 READ, WRITE = Permission.CREDENTIALS_READ, Permission.CREDENTIALS_WRITE
 

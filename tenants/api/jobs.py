@@ -16,11 +16,11 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from tenants.api.serializers import Query
+from tenants.api.views import TenantView, check_query
 from tenants.jobs import JobKind, TooManyJobs, do_start_job
 from tenants.models import TenantJob
 from tenants.permissions import Permission
 from tenants.problems import StateConflict
-from tenants.views import TenantView, check_query
 
 RETRY_AFTER_SECONDS = 1
 

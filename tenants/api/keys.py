@@ -15,10 +15,10 @@ from rest_framework.response import Response
 from tenants import actions
 from tenants.api import serializers as s
 from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.views import TenantView, check_query, given, person
 from tenants.authentication import KeyCaller
 from tenants.models import ApiKey, Project
 from tenants.permissions import Permission
-from tenants.views import TenantView, check_query, given, person
 
 _RELATED = ("created_by", "usage")
 

@@ -23,11 +23,11 @@ from tenants import actions
 from tenants.api import serializers as s
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.pagination import NewestFirst
+from tenants.api.views import ReauthenticationRequired, StrictJSONParser, check_query, given, note_actor, person
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Membership, Tenant
 from tenants.reauthentication import recently_authenticated
-from tenants.views import ReauthenticationRequired, StrictJSONParser, check_query, given, note_actor, person
 
 ACTIONS: dict[str, Callable[[Tenant], object]] = {
     "suspend": actions.do_suspend_tenant,

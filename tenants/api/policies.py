@@ -16,12 +16,12 @@ from tenants.actions.policy_drafts import MAX_BODY_LENGTH
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import MAX_BIGINT, PolicyCreateSerializer, PolicySerializer, Query, StrictSerializer
 from tenants.api.target_problems import TargetProblemSerializer, WithProblems
+from tenants.api.views import TenantView, check_query, given, person
 from tenants.models import RoutingPolicy, RoutingPolicyDraft
 from tenants.permissions import Permission
 from tenants.routing_policies import policy
 from tenants.routing_policies.diffs import diff, pretty
 from tenants.routing_policies.target_checks import TargetChecks
-from tenants.views import TenantView, check_query, given, person
 
 DIFF_CHANGES = (("+", "added"), ("-", "removed"), (" ", "unchanged"))
 

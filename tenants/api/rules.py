@@ -12,9 +12,9 @@ from rest_framework.response import Response
 from tenants import actions
 from tenants.api import serializers as s
 from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.views import TenantView, check_query, given, person
 from tenants.models import LIMITS, ApiKey, LimitSet, Project, RoutingPolicy
 from tenants.permissions import Permission
-from tenants.views import TenantView, check_query, given, person
 
 
 @extend_schema(tags=["limits"])

@@ -12,9 +12,9 @@ from rest_framework.response import Response
 from tenants import actions
 from tenants.api import serializers as s
 from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.views import TenantView, check_query, given
 from tenants.models import AuditEntry, Project, Tenant
 from tenants.permissions import Permission
-from tenants.views import TenantView, check_query, given
 
 
 def representation(tenant: Tenant) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from tenants import actions
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.serializers import Query
+from tenants.api.views import check_query
 from tenants.models import User
 from tenants.reauthentication import SECOND_FACTORS
-from tenants.views import check_query
 
 ACTIONS: dict[str, Callable[[User], bool]] = {
     "deactivate": actions.do_deactivate_user,

@@ -12,9 +12,9 @@ from rest_framework.response import Response
 from tenants.actions import webhooks as actions
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
+from tenants.api.views import TenantView, check_query, given
 from tenants.models import WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
 from tenants.permissions import Permission
-from tenants.views import TenantView, check_query, given
 from tenants.webhooks.event_types import EVENT_TYPES
 from tenants.webhooks.queries import deliveries, endpoints_with_last
 

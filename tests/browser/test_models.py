@@ -14,7 +14,7 @@ from frontend.operator.models import page as operator_models
 from frontend.tenant.models import page as tenant_models
 from frontend.tenant.playground import page as playground
 from inference_worker.contract.settings import ModelSpec
-from millrace.apps.operations.fleet_status import FleetStatus
+from millrace.apps.deployments.fleet_status import FleetStatus
 from tests.support.frontend.console import load_screens
 from tests.support.frontend.live_server import LiveServer
 from tests.support.frontend.pages import accessible, settle

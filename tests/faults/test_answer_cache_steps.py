@@ -14,8 +14,8 @@ from asgiref.sync import sync_to_async
 
 from billing.models import BudgetPeriod
 from inference_worker.contract.settings import parse_models
-from millrace.apps.request_log.models import SemanticEvidence
-from millrace.apps.request_log.semantic_decision import BAND_STARTS
+from millrace.apps.answer_caches.models import SemanticEvidence
+from millrace.apps.answer_caches.semantic_decision import BAND_STARTS
 from tenants import actions
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import ApiKey, Tenant

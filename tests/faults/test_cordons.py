@@ -18,7 +18,7 @@ WORKER = f"{MODEL}-0"
 
 def operate(stack: Stack, call: str) -> None:
     """Run an operator's action in a separate process."""
-    code = f"from millrace.apps.operations.cordons import *; {call}"
+    code = f"from millrace.apps.health.cordons import *; {call}"
     environ = {name: value for name, value in os.environ.items() if not name.startswith("MILLRACE_")}
     environ["MILLRACE_DATA_DIR"] = str(stack.data_dir)
     subprocess.run([sys.executable, "manage.py", "shell", "-c", code], check=True, env=environ, timeout=60)

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from inference_worker.contract.disk import free_bytes
-from millrace.devserver.postgres import Postgres
+from millrace.local.postgres import Postgres
 from tests.support.e2e.streams import Stream, usage_of
 from tests.support.invariants import assert_ledger_invariants
 from tests.support.stack import MODEL, Stack, eventually, running

@@ -21,7 +21,7 @@ import httpx
 import psutil
 import pytest
 
-from millrace.devserver.program import die_with_parent
+from millrace.local.program import die_with_parent
 from tests.support.e2e.streams import Stream
 from tests.support.invariants import assert_ledger_invariants
 from tests.support.stack import Stack, eventually, running

@@ -16,7 +16,7 @@ from inference_worker.contract.messages import (
 )
 from inference_worker.contract.valkey import WORKER, connect
 from inference_worker.worker.engine_client import ActiveJob
-from millrace.devserver.valkey import Valkey, is_accepting
+from millrace.local.valkey import Valkey, is_accepting
 from tests.support.waiting import eventually
 from tests.support.worker.jobs import make_job
 from tests.support.worker.publishing import last, new_publisher, usage_events

@@ -43,7 +43,7 @@ def test_settling_continues_after_a_stopped_valkey(table, event, tmp_path_factor
     import subprocess
 
     from inference_worker.contract.valkey import SETTLER, connect
-    from millrace.devserver.valkey import Valkey
+    from millrace.local.valkey import Valkey
 
     folder = tmp_path_factory.mktemp("valkey")
     server = Valkey(folder)

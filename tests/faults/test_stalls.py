@@ -24,8 +24,8 @@ from inference_worker.contract.messages import (
     decode_heartbeat,
     event_log_key,
 )
-from millrace.conf.environment import read_env_file
-from millrace.devserver.program import die_with_parent
+from millrace.environment.configuration import read_env_file
+from millrace.local.program import die_with_parent
 from tests.support.e2e.streams import Stream, usage_of
 from tests.support.stack import EMBEDDING_MODEL, MODEL, Stack, eventually
 

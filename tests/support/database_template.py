@@ -14,8 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from millrace.devserver.postgres import Postgres
-from millrace.devserver.state_file import ServiceState
+from millrace.local.postgres import Postgres
+from millrace.local.state_file import ServiceState
 
 VARIABLE = "MILLRACE_TEST_DATABASE_TEMPLATE"  # the directory, in the environment of the processes that run tests
 _SECRETS = ("password", "app_password", "superuser_password")

@@ -9,7 +9,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from millrace.devserver.postgres import Postgres
+from millrace.local.postgres import Postgres
 
 
 def drop_database(name: str) -> None:

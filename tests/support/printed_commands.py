@@ -31,7 +31,7 @@ _TEMPLATE_COMMAND = re.compile(r'"([^"]*)"\|command\b')
 _INLINE = re.compile(r"`(millrace [a-z][^`]*)`")
 _LINE = re.compile(r"(?:^|\$\()(millrace [a-z].*)$", re.MULTILINE)
 _HELP = {"help", "example", "help_text", "short_help"}  # keyword arguments of texts that only help contains
-_SETTINGS = {"environment.py", "settings.py"}  # whose texts `format_quoted_commands` prints
+_SETTINGS = {"configuration.py", "settings.py"}  # whose texts `format_quoted_commands` prints
 
 
 def fixed_commands() -> list[str]:

@@ -10,10 +10,10 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from millrace.devserver.postgres import Postgres
-from millrace.devserver.program import Program
-from millrace.devserver.state_file import ServiceState
-from millrace.devserver.valkey import Valkey
+from millrace.local.postgres import Postgres
+from millrace.local.program import Program
+from millrace.local.state_file import ServiceState
+from millrace.local.valkey import Valkey
 from tests.support.database_template import DatabaseTemplate
 from tests.support.models import share_models
 

@@ -19,8 +19,8 @@ import httpx
 import openai
 import psutil
 
-from millrace.conf.environment import read_env_file
-from millrace.devserver.program import die_with_parent
+from millrace.environment.configuration import read_env_file
+from millrace.local.program import die_with_parent
 from tenants.isolation import db_roles
 from tests.support import waiting
 from tests.support.engine.tiny_models import make_cross_encoder

@@ -17,7 +17,7 @@ from frontend.core.lists import Choice, ListPage, keyset_page
 from frontend.core.numbers import Money, compact, exact, share
 from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.alerts import deliveries_of
-from millrace.apps.operations.models import HealthEvent
+from millrace.apps.health.models import HealthEvent
 
 PAGE_SIZE = 50
 SHOWS = (("health", _lazy("Health")), ("budgets", _lazy("Budgets")), ("rules", _lazy("Rules")))

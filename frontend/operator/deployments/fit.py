@@ -14,7 +14,7 @@ from frontend.core.backend_messages import translated
 from frontend.core.gauges import percent
 from frontend.core.page_context import PageContext, operator_page
 from frontend.operator.deployments.forms import DeploymentForm
-from millrace.apps.operations.fit_checks import do_start_fit_check, read_fit_check
+from millrace.apps.deployments.fit_checks import do_start_fit_check, read_fit_check
 from tenants.actions import ActionRefused
 
 _FIELDS = ("source", "dtype", "quantization", "kv_cache_dtype", "max_model_len", "kv_cache_memory")

@@ -10,12 +10,12 @@ from django.utils.translation import gettext as _
 
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import exact
-from inference_worker.contract.config import DTypeName, QuantizationName, SpeculationName
+from inference_worker.contract.engine_config import DTypeName, QuantizationName, SpeculationName
 from inference_worker.contract.output_formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
 from inference_worker.contract.upstream_presets import PRESETS
 from inference_worker.contract.upstreams import UpstreamEngine
-from millrace.apps.operations.deployments import MAX_COMMAND_LENGTH, MAX_CONCURRENCY, MAX_IDLE_SECONDS
-from millrace.apps.operations.models import DEFAULT_CONTEXT_LENGTH, Deployment
+from millrace.apps.deployments.deployments import MAX_COMMAND_LENGTH, MAX_CONCURRENCY, MAX_IDLE_SECONDS
+from millrace.apps.deployments.models import DEFAULT_CONTEXT_LENGTH, Deployment
 from millrace.client.testing import PROMPT
 from tenants.models import MAX_SECRET_LENGTH
 

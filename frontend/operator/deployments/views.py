@@ -22,8 +22,8 @@ from frontend.core.screens import ConsoleScreen
 from frontend.operator.deployments import fit, page
 from frontend.operator.deployments.forms import DeploymentForm, TestCallForm, UpstreamForm
 from inference_worker.contract.deployments import WantedState
-from millrace.apps.operations import deployments as catalog
-from millrace.apps.operations.models import Deployment
+from millrace.apps.deployments import deployments as catalog
+from millrace.apps.deployments.models import Deployment
 from millrace.client.testing import TestCallFailed, TestCallResult, send_test_call
 from tenants.actions import ActionRefused
 from tenants.models import UpstreamCredential

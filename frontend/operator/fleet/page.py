@@ -17,10 +17,10 @@ from frontend.core.lists import Choice, with_query
 from frontend.core.numbers import Margin
 from frontend.core.page_context import PageContext
 from frontend.core.screens import SearchResult
-from millrace.apps.operations.costs import ModelCost, costs
-from millrace.apps.operations.deployments import served_specs
-from millrace.apps.operations.fleet_status import ReplicaState, ReplicaStatus, read_fleet_status
-from millrace.apps.operations.history import FleetPoint, span
+from millrace.apps.deployments.deployments import served_specs
+from millrace.apps.deployments.fleet_status import ReplicaState, ReplicaStatus, read_fleet_status
+from millrace.apps.health.costs import ModelCost, costs
+from millrace.apps.health.history import FleetPoint, span
 
 CHARTS = 5
 COLORS = ("spend", "output", "cached", "written", "failed")

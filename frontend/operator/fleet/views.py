@@ -20,8 +20,8 @@ from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from frontend.core.screens import ConsoleScreen
 from frontend.operator.fleet import page
-from millrace.apps.operations.costs import do_set_machine_cost
-from millrace.apps.operations.deployments import served_specs
+from millrace.apps.deployments.deployments import served_specs
+from millrace.apps.health.costs import do_set_machine_cost
 
 PANELS = Panels(
     "operator-fleet-panel",

@@ -15,10 +15,10 @@ from billing.models import Reconciliation, UsageQuarantine
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import duration, exact
 from frontend.core.page_context import PageContext
-from millrace.apps.operations import health
-from millrace.apps.operations.deployments import served_specs
-from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState, read_fleet_status
-from millrace.apps.operations.health import HealthIssue, IssueType
+from millrace.apps.deployments.deployments import served_specs
+from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState, read_fleet_status
+from millrace.apps.health import health_checks
+from millrace.apps.health.health_checks import HealthIssue, IssueType
 from tenants.models import Tenant
 
 MAX_ROWS = 20  # rows in quarantine, differences
@@ -55,7 +55,7 @@ Stat = tuple[str, str, str, str]  # label, value, detail, and "warn", "bad" or "
 
 
 def issues(ctx: PageContext) -> dict[str, Any]:
-    found = health.find_issues(_replica_board(), ctx.now)
+    found = health_checks.find_issues(_replica_board(), ctx.now)
     return {"items": [(issue, *_link(issue)) for issue in found], "now": ctx.now}
 
 

@@ -17,12 +17,12 @@ from billing.pricing.pricing import Component, Tier
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
-from inference_worker.contract.encoder_config import ModelTask, model_task
+from inference_worker.checkpoints.encoder_config import ModelTask, model_task
 from inference_worker.contract.settings import ModelSpec
-from millrace.apps.operations.deployments import served_specs
-from millrace.apps.operations.fleet_status import FleetStatus, ReplicaState, ReplicaStatus, read_fleet_status
-from millrace.apps.operations.history import ttft_p95
-from millrace.apps.operations.models import Cordon
+from millrace.apps.deployments.deployments import served_specs
+from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState, ReplicaStatus, read_fleet_status
+from millrace.apps.health.history import ttft_p95
+from millrace.apps.health.models import Cordon
 
 HOUR = timedelta(hours=1)
 _KINDS: Mapping[ModelTask, str] = {

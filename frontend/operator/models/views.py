@@ -21,8 +21,8 @@ from frontend.core.rendering import render_page
 from frontend.core.screens import ConsoleScreen
 from frontend.operator.models import page
 from frontend.operator.models.page import CordonEffect
-from millrace.apps.operations.cordons import do_cordon, do_uncordon
-from millrace.apps.operations.models import Cordon
+from millrace.apps.health.cordons import do_cordon, do_uncordon
+from millrace.apps.health.models import Cordon
 
 PANELS = Panels(
     "operator-models-panel",

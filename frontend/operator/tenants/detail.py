@@ -34,7 +34,7 @@ from frontend.operator.tenants import spending
 from frontend.operator.tenants.page import commitments
 from frontend.tenant.keys.key_limits import NAMES
 from inference_worker.contract.messages import decode_usage
-from millrace.apps.operations.budget_usage import highest_budgets
+from millrace.apps.health.budget_usage import highest_budgets
 from tenants.models import LIMITS, ApiKey, AuditEntry, Invitation, LimitSet, Membership, Tenant, User
 
 MAX_ROWS = 8

@@ -22,7 +22,7 @@ from frontend.core.page_context import PageContext
 from frontend.core.screens import MAX_RESULTS_PER_KIND, SearchResult
 from frontend.operator.tenants import spending
 from frontend.operator.tenants.spending import BudgetText, Spent
-from millrace.apps.operations.budget_usage import highest_budgets, tenants_near_limits
+from millrace.apps.health.budget_usage import highest_budgets, tenants_near_limits
 from tenants.models import Tenant
 
 PAGE_SIZE = 50

@@ -16,9 +16,9 @@ from billing.models import UsageChange, UsageRollup, coarse_or, not_rolled_up, t
 from billing.pricing.currencies import CrossRate
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Margin, Money, compact, exact, share
-from millrace.apps.operations.budget_usage import BudgetPeriodUsage
-from millrace.apps.operations.costs import costs
-from millrace.apps.operations.models import MachineCost
+from millrace.apps.health.budget_usage import BudgetPeriodUsage
+from millrace.apps.health.costs import costs
+from millrace.apps.health.models import MachineCost
 
 COSTED_OVER = timedelta(days=1)  # the period of the cost per 1M tokens
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)

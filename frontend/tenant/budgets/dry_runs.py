@@ -12,7 +12,7 @@ from frontend.core.numbers import exact, share
 from frontend.tenant.budgets.amounts import BudgetAmount, parse
 from frontend.tenant.budgets.scopes import BudgetOwnerScope
 from frontend.tenant.keys.key_limits import NAMES
-from millrace.apps.request_log.dry_runs import DryRunResult, budget_would_refuse, limits_would_refuse
+from millrace.apps.policy_results.dry_runs import DryRunResult, budget_would_refuse, limits_would_refuse
 from tenants.models import LIMITS
 
 _UNTIL = {"day": _lazy("the next day"), "month": _lazy("the next month"), "lifetime": _lazy("you raise the limit")}

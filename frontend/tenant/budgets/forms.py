@@ -16,7 +16,7 @@ from frontend.core.numbers import page_currency
 from frontend.tenant.budgets.amounts import input_text, parse
 from frontend.tenant.budgets.scopes import BudgetOwnerScope
 from frontend.tenant.keys.key_limits import NAMES
-from millrace.apps.operations.deployments import served_specs
+from millrace.apps.deployments.deployments import served_specs
 from tenants.models import LIMITS, LimitSet
 
 _PLAIN = {"autocomplete": "off", "spellcheck": "false"}

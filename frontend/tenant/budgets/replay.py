@@ -15,7 +15,7 @@ from frontend.core.lists import with_query
 from frontend.core.numbers import exact, page_currency
 from frontend.tenant.budgets.amounts import BudgetAmount, input_text
 from frontend.tenant.budgets.scopes import BudgetOwnerScope
-from millrace.apps.request_log.budget_replays import BudgetReplay, replay_budget
+from millrace.apps.policy_results.budget_replays import BudgetReplay, replay_budget
 
 _SPARE = 110  # percent of the month's peak: the suggested limit
 

@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 
 from billing.models import Budget
 from frontend.core.page_context import PageContext
-from millrace.apps.request_log.dry_runs import DryRunScope
+from millrace.apps.policy_results.dry_runs import DryRunScope
 from tenants.models import ApiKey, LimitSet, Membership, Project, User
 
 MAX_CHOICES = 200  # choices per owner type

@@ -8,7 +8,7 @@ from frontend.core.page_context import PageContext
 from frontend.tenant.budgets.page import MAX_BUDGETS, MODES
 from frontend.tenant.budgets.scopes import owner_of
 from frontend.tenant.keys.key_limits import NAMES
-from millrace.apps.request_log.dry_runs import refused_counts
+from millrace.apps.policy_results.dry_runs import refused_counts
 from tenants.models import LIMITS, LimitSet
 
 

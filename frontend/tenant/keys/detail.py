@@ -11,7 +11,7 @@ from frontend.core.page_context import PageContext, first_or_404
 from frontend.tenant.keys.key_limits import row_of
 from frontend.tenant.keys.page import SCOPES, owner, spending, status, successors, with_last_used
 from inference_worker.contract.request import TOKEN_CLASSES
-from millrace.apps.request_log.limiting_factor import binding
+from millrace.apps.policy_results.limiting_factor import binding
 from millrace.apps.request_log.selectors import Filters, requests_page
 from tenants.models import ApiKey, AuditEntry
 from tenants.permissions import Permission

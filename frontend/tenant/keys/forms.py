@@ -17,7 +17,7 @@ from frontend.core.numbers import exact
 from frontend.core.one_time_secrets import OnceForm
 from frontend.core.page_context import PageContext
 from frontend.tenant.keys.page import SCOPES, owner
-from millrace.apps.operations.deployments import served_specs
+from millrace.apps.deployments.deployments import served_specs
 from tenants.models import ApiKey, Project, RoutingPolicy
 from tenants.permissions import Permission
 

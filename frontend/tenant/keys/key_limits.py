@@ -6,7 +6,7 @@ from typing import Any
 
 from frontend.core.languages import lazy_text as _lazy
 from frontend.tenant.budgets.amounts import BudgetAmount
-from millrace.apps.request_log.limiting_factor import LimitingFactor
+from millrace.apps.policy_results.limiting_factor import LimitingFactor
 
 _SCOPE_LABELS = {
     "key": _lazy("its own"),

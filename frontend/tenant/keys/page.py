@@ -21,7 +21,7 @@ from frontend.core.numbers import Money, common_places
 from frontend.core.page_context import PageContext
 from frontend.core.screens import MAX_RESULTS_PER_KIND, SearchResult
 from frontend.tenant.keys.key_limits import row_of
-from millrace.apps.request_log.limiting_factor import binding
+from millrace.apps.policy_results.limiting_factor import binding
 from tenants.audit import PLATFORM
 from tenants.models import ApiKey, AuditEntry, LimitSet, Project
 

@@ -33,7 +33,7 @@ from frontend.tenant.keys.forms import (
     RotationForm,
     revocation_effect,
 )
-from millrace.apps.operations.model_obstacles import example_model
+from millrace.apps.deployments.model_obstacles import example_model
 from tenants import actions
 from tenants.models import ApiKey, Project
 from tenants.permissions import Permission

@@ -12,7 +12,7 @@ from frontend.core.lists import with_query
 from frontend.core.metering import metering
 from frontend.core.page_context import PageContext
 from frontend.tenant.overview.quick_start import code_examples
-from millrace.apps.operations.model_obstacles import example_model
+from millrace.apps.deployments.model_obstacles import example_model
 
 
 def header(ctx: PageContext) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from frontend.core.page_context import PageContext
 from frontend.tenant.routing import page, positions
 from frontend.tenant.routing.positions import PolicyError
-from millrace.apps.request_log.policy_dry_runs import PolicyDryRun, dry_run
+from millrace.apps.policy_results.policy_dry_runs import PolicyDryRun, dry_run
 from tenants import actions
 from tenants.actions import Conflict
 from tenants.isolation.scopes import tenant_scope

@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money, duration, exact
 from frontend.core.page_context import PageContext
-from millrace.apps.request_log.shadow_results import ShadowResult, shadow_results
+from millrace.apps.policy_results.shadow_results import ShadowResult, shadow_results
 from tenants.models import ApiKey, Project, RoutingPolicy, RoutingPolicyDraft
 from tenants.permissions import Permission
 from tenants.routing_policies import policy

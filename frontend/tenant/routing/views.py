@@ -21,7 +21,7 @@ from frontend.core.rendering import redirect_with_message, render_form_errors, r
 from frontend.core.screens import ConsoleScreen
 from frontend.tenant.routing import checking, page, positions
 from frontend.tenant.routing.editor import SubmittedEditor, open_editor, read_submitted
-from millrace.apps.operations.model_obstacles import example_model
+from millrace.apps.deployments.model_obstacles import example_model
 from tenants import actions
 from tenants.actions import ActionRefused
 from tenants.models import RoutingPolicy, RoutingPolicyDraft

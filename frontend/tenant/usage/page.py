@@ -21,12 +21,12 @@ from frontend.core.page_context import PageContext
 from frontend.tenant.requests.log import CACHE_LABELS, bound_label
 from frontend.tenant.usage.query import UsageReportQuery, query_of
 from inference_worker.contract.request import PROMPT_CLASSES
-from millrace.apps.request_log.cache_layers import cache_layers
+from millrace.apps.answer_caches.cache_layers import cache_layers
+from millrace.apps.answer_caches.prompt_advisor import prompt_advice
+from millrace.apps.answer_caches.semantic_status import cache_misses, semantic_status
+from millrace.apps.answer_caches.warming_status import warming_status
 from millrace.apps.request_log.models import RequestOutcome
-from millrace.apps.request_log.prompt_advisor import prompt_advice
 from millrace.apps.request_log.selectors import total_rates
-from millrace.apps.request_log.semantic_status import cache_misses, semantic_status
-from millrace.apps.request_log.warming_status import warming_status
 
 _DAY = timedelta(days=1)
 LAYER_LABELS: Mapping[str, str] = {**CACHE_LABELS, "host_memory": _lazy("Prompt cache in CPU memory")}

@@ -1,1 +1,3 @@
-"""Django apps of the platform: batches, feedback, the request log and fleet operations."""
+"""Django apps of the platform: the request log and what is computed from it, deployments, health checks, alerts,
+batches, feedback and experiments.
+"""

@@ -17,7 +17,7 @@ from inference_worker.contract.command_line import format_command, format_quoted
 from millrace.cli import output
 from millrace.cli.output import Column
 from millrace.cli.profiles import Connection, NotSignedIn, config_path, find_connection
-from millrace.devserver import INSTALL_SERVER
+from millrace.local import INSTALL_SERVER
 
 if TYPE_CHECKING:
     from millrace.client import Client, StatusError

@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from millrace.devserver.program import Program
-from millrace.devserver.supervisor import describe_exit, tail
+from millrace.local.program import Program
+from millrace.local.supervisor import describe_exit, tail
 
 
 class CommandFailed(Exception):

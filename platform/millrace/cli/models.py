@@ -16,8 +16,8 @@ from millrace.cli.app import FAILED, NOT_ALLOWED, NOT_FOUND, TRY_AGAIN, ApiComma
 from millrace.cli.output import Column, moment
 
 if TYPE_CHECKING:
-    from inference_worker.models.model_store import ModelStore, StoredModel
-    from millrace.devserver.hub_source import HubSource
+    from inference_worker.checkpoints.downloads.hub_source import HubSource
+    from inference_worker.checkpoints.model_store import ModelStore, StoredModel
 
 _QUANTIZATIONS = click.Choice(["none", "int8", "int4", "int4-g64", "int4-g128", "fp8", "gguf"])
 _KV_DTYPES = click.Choice(["auto", "int8", "fp8"])
@@ -75,9 +75,9 @@ def _source_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_exit_codes(run: Callable[[], None]) -> None:
-    from inference_worker.contract.config import ModelError
+    from inference_worker.checkpoints.model_config import ModelError
     from inference_worker.contract.env import SettingsError
-    from millrace.devserver.checks import CheckFailed
+    from millrace.local.checks import CheckFailed
 
     try:
         run()
@@ -96,8 +96,8 @@ def pull(model: str, revision: str | None, file: str | None, as_json: bool) -> N
 
     MODEL is organization/name. For a gated or private model, set HF_TOKEN. An interrupted download is continued.
     """
+    from inference_worker.checkpoints.downloads.hub import Hub
     from millrace.cli.model_progress import show_progress
-    from millrace.devserver.hub import Hub
 
     store, min_free_bytes = _writable_store()
     source = _hub_source(model, revision, file)
@@ -200,8 +200,8 @@ def remove(model: str, revision: str | None, file: str | None, as_json: bool) ->
 
 
 def _store() -> ModelStore:
-    from inference_worker.models.model_store import ModelStore
-    from millrace.conf.environment import data_dir
+    from inference_worker.checkpoints.model_store import ModelStore
+    from millrace.environment.configuration import data_dir
 
     return ModelStore(data_dir())
 
@@ -210,8 +210,8 @@ def _writable_store() -> tuple[ModelStore, int]:
     """Return the store, whose data directory is created, and the bytes to leave free on its disk."""
     from inference_worker.contract import env
     from inference_worker.contract.settings import SharedSettings
-    from millrace.conf.environment import data_dir
-    from millrace.devserver.checks import data_directory
+    from millrace.environment.configuration import data_dir
+    from millrace.local.checks import data_directory
 
     min_free_bytes: int = env.read_one(os.environ, SharedSettings, "min_free_disk")
     data_directory(data_dir(), min_free_bytes)
@@ -223,7 +223,7 @@ def _hub_source(model: str, revision: str | None, file: str | None) -> HubSource
     """Return the model of the argument `organization/name[@revision][#file]`; options take precedence."""
     from dataclasses import replace
 
-    from millrace.devserver.hub_source import HubSource
+    from inference_worker.checkpoints.downloads.hub_source import HubSource
 
     source = HubSource.parse(model)
     source = replace(source, revision=revision or source.revision, file=file or source.file)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from millrace.cli.app import ApiCommand, fail
-from millrace.devserver import INSTALL_SERVER
+from millrace.local import INSTALL_SERVER
 
 _PACKAGES = ("torch", "safetensors", "tokenizers", "gguf", "msgspec")
 _DTYPES = click.Choice(["auto", "float32", "bfloat16", "float16"])

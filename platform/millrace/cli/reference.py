@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from inference_worker.contract.env import EnvVar, variables
-from millrace.conf.environment import SETTINGS_CLASSES
+from millrace.environment.configuration import SETTINGS_CLASSES
 
 
 def all_settings() -> list[EnvVar]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from inference_worker.contract.command_line import format_command
-from millrace.conf.environment import PlatformSettings
+from millrace.environment.configuration import PlatformSettings
 
 CREDENTIALS = "credentials.json"
 _TEXT = """

@@ -16,14 +16,14 @@ from millrace.cli.commands import CommandFailed, run
 from millrace.cli.first_request import measure_first_token
 from millrace.cli.progress import Progress, Step
 from millrace.cli.startup_message import CREDENTIALS, greeting
-from millrace.conf import environment
-from millrace.devserver import checks, embedded_models
-from millrace.devserver.disk_reserve import DiskReserve
-from millrace.devserver.gpus import find_gpus
-from millrace.devserver.processes import ProcessFile
-from millrace.devserver.program import ServiceError
-from millrace.devserver.stack import Stack
-from millrace.devserver.supervisor import ChildFailed, Supervisor
+from millrace.environment import configuration
+from millrace.environment.disk_reserve import DiskReserve
+from millrace.environment.processes import ProcessFile
+from millrace.local import checks, embedded_models
+from millrace.local.gpus import find_gpus
+from millrace.local.program import ServiceError
+from millrace.local.stack import Stack
+from millrace.local.supervisor import ChildFailed, Supervisor
 
 RESERVE_SECONDS = 0.1  # between two checks of the disk, short enough for a disk that fills quickly
 RESERVE_RETRY_SECONDS = 5.0
@@ -141,7 +141,7 @@ class _Run:
         """Send the first request of a new platform, and print how to use the platform."""
         settings = self._stack.settings
         if is_new and "demo_key" in credentials:
-            address = environment.local_address(settings.host), settings.port
+            address = configuration.local_address(settings.host), settings.port
             seconds = await asyncio.to_thread(
                 measure_first_token, *address, credentials["demo_key"], self._stack.default_model
             )

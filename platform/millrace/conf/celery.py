@@ -14,18 +14,22 @@ from celery.signals import beat_init, setup_logging, worker_ready
 from billing.schedule import BEAT_SCHEDULE as BILLING
 from inference_worker.contract.readiness import report_ready
 from millrace.apps.alerts.schedule import BEAT_SCHEDULE as ALERTS
+from millrace.apps.answer_caches.schedule import BEAT_SCHEDULE as ANSWER_CACHES
 from millrace.apps.batches.schedule import BEAT_SCHEDULE as BATCHES
+from millrace.apps.deployments.schedule import BEAT_SCHEDULE as DEPLOYMENTS
 from millrace.apps.experiments.schedule import BEAT_SCHEDULE as EXPERIMENTS
 from millrace.apps.feedback.schedule import BEAT_SCHEDULE as FEEDBACK
-from millrace.apps.operations.schedule import BEAT_SCHEDULE as OPERATIONS
+from millrace.apps.health.schedule import BEAT_SCHEDULE as HEALTH
 from millrace.apps.request_log.schedule import BEAT_SCHEDULE as REQUEST_LOG
 from millrace.conf import logs
-from millrace.conf.environment import platform_settings
+from millrace.environment.configuration import platform_settings
 from tenants.schedule import BEAT_SCHEDULE as TENANTS
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "millrace.conf.settings")
 
 _settings = platform_settings()
+_beat_schedule = ALERTS | ANSWER_CACHES | BATCHES | BILLING | DEPLOYMENTS | EXPERIMENTS | FEEDBACK | HEALTH
+_beat_schedule |= REQUEST_LOG | TENANTS
 
 app = Celery("millrace")
 app.conf.update(
@@ -34,7 +38,7 @@ app.conf.update(
     broker_channel_error_retry=True,  # Valkey rejects writes while its disk is full
     broker_transport_options={"visibility_timeout": 3600, "global_keyprefix": "millrace:web:"},
     accept_content=["json"],
-    beat_schedule=ALERTS | BATCHES | BILLING | EXPERIMENTS | OPERATIONS | FEEDBACK | REQUEST_LOG | TENANTS,
+    beat_schedule=_beat_schedule,
     beat_schedule_filename=str(_settings.data_dir / "beat-schedule"),
     result_backend=None,
     task_acks_late=True,

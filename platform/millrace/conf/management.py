@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from inference_worker.contract.command_line import format_quoted_commands
 from inference_worker.contract.env import SettingsError
-from millrace.conf.environment import platform_settings, reject_unknown
+from millrace.environment.configuration import platform_settings, reject_unknown
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -30,7 +30,7 @@ class SecurityHeaders:
 class StorableText:
     """Rejects requests with a text that PostgreSQL cannot store, in the path, the query string, a form or a cookie.
 
-    JSON bodies are checked by the parser of the management API (`tenants.views.StrictJSONParser`).
+    JSON bodies are checked by the parser of the management API (`tenants.api.views.StrictJSONParser`).
     """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:

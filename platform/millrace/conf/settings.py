@@ -1,10 +1,10 @@
-"""Django's settings, all derived from the typed ones in `millrace.conf.environment`."""
+"""Django's settings, all derived from the typed ones in `millrace.environment.configuration`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from millrace.conf.environment import (
+from millrace.environment.configuration import (
     database_parameters,
     email_parameters,
     platform_settings,
@@ -23,7 +23,7 @@ ALLOWED_HOSTS = list(_settings.allowed_hosts)
 ROOT_URLCONF = "millrace.conf.urls"
 CELERY_APP = "millrace.conf.celery.app"  # by name: it imports the schedules of all apps
 FIND_LANGUAGE = "frontend.core.languages.language_of"  # by name: no package imports the console
-FIND_MODEL_OBSTACLES = "millrace.apps.operations.model_obstacles.read_obstacles"  # by name: `tenants` imports no app
+FIND_MODEL_OBSTACLES = "millrace.apps.deployments.model_obstacles.read_obstacles"  # by name: `tenants` imports no app
 ASGI_APPLICATION = "millrace.conf.asgi.application"
 
 INSTALLED_APPS = [
@@ -49,10 +49,13 @@ INSTALLED_APPS = [
     "billing",
     "millrace.apps.batches",
     "millrace.apps.feedback",
-    "millrace.devserver.demo",
+    "millrace.demo",
     "millrace.apps.request_log",
+    "millrace.apps.answer_caches",
+    "millrace.apps.policy_results",
     "millrace.apps.experiments",
-    "millrace.apps.operations",
+    "millrace.apps.deployments",
+    "millrace.apps.health",
     "millrace.apps.alerts",
 ]
 
@@ -271,9 +274,9 @@ SPECTACULAR_SETTINGS = {
         "CacheLayerName": "millrace.apps.request_log.models.CacheLayer",
         "CreditGrantType": "billing.models.ledger.CreditGrant.GrantType",
         "Currency": "billing.iso_codes.CURRENCY_CODES",
-        "DeploymentEngine": "millrace.apps.operations.deployments.ENGINES",
-        "DeploymentState": "millrace.apps.operations.deployment_api.DEPLOYMENT_STATES",
-        "DeploymentTask": "millrace.apps.operations.deployment_api.TASKS",
+        "DeploymentEngine": "millrace.apps.deployments.deployments.ENGINES",
+        "DeploymentState": "millrace.apps.deployments.api.DEPLOYMENT_STATES",
+        "DeploymentTask": "millrace.apps.deployments.api.TASKS",
         "EmailDeliveryState": "tenants.models.webhooks.OutboxEmail.State",
         "ExecutionOutcome": "billing.models.usage.ExecutionOutcome",
         "ExperimentDecision": "millrace.apps.experiments.serializers.DECISIONS",
@@ -289,7 +292,7 @@ SPECTACULAR_SETTINGS = {
         "MeteredComponent": "billing.pricing.pricing.METERED",
         "PaymentEventStatus": "billing.models.ledger.PaymentEvent.Status",
         "PolicyDiffChange": "tenants.api.policies.DIFF_CHANGES",
-        "PolicyDryRunRejectionCode": "millrace.apps.request_log.policy_api.REJECTION_CODES",
+        "PolicyDryRunRejectionCode": "millrace.apps.policy_results.api.REJECTION_CODES",
         "PriceComponent": "billing.pricing.pricing.PRICED",
         "PriceTermType": "billing.api.price_terms.PRICE_TERM_TYPES",
         "PriceVersionState": "billing.models.prices.PriceVersion.State",
@@ -308,8 +311,8 @@ SPECTACULAR_SETTINGS = {
         "UsageGroup": "billing.metering.usage.GROUPS",
         "UsageSource": "billing.models.usage.UsageSource",
         "VoucherType": "billing.models.invoicing.BillingEntity.VoucherType",
-        "WantedDeploymentState": "millrace.apps.operations.deployment_api.WANTED_STATES",
-        "WarmedCache": "millrace.apps.request_log.models.WarmedPrompt.Cache",
+        "WantedDeploymentState": "millrace.apps.deployments.api.WANTED_STATES",
+        "WarmedCache": "millrace.apps.answer_caches.models.WarmedPrompt.Cache",
         "WebhookDeliveryState": "tenants.models.webhooks.WebhookDelivery.State",
         "WebhookEndpointKind": "tenants.models.webhooks.WebhookEndpoint.Kind",
         "WebhookEventType": "tenants.webhooks.event_types.EVENT_TYPES",

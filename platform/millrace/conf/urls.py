@@ -5,20 +5,23 @@ from __future__ import annotations
 from django.contrib import admin
 from django.urls import include, path
 from django.views.generic import RedirectView
-from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
+from drf_spectacular.views import SpectacularSwaggerSplitView
 
-from millrace.conf.environment import platform_settings
+from millrace.conf.openapi_view import ManagementSchemaView
+from millrace.environment.configuration import platform_settings
 
 urlpatterns = [
     path("", include("frontend.urls")),
     path("api/", RedirectView.as_view(pattern_name="docs"), name="api"),
     path("api/", include("tenants.api.urls")),
     path("api/", include("billing.urls")),
+    path("api/", include("millrace.apps.policy_results.urls")),
+    path("api/", include("millrace.apps.answer_caches.urls")),
     path("api/", include("millrace.apps.request_log.urls")),
     path("api/", include("millrace.apps.experiments.urls")),
-    path("api/", include("millrace.apps.operations.urls")),
+    path("api/", include("millrace.apps.deployments.urls")),
     path("api/", include("millrace.apps.alerts.urls")),
-    path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
+    path("api/schema/", ManagementSchemaView.as_view(), name="schema"),
     path(
         "api/docs/",
         SpectacularSwaggerSplitView.as_view(url_name="schema", template_name="frontend/docs.html"),

@@ -24,7 +24,7 @@ from inference_worker.contract import valkey
 from inference_worker.contract.deployments import WantedState
 from inference_worker.contract.process_memory import release_code, return_freed_memory, trim_heap
 from millrace.apps.batches.storage import Storage
-from millrace.conf.environment import PlatformSettings, platform_settings
+from millrace.environment.configuration import PlatformSettings, platform_settings
 from millrace.gateway.admission.budget_admission import BudgetAdmission, RequestAdmission
 from millrace.gateway.admission.budget_shares import BudgetShares
 from millrace.gateway.admission.disk import DiskWatch

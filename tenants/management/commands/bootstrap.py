@@ -11,7 +11,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand
 from django.db import connection, transaction
 
-from millrace.devserver.state_file import write_private
+from millrace.environment.private_files import write_private
 from tenants import actions
 from tenants.authentication import find_key
 from tenants.isolation.db_roles import BypassReason

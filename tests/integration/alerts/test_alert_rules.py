@@ -22,7 +22,8 @@ from millrace.apps.alerts.actions import (
 )
 from millrace.apps.alerts.checks import check_rules, purge_expired
 from millrace.apps.alerts.models import AlertRule, RuleAlert
-from millrace.apps.operations.models import Deployment, HealthEvent
+from millrace.apps.deployments.models import Deployment
+from millrace.apps.health.models import HealthEvent
 from millrace.apps.request_log.models import RequestRecord
 from tenants import actions
 from tenants.actions.common import ActionRefused, Conflict, FieldRefused

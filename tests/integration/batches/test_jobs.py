@@ -21,7 +21,7 @@ from millrace.apps.batches.models import Batch, File, Line
 from millrace.apps.batches.storage import new_name
 from millrace.apps.feedback import tasks as feedback
 from millrace.apps.feedback.models import SubmittedFeedback
-from millrace.conf.environment import platform_settings
+from millrace.environment.configuration import platform_settings
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.request_db import TenantConnectionPool
 from millrace.gateway.http.endpoints.batches import cancel, find

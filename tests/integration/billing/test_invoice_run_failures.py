@@ -14,8 +14,8 @@ from billing.invoicing import files, runs
 from billing.invoicing.runs import invoice_months
 from billing.models import Invoice, InvoiceRunFailure, TaxRule
 from billing.periods import default_entity
-from millrace.apps.operations.health import HealthIssue, IssueType, find_issues, record_issues
-from millrace.apps.operations.models import HealthEvent
+from millrace.apps.health.health_checks import HealthIssue, IssueType, find_issues, record_issues
+from millrace.apps.health.models import HealthEvent
 from tenants.actions import Conflict, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

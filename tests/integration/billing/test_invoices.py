@@ -29,7 +29,7 @@ from billing.models import (
     UsageEvent,
 )
 from billing.periods import default_entity
-from millrace.conf.environment import platform_settings
+from millrace.environment.configuration import platform_settings
 from tenants.actions import Conflict, do_delete_tenant, do_purge_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

@@ -17,7 +17,7 @@ from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
 from billing.pricing.pricing import Component, Tier
 from billing.pricing.rerating import last_month, preview
 from inference_worker.contract.messages import encode
-from millrace.conf.environment import platform_settings
+from millrace.environment.configuration import platform_settings
 from tenants.actions import do_create_tenant
 from tests.support.rows import unscoped
 

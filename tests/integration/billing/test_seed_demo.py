@@ -14,8 +14,8 @@ from django.db import connection
 from billing.metering.reconciler import reconcile
 from billing.models import Budget, BudgetAlert, BudgetPeriod, CreditGrant, Invoice, Payment, UsageEvent, UsageQuarantine
 from millrace.apps.request_log.models import RequestRecord
-from millrace.devserver.demo import live, running
-from millrace.devserver.demo.tenants import CAST
+from millrace.demo import live, running
+from millrace.demo.tenants import CAST
 from tenants import actions
 from tenants.models import ApiKey, AuditEntry, Tenant, User
 from tests.support.rows import of, unscoped
@@ -150,7 +150,7 @@ def test_an_interrupted_run_is_resumed(secrets_file, monkeypatch):
     def kill(*_: Any) -> None:
         raise Killed
 
-    monkeypatch.setattr("millrace.devserver.demo.running.backfill", kill)
+    monkeypatch.setattr("millrace.demo.running.backfill", kill)
     with pytest.raises(Killed):
         running.create_demo(events=EVENTS)
     monkeypatch.undo()

@@ -76,7 +76,9 @@ def test_cache_warming(run, operate, monkeypatch):
     run("organization", "update", "--content-retention-days", "1")
     assert printed(run("cache", "warm", "--json"))["prompts"] == 0
     with monkeypatch.context() as patch:
-        patch.setattr("millrace.apps.request_log.warming_jobs.do_warm_caches", Mock(side_effect=Conflict("It is off.")))
+        patch.setattr(
+            "millrace.apps.answer_caches.warming_jobs.do_warm_caches", Mock(side_effect=Conflict("It is off."))
+        )
         assert "It is off." in run("cache", "warm", fails=True).output
     assert "expected saving" in operate("cache", "warm", "--tenant", "acme").stdout
     assert "$0.50" in run("cache").stdout
@@ -315,7 +317,7 @@ def test_prices_of_past_usage_are_corrected_by_another_operator(operate, furnish
 
 
 def test_costs(operate, furnished_acme, tmp_path: Path):
-    from millrace.apps.operations.models import Deployment
+    from millrace.apps.deployments.models import Deployment
     from tests.support.billing.execution_costs import FULL, settle_all
     from tests.support.billing.usage_events import make_event
     from tests.support.rows import unscoped

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from billing.models import Budget
 from millrace import cli
-from millrace.apps.operations.models import Deployment
+from millrace.apps.deployments.models import Deployment
 from millrace.cli import app
 from tenants.credentials.encryption import decrypt_secret
 from tenants.models import ApiKey, LimitSet, RoutingPolicy, RoutingPolicyDraft, Tenant, UpstreamCredential

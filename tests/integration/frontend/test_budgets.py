@@ -24,8 +24,8 @@ from frontend.core.numbers import exact
 from frontend.tenant.budgets.alerts import deliveries_of
 from frontend.tenant.budgets.amounts import BudgetAmount, input_text, parse
 from frontend.tenant.budgets.effect import effect_of
-from millrace.apps.request_log.budget_replays import replay_budget
-from millrace.apps.request_log.dry_runs import DryRunScope
+from millrace.apps.policy_results.budget_replays import replay_budget
+from millrace.apps.policy_results.dry_runs import DryRunScope
 from tenants import actions
 from tenants.actions.webhooks import do_create_endpoint
 from tenants.isolation.db_roles import BypassReason

@@ -12,8 +12,8 @@ from django.utils import translation
 from frontend.core import numbers
 from frontend.core.languages import day_text
 from frontend.core.numbers import Money
-from millrace.apps.operations.health import record_issues
-from millrace.apps.operations.models import HealthEvent
+from millrace.apps.health.health_checks import record_issues
+from millrace.apps.health.models import HealthEvent
 from tenants import actions
 from tenants.actions import webhooks
 from tenants.isolation.db_roles import BypassReason

@@ -11,7 +11,7 @@ from django.test import Client
 
 from billing.metering import rollups
 from billing.models import CompiledRateCard, PriceBook, PriceBookAssignment
-from millrace.apps.operations.health import IssueType, find_issues
+from millrace.apps.health.health_checks import IssueType, find_issues
 from tenants.actions import do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

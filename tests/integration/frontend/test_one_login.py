@@ -14,7 +14,7 @@ from django.core.cache import cache
 from django.test import Client, override_settings
 
 from inference_worker.contract import env
-from millrace.conf.environment import PlatformSettings, effective_environ
+from millrace.environment.configuration import PlatformSettings, effective_environ
 from tenants import actions, invitations
 from tenants.models import ApiKey, Invitation, User
 from tests.support.frontend.paths import ADMIN_URLS, paths

@@ -16,7 +16,7 @@ from django.test import Client
 from billing.actions.budgets import do_change_budget, do_make_budget
 from billing.models import UsageQuarantine
 from inference_worker.contract.messages import CORDONS_KEY, REPLICAS_KEY
-from millrace.apps.operations.models import Cordon, HealthEvent, MachineCost
+from millrace.apps.health.models import Cordon, HealthEvent, MachineCost
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

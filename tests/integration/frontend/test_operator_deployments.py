@@ -19,10 +19,10 @@ from frontend.core.gauges import line_points
 from frontend.core.shared_values import SharedValue
 from frontend.operator.deployments import page
 from inference_worker.contract.deployments import WantedState
-from millrace.apps.operations import fit_checks
-from millrace.apps.operations.deployments import do_add_deployment
-from millrace.apps.operations.models import ReplicaSample
-from millrace.apps.operations.tasks import check_fit
+from millrace.apps.deployments import fit_checks
+from millrace.apps.deployments.deployments import do_add_deployment
+from millrace.apps.deployments.tasks import check_fit
+from millrace.apps.health.models import ReplicaSample
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import User

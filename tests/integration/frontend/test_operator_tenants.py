@@ -15,7 +15,7 @@ from billing.models import Budget, BudgetPeriod, CreditGrant
 from billing.pricing.rate_cards import current_prices
 from frontend.core import impersonation
 from frontend.operator.tenants import spending
-from millrace.apps.operations.health import IssueType, find_issues
+from millrace.apps.health.health_checks import IssueType, find_issues
 from tenants import actions, invitations
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

@@ -20,7 +20,7 @@ from billing.models import BillingEntity, BillingProfile, Budget
 from frontend.tenant.budgets.amounts import BudgetAmount
 from frontend.tenant.budgets.page import BudgetUsage
 from frontend.tenant.overview import keys, spend, usage
-from millrace.conf.environment import platform_settings
+from millrace.environment.configuration import platform_settings
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope, tenant_scope

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from inference_worker.contract.deployments import WantedState
-from millrace.apps.operations.deployments import do_add_deployment, do_import_settings, do_set_deployment_state
+from millrace.apps.deployments.deployments import do_add_deployment, do_import_settings, do_set_deployment_state
 from tenants import actions
 from tenants.models import User
 from tests.support.rows import only_project

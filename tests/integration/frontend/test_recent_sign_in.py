@@ -24,10 +24,10 @@ from django.utils import translation
 
 from frontend.accounts.change_emails import CHANGES
 from tenants import actions
+from tenants.api.views import TenantView
 from tenants.models import AuditEntry, Invitation, User
 from tenants.permissions import STEP_UP
 from tenants.tasks import send_user_email
-from tenants.views import TenantView
 from tests.support.frontend.console import PASSWORD, remembered
 from tests.support.frontend.identity_provider import IdentityProvider
 from tests.support.frontend.paths import example_path, paths

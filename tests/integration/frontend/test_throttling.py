@@ -14,7 +14,7 @@ from django.core.cache import cache
 from django.test import Client, override_settings
 
 from frontend.accounts import throttling
-from millrace.conf.environment import platform_settings
+from millrace.environment.configuration import platform_settings
 from tenants.login_throttle import ACCOUNT, DEVICE, Throttle
 from tenants.models import User
 from tests.support.frontend.console import remembered

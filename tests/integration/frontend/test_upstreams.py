@@ -17,8 +17,8 @@ from django.test import Client
 
 from billing.models import DailyCost
 from inference_worker.contract.upstream_limits import leases_key, limits_key
-from millrace.apps.operations.deployments import do_add_deployment, do_update_deployment
-from millrace.apps.operations.models import Deployment
+from millrace.apps.deployments.deployments import do_add_deployment, do_update_deployment
+from millrace.apps.deployments.models import Deployment
 from millrace.apps.request_log.models import RequestRecord
 from tenants import actions
 from tenants.actions.credentials import do_update_credential

@@ -12,7 +12,8 @@ import pytest
 
 from billing.metering.usage import UsageReport, sums, total
 from frontend.core.labels import REQUEST_COUNTS
-from millrace.apps.request_log.models import RequestRecord, WarmedPrompt
+from millrace.apps.answer_caches.models import WarmedPrompt
+from millrace.apps.request_log.models import RequestRecord
 from tenants import actions
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import Tenant, User

@@ -23,7 +23,7 @@ from inference_worker.contract.messages import (
     decode_usage,
 )
 from inference_worker.contract.request import SamplingParams, ServiceClass, TokenCounts, TokenLogprobs
-from millrace.apps.request_log.answer_keys import answer_key, index_key
+from millrace.apps.answer_caches.answer_keys import answer_key, index_key
 from millrace.gateway.answer_cache import answer_store
 from millrace.gateway.answer_cache.answer_cache import DIRECTIVES, UNPRICED, read_directives
 from millrace.gateway.answer_cache.answer_store import AnswerStore

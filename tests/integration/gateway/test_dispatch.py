@@ -35,7 +35,7 @@ from inference_worker.contract.messages import (
     wakeups_key,
 )
 from inference_worker.contract.request import ReasoningSpec, SamplingParams, ServiceClass, TokenCounts
-from millrace.apps.operations.gateway_heartbeat import GATEWAYS_KEY, decode_gateway_heartbeat, gateway_heartbeat_key
+from millrace.apps.deployments.gateway_heartbeat import GATEWAYS_KEY, decode_gateway_heartbeat, gateway_heartbeat_key
 from millrace.gateway.admission.admission import AdmittedRequest
 from millrace.gateway.core.commands import CommandConnection
 from millrace.gateway.core.errors import ApiError

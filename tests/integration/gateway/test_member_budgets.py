@@ -18,7 +18,7 @@ from billing.budgets import alerts
 from billing.metering.ingest import UsageMessage, settle
 from billing.models import BudgetAlert, BudgetPeriod
 from inference_worker.contract.messages import encode
-from millrace.conf.environment import platform_settings
+from millrace.environment.configuration import platform_settings
 from tenants import actions
 from tenants.isolation import db_roles
 from tenants.keys.snapshot import ApiKeySnapshot

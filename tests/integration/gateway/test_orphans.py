@@ -26,7 +26,7 @@ from inference_worker.contract.messages import (
     gateway_stream,
 )
 from inference_worker.contract.request import SamplingParams, TokenCounts
-from millrace.apps.operations.gateway_heartbeat import gateway_heartbeat_key
+from millrace.apps.deployments.gateway_heartbeat import gateway_heartbeat_key
 from millrace.gateway.admission.admission import AdmittedRequest
 from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.dispatch import orphans

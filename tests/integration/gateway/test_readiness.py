@@ -11,7 +11,7 @@ import redis.asyncio as redis
 from inference_worker.contract import env
 from inference_worker.contract.exits import REPORT_EXIT, report_exit_args
 from inference_worker.contract.messages import REPLICAS_KEY, Heartbeat, encode
-from millrace.conf.environment import PlatformSettings
+from millrace.environment.configuration import PlatformSettings
 from millrace.gateway.app import Gateway
 from millrace.gateway.dispatch.monitor import DispatchMonitor
 

@@ -242,7 +242,7 @@ async def rows(transactional_db: None) -> AsyncIterator[TenantConnectionPool]:
 def _url() -> str:
     from psycopg.conninfo import make_conninfo
 
-    from millrace.conf.environment import platform_settings
+    from millrace.environment.configuration import platform_settings
 
     return make_conninfo(platform_settings().database_url, dbname=connection.settings_dict["NAME"])
 

@@ -14,7 +14,7 @@ import redis.asyncio as redis
 from asgiref.sync import sync_to_async
 from psycopg_pool import AsyncConnectionPool
 
-from millrace.conf.environment import platform_settings
+from millrace.environment.configuration import platform_settings
 from millrace.gateway.auth import authentication, revocation
 from millrace.gateway.auth.revocation import ChangeFeedReader
 from millrace.gateway.core.asyncio_utils import cancel_and_wait

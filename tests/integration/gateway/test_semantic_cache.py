@@ -21,9 +21,9 @@ from psycopg.conninfo import make_conninfo
 
 from inference_worker.contract.messages import USAGE_STREAM, End, Tokens, control_channel, decode_usage
 from inference_worker.contract.request import SamplingParams, TokenCounts
-from millrace.apps.request_log.error_bounds import missing_checks
-from millrace.apps.request_log.semantic_decision import ALPHA_OF_BAND, BAND_STARTS
-from millrace.conf.environment import platform_settings
+from millrace.apps.answer_caches.error_bounds import missing_checks
+from millrace.apps.answer_caches.semantic_decision import ALPHA_OF_BAND, BAND_STARTS
+from millrace.environment.configuration import platform_settings
 from millrace.gateway.admission.admission import AdmittedRequest
 from millrace.gateway.answer_cache import semantic_cache, semantic_store
 from millrace.gateway.answer_cache.answer_cache import AnswerCache

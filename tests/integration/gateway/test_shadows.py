@@ -29,8 +29,8 @@ from inference_worker.contract.messages import (
     encode,
 )
 from inference_worker.contract.request import SamplingParams, TokenCounts
-from millrace.apps.request_log.models import ShadowComparison
-from millrace.conf.environment import Payer, platform_settings
+from millrace.apps.policy_results.models import ShadowComparison
+from millrace.environment.configuration import Payer, platform_settings
 from millrace.gateway.answer_cache.side_executions import SideExecutions
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.request_db import TenantConnectionPool

@@ -20,9 +20,9 @@ from psycopg.conninfo import make_conninfo
 
 from inference_worker.contract.deployments import WANTED_KEY
 from millrace.cli.up import _Run
-from millrace.devserver import preparation
-from millrace.devserver.postgres import Postgres
-from millrace.devserver.stack import Stack
+from millrace.local import preparation
+from millrace.local.postgres import Postgres
+from millrace.local.stack import Stack
 from tenants.isolation.db_roles import SYSTEM
 from tests.support.drop_database import drop_database
 

@@ -19,11 +19,11 @@ import pytest
 import redis
 
 from inference_worker.contract.valkey import STARTUP_CHECK, connect
-from millrace.devserver import data_dir as directories
-from millrace.devserver.postgres import Postgres
-from millrace.devserver.program import Program, ServiceError, UnixUser
-from millrace.devserver.state_file import ServiceState
-from millrace.devserver.valkey import Valkey
+from millrace.local import data_dir as directories
+from millrace.local.postgres import Postgres
+from millrace.local.program import Program, ServiceError, UnixUser
+from millrace.local.state_file import ServiceState
+from millrace.local.valkey import Valkey
 from tenants.isolation import db_roles
 
 NOBODY = UnixUser(65534, 65534)

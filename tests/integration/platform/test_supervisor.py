@@ -14,10 +14,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from millrace.devserver import supervisor as module
-from millrace.devserver.processes import ProcessState
-from millrace.devserver.program import Program, is_still_running
-from millrace.devserver.supervisor import ChildFailed, Supervisor
+from millrace.environment.processes import ProcessState
+from millrace.local import supervisor as module
+from millrace.local.program import Program, is_still_running
+from millrace.local.supervisor import ChildFailed, Supervisor
 from tests.support.waiting import eventually, eventually_async
 
 Made = tuple[Supervisor, list[str]]
@@ -280,9 +280,9 @@ async def test_leftover_processes_of_a_dead_child_are_killed(made: Made, tmp_pat
 HOST = """
 import asyncio, sys
 from pathlib import Path
-from millrace.devserver.supervisor import Supervisor
-from millrace.devserver.processes import ProcessState
-from millrace.devserver.program import Program, UnixUser
+from millrace.local.supervisor import Supervisor
+from millrace.environment.processes import ProcessState
+from millrace.local.program import Program, UnixUser
 async def main():
     supervisor = Supervisor(Path(sys.argv[1]), print)
     user = UnixUser(int(sys.argv[2]), int(sys.argv[2])) if sys.argv[2] else None

@@ -18,21 +18,21 @@ from typing import Any
 
 import pytest
 
+from inference_worker.checkpoints.model_config import ModelError
 from inference_worker.contract.command_line import format_command
-from inference_worker.contract.config import ModelError
 from inference_worker.contract.env import load
 from inference_worker.contract.settings import parse_models
 from millrace.cli import up as up_command
 from millrace.cli.first_request import measure_first_token
 from millrace.cli.startup_message import greeting
 from millrace.cli.up import _Run, up
-from millrace.conf import environment
-from millrace.devserver import checks, embedded_models
-from millrace.devserver import supervisor as supervising
-from millrace.devserver.bundled_models import ModelChoice
-from millrace.devserver.model_option import as_setting
-from millrace.devserver.program import Program, ServiceError, free_port
-from millrace.devserver.stack import NOT_FOR_WORKERS, Stack
+from millrace.environment import configuration
+from millrace.local import checks, embedded_models
+from millrace.local import supervisor as supervising
+from millrace.local.bundled_models import ModelChoice
+from millrace.local.model_option import as_setting
+from millrace.local.program import Program, ServiceError, free_port
+from millrace.local.stack import NOT_FOR_WORKERS, Stack
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -128,14 +128,14 @@ def test_configured_servers_replace_the_embedded_ones(tmp_path: Path) -> None:
     stack = Stack(given | {"MILLRACE_DATA_DIR": str(tmp_path)})
     assert stack.prepare_services() == []
     assert stack.environ()["MILLRACE_DATABASE_URL"] == given["MILLRACE_DATABASE_URL"]
-    assert "MILLRACE_DATABASE_URL" not in environment.read_env_file(tmp_path / "env")
+    assert "MILLRACE_DATABASE_URL" not in configuration.read_env_file(tmp_path / "env")
 
 
 def test_generated_secrets_are_stored_and_private(tmp_path: Path) -> None:
     kept = []
     for _ in range(2):
         Stack({"MILLRACE_DATA_DIR": str(tmp_path), "MILLRACE_MODELS": "m=embedded"}).store_secrets()
-        kept.append(environment.read_env_file(tmp_path / "env"))
+        kept.append(configuration.read_env_file(tmp_path / "env"))
     first, second = kept
     assert first == second
     names = ("SECRET_KEY", "PREFIX_CACHE_SECRET", "KEY_PEPPERS", "CREDENTIAL_KEYS", "WORKER_SECRET")
@@ -173,7 +173,7 @@ def test_models_on_the_hub_are_replaced_by_the_pulled_directories(tmp_path: Path
     for program in stack.programs():
         assert program.environ["MILLRACE_MODELS"] == "a=/data/a b?dtype=float32&quantization=int8,b=embedded"
     assert (
-        environment.read_env_file(tmp_path / "env")["MILLRACE_MODELS"]
+        configuration.read_env_file(tmp_path / "env")["MILLRACE_MODELS"]
         == "a=/data/a b?dtype=float32&quantization=int8,b=embedded"
     )
     with pytest.raises(ServiceError, match="comma"):
@@ -249,7 +249,7 @@ class TinyStack:
     def __init__(self, state: Path, **scripts: str) -> None:
         (state / "logs").mkdir()
         self.data_dir = state
-        self.settings = load(environment.PlatformSettings)
+        self.settings = load(configuration.PlatformSettings)
         self._scripts = scripts
 
     def _program(self, name: str, default: str) -> Program:
@@ -395,7 +395,7 @@ def test_the_printed_command_reads_the_key_from_the_file(tmp_path: Path) -> None
     folder = tmp_path / "a folder"
     folder.mkdir()
     (folder / "credentials.json").write_text(FOUND)
-    settings = load(environment.PlatformSettings, {**os.environ, "MILLRACE_DATA_DIR": str(folder)})
+    settings = load(configuration.PlatformSettings, {**os.environ, "MILLRACE_DATA_DIR": str(folder)})
     text = greeting(settings, json.loads(FOUND), folder, show_secrets=False)
     (line,) = [line for line in text.splitlines() if line.startswith("export MILLRACE_API_KEY=")]
     done = subprocess.run(["sh", "-c", f"{line}; echo $MILLRACE_API_KEY"], capture_output=True, text=True, check=True)
@@ -427,7 +427,7 @@ NO_OPERATOR = f"  operator    if the password is lost: {format_command('manage r
     ],
 )
 def test_only_accounts_that_exist_are_printed(tmp_path: Path, missing: str, lines: list[str]) -> None:
-    settings = load(environment.PlatformSettings, {**os.environ, "MILLRACE_DATA_DIR": str(tmp_path)})
+    settings = load(configuration.PlatformSettings, {**os.environ, "MILLRACE_DATA_DIR": str(tmp_path)})
     accounts = {
         name: value
         for name, value in json.loads(FOUND).items()

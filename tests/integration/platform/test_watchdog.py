@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from millrace.devserver.program import Program, free_port
-from millrace.devserver.stack import Stack
-from millrace.devserver.supervisor import Supervisor
-from millrace.devserver.watchdog import WatchdogLimits, cpu_seconds
+from millrace.local.program import Program, free_port
+from millrace.local.stack import Stack
+from millrace.local.supervisor import Supervisor
+from millrace.local.watchdog import WatchdogLimits, cpu_seconds
 from tests.support.waiting import eventually_async
 
 LIMITS = WatchdogLimits(blocked_seconds=1.0, poll_seconds=0.1, max_restarts=2, window_seconds=600)

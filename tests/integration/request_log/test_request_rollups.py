@@ -14,12 +14,12 @@ from django.db import connection
 from django.db.models import F
 
 from billing.models import Adjustment
+from millrace.apps.answer_caches.cache_layers import cache_layers
+from millrace.apps.answer_caches.semantic_status import cache_misses
 from millrace.apps.feedback.models import SubmittedFeedback
 from millrace.apps.request_log import request_rollups
-from millrace.apps.request_log.cache_layers import cache_layers
 from millrace.apps.request_log.models import ChangedDay, RequestRecord, RequestRollup, RequestRollupState
 from millrace.apps.request_log.request_rollups import RequestFilters, build, request_sums, split
-from millrace.apps.request_log.semantic_status import cache_misses
 from millrace.apps.request_log.success_costs import SUCCESS_GROUPS, success_costs
 from millrace.apps.request_log.tasks import purge_expired, update_rollups
 from tenants import actions

@@ -260,7 +260,7 @@ def test_contents_are_kept_for_the_tenants_retention_time(acme):
 
 
 def test_records_are_removed_when_old_or_with_their_tenant(acme, monkeypatch):
-    monkeypatch.setattr("millrace.apps.request_log.tasks.DELETE_BATCH_SIZE", 2)
+    monkeypatch.setattr("millrace.apps.request_log.row_deletion.DELETE_BATCH_SIZE", 2)
     for number in range(5):
         record(acme, number, started_at=NOW - timedelta(days=29 + number / 2))
     gone = actions.do_create_tenant("gone", "Gone")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.conf.environment import platform_settings
+from millrace.environment.configuration import platform_settings
 from tenants.isolation.db_roles import BypassReason
 from tenants.keys import snapshot
 

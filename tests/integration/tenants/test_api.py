@@ -18,6 +18,7 @@ from rest_framework.test import APIClient
 
 from tenants import actions
 from tenants.api.operators import OperatorView
+from tenants.api.views import TenantView
 from tenants.models import (
     ApiKey,
     AuditEntry,
@@ -29,7 +30,6 @@ from tenants.models import (
     User,
 )
 from tenants.permissions import KEY, ROLES, STEP_UP, Permission
-from tenants.views import TenantView
 from tests.support.rows import unscoped
 from tests.support.tenants.management_api import (
     BODY,

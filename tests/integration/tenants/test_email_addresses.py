@@ -13,8 +13,8 @@ from django.core.cache import cache
 from django.core.management import call_command
 from django.test import Client
 
-from millrace.devserver.demo import seeding
-from millrace.devserver.demo.tenants import CAST
+from millrace.demo import seeding
+from millrace.demo.tenants import CAST
 from tenants import actions, invitations
 from tenants.management.commands.bootstrap import OWNER_EMAIL, bootstrap
 from tenants.models import User

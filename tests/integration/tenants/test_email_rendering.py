@@ -7,7 +7,7 @@ import re
 import pytest
 from django.core import mail
 
-from millrace.conf.environment import platform_settings
+from millrace.environment.configuration import platform_settings
 from tenants import actions, invitations
 from tenants.actions.webhooks import do_create_endpoint, do_disable_endpoint
 from tenants.models import User

@@ -27,7 +27,7 @@ from billing.models import PriceBook
 from billing.pricing.price_book import NewPrice, Proposal
 from billing.pricing.pricing import Component, Tier
 from inference_worker.contract.deployments import WANTED_KEY, WantedState, decode_wanted
-from millrace.apps.operations.deployments import (
+from millrace.apps.deployments.deployments import (
     copy_deployments,
     do_add_deployment,
     do_import_settings,
@@ -36,7 +36,7 @@ from millrace.apps.operations.deployments import (
     do_update_deployment,
     served_specs,
 )
-from millrace.apps.operations.models import Deployment
+from millrace.apps.deployments.models import Deployment
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

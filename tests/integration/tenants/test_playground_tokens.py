@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millrace.conf.environment import platform_settings
+from millrace.environment.configuration import platform_settings
 from tenants import actions
 from tenants.keys import playground_tokens
 from tenants.models import AuditEntry, Tenant, User

@@ -172,7 +172,7 @@ def test_an_action_on_a_deleted_user_is_a_conflict(operator):
 
 
 def test_a_playground_token_contains_the_generation_of_sessions(dev):
-    from millrace.conf.environment import platform_settings
+    from millrace.environment.configuration import platform_settings
 
     tenant = actions.do_create_tenant("acme", "Acme")
     key, _ = actions.do_create_api_key(only_project(tenant), "k")

@@ -17,7 +17,7 @@ from inference_worker.contract.request import SamplingParams
 from inference_worker.contract.settings import worker_settings
 from inference_worker.contract.upstreams import UpstreamRequest
 from inference_worker.worker.worker import NO_MODEL, Worker, new_replica_id
-from millrace.apps.operations.deployments import do_add_deployment, do_remove_deployment
+from millrace.apps.deployments.deployments import do_add_deployment, do_remove_deployment
 from tenants.actions import do_create_tenant
 from tenants.actions.credentials import do_create_credential, do_rotate_credential, do_update_credential
 from tenants.models import UpstreamCredential

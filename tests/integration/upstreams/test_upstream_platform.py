@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
-from millrace.devserver.program import free_port
+from millrace.local.program import free_port
 from tests.support.billing.books import rate_card
 from tests.support.invariants import assert_ledger_invariants
 from tests.support.upstreams.platform import UpstreamPlatform, eventually, upstream_platform

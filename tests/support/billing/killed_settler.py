@@ -38,7 +38,7 @@ def main() -> None:
 
     from billing.metering.settler import Settler
     from inference_worker.contract import valkey
-    from millrace.conf.environment import platform_settings
+    from millrace.environment.configuration import platform_settings
 
     step, time = sys.argv[1], int(sys.argv[2])
     path, when = STEPS[step]

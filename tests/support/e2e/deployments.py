@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from millrace import cli
-from millrace.conf.environment import read_env_file
+from millrace.environment.configuration import read_env_file
 from tests.support.stack import Stack
 
 ROOT = Path(__file__).resolve().parents[3]

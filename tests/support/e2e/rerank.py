@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from millrace.conf.environment import read_env_file
+from millrace.environment.configuration import read_env_file
 from tests.support.stack import RERANK_MODEL, Stack, eventually
 
 USD_PER_MILLION = Decimal("0.05")

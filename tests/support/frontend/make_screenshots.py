@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
-from millrace.conf.environment import read_env_file
+from millrace.environment.configuration import read_env_file
 from tests.support.frontend.console import DEMO, FLAGS, PASSWORD, Screen, load_screens, remembered
 from tests.support.frontend.pages import settle
 from tests.support.stack import free_port, start, wait_for_output

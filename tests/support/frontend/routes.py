@@ -125,7 +125,7 @@ def _tables() -> Mapping[str, Any]:
     """Return the tables whose rows the last argument of a URL names, by the URL's start."""
     from billing import models as billing  # here: Django is not set up on import
     from millrace.apps.alerts.models import AlertRule, RuleAlert
-    from millrace.apps.operations.models import Deployment
+    from millrace.apps.deployments.models import Deployment
     from millrace.apps.request_log.models import RequestRecord
     from tenants import models as tenants
 

@@ -15,7 +15,7 @@ from billing.budgets import reservations
 from billing.metering.ingest import SettleResult, UsageMessage, settle
 from billing.models import Budget, BudgetPeriod
 from inference_worker.contract.messages import encode
-from millrace.conf.environment import platform_settings
+from millrace.environment.configuration import platform_settings
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from tenants.isolation import db_roles
 from tenants.isolation.db_roles import BypassReason

@@ -8,7 +8,7 @@ import redis.asyncio as redis
 
 from inference_worker.contract.messages import USAGE_STREAM, End, ExecutionUsage, Tokens, decode_usage
 from inference_worker.contract.request import TokenCounts
-from millrace.conf.environment import platform_settings
+from millrace.environment.configuration import platform_settings
 from millrace.gateway.admission.budget_admission import RequestAdmission
 from millrace.gateway.admission.disk import DiskWatch
 from millrace.gateway.answer_cache.answer_cache import AnswerCache

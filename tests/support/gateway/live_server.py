@@ -12,7 +12,7 @@ from typing import Any
 
 import uvicorn
 
-from millrace.conf.environment import platform_settings
+from millrace.environment.configuration import platform_settings
 from millrace.gateway.connections.guard import ConnectionGuard, ConnectionLimits
 from millrace.gateway.connections.http import GatewayHttpProtocol
 from millrace.gateway.connections.websocket import GatewayWebSocketProtocol

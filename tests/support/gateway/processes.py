@@ -37,11 +37,11 @@ from inference_worker.contract.messages import (
 )
 from inference_worker.contract.request import TokenCounts
 from inference_worker.contract.settings import parse_models
-from millrace.devserver.program import die_with_parent, free_port
-from millrace.devserver.stack import HTTP_PROTOCOL
 from millrace.gateway.admission import budget_admission
 from millrace.gateway.auth import revocation
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
+from millrace.local.program import die_with_parent, free_port
+from millrace.local.stack import HTTP_PROTOCOL
 from tests.support.gateway.replica import Replica
 from tests.support.waiting import eventually_async
 

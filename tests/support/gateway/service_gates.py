@@ -10,7 +10,7 @@ import redis.asyncio as redis
 
 from inference_worker.contract.request import SamplingParams
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
-from millrace.conf.environment import platform_settings
+from millrace.environment.configuration import platform_settings
 from millrace.gateway.admission import rates
 from millrace.gateway.admission.admission import RateLimitAdmission
 from millrace.gateway.admission.disk import DiskWatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import redis.asyncio as redis
 from psycopg_pool import AsyncConnectionPool
 
-from millrace.conf.environment import platform_settings
+from millrace.environment.configuration import platform_settings
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.auth.authentication import KeyStore
 from millrace.gateway.auth.revocation import ChangeFeedReader

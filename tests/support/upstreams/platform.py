@@ -20,8 +20,8 @@ from inference_worker.contract.deployments import WANTED_KEY, WantedDeployment, 
 from inference_worker.contract.managed_commands import sign_managed
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.upstreams import UpstreamSpec
-from millrace.devserver.program import die_with_parent, free_port
-from millrace.devserver.stack import HTTP_PROTOCOL
+from millrace.local.program import die_with_parent, free_port
+from millrace.local.stack import HTTP_PROTOCOL
 from tests.support import waiting
 
 ROOT = Path(__file__).resolve().parents[3]

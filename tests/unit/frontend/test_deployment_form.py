@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from frontend.operator.deployments.forms import DeploymentForm
-from millrace.apps.operations.models import Deployment
+from millrace.apps.deployments.models import Deployment
 
 
 def form(**changes: Any) -> DeploymentForm:

@@ -9,9 +9,9 @@ import pytest
 
 from inference_worker.contract.env import load
 from inference_worker.contract.settings import parse_models
-from millrace.conf import environment
-from millrace.devserver import bundled_models, stack
-from millrace.devserver.bundled_models import MachineSize, choose_models, read_machine_size
+from millrace.environment import configuration
+from millrace.local import bundled_models, stack
+from millrace.local.bundled_models import MachineSize, choose_models, read_machine_size
 
 GIB = 1 << 30
 MODELS = parse_models("a=embedded,a-int8=embedded?quantization=int8,b=embedded:minilm")
@@ -48,6 +48,6 @@ def test_only_the_default_models_depend_on_the_machine(
     if given:
         environ["MILLRACE_MODELS"] = "a=embedded,a-int8=embedded?quantization=int8"
     found = stack.Stack(environ)
-    served = load(environment.PlatformSettings, found.environ()).models
+    served = load(configuration.PlatformSettings, found.environ()).models
     assert served == found.settings.models
     assert [spec.quantization for spec in served] == (["none", "int8"] if given else ["none", "none"])

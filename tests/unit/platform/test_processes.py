@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from millrace.devserver.processes import FILE_BYTES, FILE_NAME, ProcessFile, ProcessState, read_processes
+from millrace.environment.processes import FILE_BYTES, FILE_NAME, ProcessFile, ProcessState, read_processes
 
 
 def test_published_states_are_read_and_described(tmp_path: Path) -> None:

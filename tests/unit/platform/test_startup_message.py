@@ -10,8 +10,8 @@ import pytest
 from inference_worker.contract.command_line import PROGRAM, format_command
 from inference_worker.contract.env import load
 from millrace.cli.startup_message import greeting
-from millrace.conf import environment
-from millrace.devserver.gpus import find_gpus
+from millrace.environment import configuration
+from millrace.local.gpus import find_gpus
 from tests.support.code_blocks import ROOT
 from tests.support.printed_commands import check_command
 
@@ -19,7 +19,7 @@ CREDENTIALS = {"operator_email": "operator@example.com", "owner_email": "owner@e
 
 
 def message(directory: Path, gpus: list[str]) -> str:
-    settings = load(environment.PlatformSettings, {**os.environ, "MILLRACE_DATA_DIR": str(directory)})
+    settings = load(configuration.PlatformSettings, {**os.environ, "MILLRACE_DATA_DIR": str(directory)})
     return greeting(settings, CREDENTIALS, directory, show_secrets=False, gpus=gpus)
 
 

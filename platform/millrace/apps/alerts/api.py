@@ -23,9 +23,9 @@ from millrace.apps.alerts.checks import alerts_of
 from millrace.apps.alerts.models import WINDOWS, AlertRule, RuleAlert
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
+from tenants.api.views import TenantView, check_query, given, person
 from tenants.models import Project
 from tenants.permissions import Permission
-from tenants.views import TenantView, check_query, given, person
 
 WINDOW_CHOICES = [(minutes, f"{minutes} minutes") for minutes in WINDOWS]
 _UNITS = (

@@ -18,8 +18,9 @@ from billing.amounts import exact_amount, whole_units
 from billing.models import Budget, BudgetPeriod, CreditGrant
 from billing.pricing.currencies import currency_of
 from millrace.apps.alerts.models import AlertRule
-from millrace.apps.operations.health import IssueType
-from millrace.apps.operations.models import MILLRACE, Deployment, HealthEvent
+from millrace.apps.deployments.models import MILLRACE, Deployment
+from millrace.apps.health.health_checks import IssueType
+from millrace.apps.health.models import HealthEvent
 from tenants.models import ApiKey
 
 MAX_REQUESTS = 50_000  # of the newest in the window

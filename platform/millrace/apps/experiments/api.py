@@ -13,9 +13,9 @@ from millrace.apps.experiments import serializers as s
 from millrace.apps.experiments.results import read_results
 from tenants import actions
 from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.views import TenantView, check_query, given, person
 from tenants.models import Experiment
 from tenants.permissions import Permission
-from tenants.views import TenantView, check_query, given, person
 
 
 @extend_schema(tags=["experiments"])

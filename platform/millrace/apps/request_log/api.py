@@ -20,28 +20,19 @@ from billing.models import Adjustment, UsageSource
 from billing.serializers import InstantField
 from inference_worker.contract.request import TOKEN_CLASSES
 from millrace.apps.request_log import selectors
-from millrace.apps.request_log.cache_layers import LayerUsage, cache_layers
-from millrace.apps.request_log.models import CacheLayer, RequestOutcome, RequestRecord
+from millrace.apps.request_log.models import RequestOutcome, RequestRecord
 from millrace.apps.request_log.outcomes import LabeledOutcome, labeled_outcomes
-from millrace.apps.request_log.prompt_advisor import PromptAdvice, prompt_advice
 from millrace.apps.request_log.selectors import BadCursor, Filters, ListedRequest, RequestExecution, RequestStory, Usage
-from millrace.apps.request_log.semantic_status import (
-    AnswerCacheReport,
-    BandStatus,
-    MissCount,
-    SemanticStatus,
-    cache_misses,
-    semantic_status,
-)
 from millrace.apps.request_log.success_costs import SUCCESS_GROUPS, SuccessCosts, success_costs, total_success_costs
 from tenants.api.serializers import MAX_BIGINT, Query
+from tenants.api.views import TenantView, check_query
 from tenants.permissions import Permission
-from tenants.views import TenantView, check_query
 
 MAX_RATES_PERIOD = timedelta(days=92)  # of one query of rates
 
 
-def _usd(femto: int) -> str:
+def format_usd(femto: int) -> str:
+    """Return an exact amount in USD."""
     return decimal(femto, FEMTO_DIGITS, 2)
 
 
@@ -79,10 +70,6 @@ class RequestQuery(PeriodQuery):
         )
 
 
-class CacheLayersQuery(PeriodQuery):
-    pass
-
-
 class RatesQuery(PeriodQuery):
     bucket = serializers.ChoiceField(BUCKETS, default="hour", help_text="An hour or a day, UTC.")
 
@@ -114,7 +101,7 @@ class RequestUsageSerializer(serializers.Serializer[Usage]):
     saved_usd = serializers.CharField(help_text="Saved by the prefix cache; negative if the cache writes cost more.")
 
     def to_representation(self, instance: Usage) -> dict[str, Any]:
-        money = {"usd": _usd(instance.cost_femto), "saved_usd": _usd(instance.saved_femto)}
+        money = {"usd": format_usd(instance.cost_femto), "saved_usd": format_usd(instance.saved_femto)}
         return {**{name: instance.tokens[name] for name in TOKEN_CLASSES}, **money}
 
 
@@ -174,7 +161,7 @@ class ExecutionAdjustmentSerializer(serializers.ModelSerializer[Adjustment]):
         fields = ("outcome", *TOKEN_CLASSES, "usd", "created_at")
 
     def get_usd(self, row: Adjustment) -> str:
-        return _usd(int(row.cost_femto))
+        return format_usd(int(row.cost_femto))
 
 
 class RequestExecutionSerializer(serializers.Serializer[RequestExecution]):
@@ -231,7 +218,7 @@ class RequestExecutionSerializer(serializers.Serializer[RequestExecution]):
                 "component": line.component,
                 "tokens": line.tokens,
                 "usd_per_million": decimal(line.nano_per_million, NANO_DIGITS, 2),
-                "usd": _usd(line.femto),
+                "usd": format_usd(line.femto),
                 "price_id": line.price_id,
                 "effective_from": line.effective_from,
             }
@@ -298,10 +285,10 @@ class RequestDetailSerializer(serializers.Serializer[RequestStory]):
     reserved_nano = serializers.IntegerField(allow_null=True)
 
     def get_usd(self, story: RequestStory) -> str:
-        return _usd(story.cost_femto)
+        return format_usd(story.cost_femto)
 
     def get_saved_usd(self, story: RequestStory) -> str:
-        return _usd(story.saved_femto)
+        return format_usd(story.saved_femto)
 
 
 class RequestCountsSerializer(serializers.Serializer[Any]):
@@ -336,72 +323,6 @@ class RequestRatesSerializer(serializers.Serializer[Any]):
     ttft_slo_ms = serializers.IntegerField()
 
 
-class CacheLayerSerializer(serializers.Serializer[LayerUsage]):
-    """What one cache layer served."""
-
-    layer = serializers.ChoiceField(CacheLayer.choices)
-    requests = serializers.IntegerField()
-    input_tokens = serializers.IntegerField(
-        help_text="Of `prefix` and `host_memory`: tokens read from the prefix cache on the device and in CPU memory."
-    )
-    output_tokens = serializers.IntegerField()
-    saved_usd = serializers.SerializerMethodField(help_text="Compared with uncached prices; exact amount.")
-    saved_ms = serializers.IntegerField(
-        help_text="Latency of the original requests minus that of their exact and semantic hits."
-    )
-
-    def get_saved_usd(self, layer: LayerUsage) -> str:
-        return _usd(layer.saved_femto)
-
-
-class CacheMissCountSerializer(serializers.Serializer[MissCount]):
-    """The number of requests that the answer cache did not serve for one reason."""
-
-    reason = serializers.CharField(help_text="Begins with `semantic_` if similar questions were searched.")
-    requests = serializers.IntegerField()
-
-
-class SemanticCacheBandSerializer(serializers.Serializer[BandStatus]):
-    """The checks of cached answers to similar questions, in one band of margins."""
-
-    margin_from = serializers.FloatField()
-    correct = serializers.IntegerField()
-    wrong = serializers.IntegerField()
-    error_rate = serializers.FloatField(allow_null=True)
-    upper_bound = serializers.FloatField(help_text="Upper confidence bound of the error rate; 95 % for all bands.")
-    missing_checks = serializers.IntegerField(help_text="Correct checks until the band is served.")
-    is_served = serializers.BooleanField()
-
-
-class SemanticCacheStatusSerializer(serializers.Serializer[SemanticStatus]):
-    """The state of the semantic cache, whatever the period."""
-
-    max_error_percent = serializers.IntegerField(help_text="0: similar questions are not served.")
-    questions = serializers.IntegerField(help_text="Stored questions.")
-    bands = SemanticCacheBandSerializer(many=True)
-    error_rate = serializers.FloatField(allow_null=True, help_text="Of the checks in the served bands.")
-    upper_bound = serializers.FloatField(
-        allow_null=True, help_text="Upper bound of the error rate of hits; null: nothing is served."
-    )
-    missing_checks = serializers.IntegerField(help_text="Correct checks until the first band is served.")
-
-
-class CacheLayerReportSerializer(serializers.Serializer[AnswerCacheReport]):
-    """Requests, tokens and savings by cache layer."""
-
-    layers = CacheLayerSerializer(many=True)
-    requests = serializers.IntegerField(help_text="Requests with a known cache layer.")
-    hits = serializers.IntegerField(help_text="Requests whose answer was not computed.")
-    hit_rate = serializers.FloatField(allow_null=True)
-    saved_usd = serializers.SerializerMethodField()
-    saved_ms = serializers.IntegerField()
-    misses = CacheMissCountSerializer(many=True, help_text="Why requests were not served, most frequent first.")
-    semantic = SemanticCacheStatusSerializer()
-
-    def get_saved_usd(self, found: AnswerCacheReport) -> str:
-        return _usd(found.saved_femto)
-
-
 class SuccessGroupSerializer(serializers.Serializer[SuccessCosts]):
     """The requests of a group, their success and their cost. A request can have several signs of failure."""
 
@@ -422,10 +343,10 @@ class SuccessGroupSerializer(serializers.Serializer[SuccessCosts]):
     usd_per_success = serializers.SerializerMethodField(help_text="Null without a successful request.")
 
     def get_usd(self, row: SuccessCosts) -> str:
-        return _usd(row.cost_femto)
+        return format_usd(row.cost_femto)
 
     def get_usd_per_success(self, row: SuccessCosts) -> str | None:
-        return None if row.cost_per_success_femto is None else _usd(row.cost_per_success_femto)
+        return None if row.cost_per_success_femto is None else format_usd(row.cost_per_success_femto)
 
 
 class SuccessReportSerializer(serializers.Serializer[Any]):
@@ -506,68 +427,6 @@ class RequestRates(TenantView):
         with self.scope():
             rates = selectors.rates(self.access.tenant.pk, start, end, query.validated_data["bucket"])
         return Response(RequestRatesSerializer({**vars(rates), "ttft_slo_ms": selectors.ttft_slo_ms()}).data)
-
-
-@extend_schema(tags=["requests"])
-class RequestCacheLayers(TenantView):
-    permissions: ClassVar = {"GET": Permission.USAGE_READ}
-    pagination_class = None
-
-    @extend_schema(
-        operation_id="requests_cache_layers", parameters=[CacheLayersQuery], responses=CacheLayerReportSerializer
-    )
-    def get(self, request: Request) -> Response:
-        """Return requests, tokens and savings by cache layer. Default: 1 day."""
-        query = check_query(CacheLayersQuery, request)
-        start, end = read_period(query.validated_data)
-        with self.scope():
-            found = cache_layers(self.access.tenant.pk, start, end)
-            report = AnswerCacheReport(
-                found.layers, cache_misses(self.access.tenant.pk, start, end), semantic_status(self.access.tenant)
-            )
-        return Response(CacheLayerReportSerializer(report).data)
-
-
-class PromptAdviceSerializer(serializers.Serializer[Any]):
-    """A changing part of prompts that defeats the prefix cache."""
-
-    key = serializers.IntegerField(source="key_id", help_text="ID of the API key.")
-    model = serializers.CharField()
-    token_index = serializers.IntegerField(help_text="Position of the first token that changes.")
-    text = serializers.CharField(allow_null=True, help_text="The changing text, if prompts are stored.")
-    requests = serializers.IntegerField()
-    recomputed_tokens = serializers.IntegerField(help_text="Tokens from the change on, which were computed again.")
-    avoidable_tokens = serializers.IntegerField(help_text="Those that the cache would have if the part came last.")
-    is_upper_bound = serializers.BooleanField(
-        help_text="Whether all recomputed tokens are counted as avoidable, since no two prompts are stored."
-    )
-    cost_usd = serializers.SerializerMethodField(help_text="Of the avoidable tokens, compared with cache reads.")
-    month_usd = serializers.SerializerMethodField(help_text="The same, for 30 days.")
-    request_ids = serializers.ListField(child=serializers.CharField(), help_text="The latest requests.")
-
-    def get_cost_usd(self, advice: PromptAdvice) -> str:
-        return _usd(advice.cost_femto)
-
-    def get_month_usd(self, advice: PromptAdvice) -> str:
-        return _usd(advice.month_femto)
-
-
-@extend_schema(tags=["requests"])
-class RequestPromptAdvice(TenantView):
-    permissions: ClassVar = {"GET": Permission.USAGE_READ}
-    pagination_class = None
-
-    @extend_schema(
-        operation_id="requests_prompt_advice",
-        parameters=[CacheLayersQuery],
-        responses=PromptAdviceSerializer(many=True),
-    )
-    def get(self, request: Request) -> Response:
-        """Return the changing parts of prompts that defeat the prefix cache, most expensive first. Default: 1 day."""
-        start, end = read_period(check_query(CacheLayersQuery, request).validated_data)
-        with self.scope():
-            found = prompt_advice(self.access.tenant.pk, start, end)
-        return Response(PromptAdviceSerializer(found, many=True).data)
 
 
 @extend_schema(tags=["requests"])

@@ -9,6 +9,4 @@ from celery.schedules import crontab
 BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "request-log-purge-expired": {"task": "request_log.purge_expired", "schedule": crontab(minute="*/10")},
     "request-log-update-rollups": {"task": "request_log.update_rollups", "schedule": 60.0},
-    "request-log-warm-caches": {"task": "request_log.warm_caches", "schedule": crontab(minute="*/10")},
-    "request-log-purge-answers": {"task": "request_log.purge_answers", "schedule": crontab(minute="*/10")},
 }

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from inference_worker.contract.disk import FreeSpace
-from millrace.devserver.disk_reserve import watched_directories
+from millrace.environment.disk_reserve import watched_directories
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 

@@ -12,7 +12,7 @@ import msgspec
 import redis.asyncio as redis
 
 from inference_worker.contract.messages import AnswerEvent
-from millrace.apps.request_log.answer_keys import answer_key, flight_key, index_key
+from millrace.apps.answer_caches.answer_keys import answer_key, flight_key, index_key
 from millrace.gateway.answer_cache.answer_cipher import AnswerCipher
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import redis.asyncio as redis
 import structlog
 
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
-from millrace.apps.request_log.semantic_decision import Neighbor, band_of, margin
+from millrace.apps.answer_caches.semantic_decision import Neighbor, band_of, margin
 from millrace.gateway.answer_cache.answer_identity import similar_parts
 from millrace.gateway.answer_cache.answer_rules import is_keepable
 from millrace.gateway.answer_cache.answer_store import CachedAnswer

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from millrace.apps.request_log.semantic_decision import BAND_STARTS, Evidence
+from millrace.apps.answer_caches.semantic_decision import BAND_STARTS, Evidence
 from millrace.gateway.answer_cache.answer_cipher import AnswerCipher
 from millrace.gateway.answer_cache.answer_store import (
     MAX_ANSWER_BYTES,

@@ -21,7 +21,7 @@ from typing import Protocol
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from millrace.conf.environment import PlatformSettings, platform_settings
+from millrace.environment.configuration import PlatformSettings, platform_settings
 from tenants.keys.ip_allowlist import allowed, client_network, normalized
 
 log = structlog.get_logger(__name__)

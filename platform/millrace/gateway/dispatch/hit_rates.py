@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from millrace.apps.operations.gateway_heartbeat import HitRate
+from millrace.apps.deployments.gateway_heartbeat import HitRate
 
 WINDOW_SECONDS = 600.0  # after it, a measurement has decayed to a third
 MAX_REPLICAS = 1000  # the oldest are forgotten

@@ -31,7 +31,7 @@ from inference_worker.contract.messages import (
 )
 from inference_worker.contract.prefix_digest import digest_key
 from inference_worker.contract.settings import deployment_name
-from millrace.apps.operations.gateway_heartbeat import GatewayHeartbeat, QueueDepth, send_gateway_heartbeat
+from millrace.apps.deployments.gateway_heartbeat import GatewayHeartbeat, QueueDepth, send_gateway_heartbeat
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.dispatch.dispatcher import Dispatcher

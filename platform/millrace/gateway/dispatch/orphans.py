@@ -17,7 +17,7 @@ import redis.asyncio as redis
 import structlog
 
 from inference_worker.contract.messages import claim_key, control_channel, decode_job, encode
-from millrace.apps.operations.gateway_heartbeat import gateway_heartbeat_key
+from millrace.apps.deployments.gateway_heartbeat import gateway_heartbeat_key
 from millrace.gateway.dispatch.dispatcher import EXECUTIONS_KEY, Dispatcher
 
 log = structlog.get_logger(__name__)

@@ -23,7 +23,7 @@ from millrace.gateway.core.tenant_slots import has_free_slot
 from millrace.gateway.dispatch.execution import Execution
 
 if TYPE_CHECKING:
-    from millrace.conf.environment import Payer
+    from millrace.environment.configuration import Payer
 
 log = structlog.get_logger(__name__)
 

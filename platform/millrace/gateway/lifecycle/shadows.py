@@ -40,7 +40,7 @@ from tenants.keys.snapshot import LimitSnapshot
 from tenants.routing_policies.policy import Escalation
 
 if TYPE_CHECKING:
-    from millrace.conf.environment import Payer
+    from millrace.environment.configuration import Payer
     from millrace.gateway.lifecycle.active_request import ActiveRequest
 
 log = structlog.get_logger(__name__)

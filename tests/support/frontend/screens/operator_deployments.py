@@ -13,7 +13,7 @@ def prepare(world: World) -> None:
     from django.conf import settings  # here: this file is read before Django is set up
 
     from inference_worker.contract.deployments import WantedState
-    from millrace.apps.operations.deployments import do_add_deployment, do_import_settings
+    from millrace.apps.deployments.deployments import do_add_deployment, do_import_settings
 
     do_import_settings(settings.MILLRACE.models)
     do_add_deployment(NAME, "/models/own", state=WantedState.UNLOADED, revision="v2")

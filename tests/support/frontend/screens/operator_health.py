@@ -39,10 +39,10 @@ def speak(broker: redis.Redis, replica_id: str, model: str, *, running: int, min
 
 def prepare(world: World) -> None:
     from billing.models import Reconciliation, UsageQuarantine  # here: this file is read before Django is set up
-    from millrace.apps.operations import history, tasks
-    from millrace.apps.operations.cordons import do_cordon
-    from millrace.apps.operations.costs import do_set_machine_cost
-    from millrace.apps.operations.fleet_status import read_fleet_status
+    from millrace.apps.deployments.fleet_status import read_fleet_status
+    from millrace.apps.health import history, tasks
+    from millrace.apps.health.cordons import do_cordon
+    from millrace.apps.health.costs import do_set_machine_cost
     from tenants.isolation.db_roles import BypassReason
     from tenants.isolation.scopes import all_tenants_scope
 

@@ -43,7 +43,7 @@ def _compare(tenant: Any, number: int) -> None:
     """Create a comparison with a shadow. The last one has no answer."""
     from datetime import UTC, datetime, timedelta
 
-    from millrace.apps.request_log.models import ShadowComparison
+    from millrace.apps.policy_results.models import ShadowComparison
     from tenants.isolation.scopes import tenant_scope
 
     answered = number < 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from millrace.devserver.processes import read_processes
+from millrace.environment.processes import read_processes
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.http.consumer import HttpConsumer
 from tenants.keys.ip_allowlist import allowed

@@ -1,0 +1,619 @@
+"""The catalog of deployments.
+
+PostgreSQL contains the deployments, and changes are in the audit log. A key in Valkey is a copy, which workers and
+gateways read twice a second. It is written after each change and once a minute, which repairs a copy that was lost or
+not written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+from urllib.parse import urlsplit
+
+import msgspec
+import redis
+import structlog
+from django.conf import settings
+from django.db import connection, transaction
+
+from billing import demo_prices
+from billing.actions.prices import do_propose_prices
+from billing.models import CompiledRateCard, PriceVersion
+from billing.pricing.price_book import NewPrice, Proposal, ranges_of
+from inference_worker.checkpoints.draft_check import read_draft_config
+from inference_worker.checkpoints.encoder_config import model_task, read_model_config
+from inference_worker.checkpoints.model_config import ModelError
+from inference_worker.checkpoints.model_source import embedded_source
+from inference_worker.contract import valkey
+from inference_worker.contract.command_line import format_command
+from inference_worker.contract.deployments import (
+    ALL_WORKERS,
+    MAX_DEPLOYMENTS,
+    WANTED_KEY,
+    WantedDeployment,
+    WantedDeployments,
+    WantedState,
+    encode_wanted,
+)
+from inference_worker.contract.engine_config import DTypeName, KVCacheDTypeName, QuantizationName, SpeculationName
+from inference_worker.contract.managed_commands import parse_command, sign_managed
+from inference_worker.contract.output_formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
+from inference_worker.contract.settings import (
+    EMBEDDED,
+    MODEL_NAME,
+    SELF_DRAFT,
+    ModelSpec,
+    check_draft_model,
+    read_kv_cache_memory,
+)
+from inference_worker.contract.upstream_presets import preset_of
+from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
+from millrace.apps.deployments.models import GENERATE, MILLRACE, Deployment, RemovedDeployment
+from tenants import audit
+from tenants.actions import ActionRefused, Conflict
+from tenants.actions.common import FieldRefused
+from tenants.actions.credentials import check_secret, do_create_credential
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import UpstreamCredential, User
+from tenants.webhooks.targets import TargetRefused, check_url, parse
+
+log = structlog.get_logger(__name__)
+
+DEFAULT_POOLS = {"default": 1}
+MAX_POOLS = 32
+MAX_CONCURRENCY = 10_000
+MAX_COMMAND_LENGTH = 4000
+COMMAND_EXAMPLE = "such as `vllm serve {model} --host {host} --port {port}`"
+ENGINES = (MILLRACE, *(engine.value for engine in UpstreamEngine))
+MAX_IDLE_SECONDS = 30 * 86_400
+POOL_NAME = MODEL_NAME
+RESERVED_NAMES = ("check", "import")  # paths of the API, below /api/operator/deployments
+OPTIONS = tuple(name for name in Deployment.AUDITED if name not in ("name", "source", "state"))
+_LOCK = 0x6465706C  # the number of an advisory lock; unique in the database
+_RANGES = {
+    "max_model_len": (16, 1 << 24),
+    "block_size": (1, 256),
+    "default_max_tokens": (1, 1 << 24),
+    "dimensions": (1, 65_536),
+}
+_CHOICES: Mapping[str, Sequence[str]] = {
+    "dtype": get_args(DTypeName),
+    "task": (GENERATE, "embed"),
+    "quantization": get_args(QuantizationName),
+    "kv_cache_dtype": get_args(KVCacheDTypeName),
+    "tool_parser": (AUTO, NONE, *TOOL_FORMATS),
+    "reasoning_parser": (AUTO, NONE, *REASONING_FORMATS),
+    "speculation": ("", *get_args(SpeculationName)),
+}
+
+
+def served_specs(*, wanted_loaded: bool = False) -> tuple[ModelSpec, ...]:
+    """Return the deployments of the catalog; those of the settings until the first import.
+
+    Args:
+        wanted_loaded: without the drained and unloaded ones.
+    """
+    with all_tenants_scope(BypassReason.OPERATOR):
+        served = served_states()
+    return tuple(spec for spec, state, _ in served if not wanted_loaded or state == WantedState.LOADED)
+
+
+class ServedState(NamedTuple):
+    """A deployment with the state that an operator wants it to have."""
+
+    spec: ModelSpec
+    state: WantedState = WantedState.LOADED
+    idle_seconds: int = 0
+
+
+def served_states() -> list[ServedState]:
+    """Return the deployments of the catalog; those of the settings until the first import.
+
+    Inside `all_tenants_scope(…)`.
+    """
+    rows = list(Deployment.objects.all())
+    if not rows and not RemovedDeployment.objects.exists():
+        return [ServedState(spec) for spec in settings.MILLRACE.models]
+    return [ServedState(row.spec, WantedState(row.state), row.idle_seconds) for row in rows]
+
+
+def do_add_deployment(
+    name: str, source: str = "", *, state: WantedState = WantedState.LOADED, secret: str | None = None, **options: Any
+) -> Deployment:
+    """Add a deployment. Workers of its pools load it.
+
+    Args:
+        secret: the API key at the upstream. It is stored as a credential with the deployment's name.
+
+    Raises:
+        Conflict: the name is taken. ActionRefused: a value is invalid.
+    """
+    row = Deployment(name=name, source=source, state=state, **{"pools": DEFAULT_POOLS, **options})
+    _check(row)
+    _check_secret(row, secret)
+    with all_tenants_scope(BypassReason.OPERATOR):
+        _lock()
+        if not Deployment.objects.exists() and row.imported is None:  # the models of the settings stay
+            do_import_settings(settings.MILLRACE.models)
+        if Deployment.objects.filter(name=name).exists():
+            raise Conflict(f"The deployment {name!r} exists already. Choose another name, or update it.")
+        if Deployment.objects.count() >= MAX_DEPLOYMENTS:
+            raise Conflict(f"There are {MAX_DEPLOYMENTS} deployments already. Remove one first.")
+        if secret is not None:
+            row.credential_id = do_create_credential(None, name, secret).pk
+        _check_credential(row)
+        row.save(force_insert=True)
+        audit.record("deployment.created", row, tenant_id=None, after=audit.serialize_for_audit(row))
+        transaction.on_commit(_publish)
+    return row
+
+
+def do_update_deployment(name: str, **changes: Any) -> Deployment:
+    """Change options of a deployment. A change of what replicas load is a new version, which replaces the old one.
+
+    Raises:
+        Conflict: it does not exist. ActionRefused: a value is invalid.
+    """
+    with all_tenants_scope(BypassReason.OPERATOR):
+        row = _locked(name)
+        before = audit.serialize_for_audit(row)
+        for option, value in changes.items():
+            setattr(row, option, value)
+        _check(row)
+        _check_credential(row)
+        after = audit.serialize_for_audit(row)
+        if before != after:
+            row.save()
+            audit.record("deployment.updated", row, tenant_id=None, before=before, after=after)
+            transaction.on_commit(_publish)
+    return row
+
+
+def do_set_deployment_state(name: str, state: WantedState) -> Deployment:
+    """Set the state that the deployment's replicas reach: loaded, drained or unloaded. Idempotent.
+
+    Raises:
+        Conflict: it does not exist.
+    """
+    return do_update_deployment(name, state=state)
+
+
+def do_remove_deployment(name: str) -> None:
+    """Remove a deployment. Its running streams end, then its replicas are unloaded. Prices and usage stay.
+
+    Raises:
+        Conflict: it does not exist.
+    """
+    with all_tenants_scope(BypassReason.OPERATOR):
+        row = _locked(name)
+        if row.imported is not None:
+            RemovedDeployment.objects.create(name=name, imported=row.imported)
+        _remove(row)
+
+
+def _remove(row: Deployment) -> None:
+    audit.record("deployment.removed", row, tenant_id=None, before=audit.serialize_for_audit(row))
+    row.delete()
+    transaction.on_commit(_publish)
+
+
+def do_import_deployments(entries: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Create or update the deployments of a file, in one transaction. Others stay as they are. Idempotent.
+
+    Returns:
+        The names of the created, updated and unchanged deployments.
+
+    Raises:
+        ActionRefused: an entry is invalid; nothing is changed.
+    """
+    result: dict[str, list[str]] = {"created": [], "updated": [], "unchanged": []}
+    with all_tenants_scope(BypassReason.OPERATOR):
+        _lock()
+        if not Deployment.objects.exists():
+            do_import_settings(settings.MILLRACE.models)
+        known = {row.name: row for row in Deployment.objects.all()}
+        for entry in entries:
+            options = dict(entry)
+            name = str(options.pop("name", ""))
+            try:
+                if name not in known:
+                    do_add_deployment(name, **options)
+                    result["created"].append(name)
+                    continue
+                before = audit.serialize_for_audit(known[name])
+                after = audit.serialize_for_audit(do_update_deployment(name, **options))
+                result["unchanged" if before == after else "updated"].append(name)
+            except ActionRefused as exc:
+                raise ActionRefused(f"Deployment {name!r}: {exc}") from exc
+    return result
+
+
+def do_import_settings(specs: Iterable[ModelSpec]) -> None:
+    """Import the models of MILLRACE_MODELS when the platform starts. Each has the worker pool of its name.
+
+    A deployment is added or changed only if its setting has changed since the last import, so that changes and removals
+    by operators stay. A deployment that was imported and is not in the settings any more is removed.
+    """
+    specs = list(specs)
+    with all_tenants_scope(BypassReason.BOOTSTRAP):
+        _lock()
+        known = {row.name: row for row in Deployment.objects.all()}
+        imports = dict(RemovedDeployment.objects.values_list("name", "imported"))
+        imports |= {row.name: row.imported for row in known.values() if row.imported is not None}
+        # Options that an earlier release did not store.
+        defaults = {field.name: field.default for field in fields(ModelSpec) if field.default is not MISSING}
+        for spec in specs:
+            values = msgspec.to_builtins(spec)
+            if spec.name in imports and defaults | imports[spec.name] == values:
+                continue
+            if spec.name not in known:
+                do_add_deployment(spec.name, pools={spec.name: ALL_WORKERS}, imported=values, **_options_of(spec))
+            else:
+                do_update_deployment(spec.name, **_options_of(spec))
+                Deployment.objects.filter(name=spec.name).update(imported=values)
+            RemovedDeployment.objects.filter(name=spec.name).delete()
+        names = {spec.name for spec in specs}
+        for row in known.values():
+            if row.imported is not None and row.name not in names:
+                _remove(row)
+        RemovedDeployment.objects.exclude(name__in=names).delete()
+        transaction.on_commit(_publish)
+
+
+def copy_deployments() -> int:
+    """Replace the copy in Valkey. Returns the number of deployments.
+
+    Raises:
+        redis.RedisError: Valkey cannot be reached.
+    """
+    with all_tenants_scope(BypassReason.OPERATOR), valkey.connect(settings.MILLRACE.valkey_url, valkey.PAGES) as broker:
+        _lock()  # NOTE: locked while the copy is written, so that an older copy cannot replace a newer one
+        wanted = WantedDeployments(tuple(_signed(row.wanted) for row in Deployment.objects.all()))
+        is_imported = bool(wanted.deployments) or RemovedDeployment.objects.exists()
+        if is_imported or broker.exists(WANTED_KEY):  # otherwise workers use their settings
+            broker.set(WANTED_KEY, encode_wanted(wanted))
+    return len(wanted.deployments)
+
+
+def _signed(wanted: WantedDeployment) -> WantedDeployment:
+    """Return the deployment with the signature of its command, if it is managed and the platform has the secret."""
+    spec, secret = wanted.spec, settings.MILLRACE.worker_secret
+    if spec.upstream is None or spec.upstream.engine != UpstreamEngine.MANAGED or not secret:
+        return wanted
+    upstream = replace(spec.upstream, signature=sign_managed(spec.name, spec.upstream, secret))
+    return msgspec.structs.replace(wanted, spec=replace(spec, upstream=upstream))
+
+
+def check_deployment(name: str, source: str = "", *, secret: str | None = None, **options: Any) -> str:
+    """Check a deployment's values and its source without changing anything. An upstream is not called.
+
+    Returns:
+        The model's task.
+
+    Raises:
+        Conflict: the name is taken. ActionRefused: a value is invalid, or the source cannot be served.
+    """
+    row = Deployment(name=name, source=source, state=WantedState.LOADED, **{"pools": DEFAULT_POOLS, **options})
+    _check(row)
+    _check_secret(row, secret)
+    with all_tenants_scope(BypassReason.OPERATOR):
+        if Deployment.objects.filter(name=name).exists():
+            raise Conflict(f"The deployment {name!r} exists already. Choose another name, or update it.")
+        _check_credential(row)
+    if row.engine == MILLRACE:
+        return check_source(row.spec)
+    check_public(row)
+    return deployment_task(row)
+
+
+def check_public(row: Deployment) -> None:
+    """Check that the base URL of an upstream does not resolve to internal addresses, unless the deployment allows it.
+
+    Call it outside of transactions: it can wait for a name server. Workers check the address of each connection again.
+
+    Raises:
+        FieldRefused: the host is internal.
+    """
+    if row.engine in (MILLRACE, UpstreamEngine.MANAGED) or row.allow_internal:
+        return
+    try:
+        check_url(row.source, ())
+    except TargetRefused as exc:
+        raise _base_url_refused(exc) from exc
+
+
+def deployment_task(row: Deployment) -> str:
+    """Return the model's task: generate, embed or rerank."""
+    return row.task if row.engine != MILLRACE else model_task(row.source)
+
+
+def check_source(spec: ModelSpec) -> str:
+    """Check on this machine that the source contains a supported model. Nothing is loaded or converted.
+
+    Returns:
+        The model's task.
+
+    Raises:
+        FieldRefused: the source is missing, or its model is not supported.
+    """
+    try:
+        path = _find_source("source", spec.source)
+        if spec.quantization == "gguf" and path.suffix != ".gguf":
+            raise FieldRefused("quantization", "invalid", "Only a .gguf file has blocks to keep. Choose another one.")
+        if path.is_dir():
+            config = read_model_config(path)
+            if spec.max_model_len and spec.max_model_len > config.max_model_len:
+                message = f"The model's context has {config.max_model_len} tokens. Enter at most that many."
+                raise FieldRefused("max_model_len", "invalid", message)
+    except (ModelError, OSError, RuntimeError) as exc:  # RuntimeError: a home directory of an unknown user
+        raise FieldRefused("source", "invalid", f"{exc}.") from exc
+    if spec.draft_model and not spec.draft_model.startswith(SELF_DRAFT):
+        _check_draft(path, spec.draft_model)
+    return model_task(spec.source)
+
+
+def _find_source(field: str, source: str) -> Path:
+    """Return the path of a model's source on this machine.
+
+    Raises:
+        FieldRefused: it is missing. ModelError, RuntimeError: it cannot be found.
+    """
+    path = embedded_source(source) if source in EMBEDDED else Path(source).expanduser()
+    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
+        return path
+    raise FieldRefused(field, "invalid", f"{path} is neither a model directory nor a .gguf file on this machine.")
+
+
+def _check_draft(path: Path, draft_source: str) -> None:
+    """Check that a draft model exists, and has the vocabulary of the model if both are directories.
+
+    Raises:
+        FieldRefused: it is missing, is not supported or has another vocabulary.
+    """
+    try:
+        draft = _find_source("draft_model", draft_source)
+        if draft.is_dir() and path.is_dir():
+            read_draft_config(path, draft)
+    except (ModelError, OSError, RuntimeError) as exc:
+        raise FieldRefused("draft_model", "invalid", f"{exc}.") from exc
+
+
+def unpriced_names(names: Iterable[str]) -> set[str]:
+    """Return the deployments without a list price. Their requests are rejected. Inside `all_tenants_scope(…)`."""
+    wanted = set(names)
+    rows = CompiledRateCard.objects.filter(tenant_id=None, model__in=wanted, effective_from__lte=datetime.now(UTC))
+    return wanted - set(rows.values_list("model", flat=True))
+
+
+def has_price(name: str) -> bool:
+    """Return whether the deployment has a list price."""
+    with all_tenants_scope(BypassReason.OPERATOR):
+        return not unpriced_names([name])
+
+
+def offered_price(deployment: Deployment) -> Proposal:
+    """Return prices to start from: those of a deployment with the same source, else those of the embedded models.
+
+    Inside `all_tenants_scope(…)`.
+    """
+    similar = (
+        Deployment.objects.filter(source=deployment.source, upstream_model=deployment.upstream_model)
+        .exclude(pk=deployment.pk)
+        .values_list("name", flat=True)
+    )
+    for name in similar:
+        if prices := _list_prices(name):
+            return Proposal(tuple(msgspec.structs.replace(price, model=deployment.name) for price in prices))
+    if deployment_task(deployment) == "generate":
+        return demo_prices.proposal([deployment.name])
+    return demo_prices.proposal([], [deployment.name])
+
+
+def do_draft_offered_price(name: str, *, by: User | None) -> PriceVersion:
+    """Draft the offered price of a deployment, for another operator to publish.
+
+    Raises:
+        Conflict: it does not exist, or it has a price.
+    """
+    with all_tenants_scope(BypassReason.OPERATOR):
+        row = _locked(name)
+        if not unpriced_names([name]):
+            raise Conflict(f"The deployment {name!r} has a price already. Change it in the price book.")
+        return do_propose_prices(offered_price(row), note=f"Offered price of {name}", created_by=by)
+
+
+def _list_prices(model: str) -> list[NewPrice]:
+    rows = CompiledRateCard.objects.filter(tenant_id=None, model=model, effective_from__lte=datetime.now(UTC))
+    newest = rows.order_by("tier", "-effective_from", "-pk").distinct("tier")
+    return [
+        NewPrice(
+            model,
+            row.decoded().tier,
+            rate.component,
+            rate.nano_per_million,
+            *ranges_of(rate),
+        )
+        for row in newest
+        for rate in row.decoded().rates
+    ]
+
+
+def _options_of(spec: ModelSpec) -> dict[str, Any]:
+    """Return the options that MILLRACE_MODELS defines."""
+    names = ("source", "dtype", "max_model_len", "tool_parser", "reasoning_parser", "revision", "quantization")
+    return {name: getattr(spec, name) for name in (*names, "speculation", "kv_cache_dtype", "draft_model")}
+
+
+def _check(row: Deployment) -> None:
+    """Check the values of a deployment.
+
+    Raises:
+        FieldRefused: names the field.
+    """
+    if not re.fullmatch(MODEL_NAME, row.name):
+        message = "Enter 1 to 64 of a-z 0-9 . _ - that start with a letter or digit."
+        raise FieldRefused("name", "invalid", message)
+    if row.name in RESERVED_NAMES and row.imported is None:
+        raise FieldRefused("name", "invalid", f"{row.name!r} is reserved. Choose another name.")
+    if row.engine not in ENGINES:
+        raise FieldRefused("engine", "invalid", f"Enter one of {', '.join(ENGINES)}.")
+    if row.engine != MILLRACE:
+        _check_upstream(row)
+    elif unused := [field for field in ("upstream_model", "preset", "credential_id", "command") if getattr(row, field)]:
+        raise FieldRefused(unused[0], "invalid", "Only for upstreams. Remove it, or choose another engine.")
+    if not row.source or len(row.source) > 1024:
+        raise FieldRefused("source", "invalid", f"Enter {', '.join(EMBEDDED)}, a model directory or a .gguf file.")
+    for field, known in _CHOICES.items():
+        if getattr(row, field) not in known:
+            raise FieldRefused(field, "invalid", f"Enter one of {', '.join(known)}.")
+    for field, (least, most) in _RANGES.items():
+        value = getattr(row, field)
+        if value is not None and not least <= value <= most:
+            raise FieldRefused(field, "invalid", f"Enter a number from {least} to {most}.")
+    if not 0 <= row.idle_seconds <= MAX_IDLE_SECONDS:
+        raise FieldRefused("idle_seconds", "invalid", f"Enter a number from 0 to {MAX_IDLE_SECONDS}.")
+    if len(row.revision) > 128:
+        raise FieldRefused("revision", "invalid", "Enter at most 128 characters.")
+    if len(row.draft_model) > 1024:
+        raise FieldRefused("draft_model", "invalid", "Enter at most 1024 characters.")
+    try:
+        check_draft_model(row.draft_model)
+    except ValueError as exc:
+        raise FieldRefused("draft_model", "invalid", f"{str(exc).removeprefix('draft_model: ')}.") from exc
+    try:
+        read_kv_cache_memory(row.kv_cache_memory)
+    except ValueError as exc:
+        raise FieldRefused("kv_cache_memory", "invalid", f"Enter a size or a share: {exc}.") from exc
+    _check_pools(row.pools)
+
+
+def _check_upstream(row: Deployment) -> None:
+    """Check the fields of an upstream, and set the base URL of its preset if none is given.
+
+    Raises:
+        FieldRefused: names the field.
+    """
+    if not 1 <= len(row.upstream_model) <= 256 or not row.upstream_model.isprintable():
+        raise FieldRefused("upstream_model", "invalid", "Enter the model's name at the upstream.")
+    if not 1 <= row.concurrency <= MAX_CONCURRENCY:
+        raise FieldRefused("concurrency", "invalid", f"Enter a number from 1 to {MAX_CONCURRENCY}.")
+    if row.task == "embed" and (row.dimensions is None or row.engine == UpstreamEngine.ANTHROPIC):
+        message = "Enter the vector size. Anthropic's protocol has no embeddings."
+        raise FieldRefused("dimensions", "invalid", message)
+    if row.engine == UpstreamEngine.MANAGED:
+        _check_managed(row)
+    elif row.command:
+        raise FieldRefused("command", "invalid", "Only the engine managed has a command. Remove it.")
+    try:
+        preset = preset_of(UpstreamSpec(UpstreamEngine(row.engine), row.source, row.upstream_model, preset=row.preset))
+    except ValueError as exc:
+        raise FieldRefused("preset", "invalid", f"{exc}.") from exc
+    if row.engine == UpstreamEngine.MANAGED:
+        return
+    row.source = (row.source or preset.base_url).rstrip("/")
+    if not row.source:
+        raise FieldRefused("base_url", "invalid", "Enter the base URL of the upstream, such as https://host/v1.")
+    parts = urlsplit(row.source)
+    if parts.query or parts.scheme not in ("https", "http"):
+        raise FieldRefused("base_url", "invalid", "Enter an http:// or https:// URL without a query.")
+    try:
+        parse(row.source, (parts.hostname or "",) if row.allow_internal else ())
+    except (TargetRefused, ValueError) as exc:
+        raise _base_url_refused(exc) from exc
+
+
+def _check_managed(row: Deployment) -> None:
+    """Check the fields of a managed engine, and set its source.
+
+    Raises:
+        FieldRefused: names the field.
+    """
+    if not 1 <= len(row.command) <= MAX_COMMAND_LENGTH:
+        raise FieldRefused("command", "invalid", f"Enter the command that starts the engine, {COMMAND_EXAMPLE}.")
+    try:
+        parse_command(row.command)
+    except ValueError as exc:
+        raise FieldRefused("command", "invalid", f"{exc}.") from exc
+    if row.upstream_model.startswith("-"):
+        raise FieldRefused("upstream_model", "invalid", "Enter a name that does not start with a hyphen.")
+    if row.credential_id is not None:
+        raise FieldRefused("credential_id", "invalid", "A managed engine has no credential. Remove it.")
+    if row.allow_internal:
+        raise FieldRefused("allow_internal", "invalid", "A managed engine is always internal. Remove it.")
+    if row._state.adding and row.source not in ("", row.upstream_model):
+        raise FieldRefused("base_url", "invalid", "A managed engine has no base URL. Remove it.")
+    row.source = row.upstream_model
+
+
+def _base_url_refused(exc: ValueError) -> FieldRefused:
+    reason = str(exc).partition(" Use a host")[0]  # without the advice for webhooks
+    advice = "Use an https:// URL with a public address, or allow internal addresses for this deployment."
+    return FieldRefused("base_url", "base_url_refused", f"{reason} {advice}")
+
+
+def _check_secret(row: Deployment, secret: str | None) -> None:
+    """Check a secret that is stored with a new deployment.
+
+    Raises:
+        FieldRefused: the deployment needs no secret, or it is not valid.
+    """
+    if secret is None:
+        return
+    if row.engine == MILLRACE or row.credential_id is not None:
+        raise FieldRefused("secret", "invalid", "Send a secret only for an upstream, and without a credential.")
+    check_secret(secret)
+
+
+def _check_credential(row: Deployment) -> None:
+    """Check that the credential exists and belongs to the platform. Inside `all_tenants_scope(…)`."""
+    if row.credential_id is None:
+        return
+    if not UpstreamCredential.objects.all_tenants().filter(pk=row.credential_id, tenant=None).exists():
+        listing = format_command("credentials list --platform")
+        message = f"The platform has no credential {row.credential_id}. List them with `{listing}`."
+        raise FieldRefused("credential_id", "invalid", message)
+
+
+def _check_pools(pools: Any) -> None:
+    is_valid = (
+        isinstance(pools, dict)
+        and 0 < len(pools) <= MAX_POOLS
+        and all(
+            re.fullmatch(POOL_NAME, str(pool)) and type(count) is int and 0 <= count <= MAX_DEPLOYMENTS
+            for pool, count in pools.items()
+        )
+    )
+    if not is_valid:
+        message = 'Enter the number of replicas of each worker pool, such as {"default": 1}; 0: one on each worker.'
+        raise FieldRefused("pools", "invalid", message)
+
+
+def _locked(name: str) -> Deployment:
+    """Lock the catalog and return a deployment.
+
+    Raises:
+        Conflict: it does not exist.
+    """
+    _lock()
+    row = Deployment.objects.filter(name=name).first()
+    if row is None:
+        raise Conflict(f"The deployment {name!r} does not exist.")
+    return row
+
+
+def _publish() -> None:
+    try:
+        copy_deployments()
+    except redis.RedisError as exc:
+        log.warning("deployment_sync_failed", error=str(exc))
+
+
+def _lock() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])

@@ -1,0 +1,120 @@
+"""Checks whether the platform's machine can serve a model, before its deployment is added.
+
+A web job runs `millrace models inspect` in a process of its own with a time limit. One check runs at a time, because it
+measures the machine. Requests and results are in Valkey.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import redis
+from django.conf import settings
+from django.utils.module_loading import import_string
+from kombu.exceptions import OperationalError
+
+from inference_worker.checkpoints.model_config import ModelError
+from inference_worker.checkpoints.model_source import embedded_source
+from inference_worker.contract import valkey
+from inference_worker.contract.settings import EMBEDDED
+from tenants.actions import ActionRefused, Conflict
+
+CHECK_SECONDS = 60.0
+KEEP_SECONDS = 600
+_RUNNING_SECONDS = 120  # after which a check whose web job was killed is forgotten
+_MAX_RESULT_BYTES = 1 << 18
+_KEY = "millrace:fit-check:{}"
+_RUNNING_KEY = "millrace:fit-check-running"
+_OPTIONS = {
+    "max_model_len": "--context",
+    "dtype": "--dtype",
+    "quantization": "--quantization",
+    "kv_cache_dtype": "--kv-dtype",
+}
+
+
+def do_start_fit_check(source: str, options: Mapping[str, Any]) -> str:
+    """Start a check of the source with options of a deployment. Returns its ID for `read_fit_check`.
+
+    Raises:
+        Conflict: another check runs. ActionRefused: the broker cannot be reached.
+    """
+    check_id = secrets.token_hex(16)
+    arguments = [f"{flag}={options[name]}" for name, flag in _OPTIONS.items() if options.get(name)]
+    if memory := options.get("kv_cache_memory"):
+        arguments.append(f"--kv-memory={memory}")
+    try:
+        with _broker() as broker:
+            if not broker.set(_RUNNING_KEY, check_id, nx=True, ex=_RUNNING_SECONDS):
+                raise Conflict("Another fit check is running. Try again in a minute.")
+            broker.set(_KEY.format(check_id), json.dumps({"state": "running"}), ex=_RUNNING_SECONDS)
+            app = import_string(settings.CELERY_APP)
+            try:
+                app.send_task(
+                    "deployments.check_fit", [check_id, source, arguments], retry=False, expires=CHECK_SECONDS
+                )
+            except OperationalError:
+                broker.delete(_RUNNING_KEY)
+                raise
+    except (redis.RedisError, OperationalError) as exc:
+        raise ActionRefused("The check could not be started, because Valkey cannot be reached.") from exc
+    return check_id
+
+
+def run_fit_check(check_id: str, source: str, arguments: list[str]) -> None:
+    """Run a check, and store its result. A second run replaces the result of the first one."""
+    result = _inspect(source, arguments)
+    with _broker() as broker:
+        broker.set(_KEY.format(check_id), json.dumps({"state": "done", **result}), ex=KEEP_SECONDS)
+        if broker.get(_RUNNING_KEY) == check_id.encode():
+            broker.delete(_RUNNING_KEY)
+
+
+def read_fit_check(check_id: str) -> dict[str, Any] | None:
+    """Return the state `running`, or `done` with a `report` or an `error`; None if the check is unknown or was lost.
+
+    Raises:
+        redis.RedisError: Valkey cannot be reached.
+    """
+    with _broker() as broker:
+        stored: Any = broker.get(_KEY.format(check_id))
+    found: dict[str, Any] | None = None if stored is None else json.loads(stored)
+    return found
+
+
+def _inspect(source: str, arguments: list[str]) -> dict[str, Any]:
+    """Return the report of `millrace models inspect`, or an error."""
+    try:
+        path = embedded_source(source) if source in EMBEDDED else Path(source).expanduser().absolute()
+        is_missing = not path.exists()
+    except (ModelError, OSError, RuntimeError, ValueError) as exc:  # such as a home directory of an unknown user
+        return {"error": str(exc)}
+    if is_missing:  # otherwise the command would look for it on the hub
+        return {"error": f"{path} is neither a model directory nor a .gguf file on this machine."}
+    command = [sys.executable, "-m", "millrace.cli", "models", "inspect", str(path), *arguments, "--json"]
+    process = subprocess.Popen(  # noqa: S603
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        output, errors = process.communicate(timeout=CHECK_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with the process that measures the machine
+        process.communicate()
+        return {"error": f"The check took longer than {CHECK_SECONDS:.0f} seconds."}
+    try:
+        return {"report": json.loads(output[:_MAX_RESULT_BYTES])}
+    except ValueError:
+        lines = errors.decode("utf-8", "replace").strip().splitlines() or ["The check ended without a result."]
+        return {"error": lines[-1][:1000]}
+
+
+def _broker() -> redis.Redis:
+    return valkey.connect(settings.MILLRACE.valkey_url, valkey.PAGES)

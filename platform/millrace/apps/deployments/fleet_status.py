@@ -1,0 +1,167 @@
+"""The current status of replicas, gateways and the settler, from their last heartbeats in Valkey.
+
+Ages are measured only by Valkey's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+import redis
+import structlog
+from django.conf import settings
+
+from billing.metering import status
+from billing.metering.status import SettlerStatus
+from inference_worker.contract import valkey
+from inference_worker.contract.messages import (
+    CORDONS_KEY,
+    HEARTBEAT_TTL_MS,
+    REPLICA_SUSPECT_SECONDS,
+    REPLICAS_KEY,
+    Heartbeat,
+    beat_key,
+    decode_heartbeat,
+    worker_of,
+)
+from millrace.apps.deployments.gateway_heartbeat import (
+    GATEWAY_HEARTBEAT_TTL_SECONDS,
+    GATEWAYS_KEY,
+    GatewayHeartbeat,
+    decode_gateway_heartbeat,
+    gateway_heartbeat_key,
+)
+
+log = structlog.get_logger(__name__)
+
+SETTLER_LATE_MS = 10_000  # after this time without a report, the settler is not running
+
+
+class ReplicaState(StrEnum):
+    """The state of a replica regarding new work."""
+
+    READY = "ready"
+    STARTING = "starting"
+    CORDONED = "cordoned"  # an operator has cordoned it
+    DRAINING = "draining"  # cordoned with `drain`, or shutting down
+    DRAINED = "drained"  # drained and idle, so it can be stopped
+    DISK_LOW = "disk low"  # until its disk has space
+    SILENT = "silent"  # without heartbeats: suspected or lost
+
+
+@dataclass(frozen=True)
+class ReplicaStatus:
+    id: str
+    state: ReplicaState
+    beat: Heartbeat
+    age_ms: int | None  # of the last heartbeat; None: more than a minute
+
+    @property
+    def worker(self) -> str:
+        return worker_of(self.id)
+
+    @property
+    def load(self) -> int:
+        """Number of running and waiting requests."""
+        return self.beat.running + self.beat.waiting
+
+
+@dataclass(frozen=True)
+class GatewayStatus:
+    id: str
+    presence: GatewayHeartbeat
+    age_ms: int
+
+
+@dataclass(frozen=True)
+class FleetStatus:
+    replicas: tuple[ReplicaStatus, ...]
+    gateways: tuple[GatewayStatus, ...]
+    settler: SettlerStatus | None  # None: no report yet
+    settler_age_ms: int | None
+
+    @property
+    def settler_runs(self) -> bool:
+        return self.settler_age_ms is not None and self.settler_age_ms < SETTLER_LATE_MS
+
+    def ready(self, model: str) -> int:
+        """Return the number of replicas that accept new requests for the model."""
+        return sum(replica.state == ReplicaState.READY and replica.beat.model == model for replica in self.replicas)
+
+
+def read_fleet_status() -> FleetStatus:
+    """Read the status from Valkey.
+
+    Raises:
+        redis.RedisError: Valkey cannot be reached.
+    """
+    with valkey.connect(settings.MILLRACE.valkey_url, valkey.PAGES) as broker:
+        with broker.pipeline(transaction=False) as pipe:
+            pipe.hgetall(REPLICAS_KEY)
+            pipe.hgetall(CORDONS_KEY)
+            pipe.smembers(GATEWAYS_KEY)
+            pipe.get(status.STATUS_KEY)
+            pipe.time()
+            beats, cordons, gateways, settler, (seconds, micros) = pipe.execute()
+        report = None if settler is None else status.decode(settler)
+        age = None if report is None else max(0, seconds * 1000 + micros // 1000 - report.at // 1000)
+        return FleetStatus(_replicas(broker, beats, cordons), _gateways(broker, gateways), report, age)
+
+
+def _replicas(
+    broker: redis.Redis, beats: Mapping[bytes, bytes], cordons: Mapping[bytes, bytes]
+) -> tuple[ReplicaStatus, ...]:
+    ids = sorted(raw.decode() for raw in beats)
+    with broker.pipeline(transaction=False) as pipe:
+        for replica_id in ids:
+            pipe.pttl(beat_key(replica_id))
+        left: list[int] = pipe.execute()
+    found = []
+    for replica_id, ttl in zip(ids, left, strict=True):
+        try:
+            beat = decode_heartbeat(beats[replica_id.encode()])
+        except msgspec.MsgspecError:
+            log.warning("heartbeat_unreadable", replica_id=replica_id)  # of another version, during a deployment
+            continue
+        age = max(0, HEARTBEAT_TTL_MS - ttl) if ttl > 0 else None
+        wish = cordons.get(worker_of(replica_id).encode(), b"")
+        found.append(ReplicaStatus(replica_id, _state(beat, age, wish), beat, age))
+    return tuple(found)
+
+
+def _state(beat: Heartbeat, age_ms: int | None, wish: bytes) -> ReplicaState:
+    if age_ms is None or age_ms > REPLICA_SUSPECT_SECONDS * 1000:
+        return ReplicaState.SILENT
+    if wish == b"drain":
+        return ReplicaState.DRAINING if beat.running or beat.waiting else ReplicaState.DRAINED
+    if beat.draining:
+        return ReplicaState.DRAINING
+    if wish:
+        return ReplicaState.CORDONED
+    if beat.disk_low:
+        return ReplicaState.DISK_LOW
+    return ReplicaState.READY if beat.ready else ReplicaState.STARTING
+
+
+def _gateways(broker: redis.Redis, names: Iterable[bytes]) -> tuple[GatewayStatus, ...]:
+    ids = sorted(name.decode() for name in names)
+    with broker.pipeline(transaction=False) as pipe:
+        for gateway_id in ids:
+            pipe.get(gateway_heartbeat_key(gateway_id))
+            pipe.pttl(gateway_heartbeat_key(gateway_id))
+        replies: list[Any] = pipe.execute()
+    found, lost = [], []
+    for gateway_id, payload, ttl in zip(ids, replies[::2], replies[1::2], strict=True):
+        if payload is None or ttl < 0:
+            lost.append(gateway_id)
+            continue
+        found.append(
+            GatewayStatus(gateway_id, decode_gateway_heartbeat(payload), GATEWAY_HEARTBEAT_TTL_SECONDS * 1000 - ttl)
+        )
+    if lost:
+        broker.srem(GATEWAYS_KEY, *lost)  # a disconnected gateway adds itself again with its next heartbeat
+    return tuple(found)

@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+from django.apps import AppConfig
+
+
+class HealthConfig(AppConfig):
+    """Health checks, cordons, and the history and costs of replicas."""
+
+    name = "millrace.apps.health"
+    label = "operations"  # of the tables and their migrations
+    default_auto_field = "django.db.models.BigAutoField"

@@ -1,0 +1,632 @@
+"""Health checks for operators. Each check yields the issues that it finds.
+
+A job runs the checks every minute and stores when each issue was first found and when it was resolved (HealthEvent).
+These are the operators' alerts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+
+from django.conf import settings
+from django.db import connection
+from django.db.models import Count, Exists, Min, OuterRef, Q, Sum
+from django.utils.timesince import timesince
+
+from billing.amounts import DEFAULT_CURRENCY, FEMTO_A_NANO, exact_amount, half_up
+from billing.invoicing.files import missing_pdfs
+from billing.models import (
+    CompiledRateCard,
+    DailyCost,
+    ExecutionCost,
+    Invoice,
+    InvoiceEmail,
+    InvoiceRunFailure,
+    PaymentEvent,
+    Period,
+    Reconciliation,
+    UsageQuarantine,
+    UsageRollup,
+    totals_of,
+)
+from billing.pricing.currencies import other_currencies
+from billing.pricing.pricing import Tier
+from inference_worker.contract.command_line import format_command
+from inference_worker.contract.disk import FreeSpace
+from inference_worker.contract.messages import Heartbeat, ReplicaPhase
+from millrace.apps.deployments.deployments import served_specs
+from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState
+from millrace.apps.deployments.gateway_heartbeat import HitRate
+from millrace.apps.health.budget_usage import tenants_near_limits
+from millrace.apps.health.models import Cordon, HealthEvent
+from millrace.environment.disk_reserve import watched_directories
+from millrace.environment.processes import read_processes
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import OutboxEmail, Tenant, WebhookDelivery, WebhookEndpoint
+
+SETTLEMENT_LATE_MS = 60_000
+RECONCILED_LATE = timedelta(minutes=20)
+CORDONED_LONG = timedelta(hours=1)
+EMAIL_LATE = timedelta(hours=1)
+INVOICE_LATE = timedelta(hours=1)  # since its period was closed
+QUEUE_SHARE = 3  # a request waits too long after a third of the maximum wait
+LOOKBACK = timedelta(hours=1)  # for requests
+MIN_REQUESTS = 20  # fewer are not evaluated
+MAX_HIT_RATE_DIFFERENCE = 0.1  # predicted minus real cache hit rate of a replica that is acceptable
+MAX_FAILED_PER_THOUSAND = 100  # failed requests per thousand that are acceptable
+RETENTION = timedelta(days=90)
+MANY_RESTARTS = 3  # recent restarts of a running process
+_LOCK = 0x68656C74  # the number of an advisory lock; unique in the database
+
+
+class IssueType(StrEnum):
+    """The type of a health issue. Type and subject identify an issue until it is resolved."""
+
+    BROKER = "broker"
+    BUDGET = "budget"
+    CORDON = "cordon"
+    COST = "cost"
+    DISK = "disk"
+    FAILURES = "failures"
+    EMAIL = "email"
+    INVOICE = "invoice"
+    MODEL = "model"
+    OBJECTIVE = "objective"
+    OVERAGE = "overage"
+    PAYMENT = "payment"
+    PREFIX_ROUTING = "prefix_routing"
+    PRICE = "price"
+    PROCESS = "process"
+    QUARANTINE = "quarantine"
+    QUEUE = "queue"
+    RECONCILIATION = "reconciliation"
+    REPLICA = "replica"
+    SETTLER = "settler"
+    UNPRICED = "unpriced"
+    UPSTREAM = "upstream"
+    UPSTREAM_PAUSE = "upstream_pause"
+    WEBHOOK = "webhook"
+
+
+@dataclass(frozen=True)
+class HealthIssue:
+    """A condition that an operator must handle. `urgent`: it already affects customers or money."""
+
+    issue_type: IssueType
+    subject: str
+    urgent: bool
+    title: str
+    todo: str
+    tenant: Tenant | None = None
+
+
+_REQUESTS = """
+SELECT served_model, count(*), count(*) FILTER (WHERE outcome = 'failed'),
+    percentile_disc(0.95) WITHIN GROUP (ORDER BY ttft_ms)
+FROM request_log_requestrecord WHERE started_at >= %s AND served_model <> ''
+GROUP BY served_model ORDER BY served_model
+"""
+
+
+def find_issues(board: FleetStatus | None, now: datetime | None = None) -> list[HealthIssue]:
+    """Return all issues, urgent ones first; inside `all_tenants_scope(…)`. `board`: None without Valkey."""
+    now = now or datetime.now(UTC)
+    issues = [_broker_away()] if board is None else [issue for check in _OF_BOARD for issue in check(board, now)]
+    issues += [issue for check_rows in _OF_ROWS for issue in check_rows(now)]
+    issues += [*_disk(), *_processes()]
+    return sorted(issues, key=lambda issue: not issue.urgent)
+
+
+def record_issues(board: FleetStatus | None, now: datetime | None = None) -> list[HealthIssue]:
+    """Find the issues, store new ones and close resolved ones. Returns the current issues."""
+    now = now or datetime.now(UTC)
+    with all_tenants_scope(BypassReason.HOUSEKEEPING):
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        issues = find_issues(board, now)
+        known = {
+            (event.issue_type, event.subject): event for event in HealthEvent.objects.filter(closed_at__isnull=True)
+        }
+        for issue in issues:
+            event = known.pop((issue.issue_type, issue.subject), None) or HealthEvent(
+                issue_type=issue.issue_type, subject=issue.subject, opened_at=now
+            )
+            title, tenant_id = issue.title[:250], None if issue.tenant is None else issue.tenant.pk
+            if (event.title, event.urgent) != (title, issue.urgent):
+                event.title, event.urgent, event.tenant_id = title, issue.urgent, tenant_id
+                event.save()
+        HealthEvent.objects.filter(pk__in=[event.pk for event in known.values()]).update(closed_at=now)
+    return issues
+
+
+def purge_expired(now: datetime | None = None) -> int:
+    """Remove events that were closed long ago. Returns their number."""
+    with all_tenants_scope(BypassReason.HOUSEKEEPING):
+        return HealthEvent.objects.filter(closed_at__lt=(now or datetime.now(UTC)) - RETENTION).delete()[0]
+
+
+# Checks of this machine.
+
+
+def _disk() -> Iterator[HealthIssue]:
+    platform = settings.MILLRACE
+    space = FreeSpace(watched_directories(platform.data_dir), platform.min_free_disk)
+    is_low = space.look()
+    if space.free < space.resume_at:
+        yield HealthIssue(
+            IssueType.DISK,
+            "",
+            urgent=is_low,
+            title=f"Disk almost full: {space.free // 2**20:,} MiB free",
+            todo=f"Below {space.min_free // 2**20:,} MiB new requests are rejected with 503 until"
+            f" {space.resume_at // 2**20:,} MiB are free. Free space on the disk of the data directory.",
+        )
+
+
+def _processes() -> Iterator[HealthIssue]:
+    """Yield processes of `millrace up` that are down, or were restarted several times recently."""
+    for process in read_processes(settings.MILLRACE.data_dir):
+        if process.running and process.deaths < MANY_RESTARTS:
+            continue
+        yield HealthIssue(
+            IssueType.PROCESS,
+            process.name,
+            urgent=not process.running,
+            title=f"{process.name}: {process.describe()}",
+            todo=f"The process restarts automatically. Check the end of its log ({process.name}.log).",
+        )
+
+
+# Checks of the fleet status.
+
+
+def _broker_away() -> HealthIssue:
+    return HealthIssue(
+        IssueType.BROKER,
+        "",
+        urgent=True,
+        title="Broker unavailable",
+        todo="New requests are rejected with 503 until Valkey is back. Check its process and disk.",
+    )
+
+
+def _is_scaled_to_zero(board: FleetStatus, model: str) -> bool:
+    """Return whether a replica of the model is loaded on demand."""
+    return any(each.beat.model == model and each.beat.phase == ReplicaPhase.UNLOADED for each in board.replicas)
+
+
+def _models(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
+    for spec in served_specs(wanted_loaded=True):
+        if board.ready(spec.name) or _is_scaled_to_zero(board, spec.name):
+            continue
+        there = [
+            replica
+            for replica in board.replicas
+            if replica.beat.model == spec.name and replica.state != ReplicaState.SILENT
+        ]
+        cordoned = [
+            replica
+            for replica in there
+            if replica.state in (ReplicaState.CORDONED, ReplicaState.DRAINING, ReplicaState.DRAINED)
+        ]
+        yield HealthIssue(
+            IssueType.MODEL,
+            spec.name,
+            urgent=True,
+            title=f"No replica available for {spec.name}",
+            todo="Uncordon one of its workers." if cordoned else "Its requests receive 503. Check the worker logs.",
+        )
+
+
+def _upstreams(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
+    """Report upstreams that are down for all their replicas, and those that fail only for some tenants.
+
+    For a replica without requests since its start, the upstream is up.
+    """
+    beats_by_model: dict[str, list[Heartbeat]] = {}
+    for replica in board.replicas:
+        if replica.state not in (ReplicaState.SILENT, ReplicaState.STARTING):
+            beats_by_model.setdefault(replica.beat.model, []).append(replica.beat)
+    for model, beats in sorted(beats_by_model.items()):
+        paused = max(beat.tenants_paused for beat in beats)
+        if all(beat.circuit_open for beat in beats):
+            yield HealthIssue(
+                IssueType.UPSTREAM,
+                model,
+                urgent=True,
+                title=f"The upstream of {model} is down",
+                todo="Its last requests failed, and new ones are rejected until a probe succeeds. Check the upstream.",
+            )
+        elif paused:
+            yield HealthIssue(
+                IssueType.UPSTREAM_PAUSE,
+                model,
+                urgent=False,
+                title=f"The upstream of {model} fails for {paused} {'tenant' if paused == 1 else 'tenants'}",
+                todo="Their last requests failed, and new ones are paused until a probe succeeds. See the request log.",
+            )
+
+
+def _replicas(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
+    for replica in board.replicas:
+        if replica.state == ReplicaState.SILENT:
+            silent = "more than a minute" if replica.age_ms is None else f"{replica.age_ms // 1000} s"
+            yield HealthIssue(
+                IssueType.REPLICA,
+                replica.id,
+                urgent=False,
+                title=f"{replica.id} sent no heartbeat for {silent}",
+                todo="The replica receives no new requests. After 10 s its streams fail. Check its process.",
+            )
+
+
+def _disks(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
+    for replica in board.replicas:
+        if replica.state == ReplicaState.DISK_LOW:
+            yield HealthIssue(
+                IssueType.DISK,
+                replica.id,
+                urgent=True,
+                title=f"{replica.id} accepts no new requests: disk almost full",
+                todo="Free disk space for the state directory on its machine. The replica then recovers automatically.",
+            )
+
+
+def _queues(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
+    waits: dict[str, tuple[int, int]] = {}
+    for gateway in board.gateways:
+        for queue in gateway.presence.waiting:
+            if not queue.batch:  # batches have no maximum wait
+                depth, oldest = waits.get(queue.model, (0, 0))
+                waits[queue.model] = depth + queue.requests, max(oldest, queue.oldest_ms)
+    longest = settings.MILLRACE.queue_timeout_seconds * 1000
+    for model, (depth, oldest) in sorted(waits.items()):
+        if oldest * QUEUE_SHARE > longest:
+            yield HealthIssue(
+                IssueType.QUEUE,
+                model,
+                urgent=True,
+                title=f"{depth:,} requests waiting for {model}, oldest {oldest / 1000:.0f} s",
+                todo=f"After {longest // 1000} s they receive 503. Add a replica or lower the limits of top senders.",
+            )
+
+
+def _prefix_routing(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
+    """Yield replicas that have cached much less of the prompts than their digests predict, as any gateway sees it."""
+    rates: dict[str, HitRate] = {}
+    for rate in (rate for gateway in board.gateways for rate in gateway.presence.hit_rates):
+        if rate.requests >= MIN_REQUESTS and rate.difference >= MAX_HIT_RATE_DIFFERENCE:
+            rates[rate.replica] = max(rates.get(rate.replica, rate), rate, key=lambda each: each.difference)
+    for replica, rate in sorted(rates.items()):
+        yield HealthIssue(
+            IssueType.PREFIX_ROUTING,
+            replica,
+            urgent=False,
+            title=f"Cache hit rate of {replica} is {rate.difference:.0%} of the prompt tokens below the prediction",
+            todo="Requests are sent to this replica for prompts that it has not cached. Check its KV cache size and"
+            " evictions, and whether workers and gateways run the same release. Drain and restart the replica.",
+        )
+
+
+def _settler(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
+    if not board.settler_runs:
+        yield HealthIssue(
+            IssueType.SETTLER,
+            "",
+            urgent=True,
+            title="No settler running",
+            todo="Usage is queued in the broker and not billed yet. Start the settler.",
+        )
+    elif board.settler is not None and board.settler.lag_ms > SETTLEMENT_LATE_MS:
+        seconds = board.settler.lag_ms // 1000
+        yield HealthIssue(
+            IssueType.SETTLER,
+            "",
+            urgent=False,
+            title=f"{board.settler.backlog:,} usage records to settle, oldest {seconds:,} s",
+            todo="Budgets count reservations until then. Check the settler and PostgreSQL.",
+        )
+
+
+# Checks of the database.
+
+
+def _budgets(now: datetime) -> Iterator[HealthIssue]:
+    near = tenants_near_limits(now)
+    for tenant in Tenant.objects.all_tenants().filter(pk__in=near).order_by("pk"):
+        budget, number = near[tenant.pk].budget, near[tenant.pk].budgets
+        used = "has no budget left" if budget.percent is None else f"is {budget.percent}% used"
+        more = f", and {number - 1} more" if number > 1 else ""
+        yield HealthIssue(
+            IssueType.BUDGET,
+            str(tenant.pk),
+            urgent=budget.is_at_limit,
+            title=f"{tenant.name}: budget “{budget.name}” {used}{more}",
+            todo="Requests are being rejected. Raise the budget or contact the tenant."
+            if budget.is_at_limit
+            else "Contact the tenant about raising the budget.",
+            tenant=tenant,
+        )
+
+
+def _quarantine(now: datetime) -> Iterator[HealthIssue]:
+    rows = UsageQuarantine.objects.filter(resolved_at__isnull=True).order_by().values("reason")
+    todo = {
+        UsageQuarantine.Reason.UNDECODABLE: "Not a usage record. Find the process that writes to the usage stream.",
+        UsageQuarantine.Reason.REFUSED: "Check the violated rule, publish missing prices, then settle again.",
+        UsageQuarantine.Reason.UNPLACEABLE: "Restore the archive of their month, then settle again.",
+        UsageQuarantine.Reason.CONFLICT: "Two counts of one request. The first is billed. Compare, then dismiss.",
+    }
+    for row in rows.annotate(number=Count("pk"), first=Min("received_at")).order_by("reason"):
+        records = "usage record is" if row["number"] == 1 else "usage records are"
+        yield HealthIssue(
+            IssueType.QUARANTINE,
+            row["reason"],
+            urgent=True,
+            title=f"{row['number']:,} {records} in quarantine ({row['reason']}){_since(row['first'], now)}",
+            todo=todo[UsageQuarantine.Reason(row["reason"])],
+        )
+
+
+def _invoices(now: datetime) -> Iterator[HealthIssue]:
+    """Yield tenants whose invoices of a month could not be finalized, with the reason of the last run, and months that
+    could not be invoiced at all.
+    """
+    documents = Invoice.objects.all_tenants().filter(tenant=OuterRef("tenant"), period=OuterRef("period"))
+    has_draft = Q(Exists(documents.filter(state=Invoice.State.DRAFT)))
+    is_missing = ~Q(Exists(documents)) & Q(period__invoiced_at=None)
+    failures = InvoiceRunFailure.objects.filter(has_draft | is_missing).select_related("tenant", "period__entity")
+    tenants = set()
+    for failure in failures.order_by("-period__ends_at", "pk"):
+        if failure.tenant is None:
+            yield _not_invoiced(failure.period, failure.reason)
+        elif failure.tenant_id not in tenants:
+            tenants.add(failure.tenant_id)
+            yield _not_finalized(failure.tenant, failure.period, failure.reason)
+    drafts = Invoice.objects.all_tenants().filter(
+        state=Invoice.State.DRAFT, complete=True, period__closed_at__lt=now - INVOICE_LATE
+    )
+    late = drafts.exclude(tenant__in=tenants).select_related("tenant", "period")
+    for draft in late.order_by("tenant_id", "-pk").distinct("tenant_id"):
+        yield _not_finalized(draft.tenant, draft.period)
+    if number := missing_pdfs().filter(issued_at__lt=now - INVOICE_LATE).count():
+        yield HealthIssue(
+            IssueType.INVOICE,
+            "pdf",
+            urgent=True,
+            title=f"{number:,} final {'invoice has' if number == 1 else 'invoices have'} no PDF",
+            todo="Their emails wait for the PDF. Check the logs of the web jobs for invoice_pdf_failed.",
+        )
+
+
+def _not_finalized(tenant: Tenant, period: Period, reason: str = "") -> HealthIssue:
+    return HealthIssue(
+        IssueType.INVOICE,
+        str(tenant.pk),
+        urgent=True,
+        title=f"{tenant.name}: invoice of {period.label} not finalized",
+        todo=reason or "Finalize the draft to see what is missing, such as a tax rule or a VAT ID.",
+        tenant=tenant,
+    )
+
+
+def _not_invoiced(period: Period, reason: str) -> HealthIssue:
+    return HealthIssue(
+        IssueType.INVOICE,
+        f"period-{period.pk}",
+        urgent=True,
+        title=f"{period.entity.name}: month {period.label} not invoiced",
+        todo=reason,
+    )
+
+
+def _payment_events(now: datetime) -> Iterator[HealthIssue]:
+    """Yield payment providers with events that could not be booked and were not dismissed."""
+    rows = PaymentEvent.objects.filter(status=PaymentEvent.Status.FAILED).order_by().values("provider")
+    for row in rows.annotate(number=Count("pk"), first=Min("received_at")).order_by("provider"):
+        events = "payment event" if row["number"] == 1 else "payment events"
+        yield HealthIssue(
+            IssueType.PAYMENT,
+            row["provider"],
+            urgent=True,
+            title=f"{row['number']:,} {events} of {row['provider']} not booked{_since(row['first'], now)}",
+            todo="Check their details, record the payments, then dismiss the events.",
+        )
+
+
+def _since(first: datetime, now: datetime) -> str:
+    return "" if now - first < timedelta(minutes=1) else f", oldest {timesince(first, now, depth=1)}"
+
+
+def _unrated(now: datetime) -> Iterator[HealthIssue]:
+    rows = UsageRollup.objects.all_tenants().filter(
+        bucket=totals_of(UsageRollup.Bucket.HOUR), start__gte=now - timedelta(days=1), tier="", completed__gt=0
+    )
+    for row in rows.order_by().values("model").annotate(executions=Sum("completed")).order_by("model"):
+        yield HealthIssue(
+            IssueType.UNPRICED,
+            row["model"],
+            urgent=False,
+            title=f"{row['executions']:,} requests of the last day to {row['model']} were not priced",
+            todo="These requests are not billed. Add prices for the unpriced token types.",
+        )
+
+
+def _prices(now: datetime) -> Iterator[HealthIssue]:
+    priced = set(
+        CompiledRateCard.objects.filter(tenant_id=None, tier=Tier.STANDARD, effective_from__lte=now).values_list(
+            "model", flat=True
+        )
+    )
+    for spec in served_specs():
+        if spec.name not in priced:
+            yield HealthIssue(
+                IssueType.PRICE,
+                spec.name,
+                urgent=True,
+                title=f"{spec.name} has no price",
+                todo="Its requests are rejected with 503 until a price is published.",
+            )
+
+
+def _overages(now: datetime) -> Iterator[HealthIssue]:
+    """Yield deployments whose upstream counted more tokens than were reserved."""
+    rows = ExecutionCost.objects.filter(admitted_at__gte=now - timedelta(days=1), unbilled_femto__gt=0)
+    sums = (
+        rows.order_by()
+        .values("model", "tenant_id")
+        .annotate(executions=Count("request_id"), femto=Sum("unbilled_femto"))
+    )
+    others = other_currencies()
+    executions, femto = Counter[str](), defaultdict[str, Counter[str]](Counter)
+    for row in sums:
+        executions[row["model"]] += row["executions"]
+        femto[row["model"]][others.get(row["tenant_id"], DEFAULT_CURRENCY)] += int(row["femto"])
+    for model, amounts in sorted(femto.items()):
+        parts = (exact_amount(half_up(amount, FEMTO_A_NANO), code) for code, amount in sorted(amounts.items()))
+        lost = " + ".join(parts)
+        yield HealthIssue(
+            IssueType.OVERAGE,
+            model,
+            urgent=False,
+            title=f"{model}: {executions[model]:,} executions of the last day used more than was reserved",
+            todo=f"{lost} was not billed. Compare the provider's tokens with the reservation of its requests.",
+        )
+
+
+def _costs(now: datetime) -> Iterator[HealthIssue]:
+    """Yield deployments with tokens of today and yesterday that have no cost."""
+    rows = DailyCost.objects.filter(day__gte=(now - timedelta(days=1)).date(), uncosted_tokens__gt=0)
+    for row in rows.order_by().values("model").annotate(tokens=Sum("uncosted_tokens")).order_by("model"):
+        yield HealthIssue(
+            IssueType.COST,
+            row["model"],
+            urgent=False,
+            title=f"{row['model']}: {row['tokens']:,} tokens since yesterday have no cost",
+            todo=f"The margin is too high. Import its cost card with `{format_command('costs import')}`.",
+        )
+
+
+_MOVED = "Budget periods were corrected. Find the cause. Overdue leases require a running settler."
+_ADVICE = {
+    False: _MOVED,
+    True: f"{_MOVED} A worker's journal has usage that was never settled: start a worker of that name, which sends it.",
+}
+
+
+def _reconciliation(now: datetime) -> Iterator[HealthIssue]:
+    last = Reconciliation.objects.order_by("-id").first()
+    if last is None or now - last.created_at > RECONCILED_LATE:
+        since = "yet" if last is None else f"for {timesince(last.created_at, now, depth=1)}"
+        yield HealthIssue(
+            IssueType.RECONCILIATION,
+            "late",
+            urgent=False,
+            title=f"No reconciliation {since}",
+            todo="Reconciliation runs every five minutes. Check that beat and its worker are running.",
+        )
+    if last is not None and (last.differences or last.overdue_leases):
+        number = len(last.differences)
+        differences = f"{number:,} difference{'' if number == 1 else 's'}"
+        corrected = f", {last.corrected:,} corrected" if last.corrected else ""
+        overdue = f"; overdue leases: {last.overdue_leases:,}" if last.overdue_leases else ""
+        yield HealthIssue(
+            IssueType.RECONCILIATION,
+            "differences",
+            urgent=True,
+            title=f"Reconciliation found {differences}{corrected}{overdue}",
+            todo=_ADVICE[any("journal" in difference for difference in last.differences)],
+        )
+
+
+def _requests(now: datetime) -> Iterator[HealthIssue]:
+    objective = settings.MILLRACE.ttft_slo_ms
+    with connection.cursor() as cursor:
+        cursor.execute(_REQUESTS, [now - LOOKBACK])
+        rows = cursor.fetchall()
+    for model, number, failed, p95 in rows:
+        if number < MIN_REQUESTS:
+            continue
+        if p95 is not None and p95 > objective:
+            yield HealthIssue(
+                IssueType.OBJECTIVE,
+                model,
+                urgent=False,
+                title=f"{model}: TTFT p95 is {p95:,} ms, above the target of {objective:,} ms",
+                todo="In the last hour. Check queue and batch size. If both are full, add a replica.",
+            )
+        if failed * MAX_FAILED_PER_THOUSAND > number:
+            yield HealthIssue(
+                IssueType.FAILURES,
+                model,
+                urgent=True,
+                title=f"{model}: {failed:,} of {number:,} requests failed during the last hour",
+                todo="Failed requests are not billed. Check the worker logs and replica restarts.",
+            )
+
+
+def _cordons(now: datetime) -> Iterator[HealthIssue]:
+    for cordon in Cordon.objects.filter(cordoned_at__lt=now - CORDONED_LONG).order_by("worker"):
+        state = "drained" if cordon.drain else "cordoned"
+        yield HealthIssue(
+            IssueType.CORDON,
+            cordon.worker,
+            urgent=False,
+            title=f"{cordon.worker} has been {state} for {timesince(cordon.cordoned_at, now, depth=1)}",
+            todo=f"By {cordon.cordoned_by}. Uncordon it when its work is done.",
+        )
+
+
+def _webhooks(now: datetime) -> Iterator[HealthIssue]:
+    bad = Q(active=True, failing_since__lt=now - timedelta(hours=1)) | Q(active=False) & ~Q(disabled_because="")
+    endpoints = WebhookEndpoint.objects.all_tenants().filter(bad).select_related("tenant").order_by("pk")
+    failed = WebhookDelivery.objects.all_tenants().filter(state=WebhookDelivery.State.FAILED).values("endpoint_id")
+    lost = dict(failed.filter(endpoint__in=endpoints).annotate(number=Count("pk")).values_list("endpoint_id", "number"))
+    for endpoint in endpoints:
+        since = "" if endpoint.failing_since is None else f" for {timesince(endpoint.failing_since, now, depth=1)}"
+        state = "was disabled" if not endpoint.active else f"has failed{since}"
+        undelivered = f"; {lost[endpoint.pk]:,} events not delivered" if endpoint.pk in lost else ""
+        yield HealthIssue(
+            IssueType.WEBHOOK,
+            str(endpoint.pk),
+            urgent=False,
+            title=f"{endpoint.tenant.name}: the webhook {endpoint.url} {state}{undelivered}",
+            todo=endpoint.disabled_because or "Contact the tenant. Failed deliveries can be replayed later.",
+            tenant=endpoint.tenant,
+        )
+
+
+def _mails(now: datetime) -> Iterator[HealthIssue]:
+    late = now - EMAIL_LATE
+    waiting = OutboxEmail.objects.all_tenants().filter(sent_at__isnull=True, created_at__lt=late).count()
+    waiting += InvoiceEmail.objects.all_tenants().filter(sent_at__isnull=True, created_at__lt=late).count()
+    if waiting:
+        mails = "mail has" if waiting == 1 else "mails have"
+        yield HealthIssue(
+            IssueType.EMAIL,
+            "",
+            urgent=False,
+            title=f"{waiting:,} {mails} not been sent for an hour",
+            todo="Check the mail server (MILLRACE_EMAIL_URL) and the web jobs.",
+        )
+
+
+_OF_BOARD: tuple[Callable[[FleetStatus, datetime], Iterable[HealthIssue]], ...] = (
+    _models,
+    _upstreams,
+    _queues,
+    _prefix_routing,
+    _settler,
+    _replicas,
+    _disks,
+)
+_OF_ROWS: tuple[Callable[[datetime], Iterable[HealthIssue]], ...] = (
+    *(_quarantine, _reconciliation, _requests, _budgets, _unrated, _prices),
+    *(_cordons, _webhooks, _mails, _invoices, _payment_events),
+    *(_overages, _costs),
+)

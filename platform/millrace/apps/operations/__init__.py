@@ -1,4 +1,0 @@
-"""Fleet operations: status and history of replicas, cordons, machine costs and health checks.
-
-See docs/guides/operations.md.
-"""

@@ -1,0 +1,138 @@
+"""Live demo requests: concurrent chat completions over HTTP with the demo keys."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from millrace.demo.prompts import INSTRUCTIONS, QUESTIONS
+from millrace.demo.seeding import DemoModels, DemoTenant, Secrets
+
+MAX_CONCURRENT_REQUESTS = 4
+MAX_TOKENS = 48
+ANSWER_SECONDS = 120
+REJECTED_PAUSE = 0.5  # seconds that a rejected client waits
+
+
+class GatewayUnreachable(Exception):
+    """Raised if the gateway cannot be reached."""
+
+
+@dataclass
+class LiveResult:
+    """The results of the requests so far."""
+
+    statuses: Counter[int] = field(default_factory=Counter)
+    tokens: int = 0
+
+    @property
+    def requests(self) -> int:
+        return sum(self.statuses.values())
+
+
+@dataclass(frozen=True)
+class _LiveKey:
+    """A key and the model that it uses."""
+
+    slug: str
+    secret: str
+    model: str
+
+
+def send_requests(
+    demo_tenants: Sequence[DemoTenant],
+    secrets: Secrets,
+    models: DemoModels,
+    url: str,
+    *,
+    seconds: float,
+    max_requests: int,
+    on_progress: Callable[[LiveResult], None],
+) -> LiveResult:
+    """Send requests for a number of seconds, up to a maximum count.
+
+    Raises:
+        GatewayUnreachable: the gateway cannot be reached at the URL.
+    """
+    lines = [line for demo_tenant in demo_tenants for line in _lines(demo_tenant, secrets, models)]
+    _check_gateway(url)
+    result, lock = LiveResult(), threading.Lock()
+    numbers, deadline = itertools.count(), time.monotonic() + seconds
+
+    def work() -> None:
+        while time.monotonic() < deadline and lines:
+            with lock:
+                number = next(numbers)
+            if number >= max_requests:
+                return
+            status, tokens = _request(url, lines[number % len(lines)], number)
+            with lock:
+                result.statuses[status] += 1
+                result.tokens += tokens
+                on_progress(result)
+            if status != http.client.OK:
+                time.sleep(REJECTED_PAUSE)
+
+    with ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
+        for future in [pool.submit(work) for _ in range(MAX_CONCURRENT_REQUESTS)]:
+            future.result()
+    return result
+
+
+def _lines(demo_tenant: DemoTenant, secrets: Secrets, models: DemoModels) -> list[_LiveKey]:
+    found = []
+    for key in demo_tenant.spec.keys:
+        secret = secrets.get(demo_tenant, key.name)
+        model = key.work and models.named(key.work.model)
+        if secret and model and key.work and key.work.model != "embedding":
+            found.append(_LiveKey(demo_tenant.spec.slug, secret, model))
+    return found
+
+
+def _check_gateway(url: str) -> None:
+    try:
+        connection = _connect(url)
+        connection.request("GET", "/readyz")
+        connection.getresponse().read()
+        connection.close()
+    except (OSError, http.client.HTTPException) as exc:
+        raise GatewayUnreachable(f"cannot connect to {url}: {exc}") from exc
+
+
+def _request(url: str, line: _LiveKey, number: int) -> tuple[int, int]:
+    """Return the response's status and its number of tokens, or (0, 0) without a response."""
+    questions = QUESTIONS[line.slug]
+    body = {
+        "model": line.model,
+        "max_tokens": MAX_TOKENS,
+        "messages": [
+            {"role": "system", "content": INSTRUCTIONS[line.slug]},
+            {"role": "user", "content": questions[number // 3 % len(questions)]},
+        ],
+    }
+    headers = {"Authorization": f"Bearer {line.secret}", "Content-Type": "application/json"}
+    connection = _connect(url)
+    try:
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        answer = connection.getresponse()
+        content: dict[str, Any] = json.loads(answer.read())
+    except (OSError, http.client.HTTPException, ValueError):
+        return 0, 0
+    finally:
+        connection.close()
+    return answer.status, content.get("usage", {}).get("total_tokens", 0)
+
+
+def _connect(url: str) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    connection_class = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return connection_class(parts.hostname or "", parts.port, timeout=ANSWER_SECONDS)

@@ -1,0 +1,324 @@
+"""Operator health checks: each reports its issue, and none without an issue."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import redis
+
+from billing.actions.budgets import do_make_budget
+from billing.metering import status
+from billing.models import BudgetPeriod, Invoice, Period, Reconciliation, UsageQuarantine
+from inference_worker.contract.messages import encode
+from millrace.apps.deployments.fleet_status import read_fleet_status
+from millrace.apps.deployments.gateway_heartbeat import (
+    GATEWAYS_KEY,
+    GatewayHeartbeat,
+    HitRate,
+    QueueDepth,
+    gateway_heartbeat_key,
+)
+from millrace.apps.health import health_checks, tasks
+from millrace.apps.health.health_checks import HealthIssue, IssueType
+from millrace.apps.health.models import Cordon, HealthEvent
+from millrace.apps.request_log.models import RequestRecord
+from millrace.environment.configuration import platform_settings
+from millrace.environment.processes import ProcessFile, ProcessState
+from tenants.actions import do_create_tenant, do_suspend_tenant
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import OutboxEmail, Tenant, WebhookEndpoint
+from tests.support.billing.books import draft_for, rate_card
+from tests.support.rows import unscoped
+
+pytestmark = pytest.mark.django_db
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def well(broker: redis.Redis, speak: Callable[..., None]) -> None:
+    """A platform without issues."""
+    for spec in platform_settings().models:
+        speak(f"{spec.name}-0.aa", model=spec.name)
+        rate_card(spec.name)
+    settled(broker)
+    with all_tenants_scope(BypassReason.COMMAND):
+        Reconciliation.objects.create(created_at=NOW, budget_periods=3)
+
+
+def settled(broker: redis.Redis, *, age_ms: int = 0, lag_ms: int = 0) -> None:
+    seconds, micros = broker.time()
+    at = seconds * 1_000_000 + micros - age_ms * 1000
+    said = status.SettlerStatus(at, "a", 1, 0, 0, 7, lag_ms)
+    broker.set(status.STATUS_KEY, status.encode(said))
+
+
+def found() -> list[HealthIssue]:
+    with all_tenants_scope(BypassReason.OPERATOR):
+        return health_checks.find_issues(read_fleet_status())
+
+
+def only() -> HealthIssue:
+    (one,) = found()
+    return one
+
+
+@pytest.mark.usefixtures("well")
+def test_a_healthy_platform_has_no_issues() -> None:
+    assert found() == []
+
+
+@pytest.mark.usefixtures("well")
+def test_the_settler(broker: redis.Redis) -> None:
+    settled(broker, age_ms=11_000)
+    assert (only().issue_type, only().urgent) == (IssueType.SETTLER, True)
+    settled(broker, lag_ms=61_000)
+    assert (only().issue_type, only().urgent) == (IssueType.SETTLER, False)
+    assert only().title.startswith("7 usage records to settle")
+
+
+@pytest.mark.usefixtures("well")
+def test_a_model_without_replicas_and_a_silent_one(speak: Callable[..., None]) -> None:
+    speak("smollm2-135m-0.aa", age_ms=30_000)
+    assert [(one.issue_type, one.subject) for one in found()] == [
+        (IssueType.MODEL, "smollm2-135m"),
+        (IssueType.REPLICA, "smollm2-135m-0.aa"),
+    ]
+
+
+@pytest.mark.usefixtures("well")
+def test_an_upstream_is_down_if_it_is_for_all_its_replicas(speak: Callable[..., None]) -> None:
+    speak("far-0.aa", model="far", circuit_open=True)
+    speak("far-1.aa", model="far")
+    speak("far-2.aa", model="far", circuit_open=True, age_ms=30_000)
+    assert [one.issue_type for one in found()] == [IssueType.REPLICA]
+    speak("far-1.aa", model="far", circuit_open=True)
+    issue = found()[0]
+    assert (issue.issue_type, issue.subject, issue.urgent) == (IssueType.UPSTREAM, "far", True)
+
+
+@pytest.mark.usefixtures("well")
+def test_an_upstream_that_fails_for_some_tenants(speak: Callable[..., None]) -> None:
+    speak("far-0.aa", model="far", circuit_open=True, tenants_paused=1)
+    speak("far-1.aa", model="far", tenants_paused=2)
+    assert (only().issue_type, only().subject, only().urgent) == (IssueType.UPSTREAM_PAUSE, "far", False)
+    assert only().title == "The upstream of far fails for 2 tenants"
+
+
+@pytest.mark.usefixtures("well")
+def test_long_waiting_requests(broker: redis.Redis) -> None:
+    broker.sadd(GATEWAYS_KEY, "gw-1", "gw-dead")
+    longest = platform_settings().queue_timeout_seconds * 1000
+    batch = QueueDepth("m", True, 900, 10 * longest)
+    for waited, kinds in ((longest // 3, []), (longest // 2, [IssueType.QUEUE])):
+        gateway_state = GatewayHeartbeat(5, (QueueDepth("m", False, 4, waited), batch))
+        broker.set(gateway_heartbeat_key("gw-1"), encode(gateway_state), ex=5)
+        assert [one.issue_type for one in found()] == kinds
+    assert only().title == "4 requests waiting for m, oldest 15 s"
+    assert broker.smembers(GATEWAYS_KEY) == {b"gw-1"}
+
+
+@pytest.mark.usefixtures("well")
+def test_a_replica_whose_cache_hits_are_not_as_predicted(broker: redis.Redis) -> None:
+    for name, difference, requests in (("gw-a", 0.05, 100), ("gw-b", 0.4, 100), ("gw-c", 0.9, 3)):
+        rate = HitRate("smollm2-135m-0.aa", "smollm2-135m", requests, difference)
+        broker.sadd(GATEWAYS_KEY, name)
+        broker.set(gateway_heartbeat_key(name), encode(GatewayHeartbeat(0, (), (rate,))), ex=5)
+    issue = only()
+    assert (issue.issue_type, issue.subject) == (IssueType.PREFIX_ROUTING, "smollm2-135m-0.aa")
+    assert "40% of the prompt tokens below" in issue.title
+
+
+@pytest.mark.usefixtures("well")
+def test_an_unavailable_broker() -> None:
+    with all_tenants_scope(BypassReason.OPERATOR):
+        (issue,) = health_checks.find_issues(None)
+    assert (issue.issue_type, issue.urgent) == (IssueType.BROKER, True)
+
+
+@pytest.mark.usefixtures("well")
+@pytest.mark.parametrize(
+    ("used", "mode", "urgent"), [(80, "hard", False), (98, "hard", False), (99, "hard", True), (120, "soft", False)]
+)
+def test_a_tenant_near_its_budget(used: int, mode: str, urgent: bool) -> None:
+    tenant = spender(used, mode)
+    assert (only().issue_type, only().urgent, only().tenant) == (IssueType.BUDGET, urgent, tenant)
+    assert only().title == f"Acme: budget “month” is {used}% used, and 1 more"
+    do_suspend_tenant(tenant)
+    assert found() == []
+
+
+@pytest.mark.usefixtures("well")
+@pytest.mark.parametrize(("used", "mode"), [(79, "hard"), (79, "soft"), (120, "dry_run")])
+def test_a_tenant_with_room(used: int, mode: str) -> None:
+    spender(used, mode)
+    assert found() == []
+
+
+def spender(used: int, mode: str) -> Tenant:
+    """Create a tenant with a budget used by this percentage, and another one slightly less."""
+    tenant = do_create_tenant("acme", "Acme")
+    for name, percent in (("month", used), ("day", max(used - 1, 80) if used >= 80 else used)):
+        budget = do_make_budget(tenant, name=name, unit="money", period="month", amount=10**9, mode=mode)
+        with all_tenants_scope(BypassReason.COMMAND):
+            BudgetPeriod.objects.create(
+                tenant_id=tenant.pk,
+                budget_id=budget.pk,
+                unit="money",
+                period_start=NOW - timedelta(days=1),
+                period_end=NOW + timedelta(days=1),
+                used=percent * 10**13 - 10**6 * 1000,
+                reserved=1000,
+            )
+    return tenant
+
+
+@pytest.mark.usefixtures("well")
+def test_quarantine_and_reconciliation() -> None:
+    with all_tenants_scope(BypassReason.COMMAND):
+        for number in range(3):
+            UsageQuarantine.objects.create(
+                received_at=NOW,
+                stream_id=f"{number}-0",
+                reason="refused" if number else "conflict",
+                detail="no",
+                payload=b"x",
+                payload_hash=hashlib.sha256(bytes([number])).digest(),
+                resolved_at=None,
+            )
+        Reconciliation.objects.create(created_at=NOW, budget_periods=3, differences=[{"budget_period": 1}], corrected=1)
+    kinds = [(one.issue_type, one.subject) for one in found()]
+    assert kinds == [
+        (IssueType.QUARANTINE, "conflict"),
+        (IssueType.QUARANTINE, "refused"),
+        (IssueType.RECONCILIATION, "differences"),
+    ]
+    assert found()[1].title.startswith("2 usage records are in quarantine (refused)")
+
+
+@pytest.mark.usefixtures("well")
+def test_an_invoice_that_cannot_be_finalized() -> None:
+    tenant = do_create_tenant("acme", "Acme")
+    draft = draft_for(tenant)
+    with all_tenants_scope(BypassReason.COMMAND):
+        Invoice.objects.all_tenants().filter(pk=draft.pk).update(complete=True)
+    assert found() == []  # the period was not closed
+    with all_tenants_scope(BypassReason.COMMAND):
+        Period.objects.filter(pk=draft.period_id).update(closed_at=NOW - timedelta(minutes=61))
+    assert (only().issue_type, only().urgent) == (IssueType.INVOICE, True)
+    assert only().title == "Acme: invoice of 2026-10 not finalized"
+
+
+@pytest.mark.usefixtures("well")
+def test_a_reconciliation_that_does_not_run() -> None:
+    with all_tenants_scope(BypassReason.COMMAND):
+        Reconciliation.objects.update(created_at=NOW - timedelta(minutes=21))
+    assert (only().issue_type, only().subject) == (IssueType.RECONCILIATION, "late")
+
+
+@pytest.mark.usefixtures("well")
+def test_processes_that_are_down_or_were_restarted_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = ProcessFile(platform_settings().data_dir)
+    monkeypatch.setattr(os, "getppid", os.getpid)  # so that this process is its own supervisor
+    down = ProcessState("worker-m", False, 4, "killed by SIGKILL", time.monotonic() + 8)
+    file.publish([down, ProcessState("web", True, 3, "ended with status 1"), ProcessState("beat", True, 2, "x")])
+    assert [(one.issue_type, one.subject, one.urgent) for one in found()] == [
+        (IssueType.PROCESS, "worker-m", True),
+        (IssueType.PROCESS, "web", False),
+    ]
+    assert found()[0].title == "worker-m: restarting, 4 deaths, last: killed by SIGKILL, next start in 8 s"
+    file.close()
+    assert found() == []
+
+
+@pytest.mark.usefixtures("well")
+def test_an_almost_full_disk(monkeypatch: pytest.MonkeyPatch, speak: Callable[..., None]) -> None:
+    free = platform_settings().min_free_disk
+    monkeypatch.setattr("inference_worker.contract.disk.free_bytes", lambda _: free)
+    for change, urgent in ((0, False), (-1, True)):
+        free = platform_settings().min_free_disk + change
+        assert (only().issue_type, only().subject, only().urgent) == (IssueType.DISK, "", urgent)
+    monkeypatch.undo()
+    speak("smollm2-135m-0.aa", ready=False, disk_low=True)
+    assert [(one.issue_type, one.subject, one.urgent) for one in found()] == [
+        (IssueType.MODEL, "smollm2-135m", True),
+        (IssueType.DISK, "smollm2-135m-0.aa", True),
+    ]
+
+
+@pytest.mark.usefixtures("well")
+def test_slow_and_failing_models() -> None:
+    objective = platform_settings().ttft_slo_ms
+    with all_tenants_scope(BypassReason.COMMAND):
+        rows = [record(number, ttft_ms=objective + 1, outcome="completed") for number in range(19)]
+        RequestRecord.objects.all_tenants().bulk_create(rows)
+        assert health_checks.find_issues(read_fleet_status()) == []  # too few for an issue
+        RequestRecord.objects.all_tenants().bulk_create([record(19, ttft_ms=None, outcome="failed")])
+    assert [(one.issue_type, one.subject) for one in found()] == [(IssueType.FAILURES, "m"), (IssueType.OBJECTIVE, "m")]
+
+
+def record(number: int, **fields: Any) -> RequestRecord:
+    given = {"tenant_id": 1, "project_id": 1, "key_id": 1, "gateway_id": "gw", "endpoint": "chat.completions"}
+    given |= {
+        "requested_model": "m",
+        "served_model": "m",
+        "stream": True,
+        "status": "200",
+        "code": "",
+        "total_ms": 5000,
+    }
+    return RequestRecord(started_at=NOW - timedelta(minutes=5), request_id=f"req_{number}", **(given | fields))
+
+
+@pytest.mark.usefixtures("well")
+def test_unsent_emails_and_forgotten_cordons() -> None:
+    tenant = do_create_tenant("acme", "Acme")
+    with all_tenants_scope(BypassReason.COMMAND):
+        OutboxEmail.objects.create(tenant_id=tenant.pk, roles=["owner"], subject="Hello", body="…")
+        Cordon.objects.create(worker="m-0", cordoned_by="ops@example.com")
+        assert health_checks.find_issues(read_fleet_status()) == []
+        OutboxEmail.objects.all_tenants().update(created_at=NOW - timedelta(hours=2))
+        Cordon.objects.update(cordoned_at=NOW - timedelta(hours=2))
+    assert [(one.issue_type, one.subject) for one in found()] == [(IssueType.CORDON, "m-0"), (IssueType.EMAIL, "")]
+
+
+@pytest.mark.usefixtures("well")
+def test_a_failing_webhook() -> None:
+    tenant = do_create_tenant("acme", "Acme")
+    with all_tenants_scope(BypassReason.COMMAND):
+        endpoint = WebhookEndpoint(tenant=tenant, url="https://example.com/hook", failing_since=NOW)
+        endpoint.save(force_insert=True)
+        assert health_checks.find_issues(read_fleet_status()) == []
+        endpoint.failing_since = NOW - timedelta(hours=3)
+        endpoint.save()
+    assert (only().issue_type, only().tenant) == (IssueType.WEBHOOK, tenant)
+    assert only().title == "Acme: the webhook https://example.com/hook has failed for 3\xa0hours"
+
+
+@pytest.mark.usefixtures("well")
+def test_a_health_event_lasts_from_the_first_check_to_its_end(broker: redis.Redis) -> None:
+    settled(broker, lag_ms=61_000)
+    assert tasks.run_health_checks() == 1
+    settled(broker, age_ms=11_000)
+    assert tasks.run_health_checks() == 1
+    (event,) = unscoped(HealthEvent).all()
+    assert (event.issue_type, event.urgent, event.title, event.closed_at) == (
+        "settler",
+        True,
+        "No settler running",
+        None,
+    )
+    settled(broker)
+    assert tasks.run_health_checks() == 0
+    settled(broker, age_ms=11_000)
+    tasks.run_health_checks()
+    again, first = unscoped(HealthEvent).all()
+    assert first.opened_at < first.closed_at <= again.opened_at
+    assert again.closed_at is None
+    assert health_checks.purge_expired(NOW + timedelta(days=91)) == 1
