@@ -15,45 +15,21 @@ from tenants.request_costs import HEAVY_COST, PAGE_COST, REPORT_COST, SIMPLE_COS
 
 # Of the management API, by URL name; all others cost 1. A page of the console declares its cost (`tenant_page`).
 COSTS: Mapping[str, int] = {
+    **dict.fromkeys(("api-forecast", "api-policy-validate", "api-requests", "api-usage-events"), PAGE_COST),
     **dict.fromkeys(
         (
-            "api-forecast",
-            "api-policy-validate",
-            "api-requests",
-            "api-usage-events",
-        ),
-        PAGE_COST,
-    ),
-    **dict.fromkeys(
-        (
-            "api-cache-warming",
-            "api-experiment-results",
-            "api-invoice-csv",
-            "api-invoice-html",
-            "api-invoice-pdf",
-            "api-operator-execution-costs",
-            "api-operator-margins",
-            "api-policy-shadow-results",
-            "api-requests-cache-layers",
-            "api-requests-prompt-advice",
-            "api-requests-rates",
-            "api-requests-success",
-            "api-usage",
-            "schema",
+            *("api-cache-warming", "api-experiment-results", "api-invoice-csv", "api-invoice-html", "api-invoice-pdf"),
+            *("api-operator-execution-costs", "api-operator-margins", "api-policy-shadow-results"),
+            *("api-requests-cache-layers", "api-requests-prompt-advice", "api-requests-rates", "api-requests-success"),
+            *("api-usage", "schema"),
         ),
         REPORT_COST,
     ),
     **dict.fromkeys(
         (
-            "api-cache-warming-run",
-            "api-invoice-check",
-            "api-operator-prices-preview",
-            "api-operator-costs-import",
-            "api-operator-prices-import",
-            "api-operator-provider-exports",
-            "api-operator-rerating-preview",
-            "api-policy-dry-run",
-            "api-requests-outcomes",
+            *("api-cache-warming-run", "api-invoice-check", "api-operator-prices-preview", "api-operator-costs-import"),
+            *("api-operator-prices-import", "api-operator-provider-exports", "api-operator-rerating-preview"),
+            *("api-policy-dry-run", "api-requests-outcomes"),
         ),
         HEAVY_COST,
     ),
