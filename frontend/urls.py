@@ -13,36 +13,7 @@ from frontend.accounts import openid_connect, passkeys, second_factor, views
 from frontend.accounts.recent_sign_in import recent_sign_in_required
 from frontend.accounts.recovery_codes import DownloadRecoveryCodes, ViewRecoveryCodes
 from frontend.core import command_palette, preferences, shortcuts
-from frontend.operator.alerts import views as operator_alerts
-from frontend.operator.audit import views as operator_audit
-from frontend.operator.billing import views as operator_billing
-from frontend.operator.deployments import views as operator_deployments
-from frontend.operator.fleet import views as operator_fleet
-from frontend.operator.health import views as operator_health
-from frontend.operator.margin import views as operator_margin
-from frontend.operator.models import views as operator_models
-from frontend.operator.prices import views as operator_prices
-from frontend.operator.reratings import views as operator_reratings
-from frontend.operator.tenants import views as operator_tenants
-from frontend.operator.users import views as operator_users
-from frontend.tenant.alerts import views as alerts
-from frontend.tenant.audit import views as audit
-from frontend.tenant.batches import views as batches
-from frontend.tenant.budgets import views as budgets
-from frontend.tenant.experiments import views as experiments
-from frontend.tenant.invoices import views as invoices
-from frontend.tenant.keys import views as keys
-from frontend.tenant.members import views as members
-from frontend.tenant.models import views as models
-from frontend.tenant.overview import views as overview
-from frontend.tenant.playground import views as playground
-from frontend.tenant.prices import views as prices
-from frontend.tenant.projects import views as projects
-from frontend.tenant.requests import views as requests
-from frontend.tenant.routing import views as routing
-from frontend.tenant.settings import views as settings
-from frontend.tenant.usage import views as usage
-from frontend.tenant.webhooks import views as webhooks
+from frontend.core.screens import screen_urls
 
 urlpatterns = [
     path("", views.home, name="home"),
@@ -117,35 +88,5 @@ urlpatterns = [
     path("operator/search", command_palette.operator_search, name="operator-search"),
     path("t/<slug:slug>/shortcuts", shortcuts.tenant_shortcuts, name="shortcuts"),
     path("operator/shortcuts", shortcuts.operator_shortcuts, name="operator-shortcuts"),
-    # One line per screen.
-    *overview.urlpatterns,
-    *alerts.urlpatterns,
-    *batches.urlpatterns,
-    *budgets.urlpatterns,
-    *keys.urlpatterns,
-    *playground.urlpatterns,
-    *prices.urlpatterns,
-    *projects.urlpatterns,
-    *requests.urlpatterns,
-    *operator_billing.urlpatterns,
-    *invoices.urlpatterns,
-    *usage.urlpatterns,
-    *members.urlpatterns,
-    *audit.urlpatterns,
-    *webhooks.urlpatterns,
-    *settings.urlpatterns,
-    *routing.urlpatterns,
-    *experiments.urlpatterns,
-    *models.urlpatterns,
-    *operator_deployments.urlpatterns,
-    *operator_fleet.urlpatterns,
-    *operator_alerts.urlpatterns,
-    *operator_audit.urlpatterns,
-    *operator_health.urlpatterns,
-    *operator_margin.urlpatterns,
-    *operator_models.urlpatterns,
-    *operator_prices.urlpatterns,
-    *operator_reratings.urlpatterns,
-    *operator_tenants.urlpatterns,
-    *operator_users.urlpatterns,
+    *screen_urls(),
 ]

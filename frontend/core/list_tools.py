@@ -16,6 +16,7 @@ from frontend.core.page_context import PageContext, operator_page, tenant_page
 from frontend.core.saved_views import delete_view, save_view, saved_views
 from tenants import csv_tables
 from tenants.permissions import Permission
+from tenants.request_costs import REPORT_COST
 
 MAX_EXPORTED = 5000
 View = tuple[str, Mapping[str, str]]
@@ -75,13 +76,13 @@ class ListTools:
         """Return the URLs of the export and of saved views. `prefix` is that of the screen: "t/<slug:slug>/keys/"."""
         post = tenant_page(needs, methods=("POST",), step_up=False)
         return [
-            path(f"{prefix}export", tenant_page(needs)(self.export), name=f"{self.screen}-export"),
+            path(f"{prefix}export", tenant_page(needs, cost=REPORT_COST)(self.export), name=f"{self.screen}-export"),
             path(f"{prefix}views/save", post(self.save), name=f"{self.screen}-views-save"),
             path(f"{prefix}views/delete", post(self.delete), name=f"{self.screen}-views-delete"),
         ]
 
     def operator_urls(self, prefix: str) -> list[URLPattern]:
-        return [path(f"{prefix}export", operator_page()(self.export), name=f"{self.screen}-export")]
+        return [path(f"{prefix}export", operator_page(cost=REPORT_COST)(self.export), name=f"{self.screen}-export")]
 
     def export(self, ctx: PageContext) -> HttpResponse:
         """Return the newest rows with the page's filters, at most MAX_EXPORTED."""

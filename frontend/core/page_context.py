@@ -32,6 +32,7 @@ from tenants.isolation.scopes import all_tenants_scope, is_visible, tenant_scope
 from tenants.models import Tenant, User
 from tenants.permissions import STEP_UP, Permission
 from tenants.reauthentication import reauthentication_route, recently_authenticated
+from tenants.request_costs import SIMPLE_COST, with_cost
 from tenants.site_urls import site_url_in_header
 
 T = TypeVar("T")
@@ -131,13 +132,18 @@ View = Callable[[PageContext], HttpResponseBase]
 
 
 def tenant_page(
-    needs: Permission = Permission.TENANT_READ, *, methods: tuple[str, ...] = READ, step_up: bool | None = None
+    needs: Permission = Permission.TENANT_READ,
+    *,
+    methods: tuple[str, ...] = READ,
+    step_up: bool | None = None,
+    cost: int = SIMPLE_COST,
 ) -> Callable[[View], Callable[..., HttpResponseBase]]:
     """Decorate a view below /t/<slug>/. Another tenant is a 404; a missing permission is a 403.
 
     An operator must start an impersonation first and can then only read (`frontend.core.impersonation`).
 
-    A submitted form requires re-authentication if `needs` is one of STEP_UP, or as `step_up` says.
+    A submitted form requires re-authentication if `needs` is one of STEP_UP, or as `step_up` says. `cost` is that of a
+    request (`tenants.request_costs`).
     """
     required = needs in STEP_UP if step_up is None else step_up
 
@@ -155,15 +161,15 @@ def tenant_page(
 
             return _run(request, view, enter, needs, methods, required)
 
-        return never_cache(wrapped)
+        return with_cost(cost, never_cache(wrapped))
 
     return decorate
 
 
 def operator_page(
-    *, methods: tuple[str, ...] = READ, step_up: bool = False
+    *, methods: tuple[str, ...] = READ, step_up: bool = False, cost: int = SIMPLE_COST
 ) -> Callable[[View], Callable[..., HttpResponseBase]]:
-    """Decorate a view below /operator/, which only operators can see. `step_up` is described at `tenant_page`."""
+    """Decorate a view below /operator/, which only operators can see. See `tenant_page` for `step_up` and `cost`."""
 
     def decorate(view: View) -> Callable[..., HttpResponseBase]:
         @wraps(view)
@@ -175,7 +181,7 @@ def operator_page(
 
             return _run(request, view, enter, None, methods, step_up)
 
-        return never_cache(wrapped)
+        return with_cost(cost, never_cache(wrapped))
 
     return decorate
 

@@ -15,6 +15,7 @@ from django.utils.safestring import SafeString
 
 from frontend.core.page_context import PageContext, operator_page, tenant_page
 from tenants.permissions import Permission
+from tenants.request_costs import SIMPLE_COST
 
 log = structlog.get_logger(__name__)
 
@@ -65,9 +66,11 @@ class Panels:
         shown = self._shown(ctx, panel, later=False)
         return HttpResponse(shown.body, status=500 if shown.failed else 200, headers={"X-Panel": panel.name})
 
-    def tenant_url(self, prefix: str, needs: Permission = Permission.TENANT_READ) -> URLPattern:
+    def tenant_url(
+        self, prefix: str, needs: Permission = Permission.TENANT_READ, cost: int = SIMPLE_COST
+    ) -> URLPattern:
         """Return the URL pattern of a tenant's panels. `prefix` is that of the screen: "t/<slug:slug>/usage/"."""
-        return path(f"{prefix}panels/<slug:panel>", tenant_page(needs)(self.refresh), name=self.route)
+        return path(f"{prefix}panels/<slug:panel>", tenant_page(needs, cost=cost)(self.refresh), name=self.route)
 
     def operator_url(self, prefix: str) -> URLPattern:
         return path(f"{prefix}panels/<slug:panel>", operator_page()(self.refresh), name=self.route)

@@ -32,8 +32,9 @@ def render_page(
 ) -> HttpResponse:
     """Return the page; for a dialog or drawer, only its content.
 
-    The template extends `base_template` and receives `ctx`, `layout`, `title`, `panels` and `context`. `breadcrumbs`
-    are shown between the tenant and the title of the page.
+    The template extends `base_template` and receives `ctx`, `layout`, `title`, `panels` and `context`. If it is a
+    partial, such as "keys/page.html#secret", it is only the content, without `extends`. `breadcrumbs` are shown between
+    the tenant and the title of the page.
     """
     base_template = "frontend/fragment.html" if ctx.is_fragment else "frontend/base.html"
     extra_context = {
@@ -43,6 +44,8 @@ def render_page(
         "layout": layout_for(ctx, title, tuple(breadcrumbs)),
         "panels": panels.first_paint(ctx) if panels else {},
     }
+    if "#" in template:
+        template, context["content_template"] = "frontend/content.html", template
     return render(ctx.request, template, extra_context | context, status=status)
 
 

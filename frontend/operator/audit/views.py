@@ -12,6 +12,7 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 
 PANELS = Panels(
     "operator-audit-panel", (Panel("entries", _lazy("Changes"), "audit_log/entries.html", audit_log.entries, every=0),)
@@ -33,6 +34,7 @@ def entry(ctx: PageContext) -> HttpResponse:
     return render_page(ctx, "audit_log/detail.html", detail["entry"].label, breadcrumbs=breadcrumbs, **detail)
 
 
+SCREEN = ConsoleScreen("operator-audit", _lazy("Audit log"), icon="audit", letter="a", group="governance", order=20)
 urlpatterns = [
     path("operator/audit/", audit, name="operator-audit"),
     *audit_log.OPERATOR_TOOLS.operator_urls("operator/audit/"),

@@ -27,8 +27,10 @@ from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, first_or_404, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.operator.billing import page, services
 from frontend.operator.billing.forms import GrantCredit, IssueNote, RecordPayment, WithReason
+from frontend.tenant.invoices import listing
 from frontend.tenant.invoices.checking import check_invoice
 from frontend.tenant.invoices.document import document_of
 from frontend.tenant.invoices.tracing import trace_line
@@ -45,13 +47,13 @@ def _check(ctx: PageContext) -> dict[str, Any]:
 PANELS = Panels(
     "operator-billing-panel",
     (
-        Panel("runs", _lazy("Billing period status"), "operator/billing/runs.html", page.runs),
-        Panel("stats", _lazy("Invoices by state"), "operator/billing/stats.html", page.stats),
-        Panel("list", _lazy("Invoices of the month"), "operator/billing/list.html", page.invoice_list),
+        Panel("runs", _lazy("Billing period status"), "operator/billing/page.html#runs", page.runs),
+        Panel("stats", _lazy("Invoices by state"), "operator/billing/page.html#stats", page.stats),
+        Panel("list", _lazy("Invoices of the month"), "operator/billing/page.html#list", page.invoice_list),
         Panel(
             "comparison",
             _lazy("Invoices against usage"),
-            "operator/billing/comparison.html",
+            "operator/billing/page.html#comparison",
             page.comparison,
             every=0,
             lazy=True,
@@ -388,6 +390,15 @@ def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
     return (Breadcrumb(TITLE, ctx.url("operator-billing")),)
 
 
+SCREEN = ConsoleScreen(
+    "operator-billing",
+    _lazy("Billing runs"),
+    icon="runs",
+    letter="b",
+    group="billing",
+    order=10,
+    finders={_lazy("Invoices"): listing.find_invoices},
+)
 urlpatterns = [
     path("operator/billing/", billing, name="operator-billing"),
     *page.TOOLS.operator_urls("operator/billing/"),

@@ -18,6 +18,7 @@ from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.operator.deployments import fit, page
 from frontend.operator.deployments.forms import DeploymentForm, TestCallForm, UpstreamForm
 from inference_worker.contract.deployments import WantedState
@@ -31,9 +32,9 @@ TEST_SECONDS = 60.0  # of a test call
 PANELS = Panels(
     "operator-deployments-panel",
     (
-        Panel("stats", _lazy("Figures"), "operator/deployments/stats.html", page.stats, every=15),
-        Panel("list", _lazy("Deployments"), "operator/deployments/list.html", page.deployments, every=5),
-        Panel("upstreams", _lazy("Upstreams"), "operator/deployments/upstreams.html", page.upstreams, every=15),
+        Panel("stats", _lazy("Figures"), "operator/deployments/page.html#stats", page.stats, every=15),
+        Panel("list", _lazy("Deployments"), "operator/deployments/page.html#list", page.deployments, every=5),
+        Panel("upstreams", _lazy("Upstreams"), "operator/deployments/page.html#upstreams", page.upstreams, every=15),
     ),
 )
 
@@ -229,6 +230,9 @@ def _sheet(submit: str, effect: str = "") -> dict[str, Any]:
     return {"submit": submit, "back": back, "effect": effect, "breadcrumbs": (Breadcrumb(_("Deployments"), back),)}
 
 
+SCREEN = ConsoleScreen(
+    "operator-deployments", _lazy("Deployments"), icon="layers", letter="d", group="infrastructure", order=10
+)
 urlpatterns = [
     path("operator/deployments/", deployments, name="operator-deployments"),
     path("operator/deployments/new", new, name="operator-deployments-new"),

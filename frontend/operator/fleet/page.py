@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,6 +16,7 @@ from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import Choice, with_query
 from frontend.core.numbers import Margin
 from frontend.core.page_context import PageContext
+from frontend.core.screens import SearchResult
 from millrace.apps.deployments.deployments import served_specs
 from millrace.apps.deployments.fleet_status import ReplicaState, ReplicaStatus, read_fleet_status
 from millrace.apps.health.costs import ModelCost, costs
@@ -173,3 +174,10 @@ def _minutes(bucket: timedelta) -> str:
 
 def _url(name: str, model: str) -> str:
     return with_query("", span="" if name == DEFAULT_RANGE else name, model=model) or "?"
+
+
+def find_models(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
+    """Yield served models by name."""
+    for spec in served_specs():
+        if typed.lower() in spec.name:
+            yield SearchResult(spec.name, f"{ctx.url('operator-fleet')}?model={spec.name}", "models", "fleet")

@@ -18,6 +18,7 @@ from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.operator.fleet import page
 from millrace.apps.deployments.deployments import served_specs
 from millrace.apps.health.costs import do_set_machine_cost
@@ -25,9 +26,9 @@ from millrace.apps.health.costs import do_set_machine_cost
 PANELS = Panels(
     "operator-fleet-panel",
     (
-        Panel("workers", _lazy("Workers"), "operator/fleet/workers.html", page.workers, every=30),
-        Panel("history", _lazy("History"), "operator/fleet/history.html", page.history, every=60),
-        Panel("cost", _lazy("Cost and price"), "operator/fleet/cost.html", page.cost, every=60),
+        Panel("workers", _lazy("Workers"), "operator/fleet/page.html#workers", page.workers, every=30),
+        Panel("history", _lazy("History"), "operator/fleet/page.html#history", page.history, every=60),
+        Panel("cost", _lazy("Cost and price"), "operator/fleet/page.html#cost", page.cost, every=60),
     ),
 )
 
@@ -74,6 +75,15 @@ def cost(ctx: PageContext) -> HttpResponse:
     )
 
 
+SCREEN = ConsoleScreen(
+    "operator-fleet",
+    _lazy("Fleet"),
+    icon="fleet",
+    letter="f",
+    group="infrastructure",
+    order=30,
+    finders={_lazy("Models"): page.find_models},
+)
 urlpatterns = [
     path("operator/fleet/", fleet, name="operator-fleet"),
     path("operator/fleet/costs/<str:model>", cost, name="operator-fleet-cost"),

@@ -19,22 +19,23 @@ from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.operator.health import page
 
 PANELS = Panels(
     "operator-health-panel",
     (
-        Panel("issues", _lazy("Needs attention"), "operator/health/issues.html", page.issues, every=10),
-        Panel("stats", _lazy("Now"), "operator/health/stats.html", page.stats, every=5),
-        Panel("queues", _lazy("Queues"), "operator/health/queues.html", page.queues, every=5),
+        Panel("issues", _lazy("Needs attention"), "operator/health/page.html#issues", page.issues, every=10),
+        Panel("stats", _lazy("Now"), "operator/health/page.html#stats", page.stats, every=5),
+        Panel("queues", _lazy("Queues"), "operator/health/page.html#queues", page.queues, every=5),
         Panel(
             "reconciliation",
             _lazy("Reconciliation"),
-            "operator/health/reconciliation.html",
+            "operator/health/page.html#reconciliation",
             page.reconciliation,
             every=60,
         ),
-        Panel("quarantine", _lazy("Quarantine"), "operator/health/quarantine.html", page.quarantine, every=30),
+        Panel("quarantine", _lazy("Quarantine"), "operator/health/page.html#quarantine", page.quarantine, every=30),
     ),
 )
 
@@ -92,6 +93,7 @@ def _quarantined(
     )
 
 
+SCREEN = ConsoleScreen("operator-health", _lazy("Health"), icon="health", letter="h", group="top", order=10)
 urlpatterns = [
     path("operator/", health, name="operator-health"),
     path("operator/quarantine/<int:pk>/replay", replay, name="operator-health-replay"),

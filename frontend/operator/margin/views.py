@@ -14,15 +14,17 @@ from frontend.core.metering import metering
 from frontend.core.page_context import PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.operator.margin import page
 from tenants import csv_tables
+from tenants.request_costs import REPORT_COST
 
 PANELS = Panels(
     "operator-margin-panel",
     (
-        Panel("stats", _lazy("Key figures"), "operator/margins/stats.html", page.stats),
-        Panel("groups", _lazy("Margin by group"), "operator/margins/groups.html", page.groups),
-        Panel("executions", _lazy("Newest executions"), "operator/margins/executions.html", page.executions),
+        Panel("stats", _lazy("Key figures"), "operator/margin/page.html#stats", page.stats),
+        Panel("groups", _lazy("Margin by group"), "operator/margin/page.html#groups", page.groups),
+        Panel("executions", _lazy("Newest executions"), "operator/margin/page.html#executions", page.executions),
     ),
 )
 _COUNTS = ("executions", "costed", "estimated", "uncosted_tokens")
@@ -34,10 +36,10 @@ def margin(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         filters = page.filters(ctx)
     metered = metering(ctx.now)
-    return render_page(ctx, "operator/margins/page.html", _("Margin"), panels=PANELS, filters=filters, metering=metered)
+    return render_page(ctx, "operator/margin/page.html", _("Margin"), panels=PANELS, filters=filters, metering=metered)
 
 
-@operator_page()
+@operator_page(cost=REPORT_COST)
 def margin_csv(ctx: PageContext) -> HttpResponse:
     """Return all rows of the table with all digits, for the page's month, grouping and filters."""
     with ctx.scope():
@@ -67,6 +69,7 @@ def margin_csv(ctx: PageContext) -> HttpResponse:
     return answer
 
 
+SCREEN = ConsoleScreen("operator-margin", _lazy("Margin"), icon="usage", letter="g", group="billing", order=30)
 urlpatterns = [
     path("operator/margin/", margin, name="operator-margin"),
     path("operator/margin/csv", margin_csv, name="operator-margin-csv"),

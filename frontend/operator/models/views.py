@@ -18,6 +18,7 @@ from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.operator.models import page
 from frontend.operator.models.page import CordonEffect
 from millrace.apps.health.cordons import do_cordon, do_uncordon
@@ -26,8 +27,8 @@ from millrace.apps.health.models import Cordon
 PANELS = Panels(
     "operator-models-panel",
     (
-        Panel("models", _lazy("Models"), "operator/models/models.html", page.models, every=30),
-        Panel("replicas", _lazy("Replicas"), "operator/models/replicas.html", page.replicas, every=5),
+        Panel("models", _lazy("Models"), "operator/models/page.html#models", page.models, every=30),
+        Panel("replicas", _lazy("Replicas"), "operator/models/page.html#replicas", page.replicas, every=5),
     ),
 )
 
@@ -132,6 +133,9 @@ def _sheet(submit: str, effect: str) -> dict[str, Any]:
     }
 
 
+SCREEN = ConsoleScreen(
+    "operator-models", _lazy("Models and workers"), icon="models", letter="m", group="infrastructure", order=20
+)
 urlpatterns = [
     path("operator/models/", models, name="operator-models"),
     path("operator/models/<str:worker>/cordon", cordon, name="operator-models-cordon"),

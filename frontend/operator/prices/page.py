@@ -21,6 +21,7 @@ from billing.pricing.pricing import MINUTES_A_DAY, NO_END, UTC_ZONE, Component, 
 from frontend.core.labels import choice_label
 from frontend.core.lists import Choice, keyset_page
 from frontend.core.page_context import PageContext
+from frontend.core.screens import MAX_RESULTS_PER_KIND, SearchResult
 from frontend.tenant.prices.page import COLUMNS, models_of
 from tenants import csv_tables
 from tenants.models import Tenant
@@ -202,3 +203,10 @@ def _time(minute: int, usual: int) -> str:
 
 def _url(ctx: PageContext, **query: str) -> str:
     return f"{ctx.url('operator-prices')}?{urlencode(query)}"
+
+
+def find_prices(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
+    """Yield models that have or had a price."""
+    rows = Price.objects.filter(model__icontains=typed).order_by("model")
+    for model in rows.values_list("model", flat=True).distinct()[:MAX_RESULTS_PER_KIND]:
+        yield SearchResult(model, f"{ctx.url('operator-prices')}?{urlencode({'q': model})}", "prices", _("prices"))

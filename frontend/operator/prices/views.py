@@ -20,25 +20,27 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_form_errors, render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.operator.prices import detail, forms, page
 from tenants.models import Tenant
+from tenants.request_costs import REPORT_COST
 
 MAX_LISTED = 100  # skipped prices shown per reason
 BOOK = Panels(
     "operator-prices-panel",
     (
-        Panel("versions", _lazy("Versions"), "operator/prices/versions.html", page.versions),
-        Panel("active", _lazy("Active prices"), "operator/prices/active.html", page.active_prices, every=0),
+        Panel("versions", _lazy("Versions"), "operator/prices/page.html#versions", page.versions),
+        Panel("active", _lazy("Active prices"), "operator/prices/page.html#active", page.active_prices, every=0),
     ),
 )
 DETAIL_PANELS = Panels(
     "operator-prices-detail-panel",
     (
-        Panel("diff", _lazy("Changes"), "operator/prices/diff.html", detail.diff, every=0),
+        Panel("diff", _lazy("Changes"), "operator/prices/detail.html#diff", detail.diff, every=0),
         Panel(
             "preview",
             _lazy("Last month at these prices"),
-            "operator/prices/preview.html",
+            "operator/prices/detail.html#preview",
             detail.preview,
             every=0,
             lazy=True,
@@ -67,14 +69,14 @@ def version(ctx: PageContext) -> HttpResponse:
 def model(ctx: PageContext) -> HttpResponse:
     """Draft the prices of one model, starting from the active ones."""
     form = forms.ModelPricesForm(bound_data(ctx), _plain(ctx))
-    return _draft(ctx, form, _("Prices of a model"), "operator/prices/model.html")
+    return _draft(ctx, form, _("Prices of a model"), "operator/prices/page.html#model")
 
 
-@operator_page(methods=FORM)
+@operator_page(methods=FORM, cost=REPORT_COST)
 def upload(ctx: PageContext) -> HttpResponse:
     """Draft prices as CSV, starting from a model or a version in the query string."""
     form = forms.CsvImportForm(bound_data(ctx), ctx.request.FILES or None, initial=_rows(ctx))
-    return _draft(ctx, form, _("Prices as CSV"), "operator/prices/csv.html")
+    return _draft(ctx, form, _("Prices as CSV"), "operator/prices/page.html#csv")
 
 
 def _draft(ctx: PageContext, form: forms.PriceDraftForm, title: str, template: str) -> HttpResponse:
@@ -110,7 +112,7 @@ def public(ctx: PageContext) -> HttpResponse:
     context, title = _given(ctx), _("Import public price file")
     if ctx.request.method == "POST":
         if not form.is_valid():
-            return render_form_errors(ctx, "operator/prices/import.html", title, form, **context)
+            return render_form_errors(ctx, "operator/prices/page.html#import", title, form, **context)
         read = form.cleaned_data["imported"]
         left = tuple(
             (label, rows[:MAX_LISTED], len(rows), max(0, len(rows) - MAX_LISTED))
@@ -130,9 +132,9 @@ def public(ctx: PageContext) -> HttpResponse:
         models = len({price.model for price in read.prices})
         shown = context | {"action": ctx.url("operator-prices-csv"), "left": left, "models": models}
         return render_page(
-            ctx, "operator/prices/import_confirmation.html", title, form=draft, prices=len(read.prices), **shown
+            ctx, "operator/prices/page.html#import_confirmation", title, form=draft, prices=len(read.prices), **shown
         )
-    return render_page(ctx, "operator/prices/import.html", title, form=form, **context)
+    return render_page(ctx, "operator/prices/page.html#import", title, form=form, **context)
 
 
 @operator_page(methods=FORM, step_up=True)
@@ -224,6 +226,15 @@ def _rows(ctx: PageContext) -> dict[str, Any]:
         return _price_owner(ctx) | {"text": page.as_text(found)}
 
 
+SCREEN = ConsoleScreen(
+    "operator-prices",
+    _lazy("Price book"),
+    icon="prices",
+    letter="p",
+    group="billing",
+    order=20,
+    finders={_lazy("Prices"): page.find_prices},
+)
 urlpatterns = [
     path("operator/prices/", prices, name="operator-prices"),
     path("operator/prices/model", model, name="operator-prices-model"),

@@ -23,6 +23,7 @@ from frontend.core.numbers import Money
 from frontend.core.page_context import FORM, PageContext, first_or_404, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.operator.prices.page import currency_in, tenant_names
 from frontend.operator.reratings.forms import RerateForm
 from tenants.actions import Conflict
@@ -74,11 +75,21 @@ def changes(ctx: PageContext) -> dict[str, Any]:
 
 
 LIST_PANELS = Panels(
-    "operator-reratings-panel", (Panel("list", _lazy("Re-ratings"), "operator/reratings/list.html", listing, every=0),)
+    "operator-reratings-panel",
+    (Panel("list", _lazy("Re-ratings"), "operator/reratings/page.html#list", listing, every=0),),
 )
 DETAIL_PANELS = Panels(
     "operator-reratings-detail-panel",
-    (Panel("changes", _lazy("Changes by invoice"), "operator/reratings/changes.html", changes, every=0, lazy=True),),
+    (
+        Panel(
+            "changes",
+            _lazy("Changes by invoice"),
+            "operator/reratings/detail.html#changes",
+            changes,
+            every=0,
+            lazy=True,
+        ),
+    ),
 )
 
 
@@ -173,6 +184,7 @@ def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
     return book, Breadcrumb(_("Re-ratings"), ctx.url("operator-reratings"))
 
 
+SCREEN = ConsoleScreen("operator-reratings", _lazy("Re-ratings"))
 urlpatterns = [
     path("operator/reratings/", reratings, name="operator-reratings"),
     path("operator/reratings/new", draft, name="operator-reratings-new"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -19,6 +19,7 @@ from frontend.core.list_tools import ListTools
 from frontend.core.lists import Choice, changed_url, number_param, text_param
 from frontend.core.numbers import Margin, Money
 from frontend.core.page_context import PageContext
+from frontend.core.screens import MAX_RESULTS_PER_KIND, SearchResult
 from frontend.operator.tenants import spending
 from frontend.operator.tenants.spending import BudgetText, Spent
 from millrace.apps.health.budget_usage import highest_budgets, tenants_near_limits
@@ -228,3 +229,10 @@ def _heading(ctx: PageContext, name: str, label: str, kind: str, sort: str) -> d
 
 def _url(ctx: PageContext, **changes: Any) -> str:
     return changed_url(ctx, ctx.url("operator-tenants"), **changes)
+
+
+def find_tenants(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
+    """Yield tenants by name or slug."""
+    rows = Tenant.objects.all_tenants().filter(Q(name__icontains=typed) | Q(slug__istartswith=typed))
+    for tenant in rows.order_by("name")[:MAX_RESULTS_PER_KIND]:
+        yield SearchResult(tenant.name, ctx.url("operator-tenants-detail", tenant.pk), "tenants", tenant.slug)

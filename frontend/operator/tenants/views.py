@@ -23,6 +23,7 @@ from frontend.core.one_time_secrets import secret_form_view, take_secret
 from frontend.core.page_context import FORM, PageContext, first_or_404, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.operator.tenants import detail, forms, page
 from frontend.tenant.budgets.effect import effect_of
 from tenants import actions, invitations
@@ -33,22 +34,22 @@ T = TypeVar("T")
 LIST = Panels(
     "operator-tenants-panel",
     (
-        Panel("stats", _lazy("All tenants"), "operator/tenants/stats.html", page.stats, every=60),
-        Panel("list", _lazy("Tenants"), "operator/tenants/list.html", page.tenant_list, every=60),
+        Panel("stats", _lazy("All tenants"), "operator/tenants/page.html#stats", page.stats, every=60),
+        Panel("list", _lazy("Tenants"), "operator/tenants/page.html#list", page.tenant_list, every=60),
     ),
 )
 DETAIL_PANELS = Panels(
     "operator-tenants-detail-panel",
     (
-        Panel("stats", _lazy("Figures"), "operator/tenants/detail_stats.html", detail.stats),
-        Panel("spend", _lazy("Spend by day"), "operator/tenants/spend.html", detail.spend, every=0),
-        Panel("plan", _lazy("Plan"), "operator/tenants/plan.html", detail.plan, every=0),
-        Panel("limits", _lazy("Budgets and limits"), "operator/tenants/limits.html", detail.limits),
-        Panel("members", _lazy("Members"), "operator/tenants/members.html", detail.members, every=0),
-        Panel("credits", _lazy("Credits"), "operator/tenants/credits.html", detail.credits, every=0),
-        Panel("invoices", _lazy("Invoices"), "operator/tenants/invoices.html", detail.invoices, every=0),
-        Panel("quarantine", _lazy("Quarantine"), "operator/tenants/quarantine.html", detail.quarantine),
-        Panel("changes", _lazy("Latest changes"), "operator/tenants/changes.html", detail.changes),
+        Panel("stats", _lazy("Figures"), "operator/tenants/detail.html#detail_stats", detail.stats),
+        Panel("spend", _lazy("Spend by day"), "operator/tenants/detail.html#spend", detail.spend, every=0),
+        Panel("plan", _lazy("Plan"), "operator/tenants/detail.html#plan", detail.plan, every=0),
+        Panel("limits", _lazy("Budgets and limits"), "operator/tenants/detail.html#limits", detail.limits),
+        Panel("members", _lazy("Members"), "operator/tenants/detail.html#members", detail.members, every=0),
+        Panel("credits", _lazy("Credits"), "operator/tenants/detail.html#credits", detail.credits, every=0),
+        Panel("invoices", _lazy("Invoices"), "operator/tenants/detail.html#invoices", detail.invoices, every=0),
+        Panel("quarantine", _lazy("Quarantine"), "operator/tenants/detail.html#quarantine", detail.quarantine),
+        Panel("changes", _lazy("Latest changes"), "operator/tenants/detail.html#changes", detail.changes),
     ),
 )
 
@@ -113,7 +114,7 @@ def invitation(ctx: PageContext) -> HttpResponse:
         "url": url,
         "breadcrumbs": (_tenants(ctx),),
     }
-    return render_page(ctx, "operator/tenants/invitation.html", _("Invitation link"), **context)
+    return render_page(ctx, "operator/tenants/page.html#invitation", _("Invitation link"), **context)
 
 
 @operator_page(methods=FORM, step_up=True)
@@ -271,6 +272,15 @@ def _tenants(ctx: PageContext) -> Breadcrumb:
     return Breadcrumb(_("Tenants"), ctx.url("operator-tenants"))
 
 
+SCREEN = ConsoleScreen(
+    "operator-tenants",
+    _lazy("Tenants"),
+    icon="tenants",
+    letter="t",
+    group="top",
+    order=20,
+    finders={_lazy("Tenants"): page.find_tenants},
+)
 urlpatterns = [
     path("operator/tenants/", tenants, name="operator-tenants"),
     *page.TOOLS.operator_urls("operator/tenants/"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from allauth.mfa.models import Authenticator
@@ -14,6 +14,7 @@ from frontend.core.languages import lazy_text as _lazy
 from frontend.core.list_tools import MAX_EXPORTED, ListTools
 from frontend.core.lists import Choice, changed_url, text_param
 from frontend.core.page_context import PageContext, first_or_404
+from frontend.core.screens import MAX_RESULTS_PER_KIND, SearchResult
 from tenants.models import AuditEntry, Membership, User
 from tenants.reauthentication import SECOND_FACTORS
 
@@ -113,3 +114,10 @@ def changes(ctx: PageContext) -> list[AuditEntry]:
 def _users() -> QuerySet[Any]:
     factor = Authenticator.objects.filter(user=OuterRef("pk"), type__in=SECOND_FACTORS)
     return User.objects.annotate(has_factor=Exists(factor))
+
+
+def find_users(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
+    """Yield users by name or email address."""
+    rows = User.objects.filter(Q(email__icontains=typed) | Q(name__icontains=typed))
+    for user in rows.order_by("email")[:MAX_RESULTS_PER_KIND]:
+        yield SearchResult(user.email, ctx.url("operator-users-detail", user.pk), "members", user.name)

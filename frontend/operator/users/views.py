@@ -17,18 +17,19 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.operator.users import page
 from tenants import actions
 from tenants.models import User
 
 LIST = Panels(
-    "operator-users-panel", (Panel("list", _lazy("Users"), "operator/users/list.html", page.user_list, every=0),)
+    "operator-users-panel", (Panel("list", _lazy("Users"), "operator/users/page.html#list", page.user_list, every=0),)
 )
 DETAIL_PANELS = Panels(
     "operator-users-detail-panel",
     (
-        Panel("memberships", _lazy("Tenants"), "operator/users/memberships.html", page.memberships, every=0),
-        Panel("changes", _lazy("Latest changes"), "operator/users/changes.html", page.changes, every=0),
+        Panel("memberships", _lazy("Tenants"), "operator/users/detail.html#memberships", page.memberships, every=0),
+        Panel("changes", _lazy("Latest changes"), "operator/users/detail.html#changes", page.changes, every=0),
     ),
 )
 
@@ -144,6 +145,15 @@ def _users(ctx: PageContext) -> Breadcrumb:
     return Breadcrumb(_("Users"), ctx.url("operator-users"))
 
 
+SCREEN = ConsoleScreen(
+    "operator-users",
+    _lazy("Users"),
+    icon="members",
+    letter="u",
+    group="top",
+    order=30,
+    finders={_lazy("Users"): page.find_users},
+)
 urlpatterns = [
     path("operator/users/", users, name="operator-users"),
     *page.TOOLS.operator_urls("operator/users/"),

@@ -30,6 +30,7 @@ from millrace.apps.alerts.models import AlertRule
 from millrace.apps.deployments.deployments import served_specs
 from tenants.models import Project, Tenant
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 
 READS, WRITES = Permission.LIMITS_READ, Permission.LIMITS_WRITE
 MAX_RECEIVERS = 200
@@ -47,7 +48,7 @@ PANELS = Panels(
 def alert_rules(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         filters = rules.filters(ctx)
-    return render_page(ctx, "alerts/rules_page.html", _("Alert rules"), panels=PANELS, filters=filters)
+    return render_page(ctx, "alerts/page.html#rules_page", _("Alert rules"), panels=PANELS, filters=filters)
 
 
 def new_rule(ctx: PageContext) -> HttpResponse:
@@ -81,7 +82,7 @@ def new_rule(ctx: PageContext) -> HttpResponse:
         form,
         create,
         message=lambda _made: _("Alert rule created. It is checked every minute."),
-        template="alerts/rule_form.html",
+        template="alerts/page.html#rule_form",
         tabs=tabs,
         **_sheet(ctx, _("Create rule")),
     )
@@ -96,7 +97,7 @@ def edit_rule(ctx: PageContext) -> HttpResponse:
         form,
         lambda _data: do_change_alert_rule(row, **form.chosen()),
         message=lambda _done: _("Alert rule updated"),
-        template="alerts/rule_form.html",
+        template="alerts/page.html#rule_form",
         **_sheet(ctx, _("Save")),
     )
 
@@ -179,7 +180,11 @@ def _sheet(ctx: PageContext, submit: str) -> dict[str, Any]:
 
 urlpatterns = [
     path("t/<slug:slug>/alerts/rules/", alert_rules, name="alerts-rules"),
-    path("t/<slug:slug>/alerts/rules/new", tenant_page(WRITES, methods=FORM)(new_rule), name="alerts-rules-new"),
+    path(
+        "t/<slug:slug>/alerts/rules/new",
+        tenant_page(WRITES, methods=FORM, cost=PAGE_COST)(new_rule),
+        name="alerts-rules-new",
+    ),
     path(
         "t/<slug:slug>/alerts/rules/<int:alert_rule>/edit",
         tenant_page(WRITES, methods=FORM)(edit_rule),

@@ -20,23 +20,27 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_page
+from frontend.core.screens import ConsoleScreen, PaletteAction
 from frontend.tenant.alerts import page, rule_views
 from frontend.tenant.alerts.forms import ChannelForm, MuteForm, PagerDutyForm, SlackForm
 from tenants.actions.channels import do_create_pagerduty_channel, do_create_slack_channel
 from tenants.models import WebhookEndpoint
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 
 READS, WRITES = Permission.LIMITS_READ, Permission.LIMITS_WRITE
 PANELS = Panels(
     "alerts-panel",
     (
-        Panel("history", _lazy("Alert history"), "alerts/history.html", page.history, every=10),
-        Panel("channels", _lazy("Channels"), "alerts/channels.html", page.channels, needs=Permission.WEBHOOKS_READ),
+        Panel("history", _lazy("Alert history"), "alerts/page.html#history", page.history, every=10),
+        Panel(
+            "channels", _lazy("Channels"), "alerts/page.html#channels", page.channels, needs=Permission.WEBHOOKS_READ
+        ),
     ),
 )
 
 
-@tenant_page(READS)
+@tenant_page(READS, cost=PAGE_COST)
 def alerts(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         context = {"filters": page.filters(ctx), **page.TOOLS.page(ctx)}
@@ -115,6 +119,20 @@ def _new_channel(
     )
 
 
+SCREEN = ConsoleScreen(
+    "alerts",
+    _lazy("Alerts"),
+    icon="alerts",
+    letter="l",
+    group="billing",
+    order=20,
+    needs=Permission.LIMITS_READ,
+    actions=(
+        PaletteAction(_lazy("New alert rule"), "alerts-rules-new", "alerts", Permission.LIMITS_WRITE),
+        PaletteAction(_lazy("Add Slack channel"), "alerts-slack", "alerts", Permission.WEBHOOKS_WRITE),
+        PaletteAction(_lazy("Add PagerDuty service"), "alerts-pagerduty", "alerts", Permission.WEBHOOKS_WRITE),
+    ),
+)
 urlpatterns = [
     path("t/<slug:slug>/alerts/", alerts, name="alerts"),
     *page.TOOLS.tenant_urls("t/<slug:slug>/alerts/", READS),

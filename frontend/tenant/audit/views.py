@@ -12,6 +12,7 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from tenants.permissions import Permission
 
 PANELS = Panels(
@@ -34,6 +35,9 @@ def entry(ctx: PageContext) -> HttpResponse:
     return render_page(ctx, "audit_log/detail.html", detail["entry"].label, breadcrumbs=breadcrumbs, **detail)
 
 
+SCREEN = ConsoleScreen(
+    "audit", _lazy("Audit log"), icon="audit", letter="a", group="organization", order=30, needs=Permission.AUDIT_READ
+)
 urlpatterns = [
     path("t/<slug:slug>/audit/", audit, name="audit"),
     *audit_log.TOOLS.tenant_urls("t/<slug:slug>/audit/", Permission.AUDIT_READ),

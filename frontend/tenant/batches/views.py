@@ -19,12 +19,14 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen, PaletteAction
 from frontend.tenant.batches import page
 from frontend.tenant.batches.forms import BatchForm, usable_keys
 from millrace.apps.batches.actions import storage
 from millrace.apps.batches.models import Batch, File
 from millrace.apps.batches.tenant_actions import do_cancel_batch, do_create_batch, do_delete_file, do_upload_file
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST, REPORT_COST
 
 # Files contain prompts and completions, and batches are billed to a key, like the requests of the playground.
 READS, WRITES = Permission.USAGE_READ, Permission.KEYS_WRITE
@@ -32,15 +34,15 @@ _PART_BYTES = 2**18
 PANELS = Panels(
     "batches-panel",
     (
-        Panel("batches", _lazy("Batches"), "batches/list.html", page.batches, every=10),
-        Panel("files", _lazy("Files"), "batches/files.html", page.files),
+        Panel("batches", _lazy("Batches"), "batches/page.html#list", page.batches, every=10),
+        Panel("files", _lazy("Files"), "batches/page.html#files", page.files),
     ),
 )
 DETAIL_PANELS = Panels(
     "batches-detail-panel",
     (
-        Panel("status", _lazy("Progress"), "batches/status.html", page.status, every=5),
-        Panel("errors", _lazy("Errors by line"), "batches/errors.html", page.errors, every=10),
+        Panel("status", _lazy("Progress"), "batches/detail.html#status", page.status, every=5),
+        Panel("errors", _lazy("Errors by line"), "batches/detail.html#errors", page.errors, every=10),
     ),
 )
 
@@ -68,7 +70,7 @@ def batch(ctx: PageContext) -> HttpResponse:
     )
 
 
-@tenant_page(WRITES, methods=FORM, step_up=False)  # a suspended form would lose its file
+@tenant_page(WRITES, methods=FORM, step_up=False, cost=PAGE_COST)  # a suspended form would lose its file
 def new_batch(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         keys = usable_keys(ctx)
@@ -93,7 +95,7 @@ def new_batch(ctx: PageContext) -> HttpResponse:
         then=lambda made: ctx.url("batches-detail", made.name),
         message=lambda _result: _("Batch created"),
         breadcrumbs=_breadcrumbs(ctx),
-        template="batches/form.html",
+        template="batches/page.html#form",
         has_keys=bool(keys),
     )
 
@@ -163,6 +165,16 @@ def _breadcrumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
     return (Breadcrumb(_("Batches"), ctx.url("batches")),)
 
 
+SCREEN = ConsoleScreen(
+    "batches",
+    _lazy("Batches"),
+    icon="runs",
+    letter="j",
+    group="build",
+    order=70,
+    needs=Permission.USAGE_READ,
+    actions=(PaletteAction(_lazy("Create batch"), "batches-new", "plus", Permission.KEYS_WRITE),),
+)
 urlpatterns = [
     path("t/<slug:slug>/batches/", batches, name="batches"),
     path("t/<slug:slug>/batches/new", new_batch, name="batches-new"),
@@ -171,7 +183,11 @@ urlpatterns = [
     path("t/<slug:slug>/batches/<str:batch>/", batch, name="batches-detail"),
     path("t/<slug:slug>/batches/<str:batch>/cancel", cancel, name="batches-cancel"),
     DETAIL_PANELS.tenant_url("t/<slug:slug>/batches/<str:batch>/", READS),
-    path("t/<slug:slug>/files/export", tenant_page(READS)(page.FILE_TOOLS.export), name="batches-files-export"),
+    path(
+        "t/<slug:slug>/files/export",
+        tenant_page(READS, cost=REPORT_COST)(page.FILE_TOOLS.export),
+        name="batches-files-export",
+    ),
     path("t/<slug:slug>/files/<str:file>/content", content, name="batches-file"),
     path("t/<slug:slug>/files/<str:file>/delete", delete_file, name="batches-file-delete"),
 ]

@@ -21,11 +21,12 @@ from frontend.tenant.budgets.scopes import BudgetOwnerScope, choices, owner_of
 from tenants.actions import Conflict, do_remove_limits, do_set_limits
 from tenants.models import LimitSet
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 
 READS, WRITES = Permission.LIMITS_READ, Permission.LIMITS_WRITE
 
 
-@tenant_page(WRITES, methods=FORM)
+@tenant_page(WRITES, methods=FORM, cost=PAGE_COST)
 def new_limits(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         owners = choices(ctx, members=False)
@@ -43,7 +44,7 @@ def new_limits(ctx: PageContext) -> HttpResponse:
         form,
         make,
         message=lambda owner: _("%(label)s: rate limits set.") % {"label": owner.label},
-        template="budgets/limits_form.html",
+        template="budgets/page.html#limits_form",
         try_url=ctx.url("budgets-limits-try"),
         **_sheet(ctx, _("Set limits")),
     )
@@ -80,7 +81,7 @@ def edit_limits(ctx: PageContext) -> HttpResponse:
         form,
         change,
         message=lambda _done: _("%(label)s: rate limits set.") % {"label": owner.label},
-        template="budgets/limits_form.html",
+        template="budgets/page.html#limits_form",
         try_url=f"{ctx.url('budgets-limits-try')}?set={row.pk}",
         owner=owner.label + (_(", %(model)s only") % {"model": row.model} if row.model else ""),
         **_sheet(ctx, _("Save")),
@@ -104,7 +105,7 @@ def remove_limits(ctx: PageContext) -> HttpResponse:
     )
 
 
-@tenant_page(READS)
+@tenant_page(READS, cost=PAGE_COST)
 def simulate_limits(ctx: PageContext) -> HttpResponse:
     """Return the effect of each limit as typed so far."""
     query = ctx.query
@@ -116,7 +117,7 @@ def simulate_limits(ctx: PageContext) -> HttpResponse:
                 owner, model = owner_of(row), row.model
         dry_run = query.get("mode") == "dry_run"
         simulations = tuple(dry_runs.simulate_limits(ctx.tenant.pk, owner, model, query, dry_run=dry_run))
-    return render(ctx.request, "budgets/limits_simulation.html", {"simulations": simulations})
+    return render(ctx.request, "budgets/page.html#limits_simulation", {"simulations": simulations})
 
 
 def _editable_limits(ctx: PageContext) -> LimitSet:

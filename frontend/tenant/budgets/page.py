@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,9 +16,11 @@ from frontend.core.gauges import Gauge, Mark, percent
 from frontend.core.languages import day_text, in_sentence
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext
+from frontend.core.screens import MAX_RESULTS_PER_KIND, SearchResult
 from frontend.tenant.budgets.amounts import BudgetAmount
 from frontend.tenant.budgets.scopes import ACCOUNT, BudgetOwnerScope, owner_of
 from millrace.apps.request_log.models import RequestOutcome, RequestRecord
+from tenants.permissions import Permission
 
 MAX_BUDGETS = 300  # budgets in the tree
 RECENT = timedelta(hours=1)
@@ -244,3 +247,14 @@ def notices(ctx: PageContext) -> list[dict[str, Any]]:
 def _owner_text(budget: Budget) -> str:
     owner = owner_of(budget)
     return _("the organization") if owner.row is None else in_sentence(owner.label)
+
+
+def find_raises(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
+    """Yield the action "Raise budget" for each active budget whose name has the rest of the typed text."""
+    words = typed.lower().split()
+    if not (ctx.may(Permission.LIMITS_WRITE) and words and _("raise budget").startswith(words[0])):
+        return
+    rows = Budget.objects.for_tenant(ctx.tenant).filter(active=True).order_by("name", "pk")
+    rest = " ".join(words[1:]).removeprefix("budget").strip()
+    for row in rows.filter(name__icontains=rest)[:MAX_RESULTS_PER_KIND]:
+        yield SearchResult(_("Raise budget %(name)s") % {"name": row.name}, ctx.url("budgets-raise", row.pk), "up")

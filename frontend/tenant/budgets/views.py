@@ -23,30 +23,34 @@ from frontend.core.metering import metering
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen, PaletteAction
 from frontend.tenant.budgets import alerts, detail, dry_runs, limits, page, replay, sets
 from frontend.tenant.budgets.amounts import BudgetAmount, input_text, parse
 from frontend.tenant.budgets.effect import effect_of
 from frontend.tenant.budgets.forms import PERIODS, UNITS, BudgetForm, NewBudget, RaiseForm, percentages
 from frontend.tenant.budgets.scopes import choices, owner_of
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 
 READS, WRITES = Permission.LIMITS_READ, Permission.LIMITS_WRITE
 PANELS = Panels(
     "budgets-panel",
     (
-        Panel("notices", _lazy("Notices"), "budgets/notices.html", page.notices, every=10),
-        Panel("tree", _lazy("Budgets and quotas"), "budgets/tree.html", page.tree, every=10),
-        Panel("limits", _lazy("Rate limits"), "budgets/limits.html", sets.limits),
-        Panel("alerts", _lazy("Alert history"), "budgets/alerts.html", alerts.alerts),
+        Panel("notices", _lazy("Notices"), "budgets/page.html#notices", page.notices, every=10),
+        Panel("tree", _lazy("Budgets and quotas"), "budgets/page.html#tree", page.tree, every=10),
+        Panel("limits", _lazy("Rate limits"), "budgets/page.html#limits", sets.limits),
+        Panel("alerts", _lazy("Alert history"), "budgets/page.html#alerts", alerts.alerts),
     ),
 )
 DETAIL_PANELS = Panels(
     "budgets-detail-panel",
     (
-        Panel("current", _lazy("Current period"), "budgets/current.html", detail.current, every=10),
-        Panel("history", _lazy("Periods"), "budgets/history.html", detail.history, every=60),
-        Panel("alerts", _lazy("Alert history"), "budgets/alerts.html", detail.budget_alerts, every=60),
-        Panel("simulation", _lazy("Last week"), "budgets/simulation.html", detail.simulation, every=0, lazy=True),
+        Panel("current", _lazy("Current period"), "budgets/detail.html#current", detail.current, every=10),
+        Panel("history", _lazy("Periods"), "budgets/detail.html#history", detail.history, every=60),
+        Panel("alerts", _lazy("Alert history"), "budgets/page.html#alerts", detail.budget_alerts, every=60),
+        Panel(
+            "simulation", _lazy("Last week"), "budgets/detail.html#simulation", detail.simulation, every=0, lazy=True
+        ),
     ),
 )
 
@@ -72,7 +76,7 @@ def budget(ctx: PageContext) -> HttpResponse:
     return render_page(ctx, "budgets/detail.html", row.name, panels=DETAIL_PANELS, **context)
 
 
-@tenant_page(WRITES, methods=FORM)
+@tenant_page(WRITES, methods=FORM, cost=PAGE_COST)
 def new_budget(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         owners = choices(ctx, members=True)
@@ -85,7 +89,7 @@ def new_budget(ctx: PageContext) -> HttpResponse:
         message=lambda made: (
             _("%(name)s was created. %(effect_of)s") % {"name": made.name, "effect_of": effect_of(made)}
         ),
-        template="budgets/form.html",
+        template="budgets/page.html#form",
         try_url=ctx.url("budgets-try"),
         **_sheet(ctx, _("Create budget")),
     )
@@ -103,7 +107,7 @@ def edit_budget(ctx: PageContext) -> HttpResponse:
         message=lambda changed: (
             _("%(name)s was updated. %(effect_of)s") % {"name": changed.name, "effect_of": effect_of(changed)}
         ),
-        template="budgets/form.html",
+        template="budgets/page.html#form",
         try_url=f"{ctx.url('budgets-try')}?budget={row.pk}",
         fixed={"unit": dict(UNITS)[row.unit], "owner": owner_of(row).label, "period": dict(PERIODS)[row.period]},
         **_sheet(ctx, _("Save"), row),
@@ -182,7 +186,7 @@ def remove_budget(ctx: PageContext) -> HttpResponse:
     )
 
 
-@tenant_page(READS)
+@tenant_page(READS, cost=PAGE_COST)
 def simulate_budget(ctx: PageContext) -> HttpResponse:
     """Return the effect of the budget as typed so far, and the previous month replayed against it."""
     query = ctx.query
@@ -205,7 +209,7 @@ def simulate_budget(ctx: PageContext) -> HttpResponse:
                 url,
                 _typed(ctx, {}),
             )
-    return render(ctx.request, "budgets/replay.html", {"simulation": simulation, "replay": found, "ctx": ctx})
+    return render(ctx.request, "budgets/page.html#replay", {"simulation": simulation, "replay": found, "ctx": ctx})
 
 
 def limit_of(amount: str, unit: str) -> int | None:
@@ -247,6 +251,20 @@ def _sheet(ctx: PageContext, submit: str, row: Budget | None = None) -> dict[str
     }
 
 
+SCREEN = ConsoleScreen(
+    "budgets",
+    _lazy("Budgets and quotas"),
+    icon="budgets",
+    letter="b",
+    group="billing",
+    order=10,
+    needs=Permission.LIMITS_READ,
+    actions=(
+        PaletteAction(_lazy("Create budget"), "budgets-new", "plus", Permission.LIMITS_WRITE),
+        PaletteAction(_lazy("Set rate limits"), "budgets-limits-new", "gauge", Permission.LIMITS_WRITE),
+    ),
+    finders={_lazy("Actions"): page.find_raises},
+)
 urlpatterns = [
     path("t/<slug:slug>/budgets/", budgets, name="budgets"),
     path("t/<slug:slug>/budgets/new", new_budget, name="budgets-new"),

@@ -15,13 +15,16 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.tenant.experiments import page
 from frontend.tenant.experiments.forms import ExperimentForm
 from tenants import actions
 from tenants.models import Experiment
 from tenants.permissions import Permission
 
-PANELS = Panels("experiments-panel", (Panel("list", _lazy("Experiments"), "experiments/list.html", page.experiments),))
+PANELS = Panels(
+    "experiments-panel", (Panel("list", _lazy("Experiments"), "experiments/page.html#list", page.experiments),)
+)
 
 
 @tenant_page(Permission.POLICIES_READ)
@@ -111,6 +114,15 @@ def _sheet(ctx: PageContext, submit: str, back: str) -> dict[str, Any]:
 
 
 _ROOT = "t/<slug:slug>/experiments/"
+SCREEN = ConsoleScreen(
+    "experiments",
+    _lazy("Experiments"),
+    icon="percent",
+    letter="e",
+    group="build",
+    order=50,
+    needs=Permission.POLICIES_READ,
+)
 urlpatterns = [
     path(_ROOT, experiments, name="experiments"),
     path(f"{_ROOT}new", new, name="experiments-new"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -25,6 +25,7 @@ from frontend.core.list_tools import MAX_EXPORTED, ListTools
 from frontend.core.lists import ListPage, keyset_page
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
+from frontend.core.screens import MAX_RESULTS_PER_KIND, SearchResult
 from frontend.tenant.invoices.states import balance_due_of, open_balances, owed_on, signed_amounts, state_of, today_of
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -159,3 +160,12 @@ def _row(ctx: PageContext, invoice: Invoice, owed: Money) -> dict[str, Any]:
         "owed": balance_due_of(invoice, owed),
         "final": invoice.state != Invoice.State.DRAFT,
     }
+
+
+def find_invoices(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
+    """Yield invoices and credit notes by number; for operators, those of all tenants."""
+    invoices, name = Invoice.objects, "operator-billing-detail" if ctx.access is None else "invoices-detail"
+    rows = invoices.all_tenants() if ctx.access is None else invoices.for_tenant(ctx.tenant)
+    found = rows.filter(number__icontains=typed).select_related("tenant").order_by("-pk")
+    for row in found[:MAX_RESULTS_PER_KIND]:
+        yield SearchResult(str(row.number), ctx.url(name, row.pk), "invoices", row.tenant.name)

@@ -20,6 +20,7 @@ from frontend.core.metering import metering
 from frontend.core.page_context import PageContext, first_or_404, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.tenant.invoices import listing
 from frontend.tenant.invoices.checking import check_invoice
 from frontend.tenant.invoices.document import document_of
@@ -27,6 +28,7 @@ from frontend.tenant.invoices.tracing import trace_line
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 
 NEEDS = Permission.BILLING_READ
 FORMS = {"pdf": "PDF", "csv": "CSV", "xml": "Factur-X XML", "json": "JSON"}
@@ -48,9 +50,9 @@ def _check(ctx: PageContext) -> dict[str, Any]:
 PANELS = Panels(
     "invoices-panel",
     (
-        Panel("upcoming", _lazy("Upcoming invoice"), "invoices/upcoming.html", listing.upcoming),
-        Panel("balance", _lazy("Balance due"), "invoices/balance.html", listing.balance_due),
-        Panel("list", _lazy("Invoices and credit notes"), "invoices/list.html", listing.invoice_list),
+        Panel("upcoming", _lazy("Upcoming invoice"), "invoices/page.html#upcoming", listing.upcoming),
+        Panel("balance", _lazy("Balance due"), "invoices/page.html#balance", listing.balance_due),
+        Panel("list", _lazy("Invoices and credit notes"), "invoices/page.html#list", listing.invoice_list),
     ),
 )
 CHECKS = Panels(
@@ -59,14 +61,14 @@ CHECKS = Panels(
 )
 
 
-@tenant_page(NEEDS)
+@tenant_page(NEEDS, cost=PAGE_COST)
 def invoices(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         context = {"filters": listing.filters(ctx), "metering": metering(ctx.now), **listing.TOOLS.page(ctx)}
     return render_page(ctx, "invoices/page.html", _("Invoices"), panels=PANELS, **context)
 
 
-@tenant_page(NEEDS)
+@tenant_page(NEEDS, cost=PAGE_COST)
 def upcoming(ctx: PageContext) -> HttpResponse:
     """Show the upcoming invoice as a preview."""
     found = preview(ctx.tenant, ctx.now)
@@ -172,6 +174,16 @@ def _crumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:
     return (Breadcrumb(_("Invoices"), ctx.url("invoices")),)
 
 
+SCREEN = ConsoleScreen(
+    "invoices",
+    _lazy("Invoices"),
+    icon="invoices",
+    letter="i",
+    group="billing",
+    order=30,
+    needs=Permission.BILLING_READ,
+    finders={_lazy("Invoices"): listing.find_invoices},
+)
 urlpatterns = [
     path("t/<slug:slug>/invoices/", invoices, name="invoices"),
     PANELS.tenant_url("t/<slug:slug>/invoices/", NEEDS),

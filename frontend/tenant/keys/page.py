@@ -19,6 +19,7 @@ from frontend.core.list_tools import MAX_EXPORTED, ListTools
 from frontend.core.lists import Choice, changed_url, keyset_page, named_rows, number_param, text_param
 from frontend.core.numbers import Money, common_places
 from frontend.core.page_context import PageContext
+from frontend.core.screens import MAX_RESULTS_PER_KIND, SearchResult
 from frontend.tenant.keys.key_limits import row_of
 from millrace.apps.policy_results.limiting_factor import binding
 from tenants.audit import PLATFORM
@@ -260,3 +261,10 @@ def projects(ctx: PageContext) -> dict[str, Any]:
 def _view(ctx: PageContext) -> str:
     view = ctx.query.get("show", "")
     return view if view in VIEWS else ""
+
+
+def find_keys(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
+    """Yield API keys by name or prefix."""
+    rows = ApiKey.objects.for_tenant(ctx.tenant).filter(Q(name__icontains=typed) | Q(prefix__istartswith=typed))
+    for key in rows.order_by("name")[:MAX_RESULTS_PER_KIND]:
+        yield SearchResult(key.name, ctx.url("keys-detail", key.pk), "keys", f"{key.prefix}…")

@@ -22,6 +22,7 @@ from frontend.core.one_time_secrets import secret_form_view, take_secret
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_page
+from frontend.core.screens import ConsoleScreen, PaletteAction
 from frontend.tenant.keys import detail, page
 from frontend.tenant.keys.forms import (
     KeyForm,
@@ -36,12 +37,13 @@ from millrace.apps.deployments.model_obstacles import example_model
 from tenants import actions
 from tenants.models import ApiKey, Project
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 
 PANELS = Panels(
     "keys-panel",
     (
-        Panel("safety", _lazy("Safety"), "keys/safety.html", page.safety),
-        Panel("keys", _lazy("API keys"), "keys/keys.html", page.keys),
+        Panel("safety", _lazy("Safety"), "keys/page.html#safety", page.safety),
+        Panel("keys", _lazy("API keys"), "keys/page.html#keys", page.keys),
         Panel(
             "projects", _lazy("Projects"), "keys/projects.html", page.projects, every=60, needs=Permission.PROJECTS_READ
         ),
@@ -50,30 +52,37 @@ PANELS = Panels(
 DETAIL_PANELS = Panels(
     "keys-detail-panel",
     (
-        Panel("stats", _lazy("Key figures"), "keys/stats.html", detail.stats),
-        Panel("limits", _lazy("Limits and budgets"), "keys/limits.html", detail.limits, every=10),
-        Panel("details", _lazy("Permissions"), "keys/details.html", detail.permissions, every=60),
+        Panel("stats", _lazy("Key figures"), "keys/detail.html#stats", detail.stats),
+        Panel("limits", _lazy("Limits and budgets"), "keys/detail.html#limits", detail.limits, every=10),
+        Panel("details", _lazy("Permissions"), "keys/detail.html#details", detail.permissions, every=60),
         Panel(
             "requests",
             _lazy("Latest requests"),
-            "keys/latest_requests.html",
+            "keys/detail.html#latest_requests",
             detail.latest_requests,
             every=10,
             needs=Permission.USAGE_READ,
         ),
-        Panel("history", _lazy("Changes"), "keys/history.html", detail.history, every=60, needs=Permission.AUDIT_READ),
+        Panel(
+            "history",
+            _lazy("Changes"),
+            "keys/detail.html#history",
+            detail.history,
+            every=60,
+            needs=Permission.AUDIT_READ,
+        ),
     ),
 )
 
 
-@tenant_page(Permission.KEYS_READ)
+@tenant_page(Permission.KEYS_READ, cost=PAGE_COST)
 def keys(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         context = {"filters": page.filters(ctx), "metering": metering(ctx.now), **page.TOOLS.page(ctx)}
     return render_page(ctx, "keys/page.html", _("API keys"), panels=PANELS, **context)
 
 
-@tenant_page(Permission.KEYS_READ)
+@tenant_page(Permission.KEYS_READ, cost=PAGE_COST)
 def key(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         header = detail.header(ctx)
@@ -157,7 +166,7 @@ def key_secret(ctx: PageContext) -> HttpResponse:
         "url": url,
         "keys_url": ctx.url("keys"),
     }
-    return render_page(ctx, "keys/secret.html", _("Save your key"), breadcrumbs=_crumbs(ctx), **context)
+    return render_page(ctx, "keys/page.html#secret", _("Save your key"), breadcrumbs=_crumbs(ctx), **context)
 
 
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
@@ -273,6 +282,20 @@ def _key_form(ctx: PageContext, row: ApiKey, submit: str, effect: str) -> dict[s
     return {"submit": submit, "back": back, "breadcrumbs": breadcrumbs, "effect": effect}
 
 
+SCREEN = ConsoleScreen(
+    "keys",
+    _lazy("API keys"),
+    icon="keys",
+    letter="k",
+    group="build",
+    order=10,
+    needs=Permission.KEYS_READ,
+    actions=(
+        PaletteAction(_lazy("Create API key"), "keys-new", "plus", Permission.KEYS_WRITE),
+        PaletteAction(_lazy("Create project"), "keys-project-new", "plus", Permission.PROJECTS_WRITE),
+    ),
+    finders={_lazy("API keys"): page.find_keys},
+)
 urlpatterns = [
     path("t/<slug:slug>/keys/", keys, name="keys"),
     path("t/<slug:slug>/keys/new", new_key, name="keys-new"),

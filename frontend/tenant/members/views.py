@@ -19,6 +19,7 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen, PaletteAction
 from frontend.tenant.members import page
 from tenants import actions
 from tenants.models import Invitation, Membership
@@ -27,8 +28,8 @@ from tenants.permissions import Permission
 PANELS = Panels(
     "members-panel",
     (
-        Panel("members", _lazy("Members"), "members/members.html", page.members, every=0),
-        Panel("invitations", _lazy("Invitations"), "members/invitations.html", page.invitations),
+        Panel("members", _lazy("Members"), "members/page.html#members", page.members, every=0),
+        Panel("invitations", _lazy("Invitations"), "members/page.html#invitations", page.invitations),
     ),
 )
 MESSAGES = {
@@ -193,6 +194,16 @@ def _invitation(ctx: PageContext) -> Invitation:
     return row
 
 
+SCREEN = ConsoleScreen(
+    "members",
+    _lazy("Members"),
+    icon="members",
+    letter="m",
+    group="organization",
+    order=10,
+    needs=Permission.MEMBERS_READ,
+    actions=(PaletteAction(_lazy("Invite member"), "members-invite", "members", Permission.MEMBERS_WRITE),),
+)
 urlpatterns = [
     path("t/<slug:slug>/members/", members, name="members"),
     *page.TOOLS.tenant_urls("t/<slug:slug>/members/", Permission.MEMBERS_READ),

@@ -11,9 +11,10 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.tenant.models import page
 
-PANELS = Panels("models-panel", (Panel("catalog", _lazy("Models"), "models/catalog.html", page.models),))
+PANELS = Panels("models-panel", (Panel("catalog", _lazy("Models"), "models/page.html#catalog", page.models),))
 
 
 @tenant_page()
@@ -30,6 +31,7 @@ def model(ctx: PageContext) -> HttpResponse:
     return render_page(ctx, "models/detail.html", found.model, breadcrumbs=breadcrumbs, snippets=found)
 
 
+SCREEN = ConsoleScreen("models", _lazy("Models"), icon="models", letter="d", group="build", order=30)
 urlpatterns = [
     path("t/<slug:slug>/models/", models, name="models"),
     path("t/<slug:slug>/models/<str:model>", model, name="models-detail"),

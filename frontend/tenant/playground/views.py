@@ -7,14 +7,17 @@ from django.urls import path
 from django.utils.translation import gettext as _
 
 from frontend.core.backend_messages import translated
+from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.tenant.playground import page
 from tenants import actions
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 
 
-@tenant_page(Permission.KEYS_WRITE)
+@tenant_page(Permission.KEYS_WRITE, cost=PAGE_COST)
 def playground(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         found = page.playground(ctx)
@@ -36,6 +39,9 @@ def token(ctx: PageContext) -> HttpResponse:
         return JsonResponse({"error": translated(str(exc))}, status=409)
 
 
+SCREEN = ConsoleScreen(
+    "playground", _lazy("Playground"), icon="playground", letter="p", group="top", order=30, needs=Permission.KEYS_WRITE
+)
 urlpatterns = [
     path("t/<slug:slug>/playground/", playground, name="playground"),
     path("t/<slug:slug>/playground/token", token, name="playground-token"),

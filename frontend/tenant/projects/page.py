@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from billing.metering.usage import UsageReport, accepted, sums
 from billing.models import Budget
@@ -12,6 +13,7 @@ from frontend.core.date_ranges import month_of
 from frontend.core.lists import ListPage, keyset_page
 from frontend.core.numbers import Money, common_places
 from frontend.core.page_context import PageContext, first_or_404
+from frontend.core.screens import MAX_RESULTS_PER_KIND, SearchResult
 from frontend.tenant.keys.page import is_active
 from frontend.tenant.overview.spend import budget_statuses
 from tenants.models import ApiKey, Project
@@ -69,3 +71,10 @@ def budgets(ctx: PageContext) -> dict[str, Any]:
     project = project_of(ctx)
     rows = Budget.objects.for_tenant(ctx.tenant).filter(project=project, active=True).order_by("pk")[:MAX_BUDGETS]
     return {"rows": budget_statuses(ctx, list(rows)), "project": project}
+
+
+def find_projects(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
+    """Yield projects by name or slug."""
+    rows = Project.objects.for_tenant(ctx.tenant).filter(Q(name__icontains=typed) | Q(slug__istartswith=typed))
+    for row in rows.order_by("name")[:MAX_RESULTS_PER_KIND]:
+        yield SearchResult(row.name, ctx.url("projects-detail", row.pk), "layers", row.slug)

@@ -11,9 +11,11 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.tenant.keys import page as keys_page
 from frontend.tenant.projects import page
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 
 NEEDS = Permission.PROJECTS_READ
 LIST = Panels(
@@ -22,9 +24,9 @@ LIST = Panels(
 DETAIL = Panels(
     "projects-detail-panel",
     (
-        Panel("figures", _lazy("Key figures"), "projects/figures.html", page.figures),
-        Panel("keys", _lazy("API keys"), "projects/keys.html", page.keys, needs=Permission.KEYS_READ),
-        Panel("budgets", _lazy("Budgets"), "projects/budgets.html", page.budgets, needs=Permission.LIMITS_READ),
+        Panel("figures", _lazy("Key figures"), "projects/detail.html#figures", page.figures),
+        Panel("keys", _lazy("API keys"), "projects/detail.html#keys", page.keys, needs=Permission.KEYS_READ),
+        Panel("budgets", _lazy("Budgets"), "projects/detail.html#budgets", page.budgets, needs=Permission.LIMITS_READ),
     ),
 )
 
@@ -34,7 +36,7 @@ def projects(ctx: PageContext) -> HttpResponse:
     return render_page(ctx, "projects/page.html", _("Projects"), panels=LIST)
 
 
-@tenant_page(NEEDS)
+@tenant_page(NEEDS, cost=PAGE_COST)
 def project(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         row = page.project_of(ctx)
@@ -42,6 +44,16 @@ def project(ctx: PageContext) -> HttpResponse:
     return render_page(ctx, "projects/detail.html", row.name, panels=DETAIL, breadcrumbs=breadcrumbs, project=row)
 
 
+SCREEN = ConsoleScreen(
+    "projects",
+    _lazy("Projects"),
+    icon="layers",
+    letter="t",
+    group="build",
+    order=20,
+    needs=Permission.PROJECTS_READ,
+    finders={_lazy("Projects"): page.find_projects},
+)
 urlpatterns = [
     path("t/<slug:slug>/projects/", projects, name="projects"),
     LIST.tenant_url("t/<slug:slug>/projects/", NEEDS),

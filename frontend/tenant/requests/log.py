@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,6 +18,7 @@ from frontend.core.list_tools import MAX_EXPORTED, ListTools
 from frontend.core.lists import ListPage, changed_url, named_rows, number_param, text_param
 from frontend.core.numbers import Money, common_places, exact, share
 from frontend.core.page_context import PageContext
+from frontend.core.screens import MAX_RESULTS_PER_KIND, SearchResult
 from frontend.tenant.keys.key_limits import NAMES
 from frontend.tenant.overview.usage import delta_of
 from millrace.apps.request_log import selectors
@@ -338,3 +339,13 @@ def stats(ctx: PageContext) -> dict[str, Any]:
             for limit in found.bounds[:8]
         ],
     }
+
+
+def find_requests(ctx: PageContext, typed: str) -> Iterable[SearchResult]:
+    """Yield requests by the beginning of their ID, as in the header `x-request-id`, newest first."""
+    if not (typed.startswith(ID_PREFIX) and len(typed) > len(ID_PREFIX)):
+        return
+    page = selectors.requests_page(Filters(ctx.tenant.pk, id_prefix=typed), size=MAX_RESULTS_PER_KIND)
+    for row in page.rows:
+        name = row.record.request_id
+        yield SearchResult(name, ctx.url("requests-detail", name), "requests", outcome_label(row.record.outcome))

@@ -15,21 +15,23 @@ from frontend.core.lists import changed_url
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.tenant.requests import detail, log
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 
 NEEDS = Permission.USAGE_READ
 LIVE_SECONDS = 2
-STATS = Panel("stats", _lazy("Key figures"), "requests/stats.html", log.stats, lazy=True)
+STATS = Panel("stats", _lazy("Key figures"), "requests/page.html#stats", log.stats, lazy=True)
 HISTOGRAM = Panel(
-    "histogram", _lazy("Requests over time"), "requests/histogram.html", log.histogram, every=60, lazy=True
+    "histogram", _lazy("Requests over time"), "requests/page.html#histogram", log.histogram, every=60, lazy=True
 )
-LOG = Panel("log", _lazy("Requests"), "requests/log.html", log.log)
+LOG = Panel("log", _lazy("Requests"), "requests/page.html#log", log.log)
 PANELS = Panels("requests-panel", (STATS, HISTOGRAM, LOG))
 LIVE_PANELS = Panels(PANELS.route, (STATS, HISTOGRAM, replace(LOG, every=LIVE_SECONDS)))
 
 
-@tenant_page(NEEDS)
+@tenant_page(NEEDS, cost=PAGE_COST)
 def requests(ctx: PageContext) -> HttpResponse:
     is_live = ctx.query.get("live") == "on"
     with ctx.scope():
@@ -58,9 +60,19 @@ def request(ctx: PageContext) -> HttpResponse:
     return render_page(ctx, "requests/detail.html", _("Request"), breadcrumbs=breadcrumbs, **details)
 
 
+SCREEN = ConsoleScreen(
+    "requests",
+    _lazy("Requests"),
+    icon="requests",
+    letter="q",
+    group="build",
+    order=60,
+    needs=Permission.USAGE_READ,
+    finders={_lazy("Requests"): log.find_requests},
+)
 urlpatterns = [
     path("t/<slug:slug>/requests/", requests, name="requests"),
     *log.TOOLS.tenant_urls("t/<slug:slug>/requests/", NEEDS),
-    PANELS.tenant_url("t/<slug:slug>/requests/", NEEDS),
+    PANELS.tenant_url("t/<slug:slug>/requests/", NEEDS, cost=PAGE_COST),
     path("t/<slug:slug>/requests/<str:name>", request, name="requests-detail"),
 ]

@@ -6,6 +6,7 @@ from typing import Any
 
 from django import forms
 from django.http import HttpResponse
+from django.shortcuts import render
 from django.urls import path
 from django.utils.translation import gettext as _
 
@@ -17,6 +18,7 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_form_errors, render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.tenant.routing import checking, page, positions
 from frontend.tenant.routing.editor import SubmittedEditor, open_editor, read_submitted
 from millrace.apps.deployments.model_obstacles import example_model
@@ -24,9 +26,10 @@ from tenants import actions
 from tenants.actions import ActionRefused
 from tenants.models import RoutingPolicy, RoutingPolicyDraft
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST
 from tenants.routing_policies.diffs import pretty
 
-PANELS = Panels("routing-panel", (Panel("names", _lazy("Aliases"), "routing/names.html", page.names, every=0),))
+PANELS = Panels("routing-panel", (Panel("names", _lazy("Aliases"), "routing/page.html#names", page.names, every=0),))
 EXAMPLE = """{
   "rules": [
     {
@@ -73,7 +76,7 @@ def policy(ctx: PageContext) -> HttpResponse:
     return render_page(ctx, "routing/detail.html", row.name, breadcrumbs=_crumbs(ctx), **found)
 
 
-@tenant_page(Permission.POLICIES_WRITE, methods=FORM)
+@tenant_page(Permission.POLICIES_WRITE, methods=FORM, cost=PAGE_COST)
 def edit(ctx: PageContext) -> HttpResponse:
     """Show the editor. A submitted form is published or saved as a draft, unless a check or a rule's button is used."""
     is_post = ctx.request.method == "POST"
@@ -114,14 +117,14 @@ def edit(ctx: PageContext) -> HttpResponse:
     return render_page(ctx, "routing/edit.html", title, form=form, **context)
 
 
-@tenant_page(Permission.POLICIES_WRITE, methods=("POST",))
+@tenant_page(Permission.POLICIES_WRITE, methods=("POST",), cost=PAGE_COST)
 def check(ctx: PageContext) -> HttpResponse:
     """Return the result of checking the editor as typed so far, with its rules and its JSON."""
     post = ctx.request.POST
     submitted = read_submitted(ctx)
     context = _editor_context(ctx, post.get("name", ""), submitted)
     context["is_json_changed"] = submitted.text != post.get("body", "")
-    return render_page(ctx, "routing/check_result.html", _("Check"), **context)
+    return render(ctx.request, "routing/edit.html#check_result", {"ctx": ctx} | context)
 
 
 def _editor_context(ctx: PageContext, name: str, submitted: SubmittedEditor) -> dict[str, Any]:
@@ -215,6 +218,15 @@ def _sheet(ctx: PageContext, submit: str) -> dict[str, Any]:
 
 
 _ROOT = "t/<slug:slug>/routing/"
+SCREEN = ConsoleScreen(
+    "routing",
+    _lazy("Routing policy"),
+    icon="routing",
+    letter="r",
+    group="build",
+    order=40,
+    needs=Permission.POLICIES_READ,
+)
 urlpatterns = [
     path(_ROOT, routing, name="routing"),
     path(f"{_ROOT}edit", edit, name="routing-edit"),

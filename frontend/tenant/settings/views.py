@@ -24,6 +24,7 @@ from frontend.core.layout import Breadcrumb
 from frontend.core.numbers import exact
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.tenant.budgets.amounts import input_text, parse
 from frontend.tenant.settings import page
 from tenants import actions
@@ -264,6 +265,7 @@ def _sheet(ctx: PageContext, submit: str) -> dict[str, Any]:
     return {"submit": submit, "back": back, "breadcrumbs": (Breadcrumb(_("Settings"), back),)}
 
 
+SCREEN = ConsoleScreen("settings", _lazy("Settings"), icon="settings", letter="s", group="organization", order=40)
 urlpatterns = [
     path("t/<slug:slug>/settings/", settings, name="settings"),
     path("t/<slug:slug>/settings/name", name, name="settings-name"),

@@ -16,6 +16,7 @@ from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
+from frontend.core.screens import ConsoleScreen
 from frontend.tenant.usage import page
 from frontend.tenant.usage.groups import all_rows, groups, is_by_request
 from frontend.tenant.usage.query import GROUPS, filters, query_of
@@ -23,26 +24,27 @@ from frontend.tenant.usage.success import COLUMNS as SUCCESS_COLUMNS
 from frontend.tenant.usage.success import LABELS, group_of, named_rows, success
 from tenants import csv_tables
 from tenants.permissions import Permission
+from tenants.request_costs import PAGE_COST, REPORT_COST
 
 NEEDS = Permission.USAGE_READ
 PANELS = Panels(
     "usage-panel",
     (
-        Panel("stats", _lazy("Key figures"), "usage/stats.html", page.stats),
-        Panel("tokens", _lazy("Tokens by type"), "usage/tokens.html", page.tokens, every=60),
-        Panel("cost", _lazy("Cost"), "usage/cost.html", page.cost, every=60),
-        Panel("groups", _lazy("Usage by group"), "usage/groups.html", groups, lazy=is_by_request),
-        Panel("caches", _lazy("Cache performance"), "usage/caches.html", page.caches, every=60),
-        Panel("layers", _lazy("Cache layers"), "usage/layers.html", page.layers, every=60, lazy=True),
-        Panel("success", _lazy("Cost per success"), "usage/success.html", success, every=60, lazy=True),
-        Panel("rejections", _lazy("Rate limited (429)"), "usage/rejections.html", page.rejections, every=60),
+        Panel("stats", _lazy("Key figures"), "usage/page.html#stats", page.stats),
+        Panel("tokens", _lazy("Tokens by type"), "usage/page.html#tokens", page.tokens, every=60),
+        Panel("cost", _lazy("Cost"), "usage/page.html#cost", page.cost, every=60),
+        Panel("groups", _lazy("Usage by group"), "usage/page.html#groups", groups, lazy=is_by_request),
+        Panel("caches", _lazy("Cache performance"), "usage/page.html#caches", page.caches, every=60),
+        Panel("layers", _lazy("Cache layers"), "usage/page.html#layers", page.layers, every=60, lazy=True),
+        Panel("success", _lazy("Cost per success"), "usage/page.html#success", success, every=60, lazy=True),
+        Panel("rejections", _lazy("Rate limited (429)"), "usage/page.html#rejections", page.rejections, every=60),
     ),
 )
 _COLUMNS = ("requests", "failed", "uncached", "cached", "written", "output")
 _HEADING = ("requests", "failed_requests", "uncached_tokens", "cached_tokens", "written_tokens", "output_tokens")
 
 
-@tenant_page(NEEDS)
+@tenant_page(NEEDS, cost=PAGE_COST)
 def usage(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         found = filters(ctx)
@@ -58,7 +60,7 @@ def usage(ctx: PageContext) -> HttpResponse:
     )
 
 
-@tenant_page(NEEDS)
+@tenant_page(NEEDS, cost=REPORT_COST)
 def usage_csv(ctx: PageContext) -> HttpResponse:
     """Return all rows of the table with all digits, for the page's range, grouping and filters."""
     now = query_of(ctx)
@@ -81,7 +83,7 @@ def usage_csv(ctx: PageContext) -> HttpResponse:
     return _as_csv(ctx, f"usage-{ctx.tenant.slug}-by-{now.group}", heading, table)
 
 
-@tenant_page(NEEDS)
+@tenant_page(NEEDS, cost=REPORT_COST)
 def success_csv(ctx: PageContext) -> HttpResponse:
     """Return all rows of the cost per success with all digits, for the page's range, grouping and filters."""
     try:
@@ -122,9 +124,12 @@ def _as_csv(
     return answer
 
 
+SCREEN = ConsoleScreen(
+    "usage", _lazy("Usage"), icon="usage", letter="u", group="top", order=20, needs=Permission.USAGE_READ
+)
 urlpatterns = [
     path("t/<slug:slug>/usage/", usage, name="usage"),
     path("t/<slug:slug>/usage/csv", usage_csv, name="usage-csv"),
     path("t/<slug:slug>/usage/success.csv", success_csv, name="usage-success-csv"),
-    PANELS.tenant_url("t/<slug:slug>/usage/", NEEDS),
+    PANELS.tenant_url("t/<slug:slug>/usage/", NEEDS, cost=PAGE_COST),
 ]

@@ -18,6 +18,7 @@ from frontend.core.one_time_secrets import OnceForm, secret_form_view, take_secr
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_page
+from frontend.core.screens import ConsoleScreen, PaletteAction
 from frontend.tenant.webhooks import page
 from tenants.actions import webhooks as actions
 from tenants.models import WebhookEndpoint
@@ -28,8 +29,8 @@ from tenants.webhooks.queries import deliveries
 PANELS = Panels(
     "webhooks-panel",
     (
-        Panel("endpoints", _lazy("Endpoints"), "webhooks/endpoints.html", page.endpoints),
-        Panel("deliveries", _lazy("Deliveries"), "webhooks/deliveries.html", page.log, every=10),
+        Panel("endpoints", _lazy("Endpoints"), "webhooks/page.html#endpoints", page.endpoints),
+        Panel("deliveries", _lazy("Deliveries"), "webhooks/page.html#deliveries", page.log, every=10),
     ),
 )
 
@@ -133,7 +134,7 @@ def secret(ctx: PageContext) -> HttpResponse:
         message = _("The signing secret of %(url)s was shown once. Rotate it to get a new one.") % {"url": row.url}
         return redirect_with_message(ctx, back, message)
     context: dict[str, Any] = {"endpoint": row, "secret": found, "back": back}
-    return render_page(ctx, "webhooks/secret.html", _("Signing secret"), breadcrumbs=_crumbs(ctx), **context)
+    return render_page(ctx, "webhooks/page.html#secret", _("Signing secret"), breadcrumbs=_crumbs(ctx), **context)
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
@@ -223,6 +224,16 @@ def _sheet(ctx: PageContext) -> dict[str, Any]:
 
 
 _ROOT = "t/<slug:slug>/webhooks/"
+SCREEN = ConsoleScreen(
+    "webhooks",
+    _lazy("Webhooks"),
+    icon="webhooks",
+    letter="w",
+    group="organization",
+    order=20,
+    needs=Permission.WEBHOOKS_READ,
+    actions=(PaletteAction(_lazy("Add webhook endpoint"), "webhooks-new", "webhooks", Permission.WEBHOOKS_WRITE),),
+)
 urlpatterns = [
     path(_ROOT, webhooks, name="webhooks"),
     path(f"{_ROOT}new", new, name="webhooks-new"),

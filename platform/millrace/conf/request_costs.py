@@ -6,35 +6,24 @@ Requests with a cost above 1 are expensive: they run one at a time for each call
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from django.urls import Resolver404, resolve
 
-SCREEN, REPORT, HEAVY = 2, 10, 30
-# By URL name. All others cost 1.
+from tenants.request_costs import HEAVY_COST, PAGE_COST, REPORT_COST, SIMPLE_COST
+
+# Of the management API, by URL name; all others cost 1. A page of the console declares its cost (`tenant_page`).
 COSTS: Mapping[str, int] = {
-    **dict.fromkeys(
-        (
-            *("alerts", "alerts-rules-new", "api-forecast", "api-policy-validate", "api-requests", "api-usage-events"),
-            *("batches-new", "budgets-limits-new", "budgets-limits-try", "budgets-new", "budgets-try", "invoices"),
-            *("invoices-upcoming", "keys", "keys-detail", "overview", "overview-panel", "playground"),
-            *("projects-detail", "requests", "requests-panel", "routing-check", "routing-edit", "usage"),
-            "usage-panel",
-        ),
-        SCREEN,
-    ),
+    **dict.fromkeys(("api-forecast", "api-policy-validate", "api-requests", "api-usage-events"), PAGE_COST),
     **dict.fromkeys(
         (
             *("api-cache-warming", "api-experiment-results", "api-invoice-csv", "api-invoice-html", "api-invoice-pdf"),
             *("api-operator-execution-costs", "api-operator-margins", "api-policy-shadow-results"),
             *("api-requests-cache-layers", "api-requests-prompt-advice", "api-requests-rates", "api-requests-success"),
-            *("api-usage", "alerts-export", "audit-export", "batches-export"),
-            *("batches-files-export", "invoices-export", "keys-export", "members-export", "operator-audit-export"),
-            *("operator-billing-export", "operator-margin-csv", "operator-prices-csv", "operator-tenants-export"),
-            *("operator-users-export", "requests-export", "schema", "usage-csv", "usage-success-csv"),
-            "webhooks-export",
+            *("api-usage", "schema"),
         ),
-        REPORT,
+        REPORT_COST,
     ),
     **dict.fromkeys(
         (
@@ -42,7 +31,7 @@ COSTS: Mapping[str, int] = {
             *("api-operator-prices-import", "api-operator-provider-exports", "api-operator-rerating-preview"),
             *("api-policy-dry-run", "api-requests-outcomes"),
         ),
-        HEAVY,
+        HEAVY_COST,
     ),
 }
 
@@ -50,6 +39,13 @@ COSTS: Mapping[str, int] = {
 def cost_of(path: str) -> int:
     """Return the cost of a request to this path."""
     try:
-        return COSTS.get(resolve(path).url_name or "", 1)
+        match = resolve(path)
     except Resolver404:
-        return 1
+        return SIMPLE_COST
+    return cost_of_view(match.func, match.url_name or "")
+
+
+def cost_of_view(view: Callable[..., Any], name: str) -> int:
+    """Return the cost of a request to a view, which has it as attribute or by its URL name."""
+    cost: int = getattr(view, "request_cost", COSTS.get(name, SIMPLE_COST))
+    return cost

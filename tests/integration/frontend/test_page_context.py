@@ -14,12 +14,13 @@ from django.http import HttpResponse
 from django.test import Client
 from django.urls import include, path, reverse
 
-from frontend.core import command_palette, navigation
+from frontend.core import command_palette
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data
 from frontend.core.page_context import FORM, PageContext, operator_page, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_form_errors, render_page, run_action
+from frontend.core.screens import OPERATOR, TENANT, ConsoleScreen, SearchResult, sidebar_screens
 from frontend.urls import urlpatterns as console
 from tenants import actions
 from tenants.models import Tenant, User
@@ -271,17 +272,15 @@ def test_invalid_preferences_are_not_stored(client, given):
 
 def test_the_palette_finds_screens_and_objects(client, acme, monkeypatch):
     join(client, acme, "owner")
-    monkeypatch.setitem(
-        command_palette.TENANT,
-        "Things",
-        lambda ctx, typed: [command_palette.SearchResult(f"a {typed}", "/x", "keys")],
-    )
-    found = client.get("/t/acme/search?q=over", headers={"HX-Request": "true"}).content.decode()
+    finders = {"Things": lambda ctx, typed: [SearchResult(f"a {typed}", "/x", "keys")]}
+    things = ConsoleScreen("overview", "Things", finders=finders)
+    with monkeypatch.context() as patch:
+        patch.setattr(command_palette, "screens_of", lambda ctx: (*sidebar_screens(TENANT), things))
+        found = client.get("/t/acme/search?q=over", headers={"HX-Request": "true"}).content.decode()
+        assert "a over" in client.get("/t/acme/search?q=over").content.decode()
     assert 'href="/t/acme/"' in found
     assert "a over" in found
     assert "<html" not in found
-    assert "a over" in client.get("/t/acme/search?q=over").content.decode()
-    monkeypatch.delitem(command_palette.TENANT, "Things")
     assert "No results for" in client.get("/t/acme/search?q=zzz").content.decode()
 
 
@@ -331,11 +330,13 @@ def test_all_tenants_are_a_link_for_operators_outside_their_console(client, acme
 
 
 @pytest.mark.urls("tests.support.frontend.admin_urls")
-@pytest.mark.parametrize(("groups", "arguments"), [(navigation.TENANT, ["acme"]), (navigation.OPERATOR, [])])
-def test_every_entry_of_the_sidebar_is_a_page(groups, arguments):
-    entries = [entry for group in groups for entry in group.entries]
-    assert {entry.route for entry in entries if not reverse(entry.route, args=arguments)} == set()
-    assert len({entry.letter for entry in entries}) == len(entries)
+@pytest.mark.parametrize(("package", "arguments"), [(TENANT, ["acme"]), (OPERATOR, [])])
+def test_every_screen_of_the_sidebar_is_a_page(package, arguments):
+    screens = sidebar_screens(package)
+    assert {screen.route for screen in screens if not reverse(screen.route, args=arguments)} == set()
+    assert (
+        len({screen.letter for screen in screens}) == len({(one.group, one.order) for one in screens}) == len(screens)
+    )
 
 
 def test_the_sidebar_has_the_screens_of_the_role(client, acme):

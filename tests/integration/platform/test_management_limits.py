@@ -30,7 +30,7 @@ from rest_framework.renderers import JSONRenderer
 from frontend.accounts import sessions
 from millrace.apps.request_log import api
 from millrace.conf import request_slots, web_database
-from millrace.conf.request_costs import COSTS, cost_of
+from millrace.conf.request_costs import COSTS, cost_of, cost_of_view
 from millrace.conf.request_slots import MAX_EXPENSIVE, MAX_RUNNING, LimitedRequests
 from millrace.conf.web_database import SIGN_IN, WEB
 from millrace.gateway.auth.callers import CallerStore
@@ -38,6 +38,7 @@ from tenants import actions
 from tenants.limits import process_buckets
 from tenants.limits.process_buckets import ProcessBuckets
 from tenants.models import Tenant, User
+from tenants.request_costs import PAGE_COST, REPORT_COST, SIMPLE_COST
 from tests.support.frontend.console import World, remembered
 from tests.support.frontend.routes import all_routes
 from tests.support.gateway.budgets import database_url
@@ -241,15 +242,18 @@ async def test_the_cost_of_a_minute_is_limited(platform: Platform, monkeypatch: 
 
 
 def test_each_cost_is_of_a_url() -> None:
-    names = {route.name for route in all_routes()}
-    assert set(COSTS) <= names
+    routes = all_routes()
+    assert set(COSTS) <= {route.name for route in routes if not hasattr(route.view, "request_cost")}
     assert (cost_of("/api/requests/outcomes"), cost_of("/api/keys"), cost_of("/none")) == (
         COSTS["api-requests-outcomes"],
         1,
         1,
     )
-    reports = {name for name in names if name.endswith(("-export", "-csv", "-preview", "-dry-run"))}
-    assert reports <= set(COSTS)
+    costs = [cost_of(path) for path in ("/t/acme/settings/", "/t/acme/usage/", "/t/acme/usage/csv")]
+    assert costs == [SIMPLE_COST, PAGE_COST, REPORT_COST]
+    reports = [route for route in routes if route.name.endswith(("-export", "-csv", "-preview", "-dry-run"))]
+    assert len(reports) > 20
+    assert min(cost_of_view(route.view, route.name) for route in reports) >= REPORT_COST
 
 
 @contextmanager

@@ -18,9 +18,9 @@ TITLES = {
 
 def gallery(names: Collection[str]) -> str:
     """Return the list of the screenshots of these pages, in the order of the sidebar."""
-    from frontend.core.navigation import OPERATOR, TENANT
+    from frontend.core.screens import OPERATOR, TENANT, sidebar_screens
 
-    order = [entry.route for group in (*TENANT, *OPERATOR) for entry in group.entries]
+    order = [screen.route for package in (TENANT, OPERATOR) for screen in sidebar_screens(package)]
 
     def place(name: str) -> tuple[int, str]:
         """Sort the pages of a screen after it, and those without a screen at the end."""

@@ -107,10 +107,10 @@ def is_wanted(name: str) -> bool:
 
 def has_screenshots(name: str) -> bool:
     """Return whether a screen has screenshots."""
-    from frontend.core.navigation import OPERATOR, TENANT
+    from frontend.core.screens import OPERATOR, TENANT, sidebar_screens
 
-    entries = {entry.route for group in (*TENANT, *OPERATOR) for entry in group.entries}
-    return name in entries or name in FORMS or name.endswith("-detail")
+    routes = {screen.route for package in (TENANT, OPERATOR) for screen in sidebar_screens(package)}
+    return name in routes or name in FORMS or name.endswith("-detail")
 
 
 def pages(screen: Screen) -> Iterator[tuple[str, User, str]]:

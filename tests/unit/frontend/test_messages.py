@@ -51,8 +51,8 @@ MODULES = sorted(messages.FRONTEND.rglob("*.py"))
 
 
 def test_every_visible_text_of_a_template_is_marked():
-    found = {path.name: messages.unmarked_in_template(path.read_text(encoding="utf-8")) for path in TEMPLATES}
-    assert len(found) > 150
+    found = {str(path): messages.unmarked_in_template(path.read_text(encoding="utf-8")) for path in TEMPLATES}
+    assert len(found) > 100
     assert {name: texts for name, texts in found.items() if texts} == {}
 
 

@@ -11,10 +11,11 @@ STATIC = ROOT / "frontend/static/frontend"
 STRING = re.compile(r"""["'`]([^"'`\n]*)["'`]""")
 # Django and allauth find these by fixed names.
 BY_NAME = re.compile(r"(account|mfa|socialaccount)/|\d{3}(_csrf)?\.html$")
-IN_PYTHON = re.compile(r'"([a-z_]+(?:/[a-z_]+)+\.html)"')
+IN_PYTHON = re.compile(r'"([a-z_]+(?:/[a-z_]+)+\.html(?:#\w+)?)"')
 CLASSES = re.compile(r'class="((?:{%.*?%}|{{.*?}}|[^"{])*)"')
 TAG, VARIABLE = re.compile(r"{%.*?%}"), re.compile(r"{{.*?}}")
 IN_TEMPLATE = re.compile(r'{%-?\s*(?:extends|include)\s+"([^"]+)"')
+DEFINED, SHOWN = re.compile(r"{% partialdef (\w+)(?: inline)? %}"), re.compile(r"{% partial (\w+) %}")
 
 
 def references() -> set[str]:
@@ -23,12 +24,15 @@ def references() -> set[str]:
     sources.append((ROOT / "tenants/problems.py").read_text())
     named = {name for source in sources for name in IN_PYTHON.findall(source)}
     for path in TEMPLATES.rglob("*.*"):
-        named |= set(IN_TEMPLATE.findall(path.read_text()))
-    return named
+        text, template = path.read_text(), path.relative_to(TEMPLATES).as_posix()
+        named |= {*IN_TEMPLATE.findall(text), *(f"{template}#{name}" for name in SHOWN.findall(text))}
+    return named | {name.partition("#")[0] for name in named}
 
 
 def test_every_template_is_used_and_every_reference_exists() -> None:
+    """Also every partial of a template."""
     templates = {path.relative_to(TEMPLATES).as_posix() for path in TEMPLATES.rglob("*.*")}
+    templates |= {f"{name}#{part}" for name in templates for part in DEFINED.findall((TEMPLATES / name).read_text())}
     named = references()
     assert {name for name in named - templates if not name.startswith(("account/", "mfa/", "socialaccount/"))} == set()
     assert {name for name in templates - named if not BY_NAME.match(name)} == set()
