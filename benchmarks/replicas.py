@@ -123,11 +123,11 @@ class GatewayPlacement:
         choice = self.placement.choose(job)
         if choice is None:
             raise RuntimeError("a replica has always a credit")
-        self.placement.sent(choice.replica_id)
+        self.placement.note_sent(choice.replica_id)
         return choice.replica_id, choice.predicted
 
     def ended(self, name: str) -> None:
-        self.placement.ended(name, claimed=False)
+        self.placement.note_ended(name, claimed=False)
 
     def exchange(self, now: float) -> None:
         """Read the digests first, so that they are as old as they can be."""
@@ -255,7 +255,7 @@ def simulate(method: str, count: int, turns: Sequence[Turn], options: argparse.N
         while ends and ends[0][0] <= now:
             _, name = heapq.heappop(ends)
             replicas[name].requests -= 1
-            chooser.ended(name)
+            chooser.note_ended(name)
         name, predicted = chooser.choose(turn, now)
         replica = replicas[name]
         start = max(now, replica.free_at)

@@ -8,7 +8,7 @@ import click
 
 from inference_worker.contract.command_line import format_command
 from millrace.cli.app import ResourceGroup, Session, command, given_options
-from millrace.cli.output import Column, joined, moment, yes_no
+from millrace.cli.output import Column, join_values, moment, yes_no
 
 SCOPES = click.Choice(["inference", "models", "endpoints", "cache", "manage"])
 ROLES = click.Choice(["owner", "admin", "developer", "billing", "readonly"])
@@ -33,15 +33,15 @@ _KEY = [
     Column("name", "name"),
     Column("prefix", "prefix"),
     Column("project", "project_id", right=True),
-    Column("scopes", "scopes", joined),
+    Column("scopes", "scopes", join_values),
     Column("expires", "expires_at", moment),
     Column("last used", "last_used_at", moment),
     Column("state", lambda key: "active" if key["live"] else "revoked" if key["revoked_at"] else "expired"),
 ]
 _KEY_FIELDS = [
     *_KEY[:-1],
-    Column("models", "allowed_models", joined),
-    Column("IP ranges", "allowed_ip_ranges", joined),
+    Column("models", "allowed_models", join_values),
+    Column("IP ranges", "allowed_ip_ranges", join_values),
     Column("created", "created_at", moment),
     Column("created by", "created_by"),
     Column("replaces", "replaces_id"),
@@ -59,7 +59,7 @@ _INVITATION = [
 _WEBHOOK = [
     Column("id", "id", right=True),
     Column("url", "url"),
-    Column("events", "event_types", lambda types: joined(types) or "all"),
+    Column("events", "event_types", lambda types: join_values(types) or "all"),
     Column("state", lambda row: "active" if row["active"] else "inactive"),
     Column("last attempt", "last_at", moment),
     Column("result", lambda row: row["last_status"] or row["last_error"]),

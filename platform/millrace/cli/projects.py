@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from millrace.cli.app import ResourceGroup, Session, api_command, command, given_options
-from millrace.cli.output import Column, joined, moment, nano_amount, number, parse_tenant_amount, yes_no
+from millrace.cli.output import Column, join_values, moment, nano_amount, number, parse_tenant_amount, yes_no
 
 UNKNOWN_PARAMETERS = click.Choice(["default", "reject", "warn"])
 
@@ -24,7 +24,7 @@ _ORGANIZATION = [
     Column("status", "status"),
     Column("days of stored content", "content_retention_days", number),
     Column("unknown parameters", "unknown_parameters"),
-    Column("allowed origins", "allowed_origins", joined),
+    Column("allowed origins", "allowed_origins", join_values),
     Column("answer cache, seconds", "answer_cache_seconds", number),
     Column("sampled answers cached", "answer_cache_sampled", yes_no),
     Column("cached answers shared by", "answer_cache_scope"),

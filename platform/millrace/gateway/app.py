@@ -242,8 +242,8 @@ class Gateway:
         checks = {"postgres": database, "valkey": valkey, "disk": self.disk.check()}
         checks["prices"] = "ok" if self.admission.budgets.has_prices else "not loaded yet"
         for name in self._required_models():
-            model = self.router.served(name)
-            ready = set(self.dispatcher.replicas.ready(name if model is None else model.key))
+            model = self.router.find_served(name)
+            ready = set(self.dispatcher.replicas.find_ready(name if model is None else model.key))
             if present is not None:  # without replicas whose exit the monitor has not seen yet
                 ready &= present
             checks[f"model {name}"] = "ok" if ready else "no replica is ready"

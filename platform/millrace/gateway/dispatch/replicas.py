@@ -150,9 +150,9 @@ class ReplicaRegistry:
 
     def serving(self, key: str) -> list[Heartbeat]:
         """Return the heartbeats of the replicas that take requests for the deployment `key`."""
-        return list(self.ready(key).values())
+        return list(self.find_ready(key).values())
 
-    def ready(self, key: str) -> dict[str, Heartbeat]:
+    def find_ready(self, key: str) -> dict[str, Heartbeat]:
         """Return the heartbeats of the replicas that take requests for the deployment `key`, by replica ID."""
         return {
             replica_id: replica.heartbeat

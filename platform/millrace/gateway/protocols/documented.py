@@ -16,24 +16,24 @@ MAX_METADATA = 16
 MAX_METADATA_KEY_CHARACTERS = 64
 
 
-def documented(**keywords: Any) -> msgspec.Meta:
+def document(**keywords: Any) -> msgspec.Meta:
     """Return an annotation that adds JSON Schema keywords to the document."""
     return msgspec.Meta(extra_json_schema=keywords)
 
 
-Positive = Annotated[int, documented(minimum=1)]
-NotNegative = Annotated[int, documented(minimum=0)]
-NotEmpty = Annotated[str, documented(minLength=1)]
-Temperature = Annotated[float, documented(minimum=0, maximum=MAX_TEMPERATURE)]
-TopP = Annotated[float, documented(exclusiveMinimum=0, maximum=1)]
-Penalty = Annotated[float, documented(minimum=-2, maximum=2)]
-Label = Annotated[str, documented(maxLength=MAX_LABEL_CHARACTERS)]
+Positive = Annotated[int, document(minimum=1)]
+NotNegative = Annotated[int, document(minimum=0)]
+NotEmpty = Annotated[str, document(minLength=1)]
+Temperature = Annotated[float, document(minimum=0, maximum=MAX_TEMPERATURE)]
+TopP = Annotated[float, document(exclusiveMinimum=0, maximum=1)]
+Penalty = Annotated[float, document(minimum=-2, maximum=2)]
+Label = Annotated[str, document(maxLength=MAX_LABEL_CHARACTERS)]
 LabelMap = Annotated[
     dict[str, Label],
-    documented(maxProperties=MAX_METADATA, propertyNames={"maxLength": MAX_METADATA_KEY_CHARACTERS}),
+    document(maxProperties=MAX_METADATA, propertyNames={"maxLength": MAX_METADATA_KEY_CHARACTERS}),
 ]
 ObjectSchema = Annotated[
     dict[str, Any],
-    documented(required=["type"], properties={"type": {"const": "object"}}),
+    document(required=["type"], properties={"type": {"const": "object"}}),
 ]
-FunctionName = Annotated[str, documented(pattern="^[A-Za-z0-9_-]{1,64}$")]
+FunctionName = Annotated[str, document(pattern="^[A-Za-z0-9_-]{1,64}$")]

@@ -20,7 +20,7 @@ from millrace.gateway.http.endpoints.files import (
 )
 from millrace.gateway.http.queries import read_limit, read_query
 from millrace.gateway.lifecycle.batch_runner import DIALECTS
-from millrace.gateway.protocols.documented import LabelMap, documented
+from millrace.gateway.protocols.documented import LabelMap, document
 from millrace.gateway.protocols.openai.parameters import check_labels, read_body
 from tenants.keys.snapshot import ApiKeySnapshot
 
@@ -115,12 +115,12 @@ def _seconds(time: Any) -> int | None:
 
 class OutputExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
     anchor: Literal["created_at"]
-    seconds: Annotated[int, documented(minimum=MIN_RETENTION_SECONDS, maximum=DEFAULT_RETENTION_SECONDS)]
+    seconds: Annotated[int, document(minimum=MIN_RETENTION_SECONDS, maximum=DEFAULT_RETENTION_SECONDS)]
 
 
 class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
     input_file_id: str
-    endpoint: Annotated[str, documented(enum=ENDPOINTS)]
+    endpoint: Annotated[str, document(enum=ENDPOINTS)]
     completion_window: Literal["24h"]
     metadata: LabelMap | None = None
     output_expires_after: OutputExpiresAfter | None = None

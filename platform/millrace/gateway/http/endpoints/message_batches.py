@@ -20,7 +20,7 @@ from millrace.gateway.http.endpoints.files import DEFAULT_RETENTION_SECONDS, ins
 from millrace.gateway.http.queries import read_limit, read_query
 from millrace.gateway.http.uploads import UploadConsumer
 from millrace.gateway.protocols.dialects import ANTHROPIC
-from millrace.gateway.protocols.documented import documented
+from millrace.gateway.protocols.documented import document
 
 DIALECT = "anthropic"
 ENDPOINT = "/v1/messages"
@@ -32,12 +32,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
-    custom_id: Annotated[str, documented(pattern=f"^{_CUSTOM_ID.pattern}$")]
-    params: Annotated[msgspec.Raw, documented(**{"$ref": "#/components/schemas/MessagesBody"})]
+    custom_id: Annotated[str, document(pattern=f"^{_CUSTOM_ID.pattern}$")]
+    params: Annotated[msgspec.Raw, document(**{"$ref": "#/components/schemas/MessagesBody"})]
 
 
 class MessageBatchBody(msgspec.Struct, forbid_unknown_fields=True):
-    requests: Annotated[list[BatchRequest], documented(minItems=1, maxItems=MAX_LINES)]
+    requests: Annotated[list[BatchRequest], document(minItems=1, maxItems=MAX_LINES)]
 
 
 def message_batch(row: dict[str, Any], base_url: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class CreateMessageBatch(UploadConsumer):
         key = await self.authenticate("inference")
         settings, storage = self.gateway.settings, self.gateway.storage
         name, batch = new_name("file-"), new_name("msgbatch_")
-        async with self.spooled() as spool:
+        async with self.spool() as spool:
             total = await asyncio.to_thread(self._write, spool, name)
         with remove_if_rejected(storage, name):
             size = storage.path(name).stat().st_size

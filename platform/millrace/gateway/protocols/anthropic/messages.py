@@ -27,7 +27,7 @@ from millrace.gateway.protocols.documented import (
     ObjectSchema,
     Positive,
     TopP,
-    documented,
+    document,
 )
 from millrace.gateway.protocols.openai.parameters import MAX_TOKENS, check_ranges, read_request, within
 from millrace.gateway.protocols.reasoning import BUDGETS, Effort, check_budget
@@ -37,7 +37,7 @@ from millrace.gateway.protocols.unknown_fields import IgnoredFields, StrictField
 DIALECT = "anthropic.messages"
 MAX_BREAKPOINTS = 4
 MAX_NAME_CHARACTERS = 128
-StopSequence = Annotated[str, documented(minLength=1, maxLength=MAX_STOP_CHARACTERS)]
+StopSequence = Annotated[str, document(minLength=1, maxLength=MAX_STOP_CHARACTERS)]
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 # Documented parameters that are not supported, with the values at which they have no effect. null always has none.
@@ -54,7 +54,7 @@ _HOSTED_TOOL = re.compile(r"(web_search|web_fetch|code_execution|tool_search_too
 
 
 class CustomTool(msgspec.Struct, forbid_unknown_fields=True):
-    name: Annotated[str, documented(pattern=f"^[A-Za-z0-9_-]{{1,{MAX_NAME_CHARACTERS}}}$")]
+    name: Annotated[str, document(pattern=f"^[A-Za-z0-9_-]{{1,{MAX_NAME_CHARACTERS}}}$")]
     input_schema: ObjectSchema
     description: str | None = None
     type: Literal["custom"] | None = None
@@ -111,9 +111,9 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The part of a body that describes the prompt."""
 
     model: str
-    messages: Annotated[list[Message], documented(minItems=1)]
+    messages: Annotated[list[Message], document(minItems=1)]
     system: str | list[AnthropicText] | None = None
-    tools: Annotated[list[CustomTool], documented(maxItems=MAX_TOOLS)] | None = None
+    tools: Annotated[list[CustomTool], document(maxItems=MAX_TOOLS)] | None = None
     tool_choice: AnthropicToolChoice | None = None
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
@@ -124,8 +124,8 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class MessagesBody(CountBody, kw_only=True):
     max_tokens: Positive
     metadata: AnthropicMetadata | None = None
-    stop_sequences: Annotated[list[StopSequence], documented(maxItems=MAX_STOPS)] | None = None
-    temperature: Annotated[float, documented(minimum=0, maximum=1)] | None = None
+    stop_sequences: Annotated[list[StopSequence], document(maxItems=MAX_STOPS)] | None = None
+    temperature: Annotated[float, document(minimum=0, maximum=1)] | None = None
     top_k: NotNegative | None = None
     top_p: TopP | None = None
     stream: bool | None = None

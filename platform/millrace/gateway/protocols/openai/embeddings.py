@@ -13,7 +13,7 @@ from inference_worker.contract.request import SamplingParams, TokenCounts
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.protocols.buffered_writer import BufferedWriter, usage_object
-from millrace.gateway.protocols.documented import Label, NotEmpty, NotNegative, Positive, documented
+from millrace.gateway.protocols.documented import Label, NotEmpty, NotNegative, Positive, document
 from millrace.gateway.protocols.openai.parameters import check_labels, read_request
 
 DIALECT = "openai.embedding"
@@ -25,8 +25,8 @@ class EmbeddingBody(msgspec.Struct, forbid_unknown_fields=True):
     input: (
         NotEmpty
         | Annotated[
-            list[NotEmpty | NotNegative | Annotated[list[NotNegative], documented(minItems=1)]],
-            documented(
+            list[NotEmpty | NotNegative | Annotated[list[NotNegative], document(minItems=1)]],
+            document(
                 minItems=1,
                 anyOf=[
                     {"items": {"type": "integer"}},

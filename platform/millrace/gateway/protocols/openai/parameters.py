@@ -36,7 +36,7 @@ from millrace.gateway.protocols.documented import (
     Positive,
     Temperature,
     TopP,
-    documented,
+    document,
 )
 from millrace.gateway.protocols.openai.guided import StructuredOutputs
 from millrace.gateway.protocols.unknown_fields import IgnoredFields, check_typos, tolerate
@@ -45,7 +45,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 C = TypeVar("C")
 
 MAX_STOPS = 16
-Bias = Annotated[float, documented(minimum=-100, maximum=100)]
+Bias = Annotated[float, document(minimum=-100, maximum=100)]
 MAX_TOKENS = 2**31
 _ANY_VOCABULARY = 2**31  # the engine checks the model's vocabulary
 
@@ -103,7 +103,7 @@ RESULT_NAMES = frozenset(
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Annotated[bool, documented(const=False)] | None = None
+    include_obfuscation: Annotated[bool, document(const=False)] | None = None
 
 
 class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -111,20 +111,20 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str
     max_tokens: Positive | None = None
-    n: Annotated[int, documented(minimum=1, maximum=MAX_ANSWERS)] | None = None
+    n: Annotated[int, document(minimum=1, maximum=MAX_ANSWERS)] | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_k: Annotated[int, documented(minimum=-1)] | None = None
-    min_p: Annotated[float, documented(minimum=0, maximum=1)] | None = None
+    top_k: Annotated[int, document(minimum=-1)] | None = None
+    min_p: Annotated[float, document(minimum=0, maximum=1)] | None = None
     seed: int | None = None
-    stop: NotEmpty | Annotated[list[NotEmpty], documented(maxItems=MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[NotNegative], documented(maxItems=MAX_STOP_TOKEN_IDS)] | None = None
+    stop: NotEmpty | Annotated[list[NotEmpty], document(maxItems=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[NotNegative], document(maxItems=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     min_tokens: NotNegative | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, documented(minimum=0.1, maximum=10)] | None = None
-    logit_bias: Annotated[dict[int, Bias], documented(maxProperties=MAX_LOGIT_BIAS)] | None = None
+    repetition_penalty: Annotated[float, document(minimum=0.1, maximum=10)] | None = None
+    logit_bias: Annotated[dict[int, Bias], document(maxProperties=MAX_LOGIT_BIAS)] | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
@@ -133,7 +133,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     add_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: Annotated[int, documented(minimum=0, maximum=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, document(minimum=0, maximum=MAX_LOGPROBS)] | None = None
     truncate_prompt_tokens: int | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     priority: int | None = None
@@ -160,7 +160,7 @@ def read_body(body: bytes, type_: type[T], no_op: Mapping[str, tuple[Any, ...]] 
             raise ApiError("unknown_parameter", f"Unknown parameter: {name!r}.", name[:200])
         if not _is_no_op(values.pop(name), no_op[name]):
             raise _unsupported(name)
-    return converted(values, type_)
+    return convert(values, type_)
 
 
 def read_request(
@@ -212,7 +212,7 @@ def _decode(body: bytes) -> dict[str, Any]:
     return fields
 
 
-def converted(value: Any, type_: type[C], path: str = "") -> C:
+def convert(value: Any, type_: type[C], path: str = "") -> C:
     """Convert a part of a body, at `path`, to this type.
 
     Raises:
@@ -234,7 +234,7 @@ def converted_leniently(value: Any, type_: type[C], path: str, ignored: IgnoredF
         return msgspec.convert(value, type_, str_keys=True)
     except msgspec.ValidationError:  # the usual body has no unknown fields and needs one conversion
         tolerate(value, type_, _INDEX.sub("[]", path), ignored)
-        return converted(value, type_, path)
+        return convert(value, type_, path)
 
 
 @cache
