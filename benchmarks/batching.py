@@ -39,12 +39,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.options import parse
-from inference_worker.contract.config import EngineConfig
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.scheduling.scheduler import SchedulerOutput
-from inference_worker.models.model_source import ensure_model
+from inference_worker.engine.sequences.step import SchedulerOutput
 from tests.support.engine.fakes import TINY, FakeRunner
 from tests.support.engine.replay import Lengths, azure
 

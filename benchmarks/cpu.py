@@ -48,10 +48,10 @@ from benchmarks import engine as engine_benchmark  # noqa: E402
 from benchmarks import gateway, serve  # noqa: E402
 from benchmarks.gateway_load import many_streams  # noqa: E402
 from benchmarks.options import parse  # noqa: E402
-from inference_worker.contract.config import EngineConfig, KVCacheDTypeName, QuantizationName  # noqa: E402
+from inference_worker.checkpoints.model_source import ensure_model  # noqa: E402
+from inference_worker.contract.engine_config import EngineConfig, KVCacheDTypeName, QuantizationName  # noqa: E402
 from inference_worker.contract.settings import ModelSpec  # noqa: E402
 from inference_worker.engine.engine import LLMEngine  # noqa: E402
-from inference_worker.models.model_source import ensure_model  # noqa: E402
 from kernels.native.library import load_library  # noqa: E402
 from millrace.local.program import Program, free_port  # noqa: E402
 

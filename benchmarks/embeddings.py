@@ -21,11 +21,11 @@ from typing import Any
 import torch
 
 from benchmarks.options import parse
-from inference_worker.contract.config import PROFILES, EngineConfig
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.checkpoints.tokenizer import Tokenizer
+from inference_worker.contract.engine_config import PROFILES, EngineConfig
 from inference_worker.contract.request import Request
-from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
-from inference_worker.models.model_source import ensure_model
 from tests.support.engine.make_embeddings import MINILM, texts
 
 BATCH = 32

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.options import parse
-from inference_worker.contract.config import CpuKernelsName, EngineConfig, KVCacheDTypeName, QuantizationName
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.contract.engine_config import CpuKernelsName, EngineConfig, KVCacheDTypeName, QuantizationName
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.models.model_source import ensure_model
 
 # The kernels, the quantization of the weights, and the dtype of the KV cache.
 CONFIGURATIONS: dict[str, tuple[CpuKernelsName, QuantizationName, KVCacheDTypeName]] = {

@@ -13,7 +13,8 @@ from unittest import mock
 import torch
 
 from benchmarks.gpu_bench import Bench
-from inference_worker.contract.config import EngineConfig, ModelConfig
+from inference_worker.checkpoints.model_config import ModelConfig
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.engine import model_runner
 from inference_worker.engine.attention.registry import BACKENDS

@@ -13,14 +13,14 @@ import torch
 
 from benchmarks.gpu_bench import Bench
 from benchmarks.gpu_engine import TINY, RandomWeights
-from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.engine import model_runner
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.kv_cache.block_copies import BlockCopies
-from inference_worker.engine.kv_cache.kv_cache import BlockOperation
 from inference_worker.engine.sampling.sampler import Sampler, SampleRow, sample
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.sequence import Sequence
+from inference_worker.engine.sequences.step import BlockOperation
 
 VOCAB = 1000
 EQUAL_SHARE = 0.99  # of sampled tokens; sums are rounded differently, and a random number may be between them

@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.options import parse
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.settings import ModelSpec
-from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.models.model_source import ensure_model
 from tests.support.engine.replay import ANSWER, Conversation, Replayer, Turn, taubench
 
 BLOCK = 32

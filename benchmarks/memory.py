@@ -15,12 +15,12 @@ from collections import Counter
 from pathlib import Path
 
 from benchmarks.options import parse
-from inference_worker.contract.config import EngineConfig
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.process_memory import release_code, reuse_freed_memory, trim_heap
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.models.model_source import ensure_model
 
 CONCURRENT = 8
 REPORTS = 4

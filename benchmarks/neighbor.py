@@ -23,10 +23,10 @@ from pathlib import Path
 
 from benchmarks.engine import run
 from benchmarks.options import parse
-from inference_worker.contract.config import CpuKernelsName, EngineConfig
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.contract.engine_config import CpuKernelsName, EngineConfig
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.models.model_source import ensure_model
 
 CONFIGURATIONS: dict[str, CpuKernelsName] = {"kernels": "auto", "pytorch": "pytorch"}
 

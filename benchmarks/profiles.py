@@ -25,12 +25,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.options import parse
-from inference_worker.contract.config import PROFILES, EngineConfig, EngineProfile, ModelConfig
+from inference_worker.checkpoints.decoder_config import read_decoder_directory
+from inference_worker.checkpoints.model_config import ModelConfig
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.contract.engine_config import PROFILES, EngineConfig, EngineProfile
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.model_runner import ModelRunner
-from inference_worker.models.model_source import ensure_model
 
 LONG_ANSWER = (16, 48)  # tokens; lengths are random, so that clients do not synchronize
 SHORT_PROMPT, SHORT_ANSWER = 32, 128
@@ -116,7 +118,7 @@ def prepare(threads: int) -> tuple[EngineConfig, ModelConfig, ModelRunner]:
     with tempfile.TemporaryDirectory() as state:
         model_dir = ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(state))
         config = EngineConfig(model_dir, threads=threads, measure_peaks=False)
-        model = ModelConfig.from_dir(model_dir)
+        model = read_decoder_directory(model_dir)
         return config, model, ModelRunner(config, model, model.max_model_len)
 
 

@@ -30,12 +30,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.options import parse
-from inference_worker.contract.config import DTypeName, EngineConfig, KVCacheDTypeName, QuantizationName
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.checkpoints.tokenizer import Tokenizer
+from inference_worker.contract.engine_config import DTypeName, EngineConfig, KVCacheDTypeName, QuantizationName
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.contract.settings import ModelSpec
-from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.models.model_source import ensure_model
 
 TEXT = Path(__file__).resolve().parents[1] / "tests" / "data" / "text" / "alice.txt.gz"
 REFERENCE = "float32"

@@ -27,10 +27,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.options import parse
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.settings import ModelSpec
-from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.models.model_source import ensure_model
 from tests.support.engine.replay import (
     MOONCAKE_BLOCK,
     Conversation,

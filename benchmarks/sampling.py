@@ -17,7 +17,7 @@ import torch
 from benchmarks.options import parse
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.engine.sampling.sampler import Sampler
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.sequence import Sequence
 
 VOCAB = 49_152
 ROWS = (1, 32, 200)

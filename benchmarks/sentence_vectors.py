@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from inference_worker.contract.config import EngineConfig
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.checkpoints.tokenizer import Tokenizer
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import Request
 from inference_worker.contract.settings import ModelSpec
-from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
-from inference_worker.models.model_source import ensure_model
 
 Matrix = NDArray[np.float32]
 MODEL = ModelSpec("all-minilm-l6-v2", "embedded:minilm", "auto")

@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.options import parse
-from inference_worker.contract.config import MAX_DRAFTING_SEQUENCES, EngineConfig
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.contract.engine_config import MAX_DRAFTING_SEQUENCES, EngineConfig
 from inference_worker.contract.request import Request, SamplingParams, ServiceClass, StructuredSpec
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.models.model_source import ensure_model
 from inference_worker.worker.worker import find_draft_model
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"

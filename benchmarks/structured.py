@@ -22,14 +22,14 @@ from typing import Any
 import torch
 
 from benchmarks.options import parse
-from inference_worker.contract.config import EngineConfig
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import Request, SamplingParams, StructuredSpec
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.sampling import logits_processors, sampler
 from inference_worker.engine.structured_output import grammars as grammars_module
 from inference_worker.engine.structured_output.grammars import Grammar, GrammarCompiler
-from inference_worker.models.model_source import ensure_model
 
 PERSON = {
     "type": "object",

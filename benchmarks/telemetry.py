@@ -17,10 +17,11 @@ from benchmarks.options import parse
 from inference_worker.contract.messages import encode
 from inference_worker.contract.request import Request, RequestOutput, SamplingParams
 from inference_worker.engine.attention.base import BackendChoice
+from inference_worker.engine.capacity.roofline import Peaks, Roofline
 from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
-from inference_worker.engine.scheduling.scheduler import Scheduler, SchedulerOutput
-from inference_worker.engine.scheduling.sequence import RequestGroup, Sequence
-from inference_worker.engine.telemetry.roofline import Peaks, Roofline
+from inference_worker.engine.scheduling.scheduler import Scheduler
+from inference_worker.engine.sequences.sequence import RequestGroup, Sequence
+from inference_worker.engine.sequences.step import SchedulerOutput
 from inference_worker.engine.telemetry.telemetry import EngineMetrics, StepSeconds
 
 CALLS = 500  # in a round

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from inference_worker.contract.config import DeviceName, DTypeName
+from inference_worker.contract.engine_config import DeviceName, DTypeName
+from inference_worker.engine.capacity.fit import ComputeDevice
+from inference_worker.engine.capacity.peaks import measure_peaks
 from inference_worker.engine.device import free_memory, pick_device, pick_dtype
-from inference_worker.engine.telemetry.fit import ComputeDevice
-from inference_worker.engine.telemetry.peaks import measure_peaks
 
 _CPUINFO = Path("/proc/cpuinfo")
 

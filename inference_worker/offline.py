@@ -14,23 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inference_worker.contract.config import (
+from inference_worker.checkpoints.encoder_config import EncoderConfig, read_model_config
+from inference_worker.checkpoints.model_config import ModelConfig, ModelError
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.checkpoints.tokenizer import Tokenizer
+from inference_worker.checkpoints.tokenizer_convert import find_source
+from inference_worker.contract.engine_config import (
     DeviceName,
     DTypeName,
     EngineConfig,
     KVCacheDTypeName,
-    ModelConfig,
-    ModelError,
     QuantizationName,
 )
-from inference_worker.contract.encoder_config import EncoderConfig, read_model_config
 from inference_worker.contract.request import Request, RequestRejected, SamplingParams
 from inference_worker.contract.settings import ModelSpec
-from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.model_runner import ModelRunner
-from inference_worker.models.model_source import ensure_model
-from inference_worker.models.tokenizer_convert import find_source
 
 WARM_UP_TOKENS = 4
 

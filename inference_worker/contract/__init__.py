@@ -1,1 +1,1 @@
-"""Messages, Redis keys, Lua scripts, request types and the tokenizer: the part that other packages import."""
+"""Messages, Redis keys, Lua scripts, request types and settings: the part that other packages import."""

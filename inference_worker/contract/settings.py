@@ -13,7 +13,7 @@ from typing import get_args
 from urllib.parse import parse_qsl, urlencode
 
 from inference_worker.contract import env
-from inference_worker.contract.config import (
+from inference_worker.contract.engine_config import (
     CpuKernelsName,
     DeviceName,
     DTypeName,

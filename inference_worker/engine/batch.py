@@ -9,8 +9,8 @@ from itertools import compress
 import numpy as np
 import numpy.typing as npt
 
-from inference_worker.engine.scheduling.scheduler import ScheduledSequence, SchedulerOutput
-from inference_worker.engine.scheduling.sequence import Sequence, SequenceStatus
+from inference_worker.engine.sequences.sequence import Sequence, SequenceStatus
+from inference_worker.engine.sequences.step import ScheduledSequence, SchedulerOutput
 
 Indexes = npt.NDArray[np.int32]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from inference_worker.contract.config import CpuKernelsName, DeviceName, DTypeName
+from inference_worker.contract.engine_config import CpuKernelsName, DeviceName, DTypeName
 from inference_worker.engine.kernel_check import find_wrong_operator
 from kernels.native.library import Library, load_library
 

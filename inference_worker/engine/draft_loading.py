@@ -7,13 +7,13 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from inference_worker.contract.config import EngineConfig
+from inference_worker.checkpoints.draft_check import read_draft_config
+from inference_worker.contract.engine_config import EngineConfig
+from inference_worker.engine.capacity.layer_groups import group_layers
+from inference_worker.engine.capacity.roofline import Roofline
 from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
-from inference_worker.engine.kv_cache.layer_groups import group_layers
 from inference_worker.engine.model_runner import ModelRunner
 from inference_worker.engine.speculation.draft_model import DraftModel
-from inference_worker.engine.telemetry.roofline import Roofline
-from inference_worker.models.draft_check import read_draft_config
 
 log = logging.getLogger(__name__)
 

@@ -8,26 +8,30 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from inference_worker.contract.config import EngineConfig, ModelConfig
+from inference_worker.checkpoints.decoder_config import read_decoder_directory
+from inference_worker.checkpoints.model_config import ModelConfig
+from inference_worker.checkpoints.tokenizer import Tokenizer
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.prefix_digest import PrefixDigest
 from inference_worker.contract.request import Request, RequestOutput, RequestRejected, TokenLogprobs
-from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.contract.validation import check_sampling
+from inference_worker.engine.capacity.layer_groups import group_layers
+from inference_worker.engine.capacity.roofline import BatchShape
 from inference_worker.engine.draft_loading import load_draft_model
 from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
-from inference_worker.engine.kv_cache.layer_groups import group_layers
-from inference_worker.engine.model_runner import LaunchedStep, ModelRunner, Runner, StepResult
+from inference_worker.engine.model_runner import ModelRunner
 from inference_worker.engine.output import append_tokens, end, fail, note_prompt_logprobs
 from inference_worker.engine.reasoning import ReasoningTracker
-from inference_worker.engine.scheduling.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
-from inference_worker.engine.scheduling.sequence import RequestGroup, Sequence, SequenceStatus
+from inference_worker.engine.scheduling.scheduler import Scheduler
+from inference_worker.engine.sequences.runner import LaunchedStep, Runner, StepResult
+from inference_worker.engine.sequences.sequence import RequestGroup, Sequence, SequenceStatus
+from inference_worker.engine.sequences.step import ScheduledSequence, SchedulerOutput
 from inference_worker.engine.speculation.draft_model import DraftModel
 from inference_worker.engine.speculation.drafter import Drafter
 from inference_worker.engine.speculation.forced_tokens import ForcedTokens, take_forced_tokens
 from inference_worker.engine.speculation.prompt_lookup import PromptLookup
 from inference_worker.engine.speculation.speculator import Speculator
 from inference_worker.engine.structured_output.grammars import GrammarCompiler, GrammarFailed
-from inference_worker.engine.telemetry.roofline import BatchShape
 from inference_worker.engine.telemetry.telemetry import EngineMetrics, StepSeconds
 
 log = logging.getLogger(__name__)
@@ -90,7 +94,7 @@ class LLMEngine:
     ) -> None:
         self._clock, self._timer = clock, timer
         self.config = config
-        self.model_config = model_config or ModelConfig.from_dir(config.model_dir)
+        self.model_config = model_config or read_decoder_directory(config.model_dir)
         self.tokenizer = tokenizer if tokenizer or runner else Tokenizer.from_dir(config.model_dir)
         own_limit = self.model_config.max_model_len
         self.max_model_len = min(own_limit, config.max_model_len or own_limit)

@@ -5,94 +5,42 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
-from typing import Protocol
 
 import torch
 
-from inference_worker.contract.config import DEFAULT_KV_BYTES, DEFAULT_KV_SHARE, EngineConfig, ModelConfig
-from inference_worker.contract.request import TokenLogprobs
+from inference_worker.checkpoints.checkpoint import read_tensor_entries
+from inference_worker.checkpoints.draft_check import read_draft_config
+from inference_worker.checkpoints.model_config import ModelConfig
+from inference_worker.contract.engine_config import DEFAULT_KV_BYTES, DEFAULT_KV_SHARE, EngineConfig
 from inference_worker.engine.architectures import load_model
 from inference_worker.engine.architectures.layers import Layers
-from inference_worker.engine.attention.base import BackendChoice, CacheShape, StepMetadata
+from inference_worker.engine.attention.base import CacheShape, StepMetadata
 from inference_worker.engine.attention.grouped import GroupedBackend
 from inference_worker.engine.attention.registry import make_backend
 from inference_worker.engine.batch import PersistentBatch
-from inference_worker.engine.device import free_memory, pick_device, pick_dtype, pick_kernels
-from inference_worker.engine.kv_cache.block_copies import BlockCopies
-from inference_worker.engine.kv_cache.layer_groups import group_layers
-from inference_worker.engine.quantization.linear_weights import LinearWeights
-from inference_worker.engine.sampling.logprobs import RankedTokens, prompt_logprobs
-from inference_worker.engine.sampling.sampler import Sampled, Sampler
-from inference_worker.engine.scheduling.scheduler import ScheduledSequence, SchedulerOutput
-from inference_worker.engine.telemetry.peaks import measure_peaks
-from inference_worker.engine.telemetry.roofline import Roofline
-from inference_worker.engine.telemetry.sizing import (
+from inference_worker.engine.capacity.layer_groups import group_layers
+from inference_worker.engine.capacity.peaks import measure_peaks
+from inference_worker.engine.capacity.roofline import Roofline
+from inference_worker.engine.capacity.sizing import (
     KVSizing,
     draft_kv_bytes,
     kv_cache_bytes,
     kv_number_bytes,
     size_kv_cache,
 )
+from inference_worker.engine.device import free_memory, pick_device, pick_dtype, pick_kernels
+from inference_worker.engine.kv_cache.block_copies import BlockCopies
+from inference_worker.engine.loading.loader import ProgressLog
+from inference_worker.engine.quantization.linear_weights import LinearWeights
+from inference_worker.engine.sampling.logprobs import RankedTokens, prompt_logprobs
+from inference_worker.engine.sampling.sampler import Sampled, Sampler
+from inference_worker.engine.sequences.runner import LaunchedStep, StepResult
+from inference_worker.engine.sequences.step import ScheduledSequence, SchedulerOutput
 from inference_worker.engine.tensors import mark, upload_all
-from inference_worker.models.checkpoint import read_tensor_entries
-from inference_worker.models.draft_check import read_draft_config
-from inference_worker.models.loader import ProgressLog
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class StepResult:
-    """The result of a step."""
-
-    # Of each sampled entry, in order: the accepted drafts and the token after them.
-    tokens: list[list[int]] = field(default_factory=list)
-    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # by index in `tokens`, if requested
-    # By index in the batch, if requested: of the prompt tokens after the computed ones.
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-
-
-class LaunchedStep(Protocol):
-    """A step on the device."""
-
-    def sample(self) -> None:
-        """Sample the tokens, unless `launch` has. The tokens of earlier steps must be in their sequences."""
-
-    def read(self) -> StepResult:
-        """Wait for the step and return its result."""
-
-
-class Runner(Protocol):
-    """The interface of runners."""
-
-    @property
-    def num_blocks(self) -> int:
-        """Return the number of KV cache blocks that can be allocated; their ids start at 1."""
-
-    @property
-    def num_host_blocks(self) -> int:
-        """Return the number of blocks that fit into CPU memory."""
-
-    @property
-    def restore_seconds(self) -> float:
-        """Return the seconds to restore one block from CPU memory."""
-
-    @property
-    def async_scheduling(self) -> bool:
-        """Return whether a step may be launched before the previous one has finished."""
-
-    @property
-    def attention_choice(self) -> BackendChoice:
-        """Return the name of the attention backend, and why it replaces the default."""
-
-    @property
-    def roofline(self) -> Roofline:
-        """Return the costs of a step on the device."""
-
-    def launch(self, output: SchedulerOutput) -> LaunchedStep:
-        """Start a scheduled step without waiting for it."""
 
 
 class ModelRunner:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as Items
 
 from inference_worker.contract.request import FinishReason, RequestError, RequestOutput, TokenLogprobs
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.sequence import Sequence
 
 
 def note_prompt_logprobs(seq: Sequence, start: int, found: Collection[TokenLogprobs]) -> None:

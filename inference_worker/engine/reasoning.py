@@ -7,10 +7,10 @@ from collections.abc import Collection
 
 import numpy as np
 
+from inference_worker.checkpoints.reasoning import ReasoningSplitter, ReasoningState
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.output_formats import REASONING_FORMATS
-from inference_worker.contract.reasoning import ReasoningSplitter, ReasoningState
 from inference_worker.contract.request import ReasoningSpec, RequestRejected, TokenLogprobs
-from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.structured_output.grammars import Masks
 
 

@@ -20,11 +20,18 @@ import structlog
 import torch
 from redis.exceptions import NoScriptError
 
+from inference_worker.checkpoints.encoder_config import EncoderConfig, read_model_config
+from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.contract import claims, valkey
-from inference_worker.contract.config import CPU_PROFILES, PROFILES, EngineConfig, EngineProfile, QuantizationName
 from inference_worker.contract.deployments import ALL_WORKERS, WANTED_KEY, WantedState, decode_wanted
 from inference_worker.contract.disk import FreeSpace
-from inference_worker.contract.encoder_config import EncoderConfig, read_model_config
+from inference_worker.contract.engine_config import (
+    CPU_PROFILES,
+    PROFILES,
+    EngineConfig,
+    EngineProfile,
+    QuantizationName,
+)
 from inference_worker.contract.exits import take_over
 from inference_worker.contract.journal import RECORD_BYTES, Journal
 from inference_worker.contract.messages import (
@@ -46,8 +53,7 @@ from inference_worker.contract.version import VERSION
 from inference_worker.engine.device import pick_device, pick_dtype
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.models.loader import ProgressLog
-from inference_worker.models.model_source import ensure_model
+from inference_worker.engine.loading.loader import ProgressLog
 from inference_worker.worker.control import Control
 from inference_worker.worker.credentials import CredentialStore, needs_of
 from inference_worker.worker.engine_client import ActiveJob, Engine, ResidentEngine

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.contract.settings import ModelSpec
-from inference_worker.models.model_source import ensure_model
 from tests.support.e2e.keys import make_key
 from tests.support.models import models_data_dir
 from tests.support.stack import EMBEDDING_MODEL, MODEL, Stack, eventually, running

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from openai.types.responses import ResponseOutputMessage, ResponseReasoningItem
 
-from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from tests.support.e2e.deployments import publish_prices, run_deployments, sign_in_operator
 from tests.support.engine.tiny_reasoner import write_reasoner, write_scripted_reasoner
 from tests.support.stack import Stack, eventually

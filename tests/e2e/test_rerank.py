@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from inference_worker.contract.config import EngineConfig
-from inference_worker.contract.encoder_config import EncoderConfig
-from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.checkpoints.encoder_config import EncoderConfig
+from inference_worker.checkpoints.tokenizer import Tokenizer
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.engine.embeddings.embedding_runner import EmbeddingRunner
 from tests.support.e2e.rerank import USD_PER_MILLION, USD_PER_SEARCH
 from tests.support.stack import EMBEDDING_MODEL, MODEL, RERANK_MODEL, Stack

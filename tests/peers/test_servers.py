@@ -24,9 +24,9 @@ import psycopg
 import pytest
 import redis
 
+from inference_worker.checkpoints.model_source import embedded_source, ensure_model
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
-from inference_worker.models.model_source import embedded_source, ensure_model
 from millrace.local.program import die_with_parent, free_port
 from tests.support.billing.books import rate_card
 from tests.support.invariants import assert_ledger_invariants

@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import exact
-from inference_worker.contract.config import DTypeName, QuantizationName, SpeculationName
+from inference_worker.contract.engine_config import DTypeName, QuantizationName, SpeculationName
 from inference_worker.contract.output_formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
 from inference_worker.contract.upstream_presets import PRESETS
 from inference_worker.contract.upstreams import UpstreamEngine

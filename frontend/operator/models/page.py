@@ -17,7 +17,7 @@ from billing.pricing.pricing import Component, Tier
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
-from inference_worker.contract.encoder_config import ModelTask, model_task
+from inference_worker.checkpoints.encoder_config import ModelTask, model_task
 from inference_worker.contract.settings import ModelSpec
 from millrace.apps.deployments.deployments import served_specs
 from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState, ReplicaStatus, read_fleet_status

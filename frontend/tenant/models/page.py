@@ -16,7 +16,7 @@ from billing.pricing.rate_cards import current_prices
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
-from inference_worker.contract.encoder_config import ModelTask, model_task
+from inference_worker.checkpoints.encoder_config import ModelTask, model_task
 from inference_worker.contract.settings import ModelSpec
 from millrace.apps.deployments.deployments import served_specs
 from millrace.apps.deployments.fleet_status import FleetStatus, read_fleet_status

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from inference_worker.contract.config import ModelConfig, ModelError
+from inference_worker.checkpoints.model_config import ModelConfig, ModelError
 from inference_worker.engine.architectures.base import CausalModel
 from inference_worker.engine.architectures.gemma import Gemma2Model, Gemma3Model
 from inference_worker.engine.architectures.glm4 import Glm4Model
@@ -16,7 +16,7 @@ from inference_worker.engine.architectures.olmo2 import Olmo2Model
 from inference_worker.engine.architectures.phi3 import Phi3Model
 from inference_worker.engine.architectures.qwen import Qwen2Model, Qwen2MoeModel, Qwen3Model, Qwen3MoeModel
 from inference_worker.engine.architectures.smollm3 import SmolLM3Model
-from inference_worker.models.loader import Weights
+from inference_worker.engine.loading.loader import Weights
 
 MODELS: dict[str, Callable[[ModelConfig, Weights, Layers], CausalModel]] = {
     "Gemma2ForCausalLM": Gemma2Model,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from inference_worker.contract.encoder_config import EncoderConfig
+from inference_worker.checkpoints.encoder_config import EncoderConfig
 from inference_worker.engine.architectures.encoder import Packing
 from inference_worker.engine.architectures.feed_forward import take_together
 from inference_worker.engine.architectures.layers import LayerNorm, Layers, Linear
-from inference_worker.models.loader import Weights
+from inference_worker.engine.loading.loader import Weights
 
 
 class BertEncoder:

@@ -8,16 +8,16 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from inference_worker.contract.config import ModelConfig, ModelError
-from inference_worker.contract.encoder_config import EncoderConfig
-from inference_worker.contract.pair_scoring import PairScoring
+from inference_worker.checkpoints.encoder_config import EncoderConfig
+from inference_worker.checkpoints.model_config import ModelConfig, ModelError
+from inference_worker.checkpoints.pair_scoring import PairScoring
 from inference_worker.engine.architectures import load_model
 from inference_worker.engine.architectures.encoder import Packing
 from inference_worker.engine.architectures.layers import Layers
 from inference_worker.engine.architectures.packed_attention import PackedAttention, describe
+from inference_worker.engine.loading.loader import Weights
 from inference_worker.engine.quantization.linear_weights import LinearWeights, take_linear
 from inference_worker.engine.quantization.weights import Weight
-from inference_worker.models.loader import Weights
 
 _PREFIX = "model."
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from inference_worker.contract.config import ModelConfig
+from inference_worker.checkpoints.model_config import ModelConfig
 from inference_worker.engine.architectures.feed_forward import (
     ExpertNames,
     FeedForward,
@@ -22,9 +22,9 @@ from inference_worker.engine.architectures.layers import Layers, Linear, RMSNorm
 from inference_worker.engine.architectures.rope import NativeRotation, NoRotation, Rope, Rotation
 from inference_worker.engine.architectures.smoothing import LayerFactors, Smoothing
 from inference_worker.engine.attention.base import AttentionBackend, AttentionSpec, StepMetadata
+from inference_worker.engine.loading.loader import Weights
 from inference_worker.engine.quantization.linear_weights import LinearWeights
 from inference_worker.engine.quantization.weights import select_outputs
-from inference_worker.models.loader import Weights
 from kernels.native.operators import LayerOperator, LayerStack
 
 

@@ -9,11 +9,11 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from inference_worker.contract.config import ModelConfig, MoeConfig
+from inference_worker.checkpoints.model_config import ModelConfig, MoeConfig
 from inference_worker.engine.architectures.layers import Layers, Linear
+from inference_worker.engine.loading.loader import Weights
 from inference_worker.engine.quantization.linear_weights import take_linear
 from inference_worker.engine.quantization.weights import Weight, concatenate
-from inference_worker.models.loader import Weights
 
 
 class FeedForward(Protocol):

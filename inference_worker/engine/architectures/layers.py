@@ -9,7 +9,7 @@ from typing import TypeGuard
 import torch
 from torch.nn import functional
 
-from inference_worker.contract.config import ModelConfig, RopeConfig
+from inference_worker.checkpoints.model_config import ModelConfig, RopeConfig
 from inference_worker.engine.architectures.rope import Rope
 from inference_worker.engine.quantization.quantize import quantize_head, scales_of, to_int8
 from inference_worker.engine.quantization.weights import Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight, Weight

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from inference_worker.contract.config import ModelConfig
+from inference_worker.checkpoints.model_config import ModelConfig
 from inference_worker.engine.architectures.encoder import Packing
 from inference_worker.engine.attention.base import AttentionBackend, AttentionSpec, CacheShape, StepMetadata
 

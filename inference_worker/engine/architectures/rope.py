@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from inference_worker.contract.config import RopeConfig
+from inference_worker.checkpoints.model_config import RopeConfig
 from kernels import reference
 from kernels.native import operators
 from kernels.native.library import Library

@@ -12,22 +12,20 @@ The root mean squares are those of random tokens, which pass through each layer 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from inference_worker.contract.config import ModelConfig
+from inference_worker.checkpoints.model_config import ModelConfig
 from inference_worker.engine.architectures.encoder import Packing
-from inference_worker.engine.architectures.feed_forward import GatedFeedForward
+from inference_worker.engine.architectures.feed_forward import FeedForward, GatedFeedForward
 from inference_worker.engine.architectures.layers import Linear, RMSNorm
 from inference_worker.engine.architectures.packed_attention import PackedAttention, describe
 from inference_worker.engine.architectures.rope import Rotation
-from inference_worker.engine.attention.base import AttentionSpec
+from inference_worker.engine.attention.base import AttentionBackend, AttentionSpec, StepMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from inference_worker.engine.architectures.decoder import DecoderLayer
 
 _TOKENS = 256
 _NORM_EXPONENT, _INNER_EXPONENT = 0.5, 0.2  # of a root mean square; see docs/reference/model-formats.md
@@ -42,6 +40,18 @@ class LayerFactors:
     attention: torch.Tensor | None = None  # [hidden], after the norm before attention
     mlp: torch.Tensor | None = None  # [hidden], after the norm before the feed-forward block
     inner: torch.Tensor | None = None  # [intermediate], of activation(gate) · up
+
+
+class SmoothedLayer(Protocol):
+    """The parts of a decoder layer that are measured."""
+
+    before_attention: RMSNorm | None
+    before_mlp: RMSNorm | None
+    mlp: FeedForward
+
+    def forward(
+        self, hidden: torch.Tensor, rotation: Rotation, attention: AttentionBackend, metadata: StepMetadata
+    ) -> torch.Tensor: ...
 
 
 class Smoothing:
@@ -62,7 +72,7 @@ class Smoothing:
         self._attention = PackedAttention(config, specs, hidden.dtype, hidden.device)
         self.positions = packing.positions
 
-    def measure(self, layer: DecoderLayer, rotation: Rotation) -> LayerFactors:
+    def measure(self, layer: SmoothedLayer, rotation: Rotation) -> LayerFactors:
         """Pass the tokens through `layer`, which is not quantized, and return its factors."""
         before_attention, before_mlp = _RecordingNorm(layer.before_attention), _RecordingNorm(layer.before_mlp)
         layer.before_attention, layer.before_mlp = before_attention, before_mlp

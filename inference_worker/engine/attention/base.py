@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from inference_worker.contract.config import KVCacheDTypeName
+from inference_worker.contract.engine_config import KVCacheDTypeName
 from kernels import reference
 from kernels.native.operators import StackAttention
 

@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from inference_worker.contract.config import EngineConfig
-from inference_worker.contract.encoder_config import EncoderConfig
+from inference_worker.checkpoints.encoder_config import EncoderConfig
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import Request, RequestError, RequestOutput, RequestRejected, TokenCounts
 from inference_worker.engine.embeddings.embedding_metrics import EmbeddingMetrics
 from inference_worker.engine.embeddings.embedding_runner import Embedder, EmbeddingRunner, Vectors
 from inference_worker.engine.engine import EngineStats
 from inference_worker.engine.scheduling.fairness import FairShareTable
-from inference_worker.engine.scheduling.sequence import RequestGroup, Sequence
 from inference_worker.engine.scheduling.waiting import WaitingQueue
+from inference_worker.engine.sequences.sequence import RequestGroup, Sequence
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from inference_worker.contract import metric_families as families
 from inference_worker.contract.metric_families import Histogram, MetricsSnapshot
 from inference_worker.contract.request import RequestOutput, TokenCounts
-from inference_worker.engine.scheduling.sequence import RequestGroup
+from inference_worker.engine.sequences.sequence import RequestGroup
 
 _FINISHED = {"stop": "stop", "cancelled": "abort"}  # vLLM's words
 _HISTOGRAMS = (

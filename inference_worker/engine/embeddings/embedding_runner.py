@@ -11,16 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from inference_worker.contract.config import EngineConfig
-from inference_worker.contract.encoder_config import EncoderConfig, Family
+from inference_worker.checkpoints.encoder_config import EncoderConfig, Family
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.engine.architectures.bert import BertEncoder
 from inference_worker.engine.architectures.causal_encoder import CausalEncoder
 from inference_worker.engine.architectures.encoder import Encoder, Packing
 from inference_worker.engine.architectures.layers import Layers
 from inference_worker.engine.architectures.modernbert import ModernBertEncoder
 from inference_worker.engine.device import pick_device, pick_dtype, pick_kernels
+from inference_worker.engine.loading.loader import Weights
 from inference_worker.engine.quantization.linear_weights import LinearWeights
-from inference_worker.models.loader import Weights
 
 log = logging.getLogger(__name__)
 

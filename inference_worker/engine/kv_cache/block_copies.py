@@ -8,7 +8,7 @@ from itertools import groupby
 
 import torch
 
-from inference_worker.engine.kv_cache.kv_cache import BlockOperation
+from inference_worker.engine.sequences.step import BlockOperation
 from inference_worker.engine.tensors import upload
 
 _TRIALS = 3

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
 from inference_worker.contract.prefix_digest import HASH_BYTES, PrefixDigest, hash_block, make_digest
+from inference_worker.engine.capacity.layer_groups import BlockDemand
 from inference_worker.engine.kv_cache.block_pool import BlockPool
 from inference_worker.engine.kv_cache.cpu_offload import KVOffloadCache
-from inference_worker.engine.kv_cache.layer_groups import BlockDemand
 from inference_worker.engine.kv_cache.pins import Pins
 from inference_worker.engine.kv_cache.prefix_history import PrefixHistory
 from inference_worker.engine.kv_cache.prompt_accounting import PromptAccounting
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.sequence import Sequence
+from inference_worker.engine.sequences.step import BlockOperation
 
 HISTORY_PER_BLOCK = 4  # remembered hashes per block
 IN_CPU_MEMORY = -1  # in place of a block's id
-
-
-class BlockOperation(NamedTuple):
-    """A copy of a block before a step's forward pass. A step's operations run in the given order.
-
-    "save" copies block `source` to CPU slot `target`. "restore" copies slot `source` to block `target`. "copy" copies a
-    block to a block.
-    """
-
-    operation_type: Literal["save", "restore", "copy"]
-    source: int
-    target: int
 
 
 def cache_key(block_hash: bytes, group: int) -> bytes:

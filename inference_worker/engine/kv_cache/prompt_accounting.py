@@ -10,7 +10,7 @@ from collections.abc import Sequence as Items
 from inference_worker.contract.request import CacheReport, TokenCounts
 from inference_worker.engine.kv_cache.pins import Pins
 from inference_worker.engine.kv_cache.prefix_history import PrefixHistory
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.sequence import Sequence
 
 
 class PromptAccounting:

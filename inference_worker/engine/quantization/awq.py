@@ -10,9 +10,9 @@ import math
 
 import torch
 
-from inference_worker.contract.config import CheckpointFormat
+from inference_worker.checkpoints.model_config import CheckpointFormat
+from inference_worker.engine.loading.loader import Weights
 from inference_worker.engine.quantization.weights import Int4Weight, Weight, pack_int4, require_multiples, unpack_words
-from inference_worker.models.loader import Weights
 
 MARK = "qweight"  # the tensor that a quantized layer has
 _PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of each output in a number

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from inference_worker.contract.config import CheckpointFormat, ModelError
+from inference_worker.checkpoints.model_config import CheckpointFormat, ModelError
+from inference_worker.engine.loading.loader import Weights
 from inference_worker.engine.quantization import fp8
 from inference_worker.engine.quantization.weights import Int4Weight, Int8Weight, Weight, pack_int4, unpack_words
-from inference_worker.models.loader import Weights
 
 MARK = "weight_scale"  # the tensor that a quantized layer has
 _SCALES = (torch.float16, torch.bfloat16, torch.float32)

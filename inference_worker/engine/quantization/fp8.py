@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from inference_worker.contract.config import CheckpointFormat
+from inference_worker.checkpoints.model_config import CheckpointFormat
+from inference_worker.engine.loading.loader import Weights
 from inference_worker.engine.quantization.weights import Fp8Weight, Weight
-from inference_worker.models.loader import Weights
 
 MARK = "weight_scale_inv"  # the tensor that a quantized layer has, or `weight_scale`
 _SCALES = (torch.float16, torch.bfloat16, torch.float32)

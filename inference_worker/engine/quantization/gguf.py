@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import torch
 
-from inference_worker.contract.config import CheckpointFormat
+from inference_worker.checkpoints.gguf_blocks import KEPT_BLOCKS
+from inference_worker.checkpoints.model_config import CheckpointFormat
+from inference_worker.engine.loading.loader import Weights
 from inference_worker.engine.quantization.weights import Int4Weight, Int8Weight, Weight, pack_int4, require_multiples
-from inference_worker.models.gguf_blocks import KEPT_BLOCKS
-from inference_worker.models.loader import Weights
 
 MARKS = tuple(KEPT_BLOCKS)
 _GROUP = 32  # inputs that share a scale

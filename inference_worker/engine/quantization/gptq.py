@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from inference_worker.contract.config import CheckpointFormat, ModelError
+from inference_worker.checkpoints.model_config import CheckpointFormat, ModelError
+from inference_worker.engine.loading.loader import Weights
 from inference_worker.engine.quantization.weights import Int4Weight, Weight, pack_int4, require_multiples, unpack_words
-from inference_worker.models.loader import Weights
 
 MARK = "qweight"  # the tensor that a quantized layer has
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import torch
 
-from inference_worker.contract.config import CheckpointFormat, ModelError, QuantizationName
+from inference_worker.checkpoints.model_config import CheckpointFormat, ModelError
+from inference_worker.contract.engine_config import QuantizationName
+from inference_worker.engine.loading.loader import Progress, Weights
 from inference_worker.engine.quantization import awq, compressed_tensors, fp8, gguf, gptq
 from inference_worker.engine.quantization.quantize import quantize
 from inference_worker.engine.quantization.weights import Weight, dequantize
-from inference_worker.models.loader import Progress, Weights
 
 Loader = Callable[[Weights, str, tuple[int, int], CheckpointFormat], Weight]
 # By the format's name. A layer without one of the marks is not quantized.

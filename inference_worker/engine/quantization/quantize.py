@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from inference_worker.contract.config import QuantizationName
+from inference_worker.contract.engine_config import QuantizationName
 from inference_worker.engine.quantization.weights import Fp8Weight, Int4Weight, Int8Weight, Weight, pack_int4
 
 INT8_GROUP_SIZE = 32  # inputs; with one scale for all of them, perplexity grows by 3 % instead of 0.5 %

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from inference_worker.contract.config import ModelError
+from inference_worker.checkpoints.model_config import ModelError
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from inference_worker.contract.request import TokenLogprobs
-from inference_worker.engine.scheduling.scheduler import ScheduledSequence
+from inference_worker.engine.sequences.step import ScheduledSequence
 from inference_worker.engine.tensors import download, rows_per_call, upload
 
 _HEAD_FACTOR = 8  # logits are computed for more rows per call than are ranked: each call reads the matrix

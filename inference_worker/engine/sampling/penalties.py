@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 
 from inference_worker.contract.request import SamplingParams
-from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
-from inference_worker.engine.scheduling.sequence import SequenceStatus
+from inference_worker.engine.sequences.sequence import Sequence as EngineSequence
+from inference_worker.engine.sequences.sequence import SequenceStatus
 from inference_worker.engine.tensors import upload_all
 
 _MIN_ROWS = 8

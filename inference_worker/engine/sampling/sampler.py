@@ -28,8 +28,8 @@ from inference_worker.contract.validation import has_penalties
 from inference_worker.engine.sampling.logits_processors import LogitsProcessors, apply_edits, apply_masks, edits_logits
 from inference_worker.engine.sampling.logprobs import RankedTokens, rank_tokens
 from inference_worker.engine.sampling.penalties import Penalties, PenaltyRow
-from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
-from inference_worker.engine.scheduling.sequence import SequenceStatus
+from inference_worker.engine.sequences.sequence import Sequence as EngineSequence
+from inference_worker.engine.sequences.sequence import SequenceStatus
 from inference_worker.engine.structured_output.grammars import Masks, fill_masks
 from inference_worker.engine.tensors import download, rows_per_call, upload, upload_all
 from kernels.native import operators

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Items
 
 from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
 from inference_worker.engine.scheduling.fairness import FairShareTable, TenantShare
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.sequence import Sequence
 
 MAX_FAIRNESS_PREEMPTIONS = 2
 MAX_CLAIMS = 16  # claims examined in a step

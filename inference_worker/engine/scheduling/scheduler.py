@@ -13,14 +13,15 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from inference_worker.contract.request import ServiceClass
-from inference_worker.engine.kv_cache.kv_cache import BlockOperation, KVCacheManager, PrefixHit
+from inference_worker.engine.kv_cache.kv_cache import KVCacheManager, PrefixHit
 from inference_worker.engine.scheduling.fairness import FairShareTable, TenantShare
 from inference_worker.engine.scheduling.preemption import MAX_CLAIMS, Claims, under_pressure
-from inference_worker.engine.scheduling.sequence import Sequence, SequenceStatus
 from inference_worker.engine.scheduling.waiting import WaitingQueue
+from inference_worker.engine.sequences.sequence import Sequence, SequenceStatus
+from inference_worker.engine.sequences.step import ScheduledSequence, SchedulerOutput
 from inference_worker.engine.speculation.drafter import MAX_DEPTH
 from inference_worker.engine.speculation.speculator import DraftLimit, Speculator
 
@@ -29,47 +30,6 @@ from inference_worker.engine.speculation.speculator import DraftLimit, Speculato
 _MAX_HEADS = MAX_CLAIMS + 3 * (MAX_CLAIMS + 1)
 
 FEW_SEQUENCES = 16  # running and waiting; with more, throughput matters more than the first tokens of the next prompts
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """The tokens [start, start + num_new_tokens) of a sequence, computed in one step. Drafts are the last of them."""
-
-    seq: Sequence
-    start: int
-    num_new_tokens: int
-    samples: bool  # the tokens reach the sequence's end, so the step samples a token
-    epoch: int  # the sequence's epoch when scheduled; a later epoch means that it was preempted since
-    in_flight: bool = False  # the last of these tokens is the result of the previous step
-    drafts: tuple[int, ...] = ()  # tokens that the step verifies
-
-    @property
-    def num_known_tokens(self) -> int:
-        """Return the number of new tokens without drafts."""
-        return self.num_new_tokens - len(self.drafts)
-
-    @property
-    def num_samples(self) -> int:
-        """Return the number of tokens whose logits are sampled. They are the last ones."""
-        return 1 + len(self.drafts) if self.samples else 0
-
-
-@dataclass(slots=True)
-class SchedulerOutput:
-    """The batch of one step, decodes first."""
-
-    scheduled: list[ScheduledSequence] = field(default_factory=list)
-    num_tokens: int = 0
-    operations: list[BlockOperation] = field(default_factory=list)  # copies before the forward pass
-    started: list[Sequence] = field(default_factory=list)  # scheduled for the first time
-    preempted: list[Sequence] = field(default_factory=list)
-    exceeds_kv_cache: list[Sequence] = field(default_factory=list)  # too large for the whole cache
-    expired: list[Sequence] = field(default_factory=list)  # waited past their expiry
-
-    @property
-    def num_decodes(self) -> int:
-        """Return the number of entries that compute one token. They come first."""
-        return next((i for i, s in enumerate(self.scheduled) if s.num_new_tokens != 1), len(self.scheduled))
 
 
 class Scheduler:

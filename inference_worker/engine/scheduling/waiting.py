@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from inference_worker.contract.request import ServiceClass
 from inference_worker.engine.scheduling.fairness import OUTPUT_WEIGHT, FairShareTable, TenantShare
 from inference_worker.engine.scheduling.ordered import GrowingOrder
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.sequence import Sequence
 
 AGING_TOKENS = 2000.0  # expected tokens that weigh as much as a second of waiting
 CLASS_SECONDS = 20.0  # waiting time after which an interactive request moves up by one class

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from weakref import WeakKeyDictionary
 
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.sequence import Sequence
 from inference_worker.engine.speculation.drafter import MAX_EVIDENCE, DraftToken
 
 # The shares that are assumed before any measurement, by evidence: for a lookup, the length of the match.

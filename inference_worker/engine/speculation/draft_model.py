@@ -15,13 +15,13 @@ from weakref import WeakSet
 
 from inference_worker.contract.request import Request, TokenCounts
 from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
-from inference_worker.engine.scheduling.scheduler import ScheduledSequence, SchedulerOutput
-from inference_worker.engine.scheduling.sequence import Sequence, SequenceStatus
+from inference_worker.engine.sequences.sequence import Sequence, SequenceStatus
+from inference_worker.engine.sequences.step import ScheduledSequence, SchedulerOutput
 from inference_worker.engine.speculation.drafter import DraftRequest, DraftToken, model_draft
 from inference_worker.engine.speculation.step_costs import StepCosts
 
 if TYPE_CHECKING:
-    from inference_worker.engine.model_runner import Runner
+    from inference_worker.engine.sequences.runner import Runner
 
 
 @dataclass(slots=True)

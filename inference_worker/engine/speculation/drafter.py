@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import NamedTuple, Protocol
 
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.sequence import Sequence
 
 MAX_DEPTH = 8  # draft tokens of a sequence in one step
 

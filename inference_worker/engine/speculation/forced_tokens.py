@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.sequence import Sequence
 from inference_worker.engine.speculation.drafter import MAX_EVIDENCE, DraftToken
 
 MAX_FORCED_TOKENS = 64  # appended without a forward pass after a sampled token

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.sequence import Sequence
 from inference_worker.engine.speculation.acceptance import AcceptanceRates
 from inference_worker.engine.speculation.drafter import MAX_DEPTH, DraftRequest, DraftToken, model_draft
 from inference_worker.engine.speculation.step_costs import StepCosts

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.sequence import Sequence
 from inference_worker.engine.speculation.drafter import MAX_DEPTH, MAX_EVIDENCE, DraftToken
 
 MIN_MATCH = 2  # tokens

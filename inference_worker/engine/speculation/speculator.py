@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
-from inference_worker.contract.config import MAX_DRAFTING_SEQUENCES
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.contract.engine_config import MAX_DRAFTING_SEQUENCES
+from inference_worker.engine.sequences.sequence import Sequence
 from inference_worker.engine.speculation.acceptance import AcceptanceRates
 from inference_worker.engine.speculation.drafter import MAX_DEPTH, MODEL_DRAFTER, Drafter, DraftRequest, DraftToken
 from inference_worker.engine.speculation.model_drafts import ModelDrafts

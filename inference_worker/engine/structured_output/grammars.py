@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.request import RequestRejected, StructuredSpec
-from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.structured_output.grammar_cache import CacheCapacity, TenantCache
 from inference_worker.engine.structured_output.grammar_sandbox import GrammarSandbox, Vocabulary, compile_grammar
 from inference_worker.engine.structured_output.grammar_text import grammar_text, iter_tools

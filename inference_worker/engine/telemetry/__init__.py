@@ -1,1 +1,1 @@
-"""Metrics of the engine, its roofline, and the size of its KV cache."""
+"""Metrics of the engine."""

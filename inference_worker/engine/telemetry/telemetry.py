@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from inference_worker.contract import metric_families as families
 from inference_worker.contract.metric_families import Histogram, MetricsSnapshot
 from inference_worker.contract.request import TOKEN_CLASSES, RequestOutput
+from inference_worker.engine.capacity.roofline import BatchShape, Roofline, StepCost
 from inference_worker.engine.speculation.speculator import DraftCounts, Speculator
-from inference_worker.engine.telemetry.roofline import BatchShape, Roofline, StepCost
 
 if TYPE_CHECKING:
     from inference_worker.engine.attention.base import BackendChoice
-    from inference_worker.engine.scheduling.scheduler import Scheduler, SchedulerOutput
-    from inference_worker.engine.scheduling.sequence import RequestGroup, Sequence
+    from inference_worker.engine.scheduling.scheduler import Scheduler
+    from inference_worker.engine.sequences.sequence import RequestGroup, Sequence
+    from inference_worker.engine.sequences.step import SchedulerOutput
 
 MAX_RECENT_STEPS = 512  # MFU and bandwidth use are averages of these
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from inference_worker.checkpoints.downloads.hub_source import HubSource
+from inference_worker.checkpoints.model_source import ModelError, ensure_model
+from inference_worker.checkpoints.model_store import ModelStore, check_files
 from inference_worker.contract import env
 from inference_worker.contract.settings import HUB_PREFIX, ModelSpec, SharedSettings
-from inference_worker.models.model_source import ModelError, ensure_model
-from inference_worker.models.model_store import ModelStore, check_files
-from millrace.devserver.hub_source import HubSource
 from millrace.environment.configuration import data_dir
 
 
@@ -41,7 +41,7 @@ def _pull_once(spec: ModelSpec) -> Path:
     if found := store.find(source.repository, source.revision, source.file):
         check_files(found)
         return found.source
-    from millrace.devserver.hub import Hub  # takes half a second to import
+    from inference_worker.checkpoints.downloads.hub import Hub  # takes half a second to import
 
     min_free_bytes: int = env.read_one(os.environ, SharedSettings, "min_free_disk")
 

@@ -13,16 +13,17 @@ from typing import Any
 
 import click
 
+from inference_worker.checkpoints.downloads.hub import Hub
+from inference_worker.checkpoints.downloads.hub_source import HubSource
+from inference_worker.checkpoints.inspection import CheckpointReport, inspect_checkpoint
+from inference_worker.checkpoints.model_config import ModelError
+from inference_worker.checkpoints.model_store import ModelStore
 from inference_worker.contract import env
-from inference_worker.contract.config import KVCacheDTypeName, ModelError, QuantizationName
-from inference_worker.engine.telemetry.fit import ComputeDevice, estimate_fit
-from inference_worker.engine.telemetry.roofline import Peaks
-from inference_worker.models.inspection import CheckpointReport, inspect_checkpoint
-from inference_worker.models.model_store import ModelStore
+from inference_worker.contract.engine_config import KVCacheDTypeName, QuantizationName
+from inference_worker.engine.capacity.fit import ComputeDevice, estimate_fit
+from inference_worker.engine.capacity.roofline import Peaks
 from millrace.cli import output
 from millrace.cli.output import Column, number, size, yes_no
-from millrace.devserver.hub import Hub
-from millrace.devserver.hub_source import HubSource
 
 MEASURE_SECONDS = 300.0
 

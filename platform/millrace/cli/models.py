@@ -16,8 +16,8 @@ from millrace.cli.app import FAILED, NOT_ALLOWED, NOT_FOUND, TRY_AGAIN, ApiComma
 from millrace.cli.output import Column, moment
 
 if TYPE_CHECKING:
-    from inference_worker.models.model_store import ModelStore, StoredModel
-    from millrace.devserver.hub_source import HubSource
+    from inference_worker.checkpoints.downloads.hub_source import HubSource
+    from inference_worker.checkpoints.model_store import ModelStore, StoredModel
 
 _QUANTIZATIONS = click.Choice(["none", "int8", "int4", "int4-g64", "int4-g128", "fp8", "gguf"])
 _KV_DTYPES = click.Choice(["auto", "int8", "fp8"])
@@ -75,7 +75,7 @@ def _source_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _with_exit_codes(run: Callable[[], None]) -> None:
-    from inference_worker.contract.config import ModelError
+    from inference_worker.checkpoints.model_config import ModelError
     from inference_worker.contract.env import SettingsError
     from millrace.local.checks import CheckFailed
 
@@ -96,8 +96,8 @@ def pull(model: str, revision: str | None, file: str | None, as_json: bool) -> N
 
     MODEL is organization/name. For a gated or private model, set HF_TOKEN. An interrupted download is continued.
     """
+    from inference_worker.checkpoints.downloads.hub import Hub
     from millrace.cli.model_progress import show_progress
-    from millrace.devserver.hub import Hub
 
     store, min_free_bytes = _writable_store()
     source = _hub_source(model, revision, file)
@@ -200,7 +200,7 @@ def remove(model: str, revision: str | None, file: str | None, as_json: bool) ->
 
 
 def _store() -> ModelStore:
-    from inference_worker.models.model_store import ModelStore
+    from inference_worker.checkpoints.model_store import ModelStore
     from millrace.environment.configuration import data_dir
 
     return ModelStore(data_dir())
@@ -223,7 +223,7 @@ def _hub_source(model: str, revision: str | None, file: str | None) -> HubSource
     """Return the model of the argument `organization/name[@revision][#file]`; options take precedence."""
     from dataclasses import replace
 
-    from millrace.devserver.hub_source import HubSource
+    from inference_worker.checkpoints.downloads.hub_source import HubSource
 
     source = HubSource.parse(model)
     source = replace(source, revision=revision or source.revision, file=file or source.file)

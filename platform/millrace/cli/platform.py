@@ -55,7 +55,7 @@ def up(data_dir: str | None, port: str | None, models: tuple[str, ...], check: b
     if port:
         os.environ["MILLRACE_PORT"] = port
     with server_packages():
-        from inference_worker.contract.config import ModelError
+        from inference_worker.checkpoints.model_config import ModelError
         from millrace.cli.up import up as run_platform
         from millrace.local.model_option import as_setting
 

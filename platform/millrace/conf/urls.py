@@ -5,8 +5,9 @@ from __future__ import annotations
 from django.contrib import admin
 from django.urls import include, path
 from django.views.generic import RedirectView
-from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
+from drf_spectacular.views import SpectacularSwaggerSplitView
 
+from millrace.conf.openapi_view import ManagementSchemaView
 from millrace.environment.configuration import platform_settings
 
 urlpatterns = [
@@ -20,7 +21,7 @@ urlpatterns = [
     path("api/", include("millrace.apps.experiments.urls")),
     path("api/", include("millrace.apps.deployments.urls")),
     path("api/", include("millrace.apps.alerts.urls")),
-    path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
+    path("api/schema/", ManagementSchemaView.as_view(), name="schema"),
     path(
         "api/docs/",
         SpectacularSwaggerSplitView.as_view(url_name="schema", template_name="frontend/docs.html"),

@@ -19,7 +19,7 @@ from billing.actions.setup import do_add_entity, do_add_tax_rule, do_assign_enti
 from billing.models import BillingEntity, BillingProfile, PriceBookAssignment, PriceVersion, TaxRule
 from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
 from billing.pricing.pricing import Component, Tier
-from inference_worker.contract.encoder_config import model_task
+from inference_worker.checkpoints.encoder_config import model_task
 from inference_worker.contract.settings import ModelSpec
 from millrace.demo.tenants import KeySpec, TenantSpec
 from millrace.environment.private_files import write_private

@@ -12,10 +12,10 @@ import stat
 from pathlib import Path
 from typing import TextIO
 
-from inference_worker.contract.config import ModelError
+from inference_worker.checkpoints.downloads.hub_source import HubSource
+from inference_worker.checkpoints.model_config import ModelError
 from inference_worker.contract.disk import RESUME_PERCENT
 from inference_worker.contract.settings import EMBEDDED, HUB_PREFIX, ModelSpec
-from millrace.devserver.hub_source import HubSource
 from millrace.local import INSTALL_SERVER, embedded_models
 
 _PACKAGES = ("celery", "channels", "django", "gguf", "psycopg", "redis", "tokenizers", "torch", "uvicorn")

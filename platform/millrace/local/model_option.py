@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from inference_worker.checkpoints.downloads.hub_source import HubSource
 from inference_worker.contract.settings import EMBEDDED, EMBEDDED_ENCODER, HUB_PREFIX, format_models, parse_models
-from millrace.devserver.hub_source import HubSource
 
 MAX_NAME_LETTERS = 64
 _EMBEDDED_NAMES = {"embedded": "smollm2-135m", EMBEDDED_ENCODER: "all-minilm-l6-v2"}  # as in MILLRACE_MODELS' default

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.settings import ModelSpec
-from inference_worker.contract.tokenizer import Tokenizer
-from inference_worker.models.model_source import ensure_model
 from tests.support.models import models_data_dir
 
 

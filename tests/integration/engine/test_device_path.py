@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.request import Request, RequestOutput, SamplingParams, StructuredSpec
-from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.sampling import penalties
 from inference_worker.engine.tensors import pack, packed_size, unpack

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from inference_worker.contract.config import EngineConfig, ModelError
+from inference_worker.checkpoints.model_config import ModelError
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.engine.engine import LLMEngine
 from tests.support.engine.fakes import run, tokens_of

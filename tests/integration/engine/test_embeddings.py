@@ -13,14 +13,15 @@ import torch
 from torch.nn.functional import normalize
 from transformers import BertModel
 
-from inference_worker.contract.config import EngineConfig, ModelError, QuantizationName
-from inference_worker.contract.encoder_config import EncoderConfig
+from inference_worker.checkpoints.encoder_config import EncoderConfig
+from inference_worker.checkpoints.model_config import ModelError
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.checkpoints.tokenizer import Tokenizer
+from inference_worker.contract.engine_config import EngineConfig, QuantizationName
 from inference_worker.contract.request import Request, RequestOutput, RequestRejected, SamplingParams, ServiceClass
 from inference_worker.contract.settings import ModelSpec
-from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
 from inference_worker.engine.embeddings.embedding_runner import EmbeddingRunner, Vectors
-from inference_worker.models.model_source import ensure_model
 from tests.support.engine.make_embeddings import DATA, MINILM, mean_states, texts
 
 

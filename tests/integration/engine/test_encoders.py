@@ -33,10 +33,11 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from inference_worker.contract.config import EngineConfig, ModelConfig, ModelError
-from inference_worker.contract.encoder_config import EncoderConfig, read_model_config
+from inference_worker.checkpoints.encoder_config import EncoderConfig, read_model_config
+from inference_worker.checkpoints.model_config import ModelConfig, ModelError
+from inference_worker.checkpoints.tokenizer import Tokenizer
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import Request, RequestRejected, TokenCounts
-from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.architectures import encoder
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
 from inference_worker.engine.embeddings.embedding_runner import EmbeddingRunner

@@ -14,14 +14,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from inference_worker.contract.config import CheckpointFormat, ModelConfig, ModelError
+from inference_worker.checkpoints.decoder_config import read_decoder_directory
+from inference_worker.checkpoints.gguf_file import GGUFFile
+from inference_worker.checkpoints.model_config import CheckpointFormat, ModelError
+from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.architectures import load_model
 from inference_worker.engine.architectures.layers import Layers
 from inference_worker.engine.quantization.linear_weights import LinearWeights
 from inference_worker.engine.quantization.weights import Int4Weight, Int8Weight, dequantize
-from inference_worker.models.gguf_file import GGUFFile
-from inference_worker.models.model_source import ensure_model
 from kernels.native.library import load_library
 from tests.support.engine.families import CASES, VOCAB, FamilyModel, Generated, generate
 from tests.support.engine.gguf_files import round_weights, write_gguf
@@ -124,7 +125,7 @@ def test_a_kept_model_has_quantized_products(tmp_path: Path) -> None:
     model = FamilyModel(CASES["llama"], tmp_path / "plain")
     write_gguf(model.case.classes, model.directory, tmp_path / "m.gguf", gguf.GGMLQuantizationType.Q4_0)
     directory = ensure_model(ModelSpec("m", str(tmp_path / "m.gguf"), "auto", quantization="gguf"), tmp_path)
-    config, layers = ModelConfig.from_dir(directory), Layers(kernels=load_library())
+    config, layers = read_decoder_directory(directory), Layers(kernels=load_library())
     cpu = torch.device("cpu")
     with LinearWeights(directory, torch.bfloat16, cpu, config.checkpoint_format, "gguf") as weights:
         load_model(config, weights, layers)
@@ -134,7 +135,7 @@ def test_a_kept_model_has_quantized_products(tmp_path: Path) -> None:
 def test_only_a_file_has_blocks_to_keep(model_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"quantization gguf requires a \.gguf file"):
         ensure_model(ModelSpec("m", str(model_dir), "auto", quantization="gguf"), tmp_path)
-    form = ModelConfig.from_dir(model_dir).checkpoint_format
+    form = read_decoder_directory(model_dir).checkpoint_format
     with pytest.raises(ModelError, match=r"not converted from a \.gguf file"):
         LinearWeights(model_dir, torch.float32, torch.device("cpu"), form, "gguf")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.engine.engine import LLMEngine
 from tests.support.engine.fakes import run, tokens_of

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from inference_worker.contract.config import DTypeName, EngineConfig
+from inference_worker.contract.engine_config import DTypeName, EngineConfig
 from inference_worker.contract.request import Request, RequestOutput, SamplingParams, ServiceClass, TokenLogprobs
 from inference_worker.engine.architectures.layers import InvariantLinear, Layers, Linear
 from inference_worker.engine.attention.base import (
@@ -30,7 +30,7 @@ from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.sampling import sampler
 from inference_worker.engine.sampling.penalties import Penalties
 from inference_worker.engine.sampling.sampler import Sampled, Sampler
-from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
+from inference_worker.engine.sequences.sequence import Sequence as EngineSequence
 from kernels import invariant
 from kernels.native.library import Library
 from tests.support.engine.fakes import run

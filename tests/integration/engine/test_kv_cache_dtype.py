@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from inference_worker.contract.config import KVCacheDTypeName
+from inference_worker.contract.engine_config import KVCacheDTypeName
 from inference_worker.engine.attention.base import BackendChoice
 from tests.support.engine.families import CASES, VOCAB, FamilyModel, generate
 

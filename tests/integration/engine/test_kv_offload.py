@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import CacheReport, Request, SamplingParams
 from inference_worker.engine.attention.base import AttentionSpec, CacheShape
 from inference_worker.engine.attention.registry import make_backend
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.kv_cache.block_copies import BlockCopies
 from inference_worker.engine.kv_cache.cpu_offload import KVOffloadCache
-from inference_worker.engine.kv_cache.kv_cache import BlockOperation
+from inference_worker.engine.sequences.step import BlockOperation
 from tests.support.engine.fakes import MemoryRunner, distinct, fake_engine, request, run, tokens_of
 
 

@@ -18,18 +18,20 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from inference_worker.contract.config import EngineConfig, ModelConfig, ModelError
+from inference_worker.checkpoints.checkpoint import weight_files
+from inference_worker.checkpoints.decoder_config import read_decoder_directory
+from inference_worker.checkpoints.gguf_convert import to_bfloat16
+from inference_worker.checkpoints.gguf_file import GGUFFile
+from inference_worker.checkpoints.gguf_header import GGUFError
+from inference_worker.checkpoints.model_config import ModelError
+from inference_worker.checkpoints.model_source import embedded_source, ensure_model
+from inference_worker.checkpoints.safetensors_header import read_header
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.architectures.layers import Linear
 from inference_worker.engine.architectures.rope import Rope
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.models.checkpoint import weight_files
-from inference_worker.models.gguf_convert import to_bfloat16
-from inference_worker.models.gguf_file import GGUFFile
-from inference_worker.models.gguf_header import GGUFError
-from inference_worker.models.loader import Weights
-from inference_worker.models.model_source import embedded_source, ensure_model
-from inference_worker.models.safetensors_header import read_header
+from inference_worker.engine.loading.loader import Weights
 from millrace.gateway.core.catalog import load_catalog
 
 EMBEDDED = ModelSpec("smollm2-135m", "embedded", "auto")
@@ -54,7 +56,7 @@ def edit(folder: Path, **changes: object) -> None:
 
 
 def test_the_embedded_models_properties(model_dir: Path) -> None:
-    config = ModelConfig.from_dir(model_dir)
+    config = read_decoder_directory(model_dir)
     assert (config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads) == (30, 576, 9, 3)
     assert (config.head_dim, config.intermediate_size, config.vocab_size) == (64, 1536, 49_152)
     assert (config.max_model_len, config.rms_norm_eps, config.rope.theta) == (8192, 1e-5, 100_000.0)
@@ -265,7 +267,7 @@ def test_the_progress_reaches_the_bytes_of_all_tensors(tmp_path: Path) -> None:
 def test_an_error_names_an_impossible_configuration(changes: dict[str, object], copy: Path) -> None:
     edit(copy, **changes)
     with pytest.raises(ModelError, match=r"config\.json"):
-        ModelConfig.from_dir(copy)
+        read_decoder_directory(copy)
 
 
 @pytest.mark.parametrize(
@@ -286,20 +288,20 @@ def test_a_key_that_changes_results_and_is_not_supported_is_named(changes: dict[
     edit(copy, **changes)
     key = next(iter(changes)).replace("rope_parameters", "partial_rotary_factor")
     with pytest.raises(ModelError, match=f"{key} is .* not supported for LlamaForCausalLM"):
-        ModelConfig.from_dir(copy)
+        read_decoder_directory(copy)
 
 
 def test_neutral_values_are_accepted(copy: Path) -> None:
-    before = ModelConfig.from_dir(copy)
+    before = read_decoder_directory(copy)
     edit(copy, sliding_window=None, partial_rotary_factor=1.0, layer_types=["full_attention"] * 30, clip_qkv=None)
-    assert ModelConfig.from_dir(copy) == before
+    assert read_decoder_directory(copy) == before
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", "[" * 100_000, '{"a": NaN'])
 def test_an_error_names_a_damaged_configuration(content: str, copy: Path) -> None:
     (copy / "config.json").write_text(content)
     with pytest.raises(ModelError, match=r"config\.json"):
-        ModelConfig.from_dir(copy)
+        read_decoder_directory(copy)
 
 
 def test_rope_is_read_from_old_and_new_files(copy: Path) -> None:
@@ -311,9 +313,9 @@ def test_rope_is_read_from_old_and_new_files(copy: Path) -> None:
         "original_max_position_embeddings": 8192,
     }
     edit(copy, rope_theta=500_000.0, rope_scaling=llama3)
-    old = ModelConfig.from_dir(copy).rope
+    old = read_decoder_directory(copy).rope
     edit(copy, rope_theta=None, rope_scaling=None, rope_parameters={**llama3, "rope_theta": 500_000.0})
-    assert ModelConfig.from_dir(copy).rope == old
+    assert read_decoder_directory(copy).rope == old
 
 
 def test_llama3_rope_equals_transformers(copy: Path) -> None:
@@ -322,7 +324,7 @@ def test_llama3_rope_equals_transformers(copy: Path) -> None:
 
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     edit(copy, rope_scaling={**scaling, "original_max_position_embeddings": 1024})
-    config = ModelConfig.from_dir(copy)
+    config = read_decoder_directory(copy)
     positions = torch.tensor([0, 1, 17, 5000])
     rope = Rope(config.rope, config.head_dim, 8192, 1, 1, torch.float32, torch.device("cpu"))
     queries = torch.randn(4, 2, config.head_dim)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from inference_worker.contract.config import ModelError
+from inference_worker.checkpoints.model_config import ModelError
 from inference_worker.offline import OfflineOptions, generate, measure
 from millrace import cli
 

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from benchmarks.quality import Quality, compare, exceeds, read_text
+from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.contract.settings import ModelSpec
-from inference_worker.models.model_source import ensure_model
 
 
 def test_quantization_hardly_changes_the_perplexity(model_dir: Path, tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inference_worker.contract.config import ModelConfig, ModelError, QuantizationName
+from inference_worker.checkpoints.decoder_config import read_decoder_directory
+from inference_worker.checkpoints.model_config import ModelError
+from inference_worker.contract.engine_config import QuantizationName
 from inference_worker.engine.architectures import load_model, smoothing
 from inference_worker.engine.architectures.layers import Fp8Linear, Int8Linear, Layers, NativeLinear, RMSNorm
 from inference_worker.engine.quantization import linear_weights
@@ -42,7 +44,7 @@ def generate_from(model: FamilyModel, directory: Path, **changes: Any) -> Genera
 
 
 def take(directory: Path, layer: str, shape: tuple[int, int]) -> Weight:
-    form = ModelConfig.from_dir(directory).checkpoint_format
+    form = read_decoder_directory(directory).checkpoint_format
     with LinearWeights(directory, torch.float32, torch.device("cpu"), form) as weights:
         return weights.take_linear(layer, shape)
 
@@ -125,7 +127,7 @@ def test_transforms_of_activations_are_rejected(tmp_path: Path) -> None:
     config["quantization_config"]["transform_config"] = {"config_groups": {"R4": {"type": "hadamard"}}}
     path.write_text(json.dumps(config))
     with pytest.raises(ModelError, match="transform_config of compressed-tensors is not supported"):
-        ModelConfig.from_dir(tmp_path / "quantized")
+        read_decoder_directory(tmp_path / "quantized")
 
 
 def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
@@ -155,10 +157,10 @@ def test_the_kernels_keep_weights_quantized(name: str, product: type, model: Fam
     assert error < 0.1
     library = load_library()
     assert library is not None
-    form = ModelConfig.from_dir(tmp_path / "quantized").checkpoint_format
+    form = read_decoder_directory(tmp_path / "quantized").checkpoint_format
     with LinearWeights(tmp_path / "quantized", torch.bfloat16, torch.device("cpu"), form) as weights:
         layers = Layers(kernels=library)
-        load_model(ModelConfig.from_dir(tmp_path / "quantized"), weights, layers)
+        load_model(read_decoder_directory(tmp_path / "quantized"), weights, layers)
         layer = layers.linear(weights.take_linear("model.layers.0.self_attn.o_proj", (64, 64)))
     assert layers.quantized > 0
     assert layers.dequantized == 0
@@ -315,7 +317,7 @@ def test_a_checkpoint_is_never_in_memory_twice(dtype: torch.dtype, tmp_path: Pat
         nonlocal most, total_bytes
         most, total_bytes = max(most, anonymous_bytes()), total
 
-    config = ModelConfig.from_dir(tmp_path)
+    config = read_decoder_directory(tmp_path)
     kernels = load_library() if dtype == torch.bfloat16 else None
     with LinearWeights(tmp_path, dtype, torch.device("cpu"), progress=watch) as weights:
         model = load_model(config, weights, Layers(kernels=kernels))

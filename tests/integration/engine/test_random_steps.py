@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from inference_worker.contract.request import CacheBreakpoint, RequestOutput, RequestRejected, ServiceClass, TokenCounts
-from inference_worker.engine.scheduling.scheduler import SchedulerOutput
+from inference_worker.engine.sequences.step import SchedulerOutput
 from tests.support.engine.fakes import Clock, GuessingDrafter, MemoryRunner, fake_engine, request, token_at
 
 BLOCK = 4

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import ReasoningSpec, Request, RequestOutput, SamplingParams, StructuredSpec
 from inference_worker.engine.engine import LLMEngine
 from tests.support.engine.tiny_checkpoint import write_model

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from tests.support.engine.replay import (
     MOONCAKE_BLOCK,
     Lengths,

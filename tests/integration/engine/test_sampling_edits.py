@@ -17,8 +17,8 @@ from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.engine.sampling import penalties
 from inference_worker.engine.sampling import sampler as sampler_module
 from inference_worker.engine.sampling.sampler import Sampler
-from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
-from inference_worker.engine.scheduling.sequence import SequenceStatus
+from inference_worker.engine.sequences.sequence import Sequence as EngineSequence
+from inference_worker.engine.sequences.sequence import SequenceStatus
 from tests.support.engine.sampling_reference import acceptable, edited
 
 EOS = (1, 3)

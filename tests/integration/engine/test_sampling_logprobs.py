@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import Request, RequestOutput, SamplingParams, ServiceClass, TokenLogprobs
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.sampling.logprobs import prompt_logprobs, rank_tokens
 from inference_worker.engine.sampling.sampler import Sampler
-from inference_worker.engine.scheduling.scheduler import ScheduledSequence
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.sequence import Sequence
+from inference_worker.engine.sequences.step import ScheduledSequence
 from tests.support.engine.fakes import run, tokens_of
 from tests.support.engine.golden import read_golden
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from inference_worker.contract.request import ServiceClass
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.scheduling.ordered import GrowingOrder
-from inference_worker.engine.scheduling.scheduler import SchedulerOutput
+from inference_worker.engine.sequences.step import SchedulerOutput
 from tests.support.engine.fakes import Clock, MemoryRunner, distinct, fake_engine, request
 from tests.support.engine.scanning_scheduler import use_scanning_scheduler
 

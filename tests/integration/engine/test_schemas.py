@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.request import RequestRejected, StructuredSpec
-from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.structured_output import grammars as grammars_module
 from inference_worker.engine.structured_output.grammar_cache import CacheCapacity
 from inference_worker.engine.structured_output.grammars import GrammarCompiler

@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from benchmarks.speculation import check_equality
-from inference_worker.contract.config import EngineConfig
+from inference_worker.checkpoints.tokenizer import Tokenizer
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import Request, SamplingParams, ServiceClass, StructuredSpec
-from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.sampling.sampler import Sampler
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.sequence import Sequence
 from inference_worker.engine.structured_output.grammars import GrammarCompiler, fill_masks
 
 VOCAB = 12

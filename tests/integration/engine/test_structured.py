@@ -15,7 +15,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference_worker.contract.config import EngineConfig, ModelConfig
+from inference_worker.checkpoints.model_config import ModelConfig
+from inference_worker.checkpoints.tokenizer import Tokenizer
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import (
     Request,
     RequestOutput,
@@ -23,12 +25,11 @@ from inference_worker.contract.request import (
     SamplingParams,
     StructuredSpec,
 )
-from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.model_runner import StepResult
 from inference_worker.engine.sampling.sampler import Sampler
-from inference_worker.engine.scheduling.scheduler import SchedulerOutput
-from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
+from inference_worker.engine.sequences.runner import StepResult
+from inference_worker.engine.sequences.sequence import Sequence as EngineSequence
+from inference_worker.engine.sequences.step import SchedulerOutput
 from inference_worker.engine.structured_output import grammars as grammars_module
 from inference_worker.engine.structured_output.grammars import GrammarCompiler, fill_masks
 from tests.support.engine.fakes import FakeRunner, FakeStep, run, tokens_of

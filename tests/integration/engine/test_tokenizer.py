@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from inference_worker.contract.config import ModelError
-from inference_worker.contract.detokenizer import Detokenizer
-from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.checkpoints.detokenizer import Detokenizer
+from inference_worker.checkpoints.model_config import ModelError
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from tests.support.engine.golden import read_prompts
 
 HARD_TEXTS = [

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.output_formats import MARK_TOKENS, TOOL_FORMATS
 from inference_worker.contract.request import RequestRejected, StructuredSpec
-from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.structured_output.grammars import GrammarCompiler
 from millrace.gateway.protocols.tools import write_call
 from tests.support.engine.tiny_tokenizer import write_tokenizer

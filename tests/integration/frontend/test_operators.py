@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 from allauth.mfa.models import Authenticator
+from drf_spectacular.generators import SchemaGenerator
 
 from billing.actions.budgets import do_make_budget
 from billing.models import Budget
 from tenants import actions
 from tenants.models import AuditEntry, User
 from tests.support.rows import only_project, unscoped
+from tools.openapi.formatting import read_yaml
 
 pytestmark = [
     pytest.mark.django_db,
@@ -98,10 +100,15 @@ def test_people_and_second_factors_are_read_only_and_no_secret_is_shown(client, 
     assert Authenticator.objects.exists()
 
 
-def test_the_api_schema_and_its_page(client):
+def test_the_api_schema_and_its_page(client, monkeypatch):
     schema = client.get("/api/schema/").content.decode()
     assert "/api/usage" in schema
     assert "scheme: bearer" in schema
+    as_json = client.get("/api/schema/", headers={"accept": "application/json"})
+    assert as_json.headers["content-type"] == "application/json"
+    assert as_json.json() == read_yaml(schema)
+    monkeypatch.delattr(SchemaGenerator, "get_schema")  # a process generates the document once
+    assert client.get("/api/schema/", headers={"accept-language": "de"}).content.decode() == schema
     page = client.get("/api/docs/").content.decode()
     assert "swagger-ui" in page
     assert "<style" not in page

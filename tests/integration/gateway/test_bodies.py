@@ -12,8 +12,8 @@ import pytest
 import pytest_asyncio
 import redis.asyncio as redis
 
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.settings import ModelSpec
-from inference_worker.contract.tokenizer import Tokenizer
 from millrace.gateway.admission.admission import RateLimitAdmission
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core import request_body

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.messages import End
 from inference_worker.contract.settings import ModelSpec
-from inference_worker.contract.tokenizer import Tokenizer
-from inference_worker.models.model_source import ensure_model
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.protocols.anthropic.messages import read_count, read_messages

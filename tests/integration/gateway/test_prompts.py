@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from inference_worker.contract.chat_template import ChatTemplate
+from inference_worker.checkpoints.chat_template import ChatTemplate
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.request import SamplingParams
 from inference_worker.contract.settings import ModelSpec
-from inference_worker.contract.tokenizer import Tokenizer
-from inference_worker.models.model_source import ensure_model
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import Breakpoint, InferenceRequest, TemplateOptions, Tool

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from inference_worker.contract.chat_template import ChatTemplate
-from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.checkpoints.chat_template import ChatTemplate
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt

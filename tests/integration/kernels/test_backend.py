@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from inference_worker.contract.config import KVCacheDTypeName
+from inference_worker.contract.engine_config import KVCacheDTypeName
 from inference_worker.engine.attention import triton
 from inference_worker.engine.attention.base import ReferenceBackend
 from inference_worker.engine.attention.registry import make_backend

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from inference_worker.contract.config import KVCacheDTypeName
+from inference_worker.contract.engine_config import KVCacheDTypeName
 from inference_worker.engine import device
 from inference_worker.engine.architectures.layers import Layers, NativeLinear
 from inference_worker.engine.attention import native as attention

@@ -22,7 +22,7 @@ ENGINE_MAY = {
     "kernels",
     "inference_worker.contract",
     "inference_worker.engine",
-    "inference_worker.models",
+    "inference_worker.checkpoints",
 }
 BILLING_MAY = {
     "inference_worker.contract.journal",
@@ -39,7 +39,7 @@ TENANTS_MAY = BILLING_MAY | {
 GATEWAY_MAY = {
     *(
         "inference_worker.contract",
-        "inference_worker.models.model_source",
+        "inference_worker.checkpoints",
         "inference_worker.engine.scheduling.ordered",
     ),
     "tenants.idempotency_rules",

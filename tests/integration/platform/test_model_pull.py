@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, hf_hub_download
 
-from inference_worker.contract.config import ModelError
-from inference_worker.models import model_store
-from inference_worker.models.inspection import inspect_checkpoint
-from inference_worker.models.model_source import embedded_source
-from inference_worker.models.model_store import ModelStore
-from millrace.devserver import hub_files
-from millrace.devserver.hub import Hub
-from millrace.devserver.hub_source import HubError, HubSource
+from inference_worker.checkpoints import model_store
+from inference_worker.checkpoints.downloads import hub_files
+from inference_worker.checkpoints.downloads.hub import Hub
+from inference_worker.checkpoints.downloads.hub_source import HubError, HubSource
+from inference_worker.checkpoints.inspection import inspect_checkpoint
+from inference_worker.checkpoints.model_config import ModelError
+from inference_worker.checkpoints.model_source import embedded_source
+from inference_worker.checkpoints.model_store import ModelStore
 from tests.support.engine.tiny_qwen3 import write_qwen3
 from tests.support.hub_server import TOKEN, HubServer, running_hub
 from tests.support.waiting import eventually

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from inference_worker.checkpoints.model_config import ModelError
 from inference_worker.contract.command_line import format_command
-from inference_worker.contract.config import ModelError
 from inference_worker.contract.env import load
 from inference_worker.contract.settings import parse_models
 from millrace.cli import up as up_command

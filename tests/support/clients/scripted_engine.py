@@ -14,11 +14,11 @@ import re
 import time
 from pathlib import Path
 
-from inference_worker.contract.config import EngineConfig
+from inference_worker.checkpoints.tokenizer import Tokenizer
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import Request, RequestRejected
-from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.sequence import Sequence
 from tests.support.engine.fakes import FakeRunner
 
 SCRIPTS = Path(__file__).parents[2] / "clients" / "scripts.json"

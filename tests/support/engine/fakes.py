@@ -9,17 +9,18 @@ from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
-from inference_worker.contract.config import EngineConfig, ModelConfig
+from inference_worker.checkpoints.model_config import ModelConfig
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import CacheBreakpoint, Request, RequestOutput, SamplingParams, ServiceClass
 from inference_worker.engine.attention.base import BackendChoice
 from inference_worker.engine.batch import PersistentBatch
+from inference_worker.engine.capacity.roofline import Roofline
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.model_runner import StepResult
-from inference_worker.engine.scheduling.scheduler import ScheduledSequence, SchedulerOutput
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.runner import StepResult
+from inference_worker.engine.sequences.sequence import Sequence
+from inference_worker.engine.sequences.step import ScheduledSequence, SchedulerOutput
 from inference_worker.engine.speculation.draft_model import DraftModel
 from inference_worker.engine.speculation.drafter import MAX_EVIDENCE, Drafter, DraftToken
-from inference_worker.engine.telemetry.roofline import Roofline
 from tests.support.engine.step_inputs import check_inputs
 
 EOS = 2

@@ -11,13 +11,14 @@ from unittest import mock
 
 import torch
 
-from inference_worker.contract.config import EngineConfig, ModelConfig
+from inference_worker.checkpoints.decoder_config import read_decoder_directory
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import Request, SamplingParams, ServiceClass
+from inference_worker.engine.capacity.layer_groups import group_layers
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.kv_cache.layer_groups import group_layers
 from inference_worker.engine.model_runner import ModelRunner
 from inference_worker.engine.sampling.sampler import Sampled, Sampler
-from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
+from inference_worker.engine.sequences.sequence import Sequence as EngineSequence
 
 VOCAB = 128
 WINDOW = 20  # tokens; less than the longest prompt, and not a multiple of the block size
@@ -139,7 +140,7 @@ class FamilyModel:
 
     def engine(self, **changes: Any) -> LLMEngine:
         """Return an engine in float32 with short chunks, and too few blocks for three sequences."""
-        model = ModelConfig.from_dir(self.directory)
+        model = read_decoder_directory(self.directory)
         groups = group_layers(model.windows, model.num_layers, model.max_model_len).windows
         settings = {
             "max_num_seqs": 4, "max_num_batched_tokens": 16, "block_size": 8,

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.settings import ModelSpec
-from inference_worker.contract.tokenizer import Tokenizer
-from inference_worker.models.model_source import ensure_model
 
 DATA = Path(__file__).parents[2] / "data/embeddings"
 MINILM = ModelSpec("all-minilm-l6-v2", "embedded:minilm", "auto")

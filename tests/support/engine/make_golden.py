@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 import torch
 import transformers
 
+from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.contract.settings import ModelSpec
-from inference_worker.models.model_source import ensure_model
 from tests.support.engine.golden import GOLDEN, generate, read_prompts, write_golden
 
 

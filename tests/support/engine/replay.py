@@ -16,12 +16,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from inference_worker.contract.config import EngineConfig
+from inference_worker.checkpoints.tokenizer import Tokenizer
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import Request, SamplingParams
-from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.scheduling.scheduler import SchedulerOutput
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.sequence import Sequence
+from inference_worker.engine.sequences.step import SchedulerOutput
 from tests.support.engine.fakes import TINY, FakeRunner, FakeStep
 
 TRACES = Path(__file__).parents[2] / "data" / "traces"

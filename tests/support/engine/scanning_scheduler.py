@@ -15,8 +15,7 @@ from inference_worker.contract.request import ServiceClass
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.scheduling.fairness import OUTPUT_WEIGHT, FairShareTable, TenantShare
 from inference_worker.engine.scheduling.preemption import MAX_CLAIMS, MAX_FAIRNESS_PREEMPTIONS
-from inference_worker.engine.scheduling.scheduler import Scheduler, SchedulerOutput
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.scheduling.scheduler import Scheduler
 from inference_worker.engine.scheduling.waiting import (
     AGING_TOKENS,
     CLASS_SECONDS,
@@ -24,6 +23,8 @@ from inference_worker.engine.scheduling.waiting import (
     MAX_SKIPPED_REQUESTS,
     WaitingQueue,
 )
+from inference_worker.engine.sequences.sequence import Sequence
+from inference_worker.engine.sequences.step import SchedulerOutput
 
 Key = tuple[int, int, float, int]
 

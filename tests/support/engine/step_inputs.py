@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from inference_worker.engine.batch import StepInputs
-from inference_worker.engine.scheduling.scheduler import SchedulerOutput
-from inference_worker.engine.scheduling.sequence import SequenceStatus
+from inference_worker.engine.sequences.sequence import SequenceStatus
+from inference_worker.engine.sequences.step import SchedulerOutput
 
 
 def check_inputs(

@@ -14,7 +14,7 @@ import jinja2.runtime
 import jinja2.utils
 from markupsafe import Markup
 
-from inference_worker.contract.template_sandbox import SandboxEnvironment
+from inference_worker.checkpoints.template_sandbox import SandboxEnvironment
 
 # Operands by name. `n.v` is a value that the prelude of a case has grown.
 SETUP = """{%- macro callee(x=0) %}{{ x }}{% if varargs %}{% endif %}{% endmacro -%}

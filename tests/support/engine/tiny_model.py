@@ -9,8 +9,9 @@ from zlib import crc32
 import pytest
 import torch
 
-from inference_worker.contract.config import EngineConfig, ModelConfig
-from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.checkpoints.model_config import ModelConfig
+from inference_worker.checkpoints.tokenizer import Tokenizer
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.engine import model_runner
 from inference_worker.engine.engine import LLMEngine
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from inference_worker.contract.config import KVCacheDTypeName
+from inference_worker.contract.engine_config import KVCacheDTypeName
 from inference_worker.engine.attention import registry
 from inference_worker.engine.attention.base import AttentionSpec, BackendChoice, CacheShape, ReferenceBackend
 from inference_worker.engine.attention.cpu import CpuBackend

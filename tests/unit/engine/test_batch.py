@@ -6,8 +6,8 @@ import pytest
 
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.engine.batch import PersistentBatch
-from inference_worker.engine.scheduling.scheduler import ScheduledSequence, SchedulerOutput
-from inference_worker.engine.scheduling.sequence import Sequence, SequenceStatus
+from inference_worker.engine.sequences.sequence import Sequence, SequenceStatus
+from inference_worker.engine.sequences.step import ScheduledSequence, SchedulerOutput
 from tests.support.engine.step_inputs import check_inputs
 
 BLOCK = 4

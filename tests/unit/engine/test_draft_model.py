@@ -10,8 +10,8 @@ import pytest
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
-from inference_worker.engine.scheduling.scheduler import SchedulerOutput
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.sequence import Sequence
+from inference_worker.engine.sequences.step import SchedulerOutput
 from inference_worker.engine.speculation.draft_model import DraftModel
 from inference_worker.engine.speculation.drafter import DraftRequest
 from inference_worker.engine.speculation.speculator import MAX_STEP_SAMPLES, DraftLimit, Speculator

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from inference_worker.contract.request import RequestOutput, RequestRejected, TokenCounts
-from inference_worker.engine.scheduling.scheduler import SchedulerOutput
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.sequence import Sequence
+from inference_worker.engine.sequences.step import SchedulerOutput
 from tests.support.engine.fakes import EOS, fake_engine, request, run, tokens_of
 
 

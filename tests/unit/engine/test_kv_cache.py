@@ -7,7 +7,7 @@ import pytest
 from inference_worker.contract.prefix_digest import hash_block
 from inference_worker.engine.kv_cache.block_pool import BlockPool
 from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.sequence import Sequence
 from tests.support.engine.fakes import request
 
 SHARED = list(range(100, 148))

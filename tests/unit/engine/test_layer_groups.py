@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import CacheBreakpoint, Request, RequestOutput, TokenCounts
+from inference_worker.engine.capacity.layer_groups import BlockDemand, group_layers
+from inference_worker.engine.capacity.sizing import KVMemoryError, KVSizing, size_kv_cache
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.kv_cache.kv_cache import cache_key
-from inference_worker.engine.kv_cache.layer_groups import BlockDemand, group_layers
-from inference_worker.engine.scheduling.sequence import Sequence
-from inference_worker.engine.telemetry.sizing import KVMemoryError, KVSizing, size_kv_cache
+from inference_worker.engine.sequences.sequence import Sequence
 from tests.support.engine.fakes import TINY, MemoryRunner, distinct, fake_engine, request, run
 
 BLOCK = 16

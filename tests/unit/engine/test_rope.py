@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from inference_worker.contract.config import RopeConfig
+from inference_worker.checkpoints.model_config import RopeConfig
 from inference_worker.engine.architectures.rope import inverse_frequencies
 
 

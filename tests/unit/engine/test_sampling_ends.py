@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from inference_worker.contract.detokenizer import Detokenizer
+from inference_worker.checkpoints.detokenizer import Detokenizer
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.request import RequestOutput, SamplingParams, TokenLogprobs
-from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.engine.output import append_token
-from inference_worker.engine.scheduling.scheduler import SchedulerOutput
-from inference_worker.engine.scheduling.sequence import Sequence as EngineSequence
+from inference_worker.engine.sequences.sequence import Sequence as EngineSequence
+from inference_worker.engine.sequences.step import SchedulerOutput
 from tests.support.engine.fakes import EOS, FakeRunner, FakeStep, fake_engine, request, run, tokens_of
 
 

@@ -7,8 +7,9 @@ import pytest
 from inference_worker.contract.request import RequestRejected, TokenCounts
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.kv_cache.kv_cache import KVCacheManager
-from inference_worker.engine.scheduling.scheduler import FEW_SEQUENCES, Scheduler, SchedulerOutput
-from inference_worker.engine.scheduling.sequence import Sequence, SequenceStatus
+from inference_worker.engine.scheduling.scheduler import FEW_SEQUENCES, Scheduler
+from inference_worker.engine.sequences.sequence import Sequence, SequenceStatus
+from inference_worker.engine.sequences.step import SchedulerOutput
 from tests.support.engine.fakes import distinct, fake_engine, request, run, tokens_of
 
 

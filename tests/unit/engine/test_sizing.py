@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.engine import device
-from inference_worker.engine.model_runner import ModelRunner
-from inference_worker.engine.telemetry.sizing import (
+from inference_worker.engine.capacity.sizing import (
     MAX_CPU_SHARE_BYTES,
     KVMemoryError,
     KVSizing,
@@ -19,6 +18,7 @@ from inference_worker.engine.telemetry.sizing import (
     kv_number_bytes,
     size_kv_cache,
 )
+from inference_worker.engine.model_runner import ModelRunner
 from tests.support.engine.fakes import TINY
 
 SMOLLM2 = replace(TINY, num_layers=30, num_kv_heads=3, head_dim=64, max_model_len=8192)

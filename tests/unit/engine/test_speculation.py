@@ -8,7 +8,7 @@ import pytest
 
 from inference_worker.contract.request import Request, RequestRejected, SamplingParams
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.scheduling.sequence import Sequence
+from inference_worker.engine.sequences.sequence import Sequence
 from inference_worker.engine.speculation.drafter import MAX_DEPTH
 from inference_worker.engine.speculation.prompt_lookup import PromptLookup
 from inference_worker.engine.speculation.speculator import MAX_STEP_TOKENS, DraftLimit, Speculator

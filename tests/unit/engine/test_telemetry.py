@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference_worker.contract import metric_families as families
-from inference_worker.contract.config import EngineConfig
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.metric_families import Histogram
 from inference_worker.contract.request import ServiceClass, TokenCounts
+from inference_worker.engine.capacity.roofline import BatchShape, Peaks, Roofline
 from inference_worker.engine.engine import LLMEngine
-from inference_worker.engine.telemetry.roofline import BatchShape, Peaks, Roofline
 from inference_worker.engine.telemetry.telemetry import EngineMetrics
 from tests.support.engine.fakes import TINY, Clock, FakeRunner, MemoryRunner, distinct, request, run
 

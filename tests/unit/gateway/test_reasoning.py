@@ -12,9 +12,9 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from inference_worker.contract.request import ReasoningSpec, TokenCounts, TokenLogprobs
-from inference_worker.contract.tokenizer import Tokenizer
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest, ReasoningOptions, ResponseSpec

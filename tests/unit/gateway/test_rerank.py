@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from frontend.tenant.models.page import Snippets
-from inference_worker.contract.encoder_config import ModelTask, model_task
+from inference_worker.checkpoints.encoder_config import ModelTask, model_task
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.messages import AnswerEvent, End, Vectors
 from inference_worker.contract.request import TokenCounts
-from inference_worker.contract.tokenizer import Tokenizer
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest, ResponseSpec

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_worker.contract.chat_template import ChatTemplate
+from inference_worker.checkpoints.chat_template import ChatTemplate
 from inference_worker.contract.output_formats import TOOL_FORMATS, choose_reasoning_format, choose_tool_format
 from millrace.gateway.protocols.tool_parsers.base import CallArguments, CallStart, Piece, ToolCallParser
 from millrace.gateway.protocols.tool_parsers.registry import TOOL_PARSERS, make_parser

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.output_formats import HERMES
 from inference_worker.contract.request import SamplingParams, StructuredSpec
 from inference_worker.contract.schema_keywords import value_types
-from inference_worker.contract.tokenizer import Tokenizer
 from millrace.gateway.core.types import InferenceRequest, Tool
 from millrace.gateway.protocols import tools
 from millrace.gateway.protocols.tool_parsers.base import AnswerText, CallArguments, CallStart

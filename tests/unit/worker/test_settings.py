@@ -7,15 +7,9 @@ from typing import get_args
 
 import pytest
 
+from inference_worker.checkpoints.model_config import ModelError
 from inference_worker.contract import env
-from inference_worker.contract.config import (
-    CPU_PROFILES,
-    PROFILES,
-    EngineConfig,
-    EngineProfile,
-    ModelError,
-    ProfileName,
-)
+from inference_worker.contract.engine_config import CPU_PROFILES, PROFILES, EngineConfig, EngineProfile, ProfileName
 from inference_worker.contract.output_formats import REASONING_FORMATS, TOOL_FORMATS
 from inference_worker.contract.settings import ModelSpec, WorkerSettings, format_models, parse_models
 from inference_worker.worker.worker import find_draft_model, step_limits, worker_name

@@ -25,9 +25,12 @@ from billing import demo_prices
 from billing.actions.prices import do_propose_prices
 from billing.models import CompiledRateCard, PriceVersion
 from billing.pricing.price_book import NewPrice, Proposal, ranges_of
+from inference_worker.checkpoints.draft_check import read_draft_config
+from inference_worker.checkpoints.encoder_config import model_task, read_model_config
+from inference_worker.checkpoints.model_config import ModelError
+from inference_worker.checkpoints.model_source import embedded_source
 from inference_worker.contract import valkey
 from inference_worker.contract.command_line import format_command
-from inference_worker.contract.config import DTypeName, KVCacheDTypeName, ModelError, QuantizationName, SpeculationName
 from inference_worker.contract.deployments import (
     ALL_WORKERS,
     MAX_DEPLOYMENTS,
@@ -37,7 +40,7 @@ from inference_worker.contract.deployments import (
     WantedState,
     encode_wanted,
 )
-from inference_worker.contract.encoder_config import model_task, read_model_config
+from inference_worker.contract.engine_config import DTypeName, KVCacheDTypeName, QuantizationName, SpeculationName
 from inference_worker.contract.managed_commands import parse_command, sign_managed
 from inference_worker.contract.output_formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
 from inference_worker.contract.settings import (
@@ -50,8 +53,6 @@ from inference_worker.contract.settings import (
 )
 from inference_worker.contract.upstream_presets import preset_of
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
-from inference_worker.models.draft_check import read_draft_config
-from inference_worker.models.model_source import embedded_source
 from millrace.apps.deployments.models import GENERATE, MILLRACE, Deployment, RemovedDeployment
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict

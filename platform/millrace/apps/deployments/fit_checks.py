@@ -21,10 +21,10 @@ from django.conf import settings
 from django.utils.module_loading import import_string
 from kombu.exceptions import OperationalError
 
+from inference_worker.checkpoints.model_config import ModelError
+from inference_worker.checkpoints.model_source import embedded_source
 from inference_worker.contract import valkey
-from inference_worker.contract.config import ModelError
 from inference_worker.contract.settings import EMBEDDED
-from inference_worker.models.model_source import embedded_source
 from tenants.actions import ActionRefused, Conflict
 
 CHECK_SECONDS = 60.0

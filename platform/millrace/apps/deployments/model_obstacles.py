@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import redis
 
 from billing.pricing.rate_cards import priced_models
+from inference_worker.checkpoints.encoder_config import ModelTask, model_task
 from inference_worker.contract.deployments import WantedState
-from inference_worker.contract.encoder_config import ModelTask, model_task
 from inference_worker.contract.settings import ModelSpec
 from millrace.apps.deployments.deployments import served_specs, served_states
 from millrace.apps.deployments.fleet_status import read_fleet_status

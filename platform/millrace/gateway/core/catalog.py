@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inference_worker.contract.encoder_config import EncoderConfig, ModelTask, read_model_config
+from inference_worker.checkpoints.encoder_config import EncoderConfig, ModelTask, read_model_config
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.settings import ModelSpec, deployment_key
-from inference_worker.contract.tokenizer import Tokenizer
 from inference_worker.contract.upstream_presets import preset_of
 from inference_worker.contract.upstreams import UpstreamSpec
-from inference_worker.models.model_source import ensure_model
 from millrace.gateway.core.errors import ApiError
 
 DEFAULT_MAX_OUTPUT = 1024  # tokens, if the request does not set a limit

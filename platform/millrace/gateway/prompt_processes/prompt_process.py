@@ -20,8 +20,8 @@ from typing import IO
 
 import msgspec
 
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.process_memory import return_freed_memory
-from inference_worker.contract.tokenizer import Tokenizer
 from millrace.gateway.core.catalog import ServedModel, upstream_model
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt, RequestSource

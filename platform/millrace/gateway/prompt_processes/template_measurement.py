@@ -9,9 +9,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from inference_worker.contract.chat_template import ChatTemplateError, ChatTemplateWorkError
-from inference_worker.contract.template_work import WorkBudget
-from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.checkpoints.chat_template import ChatTemplateError, ChatTemplateWorkError
+from inference_worker.checkpoints.template_work import WorkBudget
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from millrace.gateway.protocols.prompts import LOOP_UNITS
 
 MAX_SECONDS = 0.01  # of CPU time

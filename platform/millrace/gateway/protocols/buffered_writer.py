@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.messages import AnswerEvent, End, Vectors
 from inference_worker.contract.request import TokenCounts
-from inference_worker.contract.tokenizer import Tokenizer
 from millrace.gateway.core.types import ResponseSpec
 
 DONE = b"[DONE]"

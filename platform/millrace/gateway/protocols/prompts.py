@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from inference_worker.contract.chat_template import ChatTemplateError, ChatTemplateWorkError
-from inference_worker.contract.encoder_config import ModelTask
+from inference_worker.checkpoints.chat_template import ChatTemplateError, ChatTemplateWorkError
+from inference_worker.checkpoints.encoder_config import ModelTask
+from inference_worker.checkpoints.template_work import WorkBudget
 from inference_worker.contract.output_formats import HERMES
 from inference_worker.contract.request import CacheBreakpoint, ReasoningSpec
-from inference_worker.contract.template_work import WorkBudget
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.types import Breakpoint, InferenceRequest, Prompt, TokenizedPrompts

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.output_formats import CallTags, ToolFormat
 from inference_worker.contract.request import StructuredSpec
 from inference_worker.contract.schema_keywords import value_types
-from inference_worker.contract.tokenizer import Tokenizer
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import InferenceRequest, Tool

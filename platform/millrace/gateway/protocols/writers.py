@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from inference_worker.contract.tokenizer import Tokenizer
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from millrace.gateway.core.types import ResponseSpec, Writer
 from millrace.gateway.protocols import rerank
 from millrace.gateway.protocols.anthropic import messages

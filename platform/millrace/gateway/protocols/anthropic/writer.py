@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from inference_worker.contract.request import ServiceClass, TokenCounts
-from inference_worker.contract.tokenizer import Tokenizer
 from millrace.gateway.core.types import ResponseSpec, usage_so_far
 from millrace.gateway.protocols.tool_parsers.base import AnswerText, CallArguments, CallStart, Piece
 from millrace.gateway.protocols.tool_parsers.registry import make_parser

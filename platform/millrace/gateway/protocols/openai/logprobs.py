@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.request import TokenLogprobs
-from inference_worker.contract.tokenizer import Tokenizer
 
 MIN_LOGPROB = -9999.0  # used for minus infinity, which JSON cannot represent
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.messages import AnswerEvent, End, Finished, Tokens
 from inference_worker.contract.request import FinishReason, ServiceClass, TokenCounts, TokenLogprobs
-from inference_worker.contract.tokenizer import Tokenizer
 from millrace.gateway.core.types import ResponseSpec, usage_so_far
 from millrace.gateway.protocols.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from millrace.gateway.protocols.openai.usage import usage_object

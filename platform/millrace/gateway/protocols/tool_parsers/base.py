@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from inference_worker.checkpoints.reasoning import beginning_length
 from inference_worker.contract.messages import Tokens
-from inference_worker.contract.reasoning import beginning_length
 from inference_worker.contract.request import ToolCallDelta
 
 SPACE = " \t\r\n"

@@ -6,8 +6,8 @@ import json
 import re
 from collections.abc import Collection
 
+from inference_worker.checkpoints.reasoning import beginning_length
 from inference_worker.contract.output_formats import ToolFormat
-from inference_worker.contract.reasoning import beginning_length
 from inference_worker.contract.schema_keywords import type_name
 from millrace.gateway.protocols.tool_parsers.base import (
     MAX_SPACE,

@@ -1,0 +1,1 @@
+"""Hugging Face directories and GGUF files: configurations, tokenizers, templates, conversion. Does not import torch."""

@@ -1,1 +1,0 @@
-"""Model sources and loaders: Hugging Face directories, safetensors and GGUF files."""

@@ -1,1 +1,0 @@
-"""Downloads of models from the hub."""
