@@ -112,7 +112,7 @@ def public_classes(path: Path, tree: ast.Module) -> Iterator[ast.ClassDef]:
 def find_problems(paths: Iterable[Path], root: Path, functions: FunctionNames) -> list[str]:
     """Return a line for each class name that is used twice, function to rename, and exception not named `exc`."""
     classes: defaultdict[str, list[tuple[tuple[str, ...], str]]] = defaultdict(list)
-    problems = []
+    problems: list[str] = []
     for path in paths:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         name = path.relative_to(root)
