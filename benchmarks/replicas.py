@@ -255,7 +255,7 @@ def simulate(method: str, count: int, turns: Sequence[Turn], options: argparse.N
         while ends and ends[0][0] <= now:
             _, name = heapq.heappop(ends)
             replicas[name].requests -= 1
-            chooser.note_ended(name)
+            chooser.ended(name)
         name, predicted = chooser.choose(turn, now)
         replica = replicas[name]
         start = max(now, replica.free_at)

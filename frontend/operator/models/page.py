@@ -111,7 +111,7 @@ def _model(spec: ModelSpec, board: FleetStatus | None) -> dict[str, Any]:
         "context": min(lengths) if lengths else spec.max_model_len,
         "numbers": ", ".join(sorted({machine.dtype for machine in machines})) or spec.dtype,
         "kind": _KINDS[model_task(spec.source)],
-        "ready": 0 if board is None else board.ready(spec.name),
+        "ready": 0 if board is None else board.count_ready(spec.name),
         "replicas": len(own),
     }
 
