@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
@@ -139,12 +139,12 @@ class Visitors:
             thread.join()
 
     def _visit(self, url: str, path: str, cookies: Mapping[str, str] | None) -> None:
-        with httpx.Client(base_url=url, cookies=dict(cookies or {}), timeout=60) as client:
+        with httpx2.Client(base_url=url, cookies=dict(cookies or {}), timeout=60) as client:
             while not self._ends.wait(PAUSE_SECONDS):
                 began = time.perf_counter()
                 try:
                     status = str(client.get(path).status_code)
-                except httpx.HTTPError as exc:
+                except httpx2.HTTPError as exc:
                     status = type(exc).__name__
                 self.times[path].append(1000 * (time.perf_counter() - began))
                 if status != "200":

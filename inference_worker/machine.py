@@ -16,7 +16,8 @@ import torch
 from inference_worker.contract.engine_config import DeviceName, DTypeName
 from inference_worker.engine.capacity.fit import ComputeDevice
 from inference_worker.engine.capacity.peaks import measure_peaks
-from inference_worker.engine.device import free_memory, pick_device, pick_dtype
+from inference_worker.engine.compute_path import choose_path
+from inference_worker.engine.device import free_memory
 
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -27,11 +28,11 @@ def measure_machine(dtype: DTypeName, device: DeviceName, checkpoint_dtype: str)
     Raises:
         ValueError: the device is not available.
     """
-    found = pick_device(device)
-    chosen = pick_dtype(dtype, found, checkpoint_dtype)
-    free_bytes = free_memory(found)  # before the measurement takes some
-    name = torch.cuda.get_device_name(found) if found.type == "cuda" else _cpu_name()
-    return ComputeDevice(found.type, name, free_bytes, str(chosen).removeprefix("torch."), measure_peaks(found, chosen))
+    path = choose_path(dtype, device, checkpoint=checkpoint_dtype)
+    free_bytes = free_memory(path.device)  # before the measurement takes some
+    name = torch.cuda.get_device_name(path.device) if path.device.type == "cuda" else _cpu_name()
+    peaks = measure_peaks(path.device, path.dtype)
+    return ComputeDevice(path.device.type, name, free_bytes, path.dtype_name, peaks)
 
 
 def _cpu_name() -> str:

@@ -41,7 +41,7 @@ class OfflineOptions:
     source: str
     prompt: str | None = None
     prompt_ids: tuple[int, ...] = ()
-    prompt_tokens: int = 128  # of each stream of a measurement
+    prompt_tokens: int = 128  # prompt tokens of each stream of a measurement
     max_tokens: int = 64
     temperature: float = 0.0
     seed: int = 0

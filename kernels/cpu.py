@@ -24,10 +24,10 @@ _QUERY_KEY_COST = 0.015
 class Piece:
     """Consecutive new tokens of one sequence. They are the last of its first `length` tokens, to which they attend."""
 
-    first_row: int  # of the first token in the batch
+    first_row: int  # row of the first token in the batch
     queries: int
     length: int
-    table_row: int  # of the sequence in the block table
+    table_row: int  # row of the sequence in the block table
     first_key: int = 0  # position of the first key that any of the tokens attends to; the start of a block
 
     @property
@@ -40,8 +40,8 @@ class AttentionGroup:
     """Pieces that are computed together, padded to the longest."""
 
     pieces: int
-    queries: int  # of each piece, padded
-    keys: int  # of each piece, padded to whole blocks
+    queries: int  # queries of each piece, padded
+    keys: int  # keys of each piece, padded to whole blocks
     pages: torch.Tensor  # [2 × kv_heads × pieces × blocks], rows of the paged cache
     mask: torch.Tensor  # [kv_heads × pieces, 1 or group × queries, keys], 0 or −inf, to be added to the scores
     rows: torch.Tensor | None  # [pieces × queries] rows of the batch, padding repeats one; None: all rows, in order

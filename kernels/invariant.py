@@ -109,7 +109,7 @@ class InvariantPlan:
     """The plan that every layer of a step uses."""
 
     places: torch.Tensor  # [num_tokens]: each token's index among the batches × _BATCH_TILES × _TILE_TOKENS
-    batches: list[list[Split]]  # of tiles, longest context first
+    batches: list[list[Split]]  # splits of each batch of tiles, longest context first
 
 
 def split_keys(block_size: int) -> int:

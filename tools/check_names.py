@@ -1,5 +1,6 @@
 """Check of names: a public class name is unique in product and benchmarks, a function is not named by one participle or
-adjective, and a caught exception is named `exc`.
+adjective, and a caught exception is named `exc`. The comment beside a name is a noun phrase with its unit, not the
+second half of the name (`tokens  # of the prompt`).
 A schema of an API document is named for what it is, without the marks of generators and directions (`BudgetIn`).
 
     python -m tools.check_names
@@ -13,8 +14,10 @@ The types of the generated client have the names of the API's objects, as the se
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
+import tokenize
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -29,6 +32,8 @@ PACKAGES = ("platform", "tenants", "billing", "frontend", "inference_worker", "k
 CHECKED = (*PACKAGES, "benchmarks")
 API_DOCUMENTS = ("openapi.yaml", "management-openapi.yaml")  # in docs
 GENERATED = ROOT / "platform" / "millrace" / "client" / "models.py"
+COMMENTED = ("inference_worker", "kernels")  # packages in which the comments beside names are checked
+_HALF_PHRASE = re.compile(r"# (of|as the next)\b|.*, as the next\b")
 SCREENS = (("frontend", "tenant"), ("frontend", "operator"))
 _SCHEMA = re.compile(r"[A-Z][a-z]+([A-Z][a-z]*|\d+)*")
 _VAGUE_SCHEMA = re.compile(r"^(Patched|Paginated)|(Enum|In|Out|From|By|Made|Whole|Serializer)$")
@@ -129,6 +134,24 @@ def find_problems(paths: Iterable[Path], root: Path, functions: FunctionNames) -
     return problems
 
 
+def find_comment_problems(paths: Iterable[Path], root: Path) -> list[str]:
+    """Return a line for each comment beside an assignment that continues the name instead of describing the value."""
+    problems = []
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        assigned = {
+            line
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Assign | ast.AnnAssign)
+            for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        }
+        for item in tokenize.generate_tokens(io.StringIO(text).readline):
+            is_beside = item.type == tokenize.COMMENT and item.line[: item.start[1]].strip()
+            if is_beside and item.start[0] in assigned and _HALF_PHRASE.match(item.string):
+                problems.append(f"{path.relative_to(root)}:{item.start[0]}: name the thing and its unit: {item.string}")
+    return problems
+
+
 def find_schema_problems(document: str, names: Iterable[str]) -> list[str]:
     """Return a line for each schema of an API document whose name is not that of a thing."""
     return [
@@ -141,6 +164,8 @@ def find_schema_problems(document: str, names: Iterable[str]) -> list[str]:
 def main() -> int:
     """Print the problems; return 1 if there are any."""
     problems = find_problems(checked_modules(ROOT), ROOT, FunctionNames.read())
+    commented = (path for package in COMMENTED for path in sorted((ROOT / package).rglob("*.py")))
+    problems += find_comment_problems(commented, ROOT)
     for document in API_DOCUMENTS:
         schemas = read_yaml((ROOT / "docs" / document).read_text(encoding="utf-8"))["components"]["schemas"]
         problems += find_schema_problems(document, schemas)

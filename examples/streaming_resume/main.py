@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 
-import httpx  # installed with openai
+import httpx2  # installed with openai
 
 URL = os.environ.get("MILLRACE_URL", "http://127.0.0.1:8000")
 HEADERS = {"authorization": f"Bearer {os.environ['MILLRACE_API_KEY']}"}
@@ -18,7 +18,7 @@ BODY = {
 }
 
 
-def read_events(response: httpx.Response) -> Iterator[tuple[str, str]]:
+def read_events(response: httpx2.Response) -> Iterator[tuple[str, str]]:
     """Yield the ID and the text of each event."""
     event_id = ""
     for line in response.iter_lines():
@@ -32,7 +32,7 @@ def read_events(response: httpx.Response) -> Iterator[tuple[str, str]]:
 def main() -> None:
     """Run the example."""
     last = ""
-    with httpx.Client(timeout=60) as client:
+    with httpx2.Client(timeout=60) as client:
         # With this header, the request continues for 30 seconds without a reader.
         headers = HEADERS | {"x-millrace-resume": "1"}
         with client.stream("POST", f"{URL}/v1/chat/completions", json=BODY, headers=headers) as response:

@@ -95,7 +95,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any], ConfigReader], CheckpointFormat
     "gptq": _gptq,
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
-    "gguf": _gguf,  # of a converted file
+    "gguf": _gguf,  # a converted file
 }
 
 

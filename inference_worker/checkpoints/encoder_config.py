@@ -32,7 +32,7 @@ _ACTIVATIONS = {"Sigmoid": True, "Identity": False}  # whether it is the sigmoid
 
 class _Architecture(NamedTuple):
     family: Family
-    prefix: str  # of the encoder's weights
+    prefix: str  # beginning of the names of the encoder's weights
     is_cross_encoder: bool
 
 
@@ -54,7 +54,7 @@ class EncoderConfig:
 
     architecture: str
     family: Family
-    prefix: str  # of the encoder's weights
+    prefix: str  # beginning of the names of the encoder's weights
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -67,21 +67,21 @@ class EncoderConfig:
     shorter: tuple[int, ...]  # lengths to which vectors may be truncated
     is_cross_encoder: bool  # it scores pairs of texts
     sigmoid: bool  # a cross-encoder's scores are the sigmoid of its output
-    dtype: str  # of the checkpoint: "bfloat16", "float16" or "float32"
+    dtype: str  # dtype of the checkpoint: "bfloat16", "float16" or "float32"
     prompt: str = ""  # precedes every text of an embedding request; for a decoder that scores pairs, its instruction
     # BERT and RoBERTa
     num_positions: int = 0  # rows of the position table
-    first_position: int = 0  # of the first token
+    first_position: int = 0  # position of the first token
     num_token_types: int = 1
     # ModernBERT
-    windows: tuple[int, ...] = ()  # of each layer: places before and after a token that it attends to; 0: all
-    rope_thetas: tuple[float, ...] = ()  # of each layer: the base of the rotary frequencies
+    windows: tuple[int, ...] = ()  # places before and after a token that each layer attends to; 0: all
+    rope_thetas: tuple[float, ...] = ()  # base of the rotary frequencies in each layer
     norm_bias: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
     classifier_bias: bool = False
-    decoder: ModelConfig | None = None  # of a decoder that is an embedding model or a cross-encoder
-    pair_scoring: PairScoring | None = None  # of a decoder that is a cross-encoder
+    decoder: ModelConfig | None = None  # shape of a decoder that is an embedding model or a cross-encoder
+    pair_scoring: PairScoring | None = None  # tokens and template of a decoder that is a cross-encoder
 
     @classmethod
     def from_dir(cls, path: str | Path) -> EncoderConfig:

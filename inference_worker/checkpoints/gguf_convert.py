@@ -31,8 +31,8 @@ from inference_worker.checkpoints.gguf_tokenizer import write_tokenizer
 from inference_worker.checkpoints.safetensors_header import MAX_TENSORS
 
 _ROW_BATCH_SIZE = 4096
-_MAX_INDEX_DIGITS = 6  # of a layer
-_MAX_EXPERTS = 1 << 12  # of a layer
+_MAX_INDEX_DIGITS = 6  # digits of a layer's index
+_MAX_EXPERTS = 1 << 12  # experts in a layer
 
 
 @dataclass(frozen=True, slots=True)

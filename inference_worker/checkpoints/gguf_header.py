@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 MAX_KEYS = 1 << 12
 MAX_TENSORS = 1 << 16
 MAX_STRING_BYTES = 1 << 20
-MAX_ARRAY_ITEMS = 1 << 22  # of all arrays together; a vocabulary of 256,000 tokens has about 1.5 million
+MAX_ARRAY_ITEMS = 1 << 22  # items of all arrays together; a vocabulary of 256,000 tokens has about 1.5 million
 MAX_HEADER_BYTES = 1 << 26
 _MAGIC = b"GGUF"
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}

@@ -44,10 +44,10 @@ ProblemCode = Literal[
     "unsupported_tokenizer",
 ]
 
-MANIFEST = "manifest.json"  # of a pulled model
+MANIFEST = "manifest.json"  # file of a pulled model that lists the others
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 _FLOAT_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-_MAX_CARD_BYTES = 1 << 16  # of README.md that are searched for the license
+_MAX_CARD_BYTES = 1 << 16  # bytes of README.md that are searched for the license
 _LICENSE_LINE = re.compile(r"^license:[ \t]*([\w.-]{1,64})[ \t]*$", re.MULTILINE)
 
 
@@ -70,16 +70,16 @@ class CheckpointReport:
     config: ModelConfig | EncoderConfig | None = None  # None if it is not supported
     quantization: str | None = None  # the method in config.json, or the most frequent type of a GGUF file's tensors
     num_files: int = 0
-    stored_bytes: int = 0  # of all tensors
+    stored_bytes: int = 0  # bytes of all tensors in the files
     float_values: int = 0  # numbers that are converted to the dtype of the computation
-    packed_bytes: int = 0  # of tensors in other types, which stay as they are
+    packed_bytes: int = 0  # bytes of tensors in other types, which stay as they are
     kept_values: int = 0  # numbers of a GGUF file in blocks that quantization gguf keeps
-    kept_bytes: int = 0  # of these numbers after they are loaded
+    kept_bytes: int = 0  # bytes of these numbers after they are loaded
     dtypes: dict[str, int] = field(default_factory=dict)  # bytes of the tensors of each type
     tokenizer: str | None = None
     vocab_size: int | None = None
     has_chat_template: bool = False
-    tool_parser: str | None = None  # as a deployment's option
+    tool_parser: str | None = None  # value of a deployment's option of this name
     reasoning_parser: str | None = None
     license: str | None = None
 

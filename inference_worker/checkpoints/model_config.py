@@ -28,12 +28,12 @@ class RopeConfig:
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
     rotary_dim: int = 0  # rotated dimensions of a head, the first ones; 0: all
-    beta_fast: float = 32.0  # of yarn, as the next two
-    beta_slow: float = 1.0
-    truncate: bool = True
-    attention_factor: float = 1.0  # of cos and sin
-    short_factors: tuple[float, ...] = ()  # of longrope, for a context of at most original_max_position tokens
-    long_factors: tuple[float, ...] = ()  # for a longer context
+    beta_fast: float = 32.0  # rotations in the original context above which yarn keeps a frequency
+    beta_slow: float = 1.0  # rotations below which yarn divides a frequency by the factor
+    truncate: bool = True  # yarn rounds the limits between these to whole dimensions
+    attention_factor: float = 1.0  # factor of cos and sin
+    short_factors: tuple[float, ...] = ()  # longrope's divisors in a context of at most original_max_position tokens
+    long_factors: tuple[float, ...] = ()  # the same in a longer context
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class MoeConfig:
 
     num_experts: int
     experts_per_token: int
-    intermediate_size: int  # of one expert
+    intermediate_size: int  # width of one expert
     normalize: bool  # the weights of a token's experts add up to 1
     sparse_layers: tuple[bool, ...]  # layers with experts; the others have one feed-forward block
     shared_size: int = 0  # width of an expert that every token uses; 0: none
@@ -56,9 +56,9 @@ class CheckpointFormat:
     bits: int
     group_size: int = 0  # inputs that share a scale; 0: no groups
     is_float: bool = False  # 8-bit floating-point numbers, e4m3
-    is_packed: bool = False  # of compressed-tensors: several numbers in 32 bits
-    is_symmetric: bool = True  # of compressed-tensors: without zero points
-    zero_offset: int = 0  # of GPTQ: added to the stored zero points
+    is_packed: bool = False  # compressed-tensors: several numbers in 32 bits
+    is_symmetric: bool = True  # compressed-tensors: without zero points
+    zero_offset: int = 0  # GPTQ: number added to the stored zero points
     block: tuple[int, int] | None = None  # outputs and inputs that share a scale
     activation_bits: int = 16  # 8: the inputs of a product are quantized, too
 
@@ -80,21 +80,21 @@ class ModelConfig:
     tie_word_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
-    dtype: str  # of the checkpoint: "bfloat16", "float16" or "float32"
+    dtype: str  # dtype of the checkpoint: "bfloat16", "float16" or "float32"
     rope: RopeConfig = field(default_factory=RopeConfig)
     eos_token_ids: tuple[int, ...] = ()
-    local_rope: RopeConfig | None = None  # of layers with a window; None: as the other layers
+    local_rope: RopeConfig | None = None  # embeddings of layers with a window; None: as the other layers
     activation: str = "silu"  # or "gelu_pytorch_tanh"
-    qkv_bias: bool = False  # of queries, keys and values; attention_bias is that of the output, too
+    qkv_bias: bool = False  # queries, keys and values have a bias; with attention_bias, the output, too
     windows: tuple[int, ...] = ()  # tokens that each layer attends to; 0: all; no entries: all, in every layer
-    attention_scale: float = 0.0  # of the scores; 0: head_dim ** −0.5
+    attention_scale: float = 0.0  # factor of the scores; 0: head_dim ** −0.5
     attention_soft_cap: float = 0.0  # 0: none
     logit_soft_cap: float = 0.0
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logit_divisor: float = 1.0
     moe: MoeConfig | None = None
-    checkpoint_format: CheckpointFormat | None = None  # of quantized weights; None: they are not quantized
+    checkpoint_format: CheckpointFormat | None = None  # format of quantized weights; None: they are not quantized
     unrotated: tuple[bool, ...] = ()  # layers without rotary embedding; no entries: none
 
     @property

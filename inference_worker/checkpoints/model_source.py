@@ -24,7 +24,7 @@ from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.command_line import format_command
 from inference_worker.contract.settings import EMBEDDED, HUB_PREFIX, ModelSpec
 
-CONVERTER_VERSION = 2  # of gguf_convert.py; part of the converted directory's name
+CONVERTER_VERSION = 2  # version of gguf_convert.py, in the converted directory's name
 Progress = Callable[[int, int], None]
 
 __all__ = ["ModelError", "ensure_model"]

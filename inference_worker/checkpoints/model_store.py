@@ -77,7 +77,7 @@ class StoredModel:
 class PartialModel:
     """A model whose pull has not finished."""
 
-    directory: Path  # of the complete model, which does not exist
+    directory: Path  # place of the complete model, which does not exist
     repository: str
 
     @property

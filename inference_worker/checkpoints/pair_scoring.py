@@ -32,8 +32,8 @@ _RANKING = re.compile(r"^pipeline_tag:\s*[\"']?text-ranking\b", re.MULTILINE)
 class PairScoring:
     """The tokens whose logits are a pair's score, and the template of a pair."""
 
-    token: int  # of relevance
-    other_token: int | None  # of irrelevance, whose logit is subtracted
+    token: int  # id of the token of relevance
+    other_token: int | None  # id of the token of irrelevance, whose logit is subtracted
     template: str  # replaces the model's chat template; empty: the chat template renders pairs
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from inference_worker.checkpoints.model_config import ModelError
 
-MAX_HEADER_BYTES = 16 << 20  # of one file; parsing takes about 10 times as much memory
+MAX_HEADER_BYTES = 16 << 20  # bytes of one file's header; parsing takes about 10 times as much memory
 MAX_TENSORS = 1 << 17
 MAX_DIMENSIONS = 8
 MAX_SIDE = 1 << 40

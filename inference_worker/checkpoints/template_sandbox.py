@@ -31,7 +31,7 @@ from inference_worker.checkpoints.template_work import (
     check_key,
 )
 
-NODE_UNITS = 1  # of a node in the tree, without what it is charged for its operands
+NODE_UNITS = 1  # units of a node in the tree, without what it is charged for its operands
 # Of the nodes that cost more.
 _NODE_UNITS: Mapping[type[jinja2.nodes.Node], int] = {
     jinja2.nodes.CallBlock: 30,
@@ -48,7 +48,7 @@ _NODE_UNITS: Mapping[type[jinja2.nodes.Node], int] = {
 MACRO_UNITS = 30  # more of a call of a macro
 BLOCK_UNITS = 3
 MIN_BLOCK_UNITS = 30  # a branch that costs less is charged with the block around it
-MAX_CONST_CHARS = 64  # of a constant whose comparison costs no more than its node
+MAX_CONST_CHARS = 64  # characters of a constant whose comparison costs no more than its node
 _FORBIDDEN_METHODS = frozenset(
     {"center", "encode", "expandtabs", "format_map", "fromkeys", "ljust", "rjust", "striptags", "to_bytes", "translate"}
     | {"zfill"}
@@ -172,7 +172,7 @@ class SandboxEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             extensions=[_Generation, jinja2.ext.loopcontrols],
             finalize=_finalize,
         )
-        self.block_units = 0  # of the statements outside of blocks in the template that was parsed last
+        self.block_units = 0  # units of the statements outside of blocks in the template that was parsed last
         charge_filters(self.filters)
         charge_tests(self.tests)
         self.globals.pop("lipsum")

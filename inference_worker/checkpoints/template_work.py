@@ -12,13 +12,13 @@ from typing import Any
 import jinja2
 import jinja2.runtime
 
-BASE_UNITS = 150_000  # of a rendering, whatever its input
+BASE_UNITS = 150_000  # units of a rendering, whatever its input
 UNITS_PER_VALUE = 4_000  # more for each value in the input: messages, their fields, tools, variables
 UNITS_PER_CHARACTER = 40  # more for each character in the input
 MAX_UNITS = 30_000_000
-CALL_UNITS = 10  # of a call, and of an item in a filter that handles items one by one
+CALL_UNITS = 10  # units of a call, and of an item in a filter that handles items one by one
 MAX_INT = 1 << 1024
-MAX_DEPTH = 200  # of values in values
+MAX_DEPTH = 200  # levels of values in values
 CHARACTERS_COPIED = 32  # a unit's worth, at least
 CHARACTERS_PROCESSED = 4
 MAX_NEEDLE = 128  # a search in a text costs as much as this many comparisons a character, whatever it searches

@@ -34,5 +34,5 @@ def _find_program() -> str:
         return PROGRAM if found else f"{shlex.quote(sys.executable)} -m millrace.cli"
     if found and os.path.samefile(found, script):
         return PROGRAM
-    checkout = script.parents[2]  # of .venv/bin/millrace
+    checkout = script.parents[2]  # directory of .venv/bin/millrace
     return shlex.quote(str(script.relative_to(checkout) if checkout == Path.cwd() else script))

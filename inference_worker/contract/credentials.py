@@ -26,7 +26,7 @@ class WorkerKey(msgspec.Struct, frozen=True):
 
     process_id: str
     public_key: bytes
-    credentials: tuple[int, ...]  # of the platform, which its deployments name
+    credentials: tuple[int, ...]  # ids of the platform's credentials, which its deployments name
     deployments: tuple[str, ...]  # for which tenants may have their own credentials
     mac: bytes = b""
 
@@ -42,7 +42,7 @@ class SealedContents(msgspec.Struct, frozen=True):
     """The contents of a box."""
 
     secrets: dict[int, str]
-    max_concurrency: dict[int, int] = {}  # of the credentials that have a limit
+    max_concurrency: dict[int, int] = {}  # concurrent requests by id of the credentials that have a limit
 
 
 def worker_key_name(process_id: str) -> str:

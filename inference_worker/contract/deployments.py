@@ -16,7 +16,7 @@ from inference_worker.contract.settings import MODEL_NAME, ModelSpec
 
 WANTED_KEY = "millrace:deployments"
 MAX_DEPLOYMENTS = 256
-ALL_WORKERS = 0  # as the number of replicas in a pool: one on each of its workers
+ALL_WORKERS = 0  # replicas in a pool: one on each of its workers
 SLOT_SECONDS = 15  # after this time without its worker, a slot is free for another one
 DEMAND_SECONDS = 30  # how long a request for an unloaded deployment is remembered
 
@@ -36,7 +36,7 @@ class WantedDeployment(msgspec.Struct, frozen=True):
     pools: dict[str, int]  # worker pool -> number of replicas, or ALL_WORKERS
     state: WantedState = WantedState.LOADED
     idle_seconds: int = 0  # after this time without requests the weights are dropped; 0: never
-    default_max_tokens: int | None = None  # of a response; None: the gateway's default
+    default_max_tokens: int | None = None  # tokens of a response; None: the gateway's default
 
     def slots(self, pool: str) -> list[str]:
         """Return the names of the pool's slots, one for each replica; none if every worker has a replica."""

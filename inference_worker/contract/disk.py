@@ -14,7 +14,7 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-RESUME_PERCENT = 125  # of the minimum; new requests are accepted again
+RESUME_PERCENT = 125  # percent of the minimum at which new requests are accepted again
 
 
 def free_bytes(directory: Path) -> int:

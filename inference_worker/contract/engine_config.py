@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-DEFAULT_KV_BYTES = 1 << 30  # of the KV cache on the CPU
+DEFAULT_KV_BYTES = 1 << 30  # bytes of the KV cache on the CPU
 MAX_DRAFTING_SEQUENCES = 4  # in a step with drafts: at 8 sequences drafts cost more than they saved
-DEFAULT_KV_SHARE = 0.9  # of a GPU's free memory; the rest is for a step's intermediate results
+DEFAULT_KV_SHARE = 0.9  # share of a GPU's free memory; the rest is for a step's intermediate results
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DTypeName = Literal["auto", "bfloat16", "float16", "float32"]
-CpuKernelsName = Literal["auto", "pytorch"]
+CpuKernelsName = Literal["auto", "pytorch", "amx", "avx512", "avx2", "generic"]
 ProfileName = Literal["latency", "balanced", "throughput"]
 SpeculationName = Literal["auto", "off"]
 KVCacheDTypeName = Literal["auto", "int8", "fp8"]
@@ -78,10 +78,10 @@ class EngineConfig:
     quantization: QuantizationName = "none"
     progress: Callable[[int, int], None] | None = None  # called with the bytes read and those of all weights
     attention: str = "auto"  # a name in the registry of attention backends
-    cpu_kernels: CpuKernelsName = "auto"  # on the CPU in bfloat16: the C kernels if they can be built, or PyTorch
+    cpu_kernels: CpuKernelsName = "auto"  # on the CPU in bfloat16: the C kernels, or PyTorch
     speculation: bool = False  # verify drafts of the next tokens; not with asynchronous scheduling
-    draft_model_dir: Path | None = None  # of a model with the same vocabulary that drafts tokens; None: none
-    draft_quantization: QuantizationName = "none"  # of the draft model's weights, when they are loaded
+    draft_model_dir: Path | None = None  # directory of a model with the same vocabulary that drafts tokens
+    draft_quantization: QuantizationName = "none"  # format into which the draft model's weights are loaded
     batch_invariant: bool = False  # a request's tokens do not depend on the other requests in its batches
 
     @property

@@ -1,4 +1,8 @@
-"""Checks of IP addresses that tenants' or operators' URLs lead to.
+"""Checks of the IP addresses that tenants' or operators' URLs lead to.
+
+Without them, a URL could make the platform call its own database, its neighbors or a cloud's metadata service. A
+connection uses an address of `checked_addresses` and does not resolve the name again. So a name server that changes its
+answer cannot lead a request to an internal service.
 
 The blocks are those of IANA's registries of special-purpose addresses. `ipaddress` is not used for this, because its
 answers differ between versions of Python.
@@ -6,6 +10,7 @@ answers differ between versions of Python.
 
 from __future__ import annotations
 
+import socket
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
 _MAPPED = IPv6Network("::ffff:0:0/96")
@@ -41,6 +46,31 @@ _NOT_PUBLIC_IPV6 = tuple(
         "3fff::/20",  # documentation
     )
 )
+
+
+class UnresolvedHost(Exception):
+    """An error of a host name that has no address."""
+
+
+class InternalHost(Exception):
+    """An error of a host of which an address is not public."""
+
+
+def checked_addresses(host: str, port: int, *, allow_internal: bool) -> list[str]:
+    """Return the current IP addresses of a host. The call waits for the name server.
+
+    Raises:
+        UnresolvedHost: the name has no address.
+        InternalHost: an address is not public, and internal ones are not allowed.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as exc:
+        raise UnresolvedHost(host) from exc
+    addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
+    if not allow_internal and not all(map(is_public_text, addresses)):
+        raise InternalHost(host)
+    return addresses
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:

@@ -70,7 +70,7 @@ class Segment:
 
     path: Path
     events: dict[ExecutionKey, ExecutionUsage] = field(default_factory=dict)
-    stream_ids: dict[ExecutionKey, str] = field(default_factory=dict)  # of the events that the broker has
+    stream_ids: dict[ExecutionKey, str] = field(default_factory=dict)  # ids of the events that the broker has
 
 
 class Journal:
@@ -85,11 +85,11 @@ class Journal:
         except BlockingIOError:
             raise JournalBusyError(f"{directory} is in use: give each worker its own MILLRACE_WORKER_NAME") from None
         self.segments: list[Segment] = []
-        self._file: FileIO | None = None  # of the last segment; None: the disk had no space for it
+        self._file: FileIO | None = None  # the last segment; None: the disk had no space for it
         self._position = 0  # in the file, after the last record
         paths = sorted(directory.glob("*.journal"))
         self._next = int(paths[-1].stem) + 1 if paths else 1
-        self._spare = paths.pop() if paths and _is_empty(paths[-1]) else None  # of full size, without records
+        self._spare = paths.pop() if paths and _is_empty(paths[-1]) else None  # segment of full size without records
         confirmed: dict[ExecutionKey, str] = {}
         dropped: set[ExecutionKey] = set()
         for path in paths:

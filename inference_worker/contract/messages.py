@@ -42,7 +42,7 @@ REPLICA_LOST_SECONDS = 10.0  # after this time without a heartbeat, a replica's 
 # TTL of `millrace:replica_heartbeat:<replica>`. The remaining TTL gives the heartbeat's age by the broker's clock.
 HEARTBEAT_TTL_MS = 60_000
 GATEWAY_STREAM_LENGTH = 10_000  # batches; a gateway that is further behind reads the event logs
-INFERENCE_KEY_PREFIX = "millrace:inference:"  # of the keys of the inference worker's Celery app
+INFERENCE_KEY_PREFIX = "millrace:inference:"  # beginning of the keys of the inference worker's Celery app
 
 
 def claim_key(request_id: str, execution: int) -> str:
@@ -163,7 +163,7 @@ class InferenceJob(msgspec.Struct, frozen=True):
     second_starts: tuple[int, ...] = ()  # for a cross-encoder: the position of the second text in each input
     searches: int = 0  # for a cross-encoder: the searches that the request is billed for
     replicas_with_prefix: tuple[str, ...] = ()  # replicas that recently computed a prompt with the same start
-    version: str = ""  # of the deployment that the prompt was tokenized for
+    version: str = ""  # version of the deployment that the prompt was tokenized for
     upstream: UpstreamRequest | None = None  # instead of the prompt's tokens, if an upstream runs the deployment
     credential: int | None = None  # the id of the upstream credential: the tenant's own, or the deployment's
     is_tenant_credential: bool = False  # the credential is the tenant's own
@@ -196,13 +196,13 @@ class ExecutionUsage(msgspec.Struct, frozen=True, dict=True):
     miss_reason: str = ""  # why the prompt was not cached completely; empty: it was
     changed_at: int | None = None  # first token that differs from the previously cached prompt ("prefix_changed")
     unpinned_tokens: int = 0  # before breakpoints, but not pinned because of a limit on pins
-    reasoning_tokens: int = 0  # of the output
+    reasoning_tokens: int = 0  # output tokens that are reasoning
     usage_source: UsageSource = "engine"
     credential: int | None = None  # the upstream credential that the execution used
     is_tenant_credential: bool = False  # which is the tenant's own, so that its use costs the operator nothing
     accepted_drafts: int = 0  # draft tokens that were verified; accepted ones are part of the output
     rejected_drafts: int = 0
-    host_tokens: int = 0  # of the prompt, read from the prefix cache in CPU memory
+    host_tokens: int = 0  # prompt tokens read from the prefix cache in CPU memory
     # What the upstream reported, if it is more than the request can use: the operator's cost.
     reported_usage: TokenCounts | None = None
 
@@ -235,11 +235,11 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     seq: int
     token_ids: list[int]
     text: str
-    index: int = 0  # of the output sequence
-    logprobs: list[TokenLogprobs] | None = None  # of token_ids, if requested
+    index: int = 0  # number of the output sequence
+    logprobs: list[TokenLogprobs] | None = None  # log-probabilities of token_ids, if requested
     prompt: TokenCounts | None = None  # the prompt's tokens by class, with an attempt's first event
     prompt_logprobs: list[TokenLogprobs] | None = (
-        None  # of all prompt tokens but the first, with the first event of sequence 0
+        None  # those of all prompt tokens but the first, with the first event of sequence 0
     )
     reasoning: str = ""  # text of the reasoning, which comes before `text`
     reasoning_tokens: int = 0  # tokens that are now known to be part of the reasoning
@@ -307,9 +307,10 @@ class Machine(msgspec.Struct, frozen=True):
     version: str  # Millrace's
     device: str  # "cpu", or the GPU's name
     cores: int  # usable by the process
-    dtype: str  # of the computation
+    dtype: str  # dtype of the computation
     max_model_len: int  # tokens
     block_size: int  # tokens of a KV cache block
+    is_slow: bool = False  # PyTorch computes, although the C kernels would be several times faster
 
 
 class ReplicaPhase(StrEnum):
@@ -339,7 +340,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     machine: Machine | None = None
     cpu_seconds: float = 0.0  # CPU time of the process
     disk_low: bool = False  # the disk is almost full, so the replica accepts no new requests
-    version: str = ""  # of the deployment
+    version: str = ""  # version of the deployment
     spec: ModelSpec | None = None  # what the replica loads
     phase: ReplicaPhase = ReplicaPhase.READY
     reason: str = ""  # why the model could not be loaded
@@ -351,7 +352,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     def deployment_key(self) -> str:
         return deployment_key(self.model, self.version)
 
-    kv_tokens: int = 0  # of the longest sequence that fits into the KV cache
+    kv_tokens: int = 0  # tokens of the longest sequence that fits into the KV cache
     held_back: int = 0  # part of `waiting` that waits for an upstream's capacity, so that it needs no slot now
     circuit_open: bool = False  # its upstream has failed several times in a row, and not responded since
     tenants_paused: int = 0  # tenants and own credentials whose last requests to its upstream have failed

@@ -47,8 +47,8 @@ class ToolFormat:
     opening: str = ""  # before a call, or before a list of calls; empty: calls are at the start of the answer
     closing: str = ""  # after it
     separator: str = ""  # between the name and the arguments ("named_json"), or between calls without an opening
-    arguments_key: str = "arguments"  # of a JSON call
-    tags: CallTags | None = None  # of a call in tags
+    arguments_key: str = "arguments"  # key of the arguments in a JSON call
+    tags: CallTags | None = None  # texts around the parts of a call in tags
 
 
 @dataclass(frozen=True)

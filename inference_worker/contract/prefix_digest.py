@@ -15,7 +15,7 @@ import msgspec
 
 HASH_BYTES = 32
 MAX_DIGEST_HASHES = 8192
-MAX_PREDICTED_BLOCKS = 1024  # of a prompt; further blocks are not compared
+MAX_PREDICTED_BLOCKS = 1024  # blocks of a prompt that are compared
 DIGEST_SECONDS = 1.0  # between digests of a replica whose cache changes
 DIGEST_TTL_SECONDS = 60
 _SAMPLE, _STORED = slice(0, 4), slice(4, 8)  # bytes of a hash

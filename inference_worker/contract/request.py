@@ -158,7 +158,7 @@ class TokenCounts(msgspec.Struct, frozen=True, omit_defaults=True):
     output: int = 0
     answer_hit_input: int = 0  # tokens that a cached answer made unnecessary: of the prompt,
     answer_hit_output: int = 0  # and of the answer
-    searches: int = 0  # of a cross-encoder
+    searches: int = 0  # searches that a cross-encoder answered
 
     @property
     def prompt(self) -> int:
@@ -190,7 +190,7 @@ class CacheReport:
     miss: MissReason | None = None  # None: all whole blocks were cached
     changed_at: int | None = None  # first token that differs from the previously cached prompt ("prefix_changed")
     unpinned_tokens: int = 0  # before breakpoints, but not pinned because of a limit on pins
-    host_tokens: int = 0  # of the prompt, restored from CPU memory
+    host_tokens: int = 0  # prompt tokens restored from CPU memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class TokenLogprobs:
 class ToolCallDelta(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     """A part of a tool call that an upstream has parsed. The call's first part has its name."""
 
-    number: int  # of the call in its sequence, from 0
+    number: int  # place of the call in its sequence, from 0
     name: str = ""
     arguments: str = ""
 
@@ -225,14 +225,14 @@ class RequestOutput:
     text: str = ""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None  # the stop string or stop token id that ended the sequence; None for EOS
-    usage: TokenCounts | None = None  # of all sequences; set with the request's last output
-    prompt_usage: TokenCounts | None = None  # of the prompt, once it is known
+    usage: TokenCounts | None = None  # tokens of all sequences; set with the request's last output
+    prompt_usage: TokenCounts | None = None  # tokens of the prompt, once they are known
     scheduled_at: float | None = None  # monotonic seconds of the request's first step
     error: RequestError | None = None  # set instead of finish_reason if the request failed
-    index: int = 0  # of the sequence, below `n`
+    index: int = 0  # number of the sequence, below `n`
     # Of token_ids, if requested. Those of tokens that may be the mark before the reasoning are in a later output.
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] | None = None  # of all prompt tokens but the first; in the first output
+    prompt_logprobs: list[TokenLogprobs] | None = None  # those of all prompt tokens but the first; in the first output
     cache: CacheReport | None = None  # set with the request's last output
     pins: Mapping[bytes, int] = field(default_factory=dict)  # hashes pinned or refreshed by this request -> seconds
     vectors: bytes = b""  # float32, little-endian, in the order of the inputs; of a cross-encoder, a number for each

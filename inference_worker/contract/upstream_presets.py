@@ -35,7 +35,7 @@ class UpstreamPreset:
     cache_key: str = ""  # the field that separates the provider's prompt caches; empty: it has none
     image_tokens: int = 4096  # the maximum tokens of an image
     prompt_overhead: int = 64  # tokens that its template adds to a request, at most
-    base_path: str = "/v1"  # of the API of a managed server
+    base_path: str = "/v1"  # beginning of the paths of a managed server's API
     health_path: str = "/v1/models"  # which responds with 200 when a managed server accepts requests
 
 

@@ -26,7 +26,7 @@ import redis.asyncio.retry
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
-MAX_CONNECTIONS = 256  # of one asynchronous client
+MAX_CONNECTIONS = 256  # connections of one asynchronous client
 MIN_BACKOFF_SECONDS = 0.05  # between retries
 MAX_BACKOFF_SECONDS = 0.5
 
@@ -37,7 +37,7 @@ class ClientOptions(NamedTuple):
     client_name: str  # in Valkey's CLIENT LIST, with the prefix "millrace-"
     reply_timeout: float
     connect_timeout: float
-    retries: int = 0  # of a command after a connection error or a timeout
+    retries: int = 0  # repetitions of a command after a connection error or a timeout
     health_check_interval: int = 0  # a connection that was idle for longer is checked before its next command; 0: never
     pool_timeout: float = 0.0  # asynchronous clients: how long a command waits for one of `MAX_CONNECTIONS`
     protocol: int | None = None  # version of RESP; None: redis-py's default

@@ -43,11 +43,11 @@ class StepInputs:
 @dataclass(slots=True)
 class _Row:
     index: int  # in the block table
-    epoch: int  # of the sequence; after a preemption it has other blocks
-    num_blocks: int = 0  # in each group, as the next two
-    last_block: int = 0  # of the first group
-    num_released: list[int] = field(default_factory=list)
-    place: int = -1  # of its token among the tokens that the previous step sampled
+    epoch: int  # epoch of the sequence; after a preemption it has other blocks
+    num_blocks: int = 0  # blocks in each group
+    last_block: int = 0  # last block of the first group
+    num_released: list[int] = field(default_factory=list)  # released blocks of each group
+    place: int = -1  # place of its token among the tokens that the previous step sampled
 
 
 class PersistentBatch:

@@ -1,21 +1,15 @@
-"""The choice of the device and of the dtype."""
+"""The choice of the device, and its free memory."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from inference_worker.contract.engine_config import CpuKernelsName, DeviceName, DTypeName
-from inference_worker.engine.kernel_check import find_wrong_operator
-from kernels.native.library import Library, load_library
-
-log = logging.getLogger(__name__)
+from inference_worker.contract.engine_config import DeviceName
 
 _MEMINFO, _MEMBERSHIP, _CONTROL_GROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 def pick_device(name: DeviceName) -> torch.device:
@@ -79,30 +73,3 @@ def _free_in_control_group(directory: Path, limit_name: str, used_name: str, cac
     except OSError:
         return None
     return None if limit == "max" else max(0, int(limit) - used + int(stat.get(cached_name, 0)))
-
-
-def pick_dtype(name: DTypeName, device: torch.device, checkpoint: str = "bfloat16") -> torch.dtype:
-    """Return the dtype to compute in. The default is a 16-bit type if the device computes fast in it.
-
-    On CUDA, a float16 checkpoint runs in float16. On the CPU, it runs in bfloat16 or float32, as other checkpoints.
-    """
-    if name != "auto":
-        return _DTYPES[name]
-    if device.type == "cuda" and checkpoint == "float16":
-        return torch.float16
-    if device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return torch.float32
-    return torch.bfloat16
-
-
-def pick_kernels(name: CpuKernelsName, device: torch.device, dtype: torch.dtype) -> Library | None:
-    """Return the C kernels, with as many threads as PyTorch uses, or None if PyTorch computes."""
-    if name == "pytorch" or device.type != "cpu" or dtype != torch.bfloat16:
-        return None
-    library = load_library()
-    if library is not None:
-        library.set_threads(torch.get_num_threads())
-        if operator := find_wrong_operator(library):
-            log.error("the CPU kernels are not used: the results of %s differ from PyTorch's, which is used", operator)
-            return None
-    return library

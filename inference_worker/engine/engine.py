@@ -46,18 +46,18 @@ class EngineStats:
     steps: int
     batched_sequences: int  # sum of all steps' batch sizes
     batched_tokens: int  # sum of all steps' tokens
-    prompt_tokens: int  # of scheduled requests
+    prompt_tokens: int  # prompt tokens of scheduled requests
     cached_tokens: int  # part of prompt_tokens that was read from the prefix cache
     output_tokens: int
     preemptions: int
     kv_blocks: int
     kv_blocks_used: int  # used by running requests
-    kv_tokens: int  # of the longest sequence that fits
+    kv_tokens: int  # tokens of the longest sequence that fits
     schedule_seconds: float
     forward_seconds: float
     output_seconds: float
     held_back: int = 0  # part of num_waiting that waits for an upstream's capacity and uses no slot
-    circuit_open: bool = False  # of an upstream
+    circuit_open: bool = False  # the circuit breaker of an upstream rejects requests
     tenants_paused: int = 0  # by an upstream's circuit breaker
 
 

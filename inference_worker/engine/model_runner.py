@@ -30,7 +30,8 @@ from inference_worker.engine.capacity.sizing import (
     kv_number_bytes,
     size_kv_cache,
 )
-from inference_worker.engine.device import free_memory, pick_device, pick_dtype, pick_kernels
+from inference_worker.engine.compute_path import choose_path
+from inference_worker.engine.device import free_memory
 from inference_worker.engine.kv_cache.block_copies import BlockCopies
 from inference_worker.engine.loading.loader import ProgressLog
 from inference_worker.engine.quantization.linear_weights import LinearWeights
@@ -55,8 +56,10 @@ class ModelRunner:
     ) -> None:
         self.config = config
         self.vocab_size = model_config.vocab_size
-        self.device = pick_device(config.device)
-        self.dtype = pick_dtype(config.dtype, self.device, model_config.dtype)
+        if config.threads:  # else PyTorch uses OMP_NUM_THREADS or the cores of this process
+            torch.set_num_threads(config.threads)
+        path = choose_path(config.dtype, config.device, config.cpu_kernels, checkpoint=model_config.dtype)
+        self.device, self.dtype, kernels = path.device, path.dtype, path.kernels
         self.async_scheduling = (
             self.device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
         )
@@ -79,9 +82,6 @@ class ModelRunner:
 
         if not isinstance(memory, float):
             size_cache()  # an error before the model is loaded
-        if config.threads:  # else PyTorch uses OMP_NUM_THREADS or the cores of this process
-            torch.set_num_threads(config.threads)
-        kernels = pick_kernels(config.cpu_kernels, self.device, self.dtype)
         self._sampler = Sampler(
             model_config.eos_token_ids if eos_token_ids is None else eos_token_ids,
             max_rows=1 if config.batch_invariant else None,
@@ -118,12 +118,11 @@ class ModelRunner:
                 device=self.device,
                 places=groups.places,
                 kv_dtype=config.kv_cache_dtype,
+                kernels=kernels,
             )
             name = "invariant" if config.batch_invariant else config.attention
             specs = self.model.attention_specs
-            self.attention, self.attention_choice = make_backend(
-                name, shape, model_config.num_heads, specs, native=kernels is not None
-            )
+            self.attention, self.attention_choice = make_backend(name, shape, model_config.num_heads, specs)
             if len(groups.windows) > 1:
                 self.attention = GroupedBackend(self.attention, groups.groups)
             self.num_host_blocks = config.kv_offload_bytes // sizing.block_bytes
@@ -137,7 +136,9 @@ class ModelRunner:
         self.roofline = Roofline.of(
             model_config, weight_bytes=layers.bytes_per_parameter, kv_value_bytes=size, peaks=peaks
         )
-        log.info("model ready on %s in %s", self.device, self.dtype)
+        kv_type = path.dtype_name if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        weight_type = path.dtype_name if config.quantization == "none" else config.quantization
+        log.info("%s · weights %s · attention %s · KV %s", path, weight_type, self.attention_choice.name, kv_type)
 
     def _read_draft(self) -> tuple[ModelConfig | None, int]:
         """Return the configuration of the draft model, if it will be used, and the bytes of its weights."""

@@ -51,7 +51,7 @@ class ReasoningTracker:
         self._forced: deque[int] = deque()
         self._used = 0  # tokens of the reasoning, without marks
         self._uncounted = 0  # tokens that may turn out to be the mark that begins the reasoning
-        self._logprobs: list[TokenLogprobs] = []  # of these tokens
+        self._logprobs: list[TokenLogprobs] = []  # log-probabilities of these tokens
         if has_grammar and not spec.is_open and self._start_id is None:
             # Without a token for the mark, a grammar cannot leave the choice to the model.
             if spec.is_requested:

@@ -37,7 +37,7 @@ class MissingCredential(LookupError):
 class CredentialNeeds(NamedTuple):
     """The credentials that a process needs."""
 
-    credentials: tuple[int, ...]  # of the platform
+    credentials: tuple[int, ...]  # ids of the platform's credentials
     deployments: tuple[str, ...]  # for which tenants may have their own credentials
 
 

@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 class PinnedPrefixes:
     """The pins of a tenant that the broker has, of all replicas."""
 
-    pins: Mapping[bytes, int] = field(default_factory=dict)  # of one prompt's blocks: hash -> seconds
+    pins: Mapping[bytes, int] = field(default_factory=dict)  # seconds by hash of one prompt's blocks
     room: int | None = None  # number of further pins; None: not requested
 
 
@@ -47,7 +47,7 @@ class ActiveJob:
     first_token_at: float | None = None
     paid: PinnedPrefixes = field(default_factory=PinnedPrefixes)  # paid pins of the prompt's blocks, on any replica
     next_seq: int = 0  # number of the next stream event, set by the publisher
-    reasoning_tokens: int = 0  # of its outputs, set by the publisher
+    reasoning_tokens: int = 0  # reasoning tokens of its outputs, set by the publisher
     pins_reported: bool = False  # whether the broker has the execution's pins, set by the publisher
 
     @property

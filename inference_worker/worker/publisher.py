@@ -60,14 +60,14 @@ RESERVE_SECONDS = 0.2  # between attempts to reserve journal space, which fail w
 VECTORS_SECONDS = 60  # short, because vectors are large and a caller can send the request again
 # Miss reasons that become "other_worker" if another replica has the prefix.
 _ELSEWHERE: tuple[MissReason, ...] = ("first_use", "expired_or_evicted")
-Fields = dict[Any, Any]  # of a stream entry, as redis-py types it
+Fields = dict[Any, Any]  # fields of a stream entry, as redis-py types them
 
 
 class _LoggedEvent(NamedTuple):
     """An event of an execution. It is encoded once, for its gateway's batch and for its log."""
 
     encoded: bytes
-    is_first: bool  # of the log
+    is_first: bool  # whether it is the log's first event
     is_streamed: bool = True  # whether the gateway receives it; otherwise it is only in the log
 
 
@@ -75,7 +75,7 @@ class _EndedExecution(NamedTuple):
     """A completed or cancelled execution."""
 
     live: ActiveJob
-    events: list[_LoggedEvent]  # of the round, before its end
+    events: list[_LoggedEvent]  # events of the round, before its end
     end: End
     usage: ExecutionUsage
 
@@ -117,7 +117,7 @@ class Publisher:
         self._resend = False
         self._trim_at = 0.0
         self._reserve_at = 0.0
-        self._run_id: str | None = None  # of the broker's process at the last check
+        self._run_id: str | None = None  # run of the broker's process at the last check
         self._replay_journal()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self._thread.start()

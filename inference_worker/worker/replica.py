@@ -16,7 +16,7 @@ from inference_worker.contract.settings import ModelSpec
 from inference_worker.worker.engine_client import ActiveJob, EngineClient
 from inference_worker.worker.shared_pins import SharedPins
 
-STABLE_SECONDS = 60.0  # of service, after which earlier failures do not delay the next load
+STABLE_SECONDS = 60.0  # seconds of service after which earlier failures do not delay the next load
 LOST_SECONDS = 5.0  # for the executions of an engine whose server has failed
 MAX_DOUBLINGS = 10
 
@@ -48,11 +48,11 @@ class LocalReplica:
         self.failures = 0  # consecutive failed loads, and ends of a managed server soon after its load
         self.loaded_at: float | None = None
         self.is_abandoned = False  # it is not wanted any more, so a load that takes long may end
-        self.retry_at = 0.0  # of a failed load, on the monotonic clock
+        self.retry_at = 0.0  # time of the next load after a failed one, on the monotonic clock
         self.used_at = time.monotonic()  # when it last had an execution
         self.drained_at: float | None = None
         self.loaded: LoadedEngine | None = None
-        self._digest = b""  # of the prefix cache, as sent last
+        self._digest = b""  # digest of the prefix cache that was sent last
         self._digest_at = -DIGEST_SECONDS
         # Held while executions are claimed and submitted, so that the engine is not closed between the two.
         self.lock = threading.Lock()

@@ -20,7 +20,7 @@ from inference_worker.worker.engine_client import ActiveJob, PinnedPrefixes
 
 log = structlog.get_logger(__name__)
 
-MAX_PINS = 65_536  # of a tenant, about 8 MB; further blocks are not pinned and are billed as uncached
+MAX_PINS = 65_536  # pins of a tenant, about 8 MB; further blocks are not pinned and are billed as uncached
 
 _SECONDS = {ord("m"): 300, ord("h"): 3600}
 _NOW = """

@@ -50,7 +50,8 @@ from inference_worker.contract.request import RequestError
 from inference_worker.contract.settings import SELF_DRAFT, ModelSpec, WorkerSettings
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from inference_worker.contract.version import VERSION
-from inference_worker.engine.device import pick_device, pick_dtype
+from inference_worker.engine.compute_path import choose_path
+from inference_worker.engine.device import pick_device
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.loading.loader import ProgressLog
@@ -69,7 +70,7 @@ log = structlog.get_logger(__name__)
 CLAIM_AGAIN_SECONDS = 0.2
 NO_MODEL = "none"  # as MILLRACE_WORKER_MODEL
 MAX_REJECTIONS = 3  # after which a command with an error reply is not repeated
-FIRST_RESTART_SECONDS = 1.0  # of a managed server; doubles with each failure within a minute of its start
+FIRST_RESTART_SECONDS = 1.0  # a managed server's pause; doubles with each failure within a minute of its start
 MAX_RESTART_SECONDS = 120.0
 MAX_WAKEUPS = 256  # taken from the list in one round trip
 
@@ -152,15 +153,16 @@ def new_replica_id(settings: WorkerSettings) -> str:
 
 def describe_machine(config: EngineConfig) -> Machine:
     """Return the description of the device and dtype of an engine with this configuration."""
-    device = pick_device(config.device)
+    path = choose_path(config.dtype, config.device, config.cpu_kernels)
     longest = read_model_config(config.model_dir).max_model_len
     return Machine(
         version=VERSION,
-        device="cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
+        device="cpu" if path.device.type == "cpu" else torch.cuda.get_device_name(path.device),
         cores=len(os.sched_getaffinity(0)),
-        dtype=str(pick_dtype(config.dtype, device)).removeprefix("torch."),
+        dtype=path.dtype_name,
         max_model_len=min(longest, config.max_model_len or longest),
         block_size=config.block_size,
+        is_slow=bool(path.slow),
     )
 
 

@@ -114,16 +114,19 @@ def build_for_wheel() -> Path:
     raise BuildError(message)
 
 
-def build_for_machine(compiler: Compiler) -> Path:
-    """Return the library with the fastest variant that this machine and this compiler have, built once for a user.
+def runnable_variants() -> list[str]:
+    """Return the names of the instruction sets that this machine may run, the fastest first."""
+    return [variant for variant in _VARIANTS.get(platform.machine(), {}) if _may_run(variant)]
+
+
+def build_for_machine(compiler: Compiler, variants: Sequence[str]) -> Path:
+    """Return the library with the first variant that this machine and this compiler have, built once for a user.
 
     Raises:
         BuildError: the compiler can build none, or the cache directory is not private. RuntimeError: the user has none.
     """
     directory, message = cache_directory(), f"{sys.platform} on {platform.machine()} is not supported"
-    for variant in _VARIANTS.get(platform.machine(), {}):
-        if not _may_run(variant):
-            continue
+    for variant in variants:
         try:
             library = build_library(compiler, directory, variants=(variant,))
         except BuildError as exc:  # an old compiler does not support these instructions
@@ -308,7 +311,7 @@ def main() -> None:
         return
     for compiler in find_compilers():
         with contextlib.suppress(BuildError, RuntimeError, OSError):  # the worker that loads it reports the reason
-            build_for_machine(compiler)
+            build_for_machine(compiler, runnable_variants())
             return
 
 

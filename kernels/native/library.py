@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Sequence
 from ctypes import c_char_p, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kernels.native.build import BuildError, build_for_machine, find_compilers, prebuilt_path
+from kernels.native.build import BuildError, build_for_machine, find_compilers, prebuilt_path, runnable_variants
 from kernels.native.memory import HugePages
 
 log = logging.getLogger(__name__)
@@ -117,7 +118,7 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
-        self.memory = HugePages()  # of packed weights and caches
+        self.memory = HugePages()  # memory of packed weights and caches
 
         def function(name: str, kind: type[ctypes.Structure]) -> Any:
             entry = getattr(library, f"millrace_{name}")
@@ -157,29 +158,59 @@ class Library:
 
 
 @cache
-def load_library() -> Library | None:
+def load_library(variant: str = "") -> Library | None:
     """Return the library of the wheel, or build one at the first call. None, with a line in the log, if it cannot be
-    built."""
+    built.
+
+    Args:
+        variant: the instruction set to use; empty: the fastest one of the machine.
+
+    Raises:
+        ValueError: the machine, or the compiler, does not have the instruction set.
+    """
+    library = _load_prebuilt() or _load_built(variant)
+    if library is None:
+        if variant:
+            raise ValueError(f"the CPU kernels for {variant} cannot be built; the log has the reason")
+        return None
+    if not library.choose(variant):
+        raise ValueError(_refuse(variant, runnable_variants()))
+    log.info("CPU kernels: %s", library.variant)
+    return library
+
+
+def _refuse(variant: str, runnable: Sequence[str]) -> str:
+    return f"this machine cannot run the CPU kernels for {variant}; it can run {', '.join(runnable)}"
+
+
+def _load_prebuilt() -> Library | None:
     path = prebuilt_path()
-    if path.exists():
-        try:
-            library = Library(path)
-        except OSError as exc:  # built for a newer C library
-            log.warning("the CPU kernels of the package cannot be loaded and are built here: %s", exc)
-        else:
-            log.info("CPU kernels: %s", library.variant)
-            return library
+    if not path.exists():
+        return None
+    try:
+        return Library(path)
+    except OSError as exc:  # built for a newer C library
+        log.warning("the CPU kernels of the package cannot be loaded and are built here: %s", exc)
+        return None
+
+
+def _load_built(variant: str) -> Library | None:
+    """Build the library with the first compiler that can.
+
+    Raises:
+        ValueError: the machine cannot run the variant.
+    """
+    runnable = runnable_variants()
+    if variant and variant not in runnable:
+        raise ValueError(_refuse(variant, runnable))
     compilers = find_compilers()
     if not compilers:
         log.info("no C compiler is installed (cc, gcc, clang or the package ziglang): PyTorch computes on the CPU")
     for compiler in compilers:
         try:
-            library = Library(build_for_machine(compiler))
+            return Library(build_for_machine(compiler, [variant] if variant else runnable))
         except (BuildError, OSError, RuntimeError) as exc:  # RuntimeError: the user has no home directory
             log.warning("the CPU kernels cannot be built with %s: %s", " ".join(compiler.command), exc)
-        else:
-            log.info("CPU kernels: %s", library.variant)
-            return library
     if compilers:
         log.warning("the CPU kernels cannot be built, so PyTorch computes")
     return None

@@ -9,7 +9,7 @@ from math import prod
 import torch
 
 HUGE_PAGE_BYTES = 2 << 20
-MAPPING_BYTES = 64 << 20  # of a mapping that small tensors share
+MAPPING_BYTES = 64 << 20  # bytes of a mapping that small tensors share
 _ALIGNMENT = 64  # a cache line
 
 

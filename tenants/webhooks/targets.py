@@ -1,7 +1,6 @@
 """Validation of webhook URLs: only public IP addresses are allowed. Does not import Django.
 
-Tenants choose the host. Without this check, the platform could be made to call its own database, its neighbors or a
-cloud's metadata service. Hosts that the operator allows may have private addresses and use plain http.
+Tenants choose the host. Hosts that the operator allows may have private addresses and use plain http.
 """
 
 from __future__ import annotations
@@ -10,11 +9,12 @@ import queue
 import socket
 import threading
 from collections.abc import Collection
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from inference_worker.contract.ip_addresses import is_public, is_public_text
+from inference_worker.contract.ip_addresses import InternalHost, UnresolvedHost, checked_addresses, is_public
 
 LOOKUP_SECONDS = 2.0  # to resolve a name while an endpoint is created or changed
 _MAX_LOOKUPS = 16  # concurrent
@@ -80,23 +80,25 @@ def check_url(url: str, private_hosts: Collection[str], seconds: float = LOOKUP_
         TargetRefused: the URL is not an https URL, or its host is internal.
     """
     target = parse(url, private_hosts)
-    if target.host not in private_hosts and not all(map(is_public_text, _resolve(target, seconds))):
+    if target.host not in private_hosts and _is_internal(target, seconds):
         raise TargetRefused(f"The host {target.host} has an internal address. {_ADVICE}")
     return CheckedUrl(url)
 
 
-def _resolve(target: WebhookTarget, seconds: float) -> list[str]:
-    """Return the host's IP addresses, or none if the name server does not respond in time."""
+def _is_internal(target: WebhookTarget, seconds: float) -> bool:
+    """Return whether the host has an internal address, as far as the name server responds in time."""
     lookups = _lookups
     if not lookups.acquire(timeout=seconds):
-        return []
-    found: queue.SimpleQueue[list[str]] = queue.SimpleQueue()
+        return False
+    found: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def look_up() -> None:
         try:
-            found.put(_look_up(target))
-        except (OSError, UnicodeError):
-            found.put([])
+            with suppress(UnresolvedHost):
+                checked_addresses(target.host, target.port, allow_internal=False)
+            found.put(False)
+        except InternalHost:
+            found.put(True)
         finally:
             lookups.release()
 
@@ -105,12 +107,7 @@ def _resolve(target: WebhookTarget, seconds: float) -> list[str]:
     try:
         return found.get(timeout=seconds)
     except queue.Empty:
-        return []
-
-
-def _look_up(target: WebhookTarget) -> list[str]:
-    infos = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(info[4][0]) for info in infos))
+        return False
 
 
 def addresses(target: WebhookTarget, private_hosts: Collection[str]) -> list[str]:
@@ -120,12 +117,11 @@ def addresses(target: WebhookTarget, private_hosts: Collection[str]) -> list[str
         TargetRefused: the host has no address, or one of them is not public.
     """
     try:
-        answers = _look_up(target)
-    except (OSError, UnicodeError) as exc:
+        return checked_addresses(target.host, target.port, allow_internal=target.host in private_hosts)
+    except UnresolvedHost as exc:
         raise TargetRefused("The host's name has no address.") from exc
-    if target.host not in private_hosts and not all(map(is_public_text, answers)):
-        raise TargetRefused("The host's address is not public.")
-    return answers
+    except InternalHost as exc:
+        raise TargetRefused("The host's address is not public.") from exc
 
 
 def _is_localhost(host: str) -> bool:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -35,9 +35,9 @@ def page(stack: Stack, pytestconfig: pytest.Config) -> Iterator[Page]:
     assert complaints == []
 
 
-def send(stack: Stack, secret: str, max_tokens: int = 8) -> httpx.Response:
+def send(stack: Stack, secret: str, max_tokens: int = 8) -> httpx2.Response:
     messages = [{"role": "user", "content": "Tell me a story about a miller."}]
-    return httpx.post(
+    return httpx2.post(
         f"{stack.url}/v1/chat/completions",
         json={"model": MODEL, "messages": messages, "max_tokens": max_tokens},
         headers={"authorization": f"Bearer {secret}"},

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -98,7 +98,7 @@ def test_escape_cancels_the_request(page):
 def test_a_rejection_names_the_budget_and_a_raised_budget_admits_again(page, stack):
     """The budget is 66 output tokens. A request without max_tokens uses the rest, and then no request fits."""
     body = {"name": "A tenth of a cent", "unit": "money", "period": "month", "amount": 1_000_000}
-    response = httpx.post(f"{stack.url}/api/budgets", json=body, headers=stack.headers)
+    response = httpx2.post(f"{stack.url}/api/budgets", json=body, headers=stack.headers)
     assert response.status_code == 201, response.text
     one = f"{stack.url}/api/budgets/{response.json()['id']}"
     try:
@@ -111,7 +111,7 @@ def test_a_rejection_names_the_budget_and_a_raised_budget_admits_again(page, sta
         assert "monthly budget 'A tenth of a cent' does not allow this request" in refusal
         assert "(budget_exceeded)" in refusal
         raised = {"amount": 50_000_000}
-        assert httpx.patch(one, json=raised, headers=stack.headers).status_code == 200
+        assert httpx2.patch(one, json=raised, headers=stack.headers).status_code == 200
 
         def passes() -> bool:
             submit(page, "Hello!", 8)
@@ -120,7 +120,7 @@ def test_a_rejection_names_the_budget_and_a_raised_budget_admits_again(page, sta
 
         eventually(passes)
     finally:
-        assert httpx.delete(one, headers=stack.headers).status_code == 204
+        assert httpx2.delete(one, headers=stack.headers).status_code == 204
 
 
 def test_the_request_is_shown_in_four_languages(page):
@@ -158,5 +158,5 @@ def test_a_playground_token_opens_only_one_websocket(page, stack):
     second = page.evaluate(open_websocket, token)
     assert second["type"] == "error" and "used before" in second["error"]["message"]
     assert page.evaluate(open_websocket, token[:-4] + "AAAA")["error"]["code"] == "invalid_api_key"
-    response = httpx.get(f"{stack.url}/v1/models", headers={"authorization": f"Bearer {token}"})
+    response = httpx2.get(f"{stack.url}/v1/models", headers={"authorization": f"Bearer {token}"})
     assert response.status_code == 401

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.support.clients.environments import CLIENTS as DIRECTORY
@@ -73,7 +73,7 @@ def _command(client: Client) -> list[str]:
 
 def _run(command: list[str], client: Client, platform: Stack, environ: dict[str, str], home: Path) -> Run:
     fields = {"name": client.name, "scopes": ["inference", "models"]}
-    key = httpx.post(f"{platform.url}/api/keys", json=fields, headers=platform.headers, timeout=60).json()
+    key = httpx2.post(f"{platform.url}/api/keys", json=fields, headers=platform.headers, timeout=60).json()
     inherited = {name: os.environ[name] for name in ("PATH", "LANG", "SSL_CERT_DIR") if name in os.environ}
     program = subprocess.run(
         command,

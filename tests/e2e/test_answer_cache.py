@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import anthropic
-import httpx
+import httpx2
 import pytest
 
 from tests.support.stack import MODEL, Stack, eventually
@@ -24,8 +24,8 @@ def caching(stack: Stack) -> Iterator[Stack]:
     body = {"model": MODEL, "prompt": "Warm", "max_tokens": 1, "temperature": 0}
 
     def is_on() -> bool:
-        httpx.post(f"{stack.url}/v1/completions", json=body, headers=stack.headers, timeout=60)
-        return httpx.post(f"{stack.url}/v1/completions", json=body, headers=headers, timeout=60).status_code == 200
+        httpx2.post(f"{stack.url}/v1/completions", json=body, headers=stack.headers, timeout=60)
+        return httpx2.post(f"{stack.url}/v1/completions", json=body, headers=headers, timeout=60).status_code == 200
 
     eventually(is_on)
     yield stack
@@ -34,7 +34,7 @@ def caching(stack: Stack) -> Iterator[Stack]:
 
 def _set_lifetime(stack: Stack, seconds: int) -> None:
     body = {"answer_cache_seconds": seconds}
-    response = httpx.patch(f"{stack.url}/api/tenant", json=body, headers=stack.headers, timeout=60)
+    response = httpx2.patch(f"{stack.url}/api/tenant", json=body, headers=stack.headers, timeout=60)
     assert response.status_code == 200, response.text
 
 
@@ -82,7 +82,7 @@ def test_tool_calls_and_structured_output_are_cached(caching: Stack) -> None:
     for fields in ({"response_format": format_}, {"tools": tools, "tool_choice": "required"}):
         body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 60, "temperature": 0, **fields}
         url, headers = f"{caching.url}/v1/chat/completions", caching.headers
-        first, again = (httpx.post(url, json=body, headers=headers, timeout=120) for _ in range(2))
+        first, again = (httpx2.post(url, json=body, headers=headers, timeout=120) for _ in range(2))
         assert first.status_code == 200, first.text
         assert again.headers["x-millrace-cache"] == "exact"
         messages = [response.json()["choices"][0]["message"] for response in (first, again)]

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import anthropic
-import httpx
+import httpx2
 import pytest
 from anthropic.types import Message
 
@@ -100,7 +100,7 @@ def test_a_stream_contains_the_same_message(sdk: Sdk) -> None:
 
 def test_events_are_named_by_their_types(stack: Stack) -> None:
     body = {"model": MODEL, "messages": FRANCE, "max_tokens": 3, "stream": True}
-    response = httpx.post(f"{stack.url}/v1/messages", json=body, headers=stack.headers, timeout=60)
+    response = httpx2.post(f"{stack.url}/v1/messages", json=body, headers=stack.headers, timeout=60)
     names = []
     for block in response.text.strip().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.split("\n"))
@@ -114,9 +114,9 @@ def test_events_are_named_by_their_types(stack: Stack) -> None:
 
 def test_a_stream_resumes_with_anthropics_events(stack: Stack) -> None:
     body = {"model": MODEL, "messages": FRANCE, "max_tokens": 8, "stream": True}
-    response = httpx.post(f"{stack.url}/v1/messages", json=body, headers=stack.headers, timeout=60)
+    response = httpx2.post(f"{stack.url}/v1/messages", json=body, headers=stack.headers, timeout=60)
     name, events = response.headers["request-id"], response.text.split("\n\n")
-    resumed = httpx.get(
+    resumed = httpx2.get(
         f"{stack.url}/v1/streams/{name}", headers={**stack.headers, "last-event-id": f"{name}:2"}, timeout=60
     )
     assert resumed.text.split("\n\n") == events[3:]
@@ -301,7 +301,7 @@ def test_a_failed_stream_ends_with_anthropics_error_event(
 ) -> None:
     secret = make_key(stack, f"{path} for a moment")
     body = {"model": MODEL, "stream": True, "tools": None, **body}
-    with httpx.stream(
+    with httpx2.stream(
         "POST", f"{stack.url}/v1/{path}", json=body, headers={"x-api-key": secret}, timeout=60
     ) as response:
         lines = (line for line in response.iter_lines() if line.startswith("data: "))
@@ -319,6 +319,6 @@ def test_a_failed_stream_ends_with_anthropics_error_event(
 
 
 def revoke(stack: Stack, name: str, secret: str) -> None:
-    keys = httpx.get(f"{stack.url}/api/keys", headers=stack.headers, timeout=60).json()["results"]
+    keys = httpx2.get(f"{stack.url}/api/keys", headers=stack.headers, timeout=60).json()["results"]
     (id_,) = [key["id"] for key in keys if key["name"] == name and secret.startswith(key["prefix"])]
-    assert httpx.delete(f"{stack.url}/api/keys/{id_}", headers=stack.headers, timeout=60).status_code == 204
+    assert httpx2.delete(f"{stack.url}/api/keys/{id_}", headers=stack.headers, timeout=60).status_code == 204

@@ -7,7 +7,7 @@ import io
 import json
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -129,8 +129,8 @@ def test_invalid_files_and_batches_are_rejected(stack: Stack) -> None:
     with pytest.raises(openai.BadRequestError):
         client.batches.create(input_file_id=file, endpoint="/v1/completions", completion_window="48h")  # type: ignore[arg-type]
     for path in ("/v1/files?limit=0", "/v1/files?unknown=1", "/v1/batches?after=x", "/v1/files/%00", "/v1/batches/%00"):
-        assert 400 <= httpx.get(stack.url + path, headers=stack.headers).status_code < 500, path
-    assert httpx.post(f"{stack.url}/v1/files", content=b"x" * 100_000).status_code == 401
+        assert 400 <= httpx2.get(stack.url + path, headers=stack.headers).status_code < 500, path
+    assert httpx2.post(f"{stack.url}/v1/files", content=b"x" * 100_000).status_code == 401
     connection = http.client.HTTPConnection("127.0.0.1", stack.port, timeout=60)
     connection.request("POST", "/v1/files", body=iter([b"x"]), headers={**stack.headers, "content-length": "300000000"})
     answer = connection.getresponse()  # before the rest is sent

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-import httpx
+import httpx2
 import psycopg
 import pytest
 
@@ -49,7 +49,7 @@ def warmed(stack: Stack) -> Iterator[Stack]:
 
 
 def _change(stack: Stack, **fields: int) -> None:
-    response = httpx.patch(f"{stack.url}/api/tenant", json=fields, headers=stack.headers, timeout=60)
+    response = httpx2.patch(f"{stack.url}/api/tenant", json=fields, headers=stack.headers, timeout=60)
     assert response.status_code == 200, response.text
 
 
@@ -62,22 +62,22 @@ def _execute(stack: Stack, statement: str, **fields: Any) -> list[Any]:
 def test_a_warmed_prompt_is_a_hit_and_its_cost_and_saving_are_shown(warmed: Stack) -> None:
     stack = warmed
 
-    def send() -> httpx.Response:
-        return httpx.post(f"{stack.url}/v1/chat/completions", json=BODY, headers=stack.headers, timeout=120)
+    def send() -> httpx2.Response:
+        return httpx2.post(f"{stack.url}/v1/chat/completions", json=BODY, headers=stack.headers, timeout=120)
 
     def warm() -> dict[str, Any]:
-        response = httpx.post(f"{stack.url}/api/cache-warming/run", headers=stack.headers, timeout=60)
+        response = httpx2.post(f"{stack.url}/api/cache-warming/run", headers=stack.headers, timeout=60)
         assert response.status_code == 202, response.text
         url = f"{stack.url}{response.headers['location']}"
-        eventually(lambda: httpx.get(url, headers=stack.headers, timeout=60).json()["status"] == "completed")
-        return dict(httpx.get(f"{url}/result", headers=stack.headers, timeout=60).json())
+        eventually(lambda: httpx2.get(url, headers=stack.headers, timeout=60).json()["status"] == "completed")
+        return dict(httpx2.get(f"{url}/result", headers=stack.headers, timeout=60).json())
 
     def status() -> dict[str, Any]:
-        response = httpx.get(f"{stack.url}/api/cache-warming", headers=stack.headers, timeout=60)
+        response = httpx2.get(f"{stack.url}/api/cache-warming", headers=stack.headers, timeout=60)
         assert response.status_code == 200, response.text
         return dict(response.json())
 
-    original: list[httpx.Response] = []
+    original: list[httpx2.Response] = []
 
     def ids() -> list[str]:
         return [response.headers["x-request-id"] for response in original]
@@ -104,9 +104,9 @@ def test_a_warmed_prompt_is_a_hit_and_its_cost_and_saving_are_shown(warmed: Stac
     _, name, *files = _execute(stack, _BATCH)[0]
     # No key sees the copies of prompts and answers.
     for path in (f"batches/{name}", *(f"files/{file}{suffix}" for file in files for suffix in ("", "/content"))):
-        assert httpx.get(f"{stack.url}/v1/{path}", headers=stack.headers, timeout=60).status_code == 404, path
+        assert httpx2.get(f"{stack.url}/v1/{path}", headers=stack.headers, timeout=60).status_code == 404, path
     for path in ("batches", "files"):
-        listed = httpx.get(f"{stack.url}/v1/{path}", headers=stack.headers, timeout=60).json()["data"]
+        listed = httpx2.get(f"{stack.url}/v1/{path}", headers=stack.headers, timeout=60).json()["data"]
         assert not {name, *files} & {each["id"] for each in listed}
     hit = send()
     assert hit.headers["x-millrace-cache"] == "exact", hit.headers

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import anthropic
-import httpx
+import httpx2
 import openai
 import pytest
 import zstandard
@@ -17,14 +17,14 @@ from tests.support.stack import EMBEDDING_MODEL, MODEL, Stack, eventually
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-def post(stack: Stack, path: str = "/v1/chat/completions", **fields: Any) -> httpx.Response:
+def post(stack: Stack, path: str = "/v1/chat/completions", **fields: Any) -> httpx2.Response:
     body = {"model": MODEL, "messages": HELLO, "max_tokens": 2, **fields}
-    return httpx.post(f"{stack.url}{path}", json=body, headers=stack.headers, timeout=60)
+    return httpx2.post(f"{stack.url}{path}", json=body, headers=stack.headers, timeout=60)
 
 
 def set_mode(stack: Stack, mode: str) -> None:
     body = {"unknown_parameters": mode}
-    response = httpx.patch(f"{stack.url}/api/tenant", json=body, headers=stack.headers, timeout=60)
+    response = httpx2.patch(f"{stack.url}/api/tenant", json=body, headers=stack.headers, timeout=60)
     assert response.status_code == 200, response.text
     assert response.json()["unknown_parameters"] == mode
 
@@ -38,8 +38,8 @@ def test_ignored_fields_are_named_in_the_header_and_the_record(stack: Stack) -> 
     long = post(stack, messages=[{**HELLO[0], "mood": "good " * 2000}])  # read by a prompt process
     assert long.headers["x-millrace-ignored"] == "messages[].mood"
     url = f"{stack.url}/api/requests/{response.headers['x-request-id']}"
-    eventually(lambda: httpx.get(url, headers=stack.headers, timeout=60).json()["record"])
-    record = httpx.get(url, headers=stack.headers, timeout=60).json()["record"]
+    eventually(lambda: httpx2.get(url, headers=stack.headers, timeout=60).json()["record"])
+    record = httpx2.get(url, headers=stack.headers, timeout=60).json()["record"]
     assert set(record["ignored"]) == set(named.split(", "))
 
 
@@ -63,9 +63,9 @@ def test_a_typo_is_refused(stack: Stack) -> None:
     assert exc_info.value.param == "max_completion_token"
 
 
-def request(stack: Stack, method: str, path: str, **headers: str) -> httpx.Response:
+def request(stack: Stack, method: str, path: str, **headers: str) -> httpx2.Response:
     names = {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx.request(method, f"{stack.url}{path}", headers={**stack.headers, **names}, timeout=60)
+    return httpx2.request(method, f"{stack.url}{path}", headers={**stack.headers, **names}, timeout=60)
 
 
 def test_models_in_anthropics_format(stack: Stack) -> None:
@@ -82,11 +82,11 @@ def test_models_in_anthropics_format(stack: Stack) -> None:
 
 def test_401_and_404_are_in_the_dialect_of_the_path(stack: Stack) -> None:
     for path in ("/v1/messages", "/v1/messages/nowhere"):
-        body = httpx.post(f"{stack.url}{path}", json={}, timeout=60).json()
+        body = httpx2.post(f"{stack.url}{path}", json={}, timeout=60).json()
         assert body["type"] == "error", path
-    body = httpx.get(f"{stack.url}/v1/models", headers={"anthropic-version": "2023-06-01"}, timeout=60).json()
+    body = httpx2.get(f"{stack.url}/v1/models", headers={"anthropic-version": "2023-06-01"}, timeout=60).json()
     assert body["error"]["type"] == "authentication_error"
-    assert set(httpx.get(f"{stack.url}/v1/nowhere", timeout=60).json()["error"]) >= {"message", "code"}
+    assert set(httpx2.get(f"{stack.url}/v1/nowhere", timeout=60).json()["error"]) >= {"message", "code"}
 
 
 def test_head_trailing_slashes_and_allow(stack: Stack) -> None:
@@ -113,14 +113,14 @@ def test_azures_paths_and_key(stack: Stack) -> None:
     headers = {"api-key": stack.key}
     body = {"messages": HELLO, "max_tokens": 2}
     url = f"{stack.url}/openai/deployments/{MODEL}/chat/completions?api-version=1"
-    assert httpx.post(url, json=body, headers=headers, timeout=60).json()["model"] == MODEL
-    models = httpx.get(f"{stack.url}/openai/v1/models", headers=headers, timeout=60).json()
+    assert httpx2.post(url, json=body, headers=headers, timeout=60).json()["model"] == MODEL
+    models = httpx2.get(f"{stack.url}/openai/v1/models", headers=headers, timeout=60).json()
     assert MODEL in [model["id"] for model in models["data"]]
 
 
 def set_origins(stack: Stack, *origins: str) -> None:
     body = {"allowed_origins": origins}
-    response = httpx.patch(f"{stack.url}/api/tenant", json=body, headers=stack.headers, timeout=60)
+    response = httpx2.patch(f"{stack.url}/api/tenant", json=body, headers=stack.headers, timeout=60)
     assert response.status_code == 200, response.text
 
 
@@ -132,8 +132,8 @@ def test_pages_of_allowed_origins_can_call_the_api(stack: Stack) -> None:
         eventually(lambda: "access-control-allow-origin" in request(stack, "GET", "/v1/models", origin=origin).headers)
         url = f"{stack.url}/v1/chat/completions"
         headers = {"origin": origin, **{name.replace("_", "-"): value for name, value in asked.items()}}
-        eventually(lambda: "access-control-allow-origin" in httpx.options(url, headers=headers, timeout=60).headers)
-        preflight = httpx.options(url, headers=headers, timeout=60)  # without a key
+        eventually(lambda: "access-control-allow-origin" in httpx2.options(url, headers=headers, timeout=60).headers)
+        preflight = httpx2.options(url, headers=headers, timeout=60)  # without a key
         assert (preflight.status_code, preflight.content) == (204, b"")
         assert preflight.headers["access-control-allow-origin"] == origin
         assert preflight.headers["access-control-allow-headers"] == asked["access_control_request_headers"]
@@ -142,14 +142,14 @@ def test_pages_of_allowed_origins_can_call_the_api(stack: Stack) -> None:
         assert "access-control-allow-credentials" not in {*response.headers, *preflight.headers}
         for other in ("https://evil.example", "null"):
             assert "access-control-allow-origin" not in request(stack, "GET", "/v1/models", origin=other).headers
-            denied = httpx.options(url, headers={**headers, "origin": other}, timeout=60)
+            denied = httpx2.options(url, headers={**headers, "origin": other}, timeout=60)
             assert "access-control-allow-origin" not in denied.headers
-        wrong_key = httpx.get(f"{stack.url}/v1/models", headers={"origin": origin, "x-api-key": "x"}, timeout=60)
+        wrong_key = httpx2.get(f"{stack.url}/v1/models", headers={"origin": origin, "x-api-key": "x"}, timeout=60)
         assert "access-control-allow-origin" not in wrong_key.headers  # its tenant is unknown
     finally:
         set_origins(stack)
     body = {"allowed_origins": ["app.example"]}
-    refused = httpx.patch(f"{stack.url}/api/tenant", json=body, headers=stack.headers, timeout=60)
+    refused = httpx2.patch(f"{stack.url}/api/tenant", json=body, headers=stack.headers, timeout=60)
     assert refused.status_code == 400
 
 
@@ -158,39 +158,39 @@ def test_compressed_bodies_and_responses(stack: Stack) -> None:
     headers = {**stack.headers, "content-encoding": "gzip", "content-type": "application/json"}
     url = f"{stack.url}/v1/chat/completions"
     for content in (body, {**body, "messages": HELLO}):
-        response = httpx.post(url, content=gzip.compress(json.dumps(content).encode()), headers=headers, timeout=60)
+        response = httpx2.post(url, content=gzip.compress(json.dumps(content).encode()), headers=headers, timeout=60)
         assert response.status_code == 200, response.text
     bomb = gzip.compress(b"\0" * 2**26)
-    assert httpx.post(url, content=bomb, headers=headers, timeout=60).status_code == 413
-    assert httpx.post(url, content=bomb, headers={**headers, "authorization": "x"}, timeout=60).status_code == 401
+    assert httpx2.post(url, content=bomb, headers=headers, timeout=60).status_code == 413
+    assert httpx2.post(url, content=bomb, headers={**headers, "authorization": "x"}, timeout=60).status_code == 401
     by_zstd = {**headers, "content-encoding": "zstd"}
     assert (
-        httpx.post(url, content=zstandard.compress(json.dumps(body).encode()), headers=by_zstd, timeout=60).status_code
+        httpx2.post(url, content=zstandard.compress(json.dumps(body).encode()), headers=by_zstd, timeout=60).status_code
         == 200
     )
-    assert httpx.post(url, content=zstandard.compress(b"\0" * 2**26), headers=by_zstd, timeout=60).status_code == 413
-    other = httpx.post(url, content=b"x", headers={**headers, "content-encoding": "br"}, timeout=60)
+    assert httpx2.post(url, content=zstandard.compress(b"\0" * 2**26), headers=by_zstd, timeout=60).status_code == 413
+    other = httpx2.post(url, content=b"x", headers={**headers, "content-encoding": "br"}, timeout=60)
     assert other.status_code == 415
     vectors = {"model": EMBEDDING_MODEL, "input": "Hello"}
     for encoding, used in (("gzip, deflate", "gzip"), ("gzip, zstd", "zstd"), ("identity", None)):
         named = {**stack.headers, "accept-encoding": encoding}
-        answer = httpx.post(f"{stack.url}/v1/embeddings", json=vectors, headers=named, timeout=60)
+        answer = httpx2.post(f"{stack.url}/v1/embeddings", json=vectors, headers=named, timeout=60)
         assert answer.headers.get("content-encoding") == used
         assert len(answer.json()["data"][0]["embedding"]) == 384
 
 
 def test_tokenization_as_in_vllm(stack: Stack) -> None:
     def call(path: str, **body: Any) -> Any:
-        return httpx.post(f"{stack.url}{path}", json={"model": MODEL, **body}, headers=stack.headers, timeout=60)
+        return httpx2.post(f"{stack.url}{path}", json={"model": MODEL, **body}, headers=stack.headers, timeout=60)
 
     text = "Hello, world"
     made = call("/tokenize", prompt=text, return_token_strs=True).json()
     assert (made["count"], "".join(made["token_strs"])) == (len(made["tokens"]), text)
     assert call("/detokenize", tokens=made["tokens"]).json() == {"prompt": text}
     for path, body in (("/tokenize", {"prompt": text}), ("/detokenize", {"tokens": made["tokens"]})):  # as lm-eval
-        found = httpx.post(f"{stack.url}{path}", json=body, headers=stack.headers, timeout=60).json()
+        found = httpx2.post(f"{stack.url}{path}", json=body, headers=stack.headers, timeout=60).json()
         assert found == call(path, **body).json()
-    empty = httpx.post(f"{stack.url}/tokenize", json={}, headers=stack.headers, timeout=60).json()
+    empty = httpx2.post(f"{stack.url}/tokenize", json={}, headers=stack.headers, timeout=60).json()
     assert empty["error"]["param"] == "prompt"
     long = call("/tokenize", prompt=text * 1000).json()  # read by a prompt process
     assert long["count"] > 1000
@@ -202,17 +202,17 @@ def test_tokenization_as_in_vllm(stack: Stack) -> None:
     assert call("/detokenize", tokens=[0] * (length + 1)).json()["error"]["param"] == "tokens"
     many = call("/tokenize", prompt="a " * (length + 1), return_token_strs=True)
     assert many.json()["error"]["param"] == "return_token_strs"
-    info = httpx.get(f"{stack.url}/tokenizer_info", headers=stack.headers, timeout=60).json()
+    info = httpx2.get(f"{stack.url}/tokenizer_info", headers=stack.headers, timeout=60).json()
     assert {"chat_template", "eos_token"} <= info.keys()
-    assert httpx.post(f"{stack.url}/tokenize", json={"model": MODEL, "prompt": "x"}, timeout=60).status_code == 401
+    assert httpx2.post(f"{stack.url}/tokenize", json={"model": MODEL, "prompt": "x"}, timeout=60).status_code == 401
 
 
 def test_an_idempotency_key_belongs_to_the_deployment_of_azures_path(stack: Stack) -> None:
     headers = {**stack.headers, "idempotency-key": "azure-1"}
 
-    def call(deployment: str) -> httpx.Response:
+    def call(deployment: str) -> httpx2.Response:
         url = f"{stack.url}/openai/deployments/{deployment}/chat/completions"
-        return httpx.post(url, json={"messages": HELLO, "max_tokens": 1}, headers=headers, timeout=60)
+        return httpx2.post(url, json={"messages": HELLO, "max_tokens": 1}, headers=headers, timeout=60)
 
     first = call(MODEL)
     assert first.status_code == 200, first.text

@@ -9,7 +9,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.support.e2e.keys import make_key
@@ -72,7 +72,9 @@ def test_other_clients_are_served(stack: Stack, protocol: str) -> None:
 
 def test_wrong_keys_are_throttled_but_valid_keys_of_the_same_address_are_not(stack: Stack) -> None:
     fresh = make_key(stack, "behind a NAT")
-    with httpx.Client(base_url=stack.url, transport=httpx.HTTPTransport(local_address=ELSEWHERE), timeout=60) as client:
+    with httpx2.Client(
+        base_url=stack.url, transport=httpx2.HTTPTransport(local_address=ELSEWHERE), timeout=60
+    ) as client:
 
         def models(key: str) -> int:
             return client.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.support.e2e.deployments import publish_prices, run_deployments
@@ -40,7 +40,7 @@ def platform(stack: Stack) -> Iterator[Stack]:
     eventually(lambda: ask(stack, BRIEF).status_code == 200)
     yield stack
     run_deployments("remove", BRIEF)
-    with httpx.Client(base_url=stack.url, headers=stack.headers, timeout=60) as client:
+    with httpx2.Client(base_url=stack.url, headers=stack.headers, timeout=60) as client:
         found = client.get("/api/policies", params={"active": "true"}).raise_for_status().json()["results"]
         for policy in found:
             if policy["name"] == ALIAS:
@@ -48,18 +48,18 @@ def platform(stack: Stack) -> Iterator[Stack]:
     eventually(lambda: not {ALIAS, BRIEF} & {model.id for model in stack.client().models.list()})
 
 
-def ask(stack: Stack, model: str, messages: Any = "Hi", **fields: Any) -> httpx.Response:
+def ask(stack: Stack, model: str, messages: Any = "Hi", **fields: Any) -> httpx2.Response:
     if isinstance(messages, str):
         messages = [("user", messages)]
     body = {"model": model, "max_tokens": 4, "temperature": 0, **fields}
     body["messages"] = [{"role": role, "content": content} for role, content in messages]
-    return httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=120)
+    return httpx2.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=120)
 
 
-def explain(stack: Stack, answer: httpx.Response) -> dict[str, Any]:
+def explain(stack: Stack, answer: httpx2.Response) -> dict[str, Any]:
     assert answer.status_code == 200, answer.text
     url = f"{stack.url}/v1/requests/{answer.headers['x-request-id']}/decisions"
-    response = httpx.get(url, headers=stack.headers, timeout=60)
+    response = httpx2.get(url, headers=stack.headers, timeout=60)
     assert response.status_code == 200, response.text
     found = response.json()
     executions = found.get("executions", ())  # none of a cached answer
@@ -70,7 +70,7 @@ def explain(stack: Stack, answer: httpx.Response) -> dict[str, Any]:
 def publish(stack: Stack, rules: list[Any], **fields: Any) -> None:
     """Publish the policy and wait until gateways use it."""
     body = {"name": ALIAS, "body": {"rules": rules, **fields}}
-    made = httpx.post(f"{stack.url}/api/policies", json=body, headers=stack.headers, timeout=60)
+    made = httpx2.post(f"{stack.url}/api/policies", json=body, headers=stack.headers, timeout=60)
     assert made.status_code == 201, made.text
 
     def is_active() -> bool:
@@ -142,11 +142,11 @@ def test_the_decision_of_each_kind_of_request_is_explained(platform: Stack) -> N
     story = f"{platform.url}/api/requests/{request_id}"
 
     def is_settled() -> bool:
-        record = httpx.get(story, headers=platform.headers, timeout=60)
+        record = httpx2.get(story, headers=platform.headers, timeout=60)
         return record.status_code == 200 and len(record.json()["executions"]) == 2
 
     eventually(is_settled)  # each execution is billed at the price of its model
-    record = httpx.get(story, headers=platform.headers, timeout=60).json()
+    record = httpx2.get(story, headers=platform.headers, timeout=60).json()
     assert {each["model"] for each in record["executions"]} == {BRIEF, MODEL}
     assert record["usd"] == answer.headers["x-millrace-cost-usd"]
 
@@ -156,7 +156,7 @@ def test_a_shadow_is_compared_billed_and_never_returned(platform: Stack) -> None
     results = f"{platform.url}/api/policies/shadow-results?name={ALIAS}"
 
     def compared() -> list[dict[str, Any]]:
-        response = httpx.get(results, headers=platform.headers, timeout=60)
+        response = httpx2.get(results, headers=platform.headers, timeout=60)
         assert response.status_code == 200, response.text
         found: list[dict[str, Any]] = response.json()
         return found
@@ -166,7 +166,7 @@ def test_a_shadow_is_compared_billed_and_never_returned(platform: Stack) -> None
     found = explain(platform, answer)
     assert (found["shadow"]["model"], [each["model"] for each in found["executions"]]) == (BRIEF, [MODEL])
     name = f"{answer.headers['x-request-id']}.s"
-    stream = httpx.get(f"{platform.url}/v1/streams/{name}", headers=platform.headers, timeout=60)
+    stream = httpx2.get(f"{platform.url}/v1/streams/{name}", headers=platform.headers, timeout=60)
     assert stream.status_code == 404
     eventually(lambda: sum(each["compared"] for each in compared()) > before)
     (result,) = compared()
@@ -174,7 +174,9 @@ def test_a_shadow_is_compared_billed_and_never_returned(platform: Stack) -> None
     assert float(result["shadow"]["usd"]) > 0
 
     def events() -> list[dict[str, Any]]:
-        response = httpx.get(f"{platform.url}/api/usage/events?request_id={name}", headers=platform.headers, timeout=60)
+        response = httpx2.get(
+            f"{platform.url}/api/usage/events?request_id={name}", headers=platform.headers, timeout=60
+        )
         found: list[dict[str, Any]] = response.json()["results"]
         return found
 
@@ -198,21 +200,21 @@ def test_a_replica_is_chosen_by_the_digest_of_its_cache(stack: Stack) -> None:
 def test_the_arm_of_an_experiment_and_a_cached_answer_are_explained(stack: Stack) -> None:
     arms = [{"name": "a", "share": 50}, {"name": "b", "share": 50, "model": MODEL}]
     body = {"name": "explained", "model": MODEL, "unit": "end_user", "arms": arms, "primary_metric": "cost"}
-    made = httpx.post(f"{stack.url}/api/experiments", json=body, headers=stack.headers, timeout=60)
+    made = httpx2.post(f"{stack.url}/api/experiments", json=body, headers=stack.headers, timeout=60)
     assert made.status_code == 201, made.text
     url = f"{stack.url}/api/experiments/{made.json()['id']}"
-    httpx.post(f"{url}/start", headers=stack.headers, timeout=60).raise_for_status()
+    httpx2.post(f"{url}/start", headers=stack.headers, timeout=60).raise_for_status()
     try:
         eventually(lambda: "experiment" in explain(stack, ask(stack, MODEL, user="ann")))
         found = explain(stack, ask(stack, MODEL, user="ann"))
         assert found["experiment"]["name"] in ("a", "b")
     finally:
-        httpx.post(f"{url}/stop", headers=stack.headers, timeout=60).raise_for_status()
+        httpx2.post(f"{url}/stop", headers=stack.headers, timeout=60).raise_for_status()
     tenant = f"{stack.url}/api/tenant"
-    httpx.patch(tenant, json={"answer_cache_seconds": 600}, headers=stack.headers, timeout=60).raise_for_status()
+    httpx2.patch(tenant, json={"answer_cache_seconds": 600}, headers=stack.headers, timeout=60).raise_for_status()
     try:
         eventually(lambda: ask(stack, MODEL, "Cache me").headers.get("x-millrace-cache") == "exact")
         found = explain(stack, ask(stack, MODEL, "Cache me"))
         assert found["answer_cache"]
     finally:
-        httpx.patch(tenant, json={"answer_cache_seconds": 0}, headers=stack.headers, timeout=60).raise_for_status()
+        httpx2.patch(tenant, json={"answer_cache_seconds": 0}, headers=stack.headers, timeout=60).raise_for_status()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from click.testing import CliRunner
 
@@ -44,7 +44,7 @@ class StreamLoad:
             thread.join(120)
 
     def _run(self, number: int) -> None:
-        with httpx.Client(timeout=120) as client:
+        with httpx2.Client(timeout=120) as client:
             while not self._stop.is_set():
                 failure = self._send(client, number)
                 with self._lock:
@@ -53,7 +53,7 @@ class StreamLoad:
                     else:
                         self.completed += 1
 
-    def _send(self, client: httpx.Client, number: int) -> str:
+    def _send(self, client: httpx2.Client, number: int) -> str:
         """Return why a request failed; empty if it has completed."""
         body = {
             "model": NAME,
@@ -69,7 +69,7 @@ class StreamLoad:
                 if response.status_code != 200:
                     return f"{response.status_code} {response.read()!r}"
                 events = [line for line in response.iter_lines() if line.startswith("data: ")]
-        except httpx.HTTPError as exc:
+        except httpx2.HTTPError as exc:
             return repr(exc)
         if events[-1] != "data: [DONE]":
             return events[-1]
@@ -112,7 +112,7 @@ def deployed(stack: Stack) -> Iterator[Stack]:
 def refusal(stack: Stack) -> str:
     """Return the error of a short request; empty if it succeeds."""
     body = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-    response = httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=60)
+    response = httpx2.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=60)
     return "" if response.status_code == 200 else response.text
 
 
@@ -152,7 +152,7 @@ def test_a_deployment_that_cannot_be_loaded_reports_the_reason(stack: Stack, tmp
     try:
         eventually(lambda: run_deployments("show", "broken")["state"] == "failed")
         assert str(missing) in run_deployments("show", "broken")["reason"]
-        assert httpx.get(f"{stack.url}/readyz", timeout=60).status_code == 200
+        assert httpx2.get(f"{stack.url}/readyz", timeout=60).status_code == 200
     finally:
         run_deployments("remove", "broken")
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from tests.support.code_blocks import ROOT, Session, blocks_of, replacements_for, run_blocks
@@ -94,10 +94,10 @@ def test_the_example_of_a_webhook_receiver_rejects_forged_events(
         url = f"http://127.0.0.1:{server.server_address[1]}/"
         body = b'{"type":"budget.threshold_reached","data":{"percent":80}}'
         headers = signed_headers(secret, "evt_1", datetime.now(UTC), body)
-        assert [httpx.post(url, content=body, headers=headers).status_code for _ in range(2)] == [204, 204]
-        assert httpx.post(url, content=body + b" ", headers=headers).status_code == 401
+        assert [httpx2.post(url, content=body, headers=headers).status_code for _ in range(2)] == [204, 204]
+        assert httpx2.post(url, content=body + b" ", headers=headers).status_code == 401
         old = signed_headers(secret, "evt_2", datetime(2026, 1, 1, tzinfo=UTC), body)
-        assert httpx.post(url, content=body, headers=old).status_code == 401
+        assert httpx2.post(url, content=body, headers=old).status_code == 401
     finally:
         server.shutdown()
         server.server_close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.support.stack import MODEL, Stack
@@ -13,12 +13,12 @@ from tests.support.stack import MODEL, Stack
 @pytest.fixture(scope="module")
 def request_id(stack: Stack) -> str:
     asked = {"model": MODEL, "prompt": "Hello", "max_tokens": 1}
-    response = httpx.post(f"{stack.url}/v1/completions", json=asked, headers=stack.headers, timeout=60)
+    response = httpx2.post(f"{stack.url}/v1/completions", json=asked, headers=stack.headers, timeout=60)
     return str(response.headers["x-request-id"])
 
 
-def report(stack: Stack, request_id: str, **submitted: Any) -> httpx.Response:
-    return httpx.post(
+def report(stack: Stack, request_id: str, **submitted: Any) -> httpx2.Response:
+    return httpx2.post(
         f"{stack.url}/v1/requests/{request_id}/feedback", json=submitted, headers=stack.headers, timeout=60
     )
 
@@ -63,5 +63,5 @@ def test_feedback_on_an_unknown_request_is_rejected(stack: Stack, request_id: st
         assert (answer.status_code, answer.json()["error"]["code"]) in [(404, "not_found"), (400, "invalid_value")], (
             name
         )
-    get = httpx.get(f"{stack.url}/v1/requests/{request_id}/feedback", headers=stack.headers)
+    get = httpx2.get(f"{stack.url}/v1/requests/{request_id}/feedback", headers=stack.headers)
     assert get.status_code == 405

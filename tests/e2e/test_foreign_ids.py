@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
-import httpx
+import httpx2
 import pytest
 
 from millrace.gateway.routes import documented_consumers
@@ -62,7 +62,7 @@ def ids(stack: Stack) -> dict[str, str]:
         eventually(lambda: messages.messages.batches.retrieve(message_batch).processing_status == "ended", 240)
     finished(client, batch, 240)
     body = {"model": MODEL, "input": "Hello", "max_output_tokens": 4, "stream": True}
-    response = httpx.post(f"{stack.url}/v1/responses", json=body, headers=stack.headers, timeout=120)
+    response = httpx2.post(f"{stack.url}/v1/responses", json=body, headers=stack.headers, timeout=120)
     request = response.headers["x-request-id"]
     found = {"file": file, "batch": batch, "message_batch": message_batch, "request": request}
     return found | {"response": "resp_" + request.removeprefix("req_")}
@@ -71,7 +71,7 @@ def ids(stack: Stack) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def strangers(stack: Stack, neighbor: str) -> dict[str, str]:
     """Return the secrets of keys of another project and of another tenant."""
-    made = httpx.post(f"{stack.url}/api/projects", json={"name": "Other"}, headers=stack.headers, timeout=60)
+    made = httpx2.post(f"{stack.url}/api/projects", json={"name": "Other"}, headers=stack.headers, timeout=60)
     assert made.status_code == 201, made.text
     return {"project": make_key(stack, "stranger", project_id=made.json()["id"]), "tenant": neighbor}
 
@@ -81,12 +81,12 @@ def never(name: str) -> str:
     return name[:-8] + "0" * 8
 
 
-def send(stack: Stack, secret: str, method: str, path: str, body: Any = None) -> httpx.Response:
+def send(stack: Stack, secret: str, method: str, path: str, body: Any = None) -> httpx2.Response:
     headers = {"authorization": f"Bearer {secret}"}
-    return httpx.request(method, f"{stack.url}{path}", json=body, headers=headers, timeout=60)
+    return httpx2.request(method, f"{stack.url}{path}", json=body, headers=headers, timeout=60)
 
 
-def answer_of(response: httpx.Response, name: str) -> Any:
+def answer_of(response: httpx2.Response, name: str) -> Any:
     """Return the status and the body without the ID and the request's own ID."""
     body = response.json()
     body.pop("request_id", None)

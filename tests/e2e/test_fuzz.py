@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import msgspec
 import pytest
 import yaml
@@ -70,15 +70,15 @@ def hostile_requests(method: str, path: str, operation: Any, parameters: list[An
 def test_no_text_is_an_internal_error(
     stack: Stack, method: str, path: str, operation: Any, parameters: list[Any], with_key: bool
 ) -> None:
-    with httpx.Client(base_url=stack.url, headers=stack.headers if with_key else {}, timeout=SECONDS) as client:
+    with httpx2.Client(base_url=stack.url, headers=stack.headers if with_key else {}, timeout=SECONDS) as client:
         for request in hostile_requests(method, path, operation, parameters):
-            url = httpx.URL(stack.url).copy_with(raw_path=request.pop("url").encode())
+            url = httpx2.URL(stack.url).copy_with(raw_path=request.pop("url").encode())
             response = client.request(method, url, **request)
             assert response.status_code < 500, (str(url)[:100], str(request)[:100], response.text[:300])
 
 
 def check_response(stack: Stack, path: str, body: bytes) -> None:
-    response = httpx.post(f"{stack.url}/v1/{path}", content=body, headers=stack.headers, timeout=SECONDS)
+    response = httpx2.post(f"{stack.url}/v1/{path}", content=body, headers=stack.headers, timeout=SECONDS)
     event(str(response.status_code))
     assert response.status_code in (200, 400, 404), response.text
     if response.status_code != 200:

@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 
-import httpx
+import httpx2
 import pytest
 
 from tests.support.e2e.idempotency import PATH, body, named, post
@@ -49,7 +49,7 @@ def test_the_same_key_with_another_body_is_a_conflict(stack: Stack, name: str) -
 
 
 def test_a_concurrent_call_is_rejected_with_a_retry_time(stack: Stack, name: str) -> None:
-    answers: list[httpx.Response] = []
+    answers: list[httpx2.Response] = []
     asking = threading.Thread(target=lambda: answers.append(post(stack, name, body(80))))
     asking.start()
     time.sleep(0.5)
@@ -71,7 +71,7 @@ def test_a_rejection_is_not_stored(stack: Stack, name: str) -> None:
 
 def test_after_a_lost_connection_the_next_call_gets_the_running_response(stack: Stack, name: str) -> None:
     asked = body(40, stream=True, stream_options={"include_usage": True})
-    with httpx.stream("POST", stack.url + PATH, json=asked, headers=named(stack, name), timeout=60) as response:
+    with httpx2.stream("POST", stack.url + PATH, json=asked, headers=named(stack, name), timeout=60) as response:
         request_id = response.headers["x-request-id"]
         lines = response.iter_lines()
         begun = [next(lines) for _ in range(12)]

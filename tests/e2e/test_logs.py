@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.support.stack import EMBEDDING_MODEL, MODEL, Stack, eventually
@@ -29,9 +29,9 @@ def lines(stack: Stack, process: str, request_id: str) -> list[dict[str, Any]]:
     return [line for line in found if line.get("request_id") == request_id]
 
 
-def send(stack: Stack, endpoint: str, body: dict[str, Any]) -> httpx.Response:
+def send(stack: Stack, endpoint: str, body: dict[str, Any]) -> httpx2.Response:
     headers = {**stack.headers, "traceparent": f"00-{TRACE}-{PARENT}-01"}
-    return httpx.post(f"{stack.url}/v1/{endpoint}", json=body, headers=headers, timeout=60)
+    return httpx2.post(f"{stack.url}/v1/{endpoint}", json=body, headers=headers, timeout=60)
 
 
 @pytest.mark.parametrize("endpoint", BODIES)
@@ -77,7 +77,7 @@ def test_logs_contain_no_text_of_prompts_or_outputs(stack: Stack) -> None:
         send(stack, endpoint, {**body, "temperature": SECRET})
         send(stack, endpoint, {**body, SECRET: 1, "model": SECRET})
         send(stack, f"{endpoint}?{SECRET}", {**body, "messages": SECRET, "input": {SECRET: SECRET}})
-    wrong = httpx.post(f"{stack.url}/v1/embeddings", json={}, headers={"authorization": f"Bearer {SECRET}"})
+    wrong = httpx2.post(f"{stack.url}/v1/embeddings", json={}, headers={"authorization": f"Bearer {SECRET}"})
     assert wrong.status_code == 401
     eventually(lambda: lines(stack, "gateway", wrong.headers["x-request-id"]))
     logs = list((stack.data_dir / "logs").glob("*.log"))
@@ -89,5 +89,5 @@ def test_logs_contain_no_text_of_prompts_or_outputs(stack: Stack) -> None:
 
 
 def test_health_checks_are_not_logged(stack: Stack) -> None:
-    response = httpx.get(f"{stack.url}/readyz")
+    response = httpx2.get(f"{stack.url}/readyz")
     assert lines(stack, "gateway", response.headers["x-request-id"]) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import anthropic
-import httpx
+import httpx2
 import openai
 import psutil
 import pytest
@@ -94,7 +94,7 @@ def test_a_message_batch_is_cancelled(client: anthropic.Anthropic) -> None:
     ],
 )
 def test_invalid_message_batches_are_rejected(stack: Stack, body: bytes) -> None:
-    response = httpx.post(f"{stack.url}/v1/messages/batches", content=body, headers=stack.headers, timeout=60)
+    response = httpx2.post(f"{stack.url}/v1/messages/batches", content=body, headers=stack.headers, timeout=60)
     assert response.status_code == 400
     assert response.json()["type"] == "error"
     assert response.json()["error"]["type"] == "invalid_request_error"
@@ -102,10 +102,10 @@ def test_invalid_message_batches_are_rejected(stack: Stack, body: bytes) -> None
 
 def test_an_idempotency_key_creates_one_batch(stack: Stack) -> None:
     body, headers = {"requests": [entry("a")]}, {**stack.headers, "idempotency-key": "one-batch"}
-    first, again = (httpx.post(f"{stack.url}/v1/messages/batches", json=body, headers=headers) for _ in range(2))
+    first, again = (httpx2.post(f"{stack.url}/v1/messages/batches", json=body, headers=headers) for _ in range(2))
     assert (first.status_code, again.json()) == (200, first.json())
     assert again.headers["idempotent-replayed"] == "true"
-    other = httpx.post(f"{stack.url}/v1/messages/batches", json={"requests": [entry("b")]}, headers=headers)
+    other = httpx2.post(f"{stack.url}/v1/messages/batches", json={"requests": [entry("b")]}, headers=headers)
     assert (other.status_code, other.json()["error"]["type"]) == (409, "conflict_error")
 
 
@@ -115,10 +115,10 @@ def test_other_tenants_cannot_read_files_and_batches(stack: Stack, client: anthr
     batch = mine.batches.create(input_file_id=file, endpoint="/v1/chat/completions", completion_window="24h")
     batch = finished(mine, batch.id)
     messages = client.messages.batches.create(requests=[entry("a")]).id
-    request = httpx.get(f"{stack.url}/v1/files/{batch.output_file_id}/content", headers=stack.headers)
+    request = httpx2.get(f"{stack.url}/v1/files/{batch.output_file_id}/content", headers=stack.headers)
     request_id = json.loads(request.text)["response"]["request_id"]
     theirs = {"authorization": f"Bearer {neighbor}"}
-    assert httpx.get(f"{stack.url}/v1/models", headers=theirs).status_code == 200
+    assert httpx2.get(f"{stack.url}/v1/models", headers=theirs).status_code == 200
     for method, path in (
         ("GET", f"files/{file}"),
         ("DELETE", f"files/{file}"),
@@ -134,13 +134,13 @@ def test_other_tenants_cannot_read_files_and_batches(stack: Stack, client: anthr
         ("DELETE", f"messages/batches/{messages}"),
         ("GET", f"messages/batches?after_id={messages}"),
     ):
-        assert httpx.request(method, f"{stack.url}/v1/{path}", headers=theirs).status_code == 404, path
+        assert httpx2.request(method, f"{stack.url}/v1/{path}", headers=theirs).status_code == 404, path
     made = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
-    assert httpx.post(f"{stack.url}/v1/batches", json=made, headers=theirs).status_code == 404
+    assert httpx2.post(f"{stack.url}/v1/batches", json=made, headers=theirs).status_code == 404
     reported = {"json": {"success": True}, "headers": theirs}
-    assert httpx.post(f"{stack.url}/v1/requests/{request_id}/feedback", **reported).status_code == 404  # type: ignore[arg-type]
+    assert httpx2.post(f"{stack.url}/v1/requests/{request_id}/feedback", **reported).status_code == 404  # type: ignore[arg-type]
     for path in ("files", "batches", "messages/batches"):
-        assert httpx.get(f"{stack.url}/v1/{path}", headers=theirs).json()["data"] == []
+        assert httpx2.get(f"{stack.url}/v1/{path}", headers=theirs).json()["data"] == []
 
 
 def test_a_batch_waits_for_its_keys_limits_and_ends_if_the_key_is_revoked(stack: Stack) -> None:
@@ -153,9 +153,9 @@ def test_a_batch_waits_for_its_keys_limits_and_ends_if_the_key_is_revoked(stack:
     )
     eventually(lambda: client.batches.retrieve(batch.id).request_counts.completed > 20)
     assert client.batches.retrieve(batch.id).request_counts.failed == 0  # rejected lines wait
-    keys = httpx.get(f"{stack.url}/api/keys", headers=stack.headers).json()["results"]
+    keys = httpx2.get(f"{stack.url}/api/keys", headers=stack.headers).json()["results"]
     (key,) = (each["id"] for each in keys if each["name"] == "of a batch")
-    assert httpx.delete(f"{stack.url}/api/keys/{key}", headers=stack.headers).status_code < 300
+    assert httpx2.delete(f"{stack.url}/api/keys/{key}", headers=stack.headers).status_code < 300
     mine = stack.client()
     batch = finished(mine, batch.id)
     assert batch.request_counts.completed + batch.request_counts.failed == 45

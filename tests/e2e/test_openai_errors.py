@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 
@@ -37,7 +37,7 @@ def send(stack: Stack, request: pytest.FixtureRequest) -> Send:
 
         async def call() -> Any:
             hooks: Any = {"request": [count_async]}
-            async with openai.AsyncOpenAI(**base, http_client=httpx.AsyncClient(event_hooks=hooks)) as client:  # type: ignore[arg-type]
+            async with openai.AsyncOpenAI(**base, http_client=httpx2.AsyncClient(event_hooks=hooks)) as client:  # type: ignore[arg-type]
                 return await client.chat.completions.create(**options)
 
         with pytest.raises(openai.APIStatusError) as exc_info:
@@ -45,7 +45,7 @@ def send(stack: Stack, request: pytest.FixtureRequest) -> Send:
                 asyncio.run(call())
             else:
                 hooks: Any = {"request": [count]}
-                with openai.OpenAI(**base, http_client=httpx.Client(event_hooks=hooks)) as client:  # type: ignore[arg-type]
+                with openai.OpenAI(**base, http_client=httpx2.Client(event_hooks=hooks)) as client:  # type: ignore[arg-type]
                     client.chat.completions.create(**options)
         assert set(exc_info.value.body) == {"message", "type", "param", "code"}  # type: ignore[arg-type]
         assert exc_info.value.request_id is not None

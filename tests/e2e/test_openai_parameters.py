@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import httpx
+import httpx2
 import openai
 import pydantic
 import pytest
@@ -171,7 +171,7 @@ def test_the_callers_metadata_is_in_the_decision_record(stack: Stack) -> None:
         metadata={"order": "7"},
         safety_identifier="u-1",  # type: ignore[arg-type]
     )
-    why = httpx.get(f"{stack.url}/v1/requests/{raw.headers['x-request-id']}/decisions", headers=stack.headers).json()
+    why = httpx2.get(f"{stack.url}/v1/requests/{raw.headers['x-request-id']}/decisions", headers=stack.headers).json()
     assert (why["metadata"], why["user"]) == ({"order": "7"}, "u-1")
 
 
@@ -311,7 +311,7 @@ def test_the_end_and_special_tokens_of_an_output(sdk: Sdk) -> None:
     assert sdk.chat(temperature=0, logit_bias={"2": 100}).choices[0].message.content == ""
 
 
-def events_of(response: httpx.Response) -> Iterator[tuple[str, str]]:
+def events_of(response: httpx2.Response) -> Iterator[tuple[str, str]]:
     event_id = ""
     for line in response.iter_lines():
         if line.startswith("id: "):
@@ -334,14 +334,14 @@ def test_streams_with_these_parameters_resume_without_gap_or_repeat(
     stack: Stack, path: str, body: dict[str, Any]
 ) -> None:
     options = {"model": MODEL, "max_tokens": 8, "stream": True, "stream_options": {"include_usage": True}, **body}
-    with httpx.stream("POST", f"{stack.url}/v1/{path}", json=options, headers=stack.headers, timeout=60) as response:
+    with httpx2.stream("POST", f"{stack.url}/v1/{path}", json=options, headers=stack.headers, timeout=60) as response:
         events = list(events_of(response))
         request_id = response.headers["x-request-id"]
     assert events[-1][1] == "[DONE]"
     for had in (None, 0, len(events) // 2, len(events) - 2):
         last = {} if had is None else {"last-event-id": events[had][0]}
         url = f"{stack.url}/v1/streams/{request_id}"
-        with httpx.stream("GET", url, headers=stack.headers | last, timeout=60) as response:
+        with httpx2.stream("GET", url, headers=stack.headers | last, timeout=60) as response:
             assert list(events_of(response)) == events[0 if had is None else had + 1 :]
 
 

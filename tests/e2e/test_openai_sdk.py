@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from decimal import Decimal
 
-import httpx
+import httpx2
 import msgspec
 import openai
 import pytest
@@ -18,7 +18,7 @@ from tests.support.stack import EMBEDDING_MODEL, MODEL, RERANK_MODEL, Stack, eve
 FRANCE: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
 
 
-def request_id(headers: httpx.Headers) -> str:
+def request_id(headers: httpx2.Headers) -> str:
     return headers["x-request-id"]
 
 
@@ -148,7 +148,7 @@ def test_errors_raise_the_sdks_exceptions(stack: Stack) -> None:
 def test_invalid_requests_get_a_typed_error(
     stack: Stack, method: str, path: str, options: dict[str, object], status: int
 ) -> None:
-    response = httpx.request(method, stack.url + path, headers=stack.headers, timeout=60, **options)  # type: ignore[arg-type]
+    response = httpx2.request(method, stack.url + path, headers=stack.headers, timeout=60, **options)  # type: ignore[arg-type]
     assert response.status_code == status
     assert set(response.json()["error"]) == {"message", "type", "param", "code"}
     assert response.headers["x-request-id"].startswith("req_")
@@ -156,8 +156,8 @@ def test_invalid_requests_get_a_typed_error(
 
 def test_a_key_is_accepted_in_both_headers_and_required(stack: Stack) -> None:
     url = f"{stack.url}/v1/models"
-    assert httpx.get(url, headers={"x-api-key": stack.key}).status_code == 200
-    assert httpx.get(url).status_code == 401
+    assert httpx2.get(url, headers={"x-api-key": stack.key}).status_code == 200
+    assert httpx2.get(url).status_code == 401
 
 
 async def test_32_concurrent_streams_are_batched_and_metered_exactly(stack: Stack) -> None:
@@ -223,7 +223,7 @@ def has_billed_usage_after_revocation(stack: Stack) -> bool:
     secret = make_key(stack, "for a stream")
     stream = Stream(stack, max_tokens=2000, authorization=f"Bearer {secret}")
     stream.read(5)
-    resumed = httpx.Client(timeout=60)
+    resumed = httpx2.Client(timeout=60)
     request = resumed.build_request(
         "GET", f"{stack.url}/v1/streams/{stream.request_id}", headers={"authorization": f"Bearer {secret}"}
     )

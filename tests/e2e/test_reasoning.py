@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
-import httpx
+import httpx2
 import pytest
 from openai.types.responses import ResponseOutputMessage, ResponseReasoningItem
 
@@ -209,7 +209,7 @@ def test_a_grammar_begins_after_the_reasoning(stack: Stack, end_tokens: int) -> 
 
 def test_the_reasoning_is_billed_as_output(stack: Stack) -> None:
     body = {"model": NAME, "messages": HELLO, "max_tokens": 30, "thinking_token_budget": 10, **GREEDY}
-    response = httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=60)
+    response = httpx2.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=60)
     assert response.status_code == 200, response.text
     event = stack.event(response.headers["x-request-id"])
     assert (event["output"], event["outcome"]) == (30, "completed")

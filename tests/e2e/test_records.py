@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from tests.support.e2e.websocket import socket
@@ -14,12 +14,12 @@ from tests.support.stack import MODEL, Stack, eventually
 BODY = {"model": MODEL, "prompt": "Hello", "max_tokens": 3}
 
 
-def post(stack: Stack, body: dict[str, Any], path: str = "completions", **headers: str) -> httpx.Response:
-    return httpx.post(f"{stack.url}/v1/{path}", json=body, headers={**stack.headers, **headers}, timeout=60)
+def post(stack: Stack, body: dict[str, Any], path: str = "completions", **headers: str) -> httpx2.Response:
+    return httpx2.post(f"{stack.url}/v1/{path}", json=body, headers={**stack.headers, **headers}, timeout=60)
 
 
 def get(stack: Stack, path: str, **query: str) -> dict[str, Any]:
-    response = httpx.get(f"{stack.url}/api/{path}", params=query, headers=stack.headers, timeout=60)
+    response = httpx2.get(f"{stack.url}/api/{path}", params=query, headers=stack.headers, timeout=60)
     assert response.status_code == 200, response.text
     return dict(response.json())
 
@@ -29,7 +29,7 @@ def story(stack: Stack, request_id: str, *, executions: int) -> dict[str, Any]:
     url = f"{stack.url}/api/requests/{request_id}"
 
     def is_complete() -> bool:
-        response = httpx.get(url, headers=stack.headers, timeout=60)
+        response = httpx2.get(url, headers=stack.headers, timeout=60)
         found = response.json()
         return response.status_code == 200 and found["record"] is not None and len(found["executions"]) >= executions
 
@@ -61,7 +61,7 @@ def test_records_of_a_completed_and_a_cancelled_stream(stack: Stack) -> None:
     assert story(stack, whole.headers["x-request-id"], executions=1)["record"]["stream"] is True
     asked = {**BODY, "stream": True, "max_tokens": 500, "ignore_eos": True}
     url = f"{stack.url}/v1/completions"
-    with httpx.stream("POST", url, json=asked, headers=stack.headers, timeout=60) as left:
+    with httpx2.stream("POST", url, json=asked, headers=stack.headers, timeout=60) as left:
         next(left.iter_lines())
     record = story(stack, left.headers["x-request-id"], executions=0)["record"]
     assert (record["status"], record["outcome"]) == ("200", "cancelled")
@@ -85,7 +85,7 @@ def test_records_of_websocket_requests(stack: Stack) -> None:
 
 
 def test_the_record_of_a_rejection_names_the_limit(stack: Stack) -> None:
-    made = httpx.post(
+    made = httpx2.post(
         f"{stack.url}/api/limits",
         json={"model": "no-such-model", "requests_per_minute": 1},
         headers=stack.headers,
@@ -97,8 +97,8 @@ def test_the_record_of_a_rejection_names_the_limit(stack: Stack) -> None:
         record = story(stack, wrong.headers["x-request-id"], executions=0)["record"]
         assert (record["status"], record["outcome"], record["requested_model"]) == ("400", "refused", "")
     finally:
-        httpx.delete(f"{stack.url}/api/limits/{made['id']}", headers=stack.headers, timeout=60)
-    made = httpx.post(
+        httpx2.delete(f"{stack.url}/api/limits/{made['id']}", headers=stack.headers, timeout=60)
+    made = httpx2.post(
         f"{stack.url}/api/limits", json={"model": MODEL, "requests_per_day": 0}, headers=stack.headers, timeout=60
     ).json()
     try:
@@ -110,7 +110,7 @@ def test_the_record_of_a_rejection_names_the_limit(stack: Stack) -> None:
         bounds = get(stack, "requests/rates")["bounds"]
         assert [bound["requests"] > 0 for bound in bounds if bound["id"] == made["id"]] == [True]
     finally:
-        httpx.delete(f"{stack.url}/api/limits/{made['id']}", headers=stack.headers, timeout=60)
+        httpx2.delete(f"{stack.url}/api/limits/{made['id']}", headers=stack.headers, timeout=60)
         eventually(lambda: post(stack, BODY).status_code == 200)
 
 
@@ -128,7 +128,7 @@ def test_a_replayed_response_names_the_first_request(stack: Stack) -> None:
 @pytest.fixture
 def retention(stack: Stack) -> Any:
     def set_retention(days: int) -> None:
-        response = httpx.patch(
+        response = httpx2.patch(
             f"{stack.url}/api/tenant", json={"content_retention_days": days}, headers=stack.headers, timeout=60
         )
         assert response.status_code == 200, response.text

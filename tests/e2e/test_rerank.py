@@ -6,7 +6,7 @@ import json
 from decimal import Decimal
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from inference_worker.checkpoints.encoder_config import EncoderConfig
@@ -20,8 +20,8 @@ QUERY = "how do i reset my pin?"
 DOCUMENTS = ["the moon is made of cheese", "reset the pin in the app", "pin", "a much longer answer about pins"]
 
 
-def post(stack: Stack, path: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{stack.url}/{path}", json={"model": RERANK_MODEL, **body}, headers=stack.headers, timeout=60)
+def post(stack: Stack, path: str, **body: Any) -> httpx2.Response:
+    return httpx2.post(f"{stack.url}/{path}", json={"model": RERANK_MODEL, **body}, headers=stack.headers, timeout=60)
 
 
 def expected(stack: Stack) -> tuple[list[float], int]:

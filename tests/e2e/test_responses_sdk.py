@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 from openai.types.responses import Response
@@ -120,5 +120,5 @@ def test_errors_name_the_invalid_parameter(stack: Stack, sdk: Sdk) -> None:
     with pytest.raises(openai.BadRequestError) as exc_info:
         sdk.call("retrieve", name)
     assert exc_info.value.param == "stream"
-    response = httpx.get(f"{stack.url}/v1/responses/{name}?stream=true&starting_after=x", headers=stack.headers)
+    response = httpx2.get(f"{stack.url}/v1/responses/{name}?stream=true&starting_after=x", headers=stack.headers)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "starting_after")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
-import httpx
+import httpx2
 import psycopg
 import pytest
 
@@ -29,18 +29,18 @@ def similar(stack: Stack) -> Iterator[Stack]:
     """The platform, with a model name that serves similar questions."""
     _change(stack, answer_cache_seconds=600, semantic_cache_max_error_percent=20, content_retention_days=1)
     body = {"rules": [{"targets": [{"model": MODEL}]}], "semantic_cache": True}
-    response = httpx.post(f"{stack.url}/api/policies", json={"name": "similar", "body": body}, headers=stack.headers)
+    response = httpx2.post(f"{stack.url}/api/policies", json={"name": "similar", "body": body}, headers=stack.headers)
     assert response.status_code == 201, response.text
     policy = response.json()["id"]
     yield stack
     _change(stack, answer_cache_seconds=0, semantic_cache_max_error_percent=0, content_retention_days=0)
-    assert httpx.delete(f"{stack.url}/api/policies/{policy}", headers=stack.headers).is_success
+    assert httpx2.delete(f"{stack.url}/api/policies/{policy}", headers=stack.headers).is_success
     for statement in _CLEAR:
         _execute(stack, statement)
 
 
 def _change(stack: Stack, **fields: int) -> None:
-    response = httpx.patch(f"{stack.url}/api/tenant", json=fields, headers=stack.headers, timeout=60)
+    response = httpx2.patch(f"{stack.url}/api/tenant", json=fields, headers=stack.headers, timeout=60)
     assert response.status_code == 200, response.text
 
 
@@ -54,11 +54,11 @@ def _execute(stack: Stack, statement: str, **fields: str) -> list[Any]:
 def test_a_similar_question_receives_the_cached_answer(similar: Stack, messages: list[dict[str, str]]) -> None:
     stack = similar
 
-    def ask(question: str, **headers: str) -> httpx.Response:
+    def ask(question: str, **headers: str) -> httpx2.Response:
         conversation = [*messages, {"role": "user", "content": question}]
         body = {"model": "similar", "messages": conversation, "temperature": 0, "max_tokens": 16}
         url = f"{stack.url}/v1/chat/completions"
-        return httpx.post(url, json=body, headers=stack.headers | headers, timeout=120)
+        return httpx2.post(url, json=body, headers=stack.headers | headers, timeout=120)
 
     eventually(lambda: ask("Are you there?").status_code == 200)  # the policy has reached the gateway
     computed = [ask(question) for question in QUESTIONS]
@@ -86,9 +86,9 @@ def test_a_similar_question_receives_the_cached_answer(similar: Stack, messages:
     body: dict[str, Any] = {"model": "similar", "temperature": 0, "max_tokens": 16}
     body["messages"] = [{"role": "system", "content": "Rhyme."}, {"role": "user", "content": SIMILAR}]
     only = stack.headers | {"x-millrace-cache": "only-if-cached"}
-    rejected = httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=only, timeout=120)
+    rejected = httpx2.post(f"{stack.url}/v1/chat/completions", json=body, headers=only, timeout=120)
     assert rejected.status_code == 412, rejected.text
-    other = httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=120)
+    other = httpx2.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=120)
     assert other.headers["x-millrace-cache"] in ("miss", "prefix")
     # The vector of the rejected request is not billed.
     question = f"{rejected.headers['x-request-id']}.q"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import websockets
 from openai.types.chat import ChatCompletionChunk
@@ -39,7 +39,7 @@ def test_output_and_usage_are_the_same_as_over_http(stack: Stack, client: Client
     messages = client.receive_all("a")
     assert (messages[0]["type"], messages[0]["model"], messages[-1]["type"]) == ("started", MODEL, "done")
     body = {"model": MODEL, "messages": FRANCE, "max_tokens": 8, "temperature": 0}
-    whole = httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=60).json()
+    whole = httpx2.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=60).json()
     assert text_of(messages) == whole["choices"][0]["message"]["content"]
     event = stack.event(messages[0]["request_id"])
     assert (event["output"], event["outcome"]) == (whole["usage"]["completion_tokens"], "completed")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from packaging.requirements import Requirement
 
@@ -24,7 +24,7 @@ from tests.support.stack import START_SECONDS, free_port, wait_for_output
 from tools.build_files import generated_files
 
 ROOT = Path(__file__).parents[2]
-CLIENT_PACKAGES = ("click", "httpx", "rich")
+CLIENT_PACKAGES = ("click", "httpx2", "rich")
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_the_client_and_the_command_line_without_server_packages(wheel, folder):
 
 def test_platform_answers_outside_a_checkout(wheel, folder):
     site = environment(folder, wheel)
-    (site / "installed-here.pth").write_text(f"{Path(httpx.__file__).parents[1]}\n")  # without the checkout's own .pth
+    (site / "installed-here.pth").write_text(f"{Path(httpx2.__file__).parents[1]}\n")  # without the checkout's own .pth
     port, log = free_port(), folder / "up.log"
     work = folder / "work"
     work.mkdir(mode=0o711)
@@ -134,13 +134,13 @@ def test_platform_answers_outside_a_checkout(wheel, folder):
             "stream": True,
         }
         url, headers = f"http://127.0.0.1:{port}", {"Authorization": f"Bearer {key}"}
-        answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=START_SECONDS)
+        answer = httpx2.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=START_SECONDS)
         assert answer.status_code == 200, answer.text
         assert answer.text.rstrip().endswith("data: [DONE]")
-        page = httpx.get(f"{url}/login", timeout=60)
+        page = httpx2.get(f"{url}/login", timeout=60)
         assert page.status_code == 200
         style = page.text.split('rel="stylesheet" href="')[1].split('"')[0]
-        assert httpx.get(f"{url}{style}", timeout=60).status_code == 200
+        assert httpx2.get(f"{url}{style}", timeout=60).status_code == 200
     finally:
         process.send_signal(signal.SIGTERM)
         try:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
+import httpx2
 import pytest
 
 from tests.support.stack import MODEL, Stack, eventually
@@ -31,29 +31,29 @@ def caching(stack: Stack) -> Iterator[Stack]:
 
 def _set_lifetime(stack: Stack, seconds: int) -> None:
     body = {"answer_cache_seconds": seconds}
-    response = httpx.patch(f"{stack.url}/api/tenant", json=body, headers=stack.headers, timeout=60)
+    response = httpx2.patch(f"{stack.url}/api/tenant", json=body, headers=stack.headers, timeout=60)
     assert response.status_code == 200, response.text
 
 
 def test_hits_during_a_kill_of_the_gateway_are_billed_once_or_not_at_all(caching: Stack) -> None:
     stack = caching
 
-    def send(client: httpx.Client) -> httpx.Response:
+    def send(client: httpx2.Client) -> httpx2.Response:
         return client.post(f"{stack.url}/v1/completions", json=BODY, headers=stack.headers, timeout=60)
 
     def is_cached() -> bool:
-        return send(httpx.Client()).headers.get("x-millrace-cache") == "exact"
+        return send(httpx2.Client()).headers.get("x-millrace-cache") == "exact"
 
     eventually(is_cached)
     received: list[str] = []
     stopped = threading.Event()
 
     def send_until_killed(_: int) -> None:
-        with httpx.Client() as client:
+        with httpx2.Client() as client:
             while not stopped.is_set():
                 try:
                     answer = send(client)
-                except httpx.TransportError:
+                except httpx2.TransportError:
                     return
                 if answer.headers.get("x-millrace-cache") == "exact":
                     received.append(answer.headers["x-request-id"])

@@ -7,7 +7,7 @@ import signal
 from datetime import UTC, datetime
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import redis.asyncio as redis
 from asgiref.sync import sync_to_async
@@ -46,12 +46,12 @@ def tenant(table: None) -> Tenant:
     return actions.do_create_tenant("acme", "Acme")
 
 
-async def send(gateway: GatewayProcess, body: dict[str, Any] = BODY, **headers: str) -> httpx.Response | None:
+async def send(gateway: GatewayProcess, body: dict[str, Any] = BODY, **headers: str) -> httpx2.Response | None:
     """Send the request, retry on server errors as SDKs do, and return the response, or None if the gateway died."""
     while True:
         try:
             answer = await gateway.client.post("/v1/chat/completions", json=body, headers=headers)
-        except httpx.TransportError:
+        except httpx2.TransportError:
             return None
         if answer.status_code < 500:
             return answer

@@ -9,7 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
+import httpx2
 
 from tests.support.stack import MODEL, Stack, eventually
 
@@ -24,10 +24,10 @@ def operate(stack: Stack, call: str) -> None:
     subprocess.run([sys.executable, "manage.py", "shell", "-c", code], check=True, env=environ, timeout=60)
 
 
-def send(stack: Stack, max_tokens: int, **more: Any) -> httpx.Response:
+def send(stack: Stack, max_tokens: int, **more: Any) -> httpx2.Response:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Count."}], "max_tokens": max_tokens}
     url = f"{stack.url}/v1/chat/completions"
-    return httpx.post(url, json={**body, "ignore_eos": True, **more}, headers=stack.headers, timeout=200)
+    return httpx2.post(url, json={**body, "ignore_eos": True, **more}, headers=stack.headers, timeout=200)
 
 
 def test_a_cordoned_worker_completes_its_requests_and_gets_no_new_ones(stack: Stack) -> None:
@@ -44,7 +44,7 @@ def test_a_cordoned_worker_completes_its_requests_and_gets_no_new_ones(stack: St
 
 def test_a_drained_worker_returns_requests_that_have_not_started(stack: Stack) -> None:
     """More requests are sent than fit its batch. The waiting ones return to the gateway's queue and complete later."""
-    responses: list[httpx.Response] = []
+    responses: list[httpx2.Response] = []
     threads = [threading.Thread(target=lambda: responses.append(send(stack, 60))) for _ in range(48)]
     for thread in threads:
         thread.start()

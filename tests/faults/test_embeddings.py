@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 
-import httpx
+import httpx2
 
 from tests.support.stack import EMBEDDING_MODEL, Stack, eventually
 
@@ -14,10 +14,10 @@ from tests.support.stack import EMBEDDING_MODEL, Stack, eventually
 def test_a_request_of_a_killed_worker_is_billed_once(stack: Stack) -> None:
     worker = stack.pid("inference_worker", model=EMBEDDING_MODEL)
     many = {"model": EMBEDDING_MODEL, "input": ["word " * 200] * 200}
-    with httpx.Client(headers=stack.headers, timeout=60) as client:
+    with httpx2.Client(headers=stack.headers, timeout=60) as client:
         request = client.build_request("POST", f"{stack.url}/v1/embeddings", json=many)
 
-        async def send() -> httpx.Response:
+        async def send() -> httpx2.Response:
             answer = asyncio.create_task(asyncio.to_thread(client.send, request))
             await asyncio.sleep(0.5)
             os.kill(worker, signal.SIGKILL)

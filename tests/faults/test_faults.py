@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-import httpx
+import httpx2
 import msgspec
 import openai
 import pytest
@@ -25,7 +25,7 @@ def resume(stack: Stack, request_id: str, last_id: str = "") -> tuple[list[str],
     headers = stack.headers | ({"last-event-id": last_id} if last_id else {})
     url = f"{stack.url}/v1/streams/{request_id}"
     while True:
-        with httpx.stream("GET", url, headers=headers, timeout=300) as response:
+        with httpx2.stream("GET", url, headers=headers, timeout=300) as response:
             if response.status_code == 503:  # overload on a busy machine: retry after the given time
                 time.sleep(float(response.headers["retry-after"]))
                 continue
@@ -44,7 +44,7 @@ def test_a_worker_killed_mid_stream_ends_it_with_an_error_and_restarts(stack: St
     assert time.monotonic() - killed_at < 5
     error = msgspec.json.decode(stream.datas[-1])["error"]
     assert error["code"] == "worker_lost"
-    assert httpx.get(f"{stack.url}/readyz", timeout=20).status_code == 503
+    assert httpx2.get(f"{stack.url}/readyz", timeout=20).status_code == 503
     event = stack.event(stream.request_id)
     assert (event["outcome"], event["output"], event["input"]) == ("failed", 0, 0)
 
@@ -121,9 +121,11 @@ def test_a_resumable_stream_continues_after_a_disconnect(stack: Stack) -> None:
 def test_another_tenants_stream_returns_404(stack: Stack) -> None:
     stream = Stream(stack, max_tokens=3)
     stream.read()
-    response = httpx.get(f"{stack.url}/v1/streams/{stream.request_id}", headers={"authorization": "Bearer sk-mr-other"})
+    response = httpx2.get(
+        f"{stack.url}/v1/streams/{stream.request_id}", headers={"authorization": "Bearer sk-mr-other"}
+    )
     assert response.status_code == 401
-    bad = httpx.get(f"{stack.url}/v1/streams/{stream.request_id}", headers={**stack.headers, "last-event-id": "x:1"})
+    bad = httpx2.get(f"{stack.url}/v1/streams/{stream.request_id}", headers={**stack.headers, "last-event-id": "x:1"})
     assert bad.status_code == 400
 
 
@@ -141,12 +143,12 @@ def test_streams_of_a_killed_gateway_resume_at_the_next_one(stack: Stack, count:
     for stream in streams:
         try:
             stream.read()
-        except httpx.TransportError:
+        except httpx2.TransportError:
             cut.append(stream)
         else:  # of a hundred streams, the first may end before the last starts
             assert usage_of(stream.datas)["completion_tokens"] == 150
     assert len(cut) >= least_cut
-    eventually(lambda: httpx.get(f"{stack.url}/readyz", timeout=20).status_code == 200)
+    eventually(lambda: httpx2.get(f"{stack.url}/readyz", timeout=20).status_code == 200)
     with ThreadPoolExecutor(count) as pool:
         rests = list(pool.map(lambda stream: resume(stack, stream.request_id, stream.ids[-1]), cut))
     for stream, (ids, datas) in zip(cut, rests, strict=True):

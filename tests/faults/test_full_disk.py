@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psycopg
 import pytest
 
@@ -65,13 +65,13 @@ def fill_up(disk: Path) -> None:
                     break
 
 
-def send(stack: Stack) -> httpx.Response:
+def send(stack: Stack) -> httpx2.Response:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
-    return httpx.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=60)
+    return httpx2.post(f"{stack.url}/v1/chat/completions", json=body, headers=stack.headers, timeout=60)
 
 
 def readiness(stack: Stack) -> dict[str, Any]:
-    return dict(httpx.get(f"{stack.url}/readyz", timeout=20).json())
+    return dict(httpx2.get(f"{stack.url}/readyz", timeout=20).json())
 
 
 def issues(stack: Stack) -> list[tuple[str, str, bool]]:
@@ -88,7 +88,7 @@ def test_a_full_disk_rejects_new_requests_and_recovers(small_disk: Path) -> None
     ) as stack:
         stack.wait_until_ready()
         budget = {"name": "month", "unit": "money", "period": "month", "amount": 10**15}
-        response = httpx.post(f"{stack.url}/api/budgets", json=budget, headers=stack.headers, timeout=60)
+        response = httpx2.post(f"{stack.url}/api/budgets", json=budget, headers=stack.headers, timeout=60)
         assert response.status_code == 201
         assert (stack.data_dir / "disk-reserve").stat().st_size == 48 * 2**20
         streams = [Stream(stack, max_tokens=TOKENS) for _ in range(STREAMS)]
@@ -150,13 +150,13 @@ def assert_refused(stack: Stack) -> None:
     """Check that new work of any kind is rejected, and that the reason is shown."""
     answers = [send(stack)]
     upload = {"files": {"file": ("a.jsonl", b"{}\n")}, "data": {"purpose": "batch"}}
-    answers.append(httpx.post(f"{stack.url}/v1/files", headers=stack.headers, timeout=60, **upload))
+    answers.append(httpx2.post(f"{stack.url}/v1/files", headers=stack.headers, timeout=60, **upload))
     batch = {"input_file_id": "file-x", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-    answers.append(httpx.post(f"{stack.url}/v1/batches", headers=stack.headers, json=batch, timeout=60))
+    answers.append(httpx2.post(f"{stack.url}/v1/batches", headers=stack.headers, json=batch, timeout=60))
     for answer in answers:
         assert answer.status_code == 503, answer.text
         assert answer.json()["error"]["code"] == "server_is_overloaded"
         assert int(answer.headers["retry-after"]) >= 1
-    ready = httpx.get(f"{stack.url}/readyz", timeout=20)
+    ready = httpx2.get(f"{stack.url}/readyz", timeout=20)
     assert ready.status_code == 503
     assert "new requests are rejected" in ready.json()["checks"]["disk"]

@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 
-import httpx
+import httpx2
 import pytest
 
 from tests.support.e2e.idempotency import PATH, body, named, post
@@ -25,11 +25,11 @@ def test_a_killed_gateway_blocks_no_key_and_causes_no_double_charge(stack: Stack
     asked, other = body(150, stream=True), uuid.uuid4().hex
 
     def whole() -> None:
-        with pytest.raises(httpx.TransportError):
+        with pytest.raises(httpx2.TransportError):
             post(stack, other, body(150))
 
     waiting = threading.Thread(target=whole)
-    with httpx.stream("POST", stack.url + PATH, json=asked, headers=named(stack, name), timeout=60) as response:
+    with httpx2.stream("POST", stack.url + PATH, json=asked, headers=named(stack, name), timeout=60) as response:
         request_id = response.headers["x-request-id"]
         waiting.start()
         lines = response.iter_lines()

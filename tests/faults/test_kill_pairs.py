@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
+import httpx2
 import psutil
 import pytest
 
@@ -54,7 +54,7 @@ def cut_streams(stack: Stack, *, is_worker_killed: bool) -> Iterator[list[str]]:
     names = [stream.request_id for stream in streams]
     yield names
     for stream in streams:  # to its end, since a disconnect would cancel it
-        with contextlib.suppress(httpx.TransportError):
+        with contextlib.suppress(httpx2.TransportError):
             stream.read()
         stream.close()
     expected = ("failed", 0, 0) if is_worker_killed else ("completed", None, max_tokens)

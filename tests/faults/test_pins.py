@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import anthropic
-import httpx
+import httpx2
 
 from tests.support.stack import MODEL, Stack, eventually
 
@@ -28,7 +28,7 @@ def lose_the_worker(stack: Stack) -> None:
 
     def answers() -> bool:
         url = f"{stack.url}/v1/chat/completions"
-        return httpx.post(url, json=hello, headers=stack.headers, timeout=60).status_code == 200
+        return httpx2.post(url, json=hello, headers=stack.headers, timeout=60).status_code == 200
 
     eventually(answers, 60)
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
+import httpx2
 import msgspec
 import pytest
 import redis
@@ -51,7 +51,7 @@ def begin_streams(stack: Stack, max_tokens: int) -> list[Stream]:
 
 
 def model_check(stack: Stack) -> str:
-    return str(httpx.get(f"{stack.url}/readyz", timeout=20).json()["checks"][f"model {MODEL}"])
+    return str(httpx2.get(f"{stack.url}/readyz", timeout=20).json()["checks"][f"model {MODEL}"])
 
 
 def test_a_worker_stopped_for_four_seconds_loses_no_stream(stack: Stack) -> None:
@@ -59,7 +59,7 @@ def test_a_worker_stopped_for_four_seconds_loses_no_stream(stack: Stack) -> None
     with stopped(stack.worker()) as since:
         eventually(lambda: model_check(stack) != "ok", REPLICA_LOST_SECONDS)
         assert time.monotonic() - since > REPLICA_SUSPECT_SECONDS - 1
-        response = httpx.post(
+        response = httpx2.post(
             f"{stack.url}/v1/chat/completions",
             json={"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]},
             headers=stack.headers,

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-import httpx
+import httpx2
 
 from tests.support.invariants import assert_ledger_invariants
 from tests.support.stack import MODEL, Stack, eventually
@@ -31,7 +31,7 @@ def test_a_worker_killed_six_times_in_a_minute_stops_no_other_process(stack: Sta
         return True
 
     def worker_state() -> str:
-        return str(httpx.get(f"{stack.url}/readyz", timeout=20).json()["down"].get(f"worker-{MODEL}", ""))
+        return str(httpx2.get(f"{stack.url}/readyz", timeout=20).json()["down"].get(f"worker-{MODEL}", ""))
 
     def deaths() -> int:
         state = worker_state()
@@ -53,5 +53,5 @@ def test_a_worker_killed_six_times_in_a_minute_stops_no_other_process(stack: Sta
     )
     assert answer.choices[0].message.content
     assert [stack.pid(*words) for words in OTHERS] == others
-    assert httpx.get(f"{stack.url}/readyz", timeout=20).json()["down"] == {}
+    assert httpx2.get(f"{stack.url}/readyz", timeout=20).json()["down"] == {}
     assert_ledger_invariants(stack.database_url)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psycopg
 import pytest
 import redis
@@ -50,12 +50,12 @@ def deployed(
     assert_ledger_invariants(database)
 
 
-def ask(platform: UpstreamPlatform, prompt: str = "Name a color.", **fields: Any) -> httpx.Response:
+def ask(platform: UpstreamPlatform, prompt: str = "Name a color.", **fields: Any) -> httpx2.Response:
     body = {"model": MODEL, "messages": [{"role": "user", "content": prompt}], "max_tokens": 16, **fields}
     return platform.client.post("/v1/chat/completions", json=body)
 
 
-def usage_of(database: str, response: httpx.Response) -> tuple[Any, ...]:
+def usage_of(database: str, response: httpx2.Response) -> tuple[Any, ...]:
     """Return the outcome, the source, the tokens and whether there is a cost of the request's usage event."""
     query = (
         "SELECT outcome, usage_source, uncached + cache_read, output, cost_femto > 0 FROM billing_usageevent"
@@ -67,7 +67,7 @@ def usage_of(database: str, response: httpx.Response) -> tuple[Any, ...]:
     return tuple(found[0])
 
 
-def text_of(response: httpx.Response) -> str:
+def text_of(response: httpx2.Response) -> str:
     """Return the text of a response or a stream."""
     if not response.headers["content-type"].startswith("text/event-stream"):
         return str(response.json()["choices"][0]["message"]["content"])
@@ -174,7 +174,7 @@ def test_litellms_proxy_is_an_upstream(broker: redis.Redis, database: str, secre
         proxy = subprocess.Popen(argv, env=environ, stdout=log, stderr=log, preexec_fn=die_with_parent(signal.SIGKILL))
     try:
         base_url = f"http://127.0.0.1:{port}/v1"
-        eventually(lambda: httpx.get(f"{base_url}/models", headers={"authorization": f"Bearer {key}"}).is_success, 120)
+        eventually(lambda: httpx2.get(f"{base_url}/models", headers={"authorization": f"Bearer {key}"}).is_success, 120)
         spec = UpstreamSpec(UpstreamEngine.OPENAI, base_url, "mock", "litellm", 1, allow_internal=True)
         with deployed(broker, database, secret, spec, tmp_path / "data") as platform:
             for stream in (False, True):

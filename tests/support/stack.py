@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import psutil
 
@@ -31,7 +31,7 @@ EMBEDDING_MODEL = "all-minilm-l6-v2"
 RERANK_MODEL = "tiny-reranker"
 START_SECONDS = 400
 # Connection errors and unavailable services count as false.
-UNAVAILABLE = (httpx.TransportError, LookupError, openai.APIConnectionError, openai.InternalServerError)
+UNAVAILABLE = (httpx2.TransportError, LookupError, openai.APIConnectionError, openai.InternalServerError)
 eventually = partial(waiting.eventually, ignored=UNAVAILABLE)
 
 
@@ -83,11 +83,11 @@ class Stack:
         return self.pid("uvicorn")
 
     def wait_until_ready(self) -> None:
-        eventually(lambda: httpx.get(f"{self.url}/readyz", timeout=20).status_code == 200, START_SECONDS)
+        eventually(lambda: httpx2.get(f"{self.url}/readyz", timeout=20).status_code == 200, START_SECONDS)
 
     def events(self, **filters: str) -> list[dict[str, Any]]:
         """Return settled usage events of the demo tenant from the management API."""
-        response = httpx.get(f"{self.url}/api/usage/events", params=filters, headers=self.headers, timeout=60)
+        response = httpx2.get(f"{self.url}/api/usage/events", params=filters, headers=self.headers, timeout=60)
         assert response.status_code == 200, response.text
         return list(response.json()["results"])
 
@@ -99,7 +99,7 @@ class Stack:
 
     def metric(self, name: str) -> float:
         """Return a metric's value, summed over its labels."""
-        lines = httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines()
+        lines = httpx2.get(f"{self.url}/metrics", timeout=60).text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
 

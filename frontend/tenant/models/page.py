@@ -72,9 +72,9 @@ class Snippets:
             ask = f"""found = client.embeddings.create(model="{self.model}", input="Hello!")
 print(found.data[0].embedding)"""
         elif self.task == "rerank":
-            imports = "import httpx\nfrom openai import OpenAI"
+            imports = "import httpx2\nfrom openai import OpenAI"
             body = f'{{"model": "{self.model}", {_BODIES["rerank"][1]}}}'
-            ask = f"""found = client.post("/rerank", cast_to=httpx.Response, body={body})
+            ask = f"""found = client.post("/rerank", cast_to=httpx2.Response, body={body})
 print(found.json()["results"])"""
         else:
             ask = f"""answer = client.chat.completions.create(

@@ -18,7 +18,7 @@ HubErrorCode = Literal[
 ]
 
 DEFAULT_REVISION = "main"
-MAX_SETTINGS_BYTES = 256 << 20  # of one configuration or tokenizer file, as the tokenizer's limit
+MAX_SETTINGS_BYTES = 256 << 20  # bytes of one configuration or tokenizer file; the tokenizer's limit, too
 INDEX = "model.safetensors.index.json"
 # The other files of the top directory that are downloaded. Pickled weights and weights of other libraries never are.
 SETTINGS_FILES = (
@@ -28,7 +28,7 @@ SETTINGS_FILES = (
     *("sentencepiece.bpe.model", "chat_template.jinja", "chat_template.json", "LICENSE*"),
     "README.md",  # its front matter has the license, and the task of a reranker
 )
-_MODULE_CONFIG = re.compile(r"\w{1,64}/config\.json")  # of sentence-transformers
+_MODULE_CONFIG = re.compile(r"\w{1,64}/config\.json")  # configurations of the modules of sentence-transformers
 _SOURCE = re.compile(r"(?P<repository>[^@#]+)(?:@(?P<revision>[^#]+))?(?:#(?P<file>.+))?")
 _REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,255}")
 _GGUF_PARTS = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
@@ -48,7 +48,7 @@ class HubSource:
 
     repository: str
     revision: str = DEFAULT_REVISION
-    file: str | None = None  # of a repository with several .gguf files
+    file: str | None = None  # the one to use of a repository with several .gguf files
 
     @classmethod
     def parse(cls, text: str) -> HubSource:

@@ -25,6 +25,7 @@ from inference_worker.engine.attention.base import AttentionBackend, AttentionSp
 from inference_worker.engine.loading.loader import Weights
 from inference_worker.engine.quantization.linear_weights import LinearWeights
 from inference_worker.engine.quantization.weights import select_outputs
+from kernels.native.library import Library
 from kernels.native.operators import LayerOperator, LayerStack
 
 
@@ -53,7 +54,7 @@ class Decoder:
     qkv_names: ClassVar[tuple[str, ...]] = ("q_proj", "k_proj", "v_proj")
     mlp_names: ClassVar[tuple[str, ...]] = ("gate_proj", "up_proj", "down_proj")
     experts: ClassVar[ExpertNames | None] = None
-    prefixes: ClassVar[tuple[str, ...]] = ("model",)  # of the weights' names; the first one that exists
+    prefixes: ClassVar[tuple[str, ...]] = ("model",)  # beginnings of the weights' names; the first that exists
     scales_embedding: ClassVar[bool] = False  # by the square root of the hidden size
     rotates_neighbors: ClassVar[bool] = False  # the rotary embedding pairs dimensions 0 and 1, 2 and 3, and so on
 
@@ -76,7 +77,7 @@ class Decoder:
             len(ropes) if plain else len(ropes) - 1 if window else 0
             for window, plain in zip(windows, unrotated, strict=True)
         ]
-        smooth = self._start_smoothing(config, weights, embedding)
+        smooth = self._start_smoothing(config, weights, embedding, layers.kernels)
         self._layers: list[DecoderLayer] = []
         for index in range(config.num_layers):
             name = f"{prefix}.layers.{index}"
@@ -103,7 +104,7 @@ class Decoder:
         self._limit_softly = layers.limit_softly
 
     def _start_smoothing(
-        self, config: ModelConfig, weights: Weights, embedding: torch.Tensor
+        self, config: ModelConfig, weights: Weights, embedding: torch.Tensor, kernels: Library | None
     ) -> Callable[[str, int], LayerFactors] | None:
         """Return the function that measures the factors of the layer of a name and index, or None if none has factors.
 
@@ -114,7 +115,7 @@ class Decoder:
         smoothing = Smoothing(
             config, self.attention_specs, lambda ids: embedding[ids.to(embedding.device)] * self._multiplier
         )
-        plain = Layers()
+        plain = Layers(kernels=kernels)
         rotations: list[Rotation] = [
             plain.rope(rope, config, embedding.dtype, embedding.device).at(smoothing.positions)
             for rope in dict.fromkeys((config.rope, config.local_rope or config.rope))

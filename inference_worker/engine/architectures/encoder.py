@@ -48,7 +48,7 @@ class Packing:
         self.lengths = counts
         self.ends = counts.cumsum(0)
         self.starts = self.ends - counts
-        self.inputs = torch.repeat_interleave(torch.arange(len(lengths), device=device), counts)  # of each token
+        self.inputs = torch.repeat_interleave(torch.arange(len(lengths), device=device), counts)  # input of each token
         self.positions = torch.arange(int(sum(lengths)), device=device) - self.starts.index_select(0, self.inputs)
         self.is_second: torch.Tensor | None = None  # whether each token is part of the second text
         if second_starts is not None:
@@ -109,7 +109,7 @@ class _Group:
         if lengths[-1] < lengths[0]:
             is_token = torch.arange(self.longest, device=device) < torch.tensor(lengths, device=device)[:, None]
             self.mask = is_token[:, None, None, :]
-            self.places = is_token.flatten().nonzero().squeeze(1)  # of the tokens
+            self.places = is_token.flatten().nonzero().squeeze(1)  # places of the tokens
 
     def attend(self, qkv: torch.Tensor, window: int) -> torch.Tensor:
         """Return the attention [tokens, heads × head_dim] over the group's rows."""

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from inference_worker.checkpoints.model_config import ModelConfig, RopeConfig
 from inference_worker.engine.architectures.rope import Rope
+from inference_worker.engine.compute_path import is_fast_in_pytorch
 from inference_worker.engine.quantization.quantize import quantize_head, scales_of, to_int8
 from inference_worker.engine.quantization.weights import Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight, Weight
 from kernels import invariant
@@ -21,25 +22,34 @@ from kernels.native.library import Library
 class Linear:
     """x @ weightᵀ + bias. On the CPU the weight is converted once to the layout that oneDNN prefers on the machine.
 
-    oneDNN can also fuse an addition that follows the product.
+    oneDNN can also fuse an addition that follows the product. On a CPU without fast products in a 16-bit type, the
+    weight is converted to float32, and the product is computed in it.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, *, pack: bool | None = None) -> None:
         packs = weight.device.type == "cpu" and torch._C._has_mkldnn if pack is None else pack
+        if weight.device.type == "cpu" and not is_fast_in_pytorch(weight.dtype):
+            weight, bias = weight.float(), None if bias is None else bias.float()
         self.bias = bias
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if packs else None
         self.weight = None if packs else weight
+        self._dtype = weight.dtype
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.packed is None:
-            return functional.linear(x, self._plain, self.bias)
-        return _tensor(torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], ""))
+        return self._multiply(x.to(self._dtype)).to(x.dtype)
 
     def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         """Return the product plus `other`."""
+        if x.dtype != self._dtype:
+            return self(x) + other
         if self.packed is None:
             return functional.linear(x, self._plain, self.bias) + other
         return _tensor(torch.ops.mkldnn._linear_pointwise.binary(x, other, self.packed, self.bias, "add"))
+
+    def _multiply(self, x: torch.Tensor) -> torch.Tensor:
+        if self.packed is None:
+            return functional.linear(x, self._plain, self.bias)
+        return _tensor(torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], ""))
 
     @property
     def _plain(self) -> torch.Tensor:
@@ -180,7 +190,7 @@ class Int8Linear(Linear):
     def __init__(self, weight: Int8Weight, bias: torch.Tensor | None = None) -> None:
         self.bias = bias
         groups = weight.scales.shape[1]
-        self._values = [part.T for part in weight.values.chunk(groups, 1)]  # of each group, [inputs, outputs]
+        self._values = [part.T for part in weight.values.chunk(groups, 1)]  # numbers of each group, [inputs, outputs]
         self._scales = weight.scales.T.contiguous()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -189,13 +199,13 @@ class Int8Linear(Linear):
         for part, row_scale, weight, scale in zip(
             values.chunk(len(self._values), 1), torch.split(row_scales, 1, 1), self._values, self._scales, strict=True
         ):
-            out += self._multiply(part, weight).float().mul_(row_scale).mul_(scale)
+            out += self._multiply_integers(part, weight).float().mul_(row_scale).mul_(scale)
         return (out if self.bias is None else out.add_(self.bias)).to(x.dtype)
 
     def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return self(x).add_(other)
 
-    def _multiply(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def _multiply_integers(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         rows = len(values)
         if values.is_cuda and rows < _MIN_CUDA_ROWS:
             values = functional.pad(values, (0, 0, 0, _MIN_CUDA_ROWS - rows))
@@ -220,8 +230,8 @@ class Fp8Linear(Linear):
         return self(x).add_(other)
 
 
-_MIN_CUDA_ROWS = 32  # of a product of 8-bit integers
-_MIN_FP8_CAPABILITY = (8, 9)  # of a CUDA device
+_MIN_CUDA_ROWS = 32  # rows of a product of 8-bit integers
+_MIN_FP8_CAPABILITY = (8, 9)  # compute capability of a CUDA device
 
 
 class Layers:
@@ -235,7 +245,7 @@ class Layers:
         self._invariant = batch_invariant
         self._kernels = kernels
         self.quantized = self.dequantized = 0  # layers whose quantized weight is kept, or converted
-        self._parameters = self._bytes = 0  # of all weights
+        self._parameters = self._bytes = 0  # parameters and bytes of all weights
 
     def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
         """Return the layer of the weight. A quantized weight without a product for its kind is dequantized."""
@@ -399,6 +409,10 @@ class Layers:
         if not isinstance(weight, Fp8Weight) or self._invariant or not weight.values.is_cuda:
             return False
         return torch.cuda.get_device_capability(weight.values.device) >= _MIN_FP8_CAPABILITY
+
+    @property
+    def kernels(self) -> Library | None:
+        return self._kernels
 
     @property
     def is_invariant(self) -> bool:

@@ -34,7 +34,7 @@ class NativeRotation:
     """The rotation by the C kernels, in place."""
 
     step: operators.RotationStep
-    heads: int  # of queries and keys, the first ones
+    heads: int  # heads of queries and keys, the first ones
 
     def apply(self, qkv: torch.Tensor) -> torch.Tensor:
         self.step.apply(qkv[:, : self.heads])

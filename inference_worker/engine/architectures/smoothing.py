@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _TOKENS = 256
-_NORM_EXPONENT, _INNER_EXPONENT = 0.5, 0.2  # of a root mean square; see docs/reference/model-formats.md
+_NORM_EXPONENT, _INNER_EXPONENT = 0.5, 0.2  # powers of a root mean square; see docs/reference/model-formats.md
 _MAX_POWER = 8  # the largest factor is 2 to this power
-_TINY = 1e-12  # of a mean square
+_TINY = 1e-12  # smallest mean square
 
 
 @dataclass(frozen=True, slots=True)

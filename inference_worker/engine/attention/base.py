@@ -11,6 +11,7 @@ import torch
 
 from inference_worker.contract.engine_config import KVCacheDTypeName
 from kernels import reference
+from kernels.native.library import Library
 from kernels.native.operators import StackAttention
 
 
@@ -52,7 +53,8 @@ class CacheShape:
     dtype: torch.dtype
     device: torch.device
     places: tuple[int, ...] = ()  # empty: layer i has place i
-    kv_dtype: KVCacheDTypeName = "auto"  # of the stored keys and values; auto: dtype
+    kv_dtype: KVCacheDTypeName = "auto"  # dtype of the stored keys and values; auto: dtype
+    kernels: Library | None = None  # the C kernels, if the model uses them
 
     def by_layer(self, pages: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the entry of `pages` for each layer, from those of the places."""
@@ -123,7 +125,7 @@ class ReferenceBackend(AttentionBackend):
         pages = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         dtype = {"auto": shape.dtype, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[shape.kv_dtype]
         keys = torch.zeros(pages, dtype=torch.uint8 if shape.kv_dtype == "fp8" else dtype, device=shape.device)
-        self._parts = [keys, torch.zeros_like(keys)]  # of keys and of values
+        self._parts = [keys, torch.zeros_like(keys)]  # parts of keys and of values
         if shape.kv_dtype == "int8":  # and of the scales of both
             scales = keys.new_zeros(*pages[:-1], shape.head_dim // reference.KV_GROUP, dtype=torch.bfloat16)
             self._parts += [scales, torch.zeros_like(scales)]

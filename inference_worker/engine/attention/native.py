@@ -8,7 +8,6 @@ import torch
 
 from inference_worker.engine.attention.base import AttentionBackend, AttentionSpec, CacheShape, StepMetadata
 from kernels.native import operators
-from kernels.native.library import load_library
 
 
 class NativeBackend(AttentionBackend):
@@ -17,10 +16,9 @@ class NativeBackend(AttentionBackend):
 
     def __init__(self, shape: CacheShape, num_heads: int, specs: Sequence[AttentionSpec]) -> None:
         super().__init__(shape, num_heads, specs)
-        library = load_library()
+        library = shape.kernels
         if library is None:
-            raise ValueError("attention backend native needs a C compiler; install one or set attention to auto")
-        library.set_threads(torch.get_num_threads())
+            raise ValueError("attention backend native needs the C kernels; set attention to auto")
         self._library = library
         numbers, self._dtype = 2 * shape.num_kv_heads * shape.block_size * shape.head_dim, shape.dtype
         if shape.kv_dtype == "int8":
@@ -60,6 +58,8 @@ def find_native_limit(shape: CacheShape) -> str:
     """Return the property of a cache that the backend does not support, or an empty text."""
     if shape.device.type != "cpu" or shape.dtype != torch.bfloat16:
         return f"{shape.dtype} on {shape.device.type}"
+    if shape.kernels is None:
+        return "a machine without the C kernels"
     if shape.kv_dtype == "fp8":
         return "a KV cache in fp8"
     if shape.head_dim % operators.UNIT or shape.head_dim > operators.MAX_HEAD_DIM:

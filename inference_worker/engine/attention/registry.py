@@ -21,6 +21,8 @@ from kernels.reference import KV_GROUP
 
 log = logging.getLogger(__name__)
 
+_KV_CACHE = "a KV cache"  # the start of a limit that concerns the option kv_cache_dtype
+
 
 @dataclass(frozen=True, slots=True)
 class BackendEntry:
@@ -51,12 +53,12 @@ def _cpu_limit(shape: CacheShape, _specs: Sequence[AttentionSpec]) -> str:
 
 
 def _kv_limit(shape: CacheShape) -> str:
-    return "" if shape.kv_dtype == "auto" else f"a KV cache in {shape.kv_dtype}"
+    return "" if shape.kv_dtype == "auto" else f"{_KV_CACHE} in {shape.kv_dtype}"
 
 
 def _reference_limit(shape: CacheShape, _specs: Sequence[AttentionSpec]) -> str:
     is_whole = shape.kv_dtype != "int8" or shape.head_dim % KV_GROUP == 0
-    return "" if is_whole else f"a KV cache in int8 with head_dim {shape.head_dim}"
+    return "" if is_whole else f"{_KV_CACHE} in int8 with head_dim {shape.head_dim}"
 
 
 BACKENDS: dict[str, BackendEntry] = {
@@ -70,21 +72,19 @@ _DEFAULTS = {"cpu": "cpu", "cuda": "triton"}  # by the type of the cache's devic
 
 
 def make_backend(
-    name: str, shape: CacheShape, num_heads: int, specs: Sequence[AttentionSpec], *, native: bool = False
+    name: str, shape: CacheShape, num_heads: int, specs: Sequence[AttentionSpec]
 ) -> tuple[AttentionBackend, BackendChoice]:
     """Return the backend `name`.
 
     "auto" selects the device's default. If the default does not support the model, or its results on random data
     differ from those of the reference, an error is logged and the reference is used. If this is the case for the C
-    kernels, the backend without them is used: `cpu`, or `invariant` if it was requested.
-
-    Args:
-        native: with "auto" and "invariant", use the C kernels if they support the cache's shape.
+    kernels, the backend without them is used: `cpu`, or `invariant` if it was requested. A type of KV cache that the
+    default does not support is an error, since the reference is too slow for any use.
 
     Raises:
-        ValueError: the backend does not exist, or does not support the model.
+        ValueError: the backend does not exist, or does not support the model or the type of the KV cache.
     """
-    if native and name in ("auto", "invariant") and not find_native_limit(shape):
+    if shape.kernels is not None and name in ("auto", "invariant") and not find_native_limit(shape):
         choice = _choose("native", shape, num_heads, specs, instead="cpu" if name == "auto" else "invariant")
         if choice.name == "cpu":
             choice = replace(choice, name=_choose("cpu", shape, num_heads, specs).name)
@@ -95,8 +95,7 @@ def make_backend(
     else:
         choice = BackendChoice(name)
     if limit := BACKENDS[choice.name].find_limit(shape, specs):
-        option = "kv_cache_dtype" if "KV cache" in limit else "attention"
-        raise ValueError(f"attention backend {choice.name} does not support {limit}; set {option} to auto")
+        raise _refusal(choice.name, limit)
     log.info("attention backend: %s", choice.name)
     return BACKENDS[choice.name].make(shape, num_heads, specs), choice
 
@@ -107,6 +106,8 @@ def _choose(
     """Return the backend `name` if it supports the model and passes the check, else `instead`."""
     entry = BACKENDS[name]
     if limit := entry.find_limit(shape, specs):
+        if _KV_CACHE in limit:
+            raise _refusal(name, limit)
         return _fall_back(name, instead, "unsupported", f"it does not support {limit}")
     try:
         check_backend(entry.make, shape, num_heads, specs)
@@ -115,6 +116,11 @@ def _choose(
     except Exception as exc:  # noqa: BLE001  (a compiler's error must not keep the model from loading)
         return _fall_back(name, instead, "error", f"the check failed: {exc}")
     return BackendChoice(name)
+
+
+def _refusal(name: str, limit: str) -> ValueError:
+    option = "kv_cache_dtype" if _KV_CACHE in limit else "attention"
+    return ValueError(f"attention backend {name} does not support {limit}; set {option} to auto")
 
 
 def _fall_back(name: str, instead: str, reason: str, text: str) -> BackendChoice:

@@ -15,7 +15,7 @@ from kernels import triton as kernels
 class _Plan:
     decode: kernels.DecodePlan | None
     workspace: tuple[torch.Tensor, torch.Tensor] | None
-    starts: torch.Tensor  # of the chunks after the decodes, counted from the first of them
+    starts: torch.Tensor  # start of each chunk after the decodes, counted from the first chunk
     longest: int  # new tokens of the longest chunk; 0 without one
 
 

@@ -29,8 +29,8 @@ from inference_worker.engine.capacity.sizing import (
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 # Bytes of a number in the layers' matrices, with the scales and zero points of its group.
 QUANTIZED_BYTES = {"int8": 1 + 2 / 32, "int4": 0.5 + 8 / 32, "int4-g64": 0.5 + 8 / 64, "int4-g128": 0.5 + 8 / 128}
-HEAD_BYTES = 1 + 2 / 64  # of a number in a head in 8 bits, with the scale of its group
-PROMPT_TOKENS = 1024  # of the prompt whose rate is estimated
+HEAD_BYTES = 1 + 2 / 64  # bytes of a number in a head in 8 bits, with the scale of its group
+PROMPT_TOKENS = 1024  # tokens of the prompt whose rate is estimated
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class ComputeDevice:
     """The device that a worker would compute on."""
 
     device: str  # "cpu" or "cuda"
-    name: str  # of the processor
-    free_bytes: int  # of the device's memory
+    name: str  # name of the processor
+    free_bytes: int  # free bytes of the device's memory
     dtype: str
     peaks: Peaks | None  # in the dtype; None: not measured
 
@@ -59,8 +59,8 @@ class ModelFit:
     kv_bytes: int | None = None
     kv_tokens: int | None = None
     streams: int | None = None  # that fit together, each of `context` tokens, without sharing
-    decode_tokens_per_second: float | None = None  # of one stream
-    batch_tokens_per_second: float | None = None  # of all streams together
+    decode_tokens_per_second: float | None = None  # output tokens of one stream
+    batch_tokens_per_second: float | None = None  # output tokens of all streams together
     prompt_tokens_per_second: float | None = None
 
     def as_json(self) -> dict[str, Any]:

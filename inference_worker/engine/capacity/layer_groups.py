@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_GROUPS = 8  # each group costs an allocation per block and a plan per step
-_MAX_PADDING = 0.25  # of the layers; with more unused memory, blocks behind a window are not freed
+_MAX_PADDING = 0.25  # share of the layers; with more unused memory, blocks behind a window are not freed
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ from functools import cache
 import torch
 
 from inference_worker.engine.capacity.roofline import Peaks
+from inference_worker.engine.compute_path import is_fast_in_pytorch
 
 _SECONDS = 0.06  # for each measurement, of at least three runs
-_SIDE = {"cpu": 1024, "cuda": 8192}  # of the square matrices
+_SIDE = {"cpu": 1024, "cuda": 8192}  # rows of the square matrices
 _COPIED = {"cpu": 48 << 20, "cuda": 1 << 30}  # bytes: more than any cache of the CPU
 
 
@@ -19,9 +20,12 @@ _COPIED = {"cpu": 48 << 20, "cuda": 1 << 30}  # bytes: more than any cache of th
 def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
     """Return the rates of a large matrix product in `dtype` and of a large copy, with PyTorch's current threads.
 
-    Measured once per process, device and dtype. If other processes use the machine, the rates are too low.
+    On a CPU without products in a 16-bit type, the product is in float32, as in the C kernels there. The rates are
+    measured once per process, device and dtype. If other processes use the machine, they are too low.
     """
     side, size = _SIDE[device.type], _COPIED[device.type]
+    if device.type == "cpu" and not is_fast_in_pytorch(dtype):
+        dtype = torch.float32
     left = torch.ones(side, side, dtype=dtype, device=device)
     product = torch.empty_like(left)
     source = torch.ones(size, dtype=torch.uint8, device=device)

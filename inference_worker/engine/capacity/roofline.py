@@ -48,9 +48,9 @@ class Roofline:
     `peaks` is None if the device was not measured. Shares of the peak are then 0.
     """
 
-    layer_parameters: int  # of the matrices of all layers
-    head_parameters: int  # of the output matrix
-    pair_flops: int  # of attention in all layers and heads, for one pair of tokens
+    layer_parameters: int  # numbers in the matrices of all layers
+    head_parameters: int  # numbers in the output matrix
+    pair_flops: int  # operations of attention in all layers and heads, for one pair of tokens
     weight_bytes: float  # for each parameter
     kv_token_bytes: int  # keys and values of a token in all layers
     peaks: Peaks | None = None

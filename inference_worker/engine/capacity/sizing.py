@@ -13,7 +13,7 @@ from inference_worker.engine.capacity.layer_groups import BlockDemand, group_lay
 MEDIAN_PROMPT_TOKENS, MEDIAN_OUTPUT_TOKENS = 1020, 129
 
 KV_SCALE_GROUP = 32  # numbers of a head that share a scale of 2 bytes in int8
-MIN_FREE_BYTES = 256 << 20  # of the machine's memory beside a KV cache on the CPU
+MIN_FREE_BYTES = 256 << 20  # bytes of the machine's memory beside a KV cache on the CPU
 MAX_CPU_SHARE_BYTES = 64 << 30  # a larger KV cache on the CPU must be configured in bytes
 
 
@@ -26,7 +26,7 @@ class KVSizing:
     """The capacity of a KV cache."""
 
     token_bytes: int  # keys and values of one token in all layers
-    block_bytes: int  # of a block, which has the layers of one group
+    block_bytes: int  # bytes of a block, which has the layers of one group
     num_blocks: int
     max_model_len: int  # tokens of the longest request, prompt and output
     demand: BlockDemand

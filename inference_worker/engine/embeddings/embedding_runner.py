@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from inference_worker.checkpoints.encoder_config import EncoderConfig, Family
-from inference_worker.contract.engine_config import EngineConfig
+from inference_worker.contract.engine_config import DTypeName, EngineConfig
 from inference_worker.engine.architectures.bert import BertEncoder
 from inference_worker.engine.architectures.causal_encoder import CausalEncoder
 from inference_worker.engine.architectures.encoder import Encoder, Packing
 from inference_worker.engine.architectures.layers import Layers
 from inference_worker.engine.architectures.modernbert import ModernBertEncoder
-from inference_worker.engine.device import pick_device, pick_dtype, pick_kernels
+from inference_worker.engine.compute_path import choose_path
 from inference_worker.engine.loading.loader import Weights
 from inference_worker.engine.quantization.linear_weights import LinearWeights
 
@@ -48,26 +48,31 @@ class Embedder(Protocol):
         """
 
 
+def default_dtype(config: EngineConfig) -> DTypeName:
+    """Return the configured dtype, or the default.
+
+    The default is not a 16-bit type: vectors must stay comparable with vectors that were stored earlier. Vectors of
+    quantized weights are not, and the kernels that keep such weights compute in bfloat16.
+    """
+    return "float32" if config.dtype == "auto" and config.quantization == "none" else config.dtype
+
+
 class EmbeddingRunner:
     """An encoder on one device."""
 
     def __init__(self, config: EngineConfig, model_config: EncoderConfig) -> None:
         self._config = model_config
-        self.device = pick_device(config.device)
-        # The default is not a 16-bit type: vectors must stay comparable with vectors that were stored earlier.
-        # Vectors of quantized weights are not, and the kernels that keep such weights compute in bfloat16.
-        is_plain = config.quantization == "none"
-        self.dtype = torch.float32 if config.dtype == "auto" and is_plain else pick_dtype(config.dtype, self.device)
         if config.threads:  # else PyTorch uses OMP_NUM_THREADS or the cores of this process
             torch.set_num_threads(config.threads)
+        path = choose_path(default_dtype(config), config.device, config.cpu_kernels)
+        self.device, self.dtype, self._kernels = path.device, path.dtype, path.kernels
         with (
             torch.inference_mode(),
             LinearWeights(config.model_dir, self.dtype, self.device, quantization=config.quantization) as weights,
         ):
-            self._kernels = pick_kernels(config.cpu_kernels, self.device, self.dtype)
             layers = Layers(kernels=self._kernels)
             self._model = _ENCODERS[model_config.family](model_config, weights, layers)
-        log.info("embedding model ready on %s in %s", self.device, self.dtype)
+        log.info("%s · embedding model", path)
 
     @torch.inference_mode()
     def embed(self, inputs: Sequence[Sequence[int]], second_starts: Sequence[int] | None = None) -> Vectors:

@@ -16,7 +16,7 @@ class Pin:
     tenant: str
     seconds: int
     expires: float  # the engine's clock
-    index: int  # of the block in its prompt
+    index: int  # place of the block in its prompt
 
 
 class Pins:

@@ -15,7 +15,7 @@ from inference_worker.engine.loading.loader import Weights
 from inference_worker.engine.quantization.weights import Int4Weight, Weight, pack_int4, require_multiples, unpack_words
 
 MARK = "qweight"  # the tensor that a quantized layer has
-_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of each output in a number
+_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # place of each output in a number
 
 
 def load(weights: Weights, name: str, shape: tuple[int, int], form: CheckpointFormat) -> Weight:

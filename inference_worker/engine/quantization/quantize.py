@@ -13,7 +13,7 @@ _HEAD_ROWS = 4096
 _LEAST_TOP = 120  # smaller ones seldom have the smallest error
 GROUP_SIZES: dict[str, int] = {"int4": 32, "int4-g64": 64, "int4-g128": 128}
 _FP8_MAX = 448.0
-_TINY = 1e-12  # of a scale, so that a weight of zeros has one
+_TINY = 1e-12  # smallest scale, so that a weight of zeros has one
 
 
 def quantize(weight: torch.Tensor, name: QuantizationName) -> Weight:

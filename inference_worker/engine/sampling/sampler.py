@@ -38,7 +38,7 @@ from kernels.native.library import Library
 GREEDY_BELOW = 1e-5  # a temperature below this is 0
 _CANDIDATES = 64  # most likely tokens that top_p examines before the whole vocabulary
 _NARROW = 512  # rows with a larger top_k are computed separately, so that they do not slow down the others
-_BITS_OF_1 = 0x3F800000  # of the float32 1.0, the maximum weight
+_BITS_OF_1 = 0x3F800000  # bits of the float32 1.0, the maximum weight
 _BLOCK = 256  # vocabulary tokens that are summed or compared together before the search within the block
 
 
@@ -63,8 +63,8 @@ class Sampled:
     """The chosen tokens: one for each sequence, and one for each of its accepted drafts."""
 
     tokens: torch.Tensor  # int32 [tokens]
-    ranked: RankedTokens | None = None  # of the tokens with requested log-probabilities
-    places: Sequence[int] = ()  # of the ranked tokens in `tokens`
+    ranked: RankedTokens | None = None  # tokens with requested log-probabilities
+    places: Sequence[int] = ()  # places of the ranked tokens in `tokens`
     counts: Sequence[int] | None = None  # tokens of each sequence; None: one
 
     def download(self) -> Sampled:

@@ -60,7 +60,7 @@ class FairShareTable:
         self._idle: OrderedDict[str, TenantShare] = OrderedDict()  # without requests; longest idle first
         self._active: GrowingOrder[TenantShare] = GrowingOrder(lambda tenant: tenant.served)
         self._numbers = itertools.count()
-        self._exact_weight = Fraction(0)  # of the active tenants; a float would accumulate rounding errors
+        self._exact_weight = Fraction(0)  # sum of the active tenants' weights; a float would accumulate rounding errors
         self._active_weight = 0.0
 
     def __getitem__(self, name: str) -> TenantShare:

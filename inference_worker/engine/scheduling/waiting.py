@@ -260,7 +260,7 @@ class Candidates:
         self._now = now
         self._ranks = [int(rank) for rank in ServiceClass if (rank is ServiceClass.BATCH) == batch]
         self._passed: dict[_Line, set[Sequence]] = {}
-        self._indexes: dict[GrowingOrder[_Line], int] = {}  # of each order's first line that is not exhausted
+        self._indexes: dict[GrowingOrder[_Line], int] = {}  # place of each order's first line that is not exhausted
         self._last: tuple[_Line, Sequence] | None = None
 
     def next(self, *, skip_long: bool = False) -> Sequence | None:

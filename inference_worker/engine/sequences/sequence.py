@@ -38,7 +38,7 @@ class RequestGroup:
         self.pins: dict[bytes, int] = {}  # hashes that were pinned, or read by a pin of another replica -> seconds
         self.scheduled_at: float | None = None  # the engine's clock at its first step
         self.arrived_at = 0.0  # the same; this and the next fields belong to the engine's metrics
-        self.first_token_at: float | None = None  # of any sequence
+        self.first_token_at: float | None = None  # the engine's clock at the first token of any sequence
         self.reused_tokens = 0  # cached prompt tokens that were not computed
 
     def usage(self) -> TokenCounts:
@@ -64,7 +64,7 @@ class Sequence:
         self.params = request.params
         self.group = RequestGroup(request) if group is None else group
         self.group.sequences.append(self)
-        self.index = index  # of the sequence in its request
+        self.index = index  # number of the sequence in its request
         self.detokenizer = detokenizer
         self.grammar: Grammar | None = None  # the grammar's state, if the output is structured
         self.reasoning: ReasoningTracker | None = (
@@ -74,9 +74,9 @@ class Sequence:
         self.num_prompt_tokens = len(self.tokens)
         self.num_in_flight = 0  # tokens of steps in flight
         self.num_computed_tokens = 0
-        self.block_tables: list[list[int]] = []  # of each group of layers; 0 in place of a released block
+        self.block_tables: list[list[int]] = []  # blocks of each group of layers; 0 in place of a released block
         self.num_released: list[int] = []  # leading blocks of each table that were released, behind a window
-        self.block_hashes: list[bytes] = []  # of full blocks, computed on demand
+        self.block_hashes: list[bytes] = []  # hashes of full blocks, computed on demand
         self.num_published = 0  # number of leading blocks that are published
         self.awaited: bytes | None = None  # hash of a block that another sequence computes
         self.new_pins: list[bytes] = []  # new pins of this request

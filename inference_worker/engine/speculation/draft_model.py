@@ -64,7 +64,7 @@ class DraftModel:
         self.cost_ratio = cost_ratio
         self.max_model_len = max_model_len
         self.costs = StepCosts()  # by tokens
-        self.seconds = 0.0  # of all steps
+        self.seconds = 0.0  # seconds of all steps
         self._vocab_size = vocab_size
         self._ends = frozenset(end_token_ids)
         self._timer = timer

@@ -19,7 +19,7 @@ class DraftToken(NamedTuple):
 
 
 MAX_EVIDENCE = 8
-MODEL_EVIDENCE = 6  # of each draft of a draft model
+MODEL_EVIDENCE = 6  # evidence of each draft of a draft model
 MODEL_DRAFTER = "model"  # its name in metrics
 
 

@@ -20,7 +20,7 @@ from inference_worker.engine.speculation.step_costs import StepCosts
 if TYPE_CHECKING:
     from inference_worker.engine.speculation.draft_model import DraftModel
 
-TRIAL_SHARE = 0.005  # of the time of steps
+TRIAL_SHARE = 0.005  # share of the time of steps
 CATCH_UP_TOKENS = 64  # that the draft model computes in one step, apart from drafts; more would delay the step
 _MIN_GAIN = 1.02  # expected tokens per second, relative to those without the drafts
 _MAX_MISSING = MAX_DEPTH + 1  # tokens that are computed with the first draft; a sequence that lacks more catches up

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CACHE = CacheCapacity(256 << 20, 1024)  # of all tenants
-TENANT_CACHE = CacheCapacity(64 << 20, 256)  # of one tenant
+CACHE = CacheCapacity(256 << 20, 1024)  # bytes and grammars of all tenants
+TENANT_CACHE = CacheCapacity(64 << 20, 256)  # bytes and grammars of one tenant
 _ENTRY_BYTES = 64 << 10  # minimum counted size of an entry
 _MAX_MESSAGE_LENGTH = 300
 _GRACE_SECONDS, _TOKEN_SECONDS = 0.25, 0.002  # CPU time of an output: initially, and for each token

@@ -69,9 +69,9 @@ class EngineMetrics:
         self._ttft, self._itl = self._histograms[families.TTFT], self._histograms[families.ITL]
         self._iteration = self._histograms[families.ITERATION_TOKENS]
         self._duration = self._histograms[families.STEP_DURATION]
-        self._gaps: list[float] = []  # of the current step
-        self._recent_forward = 0.0  # sum over the recent steps, as the next two
-        self._recent_flops = self._recent_bytes = 0
+        self._gaps: list[float] = []  # seconds between tokens in the current step
+        self._recent_forward = 0.0  # seconds of the recent steps
+        self._recent_flops = self._recent_bytes = 0  # sums over the recent steps
         self._finished = dict.fromkeys((*_FINISHED.values(), "error"), 0)
         self._errors: dict[str, int] = {}
         self._misses: dict[str, int] = {}

@@ -26,7 +26,7 @@ class Requester(NamedTuple):
     """The requests whose failures are counted together: those of a tenant, or of a tenant's own credential."""
 
     tenant: int
-    own_credential: int | None = None  # of the tenant; None: requests with the platform's credential, or without one
+    own_credential: int | None = None  # the tenant's credential; None: that of the platform, or none
 
 
 @dataclass(eq=False)

@@ -1,14 +1,12 @@
 """The pooled HTTP/1.1 connections of a relay to its upstream.
 
 A base URL may lead only to public IP addresses, unless the operator allows internal ones. The host is resolved and
-checked whenever a connection is opened, and the connection uses a checked address. So a name server that changes its
-answer cannot lead a request to an internal service. Certificates are verified against the host name.
+checked whenever a connection is opened. Certificates are verified against the host name.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import time
 from collections import deque
@@ -18,14 +16,14 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from inference_worker.contract.ip_addresses import is_public_text
+from inference_worker.contract.ip_addresses import InternalHost, UnresolvedHost, checked_addresses
 from inference_worker.worker.relay.failures import UPSTREAM_ERROR, UpstreamFailed
 
 CONNECT_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 20.0  # shorter than the idle time of common servers
 STALE_SECONDS = 2.0  # after which a server that sent nothing may have begun to work on a request
 MAX_HEADER_BYTES = 64 * 2**10
-MAX_PENDING_BYTES = 2**20  # of a body, above which the connection is not read
+MAX_PENDING_BYTES = 2**20  # bytes of a body above which the connection is not read
 
 
 class UpstreamUnreachable(Exception):
@@ -93,7 +91,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._body: deque[bytes] = deque()
         self._pending = 0
         self._has_head = self._is_complete = self._is_reusable = self._is_paused = False
-        self._has_data = False  # of this response
+        self._has_data = False  # data of this response has arrived
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -290,14 +288,13 @@ class ConnectionPool:
         raise UpstreamUnreachable(str(failure)) from failure
 
     async def _resolve(self) -> list[str]:
+        origin = self._origin
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(
-                self._origin.host, self._origin.port, type=socket.SOCK_STREAM
+            return await asyncio.to_thread(
+                checked_addresses, origin.host, origin.port, allow_internal=origin.allow_internal
             )
-        except (OSError, UnicodeError) as exc:
+        except UnresolvedHost as exc:
             raise UpstreamUnreachable("the host's name has no address") from exc
-        addresses = list(dict.fromkeys(str(info[4][0]) for info in found))
-        if not self._origin.allow_internal and not all(map(is_public_text, addresses)):
+        except InternalHost as exc:
             message = "The address of the model's provider is internal. An operator can allow it with allow_internal."
-            raise UpstreamFailed(UPSTREAM_ERROR, message)
-        return addresses
+            raise UpstreamFailed(UPSTREAM_ERROR, message) from exc

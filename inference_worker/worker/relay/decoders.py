@@ -12,16 +12,16 @@ from inference_worker.contract.request import FinishReason, RequestOutput, Token
 from inference_worker.contract.upstreams import UpstreamRequest, UsageSource
 from inference_worker.worker.relay.failures import broken
 
-BYTES_PER_TOKEN = 4  # of the own count, where the upstream sends no usage
+BYTES_PER_TOKEN = 4  # bytes of a token in the own count, where the upstream sends no usage
 # Limits of a response. No token of a common vocabulary is longer, and signatures of reasoning are short.
 MAX_BYTES_PER_TOKEN = 512
 MAX_EXTRA_BYTES = 2**20
 CALL_BYTES = 16  # that a tool call counts in addition to its text
 MAX_CALLS = 256  # tool calls of a sequence
-MAX_STOP_CHARACTERS = 4096  # of the stop sequence that the upstream reports
+MAX_STOP_CHARACTERS = 4096  # characters of the stop sequence that the upstream reports
 
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]  # of tokens that an upstream reports
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]  # number of tokens that an upstream reports
 Usage = TypeVar("Usage")
 
 
@@ -45,8 +45,8 @@ class StreamDecoder(ABC):
         self._engine_id = engine_id
         self._estimated_prompt = request.estimated_tokens
         self._answers = answers
-        self._bytes = 0  # of the text, the reasoning and the calls so far
-        self._extra_bytes = 0  # of signatures, and for each call
+        self._bytes = 0  # bytes of the text, the reasoning and the calls so far
+        self._extra_bytes = 0  # bytes of signatures, and some for each call
         self._max_bytes = answers * max_tokens * MAX_BYTES_PER_TOKEN + MAX_EXTRA_BYTES
         self._reasons: dict[int, tuple[FinishReason, str | None]] = {}  # sequence -> finish and stop reason
         self._usage: TokenCounts | None = None  # the upstream's, once it is known

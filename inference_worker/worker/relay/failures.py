@@ -14,7 +14,7 @@ UPSTREAM_ERROR = "upstream_error"
 REJECTED = "upstream_rejected"
 MAX_MESSAGE_CHARACTERS = 500
 MAX_RETRY_AFTER = 3600.0
-MAX_SHARED_RETRY_AFTER = 60.0  # of a credential that several tenants use
+MAX_SHARED_RETRY_AFTER = 60.0  # seconds, for a credential that several tenants use
 _CAPACITY = (429, 503, 529)  # a later request may succeed
 # Parts of the messages with which servers reject a prompt that is too long.
 _TOO_LONG = ("context length", "context_length", "prompt is too long", "maximum context", "too many tokens")

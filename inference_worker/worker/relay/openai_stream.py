@@ -38,9 +38,9 @@ class _Delta(msgspec.Struct):
 class _Choice(msgspec.Struct):
     index: int = 0
     delta: _Delta | None = None
-    text: str | None = None  # of completions
+    text: str | None = None  # text of completions
     finish_reason: str | None = None
-    stop_reason: Any = None  # of vLLM and Millrace: the stop string
+    stop_reason: Any = None  # stop string of vLLM and Millrace
 
 
 class _PromptDetails(msgspec.Struct):
@@ -58,7 +58,7 @@ class _Usage(msgspec.Struct):
     total_tokens: Count | None = None
     prompt_tokens_details: _PromptDetails | None = None
     completion_tokens_details: _OutputDetails | None = None
-    prompt_cache_hit_tokens: Count | None = None  # of DeepSeek
+    prompt_cache_hit_tokens: Count | None = None  # cached tokens of DeepSeek
 
 
 class _Chunk(msgspec.Struct):
@@ -88,7 +88,7 @@ class OpenAIDecoder(StreamDecoder):
     def __init__(self, engine_id: str, request: UpstreamRequest, answers: int, max_tokens: int) -> None:
         super().__init__(engine_id, request, answers, max_tokens)
         self._calls: dict[int, list[str]] = {}  # sequence -> the key of each call
-        self._call_ids: dict[tuple[int, str], str] = {}  # of the calls that have one
+        self._call_ids: dict[tuple[int, str], str] = {}  # ids of the calls that have one
 
     def decode(self, data: bytes) -> list[RequestOutput]:
         if data == DONE:

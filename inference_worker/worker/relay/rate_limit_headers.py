@@ -13,7 +13,7 @@ from inference_worker.contract.upstream_limits import DIMENSIONS, MAX_LIMIT, MAX
 
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
 _UNITS = (86_400.0, 3600.0, 60.0, 1.0, 0.001)
-MAX_CHARACTERS = 64  # of a header's value
+MAX_CHARACTERS = 64  # characters of a header's value
 
 
 class ReportedLimit(NamedTuple):

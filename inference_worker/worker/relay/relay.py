@@ -49,7 +49,7 @@ log = structlog.get_logger(__name__)
 
 MAX_ERROR_BYTES = 64 * 2**10
 MAX_RESPONSE_BYTES = 256 * 2**20
-NUMBER_BYTES = 48  # of a vector's number in JSON, with white space
+NUMBER_BYTES = 48  # bytes of a vector's number in JSON, with white space
 MAX_DIMENSIONS = 2**16
 MIN_WAIT_SECONDS = 0.05  # for capacity, also if the upstream names less; doubles with each attempt, up to a second
 FIRST_WAIT_SECONDS = 0.5  # for capacity, if the upstream names no time; doubles with each attempt

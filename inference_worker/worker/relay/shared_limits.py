@@ -45,7 +45,7 @@ UNAVAILABLE_SECONDS = 1.0  # while Valkey is unavailable, until the next check o
 MAX_BATCH = 128  # scripts in one round trip
 COLLECT_SECONDS = 0.02  # for changes whose replies no request waits for
 MAX_RENEWALS = 1000  # leases in one call
-MAX_STATES = 1000  # of credentials, in memory
+MAX_STATES = 1000  # credentials whose state is in memory
 
 _NOW = """
 local time = redis.call('TIME')

@@ -16,8 +16,8 @@ class EventParser:
 
     def __init__(self) -> None:
         self._pending: list[bytes] = []  # the start of a line, in the parts that arrived
-        self._data: list[bytes] = []  # of the current event
-        self._size = 0  # of both
+        self._data: list[bytes] = []  # data lines of the current event
+        self._size = 0  # bytes of the buffer and the data lines
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the data of the events that `data` completes.

@@ -229,7 +229,7 @@ def import_deployments(session: Session, file: Path) -> None:
 @click.option("--stream", is_flag=True, help="Measure the time to the first token. A stream reports no cost.")
 def test_deployment(session: Session, name: str, api_key: str | None, prompt: str | None, stream: bool) -> None:
     """Send one short request, and print the response, its latency, usage and cost."""
-    from millrace.client import testing  # imports httpx
+    from millrace.client import testing  # imports httpx2
 
     if not api_key:
         fail("Set MILLRACE_API_KEY or --api-key: the request is billed to the key's tenant.", FAILED)

@@ -26,7 +26,7 @@ from millrace.cli.profiles import (
 )
 
 if TYPE_CHECKING:
-    import httpx
+    import httpx2
 
 _CODE_PATH = "/account/mfa/authenticate/"
 
@@ -89,14 +89,14 @@ def _secret(title: str) -> str:
 
 def _operator_connection(url: str) -> Connection:
     """Sign in like a browser: with a password and, if the user has a second factor, a code."""
-    import httpx
+    import httpx2
 
     from millrace.client import ConnectionFailed, NotFound
 
     email = str(click.prompt("Email address"))
     password = _secret("Password")
     try:
-        with httpx.Client(base_url=url, headers={"Referer": url}, timeout=30) as browser:
+        with httpx2.Client(base_url=url, headers={"Referer": url}, timeout=30) as browser:
             browser.get("/login").raise_for_status()
             form = {"login": email, "password": password, "remember": "on"}
             answer = browser.post(
@@ -109,7 +109,7 @@ def _operator_connection(url: str) -> Connection:
                 if browser.post(_CODE_PATH, data=_with_token(browser, {"code": code})).status_code != 302:
                     fail(f"The code is wrong. Run `{format_command('login --operator')}` again.", NOT_ALLOWED)
             cookies = {cookie.name: str(cookie.value) for cookie in browser.cookies.jar}
-    except (httpx.HTTPError, ValueError) as exc:
+    except (httpx2.HTTPError, ValueError) as exc:
         raise ConnectionFailed(f"cannot sign in at {url}: {exc}") from exc
     connection = Connection(url, cookies=cookies, who=f"operator {email}")
     with make_client(connection) as client:
@@ -121,11 +121,11 @@ def _operator_connection(url: str) -> Connection:
     return connection
 
 
-def _with_token(browser: httpx.Client, form: Mapping[str, str]) -> dict[str, str]:
+def _with_token(browser: httpx2.Client, form: Mapping[str, str]) -> dict[str, str]:
     return {**form, "csrfmiddlewaretoken": browser.cookies.get("csrftoken") or ""}
 
 
-def _form_error(answer: httpx.Response) -> str:
+def _form_error(answer: httpx2.Response) -> str:
     try:
         form = answer.json()["form"]
         errors = [*form["errors"], *(text for each in form["fields"].values() for text in each["errors"])]
@@ -163,23 +163,23 @@ def _logout(profile: str | None, local: bool) -> None:
 
 def _end_session(connection: Connection) -> None:
     """End the session at the server. A session that has ended already is no error."""
-    import httpx
+    import httpx2
 
     from millrace.client import ConnectionFailed
 
     url, cookies = connection.url, dict(connection.cookies or {})
     advice = f"Try again, or remove only the stored connection: {format_command('logout --local')}"
     try:
-        with httpx.Client(base_url=url, cookies=cookies, headers={"Referer": url}, timeout=30) as browser:
+        with httpx2.Client(base_url=url, cookies=cookies, headers={"Referer": url}, timeout=30) as browser:
             answer = browser.post("/logout", data=_with_token(browser, {}))
-    except httpx.HTTPError as exc:
+    except httpx2.HTTPError as exc:
         raise ConnectionFailed(f"cannot end the session at {url}: {exc}. {advice}") from exc
     target = answer.next_request
-    if target is None or _origin(target.url) != _origin(httpx.URL(url)):  # such as to the sign-in page of a proxy
+    if target is None or _origin(target.url) != _origin(httpx2.URL(url)):  # such as to the sign-in page of a proxy
         fail(f"The session at {url} was not ended (status {answer.status_code}). {advice}")
 
 
-def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
+def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port
 
 

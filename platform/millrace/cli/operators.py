@@ -266,16 +266,16 @@ def models(session: Session) -> None:
 
 def _readiness(session: Session) -> None:
     """Check whether the platform can serve requests. Exits with status 1 if it cannot."""
-    import httpx
+    import httpx2
 
     from millrace.client import ConnectionFailed
 
     url = find_connection(session.profile, os.environ, config_path()).url
     try:
-        found = httpx.get(f"{url}/readyz", timeout=30).json()
+        found = httpx2.get(f"{url}/readyz", timeout=30).json()
         rows = [{"name": name, "state": state} for name, state in found["checks"].items()]
         rows += [{"name": name, "state": state} for name, state in found["down"].items()]
-    except (httpx.HTTPError, ValueError, KeyError, AttributeError) as exc:
+    except (httpx2.HTTPError, ValueError, KeyError, AttributeError) as exc:
         raise ConnectionFailed(f"{url}/readyz does not respond: {exc}") from exc
     if session.as_json:
         output.print_json(found)

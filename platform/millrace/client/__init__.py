@@ -9,7 +9,7 @@
 
 Methods return the API's JSON objects, typed in `millrace.client.models`. Lists request their pages while they are
 iterated. Requests that fail for a transient reason are repeated; each POST carries an `Idempotency-Key`, so a
-repetition has no second effect. Errors are in `millrace.client.errors`. The package needs only httpx.
+repetition has no second effect. Errors are in `millrace.client.errors`. The package needs only httpx2.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import TracebackType
 
-import httpx
+import httpx2
 
 from millrace.client.async_resources import AsyncResources
 from millrace.client.errors import (
@@ -71,7 +71,7 @@ class Client(Resources):
         tenant: str | None = None,
         max_retries: int = 3,
         timeout: float = 30.0,
-        transport: httpx.BaseTransport | None = None,
+        transport: httpx2.BaseTransport | None = None,
     ) -> None:
         options = Options(base_url, api_key, cookies, tenant, max_retries, timeout)
         self._http = Http(options, transport)
@@ -102,7 +102,7 @@ class AsyncClient(AsyncResources):
         tenant: str | None = None,
         max_retries: int = 3,
         timeout: float = 30.0,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         options = Options(base_url, api_key, cookies, tenant, max_retries, timeout)
         self._http = AsyncHttp(options, transport)

@@ -14,7 +14,7 @@ from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import Any
 
-import httpx
+import httpx2
 
 from millrace.client.errors import ConnectionFailed, StatusError, error_of
 
@@ -62,12 +62,12 @@ class Options:
         if self.api_key and not re.fullmatch(r"[!-~]+", self.api_key):
             raise ValueError("The API key contains a space, a line break or another character that no key has.")
         try:
-            httpx.URL(self.base_url)
-        except httpx.InvalidURL as exc:
+            httpx2.URL(self.base_url)
+        except httpx2.InvalidURL as exc:
             raise ValueError(f"base_url is not a URL: {exc}") from None
 
     def http_options(self) -> dict[str, Any]:
-        """Return the arguments of the httpx client."""
+        """Return the arguments of the httpx2 client."""
         headers = {"Accept": "application/json", "User-Agent": "millrace-python"}
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
@@ -104,7 +104,7 @@ class _Call:
         if verb == "POST":
             self.request["headers"] = {"Idempotency-Key": idempotency_key or str(uuid.uuid4())}
 
-    def delay_after(self, response: httpx.Response | None) -> float | None:
+    def delay_after(self, response: httpx2.Response | None) -> float | None:
         """Return the seconds to wait before the next attempt; None if there is none. None as argument: no response."""
         self.attempts += 1
         self.is_response_lost |= response is None or response.status_code in (502, 504)
@@ -124,7 +124,7 @@ class _Call:
             return backoff
         return wait if wait <= MAX_RETRY_AFTER_SECONDS else None
 
-    def check(self, response: httpx.Response) -> httpx.Response:
+    def check(self, response: httpx2.Response) -> httpx2.Response:
         """Return the response.
 
         Raises:
@@ -136,7 +136,7 @@ class _Call:
             return response  # deleted by an attempt whose response was lost
         raise _error(response)
 
-    def unreachable(self, exc: httpx.TransportError) -> ConnectionFailed:
+    def unreachable(self, exc: httpx2.TransportError) -> ConnectionFailed:
         reason = str(exc) or type(exc).__name__
         return ConnectionFailed(f"{exc.request.url.copy_with(query=None)} does not respond: {reason}")
 
@@ -147,11 +147,11 @@ class Http:
     def __init__(
         self,
         options: Options,
-        transport: httpx.BaseTransport | None = None,
+        transport: httpx2.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._options = options
-        self._client = httpx.Client(transport=transport, **options.http_options())
+        self._client = httpx2.Client(transport=transport, **options.http_options())
         self._sleep = sleep
 
     def call(
@@ -174,7 +174,7 @@ class Http:
         query: Mapping[str, Any] | None = None,
         body: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
-    ) -> httpx.Response:
+    ) -> httpx2.Response:
         """Return a response, after retries.
 
         Raises:
@@ -185,7 +185,7 @@ class Http:
         while True:
             try:
                 response = self._client.request(**call.request)
-            except httpx.TransportError as exc:
+            except httpx2.TransportError as exc:
                 if (delay := call.delay_after(None)) is None:
                     raise call.unreachable(exc) from exc
             else:
@@ -203,11 +203,11 @@ class AsyncHttp:
     def __init__(
         self,
         options: Options,
-        transport: httpx.AsyncBaseTransport | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._options = options
-        self._client = httpx.AsyncClient(transport=transport, **options.http_options())
+        self._client = httpx2.AsyncClient(transport=transport, **options.http_options())
         self._sleep = sleep
 
     async def call(
@@ -230,13 +230,13 @@ class AsyncHttp:
         query: Mapping[str, Any] | None = None,
         body: Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
-    ) -> httpx.Response:
+    ) -> httpx2.Response:
         """Return a response, after retries. Raises like `Http.raw`."""
         call = _Call(self._options, verb, path, query, body, idempotency_key)
         while True:
             try:
                 response = await self._client.request(**call.request)
-            except httpx.TransportError as exc:
+            except httpx2.TransportError as exc:
                 if (delay := call.delay_after(None)) is None:
                     raise call.unreachable(exc) from exc
             else:
@@ -248,7 +248,7 @@ class AsyncHttp:
         await self._client.aclose()
 
 
-def retry_after(response: httpx.Response) -> float | None:
+def retry_after(response: httpx2.Response) -> float | None:
     """Return the seconds of the `Retry-After` header, which is a number or a date; None without a valid one."""
     value = response.headers.get("retry-after", "")
     try:
@@ -261,7 +261,7 @@ def retry_after(response: httpx.Response) -> float | None:
         return None
 
 
-def _error(response: httpx.Response) -> StatusError:
+def _error(response: httpx2.Response) -> StatusError:
     try:
         body = response.json()
     except ValueError:
@@ -269,7 +269,7 @@ def _error(response: httpx.Response) -> StatusError:
     return error_of(response.status_code, body, response.text, retry_after(response))
 
 
-def _decode_response(response: httpx.Response) -> Any:
+def _decode_response(response: httpx2.Response) -> Any:
     if not response.content or not response.is_success:
         return None
     try:

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 
 PROMPT = "Say hello."
 MAX_TOKENS = 32
@@ -63,14 +63,14 @@ def send_test_call(
     try:
         if stream:
             return _read_stream(url, headers, body, started, timeout)
-        response = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=timeout)
+        response = httpx2.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=timeout)
         total_ms = _ms_since(started)
         if response.status_code != 200:
             raise TestCallFailed(_error_text(model, response))
         answer = response.json()
         text = str(answer["choices"][0]["message"].get("content") or "")
         return _result(model, text, answer.get("usage"), None, total_ms, response.headers.get("x-millrace-cost-usd"))
-    except (httpx.HTTPError, httpx.InvalidURL, UnicodeEncodeError) as exc:
+    except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeEncodeError) as exc:
         raise TestCallFailed(f"{model}: {exc}. Check the URL and the key, and that the platform runs.") from exc
 
 
@@ -79,7 +79,7 @@ def _read_stream(
 ) -> TestCallResult:
     model, text, usage, ttft_ms = body["model"], "", None, None
     body = body | {"stream": True, "stream_options": {"include_usage": True}}
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers, timeout=timeout) as response:
+    with httpx2.stream("POST", f"{url}/v1/chat/completions", json=body, headers=headers, timeout=timeout) as response:
         if response.status_code != 200:
             response.read()
             raise TestCallFailed(_error_text(model, response))
@@ -108,7 +108,7 @@ def _result(
     return TestCallResult(model, text, prompt_tokens, cached, tokens, ttft_ms, total_ms, cost)
 
 
-def _error_text(model: str, response: httpx.Response) -> str:
+def _error_text(model: str, response: httpx2.Response) -> str:
     try:
         reason = str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):

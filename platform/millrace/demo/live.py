@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import http.client
 import itertools
-import json
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
-from urllib.parse import urlsplit
+
+import httpx2
 
 from millrace.demo.prompts import INSTRUCTIONS, QUESTIONS
 from millrace.demo.seeding import DemoModels, DemoTenant, Secrets
@@ -64,7 +64,8 @@ def send_requests(
         GatewayUnreachable: the gateway cannot be reached at the URL.
     """
     lines = [line for demo_tenant in demo_tenants for line in _lines(demo_tenant, secrets, models)]
-    _check_gateway(url)
+    client = httpx2.Client(base_url=url, timeout=ANSWER_SECONDS, trust_env=False)  # without a proxy
+    _check_gateway(client)
     result, lock = LiveResult(), threading.Lock()
     numbers, deadline = itertools.count(), time.monotonic() + seconds
 
@@ -74,15 +75,15 @@ def send_requests(
                 number = next(numbers)
             if number >= max_requests:
                 return
-            status, tokens = _request(url, lines[number % len(lines)], number)
+            status, tokens = _request(client, lines[number % len(lines)], number)
             with lock:
                 result.statuses[status] += 1
                 result.tokens += tokens
                 on_progress(result)
-            if status != http.client.OK:
+            if status != HTTPStatus.OK:
                 time.sleep(REJECTED_PAUSE)
 
-    with ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
+    with client, ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
         for future in [pool.submit(work) for _ in range(MAX_CONCURRENT_REQUESTS)]:
             future.result()
     return result
@@ -98,17 +99,14 @@ def _lines(demo_tenant: DemoTenant, secrets: Secrets, models: DemoModels) -> lis
     return found
 
 
-def _check_gateway(url: str) -> None:
+def _check_gateway(client: httpx2.Client) -> None:
     try:
-        connection = _connect(url)
-        connection.request("GET", "/readyz")
-        connection.getresponse().read()
-        connection.close()
-    except (OSError, http.client.HTTPException) as exc:
-        raise GatewayUnreachable(f"cannot connect to {url}: {exc}") from exc
+        client.get("/readyz")
+    except httpx2.TransportError as exc:
+        raise GatewayUnreachable(f"cannot connect to {str(client.base_url).rstrip('/')}: {exc}") from exc
 
 
-def _request(url: str, line: _LiveKey, number: int) -> tuple[int, int]:
+def _request(client: httpx2.Client, line: _LiveKey, number: int) -> tuple[int, int]:
     """Return the response's status and its number of tokens, or (0, 0) without a response."""
     questions = QUESTIONS[line.slug]
     body = {
@@ -119,20 +117,9 @@ def _request(url: str, line: _LiveKey, number: int) -> tuple[int, int]:
             {"role": "user", "content": questions[number // 3 % len(questions)]},
         ],
     }
-    headers = {"Authorization": f"Bearer {line.secret}", "Content-Type": "application/json"}
-    connection = _connect(url)
     try:
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
-        answer = connection.getresponse()
-        content: dict[str, Any] = json.loads(answer.read())
-    except (OSError, http.client.HTTPException, ValueError):
+        response = client.post("/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {line.secret}"})
+        content: dict[str, Any] = response.json()
+    except (httpx2.TransportError, ValueError):
         return 0, 0
-    finally:
-        connection.close()
-    return answer.status, content.get("usage", {}).get("total_tokens", 0)
-
-
-def _connect(url: str) -> http.client.HTTPConnection:
-    parts = urlsplit(url)
-    connection_class = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return connection_class(parts.hostname or "", parts.port, timeout=ANSWER_SECONDS)
+    return response.status_code, content.get("usage", {}).get("total_tokens", 0)

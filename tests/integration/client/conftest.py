@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import httpx
+import httpx2
 import pytest
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def connect(one_connection: None) -> Callable[[Connection], Client]:
     from millrace.client import Client
 
     def connect(connection: Connection, tenant: str | None = None) -> Client:
-        transport = httpx.WSGITransport(app=get_wsgi_application())
+        transport = httpx2.WSGITransport(app=get_wsgi_application())
         return Client(
             connection.url, connection.api_key, cookies=connection.cookies, tenant=tenant, transport=transport
         )

@@ -17,9 +17,19 @@ class Block(importlib.abc.MetaPathFinder):
         raise ModuleNotFoundError(f"blocked: {{name}}", name=name)
 sys.meta_path.insert(0, Block())
 """
-HTTPX = {"httpx", "httpcore", "anyio", "h11", "certifi", "idna", "typing_extensions", "_typeshed", "exceptiongroup"}
+HTTPX = {
+    "httpx2",
+    "httpcore2",
+    "anyio",
+    "h11",
+    "truststore",
+    "idna",
+    "typing_extensions",
+    "_typeshed",
+    "exceptiongroup",
+}
 COMMAND_LINE = {"millrace", "click", "inference_worker"}  # the last for its module of printed commands only
-OPTIONAL = {"sniffio", "h2", "socksio", "brotli", "brotlicffi", "zstandard", "backports"}  # httpx tries these
+OPTIONAL = {"sniffio", "h2", "socksio", "brotli", "brotlicffi", "zstandard", "backports"}  # httpx2 tries these
 
 
 def run(code: str, allowed: set[str]) -> str:
@@ -60,7 +70,7 @@ from millrace import cli
 try:
     cli.main(["--help"])
 except SystemExit:
-    print(sorted(name for name in sys.modules if name.partition(".")[0] in ("httpx", "rich", "django", "msgspec")))
+    print(sorted(name for name in sys.modules if name.partition(".")[0] in ("httpx2", "rich", "django", "msgspec")))
     print(sorted(name for name in sys.modules if name.startswith("inference_worker")))
 """,
         COMMAND_LINE,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
-import httpx
+import httpx2
 import pytest
 from allauth.mfa.recovery_codes.internal.auth import RecoveryCodes
 from allauth.mfa.totp.internal.auth import TOTP, generate_totp_secret
@@ -88,7 +88,7 @@ def test_documented_payments_of_an_operator(operator, log_in, furnished_acme, mo
 
 
 def test_the_page_of_the_api_sends_requests_with_the_session(operator, served):
-    with httpx.Client(base_url=served) as browser:
+    with httpx2.Client(base_url=served) as browser:
         assert "X-CSRFTOKEN" in browser.get("/api/docs/", params={"script": ""}).text.upper()
 
 

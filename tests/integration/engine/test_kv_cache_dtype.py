@@ -43,15 +43,16 @@ def test_the_kernels_give_equal_results_in_all_batches(model: FamilyModel) -> No
     ("kv_dtype", "dtype", "backend", "limit"),
     [
         ("int8", "bfloat16", BackendChoice("native"), 0.03),
-        ("int8", "float32", BackendChoice("reference", "unsupported"), 0.02),
-        ("fp8", "float32", BackendChoice("reference", "unsupported"), 0.08),
+        ("int8", "float32", BackendChoice("reference"), 0.02),
+        ("fp8", "float32", BackendChoice("reference"), 0.08),
     ],
 )
 def test_results_are_close_to_those_of_the_dtype(
     kv_dtype: KVCacheDTypeName, dtype: str, backend: BackendChoice, limit: float, model: FamilyModel
 ) -> None:
     options = {"dtype": dtype, "block_size": 32, "num_blocks": 40}
-    engine = model.engine(kv_cache_dtype=kv_dtype, **options)
+    attention = "auto" if backend.name == "native" else backend.name
+    engine = model.engine(kv_cache_dtype=kv_dtype, attention=attention, **options)
     assert engine._runner.attention_choice == backend
     found, wanted = generate(engine, PROMPTS, 1), generate(model.engine(**options), PROMPTS, 1)
     errors = []

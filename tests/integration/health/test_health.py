@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 
@@ -35,6 +36,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import OutboxEmail, Tenant, WebhookEndpoint
 from tests.support.billing.books import draft_for, rate_card
+from tests.support.deployments.heartbeats import MACHINE
 from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db
@@ -250,6 +252,14 @@ def test_an_almost_full_disk(monkeypatch: pytest.MonkeyPatch, speak: Callable[..
         (IssueType.MODEL, "smollm2-135m", True),
         (IssueType.DISK, "smollm2-135m-0.aa", True),
     ]
+
+
+@pytest.mark.usefixtures("well")
+def test_a_worker_without_the_c_kernels(speak: Callable[..., None]) -> None:
+    speak("smollm2-135m-0.aa", machine=MACHINE)
+    assert found() == []
+    speak("smollm2-135m-0.aa", machine=msgspec.structs.replace(MACHINE, is_slow=True))
+    assert (only().issue_type, only().subject, only().urgent) == (IssueType.SLOW, "smollm2-135m-0.aa", False)
 
 
 @pytest.mark.usefixtures("well")

@@ -21,12 +21,11 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from inference_worker.contract.engine_config import KVCacheDTypeName
-from inference_worker.engine import device
+from inference_worker.engine import compute_path
 from inference_worker.engine.architectures.layers import Layers, NativeLinear
-from inference_worker.engine.attention import native as attention
 from inference_worker.engine.attention.base import AttentionSpec, CacheShape, ReferenceBackend, StepMetadata
 from inference_worker.engine.attention.native import NativeBackend, find_native_limit
-from inference_worker.engine.device import pick_kernels
+from inference_worker.engine.compute_path import choose_path
 from inference_worker.engine.kernel_check import find_wrong_operator
 from inference_worker.engine.quantization.quantize import quantize_head
 from kernels import reference
@@ -53,8 +52,8 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[Library]:
     assert library.variant == request.param
     library.set_threads(3)
     with pytest.MonkeyPatch.context() as patch:
-        for module in (attention, device):  # which load the library of this machine's fastest variant
-            patch.setattr(module, "load_library", lambda: library)
+        # It loads the library of this machine's fastest variant.
+        patch.setattr(compute_path, "load_library", lambda _variant: library)
         yield library
     library.choose("")
 
@@ -423,7 +422,9 @@ def test_attention_equals_the_reference_and_does_not_depend_on_chunks(
     lengths: list[int], window: int, cap: float,
 ) -> None:  # fmt: skip
     blocks = sum(-(-length // size) for length in lengths) + 1
-    shape = CacheShape(1, blocks, size, kv_heads, head_dim, torch.bfloat16, torch.device("cpu"), kv_dtype=kv_dtype)
+    shape = CacheShape(
+        1, blocks, size, kv_heads, head_dim, torch.bfloat16, torch.device("cpu"), kv_dtype=kv_dtype, kernels=kernels
+    )
     heads, specs = kv_heads * share, [AttentionSpec(head_dim**-0.5, window, cap)]
     whole, chunked = NativeBackend(shape, heads, specs), NativeBackend(shape, heads, specs)
     oracle = ReferenceBackend(shape, heads, specs)
@@ -453,7 +454,7 @@ def test_attention_equals_the_reference_and_does_not_depend_on_chunks(
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 def test_non_finite_values_in_a_reused_block_have_no_effect(kernels: Library, kv_dtype: KVCacheDTypeName) -> None:
-    shape = CacheShape(1, 2, 32, 1, 32, torch.bfloat16, torch.device("cpu"), kv_dtype=kv_dtype)
+    shape = CacheShape(1, 2, 32, 1, 32, torch.bfloat16, torch.device("cpu"), kv_dtype=kv_dtype, kernels=kernels)
     used, clean = (NativeBackend(shape, 1, [AttentionSpec(0.2)]) for _ in range(2))
     sequences = Sequences(shape, [32])
     broken, x = torch.full((32, 3, 32), float("nan")).bfloat16(), randn(5, 3, 32)
@@ -470,7 +471,7 @@ def test_non_finite_values_in_a_reused_block_have_no_effect(kernels: Library, kv
 @pytest.mark.parametrize("number", [float("nan"), float("inf")], ids=str)
 @pytest.mark.parametrize("soft_cap", [0.0, 3.0], ids=["plain", "capped"])
 def test_a_score_that_is_not_finite_gives_nan_from_its_key_on(kernels: Library, number: float, soft_cap: float) -> None:
-    shape = CacheShape(1, 8, 32, 1, 32, torch.bfloat16, torch.device("cpu"))
+    shape = CacheShape(1, 8, 32, 1, 32, torch.bfloat16, torch.device("cpu"), kernels=kernels)
     inputs = randn(200, 3, 32)
     inputs[:, 0] = inputs[:, 0].abs() + 1
     inputs[140, 1, 3] = number
@@ -487,7 +488,7 @@ def test_a_score_that_is_not_finite_gives_nan_from_its_key_on(kernels: Library, 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")], ids=str)
 def test_a_key_that_is_not_finite_stays_so_in_8_bits(kernels: Library, number: float) -> None:
-    shape = CacheShape(1, 8, 32, 1, 64, torch.bfloat16, torch.device("cpu"), kv_dtype="int8")
+    shape = CacheShape(1, 8, 32, 1, 64, torch.bfloat16, torch.device("cpu"), kv_dtype="int8", kernels=kernels)
     inputs = randn(200, 3, 64)
     inputs[140, 1, 40] = number
     for backend in (NativeBackend(shape, 1, [AttentionSpec(0.2)]), ReferenceBackend(shape, 1, [AttentionSpec(0.2)])):
@@ -500,7 +501,7 @@ def test_a_key_that_is_not_finite_stays_so_in_8_bits(kernels: Library, number: f
 
 def test_extreme_keys_and_values_are_kept_in_8_bits(kernels: Library) -> None:
     """Numbers whose sum over all tokens is nearly the largest float32, and the smallest ones, in groups of a head."""
-    shape = CacheShape(1, 3, 32, 1, 64, torch.bfloat16, torch.device("cpu"), kv_dtype="int8")
+    shape = CacheShape(1, 3, 32, 1, 64, torch.bfloat16, torch.device("cpu"), kv_dtype="int8", kernels=kernels)
     inputs = torch.zeros(40, 3, 64).bfloat16()
     inputs[:, 2, :32] = 8e36 * torch.linspace(-1, 1, 32)
     inputs[:, 2, 32:] = 1e-38
@@ -603,7 +604,7 @@ def test_layers_in_one_call_equal_their_operators(
         )
         for inner in (96, 32)
     ]  # fmt: skip
-    shape = CacheShape(3, 20, 32, kv_heads, head_dim, torch.bfloat16, torch.device("cpu"))
+    shape = CacheShape(3, 20, 32, kv_heads, head_dim, torch.bfloat16, torch.device("cpu"), kernels=kernels)
     specs = [AttentionSpec(head_dim**-0.5, window) for window in (40, 0, 5)]
     backends = [NativeBackend(shape, heads, specs) for _ in range(2)]
     sequences = Sequences(shape, lengths)
@@ -669,8 +670,8 @@ def test_a_tied_embedding_is_stored_once(kernels: Library) -> None:
             assert is_shared == (isinstance(head, NativeLinear) and shared is not None)
 
 
-def test_the_backend_names_what_it_does_not_support() -> None:
-    shape = CacheShape(1, 2, 32, 1, 64, torch.bfloat16, torch.device("cpu"))
+def test_the_backend_names_what_it_does_not_support(kernels: Library) -> None:
+    shape = CacheShape(1, 2, 32, 1, 64, torch.bfloat16, torch.device("cpu"), kernels=kernels)
     assert find_native_limit(shape) == ""
     for changes, limit in (
         ((1, 2, 32, 1, 80, torch.bfloat16), "head_dim 80"),
@@ -678,7 +679,8 @@ def test_the_backend_names_what_it_does_not_support() -> None:
         ((1, 2, 16, 1, 64, torch.bfloat16), "block_size 16"),
         ((1, 2, 32, 1, 64, torch.float32), "torch.float32 on cpu"),
     ):
-        assert find_native_limit(CacheShape(*changes, torch.device("cpu"))) == limit
+        assert find_native_limit(CacheShape(*changes, torch.device("cpu"), kernels=kernels)) == limit
+    assert find_native_limit(replace(shape, kernels=None)) == "a machine without the C kernels"
     assert find_native_limit(replace(shape, kv_dtype="int8")) == ""
     assert find_native_limit(replace(shape, kv_dtype="fp8")) == "a KV cache in fp8"
 
@@ -875,8 +877,7 @@ def test_pytorch_computes_without_a_compiler(monkeypatch: pytest.MonkeyPatch, ca
 def test_kernels_with_a_wrong_operator_are_not_used(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cpu = torch.device("cpu")
-    assert pick_kernels("auto", cpu, torch.bfloat16) is not None
+    assert choose_path().kernels is not None
     correct = getattr(operators, name)
     wrong = {
         "rms_norm": lambda *arguments: correct(*arguments) * 1.1,
@@ -884,7 +885,7 @@ def test_kernels_with_a_wrong_operator_are_not_used(
         "PackedLinear": lambda library, weight, bias, *activation: correct(library, weight, None, *activation),
     }
     monkeypatch.setattr(operators, name, wrong[name])
-    assert pick_kernels("auto", cpu, torch.bfloat16) is None
+    assert choose_path().kernels is None
     assert "the CPU kernels are not used" in caplog.text
 
 

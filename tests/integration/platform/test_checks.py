@@ -124,6 +124,22 @@ def test_schemas_are_named_for_what_they_are() -> None:
     assert [problem.split()[4] for problem in problems] == [*names[1:5], *names[7:]]
 
 
+def test_comments_beside_names_are_noun_phrases(tmp_path: Path) -> None:
+    path = tmp_path / "a.py"
+    path.write_text(
+        "class Prompt:\n"
+        "    size: int  # of the prompt\n"
+        "    tokens: int = 0  # tokens of the prompt\n"
+        "    blocks = [\n"
+        "        1,  # the first one, as the next two\n"
+        "    ]\n"
+        "    # of nothing\n"
+        "    def size_of(self): ...  # of a call\n"
+    )
+    problems = check_names.find_comment_problems([path], tmp_path)
+    assert [problem.split(": ")[0] for problem in problems] == ["a.py:2", "a.py:5"]
+
+
 def test_exceptions_are_named_exc(tmp_path: Path) -> None:
     path = tmp_path / "a.py"
     path.write_text("try: ...\nexcept OSError as exc: ...\nexcept ValueError as fault: ...\n")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import pytest_asyncio
 from asgiref.sync import sync_to_async
@@ -90,14 +90,14 @@ class Platform:
         self.credentials = credentials
         self._application = LimitedRequests(self.held, lambda: self.callers)
 
-    async def get(self, path: str, *, key: str = "", session: str = "", address: str = "10.0.0.1") -> httpx.Response:
-        transport = httpx.ASGITransport(app=self._application, client=(address, 1), raise_app_exceptions=False)
+    async def get(self, path: str, *, key: str = "", session: str = "", address: str = "10.0.0.1") -> httpx2.Response:
+        transport = httpx2.ASGITransport(app=self._application, client=(address, 1), raise_app_exceptions=False)
         headers = {"authorization": f"Bearer {key}"} if key else {}
         cookies = {"sessionid": session} if session else {}
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", cookies=cookies) as client:
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", cookies=cookies) as client:
             return await client.get(path, headers=headers)
 
-    async def flood(self, path: str, **credential: str) -> tuple[list[httpx.Response], list[asyncio.Task[Any]]]:
+    async def flood(self, path: str, **credential: str) -> tuple[list[httpx2.Response], list[asyncio.Task[Any]]]:
         """Send concurrent requests. Return the rejections, and the requests that run until they are released."""
         self.held.path, self.held.released = path.partition("?")[0], asyncio.Event()
         sent = [asyncio.create_task(self.get(path, **credential)) for _ in range(CONCURRENT)]
@@ -166,7 +166,7 @@ def requests_to(name: str) -> int:
     return int(pool_of(name).get_stats().get("requests_num", 0))
 
 
-def is_rejection(response: httpx.Response, path: str) -> bool:
+def is_rejection(response: httpx2.Response, path: str) -> bool:
     content_type = "application/problem+json" if path.startswith("/api/") else "text/html; charset=utf-8"
     headers = response.headers
     is_clear = headers["content-type"] == content_type and int(headers.get("retry-after", "0")) > 0

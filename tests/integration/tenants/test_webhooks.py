@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 from django.test import Client
 
+from inference_worker.contract import ip_addresses
 from tenants import actions
 from tenants.actions.common import ActionRefused, Conflict
 from tenants.actions.webhooks import (
@@ -290,7 +293,9 @@ def inside(monkeypatch) -> list[bool]:
         return look_up(url, private_hosts)
 
     monkeypatch.setattr("tenants.actions.webhooks.check_url", noted)
-    monkeypatch.setattr(targets, "_look_up", lambda target: ["10.0.0.1"])
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("10.0.0.1", 443))]
+    resolver = SimpleNamespace(SOCK_STREAM=socket.SOCK_STREAM, getaddrinfo=lambda *_, **__: found)
+    monkeypatch.setattr(ip_addresses, "socket", resolver)
     return open_then
 
 

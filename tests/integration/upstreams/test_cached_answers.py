@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import redis
 
@@ -63,7 +63,7 @@ def platform(
         yield platform
 
 
-def ask(platform: UpstreamPlatform, text: str, key: str = "", **headers: str) -> httpx.Response:
+def ask(platform: UpstreamPlatform, text: str, key: str = "", **headers: str) -> httpx2.Response:
     body = {"model": "gpt", "messages": [{"role": "user", "content": text}], "max_tokens": 8, "temperature": 0}
     if key:
         headers["authorization"] = f"Bearer {key}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-import httpx
+import httpx2
 import pytest
 import redis
 
@@ -117,7 +117,7 @@ class Asked(NamedTuple):
     cost: str | None  # the header, without a stream
 
 
-def body_counts(response: httpx.Response, *, stream: bool) -> tuple[int, int]:
+def body_counts(response: httpx2.Response, *, stream: bool) -> tuple[int, int]:
     """Return the tokens of prompt and output in a response's body, in any dialect."""
     lines = [line[5:].strip() for line in response.text.splitlines() if line.startswith("data:")]
     found = [json.loads(line) for line in lines if line != "[DONE]"] if stream else [response.json()]
@@ -129,7 +129,7 @@ def body_counts(response: httpx.Response, *, stream: bool) -> tuple[int, int]:
     return usage["input_tokens"] + sum(cached), usage["output_tokens"]
 
 
-def ask_all(client: httpx.Client, server: ProtocolServer) -> dict[str, Asked]:
+def ask_all(client: httpx2.Client, server: ProtocolServer) -> dict[str, Asked]:
     """Send a request for each case and dialect. Returns them by request ID."""
     asked: dict[str, Asked] = {}
     for model, cases, requests in (

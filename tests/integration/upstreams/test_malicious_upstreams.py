@@ -9,10 +9,12 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from inference_worker.contract import ip_addresses
 from inference_worker.contract.request import RequestError
 from inference_worker.worker.relay import relay, sse
 from inference_worker.worker.relay.connections import ConnectionPool, Origin
@@ -285,13 +287,13 @@ def test_a_name_server_that_changes_its_answer_leads_to_no_internal_address(monk
         ["169.254.169.254"],
     ]
 
+    def getaddrinfo(*_: Any, **__: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 443)) for address in answers.pop(0)]
+
+    resolver = SimpleNamespace(SOCK_STREAM=socket.SOCK_STREAM, getaddrinfo=getaddrinfo)
+    monkeypatch.setattr(ip_addresses, "socket", resolver)
+
     async def main() -> list[object]:
-        loop = asyncio.get_running_loop()
-
-        async def getaddrinfo(*_: Any, **__: Any) -> list[Any]:
-            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 443)) for address in answers.pop(0)]
-
-        monkeypatch.setattr(loop, "getaddrinfo", getaddrinfo)
         pool = ConnectionPool(Origin("https://rebinds.example.com/v1", allow_internal=False))
         found: list[object] = [await pool._resolve()]
         while answers:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psycopg
 import pytest
 import redis
@@ -29,7 +29,7 @@ OWN = UpstreamSpec(UpstreamEngine.MANAGED, "", "org/model", command=COMMAND, con
 SETTINGS = {"MILLRACE_MANAGED_PROGRAMS": sys.executable, "OPENAI_API_KEY": "sk-of-the-operator"}
 
 
-def ask(platform: UpstreamPlatform, prompt: str = "Hi") -> httpx.Response:
+def ask(platform: UpstreamPlatform, prompt: str = "Hi") -> httpx2.Response:
     message = {"role": "user", "content": prompt}
     body = {"model": "own", "messages": [message], "max_tokens": 20, "stream": prompt == "crash"}
     return platform.client.post("/v1/chat/completions", json=body)

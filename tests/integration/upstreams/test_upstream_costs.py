@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import httpx
+import httpx2
 import psycopg
 import pytest
 import redis
@@ -40,7 +40,7 @@ def test_faults_of_an_upstream_are_booked_and_charged_by_the_rules(
             spec = UpstreamSpec(UpstreamEngine.OPENAI, server.url, "gpt-x", "openai", credential, allow_internal=True)
             platform.deploy({"gpt": spec})
 
-            def ask() -> httpx.Response:
+            def ask() -> httpx2.Response:
                 body = {
                     "model": "gpt",
                     "messages": [{"role": "user", "content": "Hi"}],

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import psycopg
 import pytest
 import redis
@@ -126,12 +126,14 @@ def body_of(dialect: str, model: str, **fields: Any) -> dict[str, Any]:
     }
 
 
-def events(response: httpx.Response) -> list[dict[str, Any]]:
+def events(response: httpx2.Response) -> list[dict[str, Any]]:
     lines = [line[5:].strip() for line in response.text.splitlines() if line.startswith("data:")]
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
-def read_answer(dialect: str, response: httpx.Response, *, stream: bool) -> tuple[str, str, list[Any], tuple[int, int]]:
+def read_answer(
+    dialect: str, response: httpx2.Response, *, stream: bool
+) -> tuple[str, str, list[Any], tuple[int, int]]:
     """Return the text, the reasoning, the calls and the usage of a response."""
     assert response.status_code == 200, response.text
     found = events(response) if stream else [response.json()]
@@ -309,11 +311,11 @@ def check_dialects(platform: UpstreamPlatform, server: ProtocolServer, system_ur
 def check_faults(platform: UpstreamPlatform, server: ProtocolServer, system_url: str) -> None:
     client = platform.client
 
-    def ask(model: str, **fields: Any) -> httpx.Response:
+    def ask(model: str, **fields: Any) -> httpx2.Response:
         body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 50, **fields}
         return client.post(PATHS["chat"], json=body)
 
-    def check(response: httpx.Response, status: int, outcome: str) -> dict[str, Any]:
+    def check(response: httpx2.Response, status: int, outcome: str) -> dict[str, Any]:
         """Check the status and the settled usage event, then the invariants of billing."""
         assert response.status_code == status, response.text
         event = usage_event(system_url, response.headers["x-request-id"])

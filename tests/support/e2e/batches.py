@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 
 from tests.support.stack import MODEL, Stack, eventually
@@ -54,7 +54,7 @@ def usage_events(stack: Stack) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     url: str | None = f"{stack.url}/api/usage/events?limit=100"
     while url:
-        response = httpx.get(url, headers=stack.headers, timeout=60)
+        response = httpx2.get(url, headers=stack.headers, timeout=60)
         assert response.status_code == 200, response.text
         answer = response.json()
         found += answer["results"]

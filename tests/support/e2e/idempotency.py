@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
+import httpx2
 
 from tests.support.stack import MODEL, Stack
 
@@ -20,5 +20,5 @@ def named(stack: Stack, name: str) -> dict[str, str]:
     return {**stack.headers, "idempotency-key": name}
 
 
-def post(stack: Stack, name: str, asked: dict[str, Any], path: str = PATH) -> httpx.Response:
-    return httpx.post(stack.url + path, json=asked, headers=named(stack, name), timeout=60)
+def post(stack: Stack, name: str, asked: dict[str, Any], path: str = PATH) -> httpx2.Response:
+    return httpx2.post(stack.url + path, json=asked, headers=named(stack, name), timeout=60)

@@ -7,7 +7,7 @@ import sys
 from decimal import Decimal
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from millrace.environment.configuration import read_env_file
 from tests.support.stack import RERANK_MODEL, Stack, eventually
@@ -33,4 +33,4 @@ def publish_price(stack: Stack) -> None:
     subprocess.run(manage, env=environ, check=True, timeout=120)
     body = {"model": RERANK_MODEL, "query": "a", "documents": ["b"]}
     url = f"{stack.url}/v1/rerank"
-    eventually(lambda: httpx.post(url, json=body, headers=stack.headers, timeout=60).status_code == 200)
+    eventually(lambda: httpx2.post(url, json=body, headers=stack.headers, timeout=60).status_code == 200)

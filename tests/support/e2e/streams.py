@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
+import httpx2
 import msgspec
 
 from tests.support.stack import MODEL, Stack
@@ -25,7 +25,7 @@ class Stream:
     """A chat stream read event by event, as a browser's EventSource would."""
 
     def __init__(self, stack: Stack, *, max_tokens: int = 120, **headers: str) -> None:
-        self._client = httpx.Client(timeout=300)
+        self._client = httpx2.Client(timeout=300)
         request = self._client.build_request(
             "POST",
             f"{stack.url}/v1/chat/completions",
@@ -58,7 +58,7 @@ class Stream:
         self._client.close()
 
 
-def sse_events(response: httpx.Response) -> Iterator[tuple[str, str]]:
+def sse_events(response: httpx2.Response) -> Iterator[tuple[str, str]]:
     event_id = ""
     for line in response.iter_lines():
         if line.startswith("id: "):

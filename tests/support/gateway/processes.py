@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import redis.asyncio as redis
 from asgiref.sync import sync_to_async
 from django.db import connection
@@ -58,17 +58,17 @@ class GatewayProcess:
     """One gateway process and a client of it."""
 
     process: subprocess.Popen[bytes]
-    client: httpx.AsyncClient
+    client: httpx2.AsyncClient
 
-    async def send_request(self, max_tokens: int | None = 100, *, content: str = "Hello") -> httpx.Response | None:
+    async def send_request(self, max_tokens: int | None = 100, *, content: str = "Hello") -> httpx2.Response | None:
         """Send a request and return the response, or None if the gateway died."""
         body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": max_tokens}
         try:
             return await self.client.post("/v1/chat/completions", json=body)
-        except httpx.TransportError:
+        except httpx2.TransportError:
             return None
 
-    async def send_with_retries(self, max_tokens: int | None = 100) -> httpx.Response | None:
+    async def send_with_retries(self, max_tokens: int | None = 100) -> httpx2.Response | None:
         """Send a request and retry on 503, as SDKs do. On a busy machine, a lease may not be granted in time."""
         while (answer := await self.send_request(max_tokens)) is not None and answer.status_code == 503:
             await asyncio.sleep(0.2)
@@ -79,7 +79,7 @@ class GatewayProcess:
         assert self.process.poll() is None, "the gateway ended"
         try:
             return (await self.client.get("/readyz")).status_code == 200
-        except httpx.TransportError:
+        except httpx2.TransportError:
             return False
 
     def signal(self, number: signal.Signals) -> None:
@@ -202,7 +202,7 @@ async def gateway_cluster(
                 environ=environ | ({"CLUSTER_KILL_AT": kill_at[name]} if name in kill_at else {}),
             )
             headers = {"authorization": f"Bearer {key}"}
-            client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=120)
+            client = httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=120)
             started[name] = GatewayProcess(process, client)
         for gateway in started.values():
             await eventually_async(gateway.ready)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import httpx
+import httpx2
 import redis
 
 from inference_worker.contract.deployments import WANTED_KEY, WantedDeployment, WantedDeployments, encode_wanted
@@ -25,7 +25,7 @@ from millrace.local.stack import HTTP_PROTOCOL
 from tests.support import waiting
 
 ROOT = Path(__file__).resolve().parents[3]
-eventually = partial(waiting.eventually, ignored=(httpx.TransportError,))
+eventually = partial(waiting.eventually, ignored=(httpx2.TransportError,))
 CHILD_SERVER = Path(__file__).with_name("child_server.py")
 
 
@@ -33,7 +33,7 @@ CHILD_SERVER = Path(__file__).with_name("child_server.py")
 class UpstreamPlatform:
     """The processes, and a client with the tenant's key."""
 
-    client: httpx.Client
+    client: httpx2.Client
     url: str
     broker: redis.Redis
     worker: subprocess.Popen[bytes]
@@ -90,7 +90,7 @@ def upstream_platform(
         _start(["-m", "uvicorn", "millrace.conf.asgi:application", *arguments, "--no-access-log"], environ),
         _start(["-m", "inference_worker" if secrets is None else "tests.support.upstreams.worker"], environ),
     ]
-    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"authorization": f"Bearer {key}"}, timeout=120)
+    client = httpx2.Client(base_url=f"http://127.0.0.1:{port}", headers={"authorization": f"Bearer {key}"}, timeout=120)
     try:
         eventually(lambda: client.get("/healthz").status_code == 200)
         yield UpstreamPlatform(client, f"http://127.0.0.1:{port}", broker, started[-1])

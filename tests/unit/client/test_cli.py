@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
-import httpx
+import httpx2
 import pytest
 from click.testing import CliRunner, Result
 
@@ -47,11 +47,11 @@ def _no_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Return a function that runs a command line against a server with these replies."""
 
-    def run(line: list[str], *replies: httpx.Response, stdin: str | None = None) -> Result:
+    def run(line: list[str], *replies: httpx2.Response, stdin: str | None = None) -> Result:
         pending = list(replies)
 
         def make_client(connection: Connection) -> Client:
-            transport = httpx.MockTransport(lambda _: pending.pop(0))
+            transport = httpx2.MockTransport(lambda _: pending.pop(0))
             return Client(
                 connection.url, connection.api_key, cookies=connection.cookies, max_retries=0, transport=transport
             )
@@ -68,8 +68,8 @@ def signed_in() -> None:
         stored.profiles["default"] = Connection("http://host", "sk-mr-x", who="tenant acme")
 
 
-def page(*rows: Any, cursor: str | None = None) -> httpx.Response:
-    return httpx.Response(200, json={"next": cursor and f"http://host/?cursor={cursor}", "results": list(rows)})
+def page(*rows: Any, cursor: str | None = None) -> httpx2.Response:
+    return httpx2.Response(200, json={"next": cursor and f"http://host/?cursor={cursor}", "results": list(rows)})
 
 
 # Help
@@ -159,7 +159,7 @@ def test_reference_has_every_command_and_option():
 def test_login_stores_the_key_privately(run):
     said = run(
         ["login", "--url", "http://host/", "--profile", "work"],
-        httpx.Response(200, json={"slug": "acme"}),
+        httpx2.Response(200, json={"slug": "acme"}),
         stdin="sk-mr-secret\n",
     )
     assert said.exit_code == 0, said.output
@@ -174,7 +174,7 @@ def test_login_stores_the_key_privately(run):
 
 def test_wrong_key_is_not_stored(run):
     said = run(
-        ["login"], httpx.Response(401, json={"code": "authentication_failed", "detail": "Unknown key."}), stdin="x\n"
+        ["login"], httpx2.Response(401, json={"code": "authentication_failed", "detail": "Unknown key."}), stdin="x\n"
     )
     assert said.exit_code == app.NOT_ALLOWED
     assert f"Unknown key. Run `{format_command('login')}`" in said.output
@@ -273,7 +273,7 @@ def test_limit_says_that_there_are_more(run):
 
 BUDGET = {"id": 1, "name": "CI", "unit": "money", "amount": 1_234_500_000_000, "period": "month", "mode": "hard"}
 BUDGET |= {"active": True, "budget_period": None}
-CURRENCY = httpx.Response(200, json={"currency": "JPY"})
+CURRENCY = httpx2.Response(200, json={"currency": "JPY"})
 
 
 def test_amounts_are_in_the_currency_of_the_tenant_which_is_requested_once(run):
@@ -293,11 +293,11 @@ def test_output_without_amounts_of_money_does_not_request_the_currency(run):
 def test_previews_of_operators_are_in_the_currency_of_the_book_or_invoice(run):
     signed_in()
     row = {"tenant_id": 1, "model": "m", "events": 2, "was_usd": "1.5", "would_be_usd": "2", "unpriced": 0}
-    found = run(["prices", "preview", "4"], httpx.Response(200, json=[row]), CURRENCY).stdout
+    found = run(["prices", "preview", "4"], httpx2.Response(200, json=[row]), CURRENCY).stdout
     assert found.splitlines()[1].split() == ["1", "m", "2", "JPY", "1.5", "JPY", "2", "0"]
     row = {"tenant": "acme", "invoice": "INV-1", "month": "2026-11", "difference_usd": "-1.5", "currency": "EUR"}
     row |= {"subtotal": -150, "total": -179, "note": None}
-    found = run(["price", "rerate", "4"], httpx.Response(200, json=[row])).stdout
+    found = run(["price", "rerate", "4"], httpx2.Response(200, json=[row])).stdout
     assert found.splitlines()[1].split() == ["acme", "INV-1", "2026-11", "-€1.50", "-€1.50", "-€1.79", "–"]
 
 
@@ -309,8 +309,8 @@ def test_an_amount_in_dollars_is_refused_for_a_tenant_with_another_currency(run)
     assert run(["budgets", "create", "CI", "--amount", "$5", "--json"], *_in_dollars()).exit_code == 0
 
 
-def _in_dollars() -> tuple[httpx.Response, httpx.Response]:
-    return httpx.Response(200, json={"currency": "USD"}), httpx.Response(201, json=BUDGET)
+def _in_dollars() -> tuple[httpx2.Response, httpx2.Response]:
+    return httpx2.Response(200, json={"currency": "USD"}), httpx2.Response(201, json=BUDGET)
 
 
 def test_empty_list(run):
@@ -321,7 +321,7 @@ def test_empty_list(run):
 
 def test_only_the_new_secret_is_on_standard_output(run):
     signed_in()
-    said = run(["keys", "create", "ci"], httpx.Response(201, json={"id": 5, "secret": "sk-mr-new"}))
+    said = run(["keys", "create", "ci"], httpx2.Response(201, json={"id": 5, "secret": "sk-mr-new"}))
     assert said.stdout == "sk-mr-new\n"
     assert "not shown again" in said.stderr
 
@@ -391,7 +391,7 @@ def test_wrong_amount_of_a_budget(text, unit):
 def test_exit_codes(run, status, code, exit_code, text):
     signed_in()
     problem = {"code": code, "detail": "It failed."} | ({"errors": {"name": ["Too long."]}} if status == 400 else {})
-    said = run(["keys", "show", "1"], httpx.Response(status, json=problem, headers={"Retry-After": "90"}))
+    said = run(["keys", "show", "1"], httpx2.Response(status, json=problem, headers={"Retry-After": "90"}))
     assert said.exit_code == exit_code
     assert said.stderr.startswith("millrace: ")
     assert text in said.stderr
@@ -408,10 +408,10 @@ def test_unreachable_server(run, monkeypatch):
     monkeypatch.setenv("MILLRACE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("MILLRACE_API_KEY", "sk-mr-x")
 
-    def refuse(_: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused")
+    def refuse(_: httpx2.Request) -> httpx2.Response:
+        raise httpx2.ConnectError("refused")
 
-    transport = httpx.MockTransport(refuse)
+    transport = httpx2.MockTransport(refuse)
     monkeypatch.setattr(app, "make_client", lambda c: Client(c.url, c.api_key, max_retries=0, transport=transport))
     said = CliRunner().invoke(cli.root, ["usage"])
     assert (said.exit_code, "Check the URL" in said.stderr) == (app.TRY_AGAIN, True)

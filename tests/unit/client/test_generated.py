@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from millrace.client import AsyncClient, AsyncPager, Client, Pager
@@ -39,14 +39,14 @@ def example_arguments(function: Any) -> dict[str, Any]:
 
 
 async def test_both_clients_send_the_same_requests():
-    sent: list[httpx.Request] = []
+    sent: list[httpx2.Request] = []
 
-    def answer(request: httpx.Request) -> httpx.Response:
+    def answer(request: httpx2.Request) -> httpx2.Response:
         sent.append(request)
-        return httpx.Response(200, json={"results": [], "next": None, "previous": None})
+        return httpx2.Response(200, json={"results": [], "next": None, "previous": None})
 
-    client = Client("http://host", "sk-x", tenant="acme", transport=httpx.MockTransport(answer))
-    twin = AsyncClient("http://host", "sk-x", tenant="acme", transport=httpx.MockTransport(answer))
+    client = Client("http://host", "sk-x", tenant="acme", transport=httpx2.MockTransport(answer))
+    twin = AsyncClient("http://host", "sk-x", tenant="acme", transport=httpx2.MockTransport(answer))
     functions, twins = methods(client), methods(twin)
     assert functions.keys() == twins.keys()
     assert len(functions) > 100

@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from millrace import client as m
 from millrace.client.http import MAX_DELAY_SECONDS, Http, Options, retry_after
 
-Reply = httpx.Response | Exception
+Reply = httpx2.Response | Exception
 
 
 class Server:
@@ -22,9 +22,9 @@ class Server:
 
     def __init__(self, *replies: Reply) -> None:
         self._replies = list(replies)
-        self.requests: list[httpx.Request] = []
+        self.requests: list[httpx2.Request] = []
 
-    def __call__(self, request: httpx.Request) -> httpx.Response:
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
         self.requests.append(request)
         reply = self._replies.pop(0)
         if isinstance(reply, Exception):
@@ -32,13 +32,13 @@ class Server:
         return reply
 
 
-def ok(value: Any, status: int = 200) -> httpx.Response:
-    return httpx.Response(status, json=value)
+def ok(value: Any, status: int = 200) -> httpx2.Response:
+    return httpx2.Response(status, json=value)
 
 
-def problem(status: int, code: str = "", headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+def problem(status: int, code: str = "", headers: dict[str, str] | None = None, **fields: Any) -> httpx2.Response:
     body = {"type": "about:blank", "status": status, "code": code, **fields}
-    return httpx.Response(status, json=body, headers=headers)
+    return httpx2.Response(status, json=body, headers=headers)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[m.Client, Se
     def connect(*replies: Reply, **options: Any) -> tuple[m.Client, Server, list[float]]:
         server = Server(*replies)
         given = {"api_key": "sk-mr-x"} | options
-        client = m.Client("http://host:8000/", transport=httpx.MockTransport(server), **given)
+        client = m.Client("http://host:8000/", transport=httpx2.MockTransport(server), **given)
         waits: list[float] = []
         monkeypatch.setattr(client._http, "_sleep", waits.append)
         return client, server, waits
@@ -104,7 +104,7 @@ def test_secrets_are_not_in_the_options_text():
 # Pages
 
 
-def page(*rows: int, cursor: str | None = None) -> httpx.Response:
+def page(*rows: int, cursor: str | None = None) -> httpx2.Response:
     link = f"http://elsewhere/api/keys?cursor={cursor}&live=true" if cursor else None
     return ok({"next": link, "previous": None, "results": [{"id": row} for row in rows]})
 
@@ -133,7 +133,7 @@ def test_each_iteration_starts_at_the_first_page(connect):
 
 async def test_asynchronous_iteration():
     server = Server(page(3, cursor="abc"), page(2))
-    async with m.AsyncClient("http://host", "sk-mr-x", transport=httpx.MockTransport(server)) as client:
+    async with m.AsyncClient("http://host", "sk-mr-x", transport=httpx2.MockTransport(server)) as client:
         assert [key["id"] async for key in client.keys.list()] == [3, 2]
 
 
@@ -169,18 +169,18 @@ def test_a_longer_retry_after_is_an_error(connect):
 
 @pytest.mark.parametrize("value", ["soon", "", "Wed, 99 Nov"])
 def test_invalid_retry_after_is_ignored(value):
-    assert retry_after(httpx.Response(429, headers={"Retry-After": value})) is None
+    assert retry_after(httpx2.Response(429, headers={"Retry-After": value})) is None
 
 
 def test_retry_after_may_be_a_date():
     later = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
-    wait = retry_after(httpx.Response(503, headers={"Retry-After": later}))
+    wait = retry_after(httpx2.Response(503, headers={"Retry-After": later}))
     assert wait is not None
     assert 3000 < wait <= 3600
 
 
 def test_all_attempts_of_a_creation_have_one_idempotency_key(connect):
-    client, server, _ = connect(httpx.ReadTimeout("slow"), problem(503), ok({"id": 1}), ok({"id": 2}))
+    client, server, _ = connect(httpx2.ReadTimeout("slow"), problem(503), ok({"id": 1}), ok({"id": 2}))
     client.keys.create(name="a")
     client.keys.create(name="a")
     keys = [request.headers["idempotency-key"] for request in server.requests]
@@ -201,7 +201,7 @@ def test_conflict_with_the_running_first_call_is_retried(connect):
 
 
 def test_deletion_whose_response_was_lost_is_done(connect):
-    client, _, _ = connect(httpx.ReadError("gone"), problem(404, "not_found"))
+    client, _, _ = connect(httpx2.ReadError("gone"), problem(404, "not_found"))
     client.keys.revoke(1)
 
 
@@ -233,15 +233,15 @@ def test_other_errors_are_not_retried(connect, reply):
 
 
 def test_unreachable_server(connect):
-    client, server, _ = connect(*[httpx.ConnectError("refused")] * 4)
+    client, server, _ = connect(*[httpx2.ConnectError("refused")] * 4)
     with pytest.raises(m.ConnectionFailed, match=r"http://host:8000/api/keys/1 does not respond: refused"):
         client.keys.get(1)
     assert len(server.requests) == 4
 
 
 async def test_asynchronous_client_retries(monkeypatch):
-    server = Server(httpx.ConnectError("refused"), problem(429, headers={"Retry-After": "2"}), ok({"id": 1}))
-    client = m.AsyncClient("http://host", "sk-mr-x", transport=httpx.MockTransport(server))
+    server = Server(httpx2.ConnectError("refused"), problem(429, headers={"Retry-After": "2"}), ok({"id": 1}))
+    client = m.AsyncClient("http://host", "sk-mr-x", transport=httpx2.MockTransport(server))
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -286,26 +286,28 @@ def test_error_names_the_fields(connect):
 
 
 def test_error_without_json(connect):
-    client, _, _ = connect(httpx.Response(500, text="<h1>Bad gateway</h1>"))
+    client, _, _ = connect(httpx2.Response(500, text="<h1>Bad gateway</h1>"))
     with pytest.raises(m.ServerError, match="Bad gateway"):
         client.keys.get(1)
 
 
 def test_another_server(connect):
-    client, _, _ = connect(httpx.Response(200, text="<html>"))
+    client, _, _ = connect(httpx2.Response(200, text="<html>"))
     with pytest.raises(m.ConnectionFailed, match="is it a Millrace server"):
         client.keys.get(1)
 
 
 def test_files_and_empty_responses(connect):
-    client, _, _ = connect(httpx.Response(200, content=b"%PDF"), httpx.Response(200, text="a,b"), httpx.Response(204))
+    client, _, _ = connect(
+        httpx2.Response(200, content=b"%PDF"), httpx2.Response(200, text="a,b"), httpx2.Response(204)
+    )
     assert client.invoices.pdf(1) == b"%PDF"
     assert client.invoices.csv(1) == "a,b"
     assert client.keys.revoke(1) is None
 
 
 def test_http_is_closed():
-    http = Http(Options("http://host", "sk-mr-x"), httpx.MockTransport(Server()))
+    http = Http(Options("http://host", "sk-mr-x"), httpx2.MockTransport(Server()))
     http.close()
     with pytest.raises(RuntimeError, match="closed"):
         http.call("GET", "keys")

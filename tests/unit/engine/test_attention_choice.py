@@ -15,6 +15,7 @@ from inference_worker.engine.attention.base import AttentionSpec, BackendChoice,
 from inference_worker.engine.attention.cpu import CpuBackend
 from inference_worker.engine.attention.registry import BackendEntry, make_backend
 from inference_worker.engine.attention.self_check import BackendMismatchError, check_backend
+from kernels.native.library import load_library
 
 SHAPE = CacheShape(3, 4, 16, 2, 32, torch.float32, torch.device("cpu"))
 SPECS = [AttentionSpec(0.2), AttentionSpec(0.2, window=100), AttentionSpec(0.2, window=9, soft_cap=3.0)]
@@ -65,20 +66,18 @@ def test_a_correct_backend_passes_the_check(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
-def test_a_cache_in_8_bits_without_its_kernels_uses_the_reference(
-    kv_dtype: KVCacheDTypeName, caplog: pytest.LogCaptureFixture
-) -> None:
-    backend, choice = make_backend("auto", replace(SHAPE, kv_dtype=kv_dtype), 6, SPECS)
+def test_a_cache_in_8_bits_without_its_kernels_is_refused(kv_dtype: KVCacheDTypeName) -> None:
+    for name in ("auto", "invariant"):
+        with pytest.raises(ValueError, match=f"does not support a KV cache in {kv_dtype}; set kv_cache_dtype to auto"):
+            make_backend(name, replace(SHAPE, kv_dtype=kv_dtype), 6, SPECS)
+    backend, choice = make_backend("reference", replace(SHAPE, kv_dtype=kv_dtype), 6, SPECS)
     assert isinstance(backend, ReferenceBackend)
-    assert choice == BackendChoice("reference", "unsupported")
-    assert f"it does not support a KV cache in {kv_dtype}" in caplog.text
-    with pytest.raises(ValueError, match=f"does not support a KV cache in {kv_dtype}; set kv_cache_dtype to auto"):
-        make_backend("invariant", replace(SHAPE, kv_dtype=kv_dtype), 6, SPECS)
+    assert choice == BackendChoice("reference")
 
 
 def test_a_cache_in_int8_requires_groups_of_a_head() -> None:
     with pytest.raises(ValueError, match="int8 with head_dim 48; set kv_cache_dtype to auto"):
-        make_backend("auto", replace(SHAPE, kv_dtype="int8", head_dim=48), 6, SPECS)
+        make_backend("reference", replace(SHAPE, kv_dtype="int8", head_dim=48), 6, SPECS)
 
 
 def test_a_wrong_window_of_one_layer_is_found() -> None:
@@ -121,8 +120,8 @@ def test_the_c_kernels_are_replaced_by_the_backend_without_them(
     name: str, instead: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(registry.BACKENDS, "native", BackendEntry(OffByOneWindow))
-    shape = CacheShape(3, 4, 32, 2, 32, torch.bfloat16, torch.device("cpu"))
-    _, choice = make_backend(name, shape, 6, SPECS, native=True)
+    shape = CacheShape(3, 4, 32, 2, 32, torch.bfloat16, torch.device("cpu"), kernels=load_library())
+    _, choice = make_backend(name, shape, 6, SPECS)
     assert choice == BackendChoice(instead, "mismatch")
     assert "native is not used" in caplog.text
     assert f"backend {instead} is used instead" in caplog.text

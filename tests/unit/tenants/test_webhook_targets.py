@@ -10,15 +10,18 @@ import time
 from http.server import ThreadingHTTPServer
 from ipaddress import ip_address
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from inference_worker.contract import ip_addresses
+from inference_worker.contract.ip_addresses import InternalHost, is_public
 from tenants.webhooks import posting, targets
 from tenants.webhooks.posting import post
-from tenants.webhooks.targets import TargetRefused, addresses, check_url, is_public, parse
+from tenants.webhooks.targets import TargetRefused, addresses, check_url, parse
 from tests.support.tenants.webhook_receiver import receiving
 
 INSIDE = [
@@ -42,11 +45,8 @@ def resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]
             raise socket.gaierror(-2, "Name or service not known")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in found]
 
-    class Resolver:
-        SOCK_STREAM, inet_aton = socket.SOCK_STREAM, staticmethod(socket.inet_aton)
-        getaddrinfo = staticmethod(look_up)
-
-    monkeypatch.setattr(targets, "socket", Resolver)
+    resolver = SimpleNamespace(SOCK_STREAM=socket.SOCK_STREAM, getaddrinfo=look_up)
+    monkeypatch.setattr(ip_addresses, "socket", resolver)
     return asked
 
 
@@ -113,7 +113,12 @@ def test_a_silent_name_server_delays_calls_only_shortly(monkeypatch):
     """More lookups hang than can run, but each call returns in time without another thread."""
     answered = threading.Event()
     monkeypatch.setattr(targets, "_lookups", threading.BoundedSemaphore(2))
-    monkeypatch.setattr(targets, "_look_up", lambda target: answered.wait(60) and ["10.0.0.1"])
+
+    def look_up(host: str, port: int, **_: object) -> list[str]:
+        assert answered.wait(60)
+        raise InternalHost(host)
+
+    monkeypatch.setattr(targets, "checked_addresses", look_up)
     for _ in range(5):
         check_url("https://slow.example/", (), seconds=0.05)
     assert sum(thread.name == "webhook-lookup" for thread in threading.enumerate()) == 2
@@ -131,7 +136,7 @@ def test_only_allowed_hosts_can_have_internal_addresses():
 def test_a_name_is_looked_up_once(monkeypatch):
     """A name that is public at the check and internal at the call does not reach the internal address."""
     asked = resolving(monkeypatch, ["192.0.2.77"], ["127.0.0.1"])
-    monkeypatch.setattr(targets, "is_public_text", lambda address: address == "192.0.2.77")
+    monkeypatch.setattr(ip_addresses, "is_public_text", lambda address: address == "192.0.2.77")
     tried: list[str] = []
 
     class Dialler:

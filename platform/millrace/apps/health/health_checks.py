@@ -87,6 +87,7 @@ class IssueType(StrEnum):
     RECONCILIATION = "reconciliation"
     REPLICA = "replica"
     SETTLER = "settler"
+    SLOW = "slow"
     UNPRICED = "unpriced"
     UPSTREAM = "upstream"
     UPSTREAM_PAUSE = "upstream_pause"
@@ -274,6 +275,19 @@ def _disks(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
                 urgent=True,
                 title=f"{replica.id} accepts no new requests: disk almost full",
                 todo="Free disk space for the state directory on its machine. The replica then recovers automatically.",
+            )
+
+
+def _slow_replicas(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
+    for replica in board.replicas:
+        machine = None if replica.beat is None else replica.beat.machine
+        if machine is not None and machine.is_slow:
+            yield HealthIssue(
+                IssueType.SLOW,
+                replica.id,
+                urgent=False,
+                title=f"{replica.id} is slow: it computes without the C kernels",
+                todo="Install a C compiler, or set MILLRACE_CPU_KERNELS to auto. The worker's log has the reason.",
             )
 
 
@@ -623,6 +637,7 @@ _OF_BOARD: tuple[Callable[[FleetStatus, datetime], Iterable[HealthIssue]], ...] 
     _prefix_routing,
     _settler,
     _replicas,
+    _slow_replicas,
     _disks,
 )
 _OF_ROWS: tuple[Callable[[datetime], Iterable[HealthIssue]], ...] = (
