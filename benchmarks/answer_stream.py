@@ -121,7 +121,7 @@ def replay(stream: Stream, max_error: float, *, seed: int = 0, points: int = 13,
                 entries.mark_wrong(source)
             entries.add(number, stream.vectors[number], answer)
         if (number + 1) % every == 0 or number + 1 == len(stream.texts):
-            total.upper_bound, total.missing = evidence.bound(max_error), evidence.missing(max_error)
+            total.upper_bound, total.count_missing = evidence.bound(max_error), evidence.count_missing(max_error)
             result.over_time.append(HitCounts(**asdict(total)))
     result.bands = [
         {"from": start, "correct": band.correct, "wrong": band.wrong, "upper_bound": band.bound}

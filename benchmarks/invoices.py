@@ -158,20 +158,20 @@ def _invoice() -> list[str]:
 
 
 def _recompute(invoices: int) -> None:
-    from billing.invoicing.checks import recomputed
-    from billing.invoicing.lines import counted, used
-    from billing.invoicing.pdf import rendered
+    from billing.invoicing.checks import recompute_document
+    from billing.invoicing.lines import count_usage, find_usage
+    from billing.invoicing.pdf import render_pdf
     from billing.models import Invoice, InvoiceFile, Period
     from tenants.isolation.db_roles import BypassReason
     from tenants.isolation.scopes import all_tenants_scope
 
     with all_tenants_scope(BypassReason.COMMAND):
         period = Period.objects.select_related("entity").get(starts_at=MONTH)
-        uses, counts = used(period), counted(period)
+        uses, counts = find_usage(period), count_usage(period)
         stored = dict(InvoiceFile.objects.all_tenants().values_list("invoice_id", "pdf"))
         rows = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").filter(period=period)
         same = [
-            rendered(recomputed(row, uses[row.tenant_id], counts[row.tenant_id])) == bytes(stored[row.pk])
+            render_pdf(recompute_document(row, uses[row.tenant_id], counts[row.tenant_id])) == bytes(stored[row.pk])
             for row in rows
         ]
     assert same == [True] * invoices, "a recomputed invoice differs"

@@ -128,7 +128,7 @@ def replay(
             if choice is None:
                 break
             queue.pop(place)
-            gateway.placement.sent(choice.replica_id)
+            gateway.placement.note_sent(choice.replica_id)
             services.waiting[chosen.tenant] -= 1
             services.served[chosen.tenant] += chosen.cost
             services.note()

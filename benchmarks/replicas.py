@@ -123,11 +123,11 @@ class GatewayPlacement:
         choice = self.placement.choose(job)
         if choice is None:
             raise RuntimeError("a replica has always a credit")
-        self.placement.sent(choice.replica_id)
+        self.placement.note_sent(choice.replica_id)
         return choice.replica_id, choice.predicted
 
     def ended(self, name: str) -> None:
-        self.placement.ended(name, claimed=False)
+        self.placement.note_ended(name, claimed=False)
 
     def exchange(self, now: float) -> None:
         """Read the digests first, so that they are as old as they can be."""

@@ -46,7 +46,7 @@ def balance(tenant_id: int, account: Account, invoice_id: int | None = None) -> 
     return int(entries.aggregate(sum=Sum("nano"))["sum"] or 0)
 
 
-def booked(tenant_id: int, key: str, account: Account) -> int:
+def sum_booked(tenant_id: int, key: str, account: Account) -> int:
     """Return what one transaction booked on an account, in nano-USD."""
     entries = LedgerEntry.objects.for_tenant(tenant_id).filter(transaction__key=key, account=account)
     return int(entries.aggregate(sum=Sum("nano"))["sum"] or 0)

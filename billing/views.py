@@ -16,7 +16,7 @@ from billing.models import Price
 from billing.serializers import UsageEventQuery, UsageEventSerializer, UsageQuery, UsageReportSerializer
 from tenants import csv_tables
 from tenants.api.pagination import NewestFirst
-from tenants.api.views import TenantView, given
+from tenants.api.views import TenantView, validate_body
 from tenants.isolation.scopes import tenant_scope
 from tenants.permissions import Permission
 
@@ -65,7 +65,7 @@ class UsageView(TenantView):
         """Return tokens, requests, cost and savings, grouped and by hour, day or month. By default: this month, by
         model. CSV with `format=csv`.
         """
-        query = given(UsageQuery, request.query_params.dict())
+        query = validate_body(UsageQuery, request.query_params.dict())
         tenant = self.access.tenant
         groups, bucket = query["group_by"], query.get("bucket")
         try:
@@ -98,7 +98,7 @@ class UsageEventsView(TenantView):
     )
     def get(self, request: Request) -> Response:
         """Return each execution of each request as metered, newest first, in pages."""
-        query = given(UsageEventQuery, request.query_params.dict())
+        query = validate_body(UsageEventQuery, request.query_params.dict())
         with tenant_scope(self.access.tenant):
             page = self.paginate_queryset(_report_of(self.access.tenant.pk, query).events()) or []
             prices = Price.objects.in_bulk({price for event in page for price in event.price_ids or () if price})

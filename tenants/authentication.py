@@ -156,7 +156,7 @@ def _find_key_within_limit(secret: str, address: str | None) -> ApiKey | None:
 
 
 def _from_there(request: Request, key: ApiKey) -> bool:
-    return ip_allowlist.allowed(request.META.get("REMOTE_ADDR"), key.allowed_ip_ranges)
+    return ip_allowlist.is_allowed(request.META.get("REMOTE_ADDR"), key.allowed_ip_ranges)
 
 
 def _secret(request: Request) -> str | None:

@@ -29,12 +29,12 @@ def as_csv(heading: Sequence[str], rows: Iterable[Sequence[Value]]) -> str:
     return "".join(_line(row) for row in (heading, *rows))
 
 
-def guarded(text: str) -> str:
+def guard_cell(text: str) -> str:
     """Return a text that no spreadsheet evaluates, and that it shows as it is."""
     return f"'{text}" if _is_formula(text.lstrip("'")) else text
 
 
-def unguarded(text: str) -> str:
+def unguard_cell(text: str) -> str:
     """Return the text that `guarded` was given."""
     return text[1:] if text.startswith("'") and _is_formula(text.lstrip("'")) else text
 
@@ -63,7 +63,7 @@ def _line(row: Sequence[Value]) -> str:
 
 
 def _cell(value: Value) -> str:
-    text = "" if value is None else guarded(value) if isinstance(value, str) else str(value)
+    text = "" if value is None else guard_cell(value) if isinstance(value, str) else str(value)
     return '"' + text.replace('"', '""') + '"' if _QUOTED.search(text) else text
 
 

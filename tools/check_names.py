@@ -1,10 +1,13 @@
-"""Check of names: a public class name is unique in product and benchmarks, and a caught exception is named `exc`.
-The comment beside a name is a noun phrase with its unit, not the second half of the name (`tokens  # of the prompt`).
+"""Check of names: a public class name is unique in product and benchmarks, a function is not named by one participle or
+adjective, and a caught exception is named `exc`. The comment beside a name is a noun phrase with its unit, not the
+second half of the name (`tokens  # of the prompt`).
 A schema of an API document is named for what it is, without the marks of generators and directions (`BudgetIn`).
 
     python -m tools.check_names
 
-A name or module that starts with an underscore is private. Django finds a management command by the name `Command`.
+A name or module that starts with an underscore is private. The modules of a screen of the console are private to it, so
+classes of different screens may have the same name. Django finds a management command by the name `Command`.
+`functions` in `tools/words.toml` has the names of functions to avoid. Properties are not functions.
 The types of the generated client have the names of the API's objects, as the server's models have.
 """
 
@@ -15,9 +18,12 @@ import io
 import re
 import sys
 import tokenize
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tools.openapi.formatting import read_yaml
 
@@ -28,8 +34,60 @@ API_DOCUMENTS = ("openapi.yaml", "management-openapi.yaml")  # in docs
 GENERATED = ROOT / "platform" / "millrace" / "client" / "models.py"
 COMMENTED = ("inference_worker", "kernels")  # packages in which the comments beside names are checked
 _HALF_PHRASE = re.compile(r"# (of|as the next)\b|.*, as the next\b")
+SCREENS = (("frontend", "tenant"), ("frontend", "operator"))
 _SCHEMA = re.compile(r"[A-Z][a-z]+([A-Z][a-z]*|\d+)*")
 _VAGUE_SCHEMA = re.compile(r"^(Patched|Paginated)|(Enum|In|Out|From|By|Made|Whole|Serializer)$")
+
+
+@dataclass(frozen=True)
+class FunctionNames:
+    """The names of functions to avoid."""
+
+    avoid: frozenset[str]
+    verbs: frozenset[str]
+    exceptions: frozenset[str]
+    unchecked: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls) -> FunctionNames:
+        """Read the names from `tools/words.toml`."""
+        names: dict[str, Any] = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))["functions"]
+        return cls(
+            frozenset(names["avoid"]),
+            frozenset(names["verbs"]),
+            frozenset(names["exceptions"]),
+            tuple(names["unchecked"]),
+        )
+
+    def find_problems(self, path: Path, tree: ast.Module) -> Iterator[str]:
+        """Yield a line for each function of a module, given by its path below the root, that has such a name."""
+        if path.parts[0] not in self.unchecked:
+            parts = path.with_suffix("").parts
+            yield from self._find_in(tree, str(path), ".".join(parts[1:] if parts[0] == "platform" else parts))
+
+    def _find_in(self, node: ast.AST, path: str, place: str) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            name = place
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                name = f"{place}.{child.name}"
+                if not isinstance(child, ast.ClassDef) and not _is_property(child) and self._is_avoided(name):
+                    yield f"{path}:{child.lineno}: name the function {child.name} by a verb"
+            yield from self._find_in(child, path, name)
+
+    def _is_avoided(self, name: str) -> bool:
+        word = name.rpartition(".")[2].strip("_")
+        is_participle = word.endswith("ed") and "_" not in word and word not in self.verbs
+        return (word in self.avoid or is_participle) and name not in self.exceptions
+
+
+def _is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    texts = map(ast.unparse, node.decorator_list)
+    return any(text.endswith(("property", ".setter")) for text in texts)
+
+
+def _screen_of(path: Path) -> tuple[str, ...]:
+    """Return the path of the screen whose package contains the module; empty: none."""
+    return path.parts[:3] if path.parts[:2] in SCREENS and len(path.parts) > 3 else ()
 
 
 def checked_modules(root: Path) -> Iterator[Path]:
@@ -56,20 +114,22 @@ def public_classes(path: Path, tree: ast.Module) -> Iterator[ast.ClassDef]:
             yield node
 
 
-def find_problems(paths: Iterable[Path], root: Path) -> list[str]:
-    """Return a line for each class name that is used twice and each exception that is not named `exc`."""
-    classes: defaultdict[str, list[str]] = defaultdict(list)
-    problems = []
+def find_problems(paths: Iterable[Path], root: Path, functions: FunctionNames) -> list[str]:
+    """Return a line for each class name that is used twice, function to rename, and exception not named `exc`."""
+    classes: defaultdict[str, list[tuple[tuple[str, ...], str]]] = defaultdict(list)
+    problems: list[str] = []
     for path in paths:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         name = path.relative_to(root)
         for node in public_classes(path, tree):
-            classes[node.name].append(f"{name}:{node.lineno}")
+            classes[node.name].append((_screen_of(name), f"{name}:{node.lineno}"))
+        problems += functions.find_problems(name, tree)
         for handler in ast.walk(tree):
             if isinstance(handler, ast.ExceptHandler) and handler.name not in (None, "exc"):
                 problems.append(f"{name}:{handler.lineno}: name the exception exc, not {handler.name}")
-    for class_name, places in sorted(classes.items()):
-        if len(places) > 1:
+    for class_name, found in sorted(classes.items()):
+        screens, places = zip(*found, strict=True)
+        if len(places) > 1 and (() in screens or len({*screens}) < len(screens)):
             problems.append(f"{places[-1]}: class {class_name} is also defined at {', '.join(places[:-1])}")
     return problems
 
@@ -103,7 +163,7 @@ def find_schema_problems(document: str, names: Iterable[str]) -> list[str]:
 
 def main() -> int:
     """Print the problems; return 1 if there are any."""
-    problems = find_problems(checked_modules(ROOT), ROOT)
+    problems = find_problems(checked_modules(ROOT), ROOT, FunctionNames.read())
     commented = (path for package in COMMENTED for path in sorted((ROOT / package).rglob("*.py")))
     problems += find_comment_problems(commented, ROOT)
     for document in API_DOCUMENTS:

@@ -9,6 +9,7 @@
   in the two API documents.
 - `texts`: a word or phrase in docs, docstrings, comments, strings and templates of the product, unless it is quoted.
   In tests and benchmarks, only in docstrings and comments.
+- `functions`: names of functions, for `tools/check_names.py`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class WordList:
     @classmethod
     def read(cls, path: Path = WORDS) -> WordList:
         """Read the list from a TOML file."""
-        return cls(**tomllib.loads(path.read_text(encoding="utf-8")))
+        lists = tomllib.loads(path.read_text(encoding="utf-8"))
+        return cls(lists["spelling"], lists["identifiers"], lists["texts"])
 
     def text_pattern(self) -> re.Pattern[str]:
         """Return the pattern of the words and phrases of texts. A phrase may continue on the next line."""

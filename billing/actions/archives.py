@@ -20,7 +20,7 @@ from django.db import connection, connections, transaction
 from billing.budgets.reservations import open_before
 from billing.metering import archives, rollups
 from billing.metering.archives import Manifest, adjustments_of, events_of
-from billing.metering.partitions import MONTHS_BEHIND, existing_partitions, month_of, partition_name, shifted
+from billing.metering.partitions import MONTHS_BEHIND, existing_partitions, month_of, partition_name, shift_month
 from billing.models import Invoice, Period, RollupState, UsageArchive
 from tenants.actions import Conflict
 from tenants.isolation.db_roles import SYSTEM, BypassReason
@@ -42,7 +42,7 @@ def do_archive(month: date, directory: Path, *, drop: bool = False) -> Manifest:
         if row is not None and (row.dropped_at is not None or not drop):
             raise Conflict(f"{month:%Y-%m} is already archived{'' if row.dropped_at is None else ', and dropped'}.")
         if row is None:
-            manifest = _write(month, directory, _settled(month))
+            manifest = _write(month, directory, _find_settled_periods(month))
         else:
             manifest = archives.read(archives.manifest_path(directory, month))
         if drop:
@@ -78,18 +78,18 @@ def do_restore(path: Path) -> Manifest:
     return manifest
 
 
-def _settled(month: date) -> list[int]:
+def _find_settled_periods(month: date) -> list[int]:
     """Return the billing periods of the month's events.
 
     Raises:
         Conflict: something of it may still change, or is not invoiced.
     """
     label, name = f"{month:%Y-%m}", partition_name(month)
-    if month >= shifted(month_of(datetime.now(UTC)), -MONTHS_BEHIND):
+    if month >= shift_month(month_of(datetime.now(UTC)), -MONTHS_BEHIND):
         raise Conflict(f"{label} cannot be archived before the following month is over.")
     if name not in existing_partitions():
         raise Conflict(f"There is no usage of {label}.")
-    starts, ends = (datetime.combine(day, datetime.min.time(), UTC) for day in (month, shifted(month, 1)))
+    starts, ends = (datetime.combine(day, datetime.min.time(), UTC) for day in (month, shift_month(month, 1)))
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.execute(f"SELECT DISTINCT invoice_period FROM {name} WHERE invoice_period IS NOT NULL")  # noqa: S608
         stamped = [period for (period,) in cursor.fetchall()]
@@ -117,7 +117,7 @@ def _write(month: date, directory: Path, periods: list[int]) -> Manifest:
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         manifest = archives.write(cursor, month, directory)
         for part, relation in ((manifest.usage, events_of(month)), (manifest.adjustments, adjustments_of(month))):
-            if archives.summed(cursor, relation) != (part.rows, part.sums):
+            if archives.sum_relation(cursor, relation) != (part.rows, part.sums):
                 raise Conflict(f"Usage of {manifest.month} was settled meanwhile. Run the command again.")
     _detach(month, manifest, periods)
     return manifest

@@ -8,7 +8,7 @@ from billing.actions import credits
 from billing.actions.common import booking, require_bookable
 from billing.actions.drafts import creditable, debits_and_credits, write
 from billing.actions.invoices import do_finalize
-from billing.actions.matching import next_key, outstanding
+from billing.actions.matching import next_key, sum_outstanding
 from billing.amounts import dollars, femto_a_cent, nano_a_cent
 from billing.invoicing.webhook_events import emit_voided, emit_written_off
 from billing.ledger import PostedEntry, post
@@ -25,7 +25,7 @@ def do_issue_credit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], r
     """
     amounts = _amounts(amounts, invoice.currency)
     with booking(invoice.tenant_id):
-        billed = _billed(invoice)
+        billed = _lock_billed(invoice)
         if billed.is_credit_note or billed.state not in (Invoice.State.OPEN, Invoice.State.PAID):
             raise Conflict("Only open or paid invoices can be credited.")
         if billed.sells_credit:
@@ -46,7 +46,7 @@ def do_issue_debit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], re
     """
     amounts = _amounts(amounts, invoice.currency)
     with booking(invoice.tenant_id):
-        billed = _billed(invoice)
+        billed = _lock_billed(invoice)
         final = (Invoice.State.OPEN, Invoice.State.PAID, Invoice.State.UNCOLLECTIBLE)
         if billed.invoice_type != Invoice.InvoiceType.INVOICE or billed.state not in final:
             raise Conflict("Only final invoices that are not void can be debited. Add a one-off line instead.")
@@ -63,7 +63,7 @@ def _amounts(amounts: Iterable[tuple[str, int]], currency: str) -> list[tuple[st
     return amounts
 
 
-def _billed(invoice: Invoice) -> Invoice:
+def _lock_billed(invoice: Invoice) -> Invoice:
     rows = Invoice.objects.for_tenant(invoice.tenant_id).select_related("entity", "period", "tenant")
     billed: Invoice = rows.select_for_update(of=("self",)).get(pk=invoice.pk)
     return billed
@@ -112,7 +112,7 @@ def do_void(invoice: Invoice, reason: str) -> Invoice:
         if ReratedInvoice.objects.for_tenant(row.tenant_id).filter(note=row).exists():
             raise Conflict(f"{row.number} is a note of a re-rating. Apply another re-rating to change its prices back.")
         paid_by_credit = row.state == Invoice.State.PAID and row.total == row.prepaid
-        is_unpaid = row.state == Invoice.State.OPEN and outstanding(row) == row.total - row.prepaid
+        is_unpaid = row.state == Invoice.State.OPEN and sum_outstanding(row) == row.total - row.prepaid
         if row.is_credit_note or not (is_unpaid or paid_by_credit) or debits_and_credits(row).exists():
             raise Conflict("Only open invoices without payments or credits can be voided. Issue a credit note instead.")
         credits.do_give_back(row)
@@ -135,7 +135,7 @@ def do_write_off(invoice: Invoice, reason: str) -> Invoice:
         row = Invoice.objects.for_tenant(invoice.tenant_id).select_for_update().get(pk=invoice.pk)
         if row.is_credit_note or row.state != Invoice.State.OPEN:
             raise Conflict("Only open invoices can be written off.")
-        cents = outstanding(row)
+        cents = sum_outstanding(row)
         nano = cents * nano_a_cent(row.currency)
         entries = [PostedEntry(Account.BAD_DEBT, nano, row.pk), PostedEntry(Account.RECEIVABLE, -nano, row.pk)]
         key = next_key(row, "bad-debt")

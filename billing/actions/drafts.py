@@ -18,9 +18,18 @@ from billing.actions import credits
 from billing.actions.common import booking
 from billing.amounts import DEFAULT_CURRENCY, femto_a_cent
 from billing.budgets.reservations import open_before
-from billing.invoicing.lines import Count, UsageLine, counted, line, lines_of, rerated_lines, used, wanted
+from billing.invoicing.lines import (
+    Count,
+    UsageLine,
+    count_usage,
+    find_usage,
+    line,
+    lines_of,
+    rerated_lines,
+    select_usage,
+)
 from billing.invoicing.metered_lines import metered_in, metered_lines
-from billing.invoicing.taxes import NoTaxRule, tax_for, taxed, vat_party
+from billing.invoicing.taxes import NoTaxRule, compute_tax, tax_for, vat_party
 from billing.invoicing.term_lines import active_terms, term_change, term_lines
 from billing.metering.archives import require_usage
 from billing.models import (
@@ -96,9 +105,9 @@ def do_draft(
     with all_tenants_scope(BypassReason.BILLING):
         # NOTE: the period first: once it is closed, all events of the period are visible below.
         period = Period.objects.select_related("entity").get(pk=period.pk)
-        uses, counts = used(period, only), counted(period, only)
+        uses, counts = find_usage(period, only), count_usage(period, only)
         require_usage(period.pk)
-        due = {*uses, *_committed(period, only)}
+        due = {*uses, *_find_committed(period, only)}
         tenants = list(Tenant.objects.all_tenants().filter(pk__in=due).order_by("pk"))
     found = []
     for row in tenants:
@@ -111,7 +120,7 @@ def do_draft(
     return found
 
 
-def _committed(period: Period, tenant_id: int | None) -> list[int]:
+def _find_committed(period: Period, tenant_id: int | None) -> list[int]:
     """Return the tenants whose invoice has lines without usage of requests, and that the period's entity bills."""
     tenants = set(credits.active_commitments(period, tenant_id).values_list("tenant_id", flat=True))
     tenants |= set(metered_in(period, tenant_id).values_list("tenant_id", flat=True))
@@ -137,7 +146,7 @@ def _draft(period: Period, tenant_id: int, uses: list[UsageLine], count: Count) 
     found = []
     with booking(tenant_id) as tenant:
         commitments = credits.grant_commitments(period, tenant_id)
-        taken = wanted(Invoice.InvoiceType.INVOICE, uses)
+        taken = select_usage(Invoice.InvoiceType.INVOICE, uses)
         due = bool(taken or commitments) or _due_lines(period, tenant_id).exists()
         due = due or _minimums(period, tenant_id).exists() or metered_in(period, tenant_id).exists()
         if (due or _leaving_with_rounding(tenant_id)) and (
@@ -163,7 +172,7 @@ def _draft_corrections(period: Period, tenant: Tenant, back: list[UsageLine]) ->
         period__ends_at__lt=period.ends_at,
     )
     for invoice in billed.exclude(state__in=[Invoice.State.DRAFT, Invoice.State.VOID]).order_by("period__starts_at"):
-        uses = wanted(Invoice.InvoiceType.CORRECTION, back, invoice.period)
+        uses = select_usage(Invoice.InvoiceType.CORRECTION, back, invoice.period)
         if uses and (note := _blank(period, tenant, Invoice.InvoiceType.CORRECTION, invoice)):
             note.reason, note.refers_to = "Corrections to invoiced usage", invoice
             lines = [line(note, number, use) for number, use in enumerate(uses, 1)]
@@ -380,9 +389,9 @@ def total(invoice: Invoice, lines: list[InvoiceLine], grants: list[Any] | None =
         usable = credits.usable(invoice.tenant_id, invoice.period) if grants is None else grants
         payments = [grant for grant in usable if grant.is_payment]
         applied = credits.applied_credit([grant for grant in usable if not grant.is_payment], use, invoice.currency)
-        invoice.credits = [_deducted(grant, cents) for grant, cents in applied]
+        invoice.credits = [_deduct_credit(grant, cents) for grant, cents in applied]
         invoice.taxable = invoice.subtotal - sum(cents for _, cents in applied)
-        invoice.taxes = [taxed(_rule(invoice), invoice.taxable)]
+        invoice.taxes = [compute_tax(_rule(invoice), invoice.taxable)]
     invoice.total = invoice.taxable + sum(tax["tax"] for tax in invoice.taxes)
     if invoice.invoice_type == Invoice.InvoiceType.PURCHASE:
         invoice.prepaid = invoice.total
@@ -392,7 +401,7 @@ def total(invoice: Invoice, lines: list[InvoiceLine], grants: list[Any] | None =
     return [*applied, *paid]
 
 
-def _deducted(grant: CreditGrant, cents: int) -> dict[str, Any]:
+def _deduct_credit(grant: CreditGrant, cents: int) -> dict[str, Any]:
     """Return credit that is deducted before tax, with the number of the purchase that was taxed."""
     if grant.purchase is None:
         return {"label": str(grant), "cents": cents}
@@ -407,13 +416,13 @@ def _given_back(note: Invoice) -> tuple[int, list[dict[str, Any]]]:
     """
     billed = note.refers_to
     if billed is None:
-        return 0, [taxed(_rule(note), 0)]
+        return 0, [compute_tax(_rule(note), 0)]
     earlier = _earlier_notes(note)
     left = billed.taxable - sum(other.taxable for other in earlier)
     base = min(note.subtotal, left)
     taxes = []
     for index, tax in enumerate(billed.taxes):
-        share = taxed({name: tax[name] for name in ("category", "rate_ppm", "label", "note")}, base)
+        share = compute_tax({name: tax[name] for name in ("category", "rate_ppm", "label", "note")}, base)
         if base == left:
             share["tax"] = tax["tax"] - sum(other.taxes[index]["tax"] for other in earlier)
         taxes.append(share)

@@ -21,7 +21,7 @@ from billing.actions.drafts import (
     total,
     zone,
 )
-from billing.actions.matching import match_deposits, note_balance, outstanding, written_off
+from billing.actions.matching import match_deposits, note_balance, sum_outstanding, written_off
 from billing.amounts import DEFAULT_CURRENCY, minor_digits, nano_a_cent
 from billing.invoicing import document
 from billing.invoicing.lines import lines_of
@@ -190,8 +190,8 @@ def _set_tax_currency(invoice: Invoice, today: date) -> None:
 
 def _fix(invoice: Invoice, lines: list[InvoiceLine]) -> None:
     """Save the final invoice."""
-    described = document.described(invoice, lines)
-    invoice.sha256 = hashlib.sha256(document.encoded(described)).hexdigest()
+    described = document.describe_invoice(invoice, lines)
+    invoice.sha256 = hashlib.sha256(document.encode_document(described)).hexdigest()
     invoice.state = Invoice.State.OPEN
     invoice.save()
 
@@ -235,7 +235,7 @@ def _book_note(note: Invoice, nano: dict[str, int], tax: int) -> None:
     earlier = [] if billed is None else _earlier_notes(note, billed)
     if billed is not None:
         before, returned = _returned_prepaid(billed, sum(other.total for other in earlier), note.total)
-        owed = min(outstanding(billed) * unit, nano["total"] - returned * unit)
+        owed = min(sum_outstanding(billed) * unit, nano["total"] - returned * unit)
         lost = min(written_off(billed), nano["total"] - returned * unit - owed)
     entries = [
         PostedEntry(Account.CREDITS if note.sells_credit else Account.REVENUE, nano["taxable"], note.pk),

@@ -13,7 +13,7 @@ from billing.models import CHARGES, Account, Invoice, LedgerEntry, LedgerTransac
 from tenants import audit
 
 
-def outstanding(invoice: Invoice) -> int:
+def sum_outstanding(invoice: Invoice) -> int:
     """Return the outstanding cents of an invoice."""
     return balance(invoice.tenant_id, Account.RECEIVABLE, invoice.pk) // nano_a_cent(invoice.currency)
 
@@ -47,7 +47,7 @@ def pay_invoice(invoice: Invoice) -> None:
 def _pay_from(invoice: Invoice, deposits: int) -> int:
     """Pay an invoice from deposits in nano-USD. Return the part that was used."""
     lost = invoice.state == Invoice.State.UNCOLLECTIBLE
-    part = min(deposits, written_off(invoice) if lost else outstanding(invoice) * nano_a_cent(invoice.currency))
+    part = min(deposits, written_off(invoice) if lost else sum_outstanding(invoice) * nano_a_cent(invoice.currency))
     if part <= 0:
         return 0
     if lost:
@@ -78,7 +78,7 @@ def _pay(invoice: Invoice, nano: int) -> None:
 
 def note_balance(invoice: Invoice) -> None:
     """Mark an invoice as paid if nothing is outstanding or written off, and a paid one as open if that changed."""
-    owed = outstanding(invoice)
+    owed = sum_outstanding(invoice)
     state = Invoice.State(invoice.state)
     if state == Invoice.State.PAID and owed:
         state = Invoice.State.OPEN
@@ -109,7 +109,7 @@ def reopen(payment: Payment, take_back: Callable[[Invoice, int], None]) -> None:
         invoice_type__in=CHARGES, state__in=["paid", "open", "uncollectible"]
     )
     for invoice in sorted(paid, key=lambda row: (row.pk != payment.invoice_id, -row.pk)):
-        matched = _matched(invoice)
+        matched = _sum_matched(invoice)
         part = min(missing, matched)
         if part > 0 and invoice.sells_credit:
             take_back(invoice, -(-part // nano_a_cent(invoice.currency)))
@@ -123,7 +123,7 @@ def reopen(payment: Payment, take_back: Callable[[Invoice, int], None]) -> None:
             missing -= part
 
 
-def _matched(invoice: Invoice) -> int:
+def _sum_matched(invoice: Invoice) -> int:
     """Return the nano-USD of the invoice that were paid from deposits."""
     entries = LedgerEntry.objects.for_tenant(invoice.tenant_id).filter(
         invoice=invoice, account=Account.RECEIVABLE, transaction__key__startswith=f"match:{invoice.pk}:"

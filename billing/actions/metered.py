@@ -79,7 +79,7 @@ def do_record_metered_usage(
 def _rate(tenant_id: int, model: str, component: Component, at: datetime) -> Rate:
     index = PriceIndex()
     owners = Q(tenant_id=tenant_id) | Q(tenant_id=None)
-    index.add(row.decoded() for row in CompiledRateCard.objects.filter(owners, model=model).order_by("pk"))
+    index.add(row.decode() for row in CompiledRateCard.objects.filter(owners, model=model).order_by("pk"))
     moment = (at - _EPOCH) // timedelta(microseconds=1)
     rate_card = index.find(tenant_id, model, Tier.STANDARD, moment)
     rate = None if rate_card is None else prices(rate_card, 0, moment).get(component)

@@ -109,7 +109,7 @@ def _save_method(tenant: Tenant, received: Received) -> None:
 
 def _payer(received: Received) -> tuple[int, int | None]:
     with all_tenants_scope(BypassReason.BILLING):
-        if payment := _refunded(received):
+        if payment := _find_refunded(received):
             bought = CreditGrant.objects.for_tenant(payment.tenant_id).filter(payment=payment).order_by("pk").first()
             return payment.tenant_id, payment.invoice_id if bought is None else bought.purchase_id
         if received.invoice:
@@ -137,7 +137,7 @@ def payer_currency(tenant: str, invoice: str) -> str:
         return DEFAULT_CURRENCY if row is None else currency_of(row.pk)
 
 
-def _refunded(received: Received) -> Payment | None:
+def _find_refunded(received: Received) -> Payment | None:
     if not received.refund_of:
         return None
     name = Q(reference=received.refund_of) | Q(charge=received.refund_of)

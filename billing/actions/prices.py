@@ -237,7 +237,7 @@ def rate_cards_to_be(version: PriceVersion) -> list[RateCard]:
         at = locked.effective_from or now
         newest = CompiledRateCard.objects.aggregate(newest=Max("pk"))["newest"] or 0
         _set_prices(locked, at)
-        rate_cards = [row.decoded() for row in CompiledRateCard.objects.filter(pk__gt=newest, effective_from=at)]
+        rate_cards = [row.decode() for row in CompiledRateCard.objects.filter(pk__gt=newest, effective_from=at)]
         transaction.set_rollback(True)
     return rate_cards
 

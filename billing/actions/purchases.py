@@ -16,7 +16,7 @@ from billing.actions.credits import with_rest
 from billing.actions.drafts import address, notes_on, write
 from billing.actions.invoices import do_finalize
 from billing.amounts import PPM, dollars, femto_a_cent, nano_a_cent, tax
-from billing.invoicing.taxes import NoTaxRule, tax_for, taxed
+from billing.invoicing.taxes import NoTaxRule, compute_tax, tax_for
 from billing.ledger import balance
 from billing.models import (
     Account,
@@ -126,7 +126,7 @@ def _note(purchase: Invoice, net: int) -> Invoice:
 
 def _sell(purchase: Invoice, net: int, payment: Payment | None, options: dict[str, Any]) -> CreditGrant:
     (rule,) = purchase.taxes
-    purchase.taxes = [taxed(rule, net)]
+    purchase.taxes = [compute_tax(rule, net)]
     issued = do_finalize(write(purchase, [_line(purchase, InvoiceLine.LineType.PREPAID, net)]))
     grant = CreditGrant(
         tenant_id=purchase.tenant_id,

@@ -21,7 +21,7 @@ from billing.actions.drafts import creditable, debits_and_credits, write
 from billing.actions.invoices import do_finalize
 from billing.amounts import femto_a_cent
 from billing.invoicing.lines import difference_line
-from billing.invoicing.taxes import taxed
+from billing.invoicing.taxes import compute_tax
 from billing.invoicing.term_lines import term_change
 from billing.metering.archives import require_usage
 from billing.models import Invoice, InvoiceLine, Period, PriceBook, ReratedInvoice, Rerating
@@ -160,14 +160,14 @@ def preview_rerating(rerating: Rerating) -> list[RerateRow]:
     """
     with all_tenants_scope(BypassReason.BILLING):
         done = ReratedInvoice.objects.all_tenants().filter(rerating=rerating)
-        rows = [_issued(row) for row in done.select_related("tenant", "invoice__period", "note")]
+        rows = [_show_issued(row) for row in done.select_related("tenant", "invoice__period", "note")]
         for pk, tenant_id in affected_invoices(rerating):
             with transaction.atomic():
                 invoice = _invoice(pk)
-                change = _change(rerating, invoice, _closed(invoice))
+                change = _change(rerating, invoice, _find_closed_periods(invoice))
                 transaction.set_rollback(True)
             if change.lines:
-                rows.append(_shown(Tenant.objects.all_tenants().get(pk=tenant_id), invoice, change))
+                rows.append(_show_change(Tenant.objects.all_tenants().get(pk=tenant_id), invoice, change))
     return sorted(rows, key=lambda row: (row.tenant.slug, row.invoice.period.starts_at, row.invoice.pk))
 
 
@@ -210,7 +210,7 @@ def do_rerate_invoice(rerating: Rerating, invoice_id: int, tenant_id: int) -> li
         for earlier in Rerating.objects.filter(state=Rerating.State.APPLIED, number__lt=rerating.number):
             if affected_invoices(earlier, invoice_id):
                 raise Conflict(f"Re-rating {earlier.pk} must be applied to {invoice.number} first.")
-        closed = _closed(invoice)
+        closed = _find_closed_periods(invoice)
         change = _change(rerating, invoice, closed)
         notes = []
         if change.note is not None:
@@ -285,7 +285,7 @@ def _invoice(pk: int, *, lock: bool = False) -> Invoice:
     return invoice
 
 
-def _closed(invoice: Invoice) -> list[int]:
+def _find_closed_periods(invoice: Invoice) -> list[int]:
     """Return the closed billing periods that may have adjustments of the invoice's usage. Open ones remain open until
     the end of the transaction.
     """
@@ -296,15 +296,17 @@ def _closed(invoice: Invoice) -> list[int]:
     return list(later.values_list("pk", flat=True))
 
 
-def _shown(tenant: Tenant, invoice: Invoice, change: _Change) -> RerateRow:
+def _show_change(tenant: Tenant, invoice: Invoice, change: _Change) -> RerateRow:
     amount = sum(line.cents for line in change.lines) + sum(part for _, part in change.elsewhere)
-    taxes = [taxed({name: tax[name] for name in tax if name not in ("base", "tax")}, amount) for tax in invoice.taxes]
+    taxes = [
+        compute_tax({name: tax[name] for name in tax if name not in ("base", "tax")}, amount) for tax in invoice.taxes
+    ]
     sign = -1 if change.note is not None and change.note.is_credit_note else 1
     total = amount + sum(tax["tax"] for tax in taxes)
     return RerateRow(tenant, invoice, sign * amount, sign * total, change.difference_femto, None)
 
 
-def _issued(row: ReratedInvoice) -> RerateRow:
+def _show_issued(row: ReratedInvoice) -> RerateRow:
     note = row.note
     if note is None:
         return RerateRow(row.tenant, row.invoice, 0, 0, -int(row.rounding_femto), None)

@@ -13,7 +13,7 @@ import structlog
 from django.conf import settings
 
 from billing.actions.common import booking
-from billing.actions.matching import outstanding
+from billing.actions.matching import sum_outstanding
 from billing.actions.payments import Received, do_record_payment
 from billing.actions.prepayment import available_nano
 from billing.actions.top_up_results import end_top_up
@@ -51,7 +51,7 @@ def do_start_payment(invoice: Invoice) -> HostedPage:
         Conflict: nothing is outstanding; or see `create_page`.
     """
     with all_tenants_scope(BypassReason.BILLING):
-        tenant, owed = Tenant.objects.all_tenants().get(pk=invoice.tenant_id), outstanding(invoice)
+        tenant, owed = Tenant.objects.all_tenants().get(pk=invoice.tenant_id), sum_outstanding(invoice)
     if invoice.is_credit_note or invoice.state != Invoice.State.OPEN or owed <= 0:
         raise Conflict("Nothing is outstanding on this invoice.")
     metadata = {"tenant": tenant.slug, "invoice": str(invoice.number)}
@@ -85,7 +85,7 @@ def _try_to_top_up(tenant_id: int, now: datetime) -> bool:
 
 
 def _top_up(tenant_id: int, now: datetime) -> bool:
-    top_up = _pending(tenant_id, now)
+    top_up = _find_pending(tenant_id, now)
     if top_up is None:
         return False
     with all_tenants_scope(BypassReason.BILLING):
@@ -111,7 +111,7 @@ def _top_up(tenant_id: int, now: datetime) -> bool:
     return True
 
 
-def _pending(tenant_id: int, now: datetime) -> TopUp | None:
+def _find_pending(tenant_id: int, now: datetime) -> TopUp | None:
     """Return the top-up to request: a pending one that has no reference yet, or a new one if the balance is low."""
     with booking(tenant_id) as tenant:
         profile = BillingProfile.objects.for_tenant(tenant).select_related("entity").get()

@@ -25,7 +25,7 @@ from billing.models import Budget, BudgetPeriod
 from billing.models.budgets import current_periods
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
-from tenants.api.views import TenantView, check_query, given
+from tenants.api.views import TenantView, check_query, validate_body
 from tenants.models import ApiKey, Membership, Project
 from tenants.permissions import Permission
 
@@ -160,7 +160,7 @@ def _out(budgets: Sequence[Budget]) -> list[dict[str, Any]]:
     return [dict(BudgetSerializer(budget, context={"budget_periods": budget_periods}).data) for budget in budgets]
 
 
-def _saved(view: TenantView, budget: Budget, status: int) -> Response:
+def _respond_saved(view: TenantView, budget: Budget, status: int) -> Response:
     """Serialize the budget, and after the commit the gateways that have not applied it."""
     with view.scope():
         fields: dict[str, Any] = _out([budget])[0] | {"pending_gateways": None}
@@ -194,18 +194,18 @@ class Budgets(TenantView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a budget. Earlier usage does not count."""
-        fields = given(BudgetCreateSerializer, request.data)
-        membership = self._named(Membership, "member_id", fields.pop("member_id", None))
+        fields = validate_body(BudgetCreateSerializer, request.data)
+        membership = self._find_named(Membership, "member_id", fields.pop("member_id", None))
         budget = do_make_budget(
             self.access.tenant,
-            project=self._named(Project, "project_id", fields.pop("project_id", None)),
-            key=self._named(ApiKey, "key_id", fields.pop("key_id", None)),
+            project=self._find_named(Project, "project_id", fields.pop("project_id", None)),
+            key=self._find_named(ApiKey, "key_id", fields.pop("key_id", None)),
             member=None if membership is None else membership.user,
             **fields,
         )
-        return _saved(self, budget, 201)
+        return _respond_saved(self, budget, 201)
 
-    def _named(self, model: Any, field: str, pk: int | None) -> Any:
+    def _find_named(self, model: Any, field: str, pk: int | None) -> Any:
         if pk is None:
             return None
         with self.scope():
@@ -233,8 +233,10 @@ class BudgetDetail(TenantView):
     @extend_schema(operation_id="budget_change", request=BudgetUpdateSerializer, responses=SavedBudgetSerializer)
     def patch(self, request: Request, pk: int) -> Response:
         """Change a budget, including its current period."""
-        changed = do_change_budget(self.find(Budget, pk), **given(BudgetUpdateSerializer, request.data, partial=True))
-        return _saved(self, changed, 200)
+        changed = do_change_budget(
+            self.find(Budget, pk), **validate_body(BudgetUpdateSerializer, request.data, partial=True)
+        )
+        return _respond_saved(self, changed, 200)
 
     @extend_schema(operation_id="budget_remove", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:

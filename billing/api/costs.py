@@ -27,7 +27,7 @@ from billing.views import CsvRenderer, NewestEvents
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.serializers import Query
-from tenants.api.views import check_query, given
+from tenants.api.views import check_query, validate_body
 from tenants.models import Tenant
 
 MAX_DIFFERENCES = 1000  # in a response
@@ -61,7 +61,7 @@ def _card(card: CostCard) -> dict[str, Any]:
             rate.nano_per_million,
             *ranges_of(rate),
         )
-        for rate in card.decoded().rates
+        for rate in card.decode().rates
     ]
     fields = {"id": card.pk, "model": card.model, "effective_from": card.effective_from, "note": card.note}
     return fields | {"prices": prices}
@@ -82,7 +82,7 @@ class CostImport(OperatorView):
         """Set what deployments cost the operator, from the public price file (`json`) or a CSV of prices, and return
         the changes. Only the standard tier's prices per token are read.
         """
-        fields = given(s.CostImportCreateSerializer, request.data)
+        fields = validate_body(s.CostImportCreateSerializer, request.data)
         models, names = fields.get("models"), None
         if models is not None:
             names = sorted(set(models.values()))
@@ -190,7 +190,7 @@ class ProviderExports(OperatorView):
 
     def prepare(self, request: Request) -> None:
         """Compare and credit before the transaction of the idempotent call: each execution has its own transaction."""
-        fields = given(s.ProviderExportComparisonCreateSerializer, request.data)
+        fields = validate_body(s.ProviderExportComparisonCreateSerializer, request.data)
         try:
             export = read_export(fields["content"].splitlines())
         except ValueError as exc:

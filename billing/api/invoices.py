@@ -11,7 +11,7 @@ from rest_framework import exceptions
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.actions.matching import outstanding
+from billing.actions.matching import sum_outstanding
 from billing.api import serializers as s
 from billing.invoicing import checks, document
 from billing.invoicing.exports import as_csv, html
@@ -42,11 +42,11 @@ class _InvoiceView(TenantView):
         """
         self.find(Invoice, pk)
         with all_tenants_scope(BypassReason.BILLING):  # entities belong to no tenant
-            invoice = _whole(pk)
-            return invoice, document.described(invoice, lines_of(invoice))
+            invoice = _find_invoice(pk)
+            return invoice, document.describe_invoice(invoice, lines_of(invoice))
 
 
-def _whole(pk: int) -> Invoice:
+def _find_invoice(pk: int) -> Invoice:
     return Invoice.objects.all_tenants().select_related("entity", *_RELATED).get(pk=pk)
 
 
@@ -74,7 +74,7 @@ class InvoiceDetail(_InvoiceView):
         """Return the invoice document as JSON."""
         invoice, shown = self.document(pk)
         with self.scope():
-            owed = outstanding(invoice)
+            owed = sum_outstanding(invoice)
         whole = {"id": invoice.pk, "state": invoice.state, "outstanding": owed, "sha256": invoice.sha256}
         return Response(s.InvoiceDetailSerializer({**whole, "document": shown}).data)
 
@@ -88,7 +88,7 @@ class InvoicePdf(_InvoiceView):
         if invoice.state == Invoice.State.DRAFT:
             raise StateConflict("A draft has no PDF yet.")
         with all_tenants_scope(BypassReason.BILLING):  # entities belong to no tenant
-            made = stored_pdf(_whole(pk))
+            made = stored_pdf(_find_invoice(pk))
         answer = HttpResponse(made, content_type="application/pdf")
         answer.headers["Content-Disposition"] = f'inline; filename="{invoice.number}.pdf"'
         return answer
@@ -145,6 +145,6 @@ class InvoiceCheck(_InvoiceView):
         if invoice.state == Invoice.State.DRAFT:
             raise StateConflict("A draft is not final yet.")
         with all_tenants_scope(BypassReason.BILLING):
-            invoice = _whole(pk)
+            invoice = _find_invoice(pk)
             found = checks.check(invoice)._asdict() | {"currency": invoice.currency}
             return Response(s.InvoiceCheckSerializer(found).data)

@@ -21,7 +21,7 @@ from billing.payments.providers import by_webhook
 from billing.pricing.currencies import currency_of
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import Query
-from tenants.api.views import TenantView, check_query, given
+from tenants.api.views import TenantView, check_query, validate_body
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.permissions import Permission
@@ -46,7 +46,7 @@ class Profile(TenantView):
         return Response(
             s.BillingProfileSerializer(
                 do_set_profile(
-                    self.access.tenant, **given(s.BillingProfileUpdateSerializer, request.data, partial=True)
+                    self.access.tenant, **validate_body(s.BillingProfileUpdateSerializer, request.data, partial=True)
                 )
             ).data
         )
@@ -118,7 +118,7 @@ class TopUps(TenantView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a page of the payment provider on which you buy prepaid credit."""
-        fields = given(s.TopUpCreateSerializer, request.data)
+        fields = validate_body(s.TopUpCreateSerializer, request.data)
         page = do_start_top_up(self.access.tenant, fields["cents"], save_method=fields["save_method"])
         return Response(s.HostedPageSerializer({"url": page.url}).data, status=201)
 

@@ -24,7 +24,7 @@ from billing.models import BillingEntity, CreditGrant, ExchangeRate, Invoice, Pa
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.serializers import Query
-from tenants.api.views import check_query, given
+from tenants.api.views import check_query, validate_body
 
 M = TypeVar("M", bound=Model)
 
@@ -73,7 +73,7 @@ class Entities(MoneyView):
     def post(self, request: Request) -> Response:
         """Create a billing entity."""
         with self.scope():
-            fields = given(s.BillingEntityCreateSerializer, request.data)
+            fields = validate_body(s.BillingEntityCreateSerializer, request.data)
         return Response(s.BillingEntitySerializer(setup.do_add_entity(**fields)).data, status=201)
 
 
@@ -86,7 +86,7 @@ class EntityOne(MoneyView):
         """Update a billing entity, for the next invoices."""
         entity = self.row(BillingEntity.objects.all(), pk)
         with self.scope():
-            fields = given(s.BillingEntityUpdateSerializer, request.data, partial=True)
+            fields = validate_body(s.BillingEntityUpdateSerializer, request.data, partial=True)
         return Response(s.BillingEntitySerializer(setup.do_change_entity(entity, **fields)).data)
 
 
@@ -110,7 +110,9 @@ class TaxRules(MoneyView):
         """Create a tax rule. The most specific matching rule applies."""
         with self.scope():
             return Response(
-                s.TaxRuleSerializer(setup.do_add_tax_rule(**given(s.TaxRuleCreateSerializer, request.data))).data,
+                s.TaxRuleSerializer(
+                    setup.do_add_tax_rule(**validate_body(s.TaxRuleCreateSerializer, request.data))
+                ).data,
                 status=201,
             )
 
@@ -136,7 +138,7 @@ class ExchangeRates(MoneyView):
     def post(self, request: Request) -> Response:
         """Set the exchange rate from a day on."""
         with self.scope():
-            fields = given(s.ExchangeRateCreateSerializer, request.data)
+            fields = validate_body(s.ExchangeRateCreateSerializer, request.data)
         return Response(s.ExchangeRateSerializer(setup.do_add_exchange_rate(**fields)).data, status=201)
 
 
@@ -178,7 +180,7 @@ class TenantInvoices(MoneyView):
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Draft a tenant's invoice of a month again."""
-        tenant, month = self.find(pk), given(s.InvoiceDraftCreateSerializer, request.data)["month"]
+        tenant, month = self.find(pk), validate_body(s.InvoiceDraftCreateSerializer, request.data)["month"]
         with self.scope():
             periods = list(Period.objects.filter(label=month))
         drafts = [invoice for period in periods for invoice in do_draft(period, tenant)]
@@ -198,7 +200,7 @@ class TenantCredits(MoneyView):
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Grant promotional credit, or sell prepaid credit from the tenant's deposits."""
-        fields = given(s.CreditGrantCreateSerializer, request.data)
+        fields = validate_body(s.CreditGrantCreateSerializer, request.data)
         grant_type = CreditGrant.GrantType(fields.pop("grant_type"))
         if grant_type == CreditGrant.GrantType.PREPAID:
             grant = do_sell_credit(self.find(pk), fields.pop("nano"), **fields)
@@ -223,7 +225,9 @@ class TenantCommitments(MoneyView):
     def post(self, request: Request, pk: int) -> Response:
         """Create a monthly commitment."""
         return Response(
-            s.CommitmentSerializer(do_commit(self.find(pk), **given(s.CommitmentCreateSerializer, request.data))).data,
+            s.CommitmentSerializer(
+                do_commit(self.find(pk), **validate_body(s.CommitmentCreateSerializer, request.data))
+            ).data,
             status=201,
         )
 
@@ -242,7 +246,7 @@ class TenantPayments(MoneyView):
     def post(self, request: Request, pk: int) -> Response:
         """Record a payment manually. A reference is recorded once."""
         tenant = self.find(pk)
-        received = Received("manual", tenant=tenant.slug, **given(s.PaymentCreateSerializer, request.data))
+        received = Received("manual", tenant=tenant.slug, **validate_body(s.PaymentCreateSerializer, request.data))
         payment, _ = do_record_payment(received)
         return Response(s.PaymentSerializer(payment).data, status=201)
 
@@ -275,7 +279,7 @@ class TenantEntity(MoneyView):
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Assign another billing entity to a tenant without usage."""
-        tenant, slug = self.find(pk), given(s.BillingEntityAssignmentSerializer, request.data)["entity"]
+        tenant, slug = self.find(pk), validate_body(s.BillingEntityAssignmentSerializer, request.data)["entity"]
         with self.scope():
             entity = BillingEntity.objects.filter(slug=slug).first()
         if entity is None:
@@ -312,7 +316,7 @@ class InvoiceActionView(MoneyView):
     @extend_schema(parameters=[HEADER], request=s.ActionReasonSerializer, responses=s.InvoiceSerializer)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        ACTIONS[self.action_name](self.invoice(pk), given(s.ActionReasonSerializer, request.data)["reason"])
+        ACTIONS[self.action_name](self.invoice(pk), validate_body(s.ActionReasonSerializer, request.data)["reason"])
         return Response(s.InvoiceSerializer(self.invoice(pk)).data)
 
 
@@ -329,7 +333,7 @@ class InvoiceCreditNotes(MoneyView):
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Issue a credit note on part of an invoice, with its tax."""
-        fields = given(s.InvoiceNoteCreateSerializer, request.data)
+        fields = validate_body(s.InvoiceNoteCreateSerializer, request.data)
         amounts = [(item["description"], item["cents"]) for item in fields["amounts"]]
         note = do_issue_credit_note(self.invoice(pk), amounts, fields["reason"])
         return Response(s.InvoiceSerializer(self.invoice(note.pk)).data, status=201)
@@ -348,7 +352,7 @@ class TenantPrepaid(MoneyView):
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Start or stop limiting a tenant's requests to its prepaid balance."""
-        tenant, fields = self.find(pk), given(s.PrepaymentUpdateSerializer, request.data)
+        tenant, fields = self.find(pk), validate_body(s.PrepaymentUpdateSerializer, request.data)
         return Response(s.BillingProfileSerializer(setup.do_set_prepaid(tenant, is_prepaid=fields["is_prepaid"])).data)
 
 

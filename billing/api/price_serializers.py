@@ -62,13 +62,13 @@ class PriceCreateSerializer(NestedPart):
             raise serializers.ValidationError(f"{exc}.") from exc
 
     def validate_usd_per_million(self, value: str) -> int:
-        return _checked(nano_per_million, value)
+        return _check_rate(nano_per_million, value)
 
     def validate_from_time(self, value: str) -> int:
-        return _checked(minute, value)
+        return _check_rate(minute, value)
 
     def validate_until_time(self, value: str) -> int:
-        return _checked(minute, value)
+        return _check_rate(minute, value)
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         names = {"usd_per_million": "nano_per_million", "from_time": "from_minute", "until_time": "until_minute"}
@@ -78,7 +78,7 @@ class PriceCreateSerializer(NestedPart):
         return found | {"tier": Tier(found["tier"]), "component": Component(found["component"])}
 
 
-def _checked(read: Any, value: str) -> int:
+def _check_rate(read: Any, value: str) -> int:
     try:
         return int(read(value))
     except ValueError as exc:

@@ -23,7 +23,7 @@ from billing.pricing.terms import MAX_MONTHLY_TOKENS, TermRule, TermType, Volume
 from billing.serializers import usd
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import Query, StrictSerializer
-from tenants.api.views import given
+from tenants.api.views import validate_body
 
 PRICE_TERM_TYPES = [each.value for each in TermType]
 
@@ -69,7 +69,7 @@ class PriceTermSerializer(serializers.ModelSerializer[PriceTerm]):
         read_only_fields = fields
 
     def get_rule(self, term: PriceTerm) -> dict[str, Any]:
-        rule = term.decoded()
+        rule = term.decode()
         shown: dict[str, Any] = {"term_type": rule.term_type.value}
         if rule.model:
             shown["model"] = rule.model
@@ -138,7 +138,7 @@ class TenantMeteredUsage(MoneyView):
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Record cache storage, machine time or searches at the price of its start. A reference is recorded once."""
-        fields = given(MeteredUsageCreateSerializer, request.data)
+        fields = validate_body(MeteredUsageCreateSerializer, request.data)
         component = Component(fields.pop("component"))
         row, _ = do_record_metered_usage(self.find(pk), component, **fields)
         return Response(MeteredUsageSerializer(row).data, status=201)
@@ -166,7 +166,7 @@ class TenantPriceTerms(MoneyView):
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Add a price term: tiers of a component by month, a discount or a minimum charge."""
-        fields = given(PriceTermCreateSerializer, request.data)
+        fields = validate_body(PriceTermCreateSerializer, request.data)
         months = {name: fields.pop(name) for name in ("first_month", "last_month", "description") if name in fields}
         tiers = tuple(VolumeTier(row["from_tokens"], row["usd_per_million"]) for row in fields.pop("tiers", ()))
         rule = TermRule(
@@ -195,5 +195,7 @@ class PriceTermEnd(MoneyView):
         with self.scope():
             term = self.row(PriceTerm.objects.all_tenants(), pk)
         return Response(
-            PriceTermSerializer(do_end_price_term(term, given(PriceTermEndSerializer, request.data)["last_month"])).data
+            PriceTermSerializer(
+                do_end_price_term(term, validate_body(PriceTermEndSerializer, request.data)["last_month"])
+            ).data
         )

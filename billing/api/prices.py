@@ -22,7 +22,7 @@ from billing.pricing.rate_cards import current_prices
 from billing.pricing.rerating import last_month, preview
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.operators import OperatorView
-from tenants.api.views import TenantView, check_query, given, person
+from tenants.api.views import TenantView, check_query, person, validate_body
 from tenants.models import Tenant, User
 from tenants.permissions import Permission
 
@@ -40,7 +40,7 @@ class Prices(TenantView):
     @extend_schema(operation_id="prices", parameters=[s.PricesQuery], responses=s.PriceSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the tenant's current prices: its own ones, else those of its price book."""
-        query = given(s.PricesQuery, request.query_params.dict())
+        query = validate_body(s.PricesQuery, request.query_params.dict())
         with self.scope():
             prices = current_prices(self.access.tenant.pk, datetime.now(UTC), query.get("model"))
         return Response(s.PriceSerializer(prices, many=True).data)
@@ -88,7 +88,7 @@ class PriceVersions(_BookView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Draft prices. They replace all prices of the models and tiers that they name."""
-        fields = given(s.PriceVersionCreateSerializer, request.data)
+        fields = validate_body(s.PriceVersionCreateSerializer, request.data)
         prices = tuple(NewPrice(**price) for price in fields.pop("prices", ()))
         withdrawn = tuple((model["model"], model["tier"]) for model in fields.pop("withdrawn", ()))
         return self.answer(_propose(self, request, Proposal(prices, withdrawn), fields), 201)
@@ -107,7 +107,7 @@ class PriceImport(_BookView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Draft the prices of the public price file (`json`) or a CSV, and list what was left out."""
-        fields = given(s.PriceImportCreateSerializer, request.data)
+        fields = validate_body(s.PriceImportCreateSerializer, request.data)
         file_type, content = fields.pop("file_type"), fields.pop("content")
         rounding, models = fields.pop("round", False), fields.pop("models", None)
         try:
@@ -145,7 +145,7 @@ class PricePreview(_BookView):
     )
     def get(self, request: Request, pk: int) -> Response:
         """Return what the usage of a time range, by default the last month, would have cost at the draft's prices."""
-        query = given(s.PreviewQuery, request.query_params.dict())
+        query = validate_body(s.PreviewQuery, request.query_params.dict())
         start, end = last_month()
         start, end = query.get("from") or start, query.get("to") or end
         if not start < end <= start + MAX_PREVIEW_PERIOD:
@@ -187,7 +187,7 @@ class TenantBook(_BookView):
     )
     def put(self, request: Request, pk: int) -> Response:
         """Assign the tenant to a price book from now on. Prices of the tenant take precedence."""
-        book = given(s.PriceBookAssignmentSerializer, request.data)["book"]
+        book = validate_body(s.PriceBookAssignmentSerializer, request.data)["book"]
         do_assign_book(self.find(pk), book)
         return Response({"book": book})
 

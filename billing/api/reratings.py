@@ -22,7 +22,7 @@ from billing.pricing.price_book import NewPrice, Proposal
 from billing.pricing.price_files import read_csv
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import Query
-from tenants.api.views import check_query, given
+from tenants.api.views import check_query, validate_body
 
 ACTIONS: dict[str, Callable[..., Rerating]] = {"apply": do_apply_rerating, "discard": do_discard_rerating}
 _NAMED = ("book", "created_by", "decided_by")
@@ -55,7 +55,7 @@ class Reratings(_ReratingView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Draft corrected prices of past usage. Another operator applies them."""
-        fields = given(s.ReratingCreateSerializer, request.data)
+        fields = validate_body(s.ReratingCreateSerializer, request.data)
         tenant_id = fields.pop("tenant_id", None)
         tenant = None if tenant_id is None else self.find(tenant_id)
         proposal = _proposal(fields)
@@ -125,7 +125,7 @@ class InvoiceDebitNotes(MoneyView):
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Issue a debit note: a further charge on a final invoice, with its tax."""
-        fields = given(InvoiceNoteCreateSerializer, request.data)
+        fields = validate_body(InvoiceNoteCreateSerializer, request.data)
         amounts = [(item["description"], item["cents"]) for item in fields["amounts"]]
         note = do_issue_debit_note(self.invoice(pk), amounts, fields["reason"])
         return Response(InvoiceSerializer(self.invoice(note.pk)).data, status=201)
@@ -153,7 +153,7 @@ class TenantOneOffLines(MoneyView):
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Add a charge to the tenant's invoice of a month, or the next one."""
-        row = do_add_one_off_line(self.find(pk), **given(s.OneOffLineCreateSerializer, request.data))
+        row = do_add_one_off_line(self.find(pk), **validate_body(s.OneOffLineCreateSerializer, request.data))
         return Response(s.OneOffLineSerializer(row).data, status=201)
 
 

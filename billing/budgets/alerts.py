@@ -161,7 +161,7 @@ def _mail(alerts: Sequence[BudgetAlert], budget_period: BudgetPeriod) -> tuple[s
     if alert.forecast is None:
         subject = f"{budget.name}: {alert.used * 100 // alert.limit}% of the budget used"
         text = f"{used} of {limit} of the budget “{budget.name}” of {budget.tenant.name} used."
-        text += f"\n{_reached([each.threshold for each in alerts])}"
+        text += f"\n{_name_reached([each.threshold for each in alerts])}"
     else:
         subject = f"{budget.name}: budget forecast to be exceeded"
         text = (
@@ -175,7 +175,7 @@ def _mail(alerts: Sequence[BudgetAlert], budget_period: BudgetPeriod) -> tuple[s
     return subject, f"{text}\n\n{settings.MILLRACE.base_url}/t/{budget.tenant.slug}/budgets/"
 
 
-def _reached(thresholds: Sequence[str]) -> str:
+def _name_reached(thresholds: Sequence[str]) -> str:
     """Name the highest threshold, and list the others."""
     *others, highest = (f"{threshold}%" for threshold in thresholds)
     if not others:

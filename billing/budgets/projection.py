@@ -58,7 +58,7 @@ def fit(first: date, used: Sequence[int]) -> Fitted | None:
     factors = _factors(first, used)
     shares = [factors[(first + timedelta(days=number)).weekday()] for number in range(len(used))]
     alphas = _ALPHAS if len(used) >= _MIN_DAYS_TO_CHOOSE else (_USUAL_ALPHA,)
-    squares, alpha, level = min(_smoothed(used, shares, alpha) for alpha in alphas)
+    squares, alpha, level = min(_smooth_levels(used, shares, alpha) for alpha in alphas)
     return Fitted(level, alpha, math.sqrt(squares / (len(used) - 1)), factors, len(used))
 
 
@@ -70,7 +70,7 @@ def project(fitted: Fitted, today: date, rest_of_today: float, days: int) -> lis
     parts = [rest_of_today, *[1.0] * (days - 1)]
     shares = [fitted.factors[(today + timedelta(days=number)).weekday()] for number in range(days)]
     weights = [share * part for share, part in zip(shares, parts, strict=True)]
-    own = [_floored(share) * math.sqrt(part) for share, part in zip(shares, parts, strict=True)]
+    own = [_floor_share(share) * math.sqrt(part) for share, part in zip(shares, parts, strict=True)]
     points = []
     for ahead in range(1, days + 1):
         total, after, squares = sum(weights[:ahead]), 0.0, 0.0
@@ -99,19 +99,19 @@ def _factors(first: date, used: Sequence[int]) -> tuple[float, ...]:
     return tuple(7 * factor / sum(found) for factor in found)
 
 
-def _smoothed(used: Sequence[int], shares: Sequence[float], alpha: float) -> tuple[float, float, float]:
+def _smooth_levels(used: Sequence[int], shares: Sequence[float], alpha: float) -> tuple[float, float, float]:
     """Return the sum of the squared errors, alpha, and the current level."""
     start = used[:7]
     level = sum(start) / sum(shares[: len(start)])
     squares = 0.0
     for value, share in zip(used, shares, strict=True):
-        surprise = (value - level * share) / _floored(share)
+        surprise = (value - level * share) / _floor_share(share)
         squares += surprise**2
         level = max(0.0, level + alpha * surprise * min(1.0, share))
     return squares, alpha, level
 
 
-def _floored(share: float) -> float:
+def _floor_share(share: float) -> float:
     return max(share, _MIN_WEEKDAY_SHARE)
 
 

@@ -134,7 +134,7 @@ def margins(query: MarginQuery) -> list[MarginRow]:
     rows = []
     for values in found:
         fields: dict[str, Any] = dict.fromkeys(_COLUMNS.values()) | dict(zip(columns, values, strict=False))
-        fields |= zip(_AMOUNTS, map(_whole, values[len(columns) :]), strict=True)
+        fields |= zip(_AMOUNTS, map(_read_int, values[len(columns) :]), strict=True)
         rows.append(MarginRow(**fields))
     return rows
 
@@ -196,5 +196,5 @@ def _first_day(month: str, later: int = 0) -> datetime:
     return datetime(years, index + 1, 1, tzinfo=UTC)
 
 
-def _whole(value: Any) -> int:
+def _read_int(value: Any) -> int:
     return int(value or 0)

@@ -106,8 +106,8 @@ def read_export(lines: Iterable[str]) -> ProviderExport:
         for number, row in enumerate(reader, 1):
             if number > MAX_ROWS:
                 raise ValueError(f"use at most {MAX_ROWS:,} rows")
-            values = {name: csv_tables.unguarded((row[column] or "").strip()) for name, column in found.items()}
-            day, model, counted = _day(values["day"]), values["model"], _counted(values)
+            values = {name: csv_tables.unguard_cell((row[column] or "").strip()) for name, column in found.items()}
+            day, model, counted = _day(values["day"]), values["model"], _read_counts(values)
             export.days.setdefault((day, model), ProviderCounts(rows=0)).add(counted)
             if request_id := values.get("request_id"):
                 export.requests.setdefault((request_id, model), ProviderCounts(rows=0)).add(counted)
@@ -128,7 +128,7 @@ def compare(
     """
     names = dict(models or {})
     with all_tenants_scope(BypassReason.BILLING):
-        rows = _booked(export, names)
+        rows = _find_booked(export, names)
     by_request: dict[tuple[str, str], list[ExecutionCost]] = defaultdict(list)
     by_day: dict[tuple[date, str], ProviderCounts] = {}
     for row in rows:
@@ -176,7 +176,7 @@ def _day(text: str) -> date:
     return (moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment).astimezone(UTC).date()
 
 
-def _counted(values: Mapping[str, str]) -> ProviderCounts:
+def _read_counts(values: Mapping[str, str]) -> ProviderCounts:
     cached = values.get("cached_tokens")
     cost = values.get("cost_usd")
     counted = ProviderCounts(
@@ -208,7 +208,7 @@ def _femto(text: str) -> int:
         raise ValueError(f"{text!r} is not an amount in USD") from None
 
 
-def _booked(export: ProviderExport, names: Mapping[str, str]) -> list[ExecutionCost]:
+def _find_booked(export: ProviderExport, names: Mapping[str, str]) -> list[ExecutionCost]:
     """Return the booked executions of upstreams on the export's days and of its requests."""
     exported = {model for _, model in export.days}
     models = [name for name, exported_name in names.items() if exported_name in exported]
@@ -260,7 +260,7 @@ def _credit(rows: Sequence[ExecutionCost], counted: ProviderCounts, *, apply: bo
     left = ProviderCounts(counted.input_tokens, counted.cached_tokens, counted.output_tokens)
     for row in rows:
         booked = TokenCounts(**{name: getattr(row, name) for name in TOKEN_CLASSES})
-        wanted = _fitted(booked, left)
+        wanted = _fit_counts(booked, left)
         left.input_tokens -= wanted.prompt
         left.output_tokens -= wanted.output
         if left.cached_tokens is not None:
@@ -275,7 +275,7 @@ def _credit(rows: Sequence[ExecutionCost], counted: ProviderCounts, *, apply: bo
     return credit, is_credited
 
 
-def _fitted(counts: TokenCounts, limit: ProviderCounts) -> TokenCounts:
+def _fit_counts(counts: TokenCounts, limit: ProviderCounts) -> TokenCounts:
     """Return the counts, reduced to the provider's. Excess input is taken from the uncached tokens first."""
     tokens = {name: getattr(counts, name) for name in TOKEN_CLASSES}
     excess = max(0, counts.prompt - limit.input_tokens)

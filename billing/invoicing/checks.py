@@ -11,10 +11,19 @@ from django.db import connection
 from billing.amounts import femto_a_cent, nano_a_cent
 from billing.invoicing import document, pdf
 from billing.invoicing.files import stored_pdf
-from billing.invoicing.lines import Count, UsageLine, counted, line, lines_of, rerated_lines, used, wanted
+from billing.invoicing.lines import (
+    Count,
+    UsageLine,
+    count_usage,
+    find_usage,
+    line,
+    lines_of,
+    rerated_lines,
+    select_usage,
+)
 from billing.invoicing.metered_lines import metered_lines
-from billing.invoicing.taxes import taxed
-from billing.ledger import booked
+from billing.invoicing.taxes import compute_tax
+from billing.ledger import sum_booked
 from billing.metering.archives import require_usage
 from billing.models import Account, Invoice, InvoiceLine
 
@@ -42,33 +51,35 @@ def check(invoice: Invoice) -> InvoiceCheckResult:
         Conflict: its usage is archived.
     """
     tenant_id = invoice.tenant_id
-    counts = counted(invoice.period, tenant_id).get(tenant_id, Count())
-    made = recomputed(invoice, used(invoice.period, tenant_id).get(tenant_id, []), counts)
+    counts = count_usage(invoice.period, tenant_id).get(tenant_id, Count())
+    made = recompute_document(invoice, find_usage(invoice.period, tenant_id).get(tenant_id, []), counts)
     require_usage(invoice.period_id)
-    data = hashlib.sha256(document.encoded(made)).hexdigest()
+    data = hashlib.sha256(document.encode_document(made)).hexdigest()
     with connection.cursor() as cursor:
         cursor.execute(_UNRATED, [invoice.period_id, tenant_id])
         unrated = cursor.fetchone()[0]
     sign = 1 if invoice.is_credit_note else -1
     account = Account.CREDITS if invoice.sells_credit else Account.REVENUE
-    revenue = sign * booked(tenant_id, f"invoice:{invoice.pk}", account) // nano_a_cent(invoice.currency)
+    revenue = sign * sum_booked(tenant_id, f"invoice:{invoice.pk}", account) // nano_a_cent(invoice.currency)
     return InvoiceCheckResult(
         events=counts.events,
         unrated=unrated,
         ledger_difference=revenue - (invoice.taxable if invoice.is_credit_note else invoice.subtotal),
         same_data=data == invoice.sha256,
-        same_pdf=pdf.rendered(made) == stored_pdf(invoice),
+        same_pdf=pdf.render_pdf(made) == stored_pdf(invoice),
         sha256=data,
     )
 
 
-def recomputed(invoice: Invoice, uses: Iterable[UsageLine], count: Count) -> dict[str, Any]:
+def recompute_document(invoice: Invoice, uses: Iterable[UsageLine], count: Count) -> dict[str, Any]:
     """Return the invoice's document with lines, counts and sums recomputed from usage and prices.
 
     What was decided at issue (number, dates, parties, fees, credits, tax rule) is taken from the invoice.
     """
     billed = None if invoice.refers_to is None else invoice.refers_to.period
-    lines = [line(invoice, number, use) for number, use in enumerate(wanted(invoice.invoice_type, uses, billed), 1)]
+    lines = [
+        line(invoice, number, use) for number, use in enumerate(select_usage(invoice.invoice_type, uses, billed), 1)
+    ]
     lines += rerated_lines(invoice, len(lines))
     lines += metered_lines(invoice, len(lines))
     stored = lines_of(invoice).exclude(line_type=InvoiceLine.LineType.METERED)
@@ -82,6 +93,6 @@ def recomputed(invoice: Invoice, uses: Iterable[UsageLine], count: Count) -> dic
     if invoice.invoice_type == Invoice.InvoiceType.INVOICE:  # a credit note's tax is a share of its invoice's
         made.events, made.saved_femto = count.events, max(0, count.saved)
         rules = ({name: tax[name] for name in tax if name not in ("base", "tax")} for tax in invoice.taxes)
-        made.taxes = [taxed(rule, made.taxable) for rule in rules]
+        made.taxes = [compute_tax(rule, made.taxable) for rule in rules]
     made.total = made.taxable + sum(tax["tax"] for tax in made.taxes)
-    return document.described(made, lines)
+    return document.describe_invoice(made, lines)

@@ -52,7 +52,7 @@ _LINE = (
 )
 
 
-def described(invoice: Invoice, lines: Iterable[InvoiceLine]) -> dict[str, Any]:
+def describe_invoice(invoice: Invoice, lines: Iterable[InvoiceLine]) -> dict[str, Any]:
     """Return the data of a final invoice. Cents are numbers; femto-USD, which may be large, are texts."""
     period, refers_to = invoice.period, invoice.refers_to
     return {
@@ -82,12 +82,12 @@ def described(invoice: Invoice, lines: Iterable[InvoiceLine]) -> dict[str, Any]:
         "rounding_femto": str(int(invoice.rounding_femto)),
         "saved_femto": str(int(invoice.saved_femto)),
         "display": _display(invoice),
-        **_paid(invoice),
+        **_describe_payment(invoice),
         **_tax_currency(invoice),
     }
 
 
-def _paid(invoice: Invoice) -> dict[str, Any]:
+def _describe_payment(invoice: Invoice) -> dict[str, Any]:
     """Return what prepaid credit paid, if it paid something. Documents of before have no such field."""
     return {"prepaid": invoice.prepaid} if invoice.prepaid else {}
 
@@ -113,7 +113,7 @@ def _rate_name(invoice: Invoice) -> str:
     return f"{_RATE_UNITS[invoice.rate_digits]}_per_{invoice.currency.lower()}"
 
 
-def encoded(document: Mapping[str, Any]) -> bytes:
+def encode_document(document: Mapping[str, Any]) -> bytes:
     """Encode as JSON. The same data give the same bytes."""
     return msgspec.json.encode(document, order="sorted")
 
@@ -163,7 +163,7 @@ def in_words(document: Mapping[str, Any]) -> dict[str, Any]:
         "total": dollars(document["total"] - document.get("prepaid", 0), document["currency"]),
         "display": _display_words(document["display"], document["currency"]),
         "tax_currency": _tax_words(document.get("tax_currency"), document["currency"]),
-        "saved": _saved(document),
+        "saved": _format_saved(document),
         "notes": [item["note"] for item in document["taxes"] if item["note"]],
     }
 
@@ -275,6 +275,6 @@ def _rate_words(amount: Mapping[str, Any], currency: str) -> str:
     return decimal(amount[name], digits, 2)
 
 
-def _saved(document: Mapping[str, Any]) -> str:
+def _format_saved(document: Mapping[str, Any]) -> str:
     saved = cents(int(document["saved_femto"]), document["currency"])
     return dollars(saved, document["currency"]) if saved else ""

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 from django.conf import settings
 from django.core.mail import EmailMessage
 
-from billing.actions.matching import outstanding
+from billing.actions.matching import sum_outstanding
 from billing.amounts import dollars
 from billing.invoicing.document import TITLES
 from billing.invoicing.files import stored_pdf
@@ -35,7 +35,7 @@ class InvoiceEmailOutbox(EmailOutbox[InvoiceEmail]):
 
     def compose(self, row: InvoiceEmail) -> EmailMessage:
         invoice = row.invoice
-        to, owed = _addresses(invoice.tenant_id), outstanding(invoice)
+        to, owed = _addresses(invoice.tenant_id), sum_outstanding(invoice)
         total, unpaid_amount = (dollars(cents, invoice.currency) for cents in (invoice.total, owed))
         noun = TITLES[invoice.invoice_type]
         due = f" It is due on {invoice.due_on:%-d %B %Y}." if invoice.due_on and owed else ""
@@ -104,6 +104,6 @@ def remind(now: datetime | None = None) -> int:
                 invoice=invoice, tenant_id=invoice.tenant_id, email_type=InvoiceEmail.EmailType.REMINDER, number=number
             )
             if created:
-                emit_past_due(invoice, number, outstanding(invoice))
+                emit_past_due(invoice, number, sum_outstanding(invoice))
             new += created
     return new

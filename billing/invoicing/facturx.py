@@ -111,14 +111,14 @@ class _Sums(NamedTuple):
 
 def _sums_of(document: Mapping[str, Any], tax: Mapping[str, Any]) -> _Sums:
     currency, prepaid = document["currency"], document.get("prepaid", 0)
-    lines = sum(_rounded(line["cents"], currency) for line in [*document["lines"], *_taxed_before(document)])
-    allowances = sum(_rounded(credit["cents"], currency) for credit in _allowances(document))
-    base, charged, paid = lines - allowances, _rounded(tax["tax"], currency), _rounded(prepaid, currency)
-    due = _rounded(document["total"] - prepaid, currency)
+    lines = sum(_round_amount(line["cents"], currency) for line in [*document["lines"], *_taxed_before(document)])
+    allowances = sum(_round_amount(credit["cents"], currency) for credit in _allowances(document))
+    base, charged, paid = lines - allowances, _round_amount(tax["tax"], currency), _round_amount(prepaid, currency)
+    due = _round_amount(document["total"] - prepaid, currency)
     return _Sums(lines, allowances, base, charged, base + charged, paid, due - (base + charged - paid), due)
 
 
-def _rounded(cents: int, currency: str) -> int:
+def _round_amount(cents: int, currency: str) -> int:
     return half_up(cents, 10 ** max(0, minor_digits(currency) - _MAX_DIGITS))
 
 
@@ -146,7 +146,7 @@ def _line(parent: Element, line: Mapping[str, Any], tax: Mapping[str, Any], curr
     settlement = _add(parent, "ram:SpecifiedLineTradeSettlement")
     _tax_kind(_add(settlement, "ram:ApplicableTradeTax"), tax)
     total = _add(settlement, "ram:SpecifiedTradeSettlementLineMonetarySummation")
-    _add(total, "ram:LineTotalAmount", _amount(_rounded(line["cents"], currency), minor_digits(currency)))
+    _add(total, "ram:LineTotalAmount", _amount(_round_amount(line["cents"], currency), minor_digits(currency)))
 
 
 def _tax_kind(parent: Element, tax: Mapping[str, Any]) -> None:
@@ -208,7 +208,7 @@ def _settlement(parent: Element, document: Mapping[str, Any], tax: Mapping[str, 
     _date(period, "ram:StartDateTime", first)
     _date(period, "ram:EndDateTime", last)
     for credit in _allowances(document):
-        amount = _amount(_rounded(credit["cents"], document["currency"]), digits)
+        amount = _amount(_round_amount(credit["cents"], document["currency"]), digits)
         _allowance(_add(parent, "ram:SpecifiedTradeAllowanceCharge"), amount, credit["label"], tax)
     terms = _add(parent, "ram:SpecifiedTradePaymentTerms")
     if document["due_on"]:

@@ -28,7 +28,7 @@ def stored_pdf(invoice: Invoice) -> bytes:
     """
     files = InvoiceFile.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice)
     if (file := files.first()) is None:
-        made = pdf.rendered(document.described(invoice, lines_of(invoice)))
+        made = pdf.render_pdf(document.describe_invoice(invoice, lines_of(invoice)))
         row = InvoiceFile(
             invoice=invoice, tenant_id=invoice.tenant_id, pdf=made, sha256=hashlib.sha256(made).hexdigest()
         )

@@ -121,7 +121,7 @@ def window(price: UsageLine | RatedDifference) -> str:
     return " ".join(part for part in parts if part)
 
 
-def used(period: Period, tenant_id: int | None = None) -> dict[int, list[UsageLine]]:
+def find_usage(period: Period, tenant_id: int | None = None) -> dict[int, list[UsageLine]]:
     """Return the billed usage of each tenant, or of one, in the order of lines."""
     parameters: dict[str, Any] = {
         "period": period.pk,
@@ -145,7 +145,7 @@ class Count(NamedTuple):
     saved: int = 0
 
 
-def counted(period: Period, tenant_id: int | None = None) -> dict[int, Count]:
+def count_usage(period: Period, tenant_id: int | None = None) -> dict[int, Count]:
     """Return the counts of each tenant, or of one."""
     with connection.cursor() as cursor:
         cursor.execute(_COUNT, [period.pk, tenant_id, tenant_id])
@@ -170,7 +170,7 @@ def events_of(invoice: Invoice, line: InvoiceLine | None) -> QuerySet[UsageEvent
     return rows.filter(price_ids__contains=[line.price_id], **time)
 
 
-def wanted(invoice_type: str, uses: Iterable[UsageLine], billed: Period | None = None) -> list[UsageLine]:
+def select_usage(invoice_type: str, uses: Iterable[UsageLine], billed: Period | None = None) -> list[UsageLine]:
     """Return the usage that belongs on a document of this type.
 
     Args:

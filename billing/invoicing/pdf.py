@@ -34,7 +34,7 @@ _PROPERTIES = {
 }
 
 
-def rendered(document: Mapping[str, Any]) -> bytes:
+def render_pdf(document: Mapping[str, Any]) -> bytes:
     """Return the PDF of a final invoice."""
     made = _typeset(in_words(document), facturx.xml(document).decode(), document["issued_at"])
     with pikepdf.open(io.BytesIO(made)) as file:

@@ -8,7 +8,7 @@ from typing import Any
 
 from billing.actions import credits
 from billing.actions.drafts import address, fee, one_offs, rounding, total
-from billing.invoicing.lines import Count, counted, line, used, wanted
+from billing.invoicing.lines import Count, count_usage, find_usage, line, select_usage
 from billing.invoicing.metered_lines import metered_lines
 from billing.invoicing.taxes import NoTaxRule
 from billing.invoicing.term_lines import term_lines
@@ -35,9 +35,9 @@ def preview(tenant: Tenant, now: datetime) -> tuple[Invoice, list[InvoiceLine]] 
         if period is None:
             return None
         invoice = Invoice(tenant=tenant, entity=period.entity, period=period, currency=currency_of(tenant.pk))
-        count = counted(period, tenant.pk).get(tenant.pk, Count())
+        count = count_usage(period, tenant.pk).get(tenant.pk, Count())
         invoice.events, invoice.saved_femto = count.events, max(0, count.saved)
-        uses = wanted(Invoice.InvoiceType.INVOICE, used(period, tenant.pk).get(tenant.pk, []))
+        uses = select_usage(Invoice.InvoiceType.INVOICE, find_usage(period, tenant.pk).get(tenant.pk, []))
         lines = [line(invoice, number, use) for number, use in enumerate(uses, 1)]
         lines += metered_lines(invoice, len(lines))
         lines += term_lines(invoice, lines)

@@ -35,7 +35,7 @@ def invoice_months(
     """Invoice every month that is over and not invoiced, or one month, for every tenant or one."""
     now = now or datetime.now(UTC)
     report = InvoiceRunReport()
-    for period in _due(now, month):
+    for period in _find_due(now, month):
         failed = _invoice_period(period, tenant, now, report)
         _delete_failures(period, tenant, failed)
         if tenant is None and not failed and not waits_for_drafts(period):
@@ -91,7 +91,7 @@ def _delete_failures(period: Period, tenant: Tenant | None, failed: set[Tenant |
         (rows if tenant is None else rows.filter(tenant=tenant)).delete()
 
 
-def _due(now: datetime, month: str | None) -> list[Period]:
+def _find_due(now: datetime, month: str | None) -> list[Period]:
     with all_tenants_scope(BypassReason.BILLING):
         default_entity()
         for entity in BillingEntity.objects.order_by("pk"):

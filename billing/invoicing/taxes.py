@@ -100,6 +100,6 @@ def _precision(rule: TaxRule) -> tuple[object, ...]:
     return bool(rule.country), bool(rule.region), bool(rule.buyer), rule.starts_on, rule.pk
 
 
-def taxed(rule: Mapping[str, Any], base: int) -> dict[str, Any]:
+def compute_tax(rule: Mapping[str, Any], base: int) -> dict[str, Any]:
     """Return an invoice's tax: the rule, with base and amount in cents."""
     return {**rule, "base": base, "tax": tax(base, rule["rate_ppm"])}

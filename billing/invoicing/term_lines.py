@@ -25,7 +25,7 @@ def term_lines(invoice: Invoice, lines: list[InvoiceLine]) -> list[InvoiceLine]:
         return []
     found: list[InvoiceLine] = []
     subtotal = sum(line.cents for line in lines)
-    added = changes([term.decoded() for term in terms], usage_of(lines), invoice.currency)
+    added = changes([term.decode() for term in terms], usage_of(lines), invoice.currency)
     for term, femto in zip(terms, added, strict=True):
         if femto:
             amount = max(cents(femto, invoice.currency), -subtotal)
@@ -39,7 +39,7 @@ def term_change(note: Invoice, lines: Iterable[InvoiceLine]) -> list[InvoiceLine
     billed = note.refers_to
     if billed is None:
         return []
-    rules = [term.decoded() for term in active_terms(billed.period, billed.tenant_id)]
+    rules = [term.decode() for term in active_terms(billed.period, billed.tenant_id)]
     if not rules:
         return []
     lines = list(lines)

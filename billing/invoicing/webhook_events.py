@@ -14,7 +14,7 @@ from tenants.webhooks.outbox import enqueue
 def emit_finalized(invoice: Invoice) -> None:
     """Emit the event of an issued invoice or credit note."""
     event_type = event_types.CREDIT_NOTE_FINALIZED if invoice.is_credit_note else event_types.INVOICE_FINALIZED
-    data = event_types.InvoiceData(**_invoice_fields(invoice))
+    data = event_types.InvoiceData(**_describe_fields(invoice))
     enqueue(invoice.tenant_id, event_type, f"invoice:{invoice.pk}:finalized", data)
 
 
@@ -22,25 +22,25 @@ def emit_paid(invoice: Invoice) -> None:
     """Emit the event of a paid invoice. A refund may reopen it, so it may be emitted again."""
     entries = LedgerEntry.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice)
     last = entries.aggregate(last=Max("pk"))["last"]
-    data = event_types.InvoiceData(**_invoice_fields(invoice))
+    data = event_types.InvoiceData(**_describe_fields(invoice))
     enqueue(invoice.tenant_id, event_types.INVOICE_PAID, f"invoice:{invoice.pk}:paid:{last}", data)
 
 
 def emit_past_due(invoice: Invoice, number: int, owed_cents: int) -> None:
     """Emit the event of the `number`th reminder."""
-    data = event_types.PastDueInvoiceData(**_invoice_fields(invoice), owed_cents=owed_cents, reminder=number)
+    data = event_types.PastDueInvoiceData(**_describe_fields(invoice), owed_cents=owed_cents, reminder=number)
     enqueue(invoice.tenant_id, event_types.INVOICE_PAST_DUE, f"invoice:{invoice.pk}:past_due:{number}", data)
 
 
 def emit_voided(invoice: Invoice) -> None:
     """Emit the event of a voided invoice."""
-    data = event_types.InvoiceData(**_invoice_fields(invoice))
+    data = event_types.InvoiceData(**_describe_fields(invoice))
     enqueue(invoice.tenant_id, event_types.INVOICE_VOIDED, f"invoice:{invoice.pk}:voided", data)
 
 
 def emit_written_off(invoice: Invoice, key: str, cents: int) -> None:
     """Emit the event of a write-off, which `key` names in the ledger."""
-    data = event_types.WrittenOffInvoiceData(**_invoice_fields(invoice), written_off_cents=cents)
+    data = event_types.WrittenOffInvoiceData(**_describe_fields(invoice), written_off_cents=cents)
     enqueue(invoice.tenant_id, event_types.INVOICE_WRITTEN_OFF, f"invoice:{key}", data)
 
 
@@ -58,7 +58,7 @@ def emit_payment(payment: Payment) -> None:
     enqueue(payment.tenant_id, event_types.PAYMENT_RECORDED, f"payment:{payment.pk}", data)
 
 
-def _invoice_fields(invoice: Invoice) -> dict[str, Any]:
+def _describe_fields(invoice: Invoice) -> dict[str, Any]:
     return {
         "invoice_id": invoice.pk,
         "number": invoice.number,

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from billing.metering.partitions import partition_name, shifted
+from billing.metering.partitions import partition_name, shift_month
 from billing.models import Adjustment, UsageArchive, UsageEvent
 from inference_worker.contract.request import TOKEN_COLUMNS
 from tenants import csv_tables
@@ -124,11 +124,11 @@ def events_of(month: date) -> str:
 
 def adjustments_of(month: date) -> str:
     """Return a relation of the adjustments of the month's events."""
-    first, after = (f"'{day:%Y-%m-%d} 00:00:00+00'" for day in (month, shifted(month, 1)))
+    first, after = (f"'{day:%Y-%m-%d} 00:00:00+00'" for day in (month, shift_month(month, 1)))
     return f"(SELECT * FROM billing_adjustment WHERE admitted_at >= {first} AND admitted_at < {after}) AS adjustment"  # noqa: S608  (dates)
 
 
-def summed(cursor: Any, relation: str) -> tuple[int, dict[str, str]]:
+def sum_relation(cursor: Any, relation: str) -> tuple[int, dict[str, str]]:
     """Return the rows and sums in the database, in the form of a part."""
     cursor.execute(f"SELECT count(*), {', '.join(f'coalesce(sum({name}), 0)::text' for name in SUMS)} FROM {relation}")  # noqa: S608
     rows, *sums = cursor.fetchone()
@@ -138,7 +138,7 @@ def summed(cursor: Any, relation: str) -> tuple[int, dict[str, str]]:
 def digest(cursor: Any, relation: str, columns: list[str]) -> str:
     """Return the SHA-256 of rows in the database, encoded like a part."""
     hashed = hashlib.sha256()
-    for piece in _copied(cursor, relation, columns):
+    for piece in _copy_rows(cursor, relation, columns):
         hashed.update(piece)
     return hashed.hexdigest()
 
@@ -147,7 +147,7 @@ def _columns(model: type[UsageEvent | Adjustment]) -> list[str]:
     return [field.attname for field in model._meta.concrete_fields]
 
 
-def _copied(cursor: Any, relation: str, columns: list[str]) -> Iterator[bytes]:
+def _copy_rows(cursor: Any, relation: str, columns: list[str]) -> Iterator[bytes]:
     order = ", ".join(name for name in ("admitted_at", "request_id", "execution", "outcome") if name in columns)
     query = f"SELECT {', '.join(columns)} FROM {relation} ORDER BY {order}"  # noqa: S608  (names of ours)
     cursor.execute("SET LOCAL TimeZone = 'UTC'; SET LOCAL DateStyle = 'ISO, YMD'")
@@ -162,7 +162,7 @@ def _write_part(cursor: Any, relation: str, columns: list[str], directory: Path,
     def fill(path: Path) -> None:
         # NOTE: the gzip header has no name and no time, so that the same rows give the same file.
         with path.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
-            for piece in _copied(cursor, relation, columns):
+            for piece in _copy_rows(cursor, relation, columns):
                 written.update(piece)
                 file.write(piece)
 

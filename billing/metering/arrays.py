@@ -21,9 +21,9 @@ def text_array(values: Sequence[str | None]) -> str:
     words = array(values)
     if "\\" not in words:
         return words
-    return f"{{{','.join(['NULL' if value is None else _quoted(value) for value in values])}}}"
+    return f"{{{','.join(['NULL' if value is None else _quote_element(value) for value in values])}}}"
 
 
-def _quoted(text: str) -> str:
+def _quote_element(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

@@ -101,7 +101,7 @@ def _merge(cursor: Any, execution: SettledExecution, arrival: RepeatedEvent) -> 
     change = tuple(after - before for after, before in zip(wanted, execution.sums, strict=True))
     if change[-2] > 0 or any(count > 0 for count in change[: len(TOKEN_COLUMNS)]):
         return False
-    prices = _priced(execution.price_ids, rated.price_ids)
+    prices = _merge_prices(execution.price_ids, rated.price_ids)
     write_adjustment(cursor, arrival.key, event.billing_context, event.outcome, change, prices, execution.lease_id)
     after, before = tokens_of(wanted), tokens_of(execution.sums)
     reservations.adjust(
@@ -174,7 +174,7 @@ def tokens_of(sums: Sequence[int]) -> int:
     return sum(count for name, count in zip(TOKEN_COLUMNS, sums, strict=False) if name in TOKEN_CLASSES)
 
 
-def _priced(first: list[int | None] | None, second: list[int | None] | None) -> list[int | None] | None:
+def _merge_prices(first: list[int | None] | None, second: list[int | None] | None) -> list[int | None] | None:
     """Return the price of each component that either of them has."""
     if first is None or second is None:
         return first or second

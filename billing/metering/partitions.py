@@ -19,7 +19,7 @@ def month_of(moment: datetime) -> date:
     return moment.astimezone(UTC).date().replace(day=1)
 
 
-def shifted(month: date, months: int) -> date:
+def shift_month(month: date, months: int) -> date:
     """Return the first day of the month that is `months` later."""
     years, index = divmod(month.year * 12 + month.month - 1 + months, 12)
     return date(years, index + 1, 1)
@@ -35,8 +35,8 @@ def ensure_partitions(now: datetime | None = None) -> list[str]:
     Safe to call at any time, from any number of processes. It does not block inserts.
     """
     current = month_of(now or datetime.now(UTC))
-    wanted = [shifted(current, offset) for offset in range(-MONTHS_BEHIND, MONTHS_AHEAD + 1)]
-    if not _missing(wanted):
+    wanted = [shift_month(current, offset) for offset in range(-MONTHS_BEHIND, MONTHS_AHEAD + 1)]
+    if not _find_missing(wanted):
         return []
     with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
         # The function runs as the tables' owner, because no other role may change tables.
@@ -55,6 +55,6 @@ def existing_partitions() -> list[str]:
         return [name for (name,) in cursor.fetchall()]
 
 
-def _missing(months: list[date]) -> list[date]:
+def _find_missing(months: list[date]) -> list[date]:
     have = set(existing_partitions())
     return [month for month in months if partition_name(month) not in have]

@@ -15,7 +15,7 @@ from django.db import connection
 from django.db.models import Count
 
 from billing.actions.drafts import close_after
-from billing.metering.worker_journals import unsettled
+from billing.metering.worker_journals import find_unsettled
 from billing.models import BudgetCorrection, Reconciliation, UsageQuarantine
 from inference_worker.contract.request import TOKEN_CLASSES
 from tenants.isolation.db_roles import BypassReason
@@ -98,7 +98,7 @@ def reconcile(journals: Path | None = None) -> Reconciliation:
                 "tokens": worker.tokens,
                 "requests": worker.executions,
             }
-            for worker in (unsettled(journals, now - close_after()) if journals else ())
+            for worker in (find_unsettled(journals, now - close_after()) if journals else ())
         ]
     corrected = [
         fixed for budget_period_id, *_ in budget_periods if (fixed := _correct(budget_period_id, since)) is not None

@@ -63,7 +63,7 @@ class UsageReport:
     key_ids: tuple[int, ...] | None = None
 
     def events(self) -> QuerySet[UsageEvent]:
-        given = self._given() | _present(outcome=self.outcome, request_id=self.request_id)
+        given = self._collect_filters() | _present(outcome=self.outcome, request_id=self.request_id)
         return UsageEvent.objects.for_tenant(self.tenant_id).filter(**self._times("admitted_at"), **given)
 
     def changes(self) -> QuerySet[UsageChange]:
@@ -76,7 +76,7 @@ class UsageReport:
         if self.end is not None:
             cut |= Q(admitted_at__gte=last)
         rows = UsageChange.objects.for_tenant(self.tenant_id).filter(late | cut if cut else late)
-        return rows.filter(**self._times("admitted_at"), **self._given())
+        return rows.filter(**self._times("admitted_at"), **self._collect_filters())
 
     def rollups(self, *, by_hour: bool, groups: Collection[Group]) -> QuerySet[UsageRollup]:
         """Return the rollups of the complete hours in the time range, by days unless `by_hour`.
@@ -85,7 +85,7 @@ class UsageReport:
         rollups must have; the selection's are added.
         """
         first, last = self._hours()
-        rows = UsageRollup.objects.for_tenant(self.tenant_id).filter(**self._given())
+        rows = UsageRollup.objects.for_tenant(self.tenant_id).filter(**self._collect_filters())
         hour, day = UsageRollup.Bucket.HOUR, UsageRollup.Bucket.DAY
         by_key = "key" in groups or self.key_id is not None or self.key_ids is not None
         hours = Q(bucket=hour if by_key else evaluated_once(totals_of(hour)))
@@ -112,7 +112,7 @@ class UsageReport:
     def _times(self, column: str) -> dict[str, datetime]:
         return _present(**{f"{column}__gte": self.start, f"{column}__lt": self.end})
 
-    def _given(self) -> dict[str, Any]:
+    def _collect_filters(self) -> dict[str, Any]:
         return _present(model=self.model, key_id=self.key_id, project_id=self.project_id, key_id__in=self.key_ids)
 
 
@@ -147,8 +147,8 @@ def sums(
     columns = [*(["start"] if bucket else []), *(GROUP_COLUMNS[group] for group in group_by)]
     # One statement, so that a concurrent run of the rollups does not count a change twice.
     by_hour = bucket == "hour" or (bucket is not None and zone is not UTC)
-    rolled = _grouped(question.rollups(by_hour=by_hour, groups=group_by), "start", columns, summed, bucket, zone)
-    grouped = rolled.union(_grouped(question.changes(), "admitted_at", columns, summed, bucket, zone), all=True)
+    rolled = _group_rows(question.rollups(by_hour=by_hour, groups=group_by), "start", columns, summed, bucket, zone)
+    grouped = rolled.union(_group_rows(question.changes(), "admitted_at", columns, summed, bucket, zone), all=True)
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for values in grouped[: 2 * MAX_ROWS + 2]:
         group, counts = values[1 : len(columns) + 1], [int(value or 0) for value in values[len(columns) + 1 :]]
@@ -163,7 +163,7 @@ def sums(
     return [merged[group] for group in sorted(merged)]
 
 
-def accepted(counts: Mapping[str, int]) -> int:
+def count_accepted(counts: Mapping[str, int]) -> int:
     """Return the number of accepted requests in `sums`: completed, cancelled and failed ones."""
     return sum(counts[outcome] for outcome in ExecutionOutcome.values)
 
@@ -176,7 +176,7 @@ def _require_whole_hours(question: UsageReport, zone: tzinfo) -> None:
         moment += _DAY
 
 
-def _grouped(
+def _group_rows(
     rows: QuerySet[Any, Any],
     time: str,
     columns: list[str],

@@ -42,7 +42,7 @@ class Unsettled(NamedTuple):
     tokens: int
 
 
-def unsettled(directory: Path, before: datetime) -> list[Unsettled]:
+def find_unsettled(directory: Path, before: datetime) -> list[Unsettled]:
     """Return by worker and tenant the usage in the journals below `folder` that was admitted before then and never
     settled.
 
@@ -56,7 +56,8 @@ def unsettled(directory: Path, before: datetime) -> list[Unsettled]:
             journaled = {
                 (event.billing_context.request_id, event.billing_context.execution): (event, payload)
                 for event, payload in journalled(journal)
-                if _admitted(event) < before and partition_name(month_of(_admitted(event))) in attached
+                if _read_admission_time(event) < before
+                and partition_name(month_of(_read_admission_time(event))) in attached
             }
         except (msgspec.MsgspecError, ValueError, OverflowError, OSError) as exc:
             log.exception("journal_unreadable", worker=journal.name, error_type=type(exc).__name__)
@@ -72,7 +73,8 @@ def _without_row(journaled: Sequence[tuple[ExecutionUsage, bytes]]) -> list[Exec
     if not journaled:
         return []
     keys = [
-        (_admitted(event), event.billing_context.request_id, event.billing_context.execution) for event, _ in journaled
+        (_read_admission_time(event), event.billing_context.request_id, event.billing_context.execution)
+        for event, _ in journaled
     ]
     times, names, executions = zip(*keys, strict=True)
     with connection.cursor() as cursor:
@@ -84,5 +86,5 @@ def _without_row(journaled: Sequence[tuple[ExecutionUsage, bytes]]) -> list[Exec
     return [event for event, payload in missing if hashlib.sha256(payload).digest() not in looked_at]
 
 
-def _admitted(event: ExecutionUsage) -> datetime:
+def _read_admission_time(event: ExecutionUsage) -> datetime:
     return EPOCH + timedelta(microseconds=event.billing_context.admitted_at)

@@ -35,7 +35,7 @@ class CostCard(models.Model):
     def __str__(self) -> str:
         return f"cost card {self.pk} of {self.model}"
 
-    def decoded(self) -> RateCard:
+    def decode(self) -> RateCard:
         effective_from = round(self.effective_from.timestamp() * 1e6)
         return RateCard(self.pk, None, self.model, Tier.STANDARD, effective_from, decode_rates(self.rates))
 

@@ -157,7 +157,7 @@ class CompiledRateCard(models.Model):
     def __str__(self) -> str:
         return f"rate_card {self.pk} of {self.model} ({self.tier})"
 
-    def decoded(self) -> RateCard:
+    def decode(self) -> RateCard:
         return RateCard(
             self.pk,
             self.tenant_id,

@@ -41,5 +41,5 @@ class PriceTerm(models.Model):
     def __str__(self) -> str:
         return self.description
 
-    def decoded(self) -> TermRule:
+    def decode(self) -> TermRule:
         return msgspec.convert(self.rule, TermRule)

@@ -31,7 +31,7 @@ class FileDrop:
 
     name = "file"
 
-    def received(self, body: bytes, headers: Mapping[str, str]) -> list[Received]:
+    def read_file(self, body: bytes, headers: Mapping[str, str]) -> list[Received]:
         try:
             rows = list(csv_tables.read_table(io.StringIO(body.decode("utf-8-sig"), newline="")))
         except (UnicodeDecodeError, csv_tables.Error) as exc:
@@ -77,7 +77,7 @@ def collect(directory: Path) -> int:
     for path in sorted(directory.glob("*.csv")):
         errors: list[str] = []
         try:
-            payments = FileDrop().received(path.read_bytes(), {})
+            payments = FileDrop().read_file(path.read_bytes(), {})
         except Unreadable as exc:
             payments, errors = [], [str(exc)]
         for payment in payments:

@@ -117,10 +117,10 @@ class Stripe:
 
     def event(self, body: bytes, headers: Mapping[str, str]) -> ProviderEvent:
         self._check(body, headers.get("Stripe-Signature", ""))
-        message: _Event = _decoded(body, _Event)
+        message: _Event = _decode_message(body, _Event)
         event = ProviderEvent(self.name, message.id, message.type, _time(message.created))
         if message.type in _FAILURES:
-            intent: _FailedIntent = _decoded(message.data.object, _FailedIntent)
+            intent: _FailedIntent = _decode_message(message.data.object, _FailedIntent)
             reason = intent.last_payment_error and intent.last_payment_error.message
             tenant = (intent.metadata or {}).get("tenant", "")
             detail = reason or "The payment was not made."
@@ -129,7 +129,7 @@ class Stripe:
             return event
         object_type, read = _READERS[message.type]
         try:
-            return event._replace(payments=tuple(read(_decoded(message.data.object, object_type), event)))
+            return event._replace(payments=tuple(read(_decode_message(message.data.object, object_type), event)))
         except _Unused as exc:
             return event._replace(detail=str(exc))
         except Unreadable as exc:
@@ -254,7 +254,7 @@ def _time(created: int) -> datetime:
         raise Unreadable("`created` is no time") from exc
 
 
-def _decoded(body: bytes | msgspec.Raw, message_type: type[Any]) -> Any:
+def _decode_message(body: bytes | msgspec.Raw, message_type: type[Any]) -> Any:
     try:
         return msgspec.json.decode(body, type=message_type)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:

@@ -129,7 +129,7 @@ def unpriced_hours(prices: Iterable[NewPrice]) -> list[str]:
 def _gaps(model_tier: ModelTier, component: Component, rows: Sequence[NewPrice]) -> Iterator[str]:
     for band in sorted({price.from_tokens for price in rows}):
         of_band = [price for price in rows if price.from_tokens <= band < price.until_tokens]
-        by_day = [_uncovered(of_band, weekday) for weekday in range(DAYS_A_WEEK)]
+        by_day = [_find_uncovered(of_band, weekday) for weekday in range(DAYS_A_WEEK)]
         is_daily = all(hours == by_day[0] for hours in by_day)
         for weekday, gaps in enumerate(by_day[:1] if is_daily else by_day):
             for start, end in gaps:
@@ -139,7 +139,7 @@ def _gaps(model_tier: ModelTier, component: Component, rows: Sequence[NewPrice])
                 yield f"{model_tier[0]} ({model_tier[1]}): {component}{prompts} from {hours} {rows[0].time_zone}{day}"
 
 
-def _uncovered(rows: Sequence[NewPrice], weekday: int) -> list[tuple[int, int]]:
+def _find_uncovered(rows: Sequence[NewPrice], weekday: int) -> list[tuple[int, int]]:
     """Return the ranges of minutes of a weekday without a price."""
     windows = [(row.from_minute, row.until_minute) for row in rows if row.from_weekday <= weekday < row.until_weekday]
     found, covered = [], 0

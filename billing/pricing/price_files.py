@@ -221,7 +221,7 @@ def _within_weeks(price: NewPrice) -> list[NewPrice]:
 
 def _csv_price(row: Mapping[str, str | None]) -> tuple[NewPrice, _Percentage | None]:
     """Return the price of a row; of a percentage, without its amount."""
-    given = {name: csv_tables.unguarded((value or "").strip()) for name, value in row.items() if name}
+    given = {name: csv_tables.unguard_cell((value or "").strip()) for name, value in row.items() if name}
     percentage = _percentage(given["usd_per_million"])
     price = NewPrice(
         given["model"],

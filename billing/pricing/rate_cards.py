@@ -30,7 +30,7 @@ def compile_rate_cards(book: PriceBook, tenant_id: int | None, model_tiers: Iter
     The caller must have the price book's lock, inside `all_tenants_scope(…)`.
     """
     wanted = set(model_tiers)
-    prices, known = _prices(wanted, at), _known(wanted)
+    prices, known = _prices(wanted, at), _find_start_times(wanted)
     books = dict(PriceBookAssignment.objects.all_tenants().values_list("tenant_id", "book_id"))
     listed = PriceBook.objects.get_or_create(name=PriceBook.LIST)[0].pk
     rate_cards = []
@@ -57,7 +57,7 @@ def _prices(model_tiers: set[ModelTier], at: datetime) -> dict[tuple[int | None,
     return found
 
 
-def _known(model_tiers: set[ModelTier]) -> dict[tuple[int | None, ModelTier], set[datetime]]:
+def _find_start_times(model_tiers: set[ModelTier]) -> dict[tuple[int | None, ModelTier], set[datetime]]:
     """Return the start times of each owner's rate cards, by model and tier."""
     found: dict[tuple[int | None, ModelTier], set[datetime]] = defaultdict(set)
     rows = CompiledRateCard.objects.filter(model__in=_models(model_tiers))
@@ -131,7 +131,7 @@ def priced_models(tenant_id: int, tasks: Mapping[str, str], at: datetime) -> set
         Q(tenant_id=tenant_id) | Q(tenant_id=None), model__in=tasks, tier=Tier.STANDARD, effective_from__lte=at
     )
     index = PriceIndex()
-    index.add(row.decoded() for row in rows.order_by("pk"))
+    index.add(row.decode() for row in rows.order_by("pk"))
     microsecond = round(at.timestamp() * 1e6)
     found = set()
     for model, task in tasks.items():
@@ -163,5 +163,5 @@ def current_prices(tenant_id: int, at: datetime, model: str | None = None) -> li
     return [
         NewPrice(model, tier, rate.component, rate.nano_per_million, *ranges_of(rate))
         for (model, tier), row in sorted(found.items())
-        for rate in row.decoded().rates
+        for rate in row.decode().rates
     ]

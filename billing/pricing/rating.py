@@ -24,7 +24,7 @@ def rate_cards(versions: Iterable[int]) -> dict[int, RateCard]:
     known = {version: rate_card for version in wanted if (rate_card := _rate_cards.get(version)) is not None}
     if missing := wanted - known.keys():
         with all_tenants_scope(BypassReason.SETTLER):
-            read = {row.pk: row.decoded() for row in CompiledRateCard.objects.filter(pk__in=missing)}
+            read = {row.pk: row.decode() for row in CompiledRateCard.objects.filter(pk__in=missing)}
         if len(_rate_cards) + len(read) > MAX_CACHED_RATE_CARDS:
             _rate_cards.clear()  # other threads keep their references
         _rate_cards.update(read)

@@ -52,7 +52,7 @@ def preview(draft: PriceVersion, start: datetime, end: datetime) -> list[Compari
     index = PriceIndex()
     comparisons: dict[tuple[int, str], Comparison] = {}
     with all_tenants_scope(BypassReason.PRICES):
-        index.add(row.decoded() for row in CompiledRateCard.objects.filter(model__in=models).order_by("pk"))
+        index.add(row.decode() for row in CompiledRateCard.objects.filter(model__in=models).order_by("pk"))
         index.add(to_be)
         for tenant, model, tier, at, usage, was in _executions(models, start, end):
             if not {(tenant, model, tier), (None, model, tier)} & touched:

@@ -18,21 +18,21 @@ MissReason = Literal["too_short", "first_use", "expired_or_evicted", "prefix_cha
 MAX_LOGPROBS = 20
 
 
-def documented(**keywords: Any) -> msgspec.Meta:
+def document(**keywords: Any) -> msgspec.Meta:
     """Return an annotation that adds JSON Schema keywords to a type. msgspec does not check them."""
     return msgspec.Meta(extra_json_schema=keywords)
 
 
 # Types of sampling parameters with their ranges, which `check_sampling` checks and the API document shows.
-Temperature = Annotated[float, documented(minimum=0, maximum=2.0)]
-TopP = Annotated[float, documented(exclusiveMinimum=0, maximum=1)]
-TopK = Annotated[int, documented(minimum=0, maximum=2**31 - 1)]
-Seed = Annotated[int, documented(minimum=-(2**63), maximum=2**63 - 1)]
-MinP = Annotated[float, documented(minimum=0, maximum=1)]
-Penalty = Annotated[float, documented(minimum=-2, maximum=2)]
-RepetitionPenalty = Annotated[float, documented(minimum=0.1, maximum=10)]
-Logprobs = Annotated[int, documented(minimum=0, maximum=MAX_LOGPROBS)]
-NumAnswers = Annotated[int, documented(minimum=1, maximum=128)]
+Temperature = Annotated[float, document(minimum=0, maximum=2.0)]
+TopP = Annotated[float, document(exclusiveMinimum=0, maximum=1)]
+TopK = Annotated[int, document(minimum=0, maximum=2**31 - 1)]
+Seed = Annotated[int, document(minimum=-(2**63), maximum=2**63 - 1)]
+MinP = Annotated[float, document(minimum=0, maximum=1)]
+Penalty = Annotated[float, document(minimum=-2, maximum=2)]
+RepetitionPenalty = Annotated[float, document(minimum=0.1, maximum=10)]
+Logprobs = Annotated[int, document(minimum=0, maximum=MAX_LOGPROBS)]
+NumAnswers = Annotated[int, document(minimum=1, maximum=128)]
 
 
 class ServiceClass(IntEnum):
@@ -79,7 +79,7 @@ class SamplingParams:
     The API document, the checks and the requests to upstreams are derived from these fields.
     """
 
-    max_tokens: Annotated[int, documented(minimum=1)] = 16
+    max_tokens: Annotated[int, document(minimum=1)] = 16
     temperature: Temperature = 1.0  # 0 is greedy
     top_p: TopP = 1.0
     top_k: TopK = 0  # 0 is off

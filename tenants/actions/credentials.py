@@ -58,7 +58,7 @@ def do_update_credential(credential: UpstreamCredential, **changes: Any) -> Upst
     if unknown := sorted(set(changes) - set(CHANGEABLE)):
         raise ActionRefused(f"{', '.join(unknown)} cannot be changed.")
     with _owner_locked(credential.tenant_id) as owner:
-        row = _locked(credential)
+        row = _lock_credential(credential)
         before = audit.serialize_for_audit(row)
         for field, value in changes.items():
             setattr(row, field, value)
@@ -82,7 +82,7 @@ def do_rotate_credential(credential: UpstreamCredential, secret: str) -> Upstrea
     """
     check_secret(secret)
     with _owner_locked(credential.tenant_id) as owner:
-        row = _locked(credential)
+        row = _lock_credential(credential)
         before = audit.serialize_for_audit(row)
         _encrypt(row, secret)
         row.version, row.rotated_at = row.version + 1, datetime.now(UTC)
@@ -100,7 +100,7 @@ def do_remove_credential(credential: UpstreamCredential) -> None:
         Conflict: a deployment uses it, or it no longer exists.
     """
     with _owner_locked(credential.tenant_id) as owner:
-        row = _locked(credential)
+        row = _lock_credential(credential)
         entry = audit.serialize_for_audit(row)
         pk = row.pk
         try:
@@ -174,7 +174,7 @@ def _rows(tenant_id: int | None) -> Any:
     return UpstreamCredential.objects.for_tenant(tenant_id)
 
 
-def _locked(credential: UpstreamCredential) -> UpstreamCredential:
+def _lock_credential(credential: UpstreamCredential) -> UpstreamCredential:
     row: UpstreamCredential | None = _rows(credential.tenant_id).select_for_update().filter(pk=credential.pk).first()
     if row is None:
         raise Conflict("This credential no longer exists.")

@@ -79,7 +79,7 @@ def do_start_experiment(experiment: Experiment) -> Experiment:
         Conflict: it is not a draft, or another experiment runs on the model name.
     """
     with locked_tenant(experiment.tenant_id) as tenant:
-        row = _current(tenant, experiment)
+        row = _find_current(tenant, experiment)
         if row.state != Experiment.State.DRAFT:
             raise Conflict("Only a draft can be started.")
         refuse_problems("arms", TargetChecks(tenant.pk).of_experiment(row))
@@ -99,7 +99,7 @@ def do_stop_experiment(
 ) -> Experiment | None:
     """Stop a running experiment. Its requests are routed as without it. Returns None if it does not run."""
     with locked_tenant(experiment.tenant_id) as tenant:
-        row = _current(tenant, experiment)
+        row = _find_current(tenant, experiment)
         if row.state != Experiment.State.RUNNING:
             return None
         before = audit.serialize_for_audit(row)
@@ -127,7 +127,7 @@ def do_delete_experiment(experiment: Experiment) -> bool:
     return True
 
 
-def _current(tenant: Tenant, experiment: Experiment) -> Experiment:
+def _find_current(tenant: Tenant, experiment: Experiment) -> Experiment:
     row = Experiment.objects.for_tenant(tenant).filter(pk=experiment.pk).first()
     if row is None:
         raise Conflict("This experiment does not exist.")

@@ -213,7 +213,7 @@ def _set(key: ApiKey, fields: Mapping[str, Any]) -> None:
         raise ActionRefused("The expiration date is in the past. Choose a later date.")
     if key.allowed_ip_ranges is not None:
         try:
-            key.allowed_ip_ranges = list(ip_allowlist.normalized(key.allowed_ip_ranges))
+            key.allowed_ip_ranges = list(ip_allowlist.normalize_networks(key.allowed_ip_ranges))
         except ValueError as exc:
             raise ActionRefused(f"Allowed IPs: {exc}.") from exc
     if key.pk is not None:

@@ -55,7 +55,7 @@ def do_update_endpoint(endpoint: WebhookEndpoint, **fields: Any) -> WebhookEndpo
     if "url" in fields:
         fields["url"] = check_endpoint_url(fields["url"])
     with locked_tenant(endpoint.tenant_id) as tenant:
-        row = _locked(tenant.pk, endpoint.pk)
+        row = _lock_endpoint(tenant.pk, endpoint.pk)
         if "url" in fields and row.kind != WebhookEndpoint.Kind.WEBHOOK:
             raise FieldRefused("url", "channel", "The target of a channel cannot be changed. Create a new channel.")
         before = audit.serialize_for_audit(row)
@@ -113,7 +113,7 @@ def do_rotate_webhook_secret(endpoint: WebhookEndpoint, now: datetime | None = N
         Conflict: the endpoint no longer exists, or is a channel.
     """
     with locked_tenant(endpoint.tenant_id) as tenant:
-        row = _locked(tenant.pk, endpoint.pk)
+        row = _lock_endpoint(tenant.pk, endpoint.pk)
         if row.kind != WebhookEndpoint.Kind.WEBHOOK:
             raise Conflict("A channel has no signing secret.")
         row.previous_nonce, row.previous_expires_at = row.nonce, (now or datetime.now(UTC)) + OVERLAP
@@ -130,7 +130,7 @@ def do_delete_endpoint(endpoint: WebhookEndpoint) -> None:
         Conflict: the endpoint no longer exists.
     """
     with locked_tenant(endpoint.tenant_id) as tenant:
-        row = _locked(tenant.pk, endpoint.pk)
+        row = _lock_endpoint(tenant.pk, endpoint.pk)
         audit.record("webhook.deleted", row, tenant_id=tenant.pk, before=audit.serialize_for_audit(row))
         row.delete()
 
@@ -142,7 +142,7 @@ def do_send_test_event(endpoint: WebhookEndpoint) -> WebhookDelivery:
         Conflict: the endpoint is disabled or no longer exists.
     """
     with locked_tenant(endpoint.tenant_id) as tenant:
-        row = _locked(tenant.pk, endpoint.pk)
+        row = _lock_endpoint(tenant.pk, endpoint.pk)
         if not row.active:
             raise Conflict("This endpoint is disabled.")
         public_id = new_public_id()
@@ -165,7 +165,7 @@ def do_replay(delivery: WebhookDelivery) -> WebhookDelivery:
         Conflict: the endpoint is disabled, or the delivery no longer exists.
     """
     with locked_tenant(delivery.tenant_id) as tenant:
-        if not _locked(tenant.pk, delivery.endpoint_id).active:
+        if not _lock_endpoint(tenant.pk, delivery.endpoint_id).active:
             raise Conflict("The endpoint of this delivery is disabled. Enable it first.")
         rows = WebhookDelivery.objects.for_tenant(tenant).select_related("event", "endpoint")
         row = rows.select_for_update(of=("self",), no_key=True).filter(pk=delivery.pk).first()
@@ -178,7 +178,7 @@ def do_replay(delivery: WebhookDelivery) -> WebhookDelivery:
     return row
 
 
-def _locked(tenant_id: int, pk: int) -> WebhookEndpoint:
+def _lock_endpoint(tenant_id: int, pk: int) -> WebhookEndpoint:
     row = WebhookEndpoint.objects.for_tenant(tenant_id).select_for_update().filter(pk=pk).first()
     if row is None:
         raise Conflict("This endpoint no longer exists.")

@@ -13,7 +13,7 @@ from tenants.actions import credentials as actions
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
-from tenants.api.views import TenantView, check_query, given
+from tenants.api.views import TenantView, check_query, validate_body
 from tenants.models import MAX_SECRET_LENGTH, UpstreamCredential
 from tenants.permissions import Permission
 
@@ -107,7 +107,9 @@ class OwnCredentials(TenantView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Store an upstream credential of the tenant. Its requests for `models` use it instead of the platform's."""
-        row = actions.do_create_credential(self.access.tenant, **given(TenantCredentialCreateSerializer, request.data))
+        row = actions.do_create_credential(
+            self.access.tenant, **validate_body(TenantCredentialCreateSerializer, request.data)
+        )
         return Response(TenantCredentialSerializer(row).data, status=201)
 
 
@@ -125,7 +127,9 @@ class OwnCredentialDetail(TenantView):
     def patch(self, request: Request, pk: int) -> Response:
         """Change the name, the models or the limits. To replace the secret, rotate the credential."""
         row = self.find(UpstreamCredential, pk)
-        row = actions.do_update_credential(row, **given(TenantCredentialUpdateSerializer, request.data, partial=True))
+        row = actions.do_update_credential(
+            row, **validate_body(TenantCredentialUpdateSerializer, request.data, partial=True)
+        )
         return Response(TenantCredentialSerializer(row).data)
 
     @extend_schema(operation_id="credential_remove", responses={204: None})
@@ -150,7 +154,7 @@ class OwnCredentialRotate(TenantView):
     def post(self, request: Request, pk: int) -> Response:
         """Replace the secret. Workers use the new one within seconds."""
         row = self.find(UpstreamCredential, pk)
-        row = actions.do_rotate_credential(row, given(CredentialRotationSerializer, request.data)["secret"])
+        row = actions.do_rotate_credential(row, validate_body(CredentialRotationSerializer, request.data)["secret"])
         return Response(TenantCredentialSerializer(row).data)
 
 
@@ -186,7 +190,7 @@ class PlatformCredentials(PlatformCredentialView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Store an upstream credential of the platform, for deployments to name."""
-        row = actions.do_create_credential(None, **given(PlatformCredentialCreateSerializer, request.data))
+        row = actions.do_create_credential(None, **validate_body(PlatformCredentialCreateSerializer, request.data))
         return Response(PlatformCredentialSerializer(row).data, status=201)
 
 
@@ -216,7 +220,9 @@ class PlatformCredentialDetail(PlatformCredentialView):
     def patch(self, request: Request, pk: int) -> Response:
         """Change the name or the limits. To replace the secret, rotate the credential."""
         row = self.find_credential(pk)
-        row = actions.do_update_credential(row, **given(PlatformCredentialUpdateSerializer, request.data, partial=True))
+        row = actions.do_update_credential(
+            row, **validate_body(PlatformCredentialUpdateSerializer, request.data, partial=True)
+        )
         return Response(PlatformCredentialSerializer(row).data)
 
     @extend_schema(operation_id="operator_credential_remove", responses={204: None})
@@ -238,5 +244,5 @@ class PlatformCredentialRotate(PlatformCredentialView):
     def post(self, request: Request, pk: int) -> Response:
         """Replace the secret. Workers use the new one within seconds."""
         row = self.find_credential(pk)
-        row = actions.do_rotate_credential(row, given(CredentialRotationSerializer, request.data)["secret"])
+        row = actions.do_rotate_credential(row, validate_body(CredentialRotationSerializer, request.data)["secret"])
         return Response(PlatformCredentialSerializer(row).data)

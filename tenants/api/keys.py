@@ -15,7 +15,7 @@ from rest_framework.response import Response
 from tenants import actions
 from tenants.api import serializers as s
 from tenants.api.idempotency import HEADER, idempotent
-from tenants.api.views import TenantView, check_query, given, person
+from tenants.api.views import TenantView, check_query, person, validate_body
 from tenants.authentication import KeyCaller
 from tenants.models import ApiKey, Project
 from tenants.permissions import Permission
@@ -61,7 +61,7 @@ class Keys(_KeyView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a key. Its secret is only in this response."""
-        fields = given(s.ApiKeyCreateSerializer, request.data)
+        fields = validate_body(s.ApiKeyCreateSerializer, request.data)
         self.require_for(request, fields.get("scopes", ()))
         project = self._project(fields.pop("project_id", None))
         key, secret = actions.do_create_api_key(project, **fields, created_by=person(request))
@@ -93,7 +93,7 @@ class KeyDetail(_KeyView):
     def patch(self, request: Request, pk: int) -> Response:
         """Change the key's name, scopes, models, IP ranges or expiration date."""
         key = self.find(ApiKey, pk)
-        fields = given(s.ApiKeyUpdateSerializer, request.data, partial=True)
+        fields = validate_body(s.ApiKeyUpdateSerializer, request.data, partial=True)
         self.require_for(request, [*key.scopes, *fields.get("scopes", ())])
         return Response(self.representation(actions.do_update_api_key(key, **fields)))
 
@@ -118,7 +118,7 @@ class KeyRotate(_KeyView):
     def post(self, request: Request, pk: int) -> Response:
         """Create a key with the same rights. The old key remains valid for `overlap_hours`."""
         key = self.find(ApiKey, pk)
-        fields = given(s.ApiKeyRotationSerializer, request.data)
+        fields = validate_body(s.ApiKeyRotationSerializer, request.data)
         if not (isinstance(request.user, KeyCaller) and request.user.key.pk == key.pk):  # a key may rotate itself
             self.require_for(request, key.scopes)
         overlap = timedelta(hours=fields["overlap_hours"])

@@ -11,7 +11,7 @@ from rest_framework.response import Response
 from tenants import actions
 from tenants.api import serializers as s
 from tenants.api.idempotency import HEADER, idempotent
-from tenants.api.views import TenantView, check_query, given, person
+from tenants.api.views import TenantView, check_query, person, validate_body
 from tenants.models import Invitation, Membership
 from tenants.permissions import Permission
 
@@ -54,7 +54,7 @@ class MemberDetail(_MemberView):
     def patch(self, request: Request, pk: int) -> Response:
         """Change the member's role."""
         member = self.find(Membership, pk, "user")
-        role = given(s.MemberUpdateSerializer, request.data)["role"]
+        role = validate_body(s.MemberUpdateSerializer, request.data)["role"]
         self.require_for(request, member.role, role)
         return Response(s.MemberSerializer(actions.do_change_role(member, role)).data)
 
@@ -91,7 +91,7 @@ class Invitations(_MemberView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Invite a user by email. It replaces an open invitation to the same email address."""
-        fields = given(s.InvitationCreateSerializer, request.data)
+        fields = validate_body(s.InvitationCreateSerializer, request.data)
         self.require_for(request, fields["role"])
         invitation = actions.do_invite(self.access.tenant, **fields, by=person(request))
         return Response(s.InvitationSerializer(invitation).data, status=201)

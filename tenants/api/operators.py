@@ -23,7 +23,7 @@ from tenants import actions
 from tenants.api import serializers as s
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.pagination import NewestFirst
-from tenants.api.views import ReauthenticationRequired, StrictJSONParser, check_query, given, note_actor, person
+from tenants.api.views import ReauthenticationRequired, StrictJSONParser, check_query, note_actor, person, validate_body
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Membership, Tenant
@@ -85,7 +85,7 @@ class Tenants(OperatorView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a tenant, with an invitation to its owner."""
-        fields = given(s.TenantCreateSerializer, request.data)
+        fields = validate_body(s.TenantCreateSerializer, request.data)
         owner = fields.pop("owner_email", None)
         tenant = actions.do_create_tenant(**fields)
         if owner:
@@ -105,7 +105,7 @@ class TenantOne(OperatorView):
     @extend_schema(operation_id="operator_tenant_update", request=s.NameUpdateSerializer)
     def patch(self, request: Request, pk: int) -> Response:
         """Change the tenant's name."""
-        tenant = actions.do_update_tenant(self.find(pk), **given(s.NameUpdateSerializer, request.data))
+        tenant = actions.do_update_tenant(self.find(pk), **validate_body(s.NameUpdateSerializer, request.data))
         return Response(s.TenantSerializer(tenant).data)
 
 

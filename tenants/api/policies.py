@@ -16,7 +16,7 @@ from tenants.actions.policy_drafts import MAX_BODY_LENGTH
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import MAX_BIGINT, PolicyCreateSerializer, PolicySerializer, Query, StrictSerializer
 from tenants.api.target_problems import TargetProblemSerializer, WithProblems
-from tenants.api.views import TenantView, check_query, given, person
+from tenants.api.views import TenantView, check_query, person, validate_body
 from tenants.models import RoutingPolicy, RoutingPolicyDraft
 from tenants.permissions import Permission
 from tenants.routing_policies import policy
@@ -103,7 +103,7 @@ class PolicyDrafts(TenantView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Save the draft of a routing policy, in place of an earlier one. Requests do not use it."""
-        fields = given(PolicyCreateSerializer, request.data)
+        fields = validate_body(PolicyCreateSerializer, request.data)
         row = actions.do_save_policy_draft(self.access.tenant, **fields, updated_by=person(request))
         return Response(PolicyDraftSerializer(row).data)
 
@@ -148,7 +148,7 @@ class PolicyValidation(TenantView):
     )
     def post(self, request: Request) -> Response:
         """Validate the body of a routing policy. Nothing is stored."""
-        body = bounded_body(given(PolicyValidationCreateSerializer, request.data)["body"])
+        body = bounded_body(validate_body(PolicyValidationCreateSerializer, request.data)["body"])
         error = policy_error(body)
         models = [] if error else list(policy.parse(body).models)
         problems = TargetChecks(self.access.tenant.pk, with_replicas=True).of_policy(body)

@@ -12,7 +12,7 @@ from rest_framework.response import Response
 from tenants import actions
 from tenants.api import serializers as s
 from tenants.api.idempotency import HEADER, idempotent
-from tenants.api.views import TenantView, check_query, given, person
+from tenants.api.views import TenantView, check_query, person, validate_body
 from tenants.models import LIMITS, ApiKey, LimitSet, Project, RoutingPolicy
 from tenants.permissions import Permission
 
@@ -38,20 +38,20 @@ class Limits(TenantView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Replace the limits of the tenant, or of a project or key."""
-        fields = given(s.RateLimitsUpdateSerializer, request.data)
+        fields = validate_body(s.RateLimitsUpdateSerializer, request.data)
         set_by_operator = fields.pop("set_by_operator", False)
         _check_operator(request, set_by_operator)
         row = actions.do_set_limits(
             self.access.tenant,
             {name: fields.pop(name) for name in LIMITS if name in fields},
-            project=self._named(Project, "project_id", fields.pop("project_id", None)),
-            key=self._named(ApiKey, "key_id", fields.pop("key_id", None)),
+            project=self._find_named(Project, "project_id", fields.pop("project_id", None)),
+            key=self._find_named(ApiKey, "key_id", fields.pop("key_id", None)),
             set_by_operator=set_by_operator,
             **fields,
         )
         return Response(s.RateLimitsSerializer(row).data)
 
-    def _named(self, model: Any, field: str, pk: int | None) -> Any:
+    def _find_named(self, model: Any, field: str, pk: int | None) -> Any:
         if pk is None:
             return None
         with self.scope():
@@ -102,7 +102,7 @@ class Policies(TenantView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Publish a new version of the routing policy of a model name."""
-        fields = given(s.PolicyCreateSerializer, request.data)
+        fields = validate_body(s.PolicyCreateSerializer, request.data)
         row = actions.do_publish_policy(self.access.tenant, **fields, created_by=person(request))
         return Response(s.PolicySerializer(row).data, status=201)
 

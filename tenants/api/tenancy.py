@@ -12,7 +12,7 @@ from rest_framework.response import Response
 from tenants import actions
 from tenants.api import serializers as s
 from tenants.api.idempotency import HEADER, idempotent
-from tenants.api.views import TenantView, check_query, given
+from tenants.api.views import TenantView, check_query, validate_body
 from tenants.models import AuditEntry, Project, Tenant
 from tenants.permissions import Permission
 
@@ -38,7 +38,7 @@ class TenantDetail(TenantView):
     @extend_schema(operation_id="tenant_update", request=s.TenantUpdateSerializer)
     def patch(self, request: Request) -> Response:
         """Change the tenant's name, retention of content, unknown parameters, allowed origins or answer cache."""
-        fields = given(s.TenantUpdateSerializer, request.data, partial=True)
+        fields = validate_body(s.TenantUpdateSerializer, request.data, partial=True)
         tenant = self.access.tenant
         with transaction.atomic():
             if "name" in fields:
@@ -86,7 +86,7 @@ class Projects(TenantView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a project."""
-        fields = given(s.ProjectCreateSerializer, request.data)
+        fields = validate_body(s.ProjectCreateSerializer, request.data)
         project = actions.do_create_project(self.access.tenant, fields.get("slug", ""), fields["name"])
         return Response(s.ProjectSerializer(project).data, status=201)
 
@@ -108,7 +108,9 @@ class ProjectDetail(TenantView):
     @extend_schema(operation_id="project_update", request=s.NameUpdateSerializer)
     def patch(self, request: Request, pk: int) -> Response:
         """Change the project's name."""
-        project = actions.do_update_project(self.find(Project, pk), **given(s.NameUpdateSerializer, request.data))
+        project = actions.do_update_project(
+            self.find(Project, pk), **validate_body(s.NameUpdateSerializer, request.data)
+        )
         return Response(s.ProjectSerializer(project).data)
 
     @extend_schema(operation_id="project_delete", responses={204: None})

@@ -116,7 +116,7 @@ class TenantView(GenericAPIView[Any]):
         return self.get_paginated_response(out(found or [], many=True).data)
 
 
-def given(serializer: type[BaseSerializer[Any]], data: Any, *, partial: bool = False) -> dict[str, Any]:
+def validate_body(serializer: type[BaseSerializer[Any]], data: Any, *, partial: bool = False) -> dict[str, Any]:
     """Return the validated fields that were sent.
 
     Raises:

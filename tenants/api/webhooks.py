@@ -12,7 +12,7 @@ from rest_framework.response import Response
 from tenants.actions import webhooks as actions
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
-from tenants.api.views import TenantView, check_query, given
+from tenants.api.views import TenantView, check_query, validate_body
 from tenants.models import WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
 from tenants.permissions import Permission
 from tenants.webhooks.event_types import EVENT_TYPES
@@ -130,7 +130,7 @@ class Endpoints(EndpointView):
     def prepare(self, request: Request) -> None:
         """Check the URL before the transaction, because this can wait for a name server."""
         if request.method == "POST":
-            self._url = actions.check_endpoint_url(given(WebhookEndpointCreateSerializer, request.data)["url"])
+            self._url = actions.check_endpoint_url(validate_body(WebhookEndpointCreateSerializer, request.data)["url"])
 
     @extend_schema(
         operation_id="webhooks_create",
@@ -141,7 +141,7 @@ class Endpoints(EndpointView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a webhook endpoint. The response contains its signing secret."""
-        fields = given(WebhookEndpointCreateSerializer, request.data) | {"url": self._url}
+        fields = validate_body(WebhookEndpointCreateSerializer, request.data) | {"url": self._url}
         endpoint, secret = actions.do_create_endpoint(self.access.tenant, **fields)
         return Response(self.representation(endpoint.pk) | {"secret": secret}, status=201)
 
@@ -159,7 +159,7 @@ class EndpointDetail(EndpointView):
     def patch(self, request: Request, pk: int) -> Response:
         """Change the endpoint, or disable or enable it."""
         row = self.find(WebhookEndpoint, pk)
-        actions.do_update_endpoint(row, **given(WebhookEndpointUpdateSerializer, request.data, partial=True))
+        actions.do_update_endpoint(row, **validate_body(WebhookEndpointUpdateSerializer, request.data, partial=True))
         return Response(self.representation(pk))
 
     @extend_schema(operation_id="webhook_delete", responses={204: None})

@@ -44,19 +44,19 @@ def tenant_scope(tenant: Tenant | int) -> Iterator[None]:
     Scopes can be nested; the innermost one applies.
     """
     tenant_id = tenant if isinstance(tenant, int) else tenant.pk
-    with _opened(TenantScope(tenant_id, None), durable=False):
+    with _open_scope(TenantScope(tenant_id, None), durable=False):
         yield
 
 
 @contextmanager
 def all_tenants_scope(reason: BypassReason, *, durable: bool = False) -> Iterator[None]:
     """Open a transaction that sees the rows of all tenants. With `durable`, it must be the outermost transaction."""
-    with _opened(TenantScope(None, reason), durable=durable):
+    with _open_scope(TenantScope(None, reason), durable=durable):
         yield
 
 
 @contextmanager
-def _opened(scope: TenantScope, *, durable: bool) -> Iterator[None]:
+def _open_scope(scope: TenantScope, *, durable: bool) -> Iterator[None]:
     outer = _scope.get()
     nested = connection.in_atomic_block
     token = _scope.set(scope)

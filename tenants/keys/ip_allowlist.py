@@ -7,7 +7,7 @@ from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 
-def normalized(networks: Iterable[str]) -> tuple[str, ...]:
+def normalize_networks(networks: Iterable[str]) -> tuple[str, ...]:
     """Return addresses and networks as CIDR without duplicates, in the given order.
 
     Raises:
@@ -16,7 +16,7 @@ def normalized(networks: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(ip_network(text.strip(), strict=False)) for text in networks))
 
 
-def allowed(address: str | None, networks: Sequence[str] | None) -> bool:
+def is_allowed(address: str | None, networks: Sequence[str] | None) -> bool:
     """Return whether an IP address is in one of the networks. If `networks` is None, all addresses are allowed.
 
     An IPv4-mapped IPv6 address counts as the IPv4 address. A missing or invalid address is in no network.

@@ -43,7 +43,7 @@ def bucket(stored: bytes | None, name: str) -> tuple[int, int]:
     return (int(numbers[at]), int(numbers[at + 1]))
 
 
-def remaining(stored: bytes | None, name: str, limit: int, now_ms: int) -> int:
+def compute_remaining(stored: bytes | None, name: str, limit: int, now_ms: int) -> int:
     """Return the amount that is left of a limit at a time. `stored` is the string of the limit's set."""
     ticks, tick = WINDOWS[WINDOW_INDEXES[name]][2]
     level, since = bucket(stored, name)

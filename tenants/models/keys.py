@@ -83,7 +83,7 @@ class ApiKeySnapshotRow(models.Model):
     def __str__(self) -> str:
         return f"snapshot of key {self.key_id}, version {self.version}"
 
-    def decoded(self) -> snapshot.ApiKeySnapshot:
+    def decode(self) -> snapshot.ApiKeySnapshot:
         return snapshot.decode(bytes(self.payload))
 
 

@@ -39,7 +39,7 @@ def wait_for_gateways(change_id: int) -> Pending:
     try:
         with valkey.connect(settings.MILLRACE.valkey_url, valkey.CONFIRMATIONS) as broker:
             broker.publish(CHANNEL, str(change_id))
-            while (pending := _pending(broker, change_id)) and time.monotonic() < ends:
+            while (pending := _find_pending(broker, change_id)) and time.monotonic() < ends:
                 time.sleep(POLL_SECONDS)
     except redis.RedisError as exc:
         log.warning("gateway_confirmation_failed", change_id=change_id, error=str(exc))
@@ -49,7 +49,7 @@ def wait_for_gateways(change_id: int) -> Pending:
     return pending
 
 
-def _pending(broker: redis.Redis, change_id: int) -> tuple[str, ...]:
+def _find_pending(broker: redis.Redis, change_id: int) -> tuple[str, ...]:
     unconfirmed: Any = broker.sdiff([GATEWAYS_KEY, applied_key(change_id)])
     named = sorted(name.decode() for name in unconfirmed)
     return tuple(name for name in named if broker.exists(gateway_heartbeat_key(name)))

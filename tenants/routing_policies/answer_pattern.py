@@ -83,7 +83,7 @@ class AnswerPattern:
 
     def matches(self, text: str) -> bool | None:
         """Return whether the complete text matches; None if that would take too long."""
-        states = self._entered([self._start])
+        states = self._find_entered([self._start])
         following: dict[tuple[frozenset[int], str], frozenset[int]] = {}
         steps = 0
         for character in text:
@@ -99,13 +99,13 @@ class AnswerPattern:
                     if (test := self._states[number].test) is not None and test(character)
                     for target in self._states[number].following
                 ]
-                found = following[place] = self._entered(reached)
+                found = following[place] = self._find_entered(reached)
             if not found:
                 return False
             states = found
         return self._accepted in states
 
-    def _entered(self, numbers: list[int]) -> frozenset[int]:
+    def _find_entered(self, numbers: list[int]) -> frozenset[int]:
         """Return the states with all that are reached without a character."""
         entered: set[int] = set()
         pending = list(numbers)
@@ -132,28 +132,28 @@ class AnswerPattern:
         self._depth -= 1
         if len(parts) == 1:
             return parts[0]
-        start, end = self._new(), self._new()
+        start, end = self._add_state(), self._add_state()
         for first, last in parts:
             self._link(start, first)
             self._link(last, end)
         return start, end
 
     def _sequence(self) -> tuple[int, int]:
-        start = end = self._new()
+        start = end = self._add_state()
         while self._peek() not in ("", "|", ")"):
-            first, last = self._repeated()
+            first, last = self._parse_repetition()
             self._link(end, first)
             end = last
         return start, end
 
-    def _repeated(self) -> tuple[int, int]:
+    def _parse_repetition(self) -> tuple[int, int]:
         begin = self._at
         part = self._atom()
         atom_end = self._at
         low, high = self._quantifier()
         if (low, high) == (1, 1):
             return part
-        start = end = self._new()
+        start = end = self._add_state()
         for number in range(low if high is None else high):
             first, last = self._again(begin, atom_end) if number else part
             self._link(end, first)
@@ -162,7 +162,7 @@ class AnswerPattern:
             end = last
         if high is None:
             first, last = self._again(begin, atom_end) if low else part
-            loop = self._new()
+            loop = self._add_state()
             self._link(end, loop)
             self._link(loop, first)
             self._link(last, loop)
@@ -216,14 +216,14 @@ class AnswerPattern:
         if character == "[":
             return self._single(self._character_class())
         if character == "\\":
-            return self._single(self._escaped())
+            return self._single(self._parse_escape())
         if character == ".":
             return self._single(_any)
         if character in _SPECIAL or character in "^$":
             raise PatternError(f"unexpected {character!r} at position {self._at - 1}")
         return self._single(_one(character))
 
-    def _escaped(self) -> Test:
+    def _parse_escape(self) -> Test:
         character = self._peek()
         if not character:
             raise PatternError("the pattern ends with a backslash")
@@ -278,11 +278,11 @@ class AnswerPattern:
         return _ESCAPES.get(escaped, escaped)
 
     def _single(self, test: Test) -> tuple[int, int]:
-        start, end = self._new(test), self._new()
+        start, end = self._add_state(test), self._add_state()
         self._link(start, end)
         return start, end
 
-    def _new(self, test: Test | None = None) -> int:
+    def _add_state(self, test: Test | None = None) -> int:
         if len(self._states) >= MAX_STATES:
             raise PatternError("the pattern has too many repetitions")
         self._states.append(_State(test))
@@ -300,6 +300,6 @@ def _is_number(text: str) -> bool:
 
 
 @lru_cache(maxsize=256)
-def compiled(pattern: str) -> AnswerPattern:
+def compile_pattern(pattern: str) -> AnswerPattern:
     """Return the compiled pattern, from a cache."""
     return AnswerPattern(pattern)

@@ -54,7 +54,7 @@ def order_targets(
     ordered = sorted(models, key=lambda model: _rank(strategy, measures[model]))
     best = first = ordered[0]
     if strategy == "lowest_latency":
-        first = _probed(ordered, request_id)
+        first = _choose_probed(ordered, request_id)
     others = (model for model in ordered if model != first)
     return TargetOrder((first, *others, *fallbacks), is_probe=first != best)
 
@@ -68,7 +68,7 @@ def _rank(strategy: Strategy, measures: TargetMeasures) -> tuple[bool, bool, flo
     return not measures.fits, value is None, value or 0
 
 
-def _probed(ordered: Sequence[str], request_id: str) -> str:
+def _choose_probed(ordered: Sequence[str], request_id: str) -> str:
     """Return the target to use: for a few requests another one than the fastest, so that its latency is measured."""
     number = _number(request_id, b"probe")
     if len(ordered) < 2 or number % 100 >= PROBE_PERCENT:

@@ -21,12 +21,12 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
             lines = {
-                name.removeprefix(f"{TABLE}_").replace("_", "-"): _counted(cursor, name)
+                name.removeprefix(f"{TABLE}_").replace("_", "-"): _count_rows(cursor, name)
                 for name in existing_partitions()
             }
             for row in UsageArchive.objects.filter(restored_at__isnull=True):
                 here = "detached" if row.dropped_at is None else "dropped"
-                size = "" if row.dropped_at else _counted(cursor, partition_name(row.month))[1]
+                size = "" if row.dropped_at else _count_rows(cursor, partition_name(row.month))[1]
                 lines[str(row)] = (row.rows, size, here)
             lost = UsageQuarantine.objects.filter(
                 reason=UsageQuarantine.Reason.UNPLACEABLE, resolved_at__isnull=True
@@ -38,7 +38,7 @@ class Command(BaseCommand):
             self.stdout.write(f"In quarantine for want of their month: {lost} messages.")
 
 
-def _counted(cursor: Any, name: str) -> tuple[int, str, str]:
+def _count_rows(cursor: Any, name: str) -> tuple[int, str, str]:
     cursor.execute(f"SELECT count(*), pg_size_pretty(pg_total_relation_size('{name}')) FROM {name}")  # noqa: S608
     rows, size = cursor.fetchone()
     return rows, size, "attached"

@@ -11,7 +11,7 @@ from django.utils.translation import ngettext
 
 from billing.actions.drafts import close_after
 from billing.amounts import DEFAULT_CURRENCY, nano_a_cent
-from billing.invoicing.lines import used, wanted
+from billing.invoicing.lines import find_usage, select_usage
 from billing.metering.archives import require_usage
 from billing.models import Account, Invoice, InvoiceLine, LedgerEntry, Period
 from billing.pricing.currencies import other_currencies
@@ -231,7 +231,7 @@ def _row(ctx: PageContext, row: Invoice, owed: Money, agrees: bool | None) -> di
 def comparison(ctx: PageContext) -> dict[str, Any]:
     """Compare the usage lines of each invoice with the usage events of its month, in one statement for all tenants."""
     periods = list(Period.objects.filter(label=month_of(ctx)).select_related("entity"))
-    usage = {period.pk: used(period) for period in periods}
+    usage = {period.pk: find_usage(period) for period in periods}
     try:
         for period in periods:
             require_usage(period.pk)
@@ -244,7 +244,7 @@ def comparison(ctx: PageContext) -> dict[str, Any]:
     differences = []
     for row in rows:
         uses = usage[row.period_id].get(row.tenant_id, [])
-        was = sum(use.femto for use in wanted(Invoice.InvoiceType.INVOICE, uses))
+        was = sum(use.femto for use in select_usage(Invoice.InvoiceType.INVOICE, uses))
         if was != int(billed.get(row.pk, 0)):
             differences.append((row, Money(int(billed.get(row.pk, 0)), row.currency), Money(was, row.currency)))
     others = other_currencies()

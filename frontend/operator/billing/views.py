@@ -14,7 +14,7 @@ from django.utils.translation import ngettext
 from billing.actions.corrections import do_void, do_write_off
 from billing.actions.drafts import notes_on
 from billing.actions.invoices import do_finalize
-from billing.actions.matching import outstanding
+from billing.actions.matching import sum_outstanding
 from billing.amounts import decimal_cents, dollars, minor_digits, nano_a_cent
 from billing.invoicing.lines import lines_of
 from billing.models import Invoice, InvoiceLine, Period
@@ -106,7 +106,7 @@ def _possible(ctx: PageContext, found: Invoice) -> dict[str, str]:
     """Return the URLs of the actions by name; empty if the action is not possible in this state."""
     draft, is_open = found.state == Invoice.State.DRAFT, found.state == Invoice.State.OPEN
     paid, billed = found.state == Invoice.State.PAID, not found.is_credit_note
-    untouched = billed and is_open and outstanding(found) == found.total and not notes_on(found).exists()
+    untouched = billed and is_open and sum_outstanding(found) == found.total and not notes_on(found).exists()
     able = {
         "finalize": draft and found.complete,
         "payment": billed and is_open,
@@ -379,7 +379,7 @@ def _final(ctx: PageContext) -> tuple[Invoice, int]:
     if found.state == Invoice.State.DRAFT or found.is_credit_note:
         raise Http404
     with ctx.scope():
-        return found, outstanding(found)
+        return found, sum_outstanding(found)
 
 
 def _month_url(ctx: PageContext, period: Period) -> str:

@@ -176,7 +176,7 @@ def _queue(board: FleetStatus, model: str) -> dict[str, Any]:
     waits = [queue for gateway in board.gateways for queue in gateway.presence.waiting if queue.model == model]
     return {
         "model": model,
-        "ready": board.ready(model),
+        "ready": board.count_ready(model),
         "replicas": len(replicas),
         "running": sum(status.load for status in replicas if status.state != ReplicaState.SILENT),
         "waiting": sum(queue.requests for queue in waits if not queue.batch),

@@ -111,7 +111,7 @@ def _model(spec: ModelSpec, board: FleetStatus | None) -> dict[str, Any]:
         "context": min(lengths) if lengths else spec.max_model_len,
         "numbers": ", ".join(sorted({machine.dtype for machine in machines})) or spec.dtype,
         "kind": _KINDS[model_task(spec.source)],
-        "ready": 0 if board is None else board.ready(spec.name),
+        "ready": 0 if board is None else board.count_ready(spec.name),
         "replicas": len(own),
     }
 
@@ -121,7 +121,7 @@ def _prices(now: datetime) -> Mapping[str, tuple[tuple[str, Money], ...]]:
     rows = CompiledRateCard.objects.filter(tenant_id=None, tier=Tier.STANDARD, effective_from__lte=now)
     found = {}
     for row in rows.order_by("model", "-effective_from", "-pk").distinct("model"):
-        rates = {rate.component: rate.nano_per_million for rate in reversed(row.decoded().rates)}
+        rates = {rate.component: rate.nano_per_million for rate in reversed(row.decode().rates)}
         shown = ((Component.UNCACHED, _("input")), (Component.OUTPUT, _("output")))
         prices = tuple((label, Money.nano(rates[component])) for component, label in shown if component in rates)
         if prices:

@@ -47,7 +47,7 @@ def document_of(
     Call inside a scope that sees its tenant and its billing entity.
     """
     lines, currency = list(lines), invoice.currency
-    words = document.in_words(document.described(invoice, lines))
+    words = document.in_words(document.describe_invoice(invoice, lines))
     final = invoice.pk is not None and invoice.state != Invoice.State.DRAFT
     owed = (
         owed_on(LedgerEntry.objects.for_tenant(invoice.tenant_id), [invoice])[invoice.pk]

@@ -139,10 +139,10 @@ def file(ctx: PageContext) -> HttpResponse:
 def _body(found: Invoice, form: str) -> bytes | str:
     if form == "pdf":
         return stored_pdf(found)
-    described = document.described(found, lines_of(found))
+    described = document.describe_invoice(found, lines_of(found))
     if form == "xml":
         return facturx.xml(described)
-    return as_csv(described) if form == "csv" else document.encoded(described)
+    return as_csv(described) if form == "csv" else document.encode_document(described)
 
 
 def find(ctx: PageContext) -> Invoice:

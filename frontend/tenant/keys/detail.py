@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from billing.metering.usage import accepted
+from billing.metering.usage import count_accepted
 from frontend.core.numbers import Money, common_places
 from frontend.core.page_context import PageContext, first_or_404
 from frontend.tenant.keys.key_limits import row_of
@@ -56,7 +56,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
     return {
         "key": key,
         "spend": Money(spent["cost_femto"] if spent else 0),
-        "accepted": accepted(spent) if spent else 0,
+        "accepted": count_accepted(spent) if spent else 0,
         "tokens": sum(spent[name] for name in TOKEN_CLASSES) if spent else 0,
     }
 

@@ -10,7 +10,7 @@ from django.db.models import Count, Exists, F, OuterRef, Q, QuerySet, Subquery
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from billing.metering.usage import UsageReport, accepted, sums
+from billing.metering.usage import UsageReport, count_accepted, sums
 from billing.models import Budget, ExecutionOutcome
 from frontend.core.date_ranges import month_of
 from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar, text_chip
@@ -251,7 +251,7 @@ def projects(ctx: PageContext) -> dict[str, Any]:
         {
             "project": row,
             "spend": Money(spent[row.pk]["cost_femto"] if row.pk in spent else 0),
-            "accepted": accepted(spent[row.pk]) if row.pk in spent else 0,
+            "accepted": count_accepted(spent[row.pk]) if row.pk in spent else 0,
         }
         for row in rows
     ]

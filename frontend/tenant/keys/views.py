@@ -12,7 +12,7 @@ from django.urls import path
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from billing.metering.usage import accepted
+from billing.metering.usage import count_accepted
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import lazy_text as _lazy
@@ -182,7 +182,7 @@ def revoke_key(ctx: PageContext) -> HttpResponse:
         message=lambda _done: _("%(name)s was revoked.") % {"name": row.name},
         then=ctx.url("keys"),
         danger=True,
-        **_key_form(ctx, row, _("Revoke key"), revocation_effect(row, accepted(spent) if spent else 0)),
+        **_key_form(ctx, row, _("Revoke key"), revocation_effect(row, count_accepted(spent) if spent else 0)),
     )
 
 

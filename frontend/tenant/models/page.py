@@ -115,7 +115,7 @@ def _model(spec: ModelSpec, board: FleetStatus | None) -> dict[str, Any]:
     lengths = [beat.machine.max_model_len for beat in beats if beat.machine is not None]
     task = model_task(spec.source)
     state, badge = (_("Unknown"), "") if board is None else (_("Ready"), "good")
-    if board is not None and not board.ready(spec.name):
+    if board is not None and not board.count_ready(spec.name):
         state, badge = (_("Starting"), "info") if beats else (_("Not running"), "warn")
     return {
         "name": spec.name,

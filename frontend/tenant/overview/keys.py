@@ -8,7 +8,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from billing.metering.usage import UsageReport, accepted, sums
+from billing.metering.usage import UsageReport, count_accepted, sums
 from billing.models import Budget, BudgetPeriod
 from billing.pricing.pricing import Tier
 from frontend.core.date_ranges import date_range_of
@@ -100,7 +100,7 @@ def batches(ctx: PageContext) -> dict[str, Any]:
     date_range = date_range_of(ctx)
     used = [row for row in by_tier(ctx, date_range.start, date_range.end) if row["tier"] == Tier.BATCH]
     cost = sum(row["cost_femto"] for row in used)
-    return {"rows": (), "used": sum(accepted(row) for row in used), "cost": Money(cost)}
+    return {"rows": (), "used": sum(count_accepted(row) for row in used), "cost": Money(cost)}
 
 
 def _latest(ctx: PageContext) -> Iterable[Batch]:

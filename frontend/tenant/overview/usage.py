@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from django.utils.translation import gettext as _
 
-from billing.metering.usage import UsageReport, accepted, sums, total
+from billing.metering.usage import UsageReport, count_accepted, sums, total
 from billing.models import ExecutionOutcome
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import legend_total as summed
@@ -111,7 +111,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
 
 def _metered(rows: list[dict[str, Any]]) -> tuple[int, int]:
     """Return the number of accepted requests and their cost in femto-USD."""
-    return sum(map(accepted, rows)), sum(row["cost_femto"] for row in rows)
+    return sum(map(count_accepted, rows)), sum(row["cost_femto"] for row in rows)
 
 
 def _per_thousand(requests: int, femto: int) -> Money | None:

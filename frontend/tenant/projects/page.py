@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db.models import Q, QuerySet
 
-from billing.metering.usage import UsageReport, accepted, sums
+from billing.metering.usage import UsageReport, count_accepted, sums
 from billing.models import Budget
 from frontend.core.date_ranges import month_of
 from frontend.core.lists import ListPage, keyset_page
@@ -38,7 +38,7 @@ def figures(ctx: PageContext) -> dict[str, Any]:
     return {
         "spend": Money(used["cost_femto"] if used else 0),
         "saved": Money(used["saved_femto"] if used else 0),
-        "accepted": accepted(used) if used else 0,
+        "accepted": count_accepted(used) if used else 0,
         "failed": used["failed"] if used else 0,
         "active_keys": keys.filter(is_active(ctx)).count(),
         "keys": keys.count(),

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from django.db import connection
 from django.utils.translation import gettext as _
 
-from billing.metering.usage import GROUP_COLUMNS, Group, TooManyRows, UsageReport, accepted, sums, total
+from billing.metering.usage import GROUP_COLUMNS, Group, TooManyRows, UsageReport, count_accepted, sums, total
 from billing.models import SUMMED, UsageChange
 from frontend.core.numbers import Money, common_places, share
 from frontend.core.page_context import PageContext
@@ -134,7 +134,7 @@ def _row(name: Name, counts: Mapping[str, int], all_cost: int) -> UsageGroupsRow
     context = sum(counts[component] for component in PROMPT_CLASSES)
     return UsageGroupsRow(
         *name,
-        requests=accepted(counts),
+        requests=count_accepted(counts),
         failed=counts["failed"],
         uncached=counts["uncached"],
         cached=counts["cache_read"],

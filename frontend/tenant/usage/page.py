@@ -9,7 +9,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from billing.amounts import TOKENS_A_PRICE
-from billing.metering.usage import accepted, sums, total
+from billing.metering.usage import count_accepted, sums, total
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import legend_total as summed
 from frontend.core.date_ranges import days_of
@@ -68,7 +68,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
     tokens = context + counts["output"]
     return {
         "counts": counts,
-        "accepted": accepted(counts),
+        "accepted": count_accepted(counts),
         "input": context,
         "hit": share(counts["cache_read"], context),
         "cost": cost,
@@ -219,7 +219,7 @@ def _miss(row: Mapping[str, Any], all_missed: int) -> dict[str, Any]:
     label, message = REASONS.get(row["miss_reason"], (row["miss_reason"].replace("_", " "), ""))
     tokens = row["uncached"]
     part = share(tokens, all_missed)
-    return {"label": label, "message": message, "accepted": accepted(row), "uncached": tokens, "part": part}
+    return {"label": label, "message": message, "accepted": count_accepted(row), "uncached": tokens, "part": part}
 
 
 def rejections(ctx: PageContext) -> dict[str, Any]:

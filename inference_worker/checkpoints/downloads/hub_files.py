@@ -47,7 +47,7 @@ class FileFetcher:
             with suppress(HubError):
                 return StoredFile(file.path, file.size, verify(target, file))
             target.unlink()
-        if cached := self._cached(file):
+        if cached := self._find_cached(file):
             partial.unlink(missing_ok=True)  # it may be a link, which must not be appended to
             _link_or_copy(cached, partial)
             with suppress(HubError):
@@ -69,7 +69,7 @@ class FileFetcher:
             HubError: the header is damaged or too large, or the file is not in the cache and there is no connection.
         """
         target.parent.mkdir(parents=True, exist_ok=True)
-        if cached := self._cached(file):
+        if cached := self._find_cached(file):
             target.symlink_to(cached)
             return
         self._reject_offline(file)
@@ -109,7 +109,7 @@ class FileFetcher:
                     break
         return bytes(data[:size])
 
-    def _cached(self, file: RemoteFile) -> Path | None:
+    def _find_cached(self, file: RemoteFile) -> Path | None:
         found = try_to_load_from_cache(self._remote.source.repository, file.path, revision=self._remote.commit)
         return Path(found).resolve() if isinstance(found, str) else None
 

@@ -32,7 +32,7 @@ def _commands(group: click.Group, prefix: str) -> Iterator[tuple[str, click.Comm
 
 def _section(name: str, command: click.Command) -> list[str]:
     level = "#" * name.count(" ")
-    lines = [f"#{level} {name}", "", _escaped(" ".join((command.help or "").split())), ""]
+    lines = [f"#{level} {name}", "", _escape_cell(" ".join((command.help or "").split())), ""]
     if isinstance(command, click.Group):
         return lines
     pieces = command.collect_usage_pieces(click.Context(command))
@@ -40,7 +40,7 @@ def _section(name: str, command: click.Command) -> list[str]:
     options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
     if options:
         lines += ["| option | description |", "|---|---|"]
-        lines += [f"| `{_option_title(option)}` | {_escaped(option.help or '')} |" for option in options]
+        lines += [f"| `{_option_title(option)}` | {_escape_cell(option.help or '')} |" for option in options]
         lines.append("")
     return lines
 
@@ -53,5 +53,5 @@ def _option_title(option: click.Option) -> str:
     return f"{names} {option.metavar or '/'.join(map(str, choices)) or 'VALUE'}"
 
 
-def _escaped(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")

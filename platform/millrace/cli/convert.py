@@ -26,7 +26,7 @@ def main() -> None:
     for spec in specs:
         try:
             if spec.source.startswith(HUB_PREFIX):
-                source = str(_pulled(spec))
+                source = str(_pull_once(spec))
                 print(json.dumps({"model": spec.name, "source": source}), flush=True)
                 spec = replace(spec, source=source)
             ensure_model(spec, data_dir(), partial(_report, spec.name, "converting"))
@@ -34,7 +34,7 @@ def main() -> None:
             sys.exit(f"{spec.name}: {exc}")
 
 
-def _pulled(spec: ModelSpec) -> Path:
+def _pull_once(spec: ModelSpec) -> Path:
     """Return the pulled model's directory or .gguf file. A model that was pulled before is not pulled again."""
     source = HubSource.parse(spec.source.removeprefix(HUB_PREFIX))
     store = ModelStore(data_dir())

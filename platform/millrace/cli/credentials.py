@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from millrace.cli.app import USAGE, ResourceGroup, Session, command, fail, given_options
-from millrace.cli.output import Column, joined, moment
+from millrace.cli.output import Column, join_values, moment
 
 MAX_SECRET_BYTES = 8192
 _CREDENTIAL = [
     Column("id", "id", right=True),
     Column("name", "name"),
-    Column("models", lambda row: joined(row.get("models") or ())),
+    Column("models", lambda row: join_values(row.get("models") or ())),
     Column("nano-USD/day", "daily_spend_limit_nano", right=True),
     Column("concurrency", "max_concurrency", right=True),
     Column("version", "version", right=True),

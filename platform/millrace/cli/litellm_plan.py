@@ -387,7 +387,7 @@ def _plan_key(
         return
     given = _texts(row.get("models"))
     wanted = list(models.get(team, ())) if not given or "all-team-models" in given else given
-    allowed = None if not wanted or _ALL_MODELS & set(wanted) else _allowed(plan, subject, wanted, names)
+    allowed = None if not wanted or _ALL_MODELS & set(wanted) else _find_allowed(plan, subject, wanted, names)
     scope = _scope(plan, row, "key", name, "", budgets)
     plan.keys.append(
         PlannedKey(
@@ -403,7 +403,9 @@ def _plan_key(
     )
 
 
-def _allowed(plan: Plan, subject: str, wanted: Iterable[str], names: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+def _find_allowed(
+    plan: Plan, subject: str, wanted: Iterable[str], names: Mapping[str, Sequence[str]]
+) -> tuple[str, ...]:
     """Return the names that a key may request: its models' deployments, and the policies of the same names."""
     allowed: dict[str, None] = {}
     for model in wanted:

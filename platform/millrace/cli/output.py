@@ -140,7 +140,7 @@ def yes_no(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def joined(values: Iterable[Any]) -> str:
+def join_values(values: Iterable[Any]) -> str:
     return ", ".join(map(str, values))
 
 
@@ -164,7 +164,7 @@ def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], em
     for column in columns:
         table.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(_styled(column.text_of(row)) for column in columns))
+        table.add_row(*(_style_text(column.text_of(row)) for column in columns))
     _console().print(table)
 
 
@@ -176,11 +176,11 @@ def print_fields(row: Mapping[str, Any], columns: Sequence[Column]) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for column in columns:
-        table.add_row(column.title, _styled(column.text_of(row)))
+        table.add_row(column.title, _style_text(column.text_of(row)))
     _console().print(table)
 
 
-def _styled(text: str) -> Any:
+def _style_text(text: str) -> Any:
     from rich.text import Text
 
     return Text(text, style="green" if text in _GOOD else "red" if text in _BAD else "")

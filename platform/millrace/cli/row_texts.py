@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from millrace.cli.output import amount_of, joined
+from millrace.cli.output import amount_of, join_values
 
 Row = Mapping[str, Any]
 invoice_total = amount_of("total")
@@ -39,7 +39,7 @@ def activity(is_active: bool) -> str:
 
 
 def joined_or_all(values: Iterable[Any]) -> str:
-    return joined(values) or "all"
+    return join_values(values) or "all"
 
 
 def problem_texts(problems: Iterable[Row]) -> str:

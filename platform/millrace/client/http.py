@@ -164,7 +164,7 @@ class Http:
         idempotency_key: str | None = None,
     ) -> Any:
         """Return the decoded JSON of a response; None if it is empty."""
-        return _decoded(self.raw(verb, path, query=query, body=body, idempotency_key=idempotency_key))
+        return _decode_response(self.raw(verb, path, query=query, body=body, idempotency_key=idempotency_key))
 
     def raw(
         self,
@@ -220,7 +220,7 @@ class AsyncHttp:
         idempotency_key: str | None = None,
     ) -> Any:
         """Return the decoded JSON of a response; None if it is empty."""
-        return _decoded(await self.raw(verb, path, query=query, body=body, idempotency_key=idempotency_key))
+        return _decode_response(await self.raw(verb, path, query=query, body=body, idempotency_key=idempotency_key))
 
     async def raw(
         self,
@@ -269,7 +269,7 @@ def _error(response: httpx2.Response) -> StatusError:
     return error_of(response.status_code, body, response.text, retry_after(response))
 
 
-def _decoded(response: httpx2.Response) -> Any:
+def _decode_response(response: httpx2.Response) -> Any:
     if not response.content or not response.is_success:
         return None
     try:

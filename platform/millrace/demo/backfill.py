@@ -59,7 +59,7 @@ def prices() -> PriceIndex:
     """Return all rate cards."""
     index = PriceIndex()
     with all_tenants_scope(BypassReason.COMMAND):
-        index.add(row.decoded() for row in CompiledRateCard.objects.order_by("pk"))
+        index.add(row.decode() for row in CompiledRateCard.objects.order_by("pk"))
     return index
 
 
@@ -172,7 +172,7 @@ class _Sending:
             if self._waiting:
                 self.flush()
                 continue
-            fitting, group = _divided(group, rooms)
+            fitting, group = _split_uses(group, rooms)
             if not fitting:
                 self._progress.refused += len(group)
                 return
@@ -209,13 +209,13 @@ class _Sending:
 
     def _queue(self, group: Sequence[DemoUsage], lease: tuple[int, int] | None) -> None:
         self._waiting += [
-            UsageMessage(use.event.billing_context.request_id, encode(_held(use, lease))) for use in group
+            UsageMessage(use.event.billing_context.request_id, encode(_build_event(use, lease))) for use in group
         ]
         if len(self._waiting) >= BATCH:
             self.flush()
 
 
-def _held(use: DemoUsage, lease: tuple[int, int] | None) -> Any:
+def _build_event(use: DemoUsage, lease: tuple[int, int] | None) -> Any:
     """Return the event as a worker would send it, with its reservation."""
     held = {"reserved_nano": use.need["money"], "reserved_tokens": use.need["tokens"]}
     if lease is not None:
@@ -225,7 +225,7 @@ def _held(use: DemoUsage, lease: tuple[int, int] | None) -> Any:
     )
 
 
-def _divided(group: Sequence[DemoUsage], rooms: dict[str, int]) -> tuple[list[DemoUsage], list[DemoUsage]]:
+def _split_uses(group: Sequence[DemoUsage], rooms: dict[str, int]) -> tuple[list[DemoUsage], list[DemoUsage]]:
     """Return the uses that fit into the rooms one after another, and the rest."""
     fitting, rest, left = [], [], dict(rooms)
     for use in group:

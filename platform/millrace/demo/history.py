@@ -66,7 +66,7 @@ def uses(
     demo_tenant: DemoTenant, day: date, period: DemoPeriod, models: DemoModels, prices: PriceIndex
 ) -> list[DemoUsage]:
     """Return the requests of one day until now, in the order of their admission."""
-    keys = [key for key in demo_tenant.spec.keys if key.work and models.named(key.work.model)]
+    keys = [key for key in demo_tenant.spec.keys if key.work and models.find_model(key.work.model)]
     if not keys:
         return []
     draw = random.Random(f"{demo_tenant.spec.slug} {day}")  # noqa: S311  (not used for secrets)
@@ -100,7 +100,7 @@ def _use(
     prices: PriceIndex,
 ) -> DemoUsage | None:
     work = key.work
-    model = None if work is None else models.named(work.model)
+    model = None if work is None else models.find_model(work.model)
     if work is None or model is None:
         return None
     usage, miss_reason = _tokens(work, age, draw)

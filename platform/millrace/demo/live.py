@@ -93,7 +93,7 @@ def _lines(demo_tenant: DemoTenant, secrets: Secrets, models: DemoModels) -> lis
     found = []
     for key in demo_tenant.spec.keys:
         secret = secrets.get(demo_tenant, key.name)
-        model = key.work and models.named(key.work.model)
+        model = key.work and models.find_model(key.work.model)
         if secret and model and key.work and key.work.model != "embedding":
             found.append(_LiveKey(demo_tenant.spec.slug, secret, model))
     return found

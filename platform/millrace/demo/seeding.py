@@ -42,7 +42,7 @@ class DemoModels:
     generating: tuple[str, ...]
     embedding: tuple[str, ...]
 
-    def named(self, which: str) -> str | None:
+    def find_model(self, which: str) -> str | None:
         """Return the model for `first`, `second` or `embedding`, or None if the platform has none of this type."""
         models = self.embedding if which == "embedding" else self.generating
         return models[min(which == "second", len(models) - 1)] if models else None
@@ -171,7 +171,7 @@ def _route(demo_tenant: DemoTenant, models: DemoModels) -> None:
     """Publish two versions of a routing policy, which the console can compare."""
     with tenant_scope(demo_tenant.tenant):
         known = RoutingPolicy.objects.for_tenant(demo_tenant.tenant).filter(name=NAME).count()
-    first, second = models.named("first"), models.named("second")
+    first, second = models.find_model("first"), models.find_model("second")
     first_version: dict[str, Any] = {"rules": [{"targets": [{"model": first}]}]}
     both_versions: dict[str, Any] = {"rules": [{"targets": [{"model": first, "weight": 9}, {"model": second}]}]}
     for body in [first_version] if first == second else [first_version, both_versions][known:]:
@@ -240,7 +240,7 @@ def _tax(entity: BillingEntity) -> None:
 
 def _price(demo_tenants: list[DemoTenant], models: DemoModels, first_day: date) -> None:
     """Publish the prices. NOTE: the book is assigned before that, so that its prices apply from the first day."""
-    first, second = models.named("first"), models.named("second")
+    first, second = models.find_model("first"), models.find_model("second")
     with all_tenants_scope(BypassReason.COMMAND):
         versions = list(PriceVersion.objects.filter(book__name=BOOK).order_by("pk"))
         assigned = set(PriceBookAssignment.objects.all_tenants().values_list("tenant_id", flat=True))

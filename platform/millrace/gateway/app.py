@@ -242,9 +242,9 @@ class Gateway:
         checks = {"postgres": database, "valkey": valkey, "disk": self.disk.check()}
         checks["prices"] = "ok" if self.admission.budgets.has_prices else "not loaded yet"
         for name in self._required_models():
-            model = self.router.served(name)
+            model = self.router.find_served(name)
             key = name if model is None else model.key
-            ready = {*self.dispatcher.replicas.ready(key), *self.dispatcher.replicas.loadable(key)}
+            ready = {*self.dispatcher.replicas.find_ready(key), *self.dispatcher.replicas.find_loadable(key)}
             if present is not None:  # without replicas whose exit the monitor has not seen yet
                 ready &= present
             checks[f"model {name}"] = "ok" if ready else "no replica is ready"

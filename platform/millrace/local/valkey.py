@@ -44,8 +44,8 @@ class Valkey:
             "bind": "127.0.0.1",
             "port": str(port),
             "requirepass": state.secret("password"),
-            "dir": _quoted(directory),
-            "pidfile": _quoted(directory / "valkey.pid"),
+            "dir": _quote_path(directory),
+            "pidfile": _quote_path(directory / "valkey.pid"),
             "appendonly": "yes" if self.durable else "no",
             "appendfsync": "everysec",
             "save": '""',
@@ -88,6 +88,6 @@ def is_accepting(url: str) -> bool:
         client.close()
 
 
-def _quoted(path: Path) -> str:
+def _quote_path(path: Path) -> str:
     escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

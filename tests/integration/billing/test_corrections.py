@@ -10,7 +10,7 @@ from billing.actions import credits, drafts
 from billing.actions.corrections import do_issue_credit_note, do_void, do_write_off
 from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.invoices import do_finalize
-from billing.actions.matching import outstanding
+from billing.actions.matching import sum_outstanding
 from billing.actions.payments import Received, do_record_payment
 from billing.actions.purchases import do_sell_credit
 from billing.actions.setup import do_set_profile
@@ -56,7 +56,7 @@ def on(account: Account, tenant: Tenant) -> int:
 def state(invoice: Invoice) -> tuple[str, int]:
     with all_tenants_scope(BypassReason.BILLING):
         row = Invoice.objects.all_tenants().get(pk=invoice.pk)
-        return row.state, outstanding(row)
+        return row.state, sum_outstanding(row)
 
 
 def corrections(tenant: Tenant, at) -> list[Invoice]:

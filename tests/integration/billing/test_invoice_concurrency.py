@@ -102,7 +102,7 @@ def test_a_killed_finalization_leaves_no_trace(october, monkeypatch, step):
 
 def test_one_tenants_error_does_not_delay_the_others(october, monkeypatch):
     waiting = drafts(october, 3)
-    whole = document.described
+    whole = document.describe_invoice
 
     def described(invoice: Invoice, lines: list[InvoiceLine]) -> dict[str, object]:
         if invoice.tenant_id == waiting[0].tenant_id:
@@ -110,7 +110,7 @@ def test_one_tenants_error_does_not_delay_the_others(october, monkeypatch):
         return whole(invoice, lines)
 
     with monkeypatch.context() as patch:
-        patch.setattr(document, "described", described)
+        patch.setattr(document, "describe_invoice", described)
         report = invoice_months(month="2026-10", now=over(october))
     assert (report.finalized, report.left) == (*(["INV-2026-000001", "INV-2026-000002"], ["t0 2026-10: no such line"]),)
     assert invoice_months(now=october.ends_at + timedelta(days=1)).finalized == ["INV-2026-000003"]
@@ -125,7 +125,7 @@ def test_a_failing_typesetter_prevents_no_invoice(october, monkeypatch):
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(pdf, "rendered", fail)
+        patch.setattr(pdf, "render_pdf", fail)
         report = invoice_months(month="2026-10", now=over(october))
         assert (report.finalized, report.left) == (["INV-2026-000001", "INV-2026-000002"], [])
         assert emails.send_all() == 0
@@ -264,7 +264,7 @@ def content_of(tenant: Tenant, at: datetime) -> bytes:
     """Return the draft's content without its tenant."""
     (draft,) = do_draft(period(at), tenant)
     with all_tenants_scope(BypassReason.BILLING):
-        return document.encoded(document.described(draft, lines_of(draft)))
+        return document.encode_document(document.describe_invoice(draft, lines_of(draft)))
 
 
 # Months

@@ -261,9 +261,9 @@ def test_csv_has_exact_amounts_and_no_formulas(acme):
 
 def test_json_is_byte_identical(acme):
     shown = document_of(month(acme))
-    once = document.encoded(shown)
-    assert document.encoded(json.loads(once)) == once
-    assert pdf.rendered(json.loads(once)) == pdf.rendered(shown)
+    once = document.encode_document(shown)
+    assert document.encode_document(json.loads(once)) == once
+    assert pdf.render_pdf(json.loads(once)) == pdf.render_pdf(shown)
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_final_invoices_without_a_pdf_are_an_issue(acme, now, monkeypatch):
         raise ValueError("no such font")
 
     with monkeypatch.context() as patch:
-        patch.setattr(files.pdf, "rendered", fail)
+        patch.setattr(files.pdf, "render_pdf", fail)
         assert len(invoice_months(now=now).finalized) == 2
     assert invoice_issues(now) == []
     later = now + timedelta(hours=2)

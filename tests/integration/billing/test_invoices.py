@@ -11,7 +11,7 @@ from billing.actions import credits
 from billing.actions.corrections import do_issue_credit_note, do_void, do_write_off
 from billing.actions.drafts import SETTLING, do_close_period, do_draft
 from billing.actions.invoices import do_finalize
-from billing.actions.matching import outstanding
+from billing.actions.matching import sum_outstanding
 from billing.actions.payments import Received, do_record_payment
 from billing.invoicing import checks, document, pdf
 from billing.invoicing.lines import lines_of
@@ -59,7 +59,7 @@ def lines(invoice: Invoice) -> list[InvoiceLine]:
 
 def owed(invoice: Invoice) -> int:
     with all_tenants_scope(BypassReason.BILLING):
-        return outstanding(invoice)
+        return sum_outstanding(invoice)
 
 
 def booked(tenant: Tenant, account: Account) -> int:
@@ -165,7 +165,7 @@ def test_late_usage_is_on_the_next_invoice_and_the_last_is_unchanged(acme):
 def recomputed(invoice: Invoice) -> bytes:
     with all_tenants_scope(BypassReason.BILLING):
         row = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk)
-        return pdf.rendered(document.described(row, lines_of(row)))
+        return pdf.render_pdf(document.describe_invoice(row, lines_of(row)))
 
 
 def corrected(tenant: Tenant) -> tuple[Invoice, Invoice]:

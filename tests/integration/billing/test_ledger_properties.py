@@ -23,7 +23,7 @@ from billing.actions.corrections import do_issue_credit_note, do_issue_debit_not
 from billing.actions.credits import with_rest
 from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.invoices import do_finalize
-from billing.actions.matching import outstanding, written_off
+from billing.actions.matching import sum_outstanding, written_off
 from billing.actions.one_off_lines import do_add_one_off_line
 from billing.actions.payments import Received, do_record_payment
 from billing.actions.price_terms import do_add_price_term
@@ -31,9 +31,9 @@ from billing.actions.prices import do_assign_book
 from billing.actions.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
 from billing.amounts import femto_a_cent, nano_a_cent
 from billing.invoicing import document, facturx, pdf
-from billing.invoicing.checks import recomputed
-from billing.invoicing.lines import Count, UsageLine, counted, used
-from billing.ledger import balance, booked
+from billing.invoicing.checks import recompute_document
+from billing.invoicing.lines import Count, UsageLine, count_usage, find_usage
+from billing.ledger import balance, sum_booked
 from billing.models import (
     CHARGES,
     Account,
@@ -270,7 +270,7 @@ class BillingHistory(RuleBasedStateMachine):
             cursor.execute("SET CONSTRAINTS ALL DEFERRED")
         rows = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to__period")
         final = list(rows.filter(number__isnull=False).order_by("pk"))
-        months = cache(lambda month, tenant_id: (used(month, tenant_id), counted(month, tenant_id)))
+        months = cache(lambda month, tenant_id: (find_usage(month, tenant_id), count_usage(month, tenant_id)))
         for row in final:
             self.check_document(row, *months(row.period, row.tenant_id))
         self.check_entries()
@@ -282,16 +282,16 @@ class BillingHistory(RuleBasedStateMachine):
 
     def check_document(self, row: Invoice, uses: dict[int, list[UsageLine]], counts: dict[int, Count]) -> None:
         """The document is byte-equal when recomputed, and the ledger has its tax and revenue."""
-        made = recomputed(row, uses.get(row.tenant_id, []), counts.get(row.tenant_id, Count()))
-        assert hashlib.sha256(document.encoded(made)).hexdigest() == row.sha256, (row, made)
+        made = recompute_document(row, uses.get(row.tenant_id, []), counts.get(row.tenant_id, Count()))
+        assert hashlib.sha256(document.encode_document(made)).hexdigest() == row.sha256, (row, made)
         sign, unit = 1 if row.is_credit_note else -1, nano_a_cent(row.currency)
-        taxed = booked(row.tenant_id, f"invoice:{row.pk}", Account.TAX)
+        taxed = sum_booked(row.tenant_id, f"invoice:{row.pk}", Account.TAX)
         assert taxed == sign * sum(tax["tax"] for tax in row.taxes) * unit
         revenue = row.taxable if row.is_credit_note else row.subtotal
         account = Account.CREDITS if row.sells_credit else Account.REVENUE
-        assert booked(row.tenant_id, f"invoice:{row.pk}", account) == sign * revenue * unit
+        assert sum_booked(row.tenant_id, f"invoice:{row.pk}", account) == sign * revenue * unit
         limits = (0, row.total) if row.invoice_type in CHARGES else (0, 0)
-        assert limits[0] <= outstanding(row) <= limits[1]
+        assert limits[0] <= sum_outstanding(row) <= limits[1]
         assert row.total == row.taxable + sum(tax["tax"] for tax in row.taxes) >= 0
 
     def check_entries(self) -> None:
@@ -321,7 +321,7 @@ class BillingHistory(RuleBasedStateMachine):
         prepaid = with_rest(CreditGrant.objects.for_tenant(tenant_id).filter(grant_type="prepaid"))
         held = -balance(tenant_id, Account.DEPOSITS) + sum(grant.rest for grant in prepaid)
         purchases = [row for row in documents if row.sells_credit]
-        held -= sum(outstanding(row) * unit + written_off(row) for row in purchases)  # refunded, and used
+        held -= sum(sum_outstanding(row) * unit + written_off(row) for row in purchases)  # refunded, and used
         assert held <= paid * unit and paid >= 0
         assert balance(tenant_id, Account.DEPOSITS) <= 0
         assert balance(tenant_id, Account.CASH) == paid * unit
@@ -348,7 +348,7 @@ class BillingHistory(RuleBasedStateMachine):
                 known = month.get(key, MonthlyUsage(0, 0))
                 cost = known.femto + item.uncached * self.price_of(item)
                 month[key] = MonthlyUsage(known.tokens + item.uncached, cost)
-        rules = [term.decoded() for term in PriceTerm.objects.for_tenant(tenant_id).order_by("pk")]
+        rules = [term.decode() for term in PriceTerm.objects.for_tenant(tenant_id).order_by("pk")]
         cost = sum(
             sum(item.femto for item in month.values()) + sum(changes(rules, month, currency))
             for month in usage.values()
@@ -389,5 +389,5 @@ def test_random_histories(db):
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("part", range(4))
 def test_many_random_histories(db, monkeypatch, part):
-    monkeypatch.setattr(pdf, "rendered", facturx.xml)
+    monkeypatch.setattr(pdf, "render_pdf", facturx.xml)
     run(100, 40)

@@ -10,7 +10,7 @@ from django.core.management import call_command
 
 from billing.actions.corrections import do_issue_credit_note, do_issue_debit_note, do_write_off
 from billing.actions.credits import do_commit, do_grant_credit
-from billing.actions.matching import outstanding
+from billing.actions.matching import sum_outstanding
 from billing.actions.one_off_lines import do_add_one_off_line
 from billing.actions.payment_events import do_record_event
 from billing.actions.payments import Received, do_record_payment
@@ -86,7 +86,7 @@ def on(account: Account, tenant: Tenant) -> int:
 
 def owed(invoice: Invoice) -> int:
     with all_tenants_scope(BypassReason.BILLING):
-        return outstanding(invoice)
+        return sum_outstanding(invoice)
 
 
 def test_an_invoice_in_yen_has_no_decimals(yen):

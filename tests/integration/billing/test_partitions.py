@@ -9,7 +9,7 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 
 from billing.metering.ingest import UsageMessage, settle
-from billing.metering.partitions import ensure_partitions, existing_partitions, month_of, shifted
+from billing.metering.partitions import ensure_partitions, existing_partitions, month_of, shift_month
 from billing.models import UsageEvent
 from billing.tasks import make_partitions
 from inference_worker.contract.messages import encode
@@ -39,7 +39,7 @@ def drop_far_partitions(as_owner) -> None:
     ],
 )
 def test_shifted(month, by, expected):
-    assert shifted(month, by) == expected
+    assert shift_month(month, by) == expected
 
 
 def test_partitions_are_months_in_utc():
@@ -49,7 +49,7 @@ def test_partitions_are_months_in_utc():
 @pytest.mark.django_db
 def test_the_migration_created_the_months():
     now = month_of(datetime.now(UTC))
-    wanted = [f"billing_usageevent_{shifted(now, offset):%Y_%m}" for offset in range(-1, 4)]
+    wanted = [f"billing_usageevent_{shift_month(now, offset):%Y_%m}" for offset in range(-1, 4)]
     assert set(wanted) <= set(existing_partitions())
     assert make_partitions() == []
 
@@ -89,7 +89,7 @@ def test_the_last_microsecond_of_a_month_belongs_to_it(event):
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.execute("SELECT tableoid::regclass::text, admitted_at FROM billing_usageevent ORDER BY admitted_at")
         assert cursor.fetchall() == [
-            (f"billing_usageevent_{shifted(this, -1):%Y_%m}", last),
+            (f"billing_usageevent_{shift_month(this, -1):%Y_%m}", last),
             (f"billing_usageevent_{this:%Y_%m}", first),
         ]
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from billing.actions.credits import applied_credit
-from billing.actions.matching import outstanding
+from billing.actions.matching import sum_outstanding
 from billing.actions.payments import Received, do_record_payment
 from billing.ledger import PostedEntry, balance, post
 from billing.models import Account, CreditGrant, Invoice, LedgerEntry, LedgerTransaction, Payment
@@ -38,7 +38,7 @@ def pay(cents: int, reference: str = "p1", **fields):
 def state(invoice: Invoice) -> tuple[str, int]:
     with all_tenants_scope(BypassReason.BILLING):
         row = Invoice.objects.all_tenants().get(pk=invoice.pk)
-        return row.state, outstanding(row)
+        return row.state, sum_outstanding(row)
 
 
 def on(account: Account, tenant: Tenant) -> int:
@@ -136,7 +136,7 @@ def test_invalid_amounts_are_rejected(text):
 
 def test_invalid_csv_files_are_rejected():
     with pytest.raises(Unreadable):
-        FileDrop().received(b"\xff\xfe\x00", {})
+        FileDrop().read_file(b"\xff\xfe\x00", {})
 
 
 @pytest.mark.django_db(transaction=True)

@@ -12,7 +12,7 @@ from billing.actions.corrections import do_issue_credit_note, do_issue_debit_not
 from billing.actions.credits import do_grant_credit, grant_credit
 from billing.actions.drafts import creditable, do_close_period, do_draft
 from billing.actions.invoices import do_finalize
-from billing.actions.matching import outstanding
+from billing.actions.matching import sum_outstanding
 from billing.actions.purchases import do_sell_credit
 from billing.actions.setup import do_add_exchange_rate
 from billing.invoicing import checks
@@ -59,7 +59,7 @@ def purchase() -> Invoice:
 
 def state(invoice: Invoice) -> tuple[str, int]:
     with all_tenants_scope(BypassReason.BILLING):
-        return Invoice.objects.all_tenants().get(pk=invoice.pk).state, outstanding(invoice)
+        return Invoice.objects.all_tenants().get(pk=invoice.pk).state, sum_outstanding(invoice)
 
 
 def check_documents(tenant: Tenant) -> None:

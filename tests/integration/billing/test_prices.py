@@ -46,7 +46,7 @@ def publish(*prices: NewPrice, at: datetime | None = None, withdrawn: tuple = ()
 
 def found(tenant: int = 1, at: datetime | None = None, model: str = "m") -> RateCard | None:
     index = PriceIndex()
-    index.add(row.decoded() for row in unscoped(CompiledRateCard).order_by("pk"))
+    index.add(row.decode() for row in unscoped(CompiledRateCard).order_by("pk"))
     moment = at or datetime.now(UTC) + timedelta(seconds=1)
     return index.find(tenant, model, Tier.STANDARD, round(moment.timestamp() * 1e6))
 

@@ -90,7 +90,7 @@ def test_searches_are_invoiced_like_tokens(acme, client, event):
         row = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk)
         result = checks.check(row)
     assert (result.unrated, result.same_data, result.same_pdf) == (0, True, True)
-    texts = document.in_words(document.described(row, [lines["uncached"], lines["searches"]]))
+    texts = document.in_words(document.describe_invoice(row, [lines["uncached"], lines["searches"]]))
     assert texts["groups"][0]["lines"][1]["what"] == "Searches"
 
 

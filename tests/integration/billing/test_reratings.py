@@ -11,7 +11,7 @@ from billing.actions.corrections import do_issue_credit_note, do_issue_debit_not
 from billing.actions.credits import do_grant_credit
 from billing.actions.drafts import do_close_period, do_draft
 from billing.actions.invoices import do_finalize
-from billing.actions.matching import outstanding
+from billing.actions.matching import sum_outstanding
 from billing.actions.one_off_lines import do_add_one_off_line, do_remove_one_off_line
 from billing.actions.payments import Received, do_record_payment
 from billing.actions.reratings import continue_reratings, do_apply_rerating, do_propose_rerating, preview_rerating
@@ -72,7 +72,7 @@ def on(account: Account, tenant: Tenant) -> int:
 
 def owed(invoice: Invoice) -> int:
     with all_tenants_scope(BypassReason.BILLING):
-        return outstanding(invoice)
+        return sum_outstanding(invoice)
 
 
 def assert_recomputed(*invoices: Invoice) -> None:

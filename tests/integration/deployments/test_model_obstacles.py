@@ -90,7 +90,7 @@ def acme(acme: Tenant, monkeypatch: pytest.MonkeyPatch) -> Tenant:
     _later_rate_card("later-price", datetime.now(UTC) + timedelta(hours=1), uncached="1", cache_read="1", output="1")
     _later_rate_card("ended-price", datetime.now(UTC) - timedelta(hours=1))
     ready = set(EXPECTED) - {"silent", "sleeping", "unknown"}
-    monkeypatch.setattr(FleetStatus, "ready", lambda self, model: int(model in ready))
+    monkeypatch.setattr(FleetStatus, "count_ready", lambda self, model: int(model in ready))
     monkeypatch.setattr(model_obstacles, "read_fleet_status", lambda: FleetStatus((), (), None, None))
     return acme
 

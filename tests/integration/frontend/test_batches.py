@@ -109,7 +109,7 @@ def test_the_form_shows_its_errors_and_stores_nothing(client, acme, key, body, c
     assert response.status_code == 422
     assert message in response.content.decode()
     assert of(File, acme) == of(Batch, acme) == []
-    assert list(storage().old(-1)) == []
+    assert list(storage().find_old(-1)) == []
 
 
 def test_uploads_are_bounded(client, acme, key, monkeypatch, settings):
@@ -122,7 +122,7 @@ def test_uploads_are_bounded(client, acme, key, monkeypatch, settings):
     response = upload(client, key)
     assert response.status_code == 422
     assert "Delete some files first" in response.content.decode()
-    assert len(of(File, acme)) == len(list(storage().old(-1))) == 1
+    assert len(of(File, acme)) == len(list(storage().find_old(-1))) == 1
 
 
 def test_a_cancelled_batch_stays_cancelled_and_is_audited(client, acme, key):

@@ -119,9 +119,9 @@ async def test_without_the_change_log_each_request_reads_its_budgets(gateway: An
     made = await sync_to_async(budget)(amount=100 * RESERVED)
     local_gateway = await gateway()
     await admit_requests(local_gateway, 1)
-    local_gateway.budget_admission.polled(float("-inf"))
+    local_gateway.budget_admission.note_poll(float("-inf"))
     await sync_to_async(change)(made, amount=2 * RESERVED)
-    local_gateway.budget_admission.polled(float("-inf"))
+    local_gateway.budget_admission.note_poll(float("-inf"))
     found = [await local_gateway.admit() for _ in range(2)]
     assert [isinstance(each, Admitted) for each in found] == [True, False]
     await sync_to_async(change)(made, amount=100 * RESERVED)

@@ -50,7 +50,7 @@ class Calls:
         prompt = asyncio.run(tokenize(self._model, read_messages(msgspec.json.encode({**body, "max_tokens": 1}))))
         counted = asyncio.run(tokenize(self._model, read_count(msgspec.json.encode(body))))
         usage = self._ask(prompt.ids, prompt.breakpoints)
-        message = MessagesWriter(ResponseSpec("d", "req_1", "m", 1, 1), ANY).whole(
+        message = MessagesWriter(ResponseSpec("d", "req_1", "m", 1, 1), ANY).build_response(
             [End("req_1", 1, 0, "length", None, usage)]
         )
         classes, made = message["usage"], message["usage"]["cache_creation"]

@@ -87,7 +87,7 @@ async def test_a_new_version_is_routed_when_its_replicas_and_tokenizers_are_read
     assert fleet.models["m"].key == OLD.key  # fewer replicas than the old version
     await fleet.round(c=(NEW, ReplicaPhase.READY))
     assert fleet.models["m"].key == NEW.key
-    assert fleet.router.served("m") is fleet.models["m"]
+    assert fleet.router.find_served("m") is fleet.models["m"]
 
 
 async def test_a_new_version_with_fewer_replicas_is_routed(fleet: Fleet) -> None:

@@ -160,7 +160,7 @@ async def test_a_job_names_another_replica_with_the_cached_prefix(broker: redis.
 
 
 async def both_serve(dispatcher: Dispatcher) -> bool:
-    return len(dispatcher.replicas.ready("m")) == 2
+    return len(dispatcher.replicas.find_ready("m")) == 2
 
 
 async def stored(broker: redis.Redis, request_id: str) -> InferenceJob:

@@ -45,7 +45,7 @@ async def test_an_exit_counts_before_the_monitor_has_seen_it(broker: redis.Redis
     await broker.hdel(REPLICAS_KEY, "r2")  # type: ignore[misc]
     assert (await gateway.readiness())[CHECK] == "no replica is ready"
     await look(watch, broker, 3)  # a heartbeat of the replica that has exited was on its way
-    assert list(gateway.dispatcher.replicas.ready("m")) == ["r2"]
+    assert list(gateway.dispatcher.replicas.find_ready("m")) == ["r2"]
 
 
 async def test_a_suspected_replica_is_not_ready(broker: redis.Redis, gateway: Gateway) -> None:

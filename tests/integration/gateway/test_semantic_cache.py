@@ -107,7 +107,7 @@ class Tokenized:
     async def prompt(self, model: ServedModel, number: int) -> Prompt:
         return Prompt([1, 2, 3, 4])
 
-    async def shortened(self, model: ServedModel, number: int, max_tokens: int) -> Prompt:
+    async def shorten(self, model: ServedModel, number: int, max_tokens: int) -> Prompt:
         raise AssertionError
 
 

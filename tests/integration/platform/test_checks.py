@@ -16,6 +16,14 @@ WORDS = check_words.WordList(
 )
 
 
+FUNCTIONS = check_names.FunctionNames(
+    avoid=frozenset({"left", "spent", "done"}),
+    verbs=frozenset({"embed"}),
+    exceptions=frozenset({"a.done"}),
+    unchecked=("old",),
+)
+
+
 @pytest.mark.parametrize(
     ("subject", "is_valid"),
     [
@@ -73,7 +81,31 @@ def test_class_names_are_unique(tmp_path: Path) -> None:
     for name in ("one.py", "two.py"):
         (commands / name).write_text("class Command: ...\n")
     paths = sorted(tmp_path.rglob("*.py"))
-    assert check_names.find_problems(paths, tmp_path) == ["b.py:3: class Limit is also defined at a.py:1"]
+    assert check_names.find_problems(paths, tmp_path, FUNCTIONS) == ["b.py:3: class Limit is also defined at a.py:1"]
+
+
+def test_classes_of_different_screens_may_have_the_same_name(tmp_path: Path) -> None:
+    screens = tmp_path / "frontend" / "tenant"
+    for screen in ("keys", "usage"):
+        (screens / screen).mkdir(parents=True)
+        (screens / screen / "page.py").write_text("class Row: ...\n")
+    assert check_names.find_problems(sorted(tmp_path.rglob("*.py")), tmp_path, FUNCTIONS) == []
+    (screens / "usage" / "views.py").write_text("class Row: ...\n")
+    (problem,) = check_names.find_problems(sorted(tmp_path.rglob("*.py")), tmp_path, FUNCTIONS)
+    assert problem.startswith("frontend/tenant/usage/views.py:1: class Row is also defined at")
+
+
+def test_functions_are_named_by_verbs(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "a.py").write_text("def left(): ...\n")
+    path = tmp_path / "a.py"
+    path.write_text(
+        "def _left(): ...\ndef embed(): ...\ndef served_model(): ...\ndef done(): ...\nclass Budget:\n"
+        "    def spent(self): ...\n    @property\n    def used(self): ...\n"
+        "    async def add(self):\n        if self:\n            def added(): ...\n"
+    )
+    problems = check_names.find_problems([path, tmp_path / "old" / "a.py"], tmp_path, FUNCTIONS)
+    assert [problem.split()[4] for problem in problems] == ["_left", "spent", "added"]
 
 
 def test_schemas_are_named_for_what_they_are() -> None:
@@ -111,7 +143,7 @@ def test_comments_beside_names_are_noun_phrases(tmp_path: Path) -> None:
 def test_exceptions_are_named_exc(tmp_path: Path) -> None:
     path = tmp_path / "a.py"
     path.write_text("try: ...\nexcept OSError as exc: ...\nexcept ValueError as fault: ...\n")
-    assert check_names.find_problems([path], tmp_path) == ["a.py:3: name the exception exc, not fault"]
+    assert check_names.find_problems([path], tmp_path, FUNCTIONS) == ["a.py:3: name the exception exc, not fault"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from millrace.apps.experiments.success import feedback_of, retried, succeeded
+from millrace.apps.experiments.success import feedback_of, find_retried, has_succeeded
 from millrace.apps.request_log.models import RequestRecord
 from millrace.apps.request_log.success_costs import SUCCESS_GROUPS, SuccessCosts, success_costs
 from tenants import actions
@@ -76,8 +76,8 @@ def test_the_sums_are_those_of_single_requests(acme: Tenant) -> None:
     make_requests(acme)
     with tenant_scope(acme):
         rows = list(RequestRecord.objects.for_tenant(acme).filter(replay_of=""))
-        feedback, again = feedback_of(acme.pk, [row.request_id for row in rows]), retried(acme.pk, rows)
-    decided = [succeeded(row, feedback.get(row.request_id), was_retried=row.request_id in again) for row in rows]
+        feedback, again = feedback_of(acme.pk, [row.request_id for row in rows]), find_retried(acme.pk, rows)
+    decided = [has_succeeded(row, feedback.get(row.request_id), was_retried=row.request_id in again) for row in rows]
     found = groups(acme).values()
     assert sum(row.succeeded for row in found) == decided.count(True) > 0
     assert sum(row.requests for row in found) == len(decided) - decided.count(None)

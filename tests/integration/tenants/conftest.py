@@ -26,6 +26,6 @@ def row():
         from tenants.models import ApiKeySnapshotRow  # here: imported before Django is set up
 
         with all_tenants_scope(BypassReason.KEY_LOOKUP):
-            return ApiKeySnapshotRow.objects.all_tenants().get(key_hash=stored_hash(secret)).decoded()
+            return ApiKeySnapshotRow.objects.all_tenants().get(key_hash=stored_hash(secret)).decode()
 
     return row

@@ -98,7 +98,7 @@ def test_concurrent_uses_rehash_a_key_once(peppers, broker):
     assert [found.pk for found in at_once(*[lambda: authentication.find_key(secret)] * 4)] == [key.pk] * 4
     assert bytes(unscoped(ApiKeySnapshotRow).get().key_hash) == snapshot.hash_key(secret, NEW)
     copy = broker.get(snapshot.valkey_name(snapshot.hash_key(secret, NEW)))
-    assert snapshot.decode(copy) == unscoped(ApiKeySnapshotRow).get().decoded()
+    assert snapshot.decode(copy) == unscoped(ApiKeySnapshotRow).get().decode()
 
 
 def test_rotation(project, row):
@@ -197,8 +197,8 @@ def test_update_rejects_invalid_values(project, fields, row):
 
 @given(st.lists(st.ip_addresses(), min_size=1, max_size=5), st.integers(0, 128))
 def test_an_address_is_in_its_own_network(found, prefix):
-    networks = ip_allowlist.normalized(f"{each}/{min(prefix, each.max_prefixlen)}" for each in found)
-    assert all(ip_allowlist.allowed(str(each), networks) for each in found)
+    networks = ip_allowlist.normalize_networks(f"{each}/{min(prefix, each.max_prefixlen)}" for each in found)
+    assert all(ip_allowlist.is_allowed(str(each), networks) for each in found)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_an_address_is_in_its_own_network(found, prefix):
     ],
 )
 def test_ip_allowlists(address, networks, expected):
-    assert ip_allowlist.allowed(address, networks) is expected
+    assert ip_allowlist.is_allowed(address, networks) is expected
 
 
 def test_the_time_of_last_use_only_increases(project):

@@ -58,7 +58,7 @@ def furnish(tenant: Tenant, category: str = "AE", rate: int = 0) -> None:
 def document_of(invoice: Invoice) -> dict:
     with all_tenants_scope(BypassReason.BILLING):
         row = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk)
-        return document.described(row, lines_of(row))
+        return document.describe_invoice(row, lines_of(row))
 
 
 def attached(invoice: Invoice) -> tuple[pikepdf.Pdf, bytes]:

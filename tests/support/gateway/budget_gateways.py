@@ -109,7 +109,7 @@ async def budget_gateway(url: str, key: ApiKeySnapshot, name: str = "gw-a") -> A
         store = BudgetLeaseStore(pool, name, REQUEST_SECONDS)
         budget_admission = BudgetAdmission(store, broker, broker)
         await store.load_prices(budget_admission.prices)
-        budget_admission.polled(float("inf"))  # the tests apply changes
+        budget_admission.note_poll(float("inf"))  # the tests apply changes
         await budget_admission.start()
         await asyncio.sleep(0.05)  # it listens now or at the next attempt
         try:

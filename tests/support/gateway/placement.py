@@ -40,5 +40,5 @@ class Fleet:
     def send(self, job: InferenceJob) -> PlacementChoice:
         choice = self.placement.choose(job)
         assert choice is not None
-        self.placement.sent(choice.replica_id)
+        self.placement.note_sent(choice.replica_id)
         return choice

@@ -74,7 +74,7 @@ def test_a_band_is_served_after_enough_correct_checks_and_stopped_by_errors() ->
     for _ in range(needed - 1):
         evidence.add(high, is_correct=True)
     assert not evidence.serves(high, 0.05)
-    assert (evidence.missing(0.05), evidence.bound(0.05)) == (1, None)
+    assert (evidence.count_missing(0.05), evidence.bound(0.05)) == (1, None)
     evidence.add(high, is_correct=True)
     assert evidence.serves(high, 0.05) and not evidence.serves(high, 0.02)
     assert not evidence.serves(low, 0.05) and not evidence.serves(0.0, 0.05)
@@ -82,6 +82,6 @@ def test_a_band_is_served_after_enough_correct_checks_and_stopped_by_errors() ->
     assert bound is not None and bound <= 0.05
     evidence.add(high, is_correct=False)
     assert not evidence.serves(high, 0.05)
-    assert evidence.missing(0.05) > 0
+    assert evidence.count_missing(0.05) > 0
     evidence.add(0.0, is_correct=False)  # below all bands: not evidence
     assert sum(band.wrong for band in evidence.bands) == 1

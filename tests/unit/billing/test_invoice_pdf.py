@@ -113,7 +113,7 @@ def fonts_of(made: bytes) -> set[str]:
 @pytest.mark.parametrize("script", sorted(NAMES))
 def test_an_invoice_in_each_script_of_cldr(script):
     names = NAMES[script]
-    made = pdf.rendered(invoice(names))
+    made = pdf.render_pdf(invoice(names))
     assert made.startswith(b"%PDF-")
     assert {glyphs.printable(name) == name for name in names} == {script in PRINTED}
     if script not in PRINTED:
@@ -125,14 +125,14 @@ def test_an_invoice_in_each_script_of_cldr(script):
 def test_random_texts_are_typeset_once(only_once):
     texts = list(random_texts(2_000, seed=1))
     for start in range(0, len(texts), 100):
-        pdf.rendered(invoice(texts[start : start + 100]))
+        pdf.render_pdf(invoice(texts[start : start + 100]))
     assert len(only_once) == 20
 
 
 @pytest.mark.slow
 def test_each_random_text_alone():
     for text in random_texts(2_000, seed=2):
-        pdf.rendered(invoice([text]))
+        pdf.render_pdf(invoice([text]))
 
 
 def test_every_character_of_the_fonts_is_typeset():
@@ -143,7 +143,7 @@ def test_every_character_of_the_fonts_is_typeset():
     assert [each for each in characters if glyphs.printable(each) != each] == []
     for start in range(0, len(characters), 5_000):
         texts = ["".join(characters[at : at + 100]) for at in range(start, min(start + 5_000, len(characters)), 100)]
-        pdf.rendered(invoice(texts))
+        pdf.render_pdf(invoice(texts))
 
 
 @pytest.mark.parametrize(
@@ -164,19 +164,19 @@ def test_every_character_of_the_fonts_is_typeset():
 )
 def test_whole_clusters_are_replaced(text, printed):
     assert glyphs.printable(text) == printed
-    pdf.rendered(invoice([text]))
+    pdf.render_pdf(invoice([text]))
 
 
 def test_unsupported_characters_cost_no_further_typesetting(only_once):
     """700 of them took 700 typesettings, 11 s."""
-    pdf.rendered(invoice(["".join(chr(0x12000 + number) for number in range(700))]))
+    pdf.render_pdf(invoice(["".join(chr(0x12000 + number) for number in range(700))]))
     assert only_once == [1]
 
 
 def test_a_character_that_the_maps_promised_in_vain_is_typeset_in_ascii(monkeypatch, only_once):
     monkeypatch.setattr(pdf, "printable", lambda text: text)
     monkeypatch.setattr(pdf, "_ascii", lambda text: pdf._NOT_ASCII.sub("?", text))
-    assert pdf.rendered(invoice(["ཀ\u0f72 Acme"])).startswith(b"%PDF-")
+    assert pdf.render_pdf(invoice(["ཀ\u0f72 Acme"])).startswith(b"%PDF-")
     assert only_once == [1, 1]
 
 

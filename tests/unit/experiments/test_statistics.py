@@ -14,16 +14,16 @@ ALPHA = 0.05
 def moments(pairs: list[tuple[int, int]]) -> Moments:
     total = Moments()
     for pair in pairs:
-        total = total.changed((0, 0), pair)
+        total = total.replace_pair((0, 0), pair)
     return total
 
 
 def test_moments_are_the_same_in_any_order_and_after_corrections() -> None:
     rng = np.random.default_rng(1)
     pairs = [(int(w), int(x)) for w, x in rng.integers(1, 10**9, (50, 2))]
-    late = moments(pairs[:-1]).changed((0, 0), (1, 7)).changed((1, 7), pairs[-1])
+    late = moments(pairs[:-1]).replace_pair((0, 0), (1, 7)).replace_pair((1, 7), pairs[-1])
     assert moments(pairs) == moments(pairs[::-1]) == late
-    assert late.changed(pairs[0], (0, 0)) == moments(pairs[1:])
+    assert late.replace_pair(pairs[0], (0, 0)) == moments(pairs[1:])
     w, x = np.array(pairs, dtype=object).T
     assert late.as_list() == [50, w.sum(), x.sum(), (w * w).sum(), (x * x).sum(), (w * x).sum()]
 

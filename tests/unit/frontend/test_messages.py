@@ -144,7 +144,7 @@ def raised(parse: Callable[[], object]) -> str:
         lambda: read_csv(["model,tier", "a,b"]),
         lambda: policy.parse({"aliases": {}, "nothing": 1}),
         lambda: policy.parse({"targets": "x"}),
-        lambda: ip_allowlist.normalized(["10.0.0.0/99"]),
+        lambda: ip_allowlist.normalize_networks(["10.0.0.0/99"]),
     ],
 )
 def test_errors_of_parsers_are_translated(parse):

@@ -297,7 +297,7 @@ def streamed(answer: list[AnswerEvent], **options: Any) -> list[Any]:
 
 
 def test_a_message() -> None:
-    answer = MessagesWriter(form(), TOKENIZER).whole(events("Good morning"))
+    answer = MessagesWriter(form(), TOKENIZER).build_response(events("Good morning"))
     assert answer == {
         "id": "msg_1",
         "type": "message",
@@ -343,7 +343,7 @@ CALLS = (
 
 
 def test_tool_calls_with_and_without_streaming() -> None:
-    answer = MessagesWriter(form(tools=["f", "g"]), TOKENIZER).whole(events(CALLS))
+    answer = MessagesWriter(form(tools=["f", "g"]), TOKENIZER).build_response(events(CALLS))
     text, one, two = answer["content"]
     assert (text, answer["stop_reason"]) == ({"type": "text", "text": "See."}, "tool_use")
     assert (one["name"], one["input"], two["name"], two["input"]) == ("f", {"x": [1, 2]}, "g", {})
@@ -374,14 +374,14 @@ def test_tool_calls_with_and_without_streaming() -> None:
     ],
 )
 def test_stop_reasons(end: dict[str, Any], expected: tuple[str, str | None]) -> None:
-    answer = MessagesWriter(form(), TOKENIZER).whole(events("Hi", **end))
+    answer = MessagesWriter(form(), TOKENIZER).build_response(events("Hi", **end))
     assert (answer["stop_reason"], answer["stop_sequence"]) == expected
     assert streamed(events("Hi", **end))[-2]["delta"] == {"stop_reason": expected[0], "stop_sequence": expected[1]}
 
 
 def test_a_truncated_tool_call_is_omitted() -> None:
     cut = events('<tool_call>{"name": "f", "arguments": {"x', reason="length")
-    answer = MessagesWriter(form(tools=["f"]), TOKENIZER).whole(cut)
+    answer = MessagesWriter(form(tools=["f"]), TOKENIZER).build_response(cut)
     assert (answer["content"], answer["stop_reason"]) == ([], "max_tokens")
     assert [event["type"] for event in streamed(cut, tools=["f"])][-3:] == [
         "content_block_stop",
@@ -393,7 +393,7 @@ def test_a_truncated_tool_call_is_omitted() -> None:
 def test_markup_of_a_truncated_call_is_no_text() -> None:
     """A stream and a complete response agree."""
     cut = events("See.\n<tool_call>\n", reason="length")
-    answer = MessagesWriter(form(tools=["f"]), TOKENIZER).whole(cut)
+    answer = MessagesWriter(form(tools=["f"]), TOKENIZER).build_response(cut)
     assert answer["content"] == [{"type": "text", "text": "See."}]
     deltas = [event["delta"] for event in streamed(cut, tools=["f"]) if event["type"] == "content_block_delta"]
     assert deltas == [{"type": "text_delta", "text": "See."}]
@@ -412,19 +412,19 @@ def test_exact_usage_in_every_delta() -> None:
 def test_an_interrupted_stream_ends_with_the_billed_usage() -> None:
     writer = MessagesWriter(form(continuous_usage=True), TOKENIZER)
     writer.stream(events("Good morning")[0])
-    (data,) = writer.interrupted("worker_lost", TokenCounts())
+    (data,) = writer.interrupt("worker_lost", TokenCounts())
     event = msgspec.json.decode(data)
     EVENT.validate_python(event)
     assert (event["type"], event["usage"]["output_tokens"]) == ("message_delta", 0)
-    assert msgspec.json.decode(writer.interrupted("cancelled", None)[0])["usage"]["output_tokens"] == 1
-    assert MessagesWriter(form(), TOKENIZER).interrupted("cancelled", None) == []
+    assert msgspec.json.decode(writer.interrupt("cancelled", None)[0])["usage"]["output_tokens"] == 1
+    assert MessagesWriter(form(), TOKENIZER).interrupt("cancelled", None) == []
 
 
 def test_input_tokens_are_0_if_the_whole_prompt_was_read_or_written() -> None:
     """The sum of the three classes is the prompt's length, on which clients rely."""
     for usage in (TokenCounts(cache_read=32, output=1), TokenCounts(cache_write_5m=32, output=1)):
         end: list[AnswerEvent] = [End("req_1", 1, 0, "stop", None, usage)]
-        answer = MessagesWriter(form(), TOKENIZER).whole(end)["usage"]
+        answer = MessagesWriter(form(), TOKENIZER).build_response(end)["usage"]
         assert answer["input_tokens"] == 0
         assert answer["cache_read_input_tokens"] + answer["cache_creation_input_tokens"] == 32
 
@@ -435,7 +435,7 @@ def test_a_message_without_text() -> None:
 
 
 def test_a_batchs_message_names_its_service_tier() -> None:
-    whole = MessagesWriter(form(service_class=ServiceClass.BATCH), TOKENIZER).whole(events("Hi"))
+    whole = MessagesWriter(form(service_class=ServiceClass.BATCH), TOKENIZER).build_response(events("Hi"))
     assert whole["usage"]["service_tier"] == "batch"
 
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import zstandard
 
-from millrace.gateway.core.content_encoding import SLICE_BYTES, accepted_encoding, compressed, decoded_pieces
+from millrace.gateway.core.content_encoding import SLICE_BYTES, accepted_encoding, compress, decoded_pieces
 from millrace.gateway.core.errors import ApiError
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "zstd": zstandard.compress}
@@ -124,4 +124,4 @@ def test_accepted_encodings(header: bytes, accepted: str | None) -> None:
 @encodings
 async def test_responses_are_compressed(encoding: str) -> None:
     for size in (2000, 200_000):
-        assert DECOMPRESS[encoding](await compressed(b"x" * size, encoding)) == b"x" * size
+        assert DECOMPRESS[encoding](await compress(b"x" * size, encoding)) == b"x" * size

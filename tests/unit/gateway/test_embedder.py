@@ -30,7 +30,7 @@ async def test_a_text_that_cannot_fit_the_model_is_not_tokenized() -> None:
     key = ApiKeySnapshot(1, 1, 1, ("inference",), None, None, False, False, LimitSnapshot(), 1)
     tokenizer = Tokenizer()
     model = ServedModel("e", tokenizer, 10, 10, 0, vector_sizes=(3,), input_prompt="query: ")  # type: ignore[arg-type]
-    router = SimpleNamespace(served=lambda _: model)
+    router = SimpleNamespace(find_served=lambda _: model)
     embedder = QuestionEmbedder("e", router, None)  # type: ignore[arg-type]
     longest = max_characters(model) - len(model.input_prompt)
     assert await embedder.embed(key, "name", "x" * (longest + 1)) is None
@@ -49,7 +49,7 @@ async def test_the_execution_of_a_vector_has_the_payer_that_was_given(is_operato
         payers.append(is_operator_paid)
         return None, [Vectors(name, 1, 0, struct.pack("<3f", 0, 3, 4))]
 
-    embedder = QuestionEmbedder("e", SimpleNamespace(served=lambda _: model), SimpleNamespace(run=run))  # type: ignore[arg-type]
+    embedder = QuestionEmbedder("e", SimpleNamespace(find_served=lambda _: model), SimpleNamespace(run=run))  # type: ignore[arg-type]
     vector = await embedder.embed(key, "name", "text", is_operator_paid=is_operator_paid)
     assert vector is not None
     assert [round(float(number), 3) for number in vector] == [0, 0.6, 0.8]

@@ -46,7 +46,7 @@ def write(vectors: list[list[float]], **asked: Any) -> dict[str, Any]:
     request = read(input=["x"] * len(vectors), **asked)
     form = ResponseSpec("openai.embedding", "req_1", "m", 0, 7, echoed_parameters=request.echoed_parameters)
     events: list[AnswerEvent] = [Vectors("req_1", 1, 0, data), End("req_1", 1, 1, "stop", None, TokenCounts(7))]
-    return EmbeddingsWriter(form, None).whole(events)  # type: ignore[arg-type]
+    return EmbeddingsWriter(form, None).build_response(events)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -66,9 +66,9 @@ def test_no_replica_gets_more_requests_than_credits(fleet: Fleet) -> None:
     went = Counter(fleet.send(make_job(prompt(7))).replica_id for _ in range(4 * 18))
     assert set(went.values()) == {18}  # a batch of 16, and two queued
     assert fleet.placement.choose(make_job([1])) is None
-    replicas = fleet.board.ready("m")
+    replicas = fleet.board.find_ready("m")
     assert [fleet.placement.credits(name, heartbeat) for name, heartbeat in replicas.items()] == [0, 0, 0, 0]
-    fleet.placement.ended("a", claimed=False)
+    fleet.placement.note_ended("a", claimed=False)
     again = fleet.placement.choose(make_job(prompt(7)))
     assert again and again.replica_id == "a"
 
@@ -84,12 +84,12 @@ def test_requests_that_wait_for_an_upstream_use_no_credits(fleet: Fleet) -> None
 
 def test_a_heartbeat_includes_other_gateways_requests(fleet: Fleet) -> None:
     for _ in range(4):
-        fleet.placement.sent("a")
-    fleet.placement.claimed("a")
+        fleet.placement.note_sent("a")
+    fleet.placement.note_claimed("a")
     fleet.beats(a=6)  # one of this gateway, five of others; three of this gateway are not claimed yet
     assert fleet.placement.load("a") == 9
     for n in range(4):
-        fleet.placement.ended("a", claimed=n == 0)
+        fleet.placement.note_ended("a", claimed=n == 0)
     assert fleet.placement.load("a") == 5
     fleet.beats(a=2)
     assert fleet.placement.load("a") == 2
@@ -99,11 +99,11 @@ def test_batch_requests_use_no_credits_of_other_classes(fleet: Fleet) -> None:
     line = msgspec.structs.replace(make_job(prompt(7)), service_class=ServiceClass.BATCH)
     for name in fleet.names:
         for _ in range(18):
-            fleet.placement.sent(name, batch=True)
+            fleet.placement.note_sent(name, batch=True)
     assert fleet.placement.choose(line) is None
     assert fleet.placement.choose(make_job([1])) == PlacementChoice("a", "load", 0, 18)
     for name in fleet.names:
-        fleet.placement.claimed(name, batch=True)
+        fleet.placement.note_claimed(name, batch=True)
     fleet.batch = 1
     fleet.beats(
         a=18, b=20, c=1, d=1
@@ -112,7 +112,7 @@ def test_batch_requests_use_no_credits_of_other_classes(fleet: Fleet) -> None:
     assert fleet.placement.load("c", batch=True) == 18
     for name in fleet.names:
         for n in range(18):
-            fleet.placement.ended(name, claimed=n == 0, batch=True)
+            fleet.placement.note_ended(name, claimed=n == 0, batch=True)
     assert fleet.placement.load("c", batch=True) == 0
 
 
@@ -120,7 +120,7 @@ def test_the_replica_of_a_computed_prefix_is_known(fleet: Fleet, monkeypatch: py
     job, other = make_job(prompt(7)), make_job(prompt(7), b"another tenant's")
     first = fleet.send(job)
     assert first.replicas_with_prefix == ()  # sent there, but not computed yet
-    fleet.placement.computed(first.prefix_hash, first.replica_id)
+    fleet.placement.note_computed(first.prefix_hash, first.replica_id)
     for length in (AFFINITY_TOKENS, 200):
         choice = fleet.placement.choose(make_job(prompt(7, length)))
         assert choice and choice.replicas_with_prefix == (first.replica_id,)
@@ -142,6 +142,6 @@ def test_the_number_of_remembered_prefixes_is_limited(fleet: Fleet, monkeypatch:
     jobs = [make_job(prompt(n)) for n in range(3)]
     for job in jobs:
         choice = fleet.send(job)
-        fleet.placement.computed(choice.prefix_hash, choice.replica_id)
+        fleet.placement.note_computed(choice.prefix_hash, choice.replica_id)
     known = [fleet.placement.choose(job) for job in jobs]
     assert [bool(choice and choice.replicas_with_prefix) for choice in known] == [False, True, True]

@@ -100,7 +100,7 @@ def test_a_cached_prompt_does_not_wait_for_a_busy_replica() -> None:
     fleet = Fleet("a", "b", "c", "d")
     tokens = prompt(1, 1000)
     for start in range(2, 40):  # the mean request computes 1,000 tokens
-        fleet.placement.ended(fleet.send(make_job(prompt(start, 1000))).replica_id, claimed=False)
+        fleet.placement.note_ended(fleet.send(make_job(prompt(start, 1000))).replica_id, claimed=False)
     fleet.placement.prefixes.update({name: encoded(chain(tokens) if name == "a" else []) for name in fleet.names})
     chosen = [fleet.send(make_job(tokens)) for _ in range(8)]
     assert [choice.replica_id for choice in chosen].count("a") < 6

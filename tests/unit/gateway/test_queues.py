@@ -157,7 +157,7 @@ def test_the_order_equals_that_of_a_scan_of_all_tenants(steps: list[tuple[str, i
     queue = ScanningQueue(20)
     names: list[str] = []
     for number, (kind, tenant, cost, long, weight) in enumerate(steps):
-        if kind == "put" and not queue.full(tenant):
+        if kind == "put" and not queue.is_full(tenant):
             names.append(f"{tenant}-{number}")
             queue.put(tenant, weight, cost, names[-1], long=long)
         elif kind == "put back":

@@ -169,7 +169,7 @@ def form(**fields: Any) -> ResponseSpec:
 
 
 def test_chat_completions() -> None:
-    whole = ChatWriter(form(), None).whole(EVENTS)  # type: ignore[arg-type]
+    whole = ChatWriter(form(), None).build_response(EVENTS)  # type: ignore[arg-type]
     message = whole["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == (REASONING, "Yes")
     assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
@@ -188,7 +188,7 @@ def test_logprobs_are_those_of_the_answer() -> None:
         def spell(self, token_id: int) -> bytes:
             return bytes([token_id])
 
-    whole = ChatWriter(form(), Letters()).whole([event, EVENTS[-1]])  # type: ignore[arg-type]
+    whole = ChatWriter(form(), Letters()).build_response([event, EVENTS[-1]])  # type: ignore[arg-type]
     assert [each["token"] for each in whole["choices"][0]["logprobs"]["content"]] == ["B"]
     (chunks) = [msgspec.json.decode(data) for data in ChatWriter(form(), Letters()).stream(event)]  # type: ignore[arg-type]
     assert [len(c["choices"][0]["logprobs"]["content"]) for c in chunks if c["choices"][0]["logprobs"]] == [1]
@@ -197,7 +197,7 @@ def test_logprobs_are_those_of_the_answer() -> None:
 @pytest.mark.parametrize("display", [None, "omitted"])
 def test_messages(display: str | None) -> None:
     spec = form(echoed_parameters={"thinking_display": display} if display else {})
-    whole = MessagesWriter(spec, None).whole(EVENTS)  # type: ignore[arg-type]
+    whole = MessagesWriter(spec, None).build_response(EVENTS)  # type: ignore[arg-type]
     message = anthropic.types.Message.model_validate(whole, strict=True)
     thinking, text = message.content
     assert isinstance(thinking, anthropic.types.ThinkingBlock)
@@ -227,7 +227,7 @@ def test_messages(display: str | None) -> None:
 
 def test_responses() -> None:
     spec = form(echoed_parameters=response(reasoning={"effort": "low"}).echoed_parameters)
-    whole = ResponsesWriter(spec, None).whole(EVENTS)  # type: ignore[arg-type]
+    whole = ResponsesWriter(spec, None).build_response(EVENTS)  # type: ignore[arg-type]
     Response.model_validate(whole, strict=True)
     reasoning, message = whole["output"]
     assert (reasoning["type"], reasoning["content"]) == ("reasoning", [{"type": "reasoning_text", "text": REASONING}])

@@ -85,7 +85,7 @@ def test_a_reported_exit_is_a_loss_at_the_next_check(board: ReplicaRegistry) -> 
     board.update({b"r": beat(2), b"s": beat(2)})
     assert board.update({b"s": beat(3)}, exited=[b"r"]) == {"r"}
     assert board.is_lost("r")
-    assert list(board.ready("m")) == ["s"]
+    assert list(board.find_ready("m")) == ["s"]
 
 
 def test_a_late_heartbeat_does_not_restore_an_exited_replica(board: ReplicaRegistry) -> None:
@@ -173,11 +173,11 @@ def test_an_unreadable_heartbeat_is_ignored(board: ReplicaRegistry) -> None:
 def test_a_cordoned_worker_gets_no_new_work_and_stays_live(board: ReplicaRegistry) -> None:
     for n in (1, 2):
         board.update({b"m-0.aa": beat(n), b"m-1.bb": beat(n)}, [b"m-0"])
-    assert list(board.ready("m")) == ["m-1.bb"]
+    assert list(board.find_ready("m")) == ["m-1.bb"]
     assert not board.takes_work("m-0.aa")
     assert not board.is_lost("m-0.aa")
     board.update({b"m-0.cc": beat(1), b"m-1.bb": beat(3)}, [b"m-0"])
     board.update({b"m-0.cc": beat(2), b"m-1.bb": beat(4)}, [b"m-0"])
-    assert list(board.ready("m")) == ["m-1.bb"]  # it was restarted with the same name
+    assert list(board.find_ready("m")) == ["m-1.bb"]  # it was restarted with the same name
     board.update({b"m-0.cc": beat(3), b"m-1.bb": beat(5)}, [])
-    assert set(board.ready("m")) == {"m-0.cc", "m-1.bb"}
+    assert set(board.find_ready("m")) == {"m-0.cc", "m-1.bb"}

@@ -60,7 +60,7 @@ def write(writer: type[RerankWriter] | type[ScoreWriter], request: InferenceRequ
         Vectors("req_1", 1, 0, data),
         End("req_1", 1, 1, "stop", None, TokenCounts(7, searches=2)),
     ]
-    return writer(spec, None).whole(events)  # type: ignore[arg-type]
+    return writer(spec, None).build_response(events)  # type: ignore[arg-type]
 
 
 def test_documents_are_texts_or_objects() -> None:

@@ -237,7 +237,9 @@ def streamed(answer: list[AnswerEvent], **fields: Any) -> list[Any]:
 
 
 def test_a_response() -> None:
-    answer = ResponsesWriter(form(instructions="Be brief.", tools=[WEATHER]), TOKENIZER).whole(events("Good morning"))
+    answer = ResponsesWriter(form(instructions="Be brief.", tools=[WEATHER]), TOKENIZER).build_response(
+        events("Good morning")
+    )
     (message,) = answer["output"]
     assert message == {
         "id": "msg_1_0",
@@ -278,7 +280,7 @@ def test_a_stream() -> None:
         "completed",
     ]
     assert found[2]["item"]["content"] == []
-    assert found[-1]["response"] == ResponsesWriter(form(), TOKENIZER).whole(events("Good morning"))
+    assert found[-1]["response"] == ResponsesWriter(form(), TOKENIZER).build_response(events("Good morning"))
 
 
 CALLS = (
@@ -326,7 +328,7 @@ def test_an_interrupted_stream_ends_with_the_billed_usage() -> None:
     spec = form(stream=True, stream_options={"continuous_usage_stats": True})
     writer = ResponsesWriter(spec, TOKENIZER)
     sent = [data for event in events("Good morning")[:2] for data in writer.stream(event)]
-    (data,) = writer.interrupted("worker_lost", TokenCounts())
+    (data,) = writer.interrupt("worker_lost", TokenCounts())
     event = msgspec.json.decode(data)
     EVENT.validate_python(event)
     assert (event["type"], event["sequence_number"]) == ("response.failed", len(sent))

@@ -39,7 +39,7 @@ class FakeWriter:
     def stream(self, event: AnswerEvent) -> list[bytes]:
         return [b'{"event":"tokens"}']
 
-    def interrupted(self, code: str, usage: TokenCounts | None) -> list[bytes]:
+    def interrupt(self, code: str, usage: TokenCounts | None) -> list[bytes]:
         return [msgspec.json.encode({"code": code, "output": usage and usage.output})]
 
 

@@ -109,12 +109,12 @@ def test_as_few_messages_as_necessary_are_dropped_in_the_middle() -> None:
     turns = [("system", 10), ("user", 30), ("assistant", 30), ("user", 20), ("tool", 5), ("assistant", 5), ("user", 20)]
     request = conversation(*turns)
     assert context_overflow.output_room(MODEL, request) == 10
-    prompt = context_overflow.shortened(MODEL, request, 90)
+    prompt = context_overflow.shorten_prompt(MODEL, request, 90)
     assert (prompt.num_tokens, prompt.dropped_messages) == (60, 2)
-    prompt = context_overflow.shortened(MODEL, request, 59)  # the tool's result leaves with its call
+    prompt = context_overflow.shorten_prompt(MODEL, request, 59)  # the tool's result leaves with its call
     assert (prompt.num_tokens, prompt.dropped_messages) == (30, 5)
     with pytest.raises(ApiError) as exc_info:
-        context_overflow.shortened(MODEL, request, 29)
+        context_overflow.shorten_prompt(MODEL, request, 29)
     assert exc_info.value.code == "context_length_exceeded"
 
 

@@ -50,5 +50,5 @@ def test_log_lines_of_a_request_name_its_trace() -> None:
     structlog.contextvars.clear_contextvars()
     tracing.begin("req_1", f"00-{TRACE}-{PARENT}-01".encode())
     assert structlog.contextvars.get_contextvars() == {"request_id": "req_1", "trace_id": TRACE}
-    assert trace_id(tracing.current()) == TRACE
+    assert trace_id(tracing.current_traceparent()) == TRACE
     structlog.contextvars.clear_contextvars()

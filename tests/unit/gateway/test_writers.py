@@ -91,10 +91,10 @@ def test_an_interrupted_stream_ends_with_the_billed_usage(code: str, usage: Toke
     for writer_type in (ChatWriter, CompletionWriter):
         writer = writer_type(form(include_usage=True), TOKENIZER)
         writer.stream(EVENTS[0])
-        (data,) = writer.interrupted(code, usage)
+        (data,) = writer.interrupt(code, usage)
         chunk = msgspec.json.decode(data)
         assert (chunk["choices"], chunk["usage"]["completion_tokens"]) == ([], tokens)
-        assert writer_type(form(), TOKENIZER).interrupted(code, usage) == []
+        assert writer_type(form(), TOKENIZER).interrupt(code, usage) == []
 
 
 def test_an_interrupted_stream_counts_all_tokens_that_were_sent() -> None:
@@ -103,12 +103,12 @@ def test_an_interrupted_stream_counts_all_tokens_that_were_sent() -> None:
         writer = writer_type(form(include_usage=True), TOKENIZER)
         for event in events:
             writer.stream(event)
-        (data,) = writer.interrupted("cancelled", None)
+        (data,) = writer.interrupt("cancelled", None)
         assert msgspec.json.decode(data)["usage"]["completion_tokens"] == 10
 
 
 def test_a_chat_completion() -> None:
-    answer = ChatWriter(form(), TOKENIZER).whole(EVENTS)
+    answer = ChatWriter(form(), TOKENIZER).build_response(EVENTS)
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
     assert answer["usage"] == USAGE
     ChatCompletion.model_validate(answer)
@@ -117,7 +117,7 @@ def test_a_chat_completion() -> None:
 def test_completions() -> None:
     chunks = streamed(CompletionWriter(form(), TOKENIZER))
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["Hel", "lo", ""]
-    answer = CompletionWriter(form(), TOKENIZER).whole(EVENTS)
+    answer = CompletionWriter(form(), TOKENIZER).build_response(EVENTS)
     assert {body["object"] for body in (*chunks, answer)} == {"text_completion"}
     Completion.model_validate(answer)
 
@@ -138,10 +138,10 @@ def test_log_probabilities_of_prompts() -> None:
     end = End("req_1", 1, 2, "stop", None, TokenCounts(2, output=2))
     wanted = [None, {"0": _ranked(-0.5, 1, "<s>"), "1": _ranked(-2.0, 3, "Hi")}]
     options: dict[str, Any] = {"echoed_parameters": {"prompt_logprobs": True}}
-    assert ChatWriter(form(**options), SPELLING).whole([part(0, -2.0), end])["prompt_logprobs"] == wanted
-    assert "prompt_logprobs" not in ChatWriter(form(), SPELLING).whole([part(0, -2.0), end])
+    assert ChatWriter(form(**options), SPELLING).build_response([part(0, -2.0), end])["prompt_logprobs"] == wanted
+    assert "prompt_logprobs" not in ChatWriter(form(), SPELLING).build_response([part(0, -2.0), end])
     parts = [part(0, -2.0), msgspec.structs.replace(part(1, 0.0), prompt_logprobs=None), part(2, -3.0)]
-    choices = CompletionWriter(form(n=2, prompts=2, **options), SPELLING).whole([*parts, end])["choices"]
+    choices = CompletionWriter(form(n=2, prompts=2, **options), SPELLING).build_response([*parts, end])["choices"]
     assert [choice["prompt_logprobs"][1]["1"]["logprob"] for choice in choices] == [-2.0, -2.0, -3.0, -3.0]
 
 
@@ -193,7 +193,7 @@ def test_several_choices(writer: type[OpenAIWriter]) -> None:
     assert texts == {0: "bc", 1: "a"}
     ends = [(choice["index"], choice["finish_reason"]) for choice in choices if choice["finish_reason"]]
     assert ends == [(1, "length"), (0, "stop")]
-    first, second = writer(two, TOKENIZER).whole(SEVERAL)["choices"]
+    first, second = writer(two, TOKENIZER).build_response(SEVERAL)["choices"]
     assert (first["index"], first["finish_reason"]) == (0, "stop")
     assert (second["index"], second["finish_reason"]) == (1, "length")
     assert first.get("text", first.get("message", {}).get("content")) == "bc"
@@ -216,7 +216,7 @@ LOGPROBS: list[AnswerEvent] = [
 
 
 def test_log_probabilities_of_a_chat() -> None:
-    choice = ChatWriter(form(), SPELLING).whole(LOGPROBS)["choices"][0]
+    choice = ChatWriter(form(), SPELLING).build_response(LOGPROBS)["choices"][0]
     content = choice["logprobs"]["content"]
     assert [(entry["token"], entry["logprob"], entry["bytes"]) for entry in content] == [
         ("Hi", -0.5, [72, 105]),
@@ -236,7 +236,7 @@ def test_log_probabilities_of_a_chat() -> None:
 
 
 def test_log_probabilities_of_a_completion() -> None:
-    logprobs = CompletionWriter(form(), SPELLING).whole(LOGPROBS)["choices"][0]["logprobs"]
+    logprobs = CompletionWriter(form(), SPELLING).build_response(LOGPROBS)["choices"][0]["logprobs"]
     assert logprobs == {
         "tokens": ["Hi", "bytes:\\xc3", "bytes:\\xa9"],
         "token_logprobs": [-0.5, -1.0, -2.0],
@@ -253,7 +253,7 @@ def test_an_echo_is_first_with_its_log_probabilities() -> None:
     first = msgspec.structs.replace(LOGPROBS[0], prompt_logprobs=[logprob(1, -3.0, (1, -3.0))])
     events = [first, *LOGPROBS[1:]]
     echo = ResponseSpec("d", "req_1", "m", 123, 2, echo=[[0, 1]])
-    choice = CompletionWriter(echo, SPELLING).whole(events)["choices"][0]
+    choice = CompletionWriter(echo, SPELLING).build_response(events)["choices"][0]
     assert choice["text"] == "<s>HiHié"
     assert choice["logprobs"]["tokens"][:3] == ["<s>", "Hi", "Hi"]
     assert choice["logprobs"]["token_logprobs"][:3] == [None, -3.0, -0.5]
@@ -265,7 +265,7 @@ def test_an_echo_is_first_with_its_log_probabilities() -> None:
 
 def test_each_prompt_is_echoed_by_its_own_choices() -> None:
     two = ResponseSpec("d", "req_1", "m", 123, 10, prompts=2, echo=[[1], [2, 3]])
-    first, second = CompletionWriter(two, SPELLING).whole(SEVERAL)["choices"]
+    first, second = CompletionWriter(two, SPELLING).build_response(SEVERAL)["choices"]
     assert (first["text"], second["text"]) == ("Hibc", "éa")
 
 
@@ -274,7 +274,7 @@ def test_a_tool_call() -> None:
     events: list[AnswerEvent] = [Tokens("req_1", 1, seq, [1], part) for seq, part in enumerate(re.split("( )", text))]
     events.append(End("req_1", 1, len(events), "stop", None, TokenCounts(uncached=2, output=9)))
     tools = ResponseSpec("d", "req_1", "m", 123, 2, tools=["f"])
-    choice = ChatWriter(tools, TOKENIZER).whole(events)["choices"][0]
+    choice = ChatWriter(tools, TOKENIZER).build_response(events)["choices"][0]
     (call,) = choice["message"].pop("tool_calls")
     assert choice["message"] == {"role": "assistant", "content": "Let me see.", "refusal": None}
     assert choice["finish_reason"] == "tool_calls"
@@ -296,7 +296,7 @@ def test_a_call_of_an_older_function() -> None:
     events: list[AnswerEvent] = [Tokens("req_1", 1, seq, [1], part) for seq, part in enumerate(re.split("( )", text))]
     events.append(End("req_1", 1, len(events), "stop", None, TokenCounts(uncached=2, output=9)))
     legacy = ResponseSpec("d", "req_1", "m", 123, 2, tools=["f"], echoed_parameters={"functions": True})
-    choice = ChatWriter(legacy, TOKENIZER).whole(events)["choices"][0]
+    choice = ChatWriter(legacy, TOKENIZER).build_response(events)["choices"][0]
     call = {"name": "f", "arguments": '{"x": [1]}'}
     assert (choice["message"]["function_call"], choice["finish_reason"]) == (call, "function_call")
     assert "tool_calls" not in choice["message"]
@@ -314,7 +314,9 @@ def test_content_is_null_beside_a_call_and_a_truncated_call_ends_by_length() -> 
         Tokens("req_1", 1, 0, [1], '<tool_call>{"name": "f", "arguments": {"x'),
         End("req_1", 1, 1, "length", None, TokenCounts(uncached=2, output=1)),
     ]
-    choice = ChatWriter(ResponseSpec("d", "req_1", "m", 123, 2, tools=["f"]), TOKENIZER).whole(events)["choices"][0]
+    choice = ChatWriter(ResponseSpec("d", "req_1", "m", 123, 2, tools=["f"]), TOKENIZER).build_response(events)[
+        "choices"
+    ][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")
     assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"x'
 
@@ -325,7 +327,7 @@ def test_content_is_null_beside_a_call_and_a_truncated_call_ends_by_length() -> 
 )
 def test_the_response_names_its_service_tier(service_class: ServiceClass, tier: str) -> None:
     asked = ResponseSpec("d", "req_1", "m", 123, 2, service_class=service_class)
-    assert ChatWriter(asked, TOKENIZER).whole(EVENTS)["service_tier"] == tier
+    assert ChatWriter(asked, TOKENIZER).build_response(EVENTS)["service_tier"] == tier
 
 
 @pytest.mark.parametrize("options", [{}, {"include_usage": True}, {"include_usage": True, "continuous_usage": True}])

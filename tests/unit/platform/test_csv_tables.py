@@ -28,13 +28,13 @@ def cells(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("text", FORMULAS)
 def test_a_formula_becomes_text_in_every_cell(text: str) -> None:
-    assert csv_tables.guarded(text) == f"'{text}"
+    assert csv_tables.guard_cell(text) == f"'{text}"
     assert cells(csv_tables.as_csv([text, "b"], [["x", text]])) == [[f"'{text}", "b"], ["x", f"'{text}"]]
 
 
 @pytest.mark.parametrize("text", HARMLESS)
 def test_other_texts_are_unchanged(text: str) -> None:
-    assert csv_tables.guarded(text) == text
+    assert csv_tables.guard_cell(text) == text
     assert cells(csv_tables.as_csv(["a", "b"], [[text, "x"]]))[1] == [text, "x"]
 
 
@@ -56,7 +56,7 @@ def test_separators_and_line_breaks_are_quoted() -> None:
 @given(st.lists(st.lists(st.text(), min_size=2, max_size=4), min_size=1, max_size=4))
 def test_written_tables_are_read_unchanged(table: list[list[str]]) -> None:
     read = cells(csv_tables.as_csv(table[0], table[1:]))
-    assert [[csv_tables.unguarded(cell) for cell in row] for row in read] == table
+    assert [[csv_tables.unguard_cell(cell) for cell in row] for row in read] == table
 
 
 def test_no_other_module_uses_csv() -> None:

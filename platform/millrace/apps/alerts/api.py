@@ -23,7 +23,7 @@ from millrace.apps.alerts.checks import alerts_of
 from millrace.apps.alerts.models import WINDOWS, AlertRule, RuleAlert
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
-from tenants.api.views import TenantView, check_query, given, person
+from tenants.api.views import TenantView, check_query, person, validate_body
 from tenants.models import Project
 from tenants.permissions import Permission
 
@@ -145,7 +145,7 @@ class AlertRules(AlertRuleView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Create an alert rule. Its alerts are sent by email and to the webhooks and channels of the tenant."""
-        fields = given(AlertRuleCreateSerializer, request.data)
+        fields = validate_body(AlertRuleCreateSerializer, request.data)
         self.require_operator(request, fields["metric"])
         project_id, project = fields.pop("project_id", None), None
         if project_id is not None:
@@ -175,7 +175,7 @@ class AlertRuleDetail(AlertRuleView):
     def patch(self, request: Request, pk: int) -> Response:
         """Change or mute an alert rule."""
         row = self.find(AlertRule, pk)
-        fields = given(AlertRuleUpdateSerializer, request.data, partial=True)
+        fields = validate_body(AlertRuleUpdateSerializer, request.data, partial=True)
         if set(fields) != {"muted_until"}:  # the tenant that receives the alerts can mute them
             self.require_operator(request, row.metric)
         return Response(AlertRuleSerializer(do_change_alert_rule(row, **fields)).data)

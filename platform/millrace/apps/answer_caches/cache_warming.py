@@ -216,7 +216,7 @@ def _prices(models: Iterable[str]) -> PriceIndex:
     """Return the prices of the models. The tenant's scope must be open."""
     index = PriceIndex()
     rows = CompiledRateCard.objects.filter(model__in=list(models), tier__in=[Tier.STANDARD, Tier.BATCH])
-    index.add(row.decoded() for row in rows.order_by("pk"))
+    index.add(row.decode() for row in rows.order_by("pk"))
     return index
 
 

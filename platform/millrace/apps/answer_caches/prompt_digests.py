@@ -140,10 +140,10 @@ def digest_body(path: str, text: str) -> PromptDigests | None:
     if body is None:
         return None
     try:
-        encoded = _encoded(body)
+        encoded = _encode_canonical(body)
         choices = body.get("n")
         return PromptDigests(
-            hashlib.sha256(b"[" + _encoded(path) + b"," + encoded + b"]").digest()[:FINGERPRINT_BYTES],
+            hashlib.sha256(b"[" + _encode_canonical(path) + b"," + encoded + b"]").digest()[:FINGERPRINT_BYTES],
             choices if isinstance(choices, int) else 1,
             list(_prefixes(path, body, max(1, len(encoded)))),
         )
@@ -156,7 +156,7 @@ def _prefixes(path: str, body: Mapping[str, Any], total: int) -> Iterator[Prefix
     messages = body.get("messages")
     if path not in (PATHS["chat.completions"], PATHS["messages"]) or not isinstance(messages, list):
         return
-    head = _encoded([path, {name: body[name] for name in _PREFIX_FIELDS if name in body}])
+    head = _encode_canonical([path, {name: body[name] for name in _PREFIX_FIELDS if name in body}])
     digest, characters, count = hashlib.sha256(head), len(head), 0
     for number, message in enumerate(messages):
         if isinstance(message, dict) and message.get("role") == "user":
@@ -165,7 +165,7 @@ def _prefixes(path: str, body: Mapping[str, Any], total: int) -> Iterator[Prefix
                 count += 1
             if count == MAX_PREFIXES:
                 return
-        text = _encoded(message)
+        text = _encode_canonical(message)
         digest.update(b"\0" + text)
         characters += len(text)
 
@@ -202,5 +202,5 @@ def _without_breakpoints(value: Any) -> Any:
     return value
 
 
-def _encoded(value: object) -> bytes:
+def _encode_canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")

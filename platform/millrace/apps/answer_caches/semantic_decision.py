@@ -71,7 +71,7 @@ class Band:
         """Return the upper confidence bound of the error rate."""
         return upper_bound(self.wrong, self.correct, ALPHA_OF_BAND)
 
-    def missing(self, max_error: float) -> int:
+    def count_missing(self, max_error: float) -> int:
         """Return how many more correct checks are missing until the band is served."""
         return missing_checks(self.wrong, self.correct, max_error, ALPHA_OF_BAND)
 
@@ -85,7 +85,7 @@ class Evidence:
     def serves(self, margin_: float, max_error: float) -> bool:
         """Return whether an answer with this margin may be served."""
         number = band_of(margin_)
-        return number is not None and not self.bands[number].missing(max_error)
+        return number is not None and not self.bands[number].count_missing(max_error)
 
     def add(self, margin_: float, *, is_correct: bool) -> None:
         """Add a check of a lookup with this margin."""
@@ -99,12 +99,12 @@ class Evidence:
 
     def served_bands(self, max_error: float) -> list[int]:
         """Return the numbers of the bands that are served."""
-        return [number for number, band in enumerate(self.bands) if not band.missing(max_error)]
+        return [number for number, band in enumerate(self.bands) if not band.count_missing(max_error)]
 
     def bound(self, max_error: float) -> float | None:
         """Return the upper bound of the error rate of hits; None if no band is served."""
         return max((self.bands[number].bound for number in self.served_bands(max_error)), default=None)
 
-    def missing(self, max_error: float) -> int:
+    def count_missing(self, max_error: float) -> int:
         """Return how many more correct checks are missing until the first band is served; 0 if one is."""
-        return min(band.missing(max_error) for band in self.bands)
+        return min(band.count_missing(max_error) for band in self.bands)

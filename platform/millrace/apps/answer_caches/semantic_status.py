@@ -81,14 +81,14 @@ def semantic_status(tenant: Tenant) -> SemanticStatus:
                 band.wrong,
                 _error_rate(band),
                 band.bound,
-                band.missing(max_error) if max_error else 0,
+                band.count_missing(max_error) if max_error else 0,
                 number in served,
             )
             for number, (start, band) in enumerate(zip(BAND_STARTS, evidence.bands, strict=True))
         ],
         error_rate=_error_rate(checked),
         upper_bound=evidence.bound(max_error) if max_error else None,
-        missing_checks=evidence.missing(max_error) if max_error else 0,
+        missing_checks=evidence.count_missing(max_error) if max_error else 0,
     )
 
 

@@ -44,13 +44,13 @@ def live_batches() -> list[int]:
 def do_advance(batch_id: int) -> None:
     """Run all steps that are possible now."""
     for step in (_read_in, _close, _write_out):
-        with _locked(batch_id) as batch:
+        with _lock_batch(batch_id) as batch:
             if batch is not None:
                 step(batch)
 
 
 @contextmanager
-def _locked(batch_id: int) -> Iterator[Batch | None]:
+def _lock_batch(batch_id: int) -> Iterator[Batch | None]:
     """Lock the batch until the transaction's end, or yield None if another job has locked it."""
     with all_tenants_scope(BypassReason.BATCHES, durable=True):
         with connection.cursor() as cursor:
@@ -90,14 +90,14 @@ def _close(batch: Batch) -> None:
         return
     # NOTE: gateways lock the row while they claim its lines, so no claim is missed after this.
     Batch.objects.all_tenants().select_for_update().get(pk=batch.pk)
-    open_lines = _running(now)
+    open_lines = _match_running(now)
     if batch.expires_at > now:
         open_lines |= Q(state=Line.State.PENDING)
     if not Line.objects.all_tenants().filter(open_lines, batch=batch).exists():
         _move(batch, Batch.Status.IN_PROGRESS, status=Batch.Status.FINALIZING, finalizing_at=now)
 
 
-def _running(now: datetime) -> Q:
+def _match_running(now: datetime) -> Q:
     return Q(state=Line.State.RUNNING, lease_expires_at__gt=now - ABANDONED)
 
 
@@ -107,7 +107,7 @@ def _write_out(batch: Batch) -> None:
     cancelled = batch.status == Batch.Status.CANCELLING
     if not cancelled and batch.status != Batch.Status.FINALIZING:
         return
-    if cancelled and lines.filter(_running(now)).exists():
+    if cancelled and lines.filter(_match_running(now)).exists():
         return
     counts, files, usage = _write_results(batch, "cancelled" if cancelled else "expired")
     if cancelled:

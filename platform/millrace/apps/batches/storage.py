@@ -66,7 +66,7 @@ class Storage:
             raise OSError(f"{name} ends before byte {byte_offset + size}")
         return chunk
 
-    def old(self, seconds: float) -> Iterator[str]:
+    def find_old(self, seconds: float) -> Iterator[str]:
         """Yield the names of files that have not been written for `seconds`, including unfinished ones."""
         before = time.time() - seconds
         with contextlib.suppress(FileNotFoundError):

@@ -38,7 +38,7 @@ def purge_expired() -> int:
         files = File.objects.all_tenants()
         files.filter(tenant_id__in=purged).delete()
         files.filter(expires_at__lt=datetime.now(UTC)).exclude(name__in=used).delete()
-    old = list(directory.old(LEFT_OVER_SECONDS))
+    old = list(directory.find_old(LEFT_OVER_SECONDS))
     with all_tenants_scope(BypassReason.HOUSEKEEPING):
         known = set(File.objects.all_tenants().filter(name__in=old).values_list("name", flat=True))
     for name in old:

@@ -22,7 +22,7 @@ from millrace.apps.deployments.models import Deployment
 from tenants.api.idempotency import HEADER, idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.serializers import MAX_BIGINT, ServedModelSerializer, StrictSerializer
-from tenants.api.views import given, person
+from tenants.api.views import person, validate_body
 from tenants.models import MAX_SECRET_LENGTH
 
 STATES: dict[str, WantedState] = {
@@ -150,7 +150,7 @@ class DeploymentImportCreateSerializer(StrictSerializer):
     deployments = serializers.ListField(child=serializers.DictField(), max_length=MAX_DEPLOYMENTS)
 
     def validate_deployments(self, value: list[Any]) -> list[dict[str, Any]]:
-        return [dict(given(DeploymentCreateSerializer, entry)) for entry in value]
+        return [dict(validate_body(DeploymentCreateSerializer, entry)) for entry in value]
 
 
 class DeploymentCheckSerializer(serializers.Serializer[Any]):
@@ -284,7 +284,7 @@ class ServedModels(OperatorView):
         """Return the models this platform serves."""
         board = _read_board()
         rows: Any = [
-            {"name": spec.name, "origin": spec.source, "workers": 0 if board is None else board.ready(spec.name)}
+            {"name": spec.name, "origin": spec.source, "workers": 0 if board is None else board.count_ready(spec.name)}
             for spec in deployments.served_specs()
         ]
         return Response(ServedModelSerializer(rows, many=True).data)
@@ -308,7 +308,7 @@ class Deployments(_DeploymentView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Add a deployment. Workers of its pools load it."""
-        fields = given(DeploymentCreateSerializer, request.data)
+        fields = validate_body(DeploymentCreateSerializer, request.data)
         return self.answer([deployments.do_add_deployment(**fields)], many=False, status=201)
 
 
@@ -323,7 +323,7 @@ class DeploymentCheck(_DeploymentView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Check a deployment's values and its source without adding it."""
-        fields = given(DeploymentCreateSerializer, request.data)
+        fields = validate_body(DeploymentCreateSerializer, request.data)
         found: Any = {"task": deployments.check_deployment(**fields)}
         return Response(DeploymentCheckSerializer(found).data)
 
@@ -339,7 +339,7 @@ class DeploymentImport(_DeploymentView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Create or update deployments. Others stay as they are; the same call again changes nothing."""
-        entries = given(DeploymentImportCreateSerializer, request.data)["deployments"]
+        entries = validate_body(DeploymentImportCreateSerializer, request.data)["deployments"]
         return Response(DeploymentImportSerializer(deployments.do_import_deployments(entries)).data)
 
 
@@ -354,7 +354,7 @@ class DeploymentOne(_DeploymentView):
     def patch(self, request: Request, name: str) -> Response:
         """Change a deployment. A new version is loaded beside the old one, which serves until then."""
         self.find_deployment(name)
-        changes = given(DeploymentUpdateSerializer, request.data, partial=True)
+        changes = validate_body(DeploymentUpdateSerializer, request.data, partial=True)
         return self.answer([deployments.do_update_deployment(name, **changes)], many=False)
 
     @extend_schema(operation_id="operator_deployment_remove", responses={204: None})

@@ -161,7 +161,7 @@ def do_update_deployment(name: str, **changes: Any) -> Deployment:
         Conflict: it does not exist. ActionRefused: a value is invalid.
     """
     with all_tenants_scope(BypassReason.OPERATOR):
-        row = _locked(name)
+        row = _lock_deployment(name)
         before = audit.serialize_for_audit(row)
         for option, value in changes.items():
             setattr(row, option, value)
@@ -191,7 +191,7 @@ def do_remove_deployment(name: str) -> None:
         Conflict: it does not exist.
     """
     with all_tenants_scope(BypassReason.OPERATOR):
-        row = _locked(name)
+        row = _lock_deployment(name)
         if row.imported is not None:
             RemovedDeployment.objects.create(name=name, imported=row.imported)
         _remove(row)
@@ -274,14 +274,14 @@ def copy_deployments() -> int:
     """
     with all_tenants_scope(BypassReason.OPERATOR), valkey.connect(settings.MILLRACE.valkey_url, valkey.PAGES) as broker:
         _lock()  # NOTE: locked while the copy is written, so that an older copy cannot replace a newer one
-        wanted = WantedDeployments(tuple(_signed(row.wanted) for row in Deployment.objects.all()))
+        wanted = WantedDeployments(tuple(_sign_deployment(row.wanted) for row in Deployment.objects.all()))
         is_imported = bool(wanted.deployments) or RemovedDeployment.objects.exists()
         if is_imported or broker.exists(WANTED_KEY):  # otherwise workers use their settings
             broker.set(WANTED_KEY, encode_wanted(wanted))
     return len(wanted.deployments)
 
 
-def _signed(wanted: WantedDeployment) -> WantedDeployment:
+def _sign_deployment(wanted: WantedDeployment) -> WantedDeployment:
     """Return the deployment with the signature of its command, if it is managed and the platform has the secret."""
     spec, secret = wanted.spec, settings.MILLRACE.worker_secret
     if spec.upstream is None or spec.upstream.engine != UpstreamEngine.MANAGED or not secret:
@@ -422,7 +422,7 @@ def do_draft_offered_price(name: str, *, by: User | None) -> PriceVersion:
         Conflict: it does not exist, or it has a price.
     """
     with all_tenants_scope(BypassReason.OPERATOR):
-        row = _locked(name)
+        row = _lock_deployment(name)
         if not unpriced_names([name]):
             raise Conflict(f"The deployment {name!r} has a price already. Change it in the price book.")
         return do_propose_prices(offered_price(row), note=f"Offered price of {name}", created_by=by)
@@ -434,13 +434,13 @@ def _list_prices(model: str) -> list[NewPrice]:
     return [
         NewPrice(
             model,
-            row.decoded().tier,
+            row.decode().tier,
             rate.component,
             rate.nano_per_million,
             *ranges_of(rate),
         )
         for row in newest
-        for rate in row.decoded().rates
+        for rate in row.decode().rates
     ]
 
 
@@ -594,7 +594,7 @@ def _check_pools(pools: Any) -> None:
         raise FieldRefused("pools", "invalid", message)
 
 
-def _locked(name: str) -> Deployment:
+def _lock_deployment(name: str) -> Deployment:
     """Lock the catalog and return a deployment.
 
     Raises:

@@ -89,7 +89,7 @@ class FleetStatus:
     def settler_runs(self) -> bool:
         return self.settler_age_ms is not None and self.settler_age_ms < SETTLER_LATE_MS
 
-    def ready(self, model: str) -> int:
+    def count_ready(self, model: str) -> int:
         """Return the number of replicas that accept new requests for the model."""
         return sum(replica.state == ReplicaState.READY and replica.beat.model == model for replica in self.replicas)
 

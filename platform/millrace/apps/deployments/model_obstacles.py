@@ -63,4 +63,4 @@ def _not_ready(models: Collection[str]) -> set[str]:
         board = read_fleet_status()
     except redis.RedisError:
         return set()
-    return {model for model in models if not board.ready(model) and not board.is_loadable(model)}
+    return {model for model in models if not board.count_ready(model) and not board.is_loadable(model)}

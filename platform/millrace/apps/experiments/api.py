@@ -13,7 +13,7 @@ from millrace.apps.experiments import serializers as s
 from millrace.apps.experiments.results import read_results
 from tenants import actions
 from tenants.api.idempotency import HEADER, idempotent
-from tenants.api.views import TenantView, check_query, given, person
+from tenants.api.views import TenantView, check_query, person, validate_body
 from tenants.models import Experiment
 from tenants.permissions import Permission
 
@@ -41,7 +41,7 @@ class Experiments(TenantView):
     @idempotent
     def post(self, request: Request) -> Response:
         """Create an experiment as a draft."""
-        fields = given(s.ExperimentCreateSerializer, request.data)
+        fields = validate_body(s.ExperimentCreateSerializer, request.data)
         row = actions.do_create_experiment(self.access.tenant, **fields, created_by=person(request))
         return Response(s.ExperimentSerializer(row).data, status=201)
 

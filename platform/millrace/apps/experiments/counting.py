@@ -15,7 +15,7 @@ from inference_worker.contract.request import PROMPT_CLASSES
 from millrace.apps.experiments.metrics import LOG_SCALE
 from millrace.apps.experiments.models import ArmTotal, Observation, UnitTotal
 from millrace.apps.experiments.statistics import Moments
-from millrace.apps.experiments.success import ended_at, feedback_of, retried, retried_by, succeeded
+from millrace.apps.experiments.success import ended_at, feedback_of, find_retried, has_succeeded, retried_by
 from millrace.apps.request_log.models import RequestOutcome, RequestRecord
 from millrace.apps.request_log.selectors import Usage, usages
 from tenants.isolation.scopes import tenant_scope
@@ -50,14 +50,14 @@ def _count(tenant_id: int, experiment_id: int, due: Sequence[Observation], now: 
     )
     records = {record.request_id: record for record in found.order_by("-started_at")}  # the first one is kept
     rows = list(records.values())
-    usage, feedback, again = usages(rows), feedback_of(tenant_id, ids), retried(tenant_id, rows)
+    usage, feedback, again = usages(rows), feedback_of(tenant_id, ids), find_retried(tenant_id, rows)
     changes: list[tuple[Observation, Contribution, Contribution]] = []
     for observation in due:
         observation.due_at = None
         record = records.get(observation.request_id)
         if record is None:  # its retention is over; what was counted stays
             continue
-        success = succeeded(record, feedback.get(record.request_id), was_retried=record.request_id in again)
+        success = has_succeeded(record, feedback.get(record.request_id), was_retried=record.request_id in again)
         new = contribution(record, usage.get(record.request_id), success)
         if _lacks_usage(record, usage) and now < ended_at(record) + USAGE_LATEST:
             observation.due_at = now + USAGE_RETRY
@@ -122,7 +122,7 @@ def _apply(
         was = before.get((arm, unit), {})
         for name, pair in totals.items():
             moments = Moments(*row.moments.get(name, ()))
-            row.moments[name] = moments.changed(was.get(name, (0, 0)), pair).as_list()
+            row.moments[name] = moments.replace_pair(was.get(name, (0, 0)), pair).as_list()
         unit_row = units.setdefault(
             (arm, unit), UnitTotal(tenant_id=tenant_id, experiment_id=experiment_id, arm=arm, unit=unit)
         )

@@ -41,7 +41,7 @@ class Moments:
     xx: Any = 0
     xw: Any = 0
 
-    def changed(self, old: tuple[int, int], new: tuple[int, int]) -> Moments:
+    def replace_pair(self, old: tuple[int, int], new: tuple[int, int]) -> Moments:
         """Return the sums after the pair (w, x) of a unit has changed. A unit without requests is not counted."""
         (w, x), (v, y) = old, new
         return Moments(

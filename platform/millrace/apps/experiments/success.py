@@ -29,7 +29,7 @@ def feedback_of(tenant_id: int, request_ids: Iterable[str]) -> dict[str, bool]:
     return found
 
 
-def retried(tenant_id: int, records: Sequence[RequestRecord]) -> set[str]:
+def find_retried(tenant_id: int, records: Sequence[RequestRecord]) -> set[str]:
     """Return the IDs of the requests whose prompt the same end user sent again soon after their end."""
     keys = {record.retry_key for record in records if record.retry_key is not None}
     if not keys:
@@ -63,7 +63,7 @@ def retried_by(tenant_id: int, records: Sequence[RequestRecord]) -> list[str]:
     return list(rows.values_list("request_id", flat=True))
 
 
-def succeeded(record: RequestRecord, feedback: bool | None, *, was_retried: bool) -> bool | None:
+def has_succeeded(record: RequestRecord, feedback: bool | None, *, was_retried: bool) -> bool | None:
     """Return whether the request succeeded; None if a limit or budget rejected it, so that it was never tried."""
     if record.outcome == RequestOutcome.LIMITED:
         return None

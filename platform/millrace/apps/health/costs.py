@@ -76,14 +76,14 @@ def costs(start: datetime, end: datetime) -> tuple[ModelCost, ...]:
     for point in span(start, end, end - start):
         minutes[point.model] = minutes.get(point.model, 0) + point.minutes
         served[point.model] = served.get(point.model, 0) + point.tokens
-    billed = _billed(start, end)
+    billed = _sum_billed(start, end)
     return tuple(
         ModelCost(model, rates.get(model), minutes[model], served[model], *billed.get(model, (0, 0)))
         for model in sorted(minutes)
     )
 
 
-def _billed(start: datetime, end: datetime) -> dict[str, tuple[int, int]]:
+def _sum_billed(start: datetime, end: datetime) -> dict[str, tuple[int, int]]:
     """Return tokens and revenue in femto-USD by model. Usage in a currency without an exchange rate is left out."""
     others, rates = other_currencies(), dollar_rates(end.date())
     currency = Case(*(When(tenant_id=tenant_id, then=Value(code)) for tenant_id, code in others.items()),

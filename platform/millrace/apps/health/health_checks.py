@@ -198,7 +198,7 @@ def _broker_away() -> HealthIssue:
 
 def _models(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
     for spec in served_specs(wanted_loaded=True):
-        if board.ready(spec.name) or board.is_loadable(spec.name):
+        if board.count_ready(spec.name) or board.is_loadable(spec.name):
             continue
         there = [
             replica
@@ -452,7 +452,7 @@ def _since(first: datetime, now: datetime) -> str:
     return "" if now - first < timedelta(minutes=1) else f", oldest {timesince(first, now, depth=1)}"
 
 
-def _unrated(now: datetime) -> Iterator[HealthIssue]:
+def _check_unrated(now: datetime) -> Iterator[HealthIssue]:
     rows = UsageRollup.objects.all_tenants().filter(
         bucket=totals_of(UsageRollup.Bucket.HOUR), start__gte=now - timedelta(days=1), tier="", completed__gt=0
     )
@@ -636,7 +636,7 @@ _OF_BOARD: tuple[Callable[[FleetStatus, datetime], Iterable[HealthIssue]], ...] 
     _disks,
 )
 _OF_ROWS: tuple[Callable[[datetime], Iterable[HealthIssue]], ...] = (
-    *(_quarantine, _reconciliation, _requests, _budgets, _unrated, _prices),
+    *(_quarantine, _reconciliation, _requests, _budgets, _check_unrated, _prices),
     *(_cordons, _webhooks, _mails, _invoices, _payment_events),
     *(_overages, _costs),
 )

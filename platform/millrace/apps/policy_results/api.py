@@ -16,7 +16,7 @@ from millrace.apps.policy_results.shadow_results import ComparedAnswers, ShadowR
 from millrace.apps.request_log.api import PeriodQuery, read_period
 from tenants.api.policies import bounded_body
 from tenants.api.serializers import StrictSerializer
-from tenants.api.views import TenantView, check_query, given
+from tenants.api.views import TenantView, check_query, validate_body
 from tenants.permissions import Permission
 from tenants.routing_policies import policy
 from tenants.routing_policies.target_checks import ModelObstacle
@@ -100,7 +100,7 @@ class PolicyDryRunView(TenantView):
     def post(self, request: Request) -> Response:
         """Decide recent requests again by a policy, without running them."""
         self.require(request, Permission.USAGE_READ)
-        fields = given(PolicyDryRunCreateSerializer, request.data)
+        fields = validate_body(PolicyDryRunCreateSerializer, request.data)
         try:
             parsed = policy.parse(bounded_body(fields["body"]))
         except ValueError as exc:

@@ -19,7 +19,7 @@ from billing.models import Budget, BudgetPeriod
 from billing.models.budgets import current_periods
 from inference_worker.contract import valkey
 from millrace.apps.request_log.request_budgets import budget_scope
-from tenants.limits.token_buckets import WINDOWS, buckets_key, remaining, start_of
+from tenants.limits.token_buckets import WINDOWS, buckets_key, compute_remaining, start_of
 from tenants.models import ApiKey, LimitSet
 
 _FIXED = ("max_prompt_tokens", "max_output_tokens")  # per request, so usage does not accumulate
@@ -75,7 +75,7 @@ def _limits(tenant_id: int) -> list[tuple[LimitSet, list[LimitingFactor]]]:
     rows = list(LimitSet.objects.for_tenant(tenant_id).filter(dry_run=False).order_by("pk"))
     buckets = {row.pk: buckets_key(tenant_id, row.pk) for row in rows}
     slots = {row.pk: start_of(tenant_id, row.pk) + "c" for row in rows if row.concurrency is not None}
-    held = _held(buckets, slots)
+    held = _read_held(buckets, slots)
     return [(row, list(_bounds(row, held))) for row in rows]
 
 
@@ -84,7 +84,7 @@ def _bounds(row: LimitSet, held: _Held | None) -> Iterable[LimitingFactor]:
     for name, counts, _ in WINDOWS:
         limit = getattr(row, name)
         if limit is not None:
-            left = None if held is None else remaining(held.buckets.get(row.pk), name, limit, now)
+            left = None if held is None else compute_remaining(held.buckets.get(row.pk), name, limit, now)
             unit = "requests" if counts == "requests" else "tokens"
             yield LimitingFactor(
                 "limit", row.scope, row.pk, name, unit, name.rpartition("_per_")[2], row.model, limit, left
@@ -105,7 +105,7 @@ class _Held(NamedTuple):
     slots: dict[int, int]  # number of used concurrency slots
 
 
-def _held(buckets: Mapping[int, str], slots: Mapping[int, str]) -> _Held | None:
+def _read_held(buckets: Mapping[int, str], slots: Mapping[int, str]) -> _Held | None:
     """Read the keys of buckets and slots from Valkey; None if it cannot be reached."""
     if not buckets:
         return _Held({}, {})

@@ -195,7 +195,7 @@ def _prices(tenant_id: int, models: set[str]) -> PriceIndex:
     index = PriceIndex()
     owners = Q(tenant_id=tenant_id) | Q(tenant_id=None)
     rows = CompiledRateCard.objects.filter(owners, model__in=models).order_by("pk")
-    index.add(row.decoded() for row in rows)
+    index.add(row.decode() for row in rows)
     return index
 
 

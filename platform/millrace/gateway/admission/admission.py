@@ -119,7 +119,7 @@ class AdmittedRequest(msgspec.Struct, frozen=True, dict=True):
             fencing_token=self.fencing_token,
             reserved_nano=self.reserved_nano,
             reserved_tokens=self.reserved_tokens,
-            traceparent=tracing.current(),
+            traceparent=tracing.current_traceparent(),
             is_operator_paid=self.is_operator_paid,
         )
 

@@ -108,7 +108,7 @@ class BudgetAdmission:
         self._by_key = {key: chain for key, chain in self._by_key.items() if chain.tenant_id not in tenants}
         self._seal([chain for chain in self._chains.values() if chain.tenant_id in tenants])
 
-    def polled(self, polled_at: float) -> None:
+    def note_poll(self, polled_at: float) -> None:
         """Record that all changes up to the monotonic time `polled_at` were applied."""
         self._polled_at = polled_at
 
@@ -127,7 +127,7 @@ class BudgetAdmission:
         find, tenant_id, tier = self.prices.find, demand.key.tenant_id, TIERS[demand.request.service_class]
         rate_cards = [find(tenant_id, model.name, tier, demand.admitted_at) for model in demand.candidates]
         if rate_cards[0] is None:
-            raise rejections.unpriced(demand.candidates[0].name) if self.has_prices else unavailable()
+            raise rejections.reject_unpriced(demand.candidates[0].name) if self.has_prices else unavailable()
         return CostEstimate(demand, tuple(rate_card for rate_card in rate_cards if rate_card is not None))
 
     async def take(
@@ -142,7 +142,7 @@ class BudgetAdmission:
         try:
             amount = estimate.amount(max_tokens)
         except UnknownPriceError:
-            raise rejections.unpriced(demand.model.name) from None
+            raise rejections.reject_unpriced(demand.model.name) from None
         chain = self._find_chain(demand)
         if chain is None:
             async with self._opening.setdefault(demand.key.key_id, asyncio.Lock()):

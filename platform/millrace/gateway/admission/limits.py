@@ -203,7 +203,7 @@ def make_checks(
     With `charged`, the request was already counted by all limit sets that apply to every model.
     """
     checks: list[LimitCheck] = []
-    for group, set_ in _grouped(sets):
+    for group, set_ in _number_groups(sets):
         start = start_of(tenant_id, set_.id)
         buckets = buckets_key(tenant_id, set_.id)
         for name, counts, period, limit in set_.windows:
@@ -235,7 +235,7 @@ def is_long(sets: Iterable[LimitSetSnapshot], prompt_tokens: int) -> bool:
     )
 
 
-def _grouped(sets: Iterable[LimitSetSnapshot]) -> Iterable[tuple[int, LimitSetSnapshot]]:
+def _number_groups(sets: Iterable[LimitSetSnapshot]) -> Iterable[tuple[int, LimitSetSnapshot]]:
     for number, set_ in enumerate(sets, start=1):
         yield (number if set_.dry_run else ENFORCED), set_
 

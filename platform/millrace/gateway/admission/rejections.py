@@ -20,7 +20,7 @@ from millrace.gateway.core.types import InferenceRequest
 _PERIODS = {"day": "daily ", "month": "monthly ", "lifetime": ""}
 
 
-def unpriced(model: str) -> ApiError:
+def reject_unpriced(model: str) -> ApiError:
     return ApiError("model_not_priced", f"The model {model!r} has no price yet. Contact the operator.", "model")
 
 

@@ -35,7 +35,7 @@ class QuestionEmbedder:
     @property
     def model(self) -> ServedModel | None:
         """Return the deployment; None if it is not served or does not embed."""
-        model = self._router.served(self._model) if self._model else None
+        model = self._router.find_served(self._model) if self._model else None
         return model if model is not None and model.task == "embed" and model.upstream is None else None
 
     async def embed(

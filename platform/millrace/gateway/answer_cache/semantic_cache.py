@@ -142,7 +142,7 @@ class SemanticCache:
                 if vector is None or vector.size != question.vector_size:
                     question.note["miss"] = "no_vector"
                     return None
-                entry = await self._nearest(tenant, scope, question, entries, vector)
+                entry = await self._find_nearest(tenant, scope, question, entries, vector)
         except TimeoutError:
             question.nearest, question.note = None, {"miss": "late"}
             return None
@@ -156,7 +156,10 @@ class SemanticCache:
         max_error = question.key.semantic_cache_max_error_percent / 100
         if not entries.evidence.serves(question.margin, max_error):
             band = band_of(question.margin) or 0
-            question.note |= {"miss": "evidence", "missing_checks": entries.evidence.bands[band].missing(max_error)}
+            question.note |= {
+                "miss": "evidence",
+                "missing_checks": entries.evidence.bands[band].count_missing(max_error),
+            }
             return None
         if not isinstance(end, End) or end.usage.output > execution.job.params.max_tokens:
             question.note["miss"] = "answer_too_long"
@@ -217,7 +220,7 @@ class SemanticCache:
         except _FAILURES as exc:
             log.warning("semantic_answer_not_recorded", request_id=question.request_id, error=str(exc))
 
-    async def _nearest(
+    async def _find_nearest(
         self, tenant: int, scope: bytes, question: Question, entries: ScopeEntries, vector: Vector
     ) -> CachedQuestion | None:
         """Return the nearest entry if a check of it counts: its margin is in a band and no guard finds a difference."""

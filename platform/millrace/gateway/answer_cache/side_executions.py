@@ -97,7 +97,7 @@ class SideExecutions:
             if on_start is not None:
                 on_start(made)
             if made.queued and not (may_wait or made.is_finished):
-                raise self._dispatcher.overloaded(made.deployment_key, None)
+                raise self._dispatcher.build_overload_error(made.deployment_key, None)
             return made, await _events(made)
         finally:
             await asyncio.shield(self._end(admitted, execution))

@@ -28,7 +28,7 @@ class ActiveRequests:
             self._ends.pop(key.key_id, None)
 
     @contextmanager
-    def registered(self, key: ApiKeySnapshot, end: EndRequest) -> Iterator[None]:
+    def register(self, key: ApiKeySnapshot, end: EndRequest) -> Iterator[None]:
         self.add(key, end)
         try:
             yield

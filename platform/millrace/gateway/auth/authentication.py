@@ -26,7 +26,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from millrace.gateway.auth.paced_lookups import PacedLookups
 from millrace.gateway.core.errors import ApiError, unavailable
 from tenants.keys import snapshot
-from tenants.keys.ip_allowlist import allowed
+from tenants.keys.ip_allowlist import is_allowed
 from tenants.keys.playground_tokens import PlaygroundToken
 from tenants.keys.process_throttle import process_throttle
 from tenants.keys.snapshot import ApiKeySnapshot
@@ -119,7 +119,7 @@ class KeyStore:
             raise incorrect_key_error()
         if (error := key_error(key)) is not None:
             raise error
-        if not allowed(address, key.allowed_ip_ranges):
+        if not is_allowed(address, key.allowed_ip_ranges):
             raise ApiError(
                 "invalid_api_key",
                 "This API key may not be used from this IP address. Add the address to the key's allowed addresses.",
@@ -200,7 +200,7 @@ class KeyStore:
         """Return the ID of the pepper that new key hashes use."""
         return snapshot.pepper_id(self._peppers[0])
 
-    def polled(self, polled_at: float) -> None:
+    def note_poll(self, polled_at: float) -> None:
         """Record that all changes up to the monotonic time `polled_at` were applied."""
         self._polled_at = polled_at
 

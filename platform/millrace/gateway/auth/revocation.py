@@ -40,7 +40,7 @@ class ChangeListener(Protocol):
 
     def forget(self) -> None: ...
 
-    def polled(self, at: float) -> None: ...
+    def note_poll(self, at: float) -> None: ...
 
 
 class ChangeFeedReader:
@@ -86,7 +86,7 @@ class ChangeFeedReader:
                 async with asyncio.timeout(POLL_TIMEOUT_SECONDS):
                     await self._poll()
                 for cache in (self._keys, *self._others):
-                    cache.polled(started_at)
+                    cache.note_poll(started_at)
                 self._failing = False
                 self._acknowledge()
                 await self._write_last_uses()

@@ -22,7 +22,7 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from millrace.environment.configuration import PlatformSettings, platform_settings
-from tenants.keys.ip_allowlist import allowed, client_network, normalized
+from tenants.keys.ip_allowlist import client_network, is_allowed, normalize_networks
 
 log = structlog.get_logger(__name__)
 
@@ -125,7 +125,7 @@ class ConnectionGuard:
         name = client_network(address)
         peer = self._peers.get(name)
         if peer is None:
-            peer = self._peers[name] = Peer(name, self._proxies is None or allowed(address, self._proxies))
+            peer = self._peers[name] = Peer(name, self._proxies is None or is_allowed(address, self._proxies))
         rejection = None
         if len(self._connections) >= self.limits.connections:
             rejection = ALL_CONNECTIONS
@@ -240,7 +240,7 @@ def _networks(trusted_proxies: str) -> tuple[str, ...] | None:
         if network.strip() == "*":
             return None
         try:
-            networks += normalized([network])
+            networks += normalize_networks([network])
         except ValueError:
             continue  # uvicorn compares host names with addresses as text, so they match no address
     return tuple(networks)

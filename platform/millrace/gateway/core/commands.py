@@ -80,7 +80,7 @@ class CommandConnection:
     async def _open(self) -> _Link:
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect())
-            self._connecting.add_done_callback(self._connected)
+            self._connecting.add_done_callback(self._set_link)
         return await asyncio.shield(self._connecting)
 
     async def _connect(self) -> _Link:
@@ -91,7 +91,7 @@ class CommandConnection:
             raise redis.ConnectionError("The connection to Valkey was lost.")
         return _Link(writer, connection.socket_timeout)
 
-    def _connected(self, connecting: asyncio.Task[_Link]) -> None:
+    def _set_link(self, connecting: asyncio.Task[_Link]) -> None:
         self._connecting = None
         if not connecting.cancelled() and connecting.exception() is None:
             self._link = connecting.result()

@@ -38,9 +38,9 @@ def decoded_pieces(
     if encoding in (b"identity", b""):
         return pieces
     if encoding in (b"gzip", b"x-gzip"):
-        return _decompressed(pieces, max_bytes, _GzipDecoder())
+        return _decompress_pieces(pieces, max_bytes, _GzipDecoder())
     if encoding == b"zstd":
-        return _decompressed(pieces, max_bytes, _ZstdDecoder())
+        return _decompress_pieces(pieces, max_bytes, _ZstdDecoder())
     raise ApiError(
         "unsupported_encoding",
         f"The content encoding {encoding[:40].decode('latin-1')!r} is not supported. Use gzip or zstd, or none.",
@@ -89,7 +89,7 @@ class _ZstdDecoder:
         return self._decoder.eof and not self._decoder.unused_data
 
 
-async def _decompressed(pieces: AsyncIterator[bytes], max_bytes: int, decoder: _Decoder) -> AsyncIterator[bytes]:
+async def _decompress_pieces(pieces: AsyncIterator[bytes], max_bytes: int, decoder: _Decoder) -> AsyncIterator[bytes]:
     size = in_iteration = 0
     try:
         async for piece in pieces:
@@ -105,9 +105,9 @@ async def _decompressed(pieces: AsyncIterator[bytes], max_bytes: int, decoder: _
                 if part:
                     yield part
     except (zlib.error, zstandard.ZstdError):
-        raise _damaged() from None
+        raise _reject_damaged() from None
     if not decoder.is_complete:
-        raise _damaged()
+        raise _reject_damaged()
 
 
 def accepted_encoding(headers: Mapping[bytes, bytes]) -> str | None:
@@ -123,7 +123,7 @@ def accepted_encoding(headers: Mapping[bytes, bytes]) -> str | None:
     return best if quality_of[best] else None
 
 
-async def compressed(body: bytes, encoding: str) -> bytes:
+async def compress(body: bytes, encoding: str) -> bytes:
     """Return the body compressed with gzip or zstd."""
     compress = _zstd if encoding == "zstd" else _gzip
     return compress(body) if len(body) <= MAX_INLINE_BYTES else await asyncio.to_thread(compress, body)
@@ -138,5 +138,5 @@ def _zstd(body: bytes) -> bytes:
     return zstandard.ZstdCompressor(level=LEVEL).compress(body)
 
 
-def _damaged() -> ApiError:
+def _reject_damaged() -> ApiError:
     return ApiError("invalid_encoding", "The request body is not one complete gzip or zstd stream. Compress it again.")

@@ -31,7 +31,7 @@ def name_tenant(key: ApiKeySnapshot) -> None:
     structlog.contextvars.bind_contextvars(tenant_id=key.tenant_id, key_id=key.key_id)
 
 
-def current() -> str:
+def current_traceparent() -> str:
     """Return the `traceparent` to pass on, or an empty string outside a request."""
     return _current.get()
 

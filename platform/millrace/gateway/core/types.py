@@ -118,7 +118,7 @@ class TokenizedPrompts(Protocol):
             ApiError: 400, the prompt is invalid for this model; 503, it cannot be tokenized now.
         """
 
-    async def shortened(self, model: ServedModel, number: int, max_tokens: int, summary: str = "") -> Prompt:
+    async def shorten(self, model: ServedModel, number: int, max_tokens: int, summary: str = "") -> Prompt:
         """Return the prompt without messages in its middle, so that it has at most `max_tokens` tokens.
 
         Args:
@@ -244,10 +244,10 @@ class Writer(Protocol):
     def stream(self, event: AnswerEvent) -> list[bytes]:
         """Return the data of the server-sent events for this event, in order; possibly none."""
 
-    def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
+    def build_response(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
         """Return the complete response for a request without streaming. The last event is the end."""
 
-    def interrupted(self, code: str, usage: TokenCounts | None) -> list[bytes]:
+    def interrupt(self, code: str, usage: TokenCounts | None) -> list[bytes]:
         """Return the data of the events with the usage, if requested, for a stream that an error ends.
 
         Args:

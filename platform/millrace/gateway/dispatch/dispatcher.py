@@ -142,10 +142,10 @@ class Dispatcher:
         if batch or not len(queue):  # batches may wait for any time
             return
         wait = self._wait(key, tenant, weight)
-        if queue.full(tenant) or (wait or 0) > self.queue_seconds:
-            raise self.overloaded(key, wait)
+        if queue.is_full(tenant) or (wait or 0) > self.queue_seconds:
+            raise self.build_overload_error(key, wait)
 
-    def overloaded(self, key: str, wait: float | None) -> ApiError:
+    def build_overload_error(self, key: str, wait: float | None) -> ApiError:
         """Return the error of a request that no replica has capacity for."""
         if not self.replicas.serving(key):
             return self.not_loaded(key)
@@ -160,7 +160,7 @@ class Dispatcher:
 
     def relative_load(self, key: str) -> float | None:
         """Return the deployment's requests per slot of its ready replicas; None if no replica is ready."""
-        ready = self.replicas.ready(key)
+        ready = self.replicas.find_ready(key)
         slots = sum(heartbeat.max_num_seqs for heartbeat in ready.values())
         if not slots:
             return None
@@ -177,7 +177,7 @@ class Dispatcher:
         try:
             self._queue(key, execution.batch).put(tenant, weight, execution.cost, execution, long=execution.is_long)
         except QueueFull:
-            raise self.overloaded(key, self._wait(key, tenant, weight)) from None
+            raise self.build_overload_error(key, self._wait(key, tenant, weight)) from None
         self.executions[execution.request_id] = execution
         self.dispatch_ready(key)
 
@@ -214,7 +214,7 @@ class Dispatcher:
             execution.prefix_hash, execution.predicted_cached = choice.prefix_hash, choice.predicted
             if choice.replicas_with_prefix and not execution.written:
                 execution.job = msgspec.structs.replace(execution.job, replicas_with_prefix=choice.replicas_with_prefix)
-            self.placement.sent(choice.replica_id, batch=execution.batch)
+            self.placement.note_sent(choice.replica_id, batch=execution.batch)
             executions = execution.decision_record.setdefault("executions", [])
             executions.append(
                 {
@@ -262,9 +262,9 @@ class Dispatcher:
                 self._queue(execution.deployment_key, execution.batch).remove(execution.tenant, execution)
                 execution.queued = False
             execution.target = replica_id
-            self.placement.sent(replica_id, batch=execution.batch)
+            self.placement.note_sent(replica_id, batch=execution.batch)
         execution.owner = replica_id
-        self.placement.claimed(replica_id, batch=execution.batch)
+        self.placement.note_claimed(replica_id, batch=execution.batch)
 
     def finish(self, execution: Execution, used: int | None = None) -> None:
         """Finish an execution and free its replica's capacity. `used` is the number of its tokens, if known."""
@@ -333,7 +333,7 @@ class Dispatcher:
         Returns False if it already ended otherwise; its log says how. With `force`, unpin even then.
         """
         keys = [claim_key(job.billing_context.request_id, job.billing_context.execution), USAGE_STREAM]
-        args: list[str | int | bytes] = [attempt, self._failed(job, attempt, code)]
+        args: list[str | int | bytes] = [attempt, self._encode_failure(job, attempt, code)]
         return bool(await self._fail_script(keys=keys, args=args + ["unpin"] * force) == 1)
 
     async def force_fail(self, job: InferenceJob, attempt: int, code: str) -> None:
@@ -346,7 +346,7 @@ class Dispatcher:
                 return
         except (redis.RedisError, OSError) as exc:
             log.warning("failure_record_failed", **job.billing_context.log_fields(), error=str(exc))
-        self._pending_events.append(self._failed(job, attempt, code))
+        self._pending_events.append(self._encode_failure(job, attempt, code))
         await self.flush_pending_events()
 
     async def record_not_started(self, *executions: BillingContext) -> None:
@@ -404,7 +404,7 @@ class Dispatcher:
         except (redis.RedisError, OSError) as exc:
             log.warning("decisions_not_recorded", request_id=execution.request_id, error=str(exc))
 
-    def _failed(self, job: InferenceJob, attempt: int, code: str) -> bytes:
+    def _encode_failure(self, job: InferenceJob, attempt: int, code: str) -> bytes:
         return encode(
             ExecutionUsage(job.billing_context, attempt, "failed", code, TokenCounts(), f"gateway.{self.gateway_id}", 0)
         )
@@ -434,15 +434,15 @@ class Dispatcher:
     def _wait(self, key: str, tenant: int, weight: float) -> float | None:
         """Estimate the seconds until a request of the tenant would be sent. None: no duration was measured yet."""
         seconds = self._seconds.get(key)
-        at_work = sum(self.placement.local_load(replica_id) for replica_id in self.replicas.ready(key))
+        at_work = sum(self.placement.local_load(replica_id) for replica_id in self.replicas.find_ready(key))
         if seconds is None or not at_work:
             return None
         queue = self._queue(key, batch=False)
-        return (queue.waiting(tenant) + 1) * seconds / at_work / queue.share(tenant, weight)
+        return (queue.count_waiting(tenant) + 1) * seconds / at_work / queue.share(tenant, weight)
 
     def _leave_replica(self, execution: Execution) -> None:
         if execution.target is not None:
-            self.placement.ended(execution.target, claimed=execution.owner is not None, batch=execution.batch)
+            self.placement.note_ended(execution.target, claimed=execution.owner is not None, batch=execution.batch)
         execution.target = execution.owner = None
 
     async def _send_outbox(self) -> None:
@@ -541,7 +541,7 @@ class Dispatcher:
             self.set_owner(execution, event.replica_id)
         else:
             if execution.prefix_hash and execution.target and not (execution.begun or isinstance(event, Failed)):
-                self.placement.computed(execution.prefix_hash, execution.target)
+                self.placement.note_computed(execution.prefix_hash, execution.target)
             execution.begun = True
             execution.buffer.put(event)
             if isinstance(event, End):

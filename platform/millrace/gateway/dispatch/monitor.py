@@ -206,7 +206,7 @@ class DispatchMonitor:
         for execution in self._executions():
             is_late = now - execution.waiting_since > dispatcher.queue_seconds
             if is_late and (execution.queued or execution.unclaimed) and await self._withdraw(execution):
-                dispatcher.fail_locally(execution, dispatcher.overloaded(execution.deployment_key, None))
+                dispatcher.fail_locally(execution, dispatcher.build_overload_error(execution.deployment_key, None))
         for execution in list(dispatcher.executions.values()):
             if not execution.overdue and unix_now > execution.job.deadline + OVERDUE_SECONDS:
                 await dispatcher.fail(execution.job, execution.attempt, "timeout")

@@ -81,18 +81,18 @@ class Placement:
         self.hit_rates = HitRates()
         self._mean_computed: dict[str, float] = {}  # deployment key -> mean of the tokens to compute of a request
 
-    def sent(self, replica_id: str, *, batch: bool = False) -> None:
+    def note_sent(self, replica_id: str, *, batch: bool = False) -> None:
         self._local[replica_id, batch] += 1
 
-    def claimed(self, replica_id: str, *, batch: bool = False) -> None:
+    def note_claimed(self, replica_id: str, *, batch: bool = False) -> None:
         self._claimed[replica_id, batch] += 1
 
-    def ended(self, replica_id: str, *, claimed: bool, batch: bool = False) -> None:
+    def note_ended(self, replica_id: str, *, claimed: bool, batch: bool = False) -> None:
         self._local[replica_id, batch] -= 1
         if claimed:
             self._claimed[replica_id, batch] -= 1
 
-    def computed(self, prefix_hash: bytes, replica_id: str) -> None:
+    def note_computed(self, prefix_hash: bytes, replica_id: str) -> None:
         """Record that the replica computed a prompt with this prefix."""
         self._last_computed[prefix_hash, replica_id] = time.monotonic()
         self._last_computed.move_to_end((prefix_hash, replica_id))
@@ -138,7 +138,7 @@ class Placement:
 
     def choose(self, job: InferenceJob) -> PlacementChoice | None:
         """Return the replica for the job, or None if no replica has a credit."""
-        ready, batch = self._registry.ready(job.deployment_key), job.service_class == ServiceClass.BATCH
+        ready, batch = self._registry.find_ready(job.deployment_key), job.service_class == ServiceClass.BATCH
         credits = {
             replica_id: left
             for replica_id, heartbeat in ready.items()
@@ -157,7 +157,7 @@ class Placement:
         )
         loads = {replica_id: self.load(replica_id, batch=batch) for replica_id in ready}
         cached = self.prefixes.cached_tokens(job.prompt_token_ids, job.cache_salt, list(ready))
-        replica_id, by = self._preferred(job, prefix_hash, credits, loads, cached)
+        replica_id, by = self._choose_preferred(job, prefix_hash, credits, loads, cached)
         computed = len(job.prompt_token_ids) - cached.get(replica_id, 0)
         mean = self._mean_computed.setdefault(job.deployment_key, computed)
         self._mean_computed[job.deployment_key] = mean + MEAN_WEIGHT * (computed - mean)
@@ -177,7 +177,7 @@ class Placement:
         All are of one deployment and one class. Of equal ones, it is the first.
         """
         job = waiting[0].job
-        ready, batch = self._registry.ready(job.deployment_key), job.service_class == ServiceClass.BATCH
+        ready, batch = self._registry.find_ready(job.deployment_key), job.service_class == ServiceClass.BATCH
         free = [name for name, heartbeat in ready.items() if self.credits(name, heartbeat, batch=batch) > 0]
         if len(waiting) == 1 or not free or job.input_lengths:
             return 0
@@ -189,7 +189,7 @@ class Placement:
             most.append(max((each.cached.get(name, 0) for name in free), default=0))
         return most.index(max(most))
 
-    def _preferred(
+    def _choose_preferred(
         self,
         job: InferenceJob,
         prefix_hash: bytes,
@@ -210,7 +210,7 @@ class Placement:
             if name in credits and loads[name] <= max_load:
                 return name, "spill" if rank else "prefix"
         return self._idlest(
-            credits, self._registry.ready(job.deployment_key), job.service_class == ServiceClass.BATCH
+            credits, self._registry.find_ready(job.deployment_key), job.service_class == ServiceClass.BATCH
         ), "load"
 
     def _idlest(self, names: Iterable[str], ready: Mapping[str, Heartbeat], batch: bool) -> str:

@@ -69,7 +69,7 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return self._size
 
-    def waiting(self, tenant: int) -> int:
+    def count_waiting(self, tenant: int) -> int:
         return len(self._tenants[tenant]) if tenant in self._tenants else 0
 
     def share(self, tenant: int, weight: float) -> float:
@@ -80,8 +80,8 @@ class FairQueue(Generic[T]):
             weights[entry.weight] -= 1
         return weight / (weight + sum(other * count for other, count in weights.items()))
 
-    def full(self, tenant: int) -> bool:
-        return self.waiting(tenant) >= self._max_per_tenant
+    def is_full(self, tenant: int) -> bool:
+        return self.count_waiting(tenant) >= self._max_per_tenant
 
     def put(self, tenant: int, weight: float, cost: int, item: T, *, long: bool = False) -> None:
         """Add an item to the tenant's queue.
@@ -89,7 +89,7 @@ class FairQueue(Generic[T]):
         Raises:
             QueueFull: the tenant's queue is full.
         """
-        if self.full(tenant):
+        if self.is_full(tenant):
             raise QueueFull
         entry = self._entry(tenant, weight, 0.0)
         self._leave_order(entry)

@@ -150,9 +150,9 @@ class ReplicaRegistry:
 
     def serving(self, key: str) -> list[Heartbeat]:
         """Return the heartbeats of the replicas that take requests for the deployment `key`."""
-        return list(self.ready(key).values())
+        return list(self.find_ready(key).values())
 
-    def ready(self, key: str) -> dict[str, Heartbeat]:
+    def find_ready(self, key: str) -> dict[str, Heartbeat]:
         """Return the heartbeats of the replicas that take requests for the deployment `key`, by replica ID."""
         return {
             replica_id: replica.heartbeat
@@ -168,7 +168,7 @@ class ReplicaRegistry:
         """
         return min((heartbeat.load_ms / 1000 for heartbeat in self.loadable(key).values()), default=None)
 
-    def loadable(self, key: str) -> dict[str, Heartbeat]:
+    def find_loadable(self, key: str) -> dict[str, Heartbeat]:
         """Return the heartbeats of the replicas whose load a request for the deployment `key` waits for."""
         phases = (ReplicaPhase.LOADING, ReplicaPhase.UNLOADED)
         return {

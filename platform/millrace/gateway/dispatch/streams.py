@@ -193,7 +193,7 @@ class StreamReader:
             try:
                 if not connected:
                     await self.create()
-                    last = await self._newest()
+                    last = await self._read_newest()
                     connected = True
                     self._on_gap()
                 (reply,) = await self._commands.execute([(*_READ, self._stream, last)])
@@ -210,7 +210,7 @@ class StreamReader:
         """Close the connection of `run`, which must have ended."""
         self._commands.close()
 
-    async def _newest(self) -> Any:
+    async def _read_newest(self) -> Any:
         newest: Any = await self._broker.xrevrange(self._stream, count=1)
         return newest[0][0] if newest else "0"
 

@@ -21,10 +21,10 @@ _API_VERSION = re.compile(rb"(?:^|&)api-version=[^&]*")
 def with_client_paths(application: Any) -> Any:
     """Return the ASGI application behind a translation of the clients' paths."""
 
-    async def translated(scope: Any, receive: Any, send: Any) -> None:
+    async def translate_and_call(scope: Any, receive: Any, send: Any) -> None:
         await application(translate(scope), receive, send)
 
-    return translated
+    return translate_and_call
 
 
 def translate(scope: Any) -> Any:

@@ -25,7 +25,7 @@ from millrace.gateway.connections import mark_authenticated
 from millrace.gateway.core import tracing
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.body_memory import BodyLease
-from millrace.gateway.core.content_encoding import MIN_COMPRESSED_BYTES, accepted_encoding, compressed, decoded_pieces
+from millrace.gateway.core.content_encoding import MIN_COMPRESSED_BYTES, accepted_encoding, compress, decoded_pieces
 from millrace.gateway.core.cors import is_preflight
 from millrace.gateway.core.errors import ApiError, unavailable
 from millrace.gateway.core.ids import new_request_id
@@ -253,7 +253,7 @@ class HttpConsumer(AsyncConsumer):
             self.trace.error = error
         if self._responding:
             self.record_status(f"stream_{error.code}")
-            tail = [] if self.writer is None else self.writer.interrupted(error.code, await self._billed_usage(error))
+            tail = [] if self.writer is None else self.writer.interrupt(error.code, await self._billed_usage(error))
             body = b"".join(map(sse, tail)) + sse(
                 self.api_dialect.event(error, self.stream_id, self._events_sent + len(tail))
             )
@@ -287,7 +287,7 @@ class HttpConsumer(AsyncConsumer):
             if len(body) >= MIN_COMPRESSED_BYTES and self.idempotent_call is None:
                 head.append((b"vary", b"accept-encoding"))
                 if encoding := accepted_encoding(self.headers):
-                    body = await compressed(body, encoding)
+                    body = await compress(body, encoding)
                     head.append((b"content-encoding", encoding.encode()))
             head += [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
         await self._start(status, head)

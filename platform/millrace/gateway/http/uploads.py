@@ -26,7 +26,7 @@ class UploadConsumer(HttpConsumer):
     max_bytes = 0
 
     @asynccontextmanager
-    async def spooled(self) -> AsyncIterator[Path]:
+    async def spool(self) -> AsyncIterator[Path]:
         """Write the body to a file, which is removed afterwards, and begin the idempotent call if there is one.
 
         Raises:

@@ -14,7 +14,7 @@ from millrace.gateway.core.types import InferenceRequest, ResponseSpec
 from millrace.gateway.protocols.tool_parsers.base import AnswerText, CallArguments, CallStart, Piece
 from millrace.gateway.protocols.tool_parsers.registry import make_parser
 from millrace.gateway.protocols.tools import UPSTREAM_CALLS
-from tenants.routing_policies.answer_pattern import compiled
+from tenants.routing_policies.answer_pattern import compile_pattern
 from tenants.routing_policies.policy import Escalation
 
 MAX_PATTERN_CHARACTERS = 2**18  # of an answer; a longer one is not matched
@@ -99,5 +99,5 @@ async def _is_invalid(request: InferenceRequest, texts: Sequence[str]) -> bool:
 
 
 def _mismatches(pattern: str, texts: Sequence[str]) -> bool:
-    answer_pattern = compiled(pattern)
+    answer_pattern = compile_pattern(pattern)
     return any(answer_pattern.matches(text) is False for text in texts if len(text) <= MAX_PATTERN_CHARACTERS)

@@ -250,7 +250,7 @@ class BatchRunner:
                     raise RetryLater(0) from None
                 raise
             else:
-                return msgspec.json.encode(self._service.writer(response_spec).whole(events))
+                return msgspec.json.encode(self._service.writer(response_spec).build_response(events))
 
     async def _send(self, line: BatchLine, key: ApiKeySnapshot | None, trace: RequestTrace | None) -> bytes:
         if key is None:
@@ -264,7 +264,7 @@ class BatchRunner:
             key_errors.append(error)
             generating.cancel()
 
-        with self._active_requests.registered(key, end):
+        with self._active_requests.register(key, end):
             try:
                 return await generating
             except asyncio.CancelledError:
@@ -299,7 +299,7 @@ class BatchRunner:
         active = await self._service.begin(key, request, dialect, line.request_id, trace)
         try:
             events: AsyncIterator[AnswerEvent] = self._service.events(active)
-            return msgspec.json.encode(active.writer().whole([event async for event in events]))
+            return msgspec.json.encode(active.writer().build_response([event async for event in events]))
         except (ApiError, redis.RedisError):  # it has ended, or continues and is read again
             raise
         except Exception:

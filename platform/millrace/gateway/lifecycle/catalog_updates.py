@@ -148,8 +148,8 @@ class CatalogUpdater:
                 return
         if not self._pool.is_current:
             return
-        ready = len(self._replicas.ready(key))
-        if current is not None and ready < min(len(self._replicas.ready(current.key)), _most_replicas(each)):
+        ready = len(self._replicas.find_ready(key))
+        if current is not None and ready < min(len(self._replicas.find_ready(current.key)), _most_replicas(each)):
             return
         self._models[name] = following
         del self._next[name]

@@ -359,7 +359,7 @@ class InferenceService:
         Raises:
             ApiError: 404, its model is no longer served.
         """
-        model = self._router.served(response_spec.model)
+        model = self._router.find_served(response_spec.model)
         if model is None:
             raise ApiError("not_found", f"The model {response_spec.model!r} of this request is no longer served.")
         return make_writer(response_spec, model.tokenizer)
@@ -374,7 +374,7 @@ class InferenceService:
         """
         while True:
             candidate = active.remaining_candidates.pop(0)
-            active.target = self._router.served(candidate.name) or candidate  # of the current version
+            active.target = self._router.find_served(candidate.name) or candidate  # of the current version
             try:
                 return await self._begin_execution(active, active.target)
             except ApiError as exc:
@@ -452,29 +452,29 @@ class InferenceService:
         if active.prompt.num_tokens <= room or room < 1 or not context_overflow.can_shorten(model, request):
             return False
         if active.summary or self._summaries.model_of(active) is None:
-            active.prompt = await self._shortened(active, model, room)
+            active.prompt = await self._shorten_prompt(active, model, room)
             return False
         try:
-            active.prompt = await self._shortened(active, model, room - context_overflow.SUMMARY_ROOM)
+            active.prompt = await self._shorten_prompt(active, model, room - context_overflow.SUMMARY_ROOM)
         except ApiError as exc:  # the last message leaves no room for a summary
             active.decision_record["not_summarizing"] = exc.code
-            active.prompt = await self._shortened(active, model, room)
+            active.prompt = await self._shorten_prompt(active, model, room)
             return False
         return True
 
-    async def _shortened(self, active: ActiveRequest, model: ServedModel, room: int) -> Prompt:
+    async def _shorten_prompt(self, active: ActiveRequest, model: ServedModel, room: int) -> Prompt:
         request = active.request
         summary = active.summary
         prompt = await make_prompt(
             model,
             request,
-            lambda: context_overflow.shortened(model, request, room, summary),
-            lambda prompts: prompts.shortened(model, request.number, room, summary),
+            lambda: context_overflow.shorten_prompt(model, request, room, summary),
+            lambda prompts: prompts.shorten(model, request.number, room, summary),
         )
         active.decision_record["dropped_messages"] = prompt.dropped_messages
         return prompt
 
-    async def _summarized(
+    async def _run_summarized(
         self, active: ActiveRequest, admitted: AdmittedRequest, execution: Execution, echo: list[list[int]] | None
     ) -> Execution:
         """Return the execution of the prompt with a summary of its dropped messages, or without one if that fails.
@@ -490,7 +490,7 @@ class InferenceService:
             active.summary = await self._summaries.summarize(active, summarizer, dropped)
         if active.summary:
             with contextlib.suppress(ApiError):  # the summary is longer than its room
-                active.prompt = await self._shortened(active, model, room_prompt.num_tokens)
+                active.prompt = await self._shorten_prompt(active, model, room_prompt.num_tokens)
                 is_summarized = True
         active.reserved = [
             with_prompt(each, active.prompt) if each.demand.prompt is room_prompt else each for each in active.reserved
@@ -549,7 +549,7 @@ class InferenceService:
                 if rejection is not None:
                     raise rejection
                 if summarized_prompt is not None:
-                    execution = await self._summarized(active, admitted, execution, echo)
+                    execution = await self._run_summarized(active, admitted, execution, echo)
                 self._dispatcher.submit(execution)
                 if reserves and not active.executions and self._shadows is not None:
                     active.shadowed = self._shadows.start(active, execution, self._tokenize)
@@ -644,14 +644,14 @@ class InferenceService:
             False if this gateway stops. The execution continues for clients that resume it at another gateway.
         """
         key_revoked = asyncio.Event()
-        with self._active_requests.registered(active.key, lambda _: key_revoked.set()):
+        with self._active_requests.register(active.key, lambda _: key_revoked.set()):
             request_id = whole_id(active.request_id)
             await self._subscribers.record_client_left(request_id)
             unread_seconds = 0.0
             while unread_seconds < RESUME_SECONDS and not active.execution.is_finished and not key_revoked.is_set():
                 if self._stopping.is_set():
                     return False
-                await _first(key_revoked, self._stopping, seconds=POLL_SECONDS)
+                await _wait_for_first(key_revoked, self._stopping, seconds=POLL_SECONDS)
                 unread_seconds = 0.0 if await self._subscribers.has_any(request_id) else unread_seconds + POLL_SECONDS
         return True
 
@@ -702,7 +702,7 @@ def _with_room(prompt: Prompt, tokens: int) -> Prompt:
     return dataclasses.replace(prompt, ids=prompt.ids + prompt.ids[-1:] * tokens)
 
 
-async def _first(*events: asyncio.Event, seconds: float) -> bool:
+async def _wait_for_first(*events: asyncio.Event, seconds: float) -> bool:
     """Wait until one of the events is set or the time has passed. Return whether one is set."""
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:

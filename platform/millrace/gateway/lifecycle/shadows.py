@@ -118,7 +118,7 @@ class Shadows:
             return None
         if request.more_prompts or request.number or request.echo or not primary.admitted.demand.sequences:
             return None
-        model = self._router.served(shadow.model)
+        model = self._router.find_served(shadow.model)
         tenant_id = active.key.tenant_id
         reason = "model_not_found" if model is None else self._obstacle(model, primary, tenant_id)
         if model is None or reason:

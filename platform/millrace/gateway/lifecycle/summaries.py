@@ -72,7 +72,7 @@ class Summaries:
         policy = active.route.policy
         if policy is None or policy.context_overflow != "summarize" or "not_summarizing" in active.decision_record:
             return None
-        model = self._router.served(policy.summarizer)
+        model = self._router.find_served(policy.summarizer)
         if model is None or model.upstream is not None or model.task != "generate":
             active.decision_record["not_summarizing"] = "model_not_found"
             return None

@@ -143,9 +143,9 @@ class PromptPool:
             pause = min(MAX_PAUSE_SECONDS, pause * 2 or 0.1)
             replaced = self._replaced
             try:
-                async with _Process.running(self._files, self.pids) as process:
+                async with _Process.start(self._files, self.pids) as process:
                     pause = 0.0
-                    with self._counted(replaced):
+                    with self._count_process(replaced):
                         await self._serve(process, replaced)
             except (BrokenProcess, OSError) as exc:
                 log.warning("prompt_process_failed", error=str(exc))
@@ -153,7 +153,7 @@ class PromptPool:
                 log.exception("prompt_process_failed")
 
     @contextlib.contextmanager
-    def _counted(self, replaced: asyncio.Event) -> Iterator[None]:
+    def _count_process(self, replaced: asyncio.Event) -> Iterator[None]:
         """Count a ready process, which is outdated once `replaced` is set."""
         if replaced.is_set():
             self._outdated += 1
@@ -223,7 +223,7 @@ class _Process:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def running(cls, files: list[ModelFiles], pids: set[int]) -> AsyncIterator[_Process]:
+    async def start(cls, files: list[ModelFiles], pids: set[int]) -> AsyncIterator[_Process]:
         """Start a process, and kill it at the end of the context.
 
         Raises:

@@ -34,7 +34,7 @@ from millrace.gateway.prompt_processes.prompt_frames import (
     Result,
 )
 from millrace.gateway.prompt_processes.template_measurement import is_template_cheap
-from millrace.gateway.protocols.context_overflow import shortened, summary_prompt
+from millrace.gateway.protocols.context_overflow import shorten_prompt, summary_prompt
 from millrace.gateway.protocols.dialect_readers import READERS, WITHOUT_LIMIT
 from millrace.gateway.protocols.last_turn import find_last_turn
 from millrace.gateway.protocols.prompt_bounds import check_bounds, max_characters
@@ -89,7 +89,7 @@ def do_work(models: Mapping[str, ServedModel], work: PromptTask, body: bytes) ->
         check_bounds(request, target.max_tokens, max_characters(model, target.max_tokens))
         max_tokens = None if work.reader in WITHOUT_LIMIT else target.max_tokens
         prompts = [
-            PackedPrompt.pack(_tokenized(work, model, single, max_tokens)) for single in _single_prompts(request)
+            PackedPrompt.pack(_tokenize_task(work, model, single, max_tokens)) for single in _single_prompts(request)
         ]
     except ApiError as exc:
         return Result(_resident_bytes(), Problem(exc.code, exc.message, exc.param))
@@ -105,11 +105,11 @@ def do_work(models: Mapping[str, ServedModel], work: PromptTask, body: bytes) ->
     return Result(_resident_bytes(), None, without_prompts, model.key, tuple(prompts))
 
 
-def _tokenized(work: PromptTask, model: ServedModel, request: InferenceRequest, max_tokens: int | None) -> Prompt:
+def _tokenize_task(work: PromptTask, model: ServedModel, request: InferenceRequest, max_tokens: int | None) -> Prompt:
     if work.summarizes:
         return summary_prompt(model, request, work.summarizes)
     if work.fits_tokens is not None:
-        return shortened(model, request, work.fits_tokens, work.summary)
+        return shorten_prompt(model, request, work.fits_tokens, work.summary)
     return tokenize_here(model, request, max_tokens)
 
 

@@ -175,7 +175,7 @@ class _ProcessedPrompts:
         result = await self._reader.run(self._key, work, self._body)
         return result.prompts[number].unpack()
 
-    async def shortened(self, model: ServedModel, number: int, max_tokens: int, summary: str = "") -> Prompt:
+    async def shorten(self, model: ServedModel, number: int, max_tokens: int, summary: str = "") -> Prompt:
         if self._body is None:  # the policy has changed meanwhile
             return self._prompts[number]
         work = msgspec.structs.replace(self._task(), deployment=model.key, fits_tokens=max_tokens, summary=summary)

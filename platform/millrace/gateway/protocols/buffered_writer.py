@@ -30,12 +30,12 @@ class BufferedWriter(ABC):
     def stream(self, event: AnswerEvent) -> list[bytes]:
         """Return the whole response at the end, for a client that resumes the request."""
         self._events.append(event)
-        return [msgspec.json.encode(self.whole(self._events)), DONE] if isinstance(event, End) else []
+        return [msgspec.json.encode(self.build_response(self._events)), DONE] if isinstance(event, End) else []
 
-    def interrupted(self, code: str, usage: TokenCounts | None) -> list[bytes]:
+    def interrupt(self, code: str, usage: TokenCounts | None) -> list[bytes]:
         return []
 
-    def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
+    def build_response(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
         (data,) = (event.data for event in events if isinstance(event, Vectors))
         (end,) = (event for event in events if isinstance(event, End))
         return self.response(data, end.usage)

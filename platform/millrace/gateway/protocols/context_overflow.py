@@ -40,7 +40,7 @@ def can_shorten(model: ServedModel, request: InferenceRequest) -> bool:
     return is_conversation and model.upstream is None and not request.echo
 
 
-def shortened(model: ServedModel, request: InferenceRequest, max_tokens: int, summary: str = "") -> Prompt:
+def shorten_prompt(model: ServedModel, request: InferenceRequest, max_tokens: int, summary: str = "") -> Prompt:
     """Return the prompt without as few messages as necessary in the middle of its conversation.
 
     Args:

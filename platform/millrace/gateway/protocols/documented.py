@@ -8,22 +8,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from inference_worker.contract.request import documented
+from inference_worker.contract.request import document
 
 MAX_LABEL_CHARACTERS = 512
 MAX_METADATA = 16
 MAX_METADATA_KEY_CHARACTERS = 64
 
-Positive = Annotated[int, documented(minimum=1)]
-NotNegative = Annotated[int, documented(minimum=0)]
-NotEmpty = Annotated[str, documented(minLength=1)]
-Label = Annotated[str, documented(maxLength=MAX_LABEL_CHARACTERS)]
+Positive = Annotated[int, document(minimum=1)]
+NotNegative = Annotated[int, document(minimum=0)]
+NotEmpty = Annotated[str, document(minLength=1)]
+Label = Annotated[str, document(maxLength=MAX_LABEL_CHARACTERS)]
 LabelMap = Annotated[
     dict[str, Label],
-    documented(maxProperties=MAX_METADATA, propertyNames={"maxLength": MAX_METADATA_KEY_CHARACTERS}),
+    document(maxProperties=MAX_METADATA, propertyNames={"maxLength": MAX_METADATA_KEY_CHARACTERS}),
 ]
 ObjectSchema = Annotated[
     dict[str, Any],
-    documented(required=["type"], properties={"type": {"const": "object"}}),
+    document(required=["type"], properties={"type": {"const": "object"}}),
 ]
-FunctionName = Annotated[str, documented(pattern="^[A-Za-z0-9_-]{1,64}$")]
+FunctionName = Annotated[str, document(pattern="^[A-Za-z0-9_-]{1,64}$")]

@@ -225,7 +225,9 @@ class _Encoding:
     def prompt(self) -> Prompt:
         request = self._request
         if isinstance(request.prompt, str):
-            return Prompt(self._last(self._ids(request.prompt, special=request.template.special_tokens is not False)))
+            return Prompt(
+                self._cut_front(self._ids(request.prompt, special=request.template.special_tokens is not False))
+            )
         messages: list[dict[str, Any]] = request.prompt
         template_tools = [tools.template_tool(tool) for tool in request.tools] if request.tool_choice != "none" else []
         if template_tools and request.tool_choice != "auto" and self._model.tokenizer.tool_format is None:
@@ -238,12 +240,12 @@ class _Encoding:
             raise invalid("messages", str(exc)) from None
         if request.template.max_tokens is not None:
             # Without its beginning, the prompt has no cached prefix.
-            return Prompt(self._last(ids), reasoning=self._reasoning)
+            return Prompt(self._cut_front(ids), reasoning=self._reasoning)
         positions = (self._position(messages, template_tools, ids, breakpoint) for breakpoint in request.breakpoints)
         found = tuple(position for position in positions if position is not None)
         return Prompt(ids, found, reasoning=self._reasoning)
 
-    def _last(self, ids: list[int]) -> list[int]:
+    def _cut_front(self, ids: list[int]) -> list[int]:
         """Return the part of the prompt that the request uses."""
         max_tokens = self._request.template.max_tokens
         return ids if max_tokens is None else ids[-max_tokens:]

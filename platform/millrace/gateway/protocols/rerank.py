@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from inference_worker.contract.request import SamplingParams, TokenCounts, documented
+from inference_worker.contract.request import SamplingParams, TokenCounts, document
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.protocols.buffered_writer import BufferedWriter, usage_object
@@ -31,7 +31,7 @@ NO_OP: dict[str, tuple[Any, ...]] = {
     "encoding_format": ("float",),
     "stream": (False,),
 }
-Texts = NotEmpty | Annotated[list[NotEmpty], documented(minItems=1, maxItems=MAX_PAIRS)]
+Texts = NotEmpty | Annotated[list[NotEmpty], document(minItems=1, maxItems=MAX_PAIRS)]
 
 
 class RerankDocument(msgspec.Struct, forbid_unknown_fields=True):
@@ -41,7 +41,7 @@ class RerankDocument(msgspec.Struct, forbid_unknown_fields=True):
 class RerankBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str
     query: NotEmpty
-    documents: Annotated[list[NotEmpty | RerankDocument], documented(minItems=1, maxItems=MAX_PAIRS)]
+    documents: Annotated[list[NotEmpty | RerankDocument], document(minItems=1, maxItems=MAX_PAIRS)]
     top_n: Positive | None = None
     return_documents: bool | None = None
     max_tokens_per_doc: Positive | None = None

@@ -61,10 +61,10 @@ class _Steps:
         """Return a validator class that raises `_TooManySteps` after `MAX_STEPS` steps."""
         keywords: Mapping[str, _Keyword] = Draft202012Validator.VALIDATORS
         return validators.extend(
-            Draft202012Validator, {name: self._bounded(name, check) for name, check in keywords.items()}
+            Draft202012Validator, {name: self._bound_check(name, check) for name, check in keywords.items()}
         )
 
-    def _bounded(self, name: str, check: _Keyword) -> _Keyword:
+    def _bound_check(self, name: str, check: _Keyword) -> _Keyword:
         def apply(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError] | None:
             self._count += 1 + self._cost(name, value, instance)
             if self._count > MAX_STEPS:

@@ -61,7 +61,7 @@ class Router:
         self._loading = loading
         self._signals = signals
 
-    def served(self, name: str) -> ServedModel | None:
+    def find_served(self, name: str) -> ServedModel | None:
         """Return the deployment with this name, or None."""
         return self._models.get(name)
 

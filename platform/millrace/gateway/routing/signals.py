@@ -36,15 +36,15 @@ class LatencyTracker:
 
     def record(self, model: str, seconds: float, now: float | None = None) -> None:
         now = time.monotonic() if now is None else now
-        weight, total = self._decayed(model, now)
+        weight, total = self._decay_sums(model, now)
         self._sums[model] = (weight + 1, total + seconds, now)
 
     def milliseconds(self, model: str, now: float | None = None) -> float | None:
         """Return the mean, or None if there is no recent measurement."""
-        weight, total = self._decayed(model, time.monotonic() if now is None else now)
+        weight, total = self._decay_sums(model, time.monotonic() if now is None else now)
         return total / weight * 1000 if weight >= MIN_WEIGHT else None
 
-    def _decayed(self, model: str, now: float) -> tuple[float, float]:
+    def _decay_sums(self, model: str, now: float) -> tuple[float, float]:
         weight, total, at = self._sums.get(model, (0.0, 0.0, now))
         factor = 0.5 ** (max(0.0, now - at) / HALF_LIFE_SECONDS)
         return weight * factor, total * factor

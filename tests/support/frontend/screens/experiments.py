@@ -60,7 +60,7 @@ def _count(experiment: Any, now: datetime, ttft_factor: float) -> None:
                     "success": (1, int(rng.random() < 0.94)),
                     "cache_hit": (1000, rng.randrange(1000)),
                 }
-                sums = {name: sums[name].changed((0, 0), pair) for name, pair in values.items()}
+                sums = {name: sums[name].replace_pair((0, 0), pair) for name, pair in values.items()}
             moments = {name: found.as_list() for name, found in sums.items()}
             ArmTotal.objects.create(
                 tenant_id=experiment.tenant_id, experiment_id=experiment.pk, arm=arm, requests=600, moments=moments

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from psycopg.types.json import Jsonb
 
-from inference_worker.contract.request import documented
+from inference_worker.contract.request import document
 from millrace.apps.batches.storage import new_name
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.request_db import Connection
@@ -116,12 +116,12 @@ def _seconds(time: Any) -> int | None:
 
 class OutputExpiresAfter(msgspec.Struct, forbid_unknown_fields=True):
     anchor: Literal["created_at"]
-    seconds: Annotated[int, documented(minimum=MIN_RETENTION_SECONDS, maximum=DEFAULT_RETENTION_SECONDS)]
+    seconds: Annotated[int, document(minimum=MIN_RETENTION_SECONDS, maximum=DEFAULT_RETENTION_SECONDS)]
 
 
 class BatchBody(msgspec.Struct, forbid_unknown_fields=True):
     input_file_id: str
-    endpoint: Annotated[str, documented(enum=ENDPOINTS)]
+    endpoint: Annotated[str, document(enum=ENDPOINTS)]
     completion_window: Literal["24h"]
     metadata: LabelMap | None = None
     output_expires_after: OutputExpiresAfter | None = None

@@ -32,10 +32,10 @@ class DecisionRecord(HttpConsumer):
         decision_record = {} if stored is None else msgspec.json.decode(stored)
         owner = decision_record.pop("tenant", None), decision_record.pop("project", None)
         if owner != (key.tenant_id, key.project_id):
-            decision_record = await self._logged(key, request_id)
+            decision_record = await self._read_logged(key, request_id)
         await self.respond_json(200, {"id": request_id, **decision_record})
 
-    async def _logged(self, key: ApiKeySnapshot, request_id: str) -> dict[str, Any]:
+    async def _read_logged(self, key: ApiKeySnapshot, request_id: str) -> dict[str, Any]:
         """Return the record from the request log.
 
         Raises:

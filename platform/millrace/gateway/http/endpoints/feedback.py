@@ -8,7 +8,7 @@ import msgspec
 from psycopg.types.json import Jsonb
 
 from inference_worker.contract.messages import claim_key
-from inference_worker.contract.request import documented
+from inference_worker.contract.request import document
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.http.consumer import HttpConsumer
 from millrace.gateway.protocols.documented import LabelMap
@@ -27,8 +27,8 @@ _VALUE_FIELDS = ("success", "score", "label", "metadata")
 
 class FeedbackBody(msgspec.Struct, forbid_unknown_fields=True):
     success: bool | None = None
-    score: Annotated[float, documented(minimum=0, maximum=1)] | None = None
-    label: Annotated[str, documented(minLength=1, maxLength=MAX_LABEL_CHARACTERS)] | None = None
+    score: Annotated[float, document(minimum=0, maximum=1)] | None = None
+    label: Annotated[str, document(minLength=1, maxLength=MAX_LABEL_CHARACTERS)] | None = None
     metadata: LabelMap | None = None
 
 

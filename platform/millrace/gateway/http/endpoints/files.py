@@ -112,7 +112,7 @@ class CreateFile(UploadConsumer):
         key = await self.authenticate("inference")
         await self._require_quota(key)
         name, quota = new_name("file-"), self.gateway.settings.tenant_file_quota_bytes
-        async with self.spooled() as spool:
+        async with self.spool() as spool:
             fields, filename, size = await asyncio.to_thread(self._write, spool, name)
         with remove_if_rejected(self.gateway.storage, name):
             retention_seconds = _retention_seconds(fields)

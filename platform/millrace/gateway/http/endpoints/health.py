@@ -7,7 +7,7 @@ import secrets
 from millrace.environment.processes import read_processes
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.http.consumer import HttpConsumer
-from tenants.keys.ip_allowlist import allowed
+from tenants.keys.ip_allowlist import is_allowed
 
 LOOPBACK = ("127.0.0.0/8", "::1/128")
 
@@ -56,7 +56,7 @@ class MetricsEndpoint(HttpConsumer):
             sent = self.headers.get(b"authorization", b"")
             if not secrets.compare_digest(sent, b"Bearer " + token.encode()):
                 raise ApiError("invalid_api_key", "Send the metrics token as `Authorization: Bearer <token>`.")
-        elif not allowed((self.scope["client"] or ("",))[0], LOOPBACK):
+        elif not is_allowed((self.scope["client"] or ("",))[0], LOOPBACK):
             raise ApiError(
                 "insufficient_scope", "Metrics are available only from localhost or with MILLRACE_METRICS_TOKEN."
             )

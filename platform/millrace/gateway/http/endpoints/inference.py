@@ -188,7 +188,7 @@ class InferenceConsumer(PromptConsumer):
             if self.trace is not None and (b"x-millrace-schema-valid", b"false") in schema_headers:
                 self.trace.failure = SCHEMA
             headers += schema_headers
-            await self.respond_json(200, writer.whole(all_events), headers + cost())
+            await self.respond_json(200, writer.build_response(all_events), headers + cost())
 
     async def _stream(
         self, writer: Writer, headers: Headers, event: AnswerEvent, events: AsyncIterator[AnswerEvent]

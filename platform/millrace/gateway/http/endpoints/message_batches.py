@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from inference_worker.contract.request import documented
+from inference_worker.contract.request import document
 from millrace.apps.batches.reading import MAX_LINES, BadFile, read_lines
 from millrace.apps.batches.storage import new_name
 from millrace.gateway.core.errors import ApiError, invalid
@@ -32,12 +32,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
-    custom_id: Annotated[str, documented(pattern=f"^{_CUSTOM_ID.pattern}$")]
-    params: Annotated[msgspec.Raw, documented(**{"$ref": "#/components/schemas/MessagesBody"})]
+    custom_id: Annotated[str, document(pattern=f"^{_CUSTOM_ID.pattern}$")]
+    params: Annotated[msgspec.Raw, document(**{"$ref": "#/components/schemas/MessagesBody"})]
 
 
 class MessageBatchBody(msgspec.Struct, forbid_unknown_fields=True):
-    requests: Annotated[list[BatchRequest], documented(minItems=1, maxItems=MAX_LINES)]
+    requests: Annotated[list[BatchRequest], document(minItems=1, maxItems=MAX_LINES)]
 
 
 def message_batch(row: dict[str, Any], base_url: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class CreateMessageBatch(UploadConsumer):
         key = await self.authenticate("inference")
         settings, storage = self.gateway.settings, self.gateway.storage
         name, batch = new_name("file-"), new_name("msgbatch_")
-        async with self.spooled() as spool:
+        async with self.spool() as spool:
             total = await asyncio.to_thread(self._write, spool, name)
         with remove_if_rejected(storage, name):
             size = storage.path(name).stat().st_size

@@ -277,7 +277,7 @@ class Socket:
 
     async def _generate(self, name: str, message: bytes, trace: RequestTrace) -> None:
         service, prompts, key = self._gateway.service, self._gateway.prompts, trace.key
-        with self._gateway.active_requests.registered(key, lambda error: self._end(name, error)):
+        with self._gateway.active_requests.register(key, lambda error: self._end(name, error)):
             with self._gateway.body_memory.lease(key.tenant_id) as lease:
                 await prompts.charge(key, len(message))
                 lease.grow(len(message))
@@ -316,7 +316,7 @@ class Socket:
         """Send the usage of a stream that this error ends, if the request asked for usage."""
         if name in self._streams:
             writer, active = self._streams[name]
-            for data in writer.interrupted(error.code, await active.final_usage() if is_billed else TokenCounts()):
+            for data in writer.interrupt(error.code, await active.final_usage() if is_billed else TokenCounts()):
                 await self._send({"type": "chunk", "id": name, "chunk": msgspec.Raw(data)})
 
     async def _send_error(self, name: str | None, error: ApiError, trace: RequestTrace | None = None) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from inference_worker.contract.request import documented
+from inference_worker.contract.request import document
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import Breakpoint
 from millrace.gateway.protocols.openai.messages import image_part, media_error
@@ -72,7 +72,7 @@ class ToolResult(msgspec.Struct, forbid_unknown_fields=True, tag="tool_result"):
 
 
 class AnthropicUser(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="user"):
-    content: str | Annotated[list[AnthropicText | ToolResult | Media], documented(minItems=1)]
+    content: str | Annotated[list[AnthropicText | ToolResult | Media], document(minItems=1)]
 
 
 class AnthropicAssistant(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="assistant"):
@@ -80,7 +80,7 @@ class AnthropicAssistant(msgspec.Struct, forbid_unknown_fields=True, tag_field="
 
 
 class AnthropicSystem(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", tag="system"):
-    content: str | Annotated[list[AnthropicText], documented(minItems=1)]
+    content: str | Annotated[list[AnthropicText], document(minItems=1)]
 
 
 Message = AnthropicUser | AnthropicAssistant | AnthropicSystem

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from inference_worker.contract.request import SamplingParams, StructuredSpec, TopP, documented
+from inference_worker.contract.request import SamplingParams, StructuredSpec, TopP, document
 from inference_worker.contract.validation import MAX_STOP_CHARACTERS, MAX_STOPS
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.types import Breakpoint, InferenceRequest, ReasoningOptions, TemplateOptions, Tool
@@ -29,7 +29,7 @@ from millrace.gateway.protocols.unknown_fields import IgnoredFields, StrictField
 DIALECT = "anthropic.messages"
 MAX_BREAKPOINTS = 4
 MAX_NAME_CHARACTERS = 128
-StopSequence = Annotated[str, documented(minLength=1, maxLength=MAX_STOP_CHARACTERS)]
+StopSequence = Annotated[str, document(minLength=1, maxLength=MAX_STOP_CHARACTERS)]
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 # Documented parameters that are not supported, with the values at which they have no effect. null always has none.
@@ -46,7 +46,7 @@ _HOSTED_TOOL = re.compile(r"(web_search|web_fetch|code_execution|tool_search_too
 
 
 class CustomTool(msgspec.Struct, forbid_unknown_fields=True):
-    name: Annotated[str, documented(pattern=f"^[A-Za-z0-9_-]{{1,{MAX_NAME_CHARACTERS}}}$")]
+    name: Annotated[str, document(pattern=f"^[A-Za-z0-9_-]{{1,{MAX_NAME_CHARACTERS}}}$")]
     input_schema: ObjectSchema
     description: str | None = None
     type: Literal["custom"] | None = None
@@ -103,9 +103,9 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The part of a body that describes the prompt."""
 
     model: str
-    messages: Annotated[list[Message], documented(minItems=1)]
+    messages: Annotated[list[Message], document(minItems=1)]
     system: str | list[AnthropicText] | None = None
-    tools: Annotated[list[CustomTool], documented(maxItems=MAX_TOOLS)] | None = None
+    tools: Annotated[list[CustomTool], document(maxItems=MAX_TOOLS)] | None = None
     tool_choice: AnthropicToolChoice | None = None
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
@@ -116,8 +116,8 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class MessagesBody(CountBody, kw_only=True):
     max_tokens: Positive
     metadata: AnthropicMetadata | None = None
-    stop_sequences: Annotated[list[StopSequence], documented(maxItems=MAX_STOPS)] | None = None
-    temperature: Annotated[float, documented(minimum=0, maximum=1)] | None = None
+    stop_sequences: Annotated[list[StopSequence], document(maxItems=MAX_STOPS)] | None = None
+    temperature: Annotated[float, document(minimum=0, maximum=1)] | None = None
     top_k: NotNegative | None = None
     top_p: TopP | None = None
     stream: bool | None = None

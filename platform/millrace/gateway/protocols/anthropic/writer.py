@@ -65,7 +65,7 @@ class MessagesWriter:
             _encode({"type": "message_stop"}),
         ]
 
-    def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
+    def build_response(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
         (end,) = (event for event in events if isinstance(event, End))
         parts = [event for event in events if isinstance(event, Tokens)]
         pieces = self._parser.read(*parts) + self._parser.close(is_truncated=end.finish_reason == "length")
@@ -76,7 +76,7 @@ class MessagesWriter:
         calls = any(block["type"] == "tool_use" for block in blocks)
         return self._message(blocks, self._reason(end, calls), end.usage)
 
-    def interrupted(self, code: str, usage: TokenCounts | None) -> list[bytes]:
+    def interrupt(self, code: str, usage: TokenCounts | None) -> list[bytes]:
         if not self._spec.continuous_usage:
             return []
         if usage is None:

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from inference_worker.contract.request import MAX_LOGPROBS, Logprobs, StructuredSpec, documented
+from inference_worker.contract.request import MAX_LOGPROBS, Logprobs, StructuredSpec, document
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.types import Breakpoint, InferenceRequest, ReasoningOptions, TemplateOptions, Tool
 from millrace.gateway.protocols.documented import FunctionName, NotNegative, Positive
 from millrace.gateway.protocols.openai.functions import convert_functions
-from millrace.gateway.protocols.openai.guided import guided
+from millrace.gateway.protocols.openai.guided import read_guided
 from millrace.gateway.protocols.openai.messages import (
     CACHE_SECONDS,
     MAX_BREAKPOINTS,
@@ -99,11 +99,11 @@ class ChatPrediction(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatBody(Common):
-    messages: Annotated[list[Message], documented(minItems=1)]
+    messages: Annotated[list[Message], document(minItems=1)]
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Logprobs | None = None
-    tools: Annotated[list[ChatFunctionTool], documented(maxItems=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ChatFunctionTool], document(maxItems=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ChatNamedChoice | ChatAllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ChatFormatText | ChatFormatObject | ChatFormatSchema | None = None
@@ -131,7 +131,7 @@ def read_chat(body: bytes) -> InferenceRequest:
         raise invalid("messages", "messages must have at least one message.")
     tools = function_tools(chat.tools)
     choice, allowed = _tool_choice(chat, tools)
-    structured = _structured(chat, ignored)
+    structured = _read_structured(chat, ignored)
     reasoning = _reasoning(chat)
     for name in reasoning.names:
         ignored.add_known(name)
@@ -235,8 +235,8 @@ def _tool_choice(chat: ChatBody, tools: tuple[Tool, ...]) -> tuple[str, tuple[st
     return choice, allowed
 
 
-def _structured(chat: ChatBody, ignored: IgnoredFields) -> StructuredSpec | None:
-    spec = guided(chat)
+def _read_structured(chat: ChatBody, ignored: IgnoredFields) -> StructuredSpec | None:
+    spec = read_guided(chat)
     response_format = chat.response_format
     if spec is not None and response_format is not None and not isinstance(response_format, ChatFormatText):
         raise invalid(spec.param, f"{spec.param} and response_format cannot be combined.")

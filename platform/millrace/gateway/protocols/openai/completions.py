@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from inference_worker.contract.request import Logprobs, documented
+from inference_worker.contract.request import Logprobs, document
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.types import InferenceRequest, TemplateOptions
 from millrace.gateway.protocols.documented import NotNegative
-from millrace.gateway.protocols.openai.guided import guided
+from millrace.gateway.protocols.openai.guided import read_guided
 from millrace.gateway.protocols.openai.parameters import Common, common_fields, read_request, sampling_params
 
 DIALECT = "openai.completion"
@@ -22,7 +22,7 @@ class CompletionBody(Common):
         str
         | Annotated[
             list[str | NotNegative | list[NotNegative]],
-            documented(
+            document(
                 minItems=1,
                 anyOf=[
                     {"items": {"type": "integer"}},
@@ -55,7 +55,7 @@ def read_completion(body: bytes) -> InferenceRequest:
         more_prompts=tuple(more_prompts),
         sampling=sampling_params(completion, logprobs=logprobs, prompt_logprobs=logprobs if echo else None),
         max_tokens=completion.max_tokens or DEFAULT_MAX_TOKENS,
-        structured=guided(completion),
+        structured=read_guided(completion),
         echo=echo,
         echoed_parameters={} if completion.prompt_logprobs is None else {"prompt_logprobs": True},
         template=TemplateOptions(

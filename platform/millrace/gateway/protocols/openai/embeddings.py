@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from inference_worker.contract.request import SamplingParams, TokenCounts, documented
+from inference_worker.contract.request import SamplingParams, TokenCounts, document
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.protocols.buffered_writer import BufferedWriter, usage_object
@@ -25,8 +25,8 @@ class EmbeddingBody(msgspec.Struct, forbid_unknown_fields=True):
     input: (
         NotEmpty
         | Annotated[
-            list[NotEmpty | NotNegative | Annotated[list[NotNegative], documented(minItems=1)]],
-            documented(
+            list[NotEmpty | NotNegative | Annotated[list[NotNegative], document(minItems=1)]],
+            document(
                 minItems=1,
                 anyOf=[
                     {"items": {"type": "integer"}},

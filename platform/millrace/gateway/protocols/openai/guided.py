@@ -26,7 +26,7 @@ class StructuredOutputs(StrictFields):
     json_object: bool | None = None
 
 
-def guided(body: Common) -> StructuredSpec | None:
+def read_guided(body: Common) -> StructuredSpec | None:
     """Return the structured output that vLLM's parameters request, if any.
 
     Raises:

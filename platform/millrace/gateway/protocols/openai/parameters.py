@@ -27,7 +27,7 @@ from inference_worker.contract.request import (
     ServiceClass,
     Temperature,
     TopP,
-    documented,
+    document,
 )
 from inference_worker.contract.validation import (
     MAX_LOGIT_BIAS,
@@ -52,7 +52,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 C = TypeVar("C")
 
 MAX_STOPS = 16
-Bias = Annotated[float, documented(minimum=-100, maximum=100)]
+Bias = Annotated[float, document(minimum=-100, maximum=100)]
 MAX_TOKENS = 2**31
 _ANY_VOCABULARY = 2**31  # the engine checks the model's vocabulary
 
@@ -108,7 +108,7 @@ RESULT_NAMES = frozenset(
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Annotated[bool, documented(const=False)] | None = None
+    include_obfuscation: Annotated[bool, document(const=False)] | None = None
 
 
 class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -119,17 +119,17 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     n: NumAnswers | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    top_k: Annotated[int, documented(minimum=-1)] | None = None
+    top_k: Annotated[int, document(minimum=-1)] | None = None
     min_p: MinP | None = None
     seed: int | None = None
-    stop: NotEmpty | Annotated[list[NotEmpty], documented(maxItems=MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[NotNegative], documented(maxItems=MAX_STOP_TOKEN_IDS)] | None = None
+    stop: NotEmpty | Annotated[list[NotEmpty], document(maxItems=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[NotNegative], document(maxItems=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     min_tokens: NotNegative | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: RepetitionPenalty | None = None
-    logit_bias: Annotated[dict[int, Bias], documented(maxProperties=MAX_LOGIT_BIAS)] | None = None
+    logit_bias: Annotated[dict[int, Bias], document(maxProperties=MAX_LOGIT_BIAS)] | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
@@ -165,7 +165,7 @@ def read_body(body: bytes, type_: type[T], no_op: Mapping[str, tuple[Any, ...]] 
             raise ApiError("unknown_parameter", f"Unknown parameter: {name!r}.", name[:200])
         if not _is_no_op(values.pop(name), no_op[name]):
             raise _unsupported(name)
-    return converted(values, type_)
+    return convert(values, type_)
 
 
 def read_request(
@@ -217,7 +217,7 @@ def _decode(body: bytes) -> dict[str, Any]:
     return fields
 
 
-def converted(value: Any, type_: type[C], path: str = "") -> C:
+def convert(value: Any, type_: type[C], path: str = "") -> C:
     """Convert a part of a body, at `path`, to this type.
 
     Raises:
@@ -239,7 +239,7 @@ def converted_leniently(value: Any, type_: type[C], path: str, ignored: IgnoredF
         return msgspec.convert(value, type_, str_keys=True)
     except msgspec.ValidationError:  # the usual body has no unknown fields and needs one conversion
         tolerate(value, type_, _INDEX.sub("[]", path), ignored)
-        return converted(value, type_, path)
+        return convert(value, type_, path)
 
 
 @cache

@@ -54,7 +54,7 @@ class OpenAIWriter(ABC):
             chunks.append(_encode({**self._head(True), "choices": [], "usage": self._usage(event)}))
         return [*chunks, DONE]
 
-    def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
+    def build_response(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
         (end,) = (event for event in events if isinstance(event, End))
         reasons: dict[int, FinishReason] = {
             event.index: event.finish_reason for event in events if isinstance(event, Finished)
@@ -69,7 +69,7 @@ class OpenAIWriter(ABC):
             self._add_prompt_logprobs(answer, [event for event in events if isinstance(event, Tokens)])
         return answer
 
-    def interrupted(self, code: str, usage: TokenCounts | None) -> list[bytes]:
+    def interrupt(self, code: str, usage: TokenCounts | None) -> list[bytes]:
         if not (self._spec.include_usage or self._spec.continuous_usage):
             return []
         if usage is None:
@@ -149,7 +149,7 @@ class ChatWriter(OpenAIWriter):
         """Return what surrounds the text in a choice's chunks; None if the chunks also differ in other fields."""
         if index in self._parsers or self._spec.continuous_usage:
             return None
-        start, _, end = self._chunk(_streamed(index, {"content": ""}), None).rpartition(b'""')
+        start, _, end = self._chunk(_build_choice(index, {"content": ""}), None).rpartition(b'""')
         self._frames[index] = start, end
         return start, end
 
@@ -171,11 +171,11 @@ class ChatWriter(OpenAIWriter):
         deltas = self._opening(index)
         if event.reasoning:
             deltas.append({"reasoning_content": event.reasoning})
-        deltas += self._parsed(event)
+        deltas += self._parse_tokens(event)
         logprobs = _answer_logprobs(event)
         if logprobs and (not deltas or "reasoning_content" in deltas[-1]):
             deltas.append({"content": ""})  # the text of these tokens is still pending
-        choices = [_streamed(index, delta) for delta in deltas]
+        choices = [_build_choice(index, delta) for delta in deltas]
         if logprobs:
             choices[-1]["logprobs"] = chat_logprobs(self._tokenizer, logprobs)
         return choices
@@ -186,7 +186,7 @@ class ChatWriter(OpenAIWriter):
         self._opened.add(index)
         return [{"role": "assistant", "content": ""}]
 
-    def _parsed(self, event: Tokens) -> list[dict[str, Any]]:
+    def _parse_tokens(self, event: Tokens) -> list[dict[str, Any]]:
         index, text = event.index, event.text
         if index not in self._parsers:
             return [{"content": text}] if text else []
@@ -211,8 +211,8 @@ class ChatWriter(OpenAIWriter):
         parser = self._parsers.get(index)
         if parser is not None:
             deltas += [self._delta(index, piece) for piece in parser.close(is_truncated=reason == "length")]
-        choices = [_streamed(index, delta) for delta in deltas]
-        return [*choices, _streamed(index, {}, self._reason(reason, bool(parser and parser.calls)))]
+        choices = [_build_choice(index, delta) for delta in deltas]
+        return [*choices, _build_choice(index, {}, self._reason(reason, bool(parser and parser.calls)))]
 
     def _choice(self, index: int, parts: list[Tokens], reason: FinishReason) -> dict[str, Any]:
         text = "".join(part.text for part in parts)
@@ -292,7 +292,7 @@ class CompletionWriter(OpenAIWriter):
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _streamed(index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+def _build_choice(index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
 
 

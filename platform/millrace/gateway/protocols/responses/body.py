@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from inference_worker.contract.request import SamplingParams, StructuredSpec, Temperature, TopP, documented
+from inference_worker.contract.request import SamplingParams, StructuredSpec, Temperature, TopP, document
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import InferenceRequest, Tool
 from millrace.gateway.protocols.documented import FunctionName, Label, LabelMap, Positive
@@ -111,10 +111,10 @@ class ReasoningConfig(msgspec.Struct, forbid_unknown_fields=True):
 
 class ResponseBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str
-    input: str | Annotated[list[dict[str, Any]], documented(minItems=1, items=ITEM_SCHEMA)]
+    input: str | Annotated[list[dict[str, Any]], document(minItems=1, items=ITEM_SCHEMA)]
     instructions: str | None = None
     max_output_tokens: Positive | None = None
-    tools: Annotated[list[FunctionTool], documented(maxItems=MAX_TOOLS)] | None = None
+    tools: Annotated[list[FunctionTool], document(maxItems=MAX_TOOLS)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -148,7 +148,7 @@ def read_response(body: bytes) -> InferenceRequest:
     check_tools(tools, "tools[{}].name", 64)
     prompt = template_messages(parsed.instructions, parsed.input, ignored)
     choice, allowed = _choice(parsed, tools)
-    structured = _structured(parsed.text, ignored)
+    structured = _read_structured(parsed.text, ignored)
     reasoning = effort_options(parsed.reasoning.effort if parsed.reasoning else None, "reasoning")
     for name in reasoning.names:
         ignored.add_known(name)
@@ -216,7 +216,7 @@ def _choice(parsed: ResponseBody, tools: tuple[Tool, ...]) -> tuple[str, tuple[s
     return choice, allowed
 
 
-def _structured(text: TextConfig | None, ignored: IgnoredFields) -> StructuredSpec | None:
+def _read_structured(text: TextConfig | None, ignored: IgnoredFields) -> StructuredSpec | None:
     text_format = text.format if text else None
     if isinstance(text_format, FormatObject):
         return StructuredSpec("json_object", param="text.format")

@@ -58,14 +58,14 @@ class ResponsesWriter:
         self._open = False
 
     def stream(self, event: AnswerEvent) -> list[bytes]:
-        return [self._numbered(item) for item in self._events(event)]
+        return [self._encode_numbered(item) for item in self._events(event)]
 
-    def whole(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
+    def build_response(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
         written = [item for event in events for item in self._events(event)]
         response: dict[str, Any] = written[-1]["response"]
         return response
 
-    def interrupted(self, code: str, usage: TokenCounts | None) -> list[bytes]:
+    def interrupt(self, code: str, usage: TokenCounts | None) -> list[bytes]:
         if not self._spec.continuous_usage:
             return []
         if usage is None:
@@ -73,9 +73,9 @@ class ResponsesWriter:
         failed = self._response("failed", None)
         failed |= {"error": {"code": "server_error", "message": f"The response ended with the error {code}."}}
         failed |= {"output": self._items, "usage": usage_object(usage, self._reasoning_tokens)}
-        return [self._numbered({"type": "response.failed", "response": failed})]
+        return [self._encode_numbered({"type": "response.failed", "response": failed})]
 
-    def _numbered(self, event: Event) -> bytes:
+    def _encode_numbered(self, event: Event) -> bytes:
         self._sequence += 1
         return _encode({**event, "sequence_number": self._sequence - 1})
 

@@ -75,7 +75,7 @@ class ToolCallParser(ABC):
             self._pending += text[start : start + _SEGMENT]
             while self._state(pieces):
                 pass
-        return self._limited(pieces)
+        return self._limit_calls(pieces)
 
     def close(self, *, is_truncated: bool = False) -> list[Piece]:
         """Return the remaining pieces at the end of the completion.
@@ -95,9 +95,9 @@ class ToolCallParser(ABC):
         else:
             self._close_call(pieces, is_truncated)
         self._pending = ""
-        return self._limited(pieces)
+        return self._limit_calls(pieces)
 
-    def _limited(self, pieces: list[Piece]) -> list[Piece]:
+    def _limit_calls(self, pieces: list[Piece]) -> list[Piece]:
         if not self.max_calls or self.calls <= self.max_calls:
             return pieces
         return [piece for piece in pieces if isinstance(piece, AnswerText) or piece.number < self.max_calls]

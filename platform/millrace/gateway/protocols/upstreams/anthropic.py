@@ -84,7 +84,7 @@ def _conversation(request: InferenceRequest) -> dict[str, Any]:
         role = message["role"]
         blocks = _blocks(message)
         if (point := breakpoints.get(number)) is not None:
-            blocks = _marked(blocks, point)
+            blocks = _mark_blocks(blocks, point)
         if role == "system" and not turns:
             system += blocks
             continue
@@ -123,7 +123,7 @@ def _image_source(url: str) -> dict[str, str]:
     return {"type": "url", "url": url}
 
 
-def _marked(blocks: list[dict[str, Any]], point: Breakpoint) -> list[dict[str, Any]]:
+def _mark_blocks(blocks: list[dict[str, Any]], point: Breakpoint) -> list[dict[str, Any]]:
     """Return the blocks with a cache breakpoint after the point's characters of text, or at the end."""
     control = {"cache_control": {"type": "ephemeral", "ttl": _TTL[point.seconds]}}
     remaining = point.characters

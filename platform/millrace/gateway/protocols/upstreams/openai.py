@@ -40,13 +40,13 @@ def fields(
         ApiError: 400, the upstream lacks something that changes the result.
     """
     if raw:
-        messages = [_cleaned(message, upstream, preset) for message in raw["messages"]]
+        messages = [_clean_message(message, upstream, preset) for message in raw["messages"]]
     else:
         messages = [_message(message, upstream) for message in request.prompt if isinstance(message, dict)]
     if request.template.continues and "continue_final_message" not in preset.parameters:
         message = "This model's provider does not continue a message of the assistant. Add a message of the user."
         raise ApiError("unsupported_parameter", message, "messages")
-    made: dict[str, Any] = {"messages": messages, **renamed(preset, parameters)}
+    made: dict[str, Any] = {"messages": messages, **rename_parameters(preset, parameters)}
     made |= _tools(preset, request)
     made |= _format(preset, request.structured, source)
     if (effort := _effort(request.reasoning, upstream, preset)) is not None:
@@ -60,7 +60,7 @@ def fields(
     return made
 
 
-def renamed(preset: UpstreamPreset, parameters: dict[str, Any]) -> dict[str, Any]:
+def rename_parameters(preset: UpstreamPreset, parameters: dict[str, Any]) -> dict[str, Any]:
     """Return the sampling parameters by their names at the upstream."""
     names = {"seed": preset.seed, "repetition_penalty": preset.repetition_penalty}
     found = {names.get(name, name): value for name, value in parameters.items()}
@@ -69,7 +69,7 @@ def renamed(preset: UpstreamPreset, parameters: dict[str, Any]) -> dict[str, Any
     return found
 
 
-def _cleaned(message: dict[str, Any], upstream: UpstreamSpec, preset: UpstreamPreset) -> dict[str, Any]:
+def _clean_message(message: dict[str, Any], upstream: UpstreamSpec, preset: UpstreamPreset) -> dict[str, Any]:
     """Return a message as it was sent, without fields that the upstream would reject."""
     dropped = _OWN_FIELDS if upstream.reasoning else _OWN_FIELDS | _REASONING_FIELDS
     kept = {name: value for name, value in message.items() if name not in dropped}

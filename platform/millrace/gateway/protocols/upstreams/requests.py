@@ -85,7 +85,10 @@ def upstream_prompt(model: ServedModel, request: InferenceRequest) -> Prompt:
             operation, fields = "messages", anthropic.fields(upstream, request, parameters, raw, ignored)
         elif isinstance(request.prompt, str):
             raw = source
-            operation, fields = "completions", {"prompt": request.prompt, **openai.renamed(preset, parameters)}
+            operation, fields = (
+                "completions",
+                {"prompt": request.prompt, **openai.rename_parameters(preset, parameters)},
+            )
         else:
             raw = source if _reader(request) in CHAT_READERS else {}
             operation, fields = "chat", openai.fields(upstream, preset, request, parameters, source, raw, ignored)
