@@ -166,7 +166,7 @@ class ReplicaRegistry:
         Returns:
             None if no replica is unloaded or being loaded, or no load was measured yet.
         """
-        return min((heartbeat.load_ms / 1000 for heartbeat in self.loadable(key).values()), default=None)
+        return min((heartbeat.load_ms / 1000 for heartbeat in self.find_loadable(key).values()), default=None)
 
     def find_loadable(self, key: str) -> dict[str, Heartbeat]:
         """Return the heartbeats of the replicas whose load a request for the deployment `key` waits for."""
