@@ -75,7 +75,7 @@ class FunctionNames:
             yield from self._find_in(child, path, name)
 
     def _is_avoided(self, name: str) -> bool:
-        word = name.rpartition(".")[2].strip("_")
+        word = name.rpartition(".")[2].lstrip("_")  # a special method keeps its marks
         is_participle = word.endswith("ed") and "_" not in word and word not in self.verbs
         return (word in self.avoid or is_participle) and name not in self.exceptions
 

@@ -40,7 +40,7 @@ def _read_ranges() -> dict[str, ParameterRange]:
     return {name: found for name, found in read.items() if found != ParameterRange()}
 
 
-RANGES = _read_ranges()  # of the parameters of `SamplingParams` that have one
+RANGES = _read_ranges()  # by the name of the parameter; those without a range are left out
 
 
 def has_penalties(params: SamplingParams) -> bool:
