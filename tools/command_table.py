@@ -17,7 +17,7 @@ METHODS = {"show": "get", "remove": "delete", "rename": "update"}  # command -> 
 _COMMAND_KEYS = {"arguments", "columns", "done", "empty", "example", "fixed", "help", "json", "operation", "options"}
 _COMMAND_KEYS |= {"secret"}
 _DONE = {"create": "Created {id}.", "update": "Changed {id}.", "delete": "Deleted {id}.", "remove": "Removed {id}."}
-_FORMATS = {"boolean": "yes_no", "array": "joined"}
+_FORMATS = {"boolean": "yes_no", "array": "join_values"}
 
 
 class TableError(ValueError):

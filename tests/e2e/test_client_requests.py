@@ -176,7 +176,9 @@ def test_compressed_bodies_and_responses(stack: Stack) -> None:
         named = {**stack.headers, "accept-encoding": encoding}
         answer = httpx2.post(f"{stack.url}/v1/embeddings", json=vectors, headers=named, timeout=60)
         assert answer.headers.get("content-encoding") == used
-        assert len(answer.json()["data"][0]["embedding"]) == 384
+        decompress = zstandard.ZstdDecompressor().decompressobj().decompress  # httpx2 decodes only the others
+        text = decompress(answer.content) if used == "zstd" else answer.content
+        assert len(json.loads(text)["data"][0]["embedding"]) == 384
 
 
 def test_tokenization_as_in_vllm(stack: Stack) -> None:

@@ -64,8 +64,6 @@ def send_requests(
         GatewayUnreachable: the gateway cannot be reached at the URL.
     """
     lines = [line for demo_tenant in demo_tenants for line in _lines(demo_tenant, secrets, models)]
-    client = httpx2.Client(base_url=url, timeout=ANSWER_SECONDS, trust_env=False)  # without a proxy
-    _check_gateway(client)
     result, lock = LiveResult(), threading.Lock()
     numbers, deadline = itertools.count(), time.monotonic() + seconds
 
@@ -83,7 +81,11 @@ def send_requests(
             if status != HTTPStatus.OK:
                 time.sleep(REJECTED_PAUSE)
 
-    with client, ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool:
+    with (
+        httpx2.Client(base_url=url, timeout=ANSWER_SECONDS, trust_env=False) as client,  # without a proxy
+        ThreadPoolExecutor(MAX_CONCURRENT_REQUESTS) as pool,
+    ):
+        _check_gateway(client)
         for future in [pool.submit(work) for _ in range(MAX_CONCURRENT_REQUESTS)]:
             future.result()
     return result

@@ -149,7 +149,7 @@ def test_equal_rows_give_equal_bytes(acme: Tenant, tmp_path: Path) -> None:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-@pytest.mark.parametrize("at", ["_write_part", "manifest_path", "summed", "_detach", "_drop", "_archive_rows"])
+@pytest.mark.parametrize("at", ["_write_part", "manifest_path", "sum_relation", "_detach", "_drop", "_archive_rows"])
 def test_a_killed_archive_can_be_repeated(
     acme: Tenant, tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +178,7 @@ def _killed(*args: Any, **kwargs: Any) -> Any:
 
 def test_usage_that_arrives_meanwhile_stays(acme: Tenant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     beta = price("3", model="beta")
-    for name in ("_write_part", "summed"):  # before the rows are compared with the files, and after
+    for name in ("_write_part", "sum_relation"):  # before the rows are compared with the files, and after
         step = getattr(archives, name)
 
         def then_late(*args: Any, step: Any = step) -> Any:

@@ -85,7 +85,7 @@ def test_numbers_have_no_gaps_under_rollbacks(october):
     assert sum(entry.nano for entry in unscoped(LedgerEntry).all()) == 0
 
 
-@pytest.mark.parametrize("step", ["_issue", "_fix", "_book", "credits.apply_credit", "document.described"])
+@pytest.mark.parametrize("step", ["_issue", "_fix", "_book", "credits.apply_credit", "document.describe_invoice"])
 def test_a_killed_finalization_leaves_no_trace(october, monkeypatch, step):
     (draft,) = drafts(october, 1)
 

@@ -15,7 +15,6 @@ import psycopg
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import connections
-from msgspec.structs import astuple
 from psycopg_pool import AsyncConnectionPool
 from rest_framework.test import APIClient
 
@@ -233,7 +232,7 @@ def test_a_lowered_charge_keeps_its_searches(operator: APIClient, used: Callable
 @pytest.mark.parametrize("searches", [0, 2, 3, 9])
 def test_a_change_of_a_charge_has_no_searches(searches: int) -> None:
     charged = (100, 10, 0, 0, 50, 0, 0, 3)
-    counted = astuple(TokenCounts(90, 15, output=40, searches=searches))
+    counted = TokenCounts(90, 15, output=40, searches=searches)
     assert _change(charged, counted, has_read_price=True) == (-10, 5, 0, 0, -10, 0, 0, 0)
 
 

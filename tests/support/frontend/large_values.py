@@ -160,7 +160,7 @@ def _copy_row(cursor: Any, model: type[Model], tenant: Tenant, times: int) -> No
             columns=sql.SQL(", ").join(map(sql.Identifier, copied)),
             values=sql.SQL(", ").join(copied.values()),
             tenant=tenant.pk,
-            newest=sql.Identifier("id" if "id" in _columns(model) else next(iter(copied))),
+            newest=sql.Identifier(next((name for name in ("id", "admitted_at") if name in copied), next(iter(copied)))),
             first=_FIRST_COPY,
             last=_FIRST_COPY + times - 1,
         )
