@@ -29,6 +29,7 @@ from tenants.routing_policies import policy
 from tenants.routing_policies.target_checks import TargetChecks
 
 MAX_MODELS = 4
+MAX_KEYS = 500  # in the list; another one can be selected by the link on its page
 PRESETS = (
     (_lazy("Precise"), "0", "1"),
     (_lazy("Balanced"), "0.7", "1"),
@@ -73,8 +74,11 @@ def playground(ctx: PageContext) -> dict[str, Any]:
     usable = [model.name for model in models if model.is_usable]
     chosen = [name for name in usable if name in selected] or [model.name for model in models if not model.problem][:1]
     prices = current_prices(ctx.tenant.pk, ctx.now)
+    keys = list(_usable(ctx).order_by("name", "pk")[: MAX_KEYS + 1])
+    named = usable_key(ctx, ctx.query.get("key", ""))
     return {
-        "keys": list(_usable(ctx).order_by("name", "pk")),
+        "keys": keys[:MAX_KEYS] + ([] if named is None or named in keys[:MAX_KEYS] else [named]),
+        "max_keys": MAX_KEYS if len(keys) > MAX_KEYS else 0,
         "key": ctx.query.get("key", ""),
         "models": [(model, model.name in chosen[:MAX_MODELS]) for model in models],
         "again": _replayed_request(ctx),
