@@ -436,7 +436,7 @@ _CACHE = "actions.do_update_settings(tenant, answer_cache_seconds=%d, answer_cac
 _SIMILAR = f"""
 from django.utils import timezone
 from inference_worker.contract.settings import parse_models
-from millrace.apps.request_log.models import SemanticEvidence
+from millrace.apps.answer_caches.models import SemanticEvidence
 actions.do_update_settings(tenant, semantic_cache_max_error_percent=20)
 actions.do_update_settings(tenant, content_retention_days=1)
 (spec,) = parse_models("{ENCODER}=embedded:minilm")
