@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # One process more than cores: these tests often wait, for processes to start and for timers.
-test: JOBS = $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
+test test-faults test-faults-quick: JOBS = $(shell echo $$(($$(nproc 2>/dev/null || echo 2) + 1)))
 
 # make up PORT=8001 DATA_DIR=/data/millrace
 ifdef PORT
@@ -23,16 +23,20 @@ endif
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help up setup test test-unit test-ledger test-browser test-faults test-browser-quick test-faults-quick \
-	test-clients test-clients-quick test-peers test-emulation bench-quick bench-cpu \
-	generated lint types lint-imports check docs docs-openapi api-diff messages screenshots release lock lock-platforms clean
+	test-clients test-clients-quick test-peers test-models test-emulation bench-quick bench-cpu \
+	first-kernels generated lint types lint-imports check docs docs-openapi api-diff messages screenshots release lock lock-platforms clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo '  options: PORT=8001, DATA_DIR=/data/millrace, PYTHON=python3.12; ARGS="…" for up and the tests'
 	@echo '  of setup: TORCH_INDEX=URL takes PyTorch from this package index; INSTALLER=pip does without uv'
 
-up: setup ## start everything on this machine; Ctrl-C stops it (PORT=, DATA_DIR=)
+# The C kernels need only a compiler and Python's standard library, so their first build runs during the installation.
+up: $(if $(wildcard $(VENV)/installed),,first-kernels) setup ## start everything on this machine; Ctrl-C stops it (PORT=, DATA_DIR=)
 	@exec $(BIN)/millrace up $(ARGS)
+
+first-kernels:
+	@$(PYTHON) -m kernels.native.build >/dev/null 2>&1 &
 
 setup: generated ## install what `make up` needs, and build the files that are not in git
 
@@ -41,7 +45,7 @@ generated: $(VENV)/installed
 	@$(BIN)/python -m tools.build_files
 
 test test-unit test-ledger test-browser test-faults test-browser-quick test-faults-quick test-clients test-clients-quick \
-	test-peers test-emulation types lint-imports: generated
+	test-peers test-models test-emulation types lint-imports: generated
 
 # A file's tests share what they look at, so they go to one process. The longest files come first, so that the processes
 # end at about the same time. Of several -m the last counts: ARGS="-m slow".
@@ -82,13 +86,16 @@ test-clients-quick: $(VENV)/installed-dev ## run the openai, anthropic, LangChai
 test-peers: $(VENV)/installed-dev ## run LiteLLM, llama.cpp and vLLM behind Millrace; tests/peers names their variables (ARGS="-k vllm")
 	@exec $(BIN)/python -m pytest $(call TESTS,tests/peers) $(ARGS)
 
-test-emulation: $(VENV)/installed-dev ## run the C kernels for AVX2 and NEON in an emulator; needs qemu-user and gcc-aarch64-linux-gnu
+test-models: $(VENV)/installed-dev ## run published GGUF files; MILLRACE_TEST_MODELS names their directory
+	@exec $(BIN)/python -m pytest -p no:xdist --durations=10 $(call TESTS,tests/models) $(ARGS)
+
+test-emulation: $(VENV)/installed-dev ## run the C kernels for AVX2 and ARM in an emulator; needs qemu-user and gcc-aarch64-linux-gnu
 	@exec $(BIN)/python -m pytest -p no:xdist $(call TESTS,tests/emulation) $(ARGS)
 
 bench-quick: setup ## run every benchmark for a few seconds, to see that it works (ARGS="serve gateway")
 	@PYTHONPATH=.:platform exec $(BIN)/python -m benchmarks.run_quick $(ARGS)
 
-bench-cpu: setup ## measure the CPU backend beside OpenVINO and vLLM, which it installs into build/peers (ARGS="--sections engine")
+bench-cpu: setup ## measure the CPU backend beside OpenVINO, llama.cpp and vLLM, which it installs into build/peers (ARGS="--sections engine")
 	@PYTHONPATH=.:platform exec $(BIN)/python -m benchmarks.cpu --install --models build/peers/models \
 		--out benchmarks/results $(ARGS)
 

@@ -76,7 +76,7 @@ class Entries:
         self._vectors[self._size], self._groups[self._size], self._numbers[self._size] = vector, group, number
         self._size += 1
 
-    def nearest(self, vector: Matrix) -> tuple[int, list[Neighbor]]:
+    def find_nearest(self, vector: Matrix) -> tuple[int, list[Neighbor]]:
         """Return the nearest entry's number in the stream, and it with the nearest entry of another answer."""
         if not self._size:
             return -1, []
@@ -102,7 +102,7 @@ def replay(stream: Stream, max_error: float, *, seed: int = 0, points: int = 13,
     evidence, entries, result = Evidence(), Entries(stream), StreamReplay(max_error)
     total, every = result.total, max(1, len(stream.texts) // points)
     for number, text in enumerate(stream.texts):
-        source, neighbors = entries.nearest(stream.vectors[number])
+        source, neighbors = entries.find_nearest(stream.vectors[number])
         answer = int(stream.answers[number])
         is_guarded = bool(neighbors) and guards and bool(differences(stream.texts[source], text))
         total.questions += 1
@@ -139,7 +139,7 @@ def _static(stream: Stream, least: float) -> dict[str, float]:
     entries = Entries(stream)
     hits = errors = 0
     for number in range(len(stream.texts)):
-        _, neighbors = entries.nearest(stream.vectors[number])
+        _, neighbors = entries.find_nearest(stream.vectors[number])
         if neighbors and neighbors[0].similarity >= least:
             hits += 1
             errors += int(neighbors[0].group != int(stream.answers[number]))

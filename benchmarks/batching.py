@@ -27,7 +27,6 @@ whichever is longer. Both are measured on the real model first. Decodes on a CPU
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -38,7 +37,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.models import bundled_model
-from benchmarks.options import parse
+from benchmarks.options import parse, write_figures
 from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.engine.engine import LLMEngine
@@ -48,7 +47,7 @@ from tests.support.engine.replay import Lengths, azure
 
 CONTEXT = 2048
 MAX_LENGTHS = Lengths(prompt=1536, output=512)
-VOCAB = 40_000  # of the prompts' tokens
+VOCAB = 40_000  # number of token IDs in prompts
 BLOCK_SIZE = 32
 
 
@@ -177,7 +176,7 @@ def draw(
     return jobs
 
 
-def modeled(cost: CostModel) -> Factory:
+def make_factory(cost: CostModel) -> Factory:
     """Return a factory of engines with a cost model instead of a model."""
 
     def make(batch: int, max_num_batched_tokens: int) -> SimulatedEngine:
@@ -243,12 +242,11 @@ def main() -> None:
     if options.modeled:
         cost = measure_cost(make, *((128, 2) if options.quick else (1024, 5)))
         print(f"A step: {cost.weights_seconds * 1e3:.1f} ms, or {cost.token_seconds * 1e3:.3f} ms a token.")
-        make = modeled(cost)
+        make = make_factory(cost)
     rounds = [measure(make, jobs, options, index) for index in range(1 if options.modeled else options.rounds)]
     print(table(rounds), flush=True)
-    if options.json:
-        content = {"arguments": vars(options), "rounds": [{k: asdict(v) for k, v in r.items()} for r in rounds]}
-        Path(options.json).write_text(json.dumps(content, indent=2), encoding="utf-8")
+    content = {"arguments": vars(options), "rounds": [{k: asdict(v) for k, v in r.items()} for r in rounds]}
+    write_figures(options, content)
 
 
 def measure(make: Factory, jobs: Sequence[Job], options: argparse.Namespace, index: int) -> dict[str, BatchingResult]:

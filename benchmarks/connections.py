@@ -3,8 +3,8 @@
     python -m benchmarks.connections [--quick]
 
 Two servers run the same application, which responds immediately. Requests use keep-alive connections and alternate
-between the servers. The output is the medians of requests per second and of the server's CPU time per request. The CPU
-time is comparable on a busy machine too.
+between the servers, each when the other one is at rest. The output is the medians of requests per second and of the
+server's CPU time per request. The CPU time is comparable on a busy machine too.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
+from benchmarks.options import parse
+from benchmarks.rest import LIMIT_SECONDS, Rest
+from millrace.local.program import free_port
+from millrace.local.stack import HTTP_PROTOCOL
 
-from millrace.local.program import free_port  # noqa: E402
-from millrace.local.stack import HTTP_PROTOCOL  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 REQUEST = (
     b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\naccept: */*\r\naccept-encoding: gzip, deflate\r\n"
@@ -51,16 +52,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="length of each measurement (default 3)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of which the median counts (default 5)")
     parser.add_argument("--connections", type=int, default=16, help="connections (default 16)")
-    parser.add_argument("--quick", action="store_true", help="a few seconds: one short round")
-    options = parser.parse_args()
-    if options.quick:
-        options.seconds, options.rounds = 0.5, 1
+    options = parse(parser, {"seconds": 0.5, "rounds": 1})
     servers = {"uvicorn": start("httptools"), "gateway": start(HTTP_PROTOCOL)}
     rates: dict[str, list[float]] = {name: [] for name in servers}
     costs: dict[str, list[float]] = {name: [] for name in servers}
+    rest = Rest(0 if options.quick else LIMIT_SECONDS)
     try:
         for round_ in range(options.rounds + 1):
             for name, (process, port) in servers.items():
+                rest.wait()
                 before = cpu_seconds(process.pid)
                 count, took = asyncio.run(measure(port, options.connections, options.seconds))
                 if round_:  # the first one warms up

@@ -12,11 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import math
-import os
 import re
-import shutil
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,100 +20,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
+from benchmarks.options import parse
+from benchmarks.services import start_services
 
-from benchmarks.options import parse  # noqa: E402  (after the path it needs)
-from millrace.local.postgres import Postgres  # noqa: E402
-from millrace.local.valkey import Valkey  # noqa: E402
-
+SQL = Path(__file__).parent / "sql"
 TARGET_MS = 150
 DAYS = 31
-# Request n belongs to the measured tenant for every tenth n, otherwise to tenant n modulo their number. Its hash h
-# decides the other properties. A hit of the answer cache returns the answer of an older request of the same tenant.
-_RECORDS = """
-INSERT INTO request_log_requestrecord (tenant_id, started_at, request_id, project_id, key_id, gateway_id, endpoint,
-    requested_model, served_model, stream, status, code, outcome, limited_by, limits, budget_periods, route, placements,
-    prompts, prompt_tokens, total_ms, ttft_ms, dry_run_rejections, replay_of, cache_layer, cache_source, end_user,
-    retry_key)
-SELECT (%(tenant_ids)s::bigint[])[1 + tenant], at, 'req_' || md5(n::text), (%(project_ids)s::bigint[])[1 + tenant],
-    (%(first_keys)s::bigint[])[1 + tenant] + (n / 10) %% CASE WHEN tenant = 0 THEN %(big)s ELSE %(small)s END, 'gw-1',
-    'chat.completions', model, model, true,
-    CASE outcome WHEN 'limited' THEN '429' WHEN 'failed' THEN '500' ELSE '200' END,
-    CASE outcome WHEN 'limited' THEN 'rate_limit_exceeded' WHEN 'failed' THEN 'internal_error' ELSE '' END, outcome,
-    CASE outcome WHEN 'limited' THEN jsonb_build_object('kind', 'limit', 'scope', 'tenant', 'id', tenant, 'model', '',
-        'name', CASE h %% 2 WHEN 0 THEN 'requests_per_minute' ELSE 'input_tokens_per_minute' END) END,
-    '[]', '[]', CASE WHEN layer IN ('prefix', 'computed') THEN '{"answer_cache": {"miss": "not_cached"}}' ELSE '{}'
-        END::jsonb || CASE WHEN h %% 10 < 3 THEN '{"policy": {"version": 3}}' ELSE '{}' END::jsonb, '[]',
-    1, 100 + h %% 4000, ttft + h %% 9000, ttft, 0, '', layer,
-    CASE WHEN layer IN ('exact', 'semantic') THEN 'req_' || md5((n + 10 * (%(tenants)s - 1))::text) ELSE '' END,
-    CASE WHEN h %% 2 = 0 THEN 'user-' || h %% 500 ELSE '' END,
-    CASE WHEN h %% 100 = 0 THEN n / 20 WHEN h %% 2 = 0 THEN n + %(requests)s END
-FROM (
-    SELECT n, %(end)s::timestamptz - n * (%(span)s::interval / %(requests)s) AS at, h, outcome,
-        CASE WHEN n %% 10 = 0 THEN 0 ELSE 1 + n %% (%(tenants)s - 1) END AS tenant,
-        (%(models)s::text[])[1 + n %% 3] AS model,
-        CASE WHEN outcome <> 'completed' THEN '' WHEN h %% 1000 < 40 THEN 'exact' WHEN h %% 1000 < 50
-            THEN 'single_flight' WHEN h %% 1000 < 60 THEN 'semantic' WHEN h %% 1000 < 390 THEN 'prefix'
-            ELSE 'computed' END AS layer,
-        CASE WHEN h %% 1000 < 60 THEN 5 + h %% 30 ELSE 60 + h %% 400 + CASE h %% 20 WHEN 0 THEN h %% 6000 ELSE 0 END
-            END AS ttft
-    FROM (
-        SELECT n, hashint8(n) & 2147483647 AS h,
-            CASE WHEN n %% 211 = 0 THEN 'limited' WHEN n %% 503 = 0 THEN 'failed' ELSE 'completed' END AS outcome
-        FROM generate_series(0, %(requests)s::bigint - 1) n
-    ) numbered
-) r
-"""
-_EVENTS = """
-INSERT INTO billing_usageevent (admitted_at, request_id, execution, tenant_id, project_id, key_id, model, attempt,
-    outcome, finish_reason, uncached, cache_read, cache_write_5m, cache_write_1h, output, answer_hit_input,
-    answer_hit_output, replica_id, block_size, queue_us, ttft_us, duration_us, cost_femto, saved_femto, settled_at,
-    miss_reason, changed_at)
-SELECT started_at, request_id, 0, tenant_id, project_id, key_id, served_model, 1, outcome, 'stop',
-    CASE WHEN hit THEN 0 ELSE prompt_tokens END, CASE cache_layer WHEN 'prefix' THEN 512 ELSE 0 END, 0, 0,
-    CASE WHEN hit THEN 0 ELSE output END, CASE WHEN hit THEN prompt_tokens ELSE 0 END,
-    CASE WHEN hit THEN output ELSE 0 END, 'r', 32, 10, ttft_ms * 1000, total_ms * 1000,
-    CASE WHEN hit THEN 1 ELSE 4 END * prompt_tokens * 750000000::numeric,
-    CASE WHEN hit THEN prompt_tokens * 2250000000::numeric WHEN cache_layer = 'prefix' THEN 512 * 600000000::numeric
-        ELSE 0 END, started_at + interval '1 second', reason,
-    CASE reason WHEN 'prefix_changed' THEN 100 + 640 * (prompt_tokens % 3) END
-FROM (
-    SELECT r.*, cache_layer IN ('exact', 'single_flight', 'semantic') AS hit, 20 + total_ms % 300 AS output,
-        CASE WHEN cache_layer <> 'computed' THEN '' WHEN total_ms % 100 < 10 THEN 'prefix_changed'
-            WHEN total_ms % 100 < 50 THEN 'first_use' WHEN total_ms % 100 < 70 THEN 'expired_or_evicted' ELSE ''
-            END AS reason
-    FROM request_log_requestrecord r WHERE outcome <> 'limited'
-) r
-"""
-_FEEDBACK = """
-INSERT INTO feedback_submittedfeedback (tenant_id, request_id, key_id, success)
-SELECT tenant_id, request_id, key_id, total_ms % 5 > 0 FROM request_log_requestrecord
-WHERE outcome = 'completed' AND total_ms % 100 = 1
-"""
-# One of the three models is served by an upstream.
-_COSTS = """
-INSERT INTO billing_executioncost (admitted_at, request_id, execution, tenant_id, model, is_tenant_credential,
-    usage_source, outcome, uncached, cache_read, cache_write_5m, cache_write_1h, output, cost_femto, uncosted_tokens,
-    unbilled_femto, booked_at)
-SELECT admitted_at, request_id, execution, tenant_id, model, false, 'upstream', outcome, uncached, cache_read, 0, 0,
-    output, (uncached + output) * 2000000000::numeric, 0, 0, settled_at
-FROM billing_usageevent WHERE model = 'llama-70b'
-"""
-_DAILY_COSTS = """
-INSERT INTO billing_dailycost (day, tenant_id, model, credential_id, executions, estimated, cost_femto, failed_femto,
-    uncosted_tokens, unbilled_femto)
-SELECT (admitted_at AT TIME ZONE 'UTC')::date, tenant_id, model, 0, count(*), 0, sum(cost_femto),
-    coalesce(sum(cost_femto) FILTER (WHERE outcome = 'failed'), 0), 0, 0
-FROM billing_executioncost GROUP BY 1, 2, 3
-"""
-_STATEMENTS = {
-    "requests": _RECORDS,
-    "usage events": _EVENTS,
-    "feedback": _FEEDBACK,
-    "costs": _COSTS,
-    "daily costs": _DAILY_COSTS,
-}
+_TABLES = ("requests", "usage_events", "feedback", "costs", "daily_costs")  # in the order of their statements
 
 
 def main() -> None:
@@ -132,8 +41,8 @@ def main() -> None:
     options = parse(parser, {"requests": 1000, "keys": 60, "tenants": 6, "times": 1})
     with ExitStack() as running:
         began = time.perf_counter()
-        is_filled = _set_up(running, options.data)
-        tenant = _first_tenant() if is_filled else _fill(options)
+        start_services(running, options.data)
+        tenant = _first_tenant() if _is_filled() else _fill(options)
         _roll_up()
         print(
             f"{options.requests:,} requests, {options.keys:,} keys, {options.tenants:,} tenants, filled in"
@@ -144,37 +53,7 @@ def main() -> None:
     print(f"{slow} above {TARGET_MS} ms" if slow else f"all within {TARGET_MS} ms")
 
 
-def _set_up(running: ExitStack, kept: Path | None) -> bool:
-    """Start the servers with an up-to-date schema. Return whether the database is filled."""
-    if kept is None:
-        state = Path(tempfile.mkdtemp(prefix="millrace-console-"))
-        running.callback(shutil.rmtree, state, ignore_errors=True)
-    else:
-        state = kept.absolute()
-        state.mkdir(parents=True, exist_ok=True)
-    state.chmod(0o711)
-    postgres, valkey = Postgres(state), Valkey(state)
-    for server in (postgres, valkey):
-        program = server.prepare()
-        process = program.start(running.enter_context((state / f"{program.name}.log").open("ab")))
-        running.callback(program.stop, process)
-    postgres.make_roles()
-    os.environ.update(
-        MILLRACE_DATA_DIR=str(state),
-        MILLRACE_DATABASE_URL=postgres.owner_url,
-        MILLRACE_VALKEY_URL=valkey.url,
-        **{f"MILLRACE_{name}": "b" * 50 for name in ("SECRET_KEY", "PREFIX_CACHE_SECRET", "KEY_PEPPERS")},
-        MILLRACE_LOG_LEVEL="error",
-        MILLRACE_ALLOWED_HOSTS="testserver",
-        DJANGO_SETTINGS_MODULE="millrace.conf.settings",
-    )
-    import django
-    from django.core.management import call_command
-    from django.db import connections
-
-    django.setup()
-    call_command("migrate", verbosity=0)
-    running.callback(connections.close_all)
+def _is_filled() -> bool:
     from tenants.models import User
 
     return User.objects.filter(email="operator@example.com").exists()  # created last
@@ -208,7 +87,7 @@ def _fill(options: argparse.Namespace) -> Any:
     """Create the rows and return the measured tenant. The platform's own actions create what is few."""
     from django.db import connection
 
-    from billing.actions.budgets import do_make_budget
+    from billing.budgets.budgets import do_make_budget
     from tenants import actions
     from tenants.isolation.db_roles import BypassReason
     from tenants.isolation.scopes import all_tenants_scope
@@ -250,10 +129,11 @@ def _fill(options: argparse.Namespace) -> Any:
             "big": big,
             "small": small,
         }
-        for label, statement in _STATEMENTS.items():
+        for table in _TABLES:
             began = time.perf_counter()
-            cursor.execute(statement, values if statement is _RECORDS else None)
-            print(f"{label} in {time.perf_counter() - began:.0f} s", flush=True)
+            statement = (SQL / f"{table}.sql").read_text(encoding="utf-8")
+            cursor.execute(statement, values if table == "requests" else None)
+            print(f"{table} in {time.perf_counter() - began:.0f} s", flush=True)
     measured = tenants[0]
     actions.do_add_member(measured, owner, "owner")
     actions.do_invite(measured, "guest@example.com", "developer")
@@ -334,14 +214,14 @@ def _print_statements(client: Any, url: str, slow_ms: float) -> None:
 
     taken: list[tuple[float, str]] = []
 
-    def timed(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+    def measure(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
         began = time.perf_counter()
         try:
             return execute(sql, params, many, context)
         finally:
             taken.append((1000 * (time.perf_counter() - began), " ".join(sql.split())))
 
-    with connection.execute_wrapper(timed):
+    with connection.execute_wrapper(measure):
         _time(client, url)
     print(f"  {len(taken)} statements, {sum(ms for ms, _ in taken):.0f} ms")
     for ms, sql in sorted(taken, reverse=True):

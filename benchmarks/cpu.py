@@ -1,17 +1,20 @@
-"""The CPU backend beside the engines that a user could choose instead: OpenVINO GenAI and vLLM's build for CPUs.
+"""The CPU backend beside the engines that a user could choose instead: OpenVINO GenAI, llama.cpp and vLLM for CPUs.
 
     make bench-cpu
     python -m benchmarks.cpu --peers build/peers --out benchmarks/results
 
-Sections: `engine` compares the engine in a process with OpenVINO's continuous batching. `served` compares the platform
-with vLLM's server, by throughput and latencies. `prefill` has prompts of 1,024 tokens, and `shared` prompts of 640
-tokens of which 512 are the same. `platform` measures the CPU time of each token outside the engine, with an engine that
-computes nothing and without PostgreSQL, which takes no part in a token.
+Sections: `engine` compares the engine in a process with OpenVINO's continuous batching and llama.cpp, with all
+instruction sets of the machine and with AVX2 alone. `served` compares the platform with the servers of vLLM and
+llama.cpp, by throughput and latencies. `prefill` has prompts of 1,024 tokens, and `shared` prompts of 640 tokens of
+which 512 are the same. `platform` measures the CPU time of each token outside the engine, with an engine that computes
+nothing and without PostgreSQL, which takes no part in a token.
 
 All systems of a section are measured in turn in each round, on all cores, with SmolLM2-135M, greedy decoding and the
-end token ignored. The platform's speculation is off: without an end, outputs repeat themselves, so drafts from them
-would be right more often than in real answers. Figures are medians. Peers that are not installed are left out;
-`--install` installs them.
+end token ignored. A system is measured when the processes of the others are at rest, at the latest after a minute.
+`busy_rounds` is the number of rounds that began on a busy machine. Millrace has its default options and those of int8
+and int4; a row of its own has the products of PyTorch. The platform's speculation is off: without an end, outputs
+repeat themselves, so drafts from them would be right more often than in real answers. Figures are medians. Peers that
+are not installed are left out; `--install` installs them.
 
 With `--out`, a run adds its rows to the results of the same day and machine. Rows that it measures again are replaced
 together with those of the peers, so that all rows of a load come from one run. Therefore long sections can be split:
@@ -40,28 +43,26 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
+
+from benchmarks import gateway, serve
+from benchmarks.cpu_engines import INSTRUCTION_SETS, TYPES, EngineUnderTest, start_engines
+from benchmarks.gateway_load import many_streams
+from benchmarks.models import bundled_model
+from benchmarks.options import parse
+from benchmarks.rest import LIMIT_SECONDS, Rest
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.contract.settings import ModelSpec
+from kernels.native.library import load_library
+from millrace.local.program import Program, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
-
-from benchmarks import engine as engine_benchmark  # noqa: E402
-from benchmarks import gateway, serve  # noqa: E402
-from benchmarks.gateway_load import many_streams  # noqa: E402
-from benchmarks.models import bundled_model  # noqa: E402
-from benchmarks.options import parse  # noqa: E402
-from inference_worker.checkpoints.model_source import ensure_model  # noqa: E402
-from inference_worker.contract.engine_config import EngineConfig, KVCacheDTypeName, QuantizationName  # noqa: E402
-from inference_worker.contract.settings import ModelSpec  # noqa: E402
-from inference_worker.engine.engine import LLMEngine  # noqa: E402
-from kernels.native.library import load_library  # noqa: E402
-from millrace.local.program import Program, free_port  # noqa: E402
 
 SECTIONS = ("engine", "served", "prefill", "shared", "platform")
-# The engine's quantization and the dtype of its KV cache. Both pass the gate of benchmarks/quality.py.
-TYPES: dict[str, tuple[QuantizationName, KVCacheDTypeName]] = {"bfloat16": ("none", "auto"), "int8": ("int8", "int8")}
 PEERS = Path(__file__).parent / "peers"
 EMBEDDED = ModelSpec("smollm2-135m", "embedded", "auto")
-INSTRUCTION_SETS = ("amx_int8", "amx_bf16", "avx512_bf16", "avx512_vnni", "avx2", "asimd")
+CPU_FLAGS = ("amx_int8", "amx_bf16", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni", "avx2", "asimd")
+LONG_PROMPT = 1024
 Rows = list[dict[str, Any]]
 
 
@@ -70,6 +71,7 @@ def main() -> int:
     sections = options.sections.split(",")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops the servers
     report: dict[str, Any] = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "machine": describe_machine()}
+    rest = Rest(0 if options.quick else LIMIT_SECONDS)
     with ExitStack() as running:
         model = ensure_model(EMBEDDED, options.models) if options.models else bundled_model()
         if options.install:
@@ -77,16 +79,17 @@ def main() -> int:
             subprocess.run(command, check=True)  # noqa: S603  (our own script)
         print(json.dumps(report["machine"]), flush=True)
         if "engine" in sections:
-            report["engine"] = measure_engines(options, model)
+            report["engine"] = measure_engines(options, model, rest)
             save(report, options.out)
         if {"served", "prefill", "shared"} & {*sections}:
             servers = [
                 *running.enter_context(millrace(options)),
                 *running.enter_context(vllm(options, model)),
+                *running.enter_context(llama_cpp(options)),
             ]
             for section, loads in served_loads(options).items():
                 if section in sections:
-                    report[section] = [row for load in loads for row in measure_served(servers, load)]
+                    report[section] = [row for load in loads for row in measure_served(servers, load, rest)]
                     save(report, options.out)
             running.close()
         if "platform" in sections:
@@ -111,7 +114,7 @@ def merge(earlier: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
     """Return the report with the rows of an earlier one for the loads that it did not measure."""
 
     def load(row: dict[str, Any]) -> tuple[Any, ...]:
-        return tuple(row.get(name) for name in ("streams", "input", "shared_prefix"))
+        return tuple(row.get(name) for name in ("streams", "input", "shared_prefix", "instruction_sets"))
 
     merged = dict(report)
     for section in SECTIONS:
@@ -132,12 +135,19 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--sections", default=",".join(SECTIONS), help=f"default {','.join(SECTIONS)}")
     parser.add_argument("--streams", type=serve.numbers, default=[1, 8, 32], help="default 1,8,32; prefill: without 32")
+    parser.add_argument(
+        "--instruction-sets", type=lambda text: text.split(","), default=list(INSTRUCTION_SETS),
+        help=f"of the section engine (default {','.join(INSTRUCTION_SETS)})",
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3, help="default 3")
     parser.add_argument("--input", type=int, default=128, help="tokens of a prompt (default 128)")
     parser.add_argument("--output", type=int, default=128, help="tokens of a completion (default 128)")
     parser.add_argument("--speculation", default="off", choices=("auto", "off"), help="of the platform (default off)")
     parser.add_argument("--out", type=Path, help="a directory for the results (default: none)")
-    return parse(parser, {"sections": "engine", "streams": [1], "rounds": 1, "input": 8, "output": 4})
+    return parse(
+        parser,
+        {"sections": "engine", "streams": [1], "rounds": 1, "input": 8, "output": 4, "instruction_sets": ["all"]},
+    )
 
 
 def describe_machine() -> dict[str, Any]:
@@ -151,80 +161,61 @@ def describe_machine() -> dict[str, Any]:
         "family": f"{fields.get('cpu family', '')}/{fields.get('model', '')}",
         "slug": "-".join(name.lower().split()[:2]) + f"-{fields.get('model', '')}",
         "cores": len(os.sched_getaffinity(0)),
-        "instruction_sets": [flag for flag in INSTRUCTION_SETS if flag in flags],
+        "instruction_sets": [flag for flag in CPU_FLAGS if flag in flags],
         "kernels": library.variant if library else "pytorch",
         "load": os.getloadavg()[0],  # of other work, before the measurement
     }
 
 
-# The engine in a process
+# The engines in processes of their own
 
 
-def measure_engines(options: argparse.Namespace, model: Path) -> Rows:
-    """Measure the engine and OpenVINO in turn. Rates include the prefill."""
-    threads = len(os.sched_getaffinity(0))
+def measure_engines(options: argparse.Namespace, model: Path, rest: Rest) -> Rows:
+    """Measure the engines in turn, for each choice of instruction sets. Rates include the prefill."""
+    loads = [(streams, options.input, options.output) for streams in options.streams]
+    if not options.quick:
+        loads += [(streams, LONG_PROMPT, 8) for streams in options.streams if streams <= 8]
     rows: Rows = []
-    with ExitStack() as running:
-        engines = {
-            name: LLMEngine(
-                EngineConfig(
-                    model, device="cpu", dtype="bfloat16", threads=threads, quantization=quantization,
-                    kv_cache_dtype=kv_dtype, measure_peaks=False, kv_cache_memory=1 << 30,
-                )
-            )
-            for name, (quantization, kv_dtype) in TYPES.items()
-        }  # fmt: skip
-        peers = {name: running.enter_context(openvino(options.peers, name, threads)) for name in TYPES}
-        draw = random.Random(1)  # noqa: S311
-        for streams in options.streams:
-            samples: dict[tuple[str, str], list[dict[str, float]]] = {}
-            for round_ in range(options.rounds + 1):  # the first one warms up
-                for name in TYPES:
-                    prompts = [[draw.randrange(1000, 40_000) for _ in range(options.input)] for _ in range(streams)]
-                    results = {"millrace": engine_benchmark.run(engines[name], prompts, options.output)}
-                    peer = peers[name]
-                    if peer is not None:
-                        results["openvino"] = ask(peer, {"prompts": prompts, "output": options.output})
-                    for system, result in results.items():
-                        if round_:
-                            samples.setdefault((system, name), []).append(result)
-            for (system, name), results_of in samples.items():
-                rows.append(
-                    {
-                        "system": system,
-                        "type": name,
-                        "streams": streams,
-                        "tokens_per_second": statistics.median(r["tokens"] / r["seconds"] for r in results_of),
-                        "first_token_ms": 1e3 * statistics.median(r["first"] for r in results_of),
-                        "rounds": [round(r["tokens"] / r["seconds"], 1) for r in results_of],
-                    }
-                )
-                print(rows[-1], flush=True)
+    for instruction_sets in options.instruction_sets:
+        with ExitStack() as running:
+            engines = list(start_engines(options.peers, model, instruction_sets, running))
+            for engine in engines:
+                print(f"{engine.system}, {engine.type}, {instruction_sets}: {engine.computes_with}", flush=True)
+            for streams, length, output in loads:
+                for row in measure_load(engines, [length] * streams, output, options.rounds, rest):
+                    rows.append(row | {"input": length, "instruction_sets": instruction_sets})
+                    print(rows[-1], flush=True)
     return rows
 
 
-@contextmanager
-def openvino(peers: Path, name: str, threads: int) -> Iterator[subprocess.Popen[str] | None]:
-    """Run the process that measures OpenVINO with the weights `name`; None if it is not installed."""
-    python, model = peers / "openvino" / "bin" / "python", peers / f"openvino-{name}"
-    if not python.exists() or not model.exists():
-        print(f"Without OpenVINO in {name}: {peers} does not contain it; --install installs it.")
-        yield None
-        return
-    command = (str(python), str(PEERS / "openvino_engine.py"), str(model), str(threads))
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
-        yield process
-        process.terminate()
-
-
-def ask(peer: subprocess.Popen[str], work: dict[str, Any]) -> dict[str, float]:
-    assert peer.stdin and peer.stdout
-    peer.stdin.write(json.dumps(work) + "\n")
-    peer.stdin.flush()
-    line = peer.stdout.readline()
-    assert line, "the peer has ended"
-    answer: dict[str, float] = json.loads(line)
-    return answer
+def measure_load(
+    engines: Sequence[EngineUnderTest], lengths: Sequence[int], output: int, rounds: int, rest: Rest
+) -> Rows:
+    """Measure the engines in turn with prompts of these lengths. The first round is not counted."""
+    draw = random.Random(len(lengths))  # noqa: S311
+    results: list[list[dict[str, float]]] = [[] for _ in engines]
+    busy = [0] * len(engines)
+    for round_ in range(rounds + 1):
+        prompts = [[draw.randrange(1000, 40_000) for _ in range(length)] for length in lengths]
+        for index, engine in enumerate(engines):
+            is_at_rest = rest.wait()
+            result = engine.run(prompts, output)
+            if round_:
+                results[index].append(result)
+                busy[index] += not is_at_rest
+    return [
+        {
+            "system": engine.system,
+            "type": engine.type,
+            "computes_with": engine.computes_with,
+            "streams": len(lengths),
+            "tokens_per_second": statistics.median(r["tokens"] / r["seconds"] for r in own),
+            "first_token_ms": 1e3 * statistics.median(r["first"] for r in own),
+            "rounds": [round(r["tokens"] / r["seconds"], 1) for r in own],
+            "busy_rounds": busy[index],
+        }
+        for index, (engine, own) in enumerate(zip(engines, results, strict=True))
+    ]
 
 
 # Served
@@ -245,9 +236,9 @@ def served_loads(options: argparse.Namespace) -> dict[str, list[argparse.Namespa
     }
 
 
-def measure_served(servers: Sequence[serve.ServerUnderTest], load: argparse.Namespace) -> Rows:
+def measure_served(servers: Sequence[serve.ServerUnderTest], load: argparse.Namespace, rest: Rest) -> Rows:
     load.servers = list(servers)
-    rows = serve.measure(load)
+    rows = serve.measure(load, rest)
     print(serve.table(rows, [server.name for server in servers]), flush=True)
     return [row | {"input": load.input, "shared_prefix": load.shared_prefix} for row in rows]
 
@@ -261,10 +252,9 @@ def millrace(options: argparse.Namespace) -> Iterator[list[serve.ServerUnderTest
         state.chmod(0o711)
         port = free_port()
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}
-        options_of_all = f"dtype=bfloat16&speculation={options.speculation}"
         models = ",".join(
-            f"{name}=embedded?{options_of_all}&quantization={quantization}&kv_cache_dtype={kv_dtype}"
-            for name, (quantization, kv_dtype) in TYPES.items()
+            f"{name}=embedded?{urlencode({'speculation': options.speculation} | kind.options)}"
+            for name, kind in TYPES.items()
         )
         environ |= {
             "MILLRACE_DATA_DIR": str(state), "MILLRACE_PORT": str(port), "MILLRACE_MODELS": models,
@@ -312,6 +302,26 @@ def vllm(options: argparse.Namespace, model: Path) -> Iterator[list[serve.Server
         yield [serve.ServerUnderTest("vllm", url, "vllm", "none")]
 
 
+@contextmanager
+def llama_cpp(options: argparse.Namespace) -> Iterator[list[serve.ServerUnderTest]]:
+    """Run llama.cpp's server with the 16-bit model; no server if it is not installed."""
+    script, model = options.peers / "llama.cpp-all" / "llama-server", options.peers / "f16.gguf"
+    if not script.exists() or not model.exists():
+        print(f"Without llama.cpp: {options.peers} does not contain it; --install installs it.")
+        yield []
+        return
+    with ExitStack() as running:
+        state = Path(running.enter_context(tempfile.TemporaryDirectory()))
+        port, streams = free_port(), max(options.streams)
+        url = f"http://127.0.0.1:{port}/v1"
+        words = ("-np", str(streams), "-c", str(streams * 2048), "-t", str(len(os.sched_getaffinity(0))))
+        argv = (str(script), "-m", str(model), "--port", str(port), *words)
+        ready = partial(completes, url, "llama.cpp", "none")
+        program = Program("llama.cpp", argv, environ=dict(os.environ), ready=ready, ready_seconds=300, stop_seconds=30)
+        gateway.start(program, state, running)
+        yield [serve.ServerUnderTest("llama.cpp", url, "llama.cpp", "none")]
+
+
 def completes(url: str, model: str, key: str) -> bool:
     """Return whether the server completes a prompt."""
     sample = serve.Sample()
@@ -348,14 +358,26 @@ def measure_platform(options: argparse.Namespace) -> Rows:
 def ratios(report: dict[str, Any]) -> dict[str, float]:
     """Return the figures of Millrace relative to those of the peers."""
     found: dict[str, float] = {}
-    engines = {(row["system"], row["type"], row["streams"]): row for row in report.get("engine", [])}
-    for (system, name, streams), row in engines.items():
-        if system == "openvino":
-            own = engines["millrace", name, streams]["tokens_per_second"]
-            best = row["tokens_per_second"]
-            if name == "int8":
-                best = max(best, engines["openvino", "bfloat16", streams]["tokens_per_second"])
-            found[f"engine, {name}, {streams} streams: tokens/s relative to OpenVINO"] = own / best
+    loads: dict[tuple[Any, ...], dict[tuple[str, str], dict[str, Any]]] = {}
+    for row in report.get("engine", []):
+        load = (row.get("instruction_sets"), row["streams"], row.get("input"))
+        loads.setdefault(load, {})[row["system"], row["type"]] = row
+    for (instruction_sets, streams, length), rows_of in loads.items():
+        for name in TYPES:
+            own = rows_of.get(("millrace", name))
+            # A user may also take the peer's next larger type, if that is faster.
+            peers = [
+                row for (system, kind), row in rows_of.items() if system != "millrace" and kind in (name, "default")
+            ]
+            if own is None or not peers:
+                continue
+            if length == LONG_PROMPT:
+                key, best = "first_token_ms", min(row["first_token_ms"] for row in peers)
+            else:
+                key, best = "tokens_per_second", max(row["tokens_per_second"] for row in peers)
+            found[
+                f"engine, {instruction_sets}, {name}, {streams} streams, {length} in: {key} relative to the best peer"
+            ] = own[key] / best
     for section, key in (("served", "tokens_per_second"), ("prefill", "ttft_p50_ms"), ("shared", "ttft_p50_ms")):
         rows = {(row["server"], row["streams"], row["shared_prefix"]): row for row in report.get(section, [])}
         for (server, streams, shared), row in rows.items():

@@ -34,7 +34,7 @@ SORTED = "transformers, sorted by length"
 
 
 @torch.inference_mode()
-def padded(model: Any, inputs: Inputs) -> None:
+def embed_padded(model: Any, inputs: Inputs) -> None:
     for start in range(0, len(inputs), BATCH):
         batch = inputs[start : start + BATCH]
         ids = torch.zeros(len(batch), max(map(len, batch)), dtype=torch.int64)
@@ -45,7 +45,7 @@ def padded(model: Any, inputs: Inputs) -> None:
         torch.nn.functional.normalize(hidden.sum(1) / mask.sum(1, keepdim=True), dim=1)
 
 
-def packed(engine: EmbeddingEngine, requests: Sequence[Inputs]) -> None:
+def embed_packed(engine: EmbeddingEngine, requests: Sequence[Inputs]) -> None:
     for number, inputs in enumerate(requests):
         tokens = [token for item in inputs for token in item]
         engine.add_request(Request(f"r{number}", tokens, input_lengths=tuple(map(len, inputs))))
@@ -62,8 +62,8 @@ def _peers(directory: Path, inputs: Inputs) -> dict[str, Callable[[], None]]:
     ordered = sorted(inputs, key=len, reverse=True)
     model = BertModel.from_pretrained(directory).eval()
     return {
-        "transformers, in the texts' order": lambda: padded(model, inputs),
-        SORTED: lambda: padded(model, ordered),
+        "transformers, in the texts' order": lambda: embed_padded(model, inputs),
+        SORTED: lambda: embed_padded(model, ordered),
     }
 
 
@@ -88,8 +88,8 @@ def main() -> None:
                 dtype=dtype, cpu_kernels=options.cpu_kernels, measure_peaks=False,
             )
         )  # fmt: skip
-        functions[f"engine, {name}, one request"] = partial(packed, engine, [inputs])
-        functions[f"engine, {name}, {len(inputs)} requests"] = partial(packed, engine, [[i] for i in inputs])
+        functions[f"engine, {name}, one request"] = partial(embed_packed, engine, [inputs])
+        functions[f"engine, {name}, {len(inputs)} requests"] = partial(embed_packed, engine, [[i] for i in inputs])
     seconds = dict.fromkeys(functions, float("inf"))
     for _ in range(options.rounds):
         for name, function in functions.items():

@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-import json
 import math
 import sys
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.options import parse
+from benchmarks.options import parse, write_figures
 from millrace.apps.experiments.metrics import ALPHA, METRICS, MIN_UNITS, stop_alpha
 from millrace.apps.experiments.statistics import Moments
 
@@ -68,8 +67,7 @@ def main() -> int:
     for row in rows:
         stops = "".join(f"{row[name]:>{width},}" for name, width in (("p50", 14), ("p95", 10), ("p99", 10)))
         print(f"{row['scenario']:26} {row['stopped']:>8.1%}{stops if row['stopped'] else ''}")
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=2), encoding="utf-8")
+    write_figures(options, rows)
     if options.quick:
         return 0
     missed = [row for row in rows if (row["stopped"] > ALPHA if row["is_false"] else row["stopped"] < 1 - ALPHA)]

@@ -6,8 +6,9 @@ Millrace: one gateway process with authentication, limits, metering and settleme
 Celery worker whose engine responds immediately. LiteLLM: one process with a master key; behind it a server that
 responds immediately. It is also measured with its beta setting `rust` on `/v1/messages`, if its Rust path answers.
 Portkey: one process of its open gateway in front of the same server; it has no keys, limits or metering. All are
-measured in turn with 1, 16 and 64 connections. The results are medians over the rounds, and `max` is the longest
-latency of all rounds. The CPU time per request is printed for Millrace's processes and for each other gateway.
+measured in turn with 1, 16 and 64 connections, each when the processes of the others are at rest; `busy` is the number
+of measurements that began on a busy machine. The results are medians over the rounds, and `max` is the longest latency
+of all rounds. The CPU time per request is printed for Millrace's processes and for each other gateway.
 
 With --upstream, Millrace's worker is a relay to the same server instead, with a credential that the platform seals to
 it, and the rate limits that the server reports. All systems then do the same work. The latency at one connection is
@@ -45,24 +46,24 @@ from typing import Any
 
 import redis
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
-
-from benchmarks.connections import cpu_seconds  # noqa: E402
-from benchmarks.gateway_load import ClosedLoopResult, StreamsResult, closed_loop, many_streams, request_bytes  # noqa: E402
-from benchmarks.options import parse  # noqa: E402
-from inference_worker.contract.deployments import (  # noqa: E402
+from benchmarks.connections import cpu_seconds
+from benchmarks.gateway_load import ClosedLoopResult, StreamsResult, closed_loop, many_streams, request_bytes
+from benchmarks.options import parse, write_figures
+from benchmarks.rest import LIMIT_SECONDS, Rest
+from inference_worker.contract.deployments import (
     WANTED_KEY,
     WantedDeployment,
     WantedDeployments,
     encode_wanted,
 )
-from inference_worker.contract.managed_commands import sign_managed  # noqa: E402
-from inference_worker.contract.settings import ModelSpec  # noqa: E402
-from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec  # noqa: E402
-from millrace.local.program import Program, free_port  # noqa: E402
-from millrace.local.stack import Stack  # noqa: E402
-from tests.support.models import share_models  # noqa: E402
+from inference_worker.contract.managed_commands import sign_managed
+from inference_worker.contract.settings import ModelSpec
+from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
+from millrace.local.program import Program, free_port
+from millrace.local.stack import Stack
+from tests.support.models import share_models
+
+ROOT = Path(__file__).resolve().parents[1]
 
 MODEL = "bench"
 ENCODER = "all-minilm-l6-v2"
@@ -88,7 +89,7 @@ class ChatEndpoint:
     url: str
     key: str
     headers: Mapping[str, str] = field(default_factory=dict)
-    pid: int = 0  # of a gateway's first process, which leads their session; 0 for Millrace, which has several programs
+    pid: int = 0  # a gateway's first process, which leads their session; 0 for Millrace, which has several programs
 
     def request(self, **more: Any) -> bytes:
         return request_bytes(self.url, self.key, BODY | more, self.headers)
@@ -116,8 +117,7 @@ def main() -> int:
     if options.streams and not options.quick and not options.upstream:
         with platform(pace=options.pace) as (millrace, processes):
             report |= stream(options, millrace, processes)
-    if options.json:
-        Path(options.json).write_text(json.dumps(report, indent=2), encoding="utf-8")
+    write_figures(options, report)
     rows = [*report["compared"].values(), *report.get("streams", {}).values()]
     return int(any(row.get("errors") for row in rows))
 
@@ -160,9 +160,12 @@ def compare(
     for server in servers:  # warm up
         measured = asyncio.run(closed_loop(server.url, server.request(), 16, min(3.0, options.seconds)))
         assert not measured.errors, (server.name, measured.errors[:3])
+    rest = Rest(0 if options.quick else LIMIT_SECONDS)
+    busy = dict.fromkeys(figures, 0)
     for _ in range(options.rounds):
         for connections in CONNECTIONS:
             for server in servers:
+                busy[server.name] += not rest.wait()
                 before = cpu_times(processes) if server is millrace else {server.name: session_cpu_seconds(server.pid)}
                 result = asyncio.run(closed_loop(server.url, server.request(), connections, options.seconds))
                 figures[server.name][connections].append(result)
@@ -170,7 +173,7 @@ def compare(
                 kept = {1: single, 16: costs}.get(connections, {})
                 for name in after.keys() & kept.keys():
                     kept[name].append(1e6 * (after[name] - before[name]) / max(1, len(result.latencies)))
-    rows = table(figures, [server.name for server in servers])
+    rows = table(figures, busy)
     medians = {name: statistics.median(values) for name, values in costs.items()}
     print("CPU per request at 16 connections: " + ", ".join(f"{name} {cost:.0f} us" for name, cost in medians.items()))
     parts = {name: statistics.median(single[name]) / 1e3 for name in processes}
@@ -184,15 +187,18 @@ def compare(
     return {"compared": rows, "cpu_us_per_request": medians, "cpu_ms_at_one_connection": parts}
 
 
-def table(figures: dict[str, dict[int, list[ClosedLoopResult]]], names: list[str]) -> dict[str, Any]:
-    """Print and return the medians, and the ratios between Millrace and LiteLLM."""
+def table(figures: dict[str, dict[int, list[ClosedLoopResult]]], busy: dict[str, int]) -> dict[str, Any]:
+    """Print and return the medians, and the ratios between Millrace and LiteLLM.
+
+    busy: how many measurements of each server began on a busy machine.
+    """
     rows: dict[str, dict[str, float]] = {}
     bare = median(figures["mock"][1], lambda run: statistics.median(run.latencies))
     print(
         f"{'':12} {'p50, 1 conn':>12} {'added':>9} {'p99, 1 conn':>12} {'req/s, 16':>10}"
-        f" {'p50, 16':>9} {'p99, 16':>9} {'max, 16':>9} {'req/s, 64':>10} {'p50, 64':>9} {'max, 64':>9} errors"
+        f" {'p50, 16':>9} {'p99, 16':>9} {'max, 16':>9} {'req/s, 64':>10} {'p50, 64':>9} {'max, 64':>9} errors   busy"
     )
-    for name in names:
+    for name in figures:
         single, parallel, many = (figures[name][connections] for connections in CONNECTIONS)
         row = {
             "p50_ms": 1e3 * median(single, lambda run: statistics.median(run.latencies)),
@@ -205,6 +211,7 @@ def table(figures: dict[str, dict[int, list[ClosedLoopResult]]], names: list[str
             "p50_64_ms": 1e3 * median(many, lambda run: statistics.median(run.latencies)),
             "max_64_ms": 1e3 * max(max(run.latencies) for run in many),
             "errors": sum(len(run.errors) for run in single + parallel + many),
+            "busy": busy[name],
         }
         # Millrace includes its worker. For the other gateways, the latency of the mock server is subtracted.
         row["added_ms"] = row["p50_ms"] - (0.0 if name in ("millrace", "mock") else 1e3 * bare)
@@ -214,6 +221,7 @@ def table(figures: dict[str, dict[int, list[ClosedLoopResult]]], names: list[str
             f" {row['rate_16']:>10.0f} {row['p50_16_ms']:>6.2f} ms"
             f" {row['p99_16_ms']:>6.1f} ms {row['max_16_ms']:>6.0f} ms"
             f" {row['rate_64']:>10.0f} {row['p50_64_ms']:>6.2f} ms {row['max_64_ms']:>6.0f} ms {row['errors']:>6.0f}"
+            f" {row['busy']:>6.0f}"
         )
     if "litellm" in rows:
         rate = rows["millrace"]["rate_16"] / rows["litellm"]["rate_16"]
@@ -403,7 +411,7 @@ def set_up(stack: Stack, state: Path, cache: str) -> str:
     As with `millrace up`, the gateway does not convert the model. Otherwise its memory includes the converter.
     """
     assert stack.postgres is not None
-    owner = {"MILLRACE_MIGRATION_DATABASE_URL": stack.postgres.owner_url}  # of the tables
+    owner = {"MILLRACE_MIGRATION_DATABASE_URL": stack.postgres.owner_url}  # role that owns the tables
     django = (("django", "migrate", "--no-input"), ("django", "shell", "-c", _SET_UP + cache))
     for command in (stack.command(*words) for words in (*django, ("millrace.cli.convert",))):
         environ = {**command.environ, **(owner if "migrate" in command.argv else {})}

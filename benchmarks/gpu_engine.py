@@ -45,6 +45,12 @@ class RandomWeights:
             return torch.ones(shape, dtype=self._dtype, device=self._device)
         return torch.empty(shape, dtype=self._dtype, device=self._device).normal_(0, 0.02)
 
+    def take_unconverted(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return self.take(name, shape)
+
+    def is_mapped(self, name: str, tensor: torch.Tensor) -> bool:
+        return False
+
 
 def _model(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, dim: int, vocab: int) -> ModelConfig:
     return ModelConfig(

@@ -73,7 +73,7 @@ class AttentionBatch:
             self.shape.scale, max(self.new), out=out, config=config,
         )  # fmt: skip
 
-    def expected(self) -> torch.Tensor:
+    def compute_reference(self) -> torch.Tensor:
         """Return the reference's result."""
         return reference.paged_attention(
             self.query, self.key_cache, self.value_cache, self.block_table, self.seq_lens, self.starts, self.shape.scale
@@ -111,7 +111,7 @@ def checks(bench: Bench) -> list[dict[str, Any]]:
 def _attention_cases(bench: Bench, shape: Heads) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     lengths = [1, 33, 70] if bench.dry_run else [1, 31, 32, 33, 64, 65, 1000, 5000]
     batch = AttentionBatch(bench, shape, lengths, [1] * len(lengths))
-    want = batch.expected()
+    want = batch.compute_reference()
     for splits in (1, 5):
         yield f"decode {splits} splits", batch.decode(kernels.DecodePlan(splits))(), want
     together = batch.decode(_fixed_plan(batch))()
@@ -122,9 +122,9 @@ def _attention_cases(bench: Bench, shape: Heads) -> Iterator[tuple[str, torch.Te
     yield "decode, alone as in a batch, bit by bit", alone.decode(_fixed_plan(alone))(), together[-2:-1]
     new = [min(length, 40 if bench.dry_run else 700) for length in lengths]
     batch = AttentionBatch(bench, shape, lengths, new)
-    yield "prefill", batch.prefill()(), batch.expected()
+    yield "prefill", batch.prefill()(), batch.compute_reference()
     batch = AttentionBatch(bench, shape, lengths, [1] * len(lengths))
-    yield "prefill of single tokens", batch.prefill()(), batch.expected()
+    yield "prefill of single tokens", batch.prefill()(), batch.compute_reference()
 
 
 def _fixed_plan(batch: AttentionBatch) -> kernels.DecodePlan:

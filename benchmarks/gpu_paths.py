@@ -23,7 +23,7 @@ from inference_worker.engine.sequences.sequence import Sequence
 from inference_worker.engine.sequences.step import BlockOperation
 
 VOCAB = 1000
-EQUAL_SHARE = 0.99  # of sampled tokens; sums are rounded differently, and a random number may be between them
+EQUAL_SHARE = 0.99  # least share of equal tokens: a random number may be between two differently rounded sums
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature": {"temperature": 0.7},
@@ -62,7 +62,7 @@ def _sampling(bench: Bench, name: str, params: SamplingParams, *, masked: bool =
             return sample(
                 logits.to(device), [SampleRow(params, 7, position, allowed=mask) for position in range(count)]
             )
-        sampler = Sampler((2,))  # of two steps, because penalties count the first token on the device
+        sampler = Sampler((2,))  # two steps, because penalties count the first token on the device
         return torch.stack([sampler.sample(logits.to(device), seqs, [3 + step] * count).tokens for step in range(2)])
 
     found, wanted = draw(bench.device).cpu(), draw(torch.device("cpu"))

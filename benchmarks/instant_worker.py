@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 import inference_worker.worker.worker
@@ -99,7 +100,7 @@ class InstantEngine:
         return TokenCounts(uncached=len(live.job.prompt_token_ids), output=output)
 
 
-inference_worker.worker.worker.ENGINES["generation"] = lambda config: None  # type: ignore[return-value, assignment]
+inference_worker.worker.worker.ENGINES["generation"] = lambda config: SimpleNamespace(slow=None)  # type: ignore[return-value, assignment]
 inference_worker.worker.worker.ResidentEngine = InstantEngine  # type: ignore[misc, assignment]
 
 if __name__ == "__main__":

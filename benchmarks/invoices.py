@@ -1,29 +1,23 @@
 """The duration of invoicing a month, of recomputing the same bytes, and of archiving and restoring the month's usage:
 `python -m benchmarks.invoices`.
 
-It starts a separate PostgreSQL (with fsync, as in production) in a temporary directory and fills a month with priced
-usage events. Then it invoices every tenant (close, draft, finalize with PDF and ledger), recomputes each invoice from
-the events, sums the events by hour, archives the events to files and restores them. It prints one table.
+It starts a separate PostgreSQL and fills a month with priced usage events. Then it invoices every tenant (close, draft,
+finalize with PDF and ledger), recomputes each invoice from the events, sums the events by hour, archives the events to
+files and restores them. It prints one table.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import sys
 import tempfile
 import time
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
-
-from benchmarks.options import parse  # noqa: E402  (after the path it needs)
-from millrace.local.postgres import Postgres  # noqa: E402
+from benchmarks.options import parse
+from benchmarks.services import start_services
 
 MODELS = ("llama-70b", "qwen-8b", "smollm2-135m")
 COMPONENTS = {"uncached": 3, "cache_read": 1, "cache_write_5m": 4, "output": 15}  # USD a million
@@ -52,46 +46,20 @@ def main() -> None:
     parser.add_argument("--tenants", type=int, default=200, help="tenants that used something (default 200)")
     options = parse(parser, {"events": 600, "tenants": 3})
     with ExitStack() as running:
-        _set_up(running)
-        _timed("fill", lambda: _fill(options.events, options.tenants))
-        numbers = _timed("invoice", _invoice)
-        _timed("recompute", lambda: _recompute(len(numbers)))
-        _timed("sum", _sum)
+        start_services(running)
+        _measure("fill", lambda: _fill(options.events, options.tenants))
+        numbers = _measure("invoice", _invoice)
+        _measure("recompute", lambda: _recompute(len(numbers)))
+        _measure("sum", _sum)
         with tempfile.TemporaryDirectory(prefix="millrace-archive-") as directory:
-            _timed("archive", lambda: _archive(Path(directory)))
+            _measure("archive", lambda: _archive(Path(directory)))
             files = sum(path.stat().st_size for path in Path(directory).iterdir())
-            _timed("restore", lambda: _restore(Path(directory)))
+            _measure("restore", lambda: _restore(Path(directory)))
         print(f"{files / 2**20:.0f} MiB of files")
         print(f"{len(numbers)} invoices of {options.events} events, {numbers[0]} to {numbers[-1]}")
 
 
-def _set_up(running: ExitStack) -> None:
-    state = Path(tempfile.mkdtemp(prefix="millrace-invoices-"))
-    running.callback(shutil.rmtree, state, ignore_errors=True)
-    state.chmod(0o711)
-    server = Postgres(state)
-    program = server.prepare()
-    process = program.start(running.enter_context((state / "postgres.log").open("ab")))
-    running.callback(program.stop, process)
-    server.make_roles()
-    os.environ.update(
-        MILLRACE_DATA_DIR=str(state),
-        MILLRACE_DATABASE_URL=server.owner_url,
-        MILLRACE_VALKEY_URL="redis://127.0.0.1:1/0",
-        **{f"MILLRACE_{name}": "b" * 50 for name in ("SECRET_KEY", "PREFIX_CACHE_SECRET", "KEY_PEPPERS")},
-        MILLRACE_LOG_LEVEL="warning",
-        DJANGO_SETTINGS_MODULE="millrace.conf.settings",
-    )
-    import django
-    from django.core.management import call_command
-    from django.db import connections
-
-    django.setup()
-    call_command("migrate", verbosity=0)
-    running.callback(connections.close_all)
-
-
-def _timed(label, run):
+def _measure(label, run):
     start, cpu = time.perf_counter(), time.process_time()
     result = run()
     print(f"{label:>10} {time.perf_counter() - start:7.1f} s   of which {time.process_time() - cpu:6.1f} s in Python")
@@ -129,9 +97,9 @@ def _change() -> datetime:
 
 def _prices(number: int, start: datetime, end: datetime | None) -> dict[str, list[int | None]]:
     """Return the ids of a version's prices by model, in the order of the events' columns."""
-    from billing.amounts import NANO_A_DOLLAR
+    from billing.currencies.amounts import NANO_A_DOLLAR
     from billing.models import Price, PriceBook, PriceVersion
-    from billing.pricing.pricing import COMPONENTS as ORDER
+    from billing.rates.pricing import COMPONENTS as ORDER
 
     book, _ = PriceBook.objects.get_or_create(name="list")
     version = PriceVersion.objects.create(book=book, number=number, state="published", body={}, effective_from=start)
@@ -184,13 +152,13 @@ def _sum() -> None:
 
 
 def _archive(directory: Path) -> None:
-    from billing.actions.archives import do_archive
+    from billing.metering.archive_actions import do_archive
 
     do_archive(MONTH.date(), directory, drop=True)
 
 
 def _restore(directory: Path) -> None:
-    from billing.actions.archives import do_restore
+    from billing.metering.archive_actions import do_restore
     from billing.metering.archives import manifest_path
 
     do_restore(manifest_path(directory, MONTH.date()))

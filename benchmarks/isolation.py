@@ -22,16 +22,16 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
+
+from benchmarks.gateway import MODEL, platform
+from benchmarks.options import write_figures
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
-
-from benchmarks.gateway import MODEL, platform  # noqa: E402
 
 PACE = 50.0
 MAX_RISE_MS, MAX_GROWTH_MB, MAX_LEFT_MB = 50.0, 150.0, 50.0
@@ -72,7 +72,7 @@ def prompt(size: int) -> bytes:
     return chat(user_messages(arguments * (size // len(arguments))))
 
 
-def nested(size: int) -> bytes:
+def make_nested(size: int) -> bytes:
     inner = b'{"a": [[[[{"b": {}}]]]]},' * (size // 25)
     return chat(user_messages("Hello"), tools=[]).replace(b'"tools": []', b'"tools": [%s {}]' % inner)
 
@@ -88,16 +88,16 @@ BODY_TYPES: Mapping[str, tuple[str, Callable[[], bytes], bool]] = {
     "650,000 blanks": ("chat/completions", lambda: chat(user_messages(" " * 650_000)), True),
     "a prompt, 30 KB": ("chat/completions", partial(prompt, 30_000), True),
     "a prompt, 4 KB": ("chat/completions", partial(prompt, 3_900), True),
-    "nested JSON, 1.9 MB": ("chat/completions", partial(nested, 1_900_000), True),
-    "nested JSON, 7.4 MB": ("chat/completions", partial(nested, 7_400_000), True),
-    "count_tokens, 7 MB": ("messages/count_tokens", lambda: _counted(prompt(7 * MB)), True),
-    "count_tokens, 650 KB": ("messages/count_tokens", lambda: _counted(prompt(650_000)), True),
+    "nested JSON, 1.9 MB": ("chat/completions", partial(make_nested, 1_900_000), True),
+    "nested JSON, 7.4 MB": ("chat/completions", partial(make_nested, 7_400_000), True),
+    "count_tokens, 7 MB": ("messages/count_tokens", lambda: _drop_limit(prompt(7 * MB)), True),
+    "count_tokens, 650 KB": ("messages/count_tokens", lambda: _drop_limit(prompt(650_000)), True),
     "a wrong key, 7.4 MB": ("chat/completions", partial(empty_messages, 7_400_000), False),
 }
 QUICK = ("empty messages, 1.9 MB", "a prompt, 7 MB", "a wrong key, 7.4 MB")
 
 
-def _counted(body: bytes) -> bytes:
+def _drop_limit(body: bytes) -> bytes:
     return body.replace(b', "max_tokens": 8', b"")
 
 
@@ -123,8 +123,7 @@ def main() -> int:
                 f" {row['grown_mb']:>+6.0f} MB {row['left_mb']:>+5.0f} MB  {row['answers']}",
                 flush=True,
             )
-    if options.json:
-        Path(options.json).write_text(json.dumps(report, indent=2), encoding="utf-8")
+    write_figures(options, report)
     return report_violations(report, quick=options.quick)
 
 
@@ -165,11 +164,29 @@ def report_violations(report: Mapping[str, Mapping[str, Any]], *, quick: bool) -
 
 def set_up(gateway: subprocess.Popen[bytes]) -> str:
     """Create the sender's tenant, and prices. Return the sender's key."""
-    lines = Path(f"/proc/{gateway.pid}/environ").read_bytes().split(b"\0")
-    environ = dict(line.decode().split("=", 1) for line in lines if b"=" in line)
     command = (sys.executable, "-m", "django", "shell", "-c", _SET_UP)
-    output = subprocess.run(command, env=environ, capture_output=True, text=True, cwd=ROOT, check=True).stdout  # noqa: S603
-    return next(line.split()[1] for line in output.splitlines() if line.startswith("KEY"))
+    completed = subprocess.run(command, env=environ_of(gateway), capture_output=True, text=True, cwd=ROOT, check=True)  # noqa: S603
+    return next(line.split()[1] for line in completed.stdout.splitlines() if line.startswith("KEY"))
+
+
+def environ_of(process: subprocess.Popen[bytes]) -> dict[str, str]:
+    lines = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    return dict(line.decode().split("=", 1) for line in lines if b"=" in line)
+
+
+def start_sender(module: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """Start a process that sends the load, and return when it begins."""
+    argv = [sys.executable, "-m", f"benchmarks.{module}", "--send", *arguments]
+    sender = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE)  # noqa: S603
+    assert sender.stdout is not None
+    sender.stdout.readline()
+    return sender
+
+
+def answers_of(sender: subprocess.Popen[bytes], options: argparse.Namespace) -> dict[str, int]:
+    """Return the number of responses by status, when the load has ended."""
+    answers: dict[str, int] = json.loads(sender.communicate(timeout=options.seconds + 120)[0].splitlines()[-1])
+    return answers
 
 
 def measure(
@@ -180,16 +197,13 @@ def measure(
     seconds = options.seconds + 30
     idle = asyncio.run(streams(millrace.url, request, options.streams, seconds))
     before = memory(gateway)
-    arguments = (body_type, millrace.url.rpartition("/chat/")[0], key, str(options.seconds), str(options.connections))
-    argv = [sys.executable, "-m", "benchmarks.isolation", "--send", *arguments[:3], "--seconds", arguments[3]]
-    sender = subprocess.Popen([*argv, "--connections", arguments[4]], cwd=ROOT, stdout=subprocess.PIPE)  # noqa: S603
-    assert sender.stdout is not None
-    sender.stdout.readline()  # the load starts
+    load = ("--seconds", str(options.seconds), "--connections", str(options.connections))
+    sender = start_sender("isolation", body_type, millrace.url.rpartition("/chat/")[0], key, *load)
     grown: list[float] = []
     loaded = asyncio.run(
         streams(millrace.url, request, options.streams, seconds, lambda: grown.append(memory(gateway)))
     )
-    answers = json.loads(sender.communicate(timeout=options.seconds + 120)[0].splitlines()[-1])
+    answers = answers_of(sender, options)
     left = after(gateway, before, 5.0 if options.quick else 60.0)
     return {
         "idle_ms": percentile(idle, 0.99),
@@ -281,19 +295,24 @@ def send(options: argparse.Namespace) -> int:
         f"POST {parts.path}/{path} HTTP/1.1\r\nhost: {parts.netloc}\r\ncontent-type: application/json\r\n"
         f"authorization: Bearer {key if is_valid_key else 'sk-mr-wrong'}\r\ncontent-length: {len(body)}\r\n\r\n"
     ).encode()
+    return send_repeatedly(parts, [head, body], options)
+
+
+def send_repeatedly(server: SplitResult, request: Sequence[bytes], options: argparse.Namespace) -> int:
+    """Send a request on many connections, and print the number of responses by status."""
     answers: Counter[str] = Counter()
 
     async def call(until: float) -> None:
         while time.monotonic() < until:
             try:
-                reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+                reader, writer = await asyncio.open_connection(server.hostname, server.port)
             except OSError:
                 answers["refused"] += 1
                 await asyncio.sleep(0.1)
                 continue
             try:
                 while time.monotonic() < until:
-                    writer.writelines([head, body])
+                    writer.writelines(request)
                     answer, _ = await asyncio.gather(answer_of(reader), writer.drain())
                     answers[answer] += 1
             except (OSError, asyncio.IncompleteReadError):
@@ -305,7 +324,7 @@ def send(options: argparse.Namespace) -> int:
         until = time.monotonic() + options.seconds
         print("begins", flush=True)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(options.seconds + 30):
+            async with asyncio.timeout(options.seconds + 60):
                 await asyncio.gather(*(call(until) for _ in range(options.connections)))
         print(json.dumps(answers))
 

@@ -18,16 +18,14 @@ two tenants while both have waiting requests, in weighted tokens (an output toke
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 from benchmarks.models import bundled_model
-from benchmarks.options import parse
+from benchmarks.options import parse, write_figures
 from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.engine.engine import LLMEngine
 from tests.support.engine.replay import ANSWER, Conversation, Replayer, Turn, taubench
@@ -43,13 +41,13 @@ class Violations:
 
     def __init__(self) -> None:
         self.largest = 0.0
-        self._ranges: dict[tuple[str, str], tuple[float, float]] = {}
+        self._ranges: dict[tuple[Any, Any], tuple[float, float]] = {}
 
-    def note(self, engine: LLMEngine) -> None:
-        waiting = {tenant.name: tenant for tenant in engine.scheduler.tenants.active() if tenant.num_waiting}
+    def note(self, served: Mapping[Any, float]) -> None:
+        """Note the services of the tenants that wait now."""
         ranges = {}
-        for pair in combinations(sorted(waiting), 2):
-            difference = waiting[pair[0]].served - waiting[pair[1]].served
+        for pair in combinations(sorted(served), 2):
+            difference = served[pair[0]] - served[pair[1]]
             low, high = self._ranges.get(pair, (difference, difference))
             ranges[pair] = min(low, difference), max(high, difference)
             self.largest = max(self.largest, ranges[pair][1] - ranges[pair][0])
@@ -94,8 +92,7 @@ def compare(
             rows.append(row)
             figures = f"{tokens:>9,} {row['requests']:>9,} {row['computed']:>9.1%} {row['throughput']:>7,.0f} t/s"
             print(figures, *(f"{row[name]:>10,.0f}" for name in columns), flush=True)
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=2), encoding="utf-8")
+    write_figures(options, rows)
     return 0
 
 
@@ -123,7 +120,12 @@ def measure(conversations: list[Conversation], blocks: int, window: int, localit
     """Return the figures of a replay."""
     settings = {"max_num_seqs": 8, "max_num_batched_tokens": 1024, "locality_tokens": locality_tokens}
     replayer, violations = Replayer(blocks, BLOCK, **settings), Violations()
-    result = replayer.play(conversations, window, violations.note)
+
+    def note(engine: LLMEngine) -> None:
+        waiting = [tenant for tenant in engine.scheduler.tenants.active() if tenant.num_waiting]
+        violations.note({tenant.name: tenant.served for tenant in waiting})
+
+    result = replayer.play(conversations, window, note)
     if result.errors:
         raise RuntimeError(result.errors[0])
     computed = result.computed_tokens + result.output_tokens

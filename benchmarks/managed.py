@@ -24,15 +24,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
+from benchmarks.gateway import MODEL, answers, platform
+from benchmarks.options import parse
+from benchmarks.serve import Prompts, ServerUnderTest, figures, load, numbers, table
+from inference_worker.contract.managed_commands import parse_command
+from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
+from inference_worker.worker.managed.server import ManagedServer
 
-from benchmarks.gateway import MODEL, answers, platform  # noqa: E402
-from benchmarks.options import parse  # noqa: E402
-from benchmarks.serve import Prompts, ServerUnderTest, figures, load, numbers, table  # noqa: E402
-from inference_worker.contract.managed_commands import parse_command  # noqa: E402
-from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec  # noqa: E402
-from inference_worker.worker.managed.server import ManagedServer  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 QUICK = f"CHILD_API_KEY={{api_key}} {sys.executable} {ROOT / 'tests/support/upstreams/child_server.py'} {{port}}"
 

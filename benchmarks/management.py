@@ -29,13 +29,12 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
+from benchmarks.gateway import platform
+from benchmarks.isolation import answers_of, environ_of, memory, percentile, send_repeatedly, start_sender, streams
+from benchmarks.options import parse, write_figures
+from millrace.local.postgres import Postgres
 
-from benchmarks.gateway import platform  # noqa: E402
-from benchmarks.isolation import answer_of, memory, percentile, streams  # noqa: E402
-from benchmarks.options import parse  # noqa: E402
-from millrace.local.postgres import Postgres  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 PACE = 50.0
 MAX_PAGE_MS, MAX_GAP_MS, MAX_GROWTH_MB = 250.0, 50.0, 150.0
@@ -58,7 +57,7 @@ def main() -> int:
     unlimited = {"MILLRACE_MANAGEMENT_COST_PER_MINUTE": "1000000"}
     with platform(pace=PACE, gateway_settings=unlimited) as (millrace, processes):
         gateway = processes["gateway"]
-        data = filled(gateway, options)
+        data = fill_in_process(gateway, options)
         targets = {**data["operations"], **data["pages"]}
         wanted = {name: each for name, each in targets.items() if any(fnmatch(name, only) for only in options.only)}
         url = f"{urlsplit(millrace.url).scheme}://{urlsplit(millrace.url).netloc}"
@@ -71,8 +70,7 @@ def main() -> int:
         for name, target in wanted.items():
             report[name] = measure(options, millrace, gateway, url, data, target)
             print_row(name, report[name])
-    if options.json:
-        Path(options.json).write_text(json.dumps(report, indent=2), encoding="utf-8")
+    write_figures(options, report)
     return report_violations(report, quick=options.quick)
 
 
@@ -91,10 +89,9 @@ def parse_arguments() -> argparse.Namespace:
     return parse(parser, {"seconds": 1.0, "requests": 2000, "prompts": 50, "only": list(QUICK)})
 
 
-def filled(gateway: subprocess.Popen[bytes], options: argparse.Namespace) -> dict[str, Any]:
+def fill_in_process(gateway: subprocess.Popen[bytes], options: argparse.Namespace) -> dict[str, Any]:
     """Fill the gateway's database in another process. Only the owner of the tables can update their statistics."""
-    lines = Path(f"/proc/{gateway.pid}/environ").read_bytes().split(b"\0")
-    environ = dict(line.decode().split("=", 1) for line in lines if b"=" in line)
+    environ = environ_of(gateway)
     environ["MILLRACE_MIGRATION_DATABASE_URL"] = Postgres(Path(environ["MILLRACE_DATA_DIR"])).owner_url
     sizes = ("--requests", str(options.requests), "--prompts", str(options.prompts))
     command = (sys.executable, "-m", "benchmarks.management", "--fill", *sizes)
@@ -170,16 +167,12 @@ def measure(
     if target is not None:
         path, body = target
         session = data["sessions"]["large"] if not path.startswith("/api/") else ""
-        argv = [sys.executable, "-m", "benchmarks.management", "--send", url + path, data["key"], session]
-        argv += ["--body", body]
-        argv += ["--seconds", str(options.seconds), "--connections", str(options.connections)]
-        sender = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE)  # noqa: S603
-        assert sender.stdout is not None
-        sender.stdout.readline()  # the load starts
+        load = ("--seconds", str(options.seconds), "--connections", str(options.connections))
+        sender = start_sender("management", url + path, data["key"], session, "--body", body, *load)
     with Visitors(url, data["sessions"]["small"]) as visitors:
         look = lambda: grown.append(memory(gateway) - before)  # noqa: E731
         gaps = asyncio.run(streams(millrace.url, request, options.streams, options.seconds + 60, look))
-    answers = json.loads(sender.communicate(timeout=options.seconds + 120)[0].splitlines()[-1]) if sender else {}
+    answers = answers_of(sender, options) if sender else {}
     return {
         "page_ms": percentile(visitors.times[PAGE], 0.99),
         "sign_in_ms": percentile(visitors.times[SIGN_IN], 0.99),
@@ -234,31 +227,7 @@ def send(options: argparse.Namespace) -> int:
         f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode()
         + body
     )
-    answers: Counter[str] = Counter()
-
-    async def call(until: float) -> None:
-        while time.monotonic() < until:
-            try:
-                reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-                while time.monotonic() < until:
-                    writer.write(request)
-                    answers[await answer_of(reader)] += 1
-                writer.close()
-            except (OSError, asyncio.IncompleteReadError):
-                answers["cut"] += 1
-                await asyncio.sleep(0.1)
-
-    async def run() -> None:
-        until = time.monotonic() + options.seconds
-        print("begins", flush=True)
-        await asyncio.wait(
-            [asyncio.create_task(call(until)) for _ in range(options.connections)], timeout=options.seconds + 60
-        )
-        print(json.dumps(answers), flush=True)
-        os._exit(0)  # without waiting for responses that are late
-
-    asyncio.run(run())
-    return 0
+    return send_repeatedly(parts, [request], options)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from benchmarks.console import _EVENTS as EVENTS
-from benchmarks.console import _RECORDS as RECORDS
+from benchmarks.console import SQL
 from tenants.routing_policies.policy import MAX_RULES, MAX_TARGETS
 from tests.support.frontend.console import DEMO, load_screens
 
@@ -67,7 +66,7 @@ def fill(requests: int, prompts: int) -> dict[str, Any]:
     from tenants import actions
     from tests.support.tenants.management_api import furnished, only_default
 
-    logging.disable(logging.WARNING)  # of requests whose parameters are not valid
+    logging.disable(logging.WARNING)  # warnings about requests with invalid parameters
     now = datetime.now(UTC)
     large, small = furnished("large"), actions.do_create_tenant("small", "Small")
     members = {tenant.slug: _sign_in_owner(tenant) for tenant in (large.tenant, small)}
@@ -133,8 +132,9 @@ def _insert_requests(projects: Sequence[Any], requests: int, prompts: int, now: 
             "big": 10,
             "small": KEYS,
         }
-        cursor.execute(RECORDS, values)
-        cursor.execute(EVENTS.replace("<> 'limited'", "<> 'limited' AND prompt_tokens IS NOT NULL"))
+        cursor.execute((SQL / "requests.sql").read_text(encoding="utf-8"), values)
+        events = (SQL / "usage_events.sql").read_text(encoding="utf-8")
+        cursor.execute(events.replace("<> 'limited'", "<> 'limited' AND prompt_tokens IS NOT NULL"))
         cursor.execute(_CONTENTS, {"tenant": projects[-1].tenant_id, "prompts": prompts, "size": PROMPT_CHARACTERS})
 
 

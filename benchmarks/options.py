@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -19,3 +21,9 @@ def parse(
     if "--quick" in arguments:
         parser.set_defaults(**quick)
     return parser.parse_args(arguments)
+
+
+def write_figures(options: argparse.Namespace, figures: Any) -> None:
+    """Write the figures to the file of `--json`, if it is given."""
+    if options.json:
+        Path(options.json).write_text(json.dumps(figures, indent=2), encoding="utf-8")

@@ -25,6 +25,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_args
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -32,7 +33,13 @@ from safetensors.torch import load_file, save_file
 from benchmarks.options import parse
 from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.checkpoints.tokenizer import Tokenizer
-from inference_worker.contract.engine_config import DTypeName, EngineConfig, KVCacheDTypeName, QuantizationName
+from inference_worker.contract.engine_config import (
+    CpuKernelsName,
+    DTypeName,
+    EngineConfig,
+    KVCacheDTypeName,
+    QuantizationName,
+)
 from inference_worker.contract.request import Request, SamplingParams
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.engine.engine import LLMEngine
@@ -58,7 +65,7 @@ CONFIGURATIONS: dict[str, tuple[DTypeName, QuantizationName, KVCacheDTypeName]] 
 MAX_CHANGES = {"bfloat16": 0.1, "bfloat16-kv-int8": 0.2, "int8": 0.5, "int8-kv-int8": 0.5, "int4": 0.5}
 # Least agreement with --check, in percent.
 MIN_AGREEMENTS = {"bfloat16": 98.0, "bfloat16-kv-int8": 97.5, "int8": 97.0, "int8-kv-int8": 97.0, "int4": 98.0}
-GROUP = 32  # of q4_1
+GROUP = 32  # weights in a block of q4_1
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ class Quality:
     configuration: str
     tokens: int
     perplexity: float
-    change_percent: float  # of the perplexity against float32
+    change_percent: float  # change of the perplexity from float32
     agreement_percent: float
     seconds: float
 
@@ -88,7 +95,7 @@ def start_engine(directory: Path, name: str, options: argparse.Namespace) -> LLM
         EngineConfig(
             directory, device=options.device, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_dtype,
             prefix_cache=False, max_num_seqs=1, max_model_len=options.context + 1, threads=options.threads,
-            measure_peaks=False,
+            measure_peaks=False, cpu_kernels=options.kernels,
         )
     )  # fmt: skip
 
@@ -208,6 +215,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dither", action="store_true", help="add random numbers within the step of q4_1")
     parser.add_argument("--device", default="cpu", choices=("auto", "cpu", "cuda"), help="default cpu")
     parser.add_argument("--threads", type=int, default=0, help="0: one for each core (default)")
+    parser.add_argument("--kernels", default="auto", choices=get_args(CpuKernelsName), help="as MILLRACE_CPU_KERNELS")
     parser.add_argument(
         "--check", action="store_true", help="fail if a perplexity or an agreement is not within its limits"
     )

@@ -24,10 +24,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import combinations, count
+from itertools import count
 from typing import Any
 
-from benchmarks.locality import QUICK, add_arguments, compare
+from benchmarks.locality import QUICK, Violations, add_arguments, compare
 from benchmarks.options import parse
 from benchmarks.replicas import SALT, GatewayPlacement, SimulatedReplica, Turn
 from inference_worker.contract.messages import BillingContext, InferenceJob
@@ -57,22 +57,15 @@ class Waiting:
 
 
 class Services:
-    """The service of each tenant, and the largest growth of a difference while both of two tenants wait."""
+    """The service of each tenant, its waiting requests, and the largest growth of a difference."""
 
     def __init__(self) -> None:
-        self.largest = 0
+        self.violations = Violations()
         self.waiting: Counter[int] = Counter()
         self.served: Counter[int] = Counter()
-        self._ranges: dict[tuple[int, int], tuple[int, int]] = {}
 
     def note(self) -> None:
-        ranges = {}
-        for pair in combinations(sorted(tenant for tenant, number in self.waiting.items() if number), 2):
-            difference = self.served[pair[0]] - self.served[pair[1]]
-            low, high = self._ranges.get(pair, (difference, difference))
-            ranges[pair] = min(low, difference), max(high, difference)
-            self.largest = max(self.largest, ranges[pair][1] - ranges[pair][0])
-        self._ranges = ranges
+        self.violations.note({tenant: self.served[tenant] for tenant, number in self.waiting.items() if number})
 
 
 def main() -> int:
@@ -108,7 +101,7 @@ def replay(
         while following is not None:
             if (turn := next(following, None)) is not None:
                 tenant = tenants.setdefault(turn.tenant, len(tenants) + 1)
-                waiting = _waiting(turn.prompt, len(turn.answer), tenant, following)
+                waiting = _make_waiting(turn.prompt, len(turn.answer), tenant, following)
                 queue.put(tenant, 1.0, waiting.cost, waiting)
                 services.waiting[tenant] += 1
                 return
@@ -145,19 +138,19 @@ def replay(
             prompt_tokens, output_tokens = prompt_tokens + len(chosen.turn.tokens), output_tokens + chosen.turn.output
         now, _, name, ended = heapq.heappop(ends)
         last = now
-        gateway.ended(name)
+        gateway.note_ended(name)
         submit(ended.following)
     computed = sum(replica.computed for replica in replicas.values())
     return {
         "requests": requests,
         "computed": computed / prompt_tokens,
         "throughput": (prompt_tokens + output_tokens) / last,
-        "violation": services.largest,
+        "violation": services.violations.largest,
         "bound": 2 * (locality_tokens + highest_cost),  # the difference is within the bound in both directions
     }
 
 
-def _waiting(tokens: list[int], output: int, tenant: int, following: Iterator[Any]) -> Waiting:
+def _make_waiting(tokens: list[int], output: int, tenant: int, following: Iterator[Any]) -> Waiting:
     hashes: list[bytes] = []
     for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
         hashes.append(hash_block(hashes[-1] if hashes else None, tokens[start : start + BLOCK], SALT))

@@ -25,17 +25,16 @@ from typing import Any
 
 import uvloop
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
+from benchmarks.options import parse, write_figures
+from inference_worker.contract.messages import BillingContext, InferenceJob
+from inference_worker.contract.request import RequestOutput, SamplingParams
+from inference_worker.contract.settings import ModelSpec
+from inference_worker.contract.upstreams import UpstreamEngine, UpstreamRequest, UpstreamSpec
+from inference_worker.worker.engine_client import ActiveJob, Delivery, is_last
+from inference_worker.worker.relay.relay import Relay
+from millrace.local.program import Program, free_port, port_is_free
 
-from benchmarks.options import parse  # noqa: E402
-from inference_worker.contract.messages import BillingContext, InferenceJob  # noqa: E402
-from inference_worker.contract.request import RequestOutput, SamplingParams  # noqa: E402
-from inference_worker.contract.settings import ModelSpec  # noqa: E402
-from inference_worker.contract.upstreams import UpstreamEngine, UpstreamRequest, UpstreamSpec  # noqa: E402
-from inference_worker.worker.engine_client import ActiveJob, Delivery, is_last  # noqa: E402
-from inference_worker.worker.relay.relay import Relay  # noqa: E402
-from millrace.local.program import Program, free_port, port_is_free  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 BODY = b'{"messages":[{"role":"user","content":"Hi"}]}'
 LIMIT_SECONDS = 240.0
@@ -55,8 +54,7 @@ def main() -> int:
                 f" {row['memory_kib']:.0f} KiB per stream; {row['lost']} tokens lost, {row['failed']} streams failed",
                 flush=True,
             )
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=2), encoding="utf-8")
+    write_figures(options, rows)
     return int(any(row["lost"] or row["failed"] for row in rows))
 
 

@@ -39,7 +39,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.options import parse
+from benchmarks.options import parse, write_figures
 from inference_worker.contract.messages import BillingContext, Heartbeat, InferenceJob, encode
 from inference_worker.contract.prefix_digest import hash_block, make_digest
 from inference_worker.contract.request import SamplingParams
@@ -50,7 +50,7 @@ TRACE = Path(__file__).parents[1] / "tests/data/traces/mooncake_conversation.jso
 BLOCK = 512
 SALT = b"salt"
 DIGEST_AGE = (1.0, 1.0)  # seconds between publications, and between readings
-POINTS = 100  # of a replica on the ring
+POINTS = 100  # points of a replica on the ring
 MAX_NUM_SEQS = 64
 
 
@@ -59,7 +59,7 @@ class Turn:
     """A request of the trace."""
 
     at: float
-    hashes: list[bytes]  # of its full blocks
+    hashes: list[bytes]  # hashes of its full blocks
     tokens: list[int]
     output: int
 
@@ -126,7 +126,7 @@ class GatewayPlacement:
         self.placement.note_sent(choice.replica_id)
         return choice.replica_id, choice.predicted
 
-    def ended(self, name: str) -> None:
+    def note_ended(self, name: str) -> None:
         self.placement.note_ended(name, claimed=False)
 
     def exchange(self, now: float) -> None:
@@ -172,7 +172,7 @@ class SimpleChoice:
                 place += 1
         return self._ring[place % len(self._ring)][1], None
 
-    def ended(self, name: str) -> None:
+    def note_ended(self, name: str) -> None:
         pass
 
 
@@ -199,8 +199,7 @@ def main() -> int:
             drift = f"{row['drift']:>17.1%} {row['worst_drift']:>7.1%}" if row["drift"] is not None else ""
             times = f"{row['ttft_p50']:>8.2f}s {row['ttft_p95']:>8.2f}s"
             print(f"{name:20} {row['cached']:>7.1%} {times} {row['imbalance']:>10.2f} {drift}", flush=True)
-    if options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=2), encoding="utf-8")
+    write_figures(options, rows)
     return 0
 
 
@@ -255,7 +254,7 @@ def simulate(method: str, count: int, turns: Sequence[Turn], options: argparse.N
         while ends and ends[0][0] <= now:
             _, name = heapq.heappop(ends)
             replicas[name].requests -= 1
-            chooser.ended(name)
+            chooser.note_ended(name)
         name, predicted = chooser.choose(turn, now)
         replica = replicas[name]
         start = max(now, replica.free_at)

@@ -10,19 +10,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
-
-from benchmarks.options import parse  # noqa: E402  (after the path it needs)
-from benchmarks.settler import set_up  # noqa: E402
-from billing.amounts import NANO_A_DOLLAR  # noqa: E402
+from benchmarks.options import parse
+from benchmarks.services import start_services
+from billing.currencies.amounts import NANO_A_DOLLAR
 
 RECALLED = 100 * NANO_A_DOLLAR
 
@@ -33,7 +28,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="of admissions, and of recalls (default 10)")
     options = parse(parser, {"requests": 200, "rounds": 2})
     with ExitStack() as running:
-        set_up(running)
+        start_services(running)
         url, key = _prepare(), _make_key("bench")
         without = asyncio.run(_admissions(url, key, options))
         _set_budgets(key.tenant_id, 90_000_000 * NANO_A_DOLLAR)

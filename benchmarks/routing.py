@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import hashlib
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +33,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.options import parse
+from benchmarks.options import parse, write_figures
 from tenants.routing_policies.complexity import length_features, score
 from tenants.routing_policies.complexity_training import (
     PENALTY,
@@ -78,9 +77,8 @@ def main() -> int:
     comparison = {name: comparison_of(rows["difference"][name]) for name in BASELINES}
     for name, text in comparison.items():
         print(f"router and {name}: {text}")
-    if options.json:
-        figures = {"methods": rows, "calibrated": calibrated, "comparison": comparison, "test_outcomes": len(test)}
-        Path(options.json).write_text(json.dumps(figures, indent=2), encoding="utf-8")
+    figures = {"methods": rows, "calibrated": calibrated, "comparison": comparison, "test_outcomes": len(test)}
+    write_figures(options, figures)
     return int(not options.quick and calibrated["quality"][2] < options.quality)
 
 

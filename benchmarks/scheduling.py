@@ -24,7 +24,7 @@ CLASSES = {
     "lower": (ServiceClass.DEFAULT, ServiceClass.FLEX),
     "equal": (ServiceClass.DEFAULT, ServiceClass.DEFAULT),
     "higher": (ServiceClass.FLEX, ServiceClass.DEFAULT),
-}  # of the running requests, of the waiting ones
+}  # classes of the running and of the waiting requests
 PROMPT_TOKENS = 32
 PREEMPTIONS_PER_STEP = 16  # the scheduler's limit
 

@@ -18,7 +18,7 @@ from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
 
 Matrix = NDArray[np.float32]
 MODEL = ModelSpec("all-minilm-l6-v2", "embedded:minilm", "auto")
-MAX_INPUTS = 1024  # of a request
+MAX_INPUTS = 1024  # inputs of a request
 
 
 def sentence_vectors(texts: Sequence[str], directory: Path | None = None) -> Matrix:

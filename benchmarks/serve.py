@@ -4,14 +4,14 @@
     python -m benchmarks.serve millrace=http://127.0.0.1:8000/v1 other=http://127.0.0.1:8100/v1 smollm2-135m
 
 For each number of streams and each server, that many clients each send the next request when the previous one has
-ended. Several servers are measured in turn in each round, so that changes of the machine's speed affect them equally.
-The results are medians over the rounds; the last column is the first server's rate divided by this one's. The exit
+ended. Several servers are measured in turn in each round, so that changes of the machine's speed affect them equally,
+and each when the processes of the others are at rest. The results are medians over the rounds; `busy` is the number of
+rounds that began on a busy machine, and the last column is the first server's rate divided by this one's. The exit
 status is 1 if a request failed. --quick without a server starts one that responds immediately.
 
 Prompts are random common words, different for each request, so that prefix caches have no effect, unless
---shared-prefix
-puts the same words before each. Outputs are greedy and ignore the end token, so that all have the requested length.
-TTFT is the time from sending to the first text. ITL is the time between two texts of one stream.
+--shared-prefix puts the same words before each. Outputs are greedy and ignore the end token, so that all have the
+requested length. TTFT is the time from sending to the first text. ITL is the time between two texts of one stream.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.options import parse
+from benchmarks.rest import LIMIT_SECONDS, Rest
 
 ANSWER_SECONDS = 600.0
 WORDS = re.findall(
@@ -62,6 +63,7 @@ class Sample:
     first: list[float] = field(default_factory=list)  # seconds to the first text
     gaps: list[float] = field(default_factory=list)  # seconds between texts
     errors: list[str] = field(default_factory=list)
+    busy: bool = False  # other processes computed when it began
 
     @property
     def rate(self) -> float:
@@ -77,7 +79,7 @@ def main() -> int:
 
             url = running.enter_context(upstream()).url.removesuffix("/chat/completions")
             arguments.servers = [ServerUnderTest("instant", url, "bench", "")]
-        rows = measure(arguments)
+        rows = measure(arguments, Rest(0 if arguments.quick else LIMIT_SECONDS))
     print(table(rows, [server.name for server in arguments.servers]))
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as out:
@@ -128,7 +130,7 @@ def describe(arguments: argparse.Namespace) -> dict[str, Any]:
     return described | {"servers": [server.name for server in arguments.servers]}
 
 
-def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(arguments: argparse.Namespace, rest: Rest) -> list[dict[str, Any]]:
     prompts = Prompts(arguments)
     for server in arguments.servers:
         load(server, 2, 1, prompts, min(8, arguments.output))  # warm up
@@ -137,7 +139,9 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         samples: dict[str, list[Sample]] = {server.name: [] for server in arguments.servers}
         for round_ in range(arguments.rounds):
             for server in arguments.servers:
+                is_at_rest = rest.wait()
                 sample = load(server, streams, arguments.requests, prompts, arguments.output)
+                sample.busy = not is_at_rest
                 samples[server.name].append(sample)
                 print(
                     f"  {streams:>3} streams, round {round_ + 1}, {server.name}: {sample.rate:.0f} tokens/s", flush=True
@@ -251,6 +255,7 @@ def figures(
         "itl_p50_ms": percentile(gaps, 50),
         "itl_p95_ms": percentile(gaps, 95),
         "errors": [error for sample in own_samples for error in sample.errors],
+        "busy_rounds": sum(sample.busy for sample in own_samples),
         "first_over_this": statistics.median(
             first_sample.rate / other.rate if other.rate else float("nan")
             for first_sample, other in zip(baseline, own_samples, strict=True)
@@ -268,14 +273,14 @@ def percentile(ordered: Sequence[float], percent: int) -> float:
 def table(rows: Sequence[dict[str, Any]], names: Sequence[str]) -> str:
     width = max(len("server"), *(len(name) for name in names))
     lines = [
-        f"{'server':<{width}}  streams  tokens/s   TTFT p50/p95 ms    ITL p50/p95 ms  errors  first/this",
+        f"{'server':<{width}}  streams  tokens/s   TTFT p50/p95 ms    ITL p50/p95 ms  errors  busy  first/this",
     ]
     for row in rows:
         ttft = f"{row['ttft_p50_ms']:.0f} / {row['ttft_p95_ms']:.0f}"
         itl = f"{row['itl_p50_ms']:.1f} / {row['itl_p95_ms']:.1f}"
         lines.append(
             f"{row['server']:<{width}}  {row['streams']:>7}  {row['tokens_per_second']:>8.1f}  {ttft:>16}  {itl:>16}"
-            f"  {len(row['errors']):>6}  {row['first_over_this']:>10.2f}"
+            f"  {len(row['errors']):>6}  {row['busy_rounds']:>4}  {row['first_over_this']:>10.2f}"
         )
         lines += [f"    error: {error}" for error in row["errors"][:2]]
     return "\n".join(lines)

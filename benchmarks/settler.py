@@ -13,26 +13,18 @@ import gc
 import os
 import random
 import secrets
-import shutil
 import statistics
-import sys
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from itertools import product
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path += [path for path in (str(ROOT), str(ROOT / "platform")) if path not in sys.path]
-
-from benchmarks.options import parse  # noqa: E402  (after the path it needs)
-from millrace.local.postgres import Postgres  # noqa: E402
-from millrace.local.valkey import Valkey  # noqa: E402
+from benchmarks.options import parse
+from benchmarks.services import start_services
 
 TENANTS = 200
-LEASES = 4  # of each tenant
+LEASES = 4  # per tenant
 LIST_A = {"uncached": 3000, "cache_write_5m": 3750, "cache_write_1h": 6000, "cache_read": 300, "output": 15000}
 CHANCE = random.Random(7)  # noqa: S311  (nothing secret)
 
@@ -46,7 +38,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=100, help="single events, each timed until its row is visible")
     options = parse(parser, {"events": 400, "batches": [200], "threads": [2], "samples": 3})
     with ExitStack() as running:
-        set_up(running)
+        start_services(running)
         rate_card = _set_up_money()
         gc.collect()
         gc.freeze()  # as `manage.py run_settler` does
@@ -63,42 +55,13 @@ def main() -> None:
         )
 
 
-def set_up(running: ExitStack) -> None:
-    state = Path(tempfile.mkdtemp(prefix="millrace-settler-"))
-    running.callback(shutil.rmtree, state, ignore_errors=True)
-    state.chmod(0o711)
-    postgres, valkey = Postgres(state), Valkey(state)
-    for server in (postgres, valkey):
-        program = server.prepare()
-        process = program.start(running.enter_context((state / f"{program.name}.log").open("ab")))
-        running.callback(program.stop, process)
-    postgres.make_roles()
-    os.environ.update(
-        MILLRACE_DATA_DIR=str(state),
-        MILLRACE_DATABASE_URL=postgres.owner_url,
-        MILLRACE_VALKEY_URL=valkey.url,
-        MILLRACE_SECRET_KEY="b" * 50,
-        MILLRACE_PREFIX_CACHE_SECRET="b" * 50,
-        MILLRACE_KEY_PEPPERS="b" * 50,
-        MILLRACE_LOG_LEVEL="warning",
-        DJANGO_SETTINGS_MODULE=os.environ.get("DJANGO_SETTINGS_MODULE", "millrace.conf.settings"),
-    )
-    import django
-    from django.core.management import call_command
-    from django.db import connections
-
-    django.setup()
-    call_command("migrate", verbosity=0)
-    running.callback(connections.close_all)
-
-
 def _set_up_money() -> int:
     """List A's prices; a day's, a month's and a lifetime's budget period of each tenant, and leases of all three; the
     rate card's version."""
     from datetime import UTC, datetime, timedelta
 
     from billing.models import BudgetLease, BudgetPeriod, CompiledRateCard
-    from billing.pricing.pricing import Component, Rate, encode_rates
+    from billing.rates.pricing import Component, Rate, encode_rates
     from tenants.isolation.db_roles import BypassReason
     from tenants.isolation.scopes import all_tenants_scope
 

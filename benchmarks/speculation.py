@@ -38,7 +38,7 @@ from inference_worker.worker.worker import find_draft_model
 
 DATA = Path(__file__).resolve().parent.parent / "tests" / "data"
 KINDS = ("extraction", "edit", "edit_prediction", "json", "chat")
-EQUALITY_BLOCKS = 24  # of the KV cache of --equality; 4 sequences often need more
+EQUALITY_BLOCKS = 24  # blocks of the KV cache with --equality; 4 sequences often need more
 CHAT_TEMPLATE = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 

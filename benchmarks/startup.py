@@ -38,7 +38,7 @@ from millrace.local.program import free_port
 
 ROOT = Path(__file__).parents[1]
 MODEL = "smollm2-135m"
-LIMIT_SECONDS = 1200.0  # of one start, with the installation
+LIMIT_SECONDS = 1200.0  # one start, with the installation
 POLL_SECONDS = 0.1
 SETTLE_SECONDS = 10.0  # between the start and the measurement at rest
 _STEP = re.compile(r"  (?:✓|ok) (.+?) +(\d+\.\d) s$")
@@ -49,7 +49,7 @@ class Installation(NamedTuple):
     """How an installed platform is started."""
 
     command: tuple[str, ...] = (sys.executable, "-m", "millrace.cli", "up")
-    directory: Path | None = None  # of the command; None: the current one
+    directory: Path | None = None  # working directory of the command; None: the current one
     environ: Mapping[str, str] = os.environ
 
 

@@ -62,14 +62,14 @@ class OwnTime:
         Grammar.accept = self._around(Grammar.accept)  # type: ignore[method-assign]
 
     def _around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any) -> Any:
+        def measure(*args: Any) -> Any:
             began = time.thread_time()
             try:
                 return function(*args)
             finally:
                 self.seconds += time.thread_time() - began
 
-        return timed
+        return measure
 
 
 def fill(engine: LLMEngine, spec: StructuredSpec | None, batch: int, steps: int) -> None:

@@ -39,7 +39,7 @@ def prepare(sequences: int, settle: int = 64) -> tuple[EngineMetrics, list[Seque
     for index in range(sequences):
         ids = [index, *range(99)]
         seq = Sequence(Request(f"r{index}", ids, SamplingParams(max_tokens=100)), None)
-        metrics.arrived(seq.group, 1.0)
+        metrics.record_arrival(seq.group, 1.0)
         scheduler.add(seq, 1.0)
         made.append(seq)
     for step in range(settle):
@@ -53,7 +53,7 @@ def prepare(sequences: int, settle: int = 64) -> tuple[EngineMetrics, list[Seque
 
 def record_step(metrics: EngineMetrics, batch: SchedulerOutput, now: float) -> None:
     """Call the methods that the engine calls in one step."""
-    shape = metrics.scheduled(batch)
+    shape = metrics.record_schedule(batch)
     for scheduled in batch.scheduled:
         metrics.tokens(scheduled.seq, 1, now)
     metrics.step(batch, shape, SECONDS)
@@ -80,7 +80,7 @@ def main() -> None:
     end = RequestOutput("r", finish_reason="length")
     cases: dict[str, Callable[[int], object]] = {
         f"a step of {options.sequences} decodes": lambda i: record_step(metrics, batch, 100.0 + i * 0.02),
-        "a finished request": lambda i: metrics.finished(groups[i % len(groups)], end, 200.0 + i),
+        "a finished request": lambda i: metrics.record_end(groups[i % len(groups)], end, 200.0 + i),
         "a snapshot": lambda _: metrics.snapshot(),
     }
     for name, call in cases.items():

@@ -6,13 +6,10 @@ Usage events, adjustments and rollups have no page, because Django's admin does 
 
 from __future__ import annotations
 
-from django.contrib import admin
-
 from billing import models as m
-from tenants.admin import ReadOnlyAdmin
+from tenants.admin import register
 
-
-@admin.register(
+for model in (
     m.BillingEntity,
     m.BillingProfile,
     m.Commitment,
@@ -26,83 +23,28 @@ from tenants.admin import ReadOnlyAdmin
     m.PriceBook,
     m.TaxRule,
     m.UsageArchive,
+):
+    register(model, "__str__")
+register(m.Budget, "name", "tenant", "unit", "period", "amount", "mode", "active")
+register(m.BudgetPeriod, "id", "tenant_id", "budget_id", "unit", "period_start", "used", "reserved")
+register(m.BudgetLease, "id", "tenant_id", "gateway_id", "money", "settled_money", "open", "created_at", "reclaim_at")
+register(m.Reconciliation, "created_at", "budget_periods", "corrected", "overdue_leases", "quarantined")
+register(
+    m.UsageQuarantine,
+    "stream_id",
+    "received_at",
+    "reason",
+    "detail",
+    "resolved_at",
+    exclude=("payload", "payload_hash"),
 )
-class MoneyAdmin(ReadOnlyAdmin):
-    """The page of models that need no list of their own."""
-
-
-@admin.register(m.Budget)
-class BudgetAdmin(ReadOnlyAdmin):
-    list_display = ("name", "tenant", "unit", "period", "amount", "mode", "active")
-
-
-@admin.register(m.BudgetPeriod)
-class BudgetPeriodAdmin(ReadOnlyAdmin):
-    list_display = ("id", "tenant_id", "budget_id", "unit", "period_start", "used", "reserved")
-
-
-@admin.register(m.BudgetLease)
-class BudgetLeaseAdmin(ReadOnlyAdmin):
-    list_display = ("id", "tenant_id", "gateway_id", "money", "settled_money", "open", "created_at", "reclaim_at")
-
-
-@admin.register(m.Reconciliation)
-class ReconciliationAdmin(ReadOnlyAdmin):
-    list_display = ("created_at", "budget_periods", "corrected", "overdue_leases", "quarantined")
-
-
-@admin.register(m.UsageQuarantine)
-class UsageQuarantineAdmin(ReadOnlyAdmin):
-    list_display = ("stream_id", "received_at", "reason", "detail", "resolved_at")
-    exclude = ("payload", "payload_hash")
-
-
-@admin.register(m.Period)
-class PeriodAdmin(ReadOnlyAdmin):
-    list_display = ("id", "__str__")
-
-
-@admin.register(m.Invoice)
-class InvoiceAdmin(ReadOnlyAdmin):
-    list_display = ("id", "__str__", "tenant")
-
-
-@admin.register(m.InvoiceLine)
-class InvoiceLineAdmin(ReadOnlyAdmin):
-    list_display = ("id", "__str__", "invoice")
-
-
-@admin.register(m.Payment)
-class PaymentAdmin(ReadOnlyAdmin):
-    list_display = ("id", "__str__")
-
-
-@admin.register(m.PaymentEvent)
-class PaymentEventAdmin(ReadOnlyAdmin):
-    list_display = ("id", "__str__", "event_type", "status", "received_at")
-
-
-@admin.register(m.LedgerTransaction)
-class LedgerTransactionAdmin(ReadOnlyAdmin):
-    list_display = ("id", "__str__")
-
-
-@admin.register(m.LedgerEntry)
-class LedgerEntryAdmin(ReadOnlyAdmin):
-    list_display = ("id", "__str__")
-
-
-@admin.register(m.PriceVersion)
-class PriceVersionAdmin(ReadOnlyAdmin):
-    list_display = ("id", "__str__", "tenant_id", "state", "effective_from")
-
-
-@admin.register(m.Price)
-class PriceAdmin(ReadOnlyAdmin):
-    list_display = ("model", "tier", "component", "nano_per_million", "tenant_id", "effective_from", "effective_until")
-
-
-@admin.register(m.CompiledRateCard)
-class CompiledRateCardAdmin(ReadOnlyAdmin):
-    list_display = ("id", "model", "tier", "tenant_id", "effective_from")
-    exclude = ("rates",)
+register(m.Period, "id", "__str__")
+register(m.Invoice, "id", "__str__", "tenant")
+register(m.InvoiceLine, "id", "__str__", "invoice")
+register(m.Payment, "id", "__str__")
+register(m.PaymentEvent, "id", "__str__", "event_type", "status", "received_at")
+register(m.LedgerTransaction, "id", "__str__")
+register(m.LedgerEntry, "id", "__str__")
+register(m.PriceVersion, "id", "__str__", "tenant_id", "state", "effective_from")
+register(m.Price, "model", "tier", "component", "nano_per_million", "tenant_id", "effective_from", "effective_until")
+register(m.CompiledRateCard, "id", "model", "tier", "tenant_id", "effective_from", exclude=("rates",))

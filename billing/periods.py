@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
+from django.conf import settings
 from django.db.models import Max
 
 from billing.models import BillingEntity, BillingProfile, Period
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
+SETTLING = timedelta(minutes=10)  # to settle the usage of a request that ran to its deadline
 _LOCK = """
 SELECT id, entity_id, starts_at, ends_at FROM billing_period WHERE closed_at IS NULL AND ends_at > %s
 ORDER BY ends_at, id FOR SHARE
@@ -55,6 +57,11 @@ def billing_zone(tenant_id: int) -> ZoneInfo:
 def default_entity() -> BillingEntity:
     """Return the default billing entity. It is created on first use."""
     return BillingEntity.objects.get_or_create(slug="default", defaults={"name": "Millrace", "country": "US"})[0]
+
+
+def close_after() -> timedelta:
+    """Return how long after its end a period accepts usage: until every request admitted in it has ended."""
+    return timedelta(seconds=settings.MILLRACE.request_timeout_seconds) + SETTLING
 
 
 def ensure_periods(entity: BillingEntity, first: datetime, last: datetime) -> None:

@@ -6,18 +6,19 @@ import structlog
 from celery import shared_task
 from django.conf import settings
 
-from billing.actions.credits import do_expire_credits, do_follow_credits
-from billing.actions.dunning import suspend_overdue
-from billing.actions.one_off_lines import do_count_due_lines
-from billing.actions.payment_events import do_purge_events
-from billing.actions.reratings import continue_reratings
-from billing.actions.top_ups import do_top_up_all
 from billing.budgets import alerts
-from billing.invoicing import emails, runs, vies
+from billing.invoicing import emails, runs
+from billing.invoicing.dunning import suspend_overdue
+from billing.invoicing.one_off_lines import do_count_due_lines
+from billing.invoicing.reratings import continue_reratings
+from billing.ledger.credits import do_expire_credits, do_follow_credits
 from billing.metering import rollups
 from billing.metering.partitions import ensure_partitions
 from billing.metering.reconciler import reconcile
+from billing.payments.events import do_purge_events
 from billing.payments.file_drop import collect
+from billing.payments.top_ups import do_top_up_all
+from billing.taxes import vies
 
 log = structlog.get_logger(__name__)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from django.db import migrations
 
-from tenants.migration_operations import read_sql
+from inference_worker.contract.script_files import read_script
 
 _SQL = Path(__file__).parent / "migrations" / "sql"
 _NAMES = ("billing_rated_line", "billing_usagechange")
@@ -34,4 +34,4 @@ def _create(tokens: Sequence[str]) -> tuple[str, ...]:
     for place, names in (("", tokens[:_FIRST]), ("later_", tokens[_FIRST:])):
         values[f"{place}billed_tokens"] = ", ".join(f"e.{name} * billed AS {name}" for name in names)
         values[f"{place}adjusted_tokens"] = ", ".join(f"a.{name}" for name in names)
-    return tuple(read_sql(_SQL / f"{name}.sql", **values) for name in _NAMES)
+    return tuple(read_script(_SQL / f"{name}.sql", **values) for name in _NAMES)

@@ -6,6 +6,7 @@ python -m inference_worker.machine '{"dtype": "auto", "device": "auto", "checkpo
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 from dataclasses import asdict
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import torch
 
-from inference_worker.contract.engine_config import DeviceName, DTypeName
+from inference_worker.contract import env
+from inference_worker.contract.engine_config import CpuKernelsName, DeviceName, DTypeName, EngineConfig
+from inference_worker.contract.settings import WorkerSettings
 from inference_worker.engine.capacity.fit import ComputeDevice
 from inference_worker.engine.capacity.peaks import measure_peaks
 from inference_worker.engine.compute_path import choose_path
@@ -26,9 +29,10 @@ def measure_machine(dtype: DTypeName, device: DeviceName, checkpoint_dtype: str)
     """Return the device that a worker would use, its free memory, and its peak rates, measured now.
 
     Raises:
-        ValueError: the device is not available.
+        ValueError: the device is not available, or the machine does not support the dtype.
     """
-    path = choose_path(dtype, device, checkpoint=checkpoint_dtype)
+    kernels: CpuKernelsName = env.read_one(os.environ, WorkerSettings, "cpu_kernels")
+    path = choose_path(EngineConfig(Path(), device, dtype, cpu_kernels=kernels), checkpoint=checkpoint_dtype)
     free_bytes = free_memory(path.device)  # before the measurement takes some
     name = torch.cuda.get_device_name(path.device) if path.device.type == "cuda" else _cpu_name()
     peaks = measure_peaks(path.device, path.dtype)

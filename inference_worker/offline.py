@@ -19,6 +19,7 @@ from inference_worker.checkpoints.model_config import ModelConfig, ModelError
 from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.checkpoints.tokenizer_convert import find_source
+from inference_worker.contract import env
 from inference_worker.contract.engine_config import (
     DeviceName,
     DTypeName,
@@ -27,7 +28,8 @@ from inference_worker.contract.engine_config import (
     QuantizationName,
 )
 from inference_worker.contract.request import Request, RequestRejected, SamplingParams
-from inference_worker.contract.settings import ModelSpec
+from inference_worker.contract.settings import ModelSpec, WorkerSettings
+from inference_worker.engine.compute_path import place_engine
 from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.model_runner import ModelRunner
 
@@ -82,8 +84,16 @@ class OfflineModel:
         return cls(directory, config, None if without_text else Tokenizer.from_dir(directory))
 
     def load(self, options: OfflineOptions, max_num_seqs: int, max_tokens: int) -> LLMEngine:
-        """Return an engine for sequences of at most `max_tokens` tokens, prompt and output."""
+        """Return an engine for sequences of at most `max_tokens` tokens, prompt and output.
+
+        It uses the CPU as a worker does with the same settings.
+        """
         limit = min(max_tokens, self.config.max_model_len)
+        kernels, node, threads = (
+            env.read_one(os.environ, WorkerSettings, name) for name in ("cpu_kernels", "cpu_node", "cpu_threads")
+        )
+        placement = place_engine(options.device, node, threads)
+        os.sched_setaffinity(0, placement.cpus)
         config = EngineConfig(
             model_dir=self.directory,
             device=options.device,
@@ -92,6 +102,8 @@ class OfflineModel:
             kv_cache_dtype=options.kv_dtype,
             max_num_seqs=max_num_seqs,
             max_model_len=limit,
+            threads=placement.threads,
+            cpu_kernels=kernels,
             prefix_cache=False,
             measure_peaks=False,
         )

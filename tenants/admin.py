@@ -55,66 +55,23 @@ class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return rows
 
 
-@admin.register(User)
-class UserAdmin(ReadOnlyAdmin):
-    list_display = ("email", "name", "is_staff", "is_active")
-    search_fields = ("email", "name")
-    exclude = ("password",)
+def register(model: type[models.Model], *columns: str, **options: Any) -> None:
+    """Show a model read-only, with these columns in its list."""
+    admin.site.register(model, ReadOnlyAdmin, list_display=columns, **options)
 
 
-@admin.register(Tenant)
-class TenantAdmin(ReadOnlyAdmin):
-    list_display = ("slug", "name", "status", "is_demo", "created_at")
-
-
-@admin.register(Project)
-class ProjectAdmin(ReadOnlyAdmin):
-    list_display = ("slug", "tenant", "name", "created_at")
-
-
-@admin.register(Membership)
-class MembershipAdmin(ReadOnlyAdmin):
-    list_display = ("user", "tenant", "role")
-
-
-@admin.register(ApiKey)
-class ApiKeyAdmin(ReadOnlyAdmin):
-    list_display = ("prefix", "name", "tenant", "project", "created_at", "expires_at", "revoked_at")
-    exclude = ("key_hash",)
-
-
-@admin.register(AuditEntry)
-class AuditEntryAdmin(ReadOnlyAdmin):
-    list_display = ("created_at", "action", "actor", "tenant_id", "object_type", "object_name")
-
-
-@admin.register(LimitSet)
-class LimitSetAdmin(ReadOnlyAdmin):
-    list_display = ("id", "__str__", "tenant")
-
-
-@admin.register(RoutingPolicy)
-class RoutingPolicyAdmin(ReadOnlyAdmin):
-    list_display = ("id", "__str__", "tenant")
-
-
-@admin.register(RoutingPolicyDraft)
-class RoutingPolicyDraftAdmin(ReadOnlyAdmin):
-    list_display = ("id", "__str__", "tenant", "updated_at")
-
-
-@admin.register(WebhookEndpoint)
-class WebhookEndpointAdmin(ReadOnlyAdmin):
-    list_display = ("url", "tenant", "active", "failing_since", "disabled_because")
-    exclude = ("nonce", "previous_nonce")  # the signing secret is derived from these
-
-
-@admin.register(OutboxEmail)
-class OutboxEmailAdmin(ReadOnlyAdmin):
-    list_display = ("subject", "tenant", "created_at", "state", "attempt_count", "sent_at")
-
-
-@admin.register(Authenticator)
-class AuthenticatorAdmin(ReadOnlyAdmin):
-    list_display = ("user", "type", "created_at", "last_used_at")
-    exclude = ("data",)  # the secret
+register(User, "email", "name", "is_staff", "is_active", search_fields=("email", "name"), exclude=("password",))
+register(Tenant, "slug", "name", "status", "is_demo", "created_at")
+register(Project, "slug", "tenant", "name", "created_at")
+register(Membership, "user", "tenant", "role")
+register(ApiKey, "prefix", "name", "tenant", "project", "created_at", "expires_at", "revoked_at", exclude=("key_hash",))
+register(AuditEntry, "created_at", "action", "actor", "tenant_id", "object_type", "object_name")
+register(LimitSet, "id", "__str__", "tenant")
+register(RoutingPolicy, "id", "__str__", "tenant")
+register(RoutingPolicyDraft, "id", "__str__", "tenant", "updated_at")
+# The signing secret is derived from the nonces.
+register(
+    WebhookEndpoint, "url", "tenant", "active", "failing_since", "disabled_because", exclude=("nonce", "previous_nonce")
+)
+register(OutboxEmail, "subject", "tenant", "created_at", "state", "attempt_count", "sent_at")
+register(Authenticator, "user", "type", "created_at", "last_used_at", exclude=("data",))

@@ -25,6 +25,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, TenantJob
 from tenants.permissions import Permission
+from tenants.work import announce_work
 
 log = structlog.get_logger(__name__)
 
@@ -111,6 +112,7 @@ def do_start_job(tenant: Tenant, kind: JobKind, parameters: Mapping[str, Any] | 
             raise TooManyJobs(f"{MAX_OPEN} jobs are unfinished. Wait until one of them has ended.")
         ended = rows.exclude(status__in=_OPEN).order_by("-pk").values_list("pk", flat=True)
         rows.filter(pk__in=list(ended[MAX_STORED - MAX_OPEN :])).delete()
+        announce_work()
         return TenantJob.objects.create(
             tenant=locked,
             kind=kind.name,
@@ -120,11 +122,11 @@ def do_start_job(tenant: Tenant, kind: JobKind, parameters: Mapping[str, Any] | 
         )
 
 
-def has_waiting_job() -> bool:
-    """Return whether a job can be claimed."""
+def seconds_until_job() -> float | None:
+    """Return 0 if a job can be claimed, otherwise None."""
     with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
         cursor.execute(f"SELECT EXISTS (SELECT FROM {_WAITING})", {"lost": datetime.now(UTC) - LEASE})  # noqa: S608
-        return bool(cursor.fetchone()[0])
+        return 0.0 if cursor.fetchone()[0] else None
 
 
 def run_jobs() -> int:

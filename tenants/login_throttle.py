@@ -17,10 +17,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import redis
 import structlog
+
+from inference_worker.contract.script_files import read_script
 
 log = structlog.get_logger(__name__)
 UNAVAILABLE_SECONDS = 5  # retry delay while Valkey cannot be reached
@@ -41,47 +44,9 @@ ACCOUNT = Limit(5, timedelta(seconds=5), timedelta(minutes=15))
 ADDRESS = Limit(30, timedelta(seconds=5), timedelta(minutes=15))
 DEVICE = Limit(10, timedelta(seconds=5), timedelta(minutes=5), timedelta(hours=1))
 
-# KEYS: counters. ARGV: now, then free, first, longest and forget of each; all times in milliseconds.
-# Returns the longest wait. If it is 0, the attempt was counted, and the times until which counters are closed follow.
-_BEGIN = """
-local now, wait, counts = tonumber(ARGV[1]), 0, {}
-for i, key in ipairs(KEYS) do
-    local stored = redis.call('HMGET', key, 'count', 'closed', 'at')
-    if stored[1] and tonumber(stored[3]) + tonumber(ARGV[4 * i + 1]) > now then
-        counts[i] = tonumber(stored[1])
-        wait = math.max(wait, tonumber(stored[2]) - now)
-    else
-        counts[i] = 0
-    end
-end
-if wait > 0 then return {wait} end
-local answer = {0}
-for i, key in ipairs(KEYS) do
-    local free, first, longest, forget = unpack(ARGV, 4 * i - 2, 4 * i + 1)
-    local count, closed = counts[i] + 1, 0
-    if count >= tonumber(free) then
-        closed = now + math.min(tonumber(longest), tonumber(first) * 2 ^ math.min(count - tonumber(free), 30))
-    end
-    redis.call('HSET', key, 'count', count, 'closed', string.format('%.0f', closed), 'at', string.format('%.0f', now))
-    redis.call('PEXPIRE', key, forget)
-    answer[i + 1] = closed
-end
-return answer
-"""
-# KEYS: counters. ARGV: the time until which the attempt closed each. Counters closed by other attempts stay closed.
-_UNCOUNT = """
-for i, key in ipairs(KEYS) do
-    local stored = redis.call('HMGET', key, 'count', 'closed')
-    if stored[1] then
-        if tonumber(stored[1]) <= 1 then
-            redis.call('DEL', key)
-        else
-            redis.call('HINCRBY', key, 'count', -1)
-            if stored[2] == ARGV[i] then redis.call('HSET', key, 'closed', '0') end
-        end
-    end
-end
-"""
+_LUA = Path(__file__).parent / "lua"
+_BEGIN = read_script(_LUA / "begin_attempt.lua")
+_UNCOUNT = read_script(_LUA / "uncount_attempt.lua")
 
 
 class Throttled(Exception):

@@ -6,7 +6,6 @@ replaced by a value.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +13,8 @@ from typing import Any, ClassVar
 from django.db import migrations
 from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
+
+from inference_worker.contract.script_files import read_script
 
 
 class CreateModels(Operation):
@@ -97,12 +98,7 @@ class SqlFiles:
 
     def read(self, name: str, **values: str) -> str:
         """Return the SQL of a file."""
-        return read_sql(self._directory / f"{name}.sql", **self._values, **values)
-
-
-def read_sql(path: Path, **values: str) -> str:
-    """Return the SQL of a file, with `{{name}}` replaced by the value of this name."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], path.read_text(encoding="utf-8"))
+        return read_script(self._directory / f"{name}.sql", **self._values, **values)
 
 
 def combine(*operations: migrations.RunSQL) -> migrations.RunSQL:

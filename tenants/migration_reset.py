@@ -12,7 +12,7 @@ from django.core.management.base import CommandError
 from django.db import transaction
 
 BRIDGE = "ed940730714a"  # the last commit with the earlier migrations; docs/guides/upgrade.md names it too
-FIRST = ("tenants", "0001_initial")  # of the earlier migrations; all others depend on it
+FIRST = ("tenants", "0001_initial")  # the first of the earlier migrations; all others depend on it
 LAST = {
     "tenants": "0017_tenant_jobs",
     "billing": "0025_invoice_run_failures",
@@ -23,7 +23,7 @@ LAST = {
     "operations": "0007_removed_deployment",
     "alerts": "0001_initial",
 }
-REPLACEMENTS = ("0001_schema", "0002_sql")  # of each app
+REPLACEMENTS = ("0001_schema", "0002_sql")  # migrations of each app
 
 
 def take_over(connection: Any) -> None:

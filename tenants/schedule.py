@@ -26,11 +26,11 @@ BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "tenants-purge-expired": {"task": "tenants.purge_expired", "schedule": crontab(minute="*/10")},
 }
 
-# Functions that return whether an entry's task has work; called with the entry's arguments.
+# Functions that return in how many seconds an entry's task has work, or None; called with the entry's arguments.
 WORK_CHECKS = {
-    "tenants-deliver-webhook": "tenants.outbox.delivery.has_due_messages",
-    "tenants-deliver-email": "tenants.outbox.delivery.has_due_messages",
-    "tenants-deliver-invoice_email": "tenants.outbox.delivery.has_due_messages",
-    "tenants-deliver-credentials": "tenants.credentials.delivery.has_worker_keys",
-    "tenants-run-jobs": "tenants.jobs.has_waiting_job",
+    "tenants-deliver-webhook": "tenants.outbox.delivery.seconds_until_message",
+    "tenants-deliver-email": "tenants.outbox.delivery.seconds_until_message",
+    "tenants-deliver-invoice_email": "tenants.outbox.delivery.seconds_until_message",
+    "tenants-deliver-credentials": "tenants.credentials.delivery.seconds_until_delivery",
+    "tenants-run-jobs": "tenants.jobs.seconds_until_job",
 }

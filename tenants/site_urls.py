@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from django.http import HttpRequest
 
 MAX_URL_LENGTH = 2048
-MAX_ENCODINGS = 4  # of a path; each %25 is one more
+MAX_ENCODINGS = 4  # levels of encoding of a path; each %25 is one more
 # Browsers read a backslash as a slash, and remove dot segments.
 _OTHER_SITE = re.compile(r"\\|//|/\.{1,2}(/|$)")
 

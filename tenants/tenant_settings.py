@@ -36,16 +36,16 @@ class TenantSetting:
     The console translates `label`, `hint`, `choices` and `audit_label`. A setting without a label is in no form.
     """
 
-    name: str  # of the column and of the field in the API
+    name: str  # name of the column and of the field in the API
     group: SettingGroup
     default: Any
-    maximum: int | None = None  # of an integer, which is at least 0
+    maximum: int | None = None  # largest value of an integer; the smallest is 0
     choices: Mapping[str, str] | None = None  # value -> label
-    max_items: int = 0  # of a list; 0: the setting is no list
-    max_length: int = 0  # of an item of a list, in characters
-    description: str  # of the value, in the API's responses
-    help: str  # of the field, in the API's requests
-    label: str = ""  # of the field in the console's form
+    max_items: int = 0  # items of a list; 0: the setting is no list
+    max_length: int = 0  # characters of a list's item
+    description: str  # text in the schema of the API's responses
+    help: str  # text in the schema of the API's requests
+    label: str = ""  # label in the console's form
     hint: str = ""  # below this field
     audit_label: str = ""  # in the audit log; empty: the name in words
 

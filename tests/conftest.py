@@ -86,6 +86,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name bytes by their length: the processes of `pytest -n` must agree on names, and gzip's output has a time."""
+    return f"{len(val)} bytes" if isinstance(val, bytes) and len(val) > 16 else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.path.is_relative_to(path) for path in PLATFORM) and not item.get_closest_marker("timeout"):
@@ -95,6 +100,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     slow = [item for item in items if item.get_closest_marker("slow")]
     config.hook.pytest_deselected(items=slow)
+    if _is_worker(config):
+        items.sort(key=lambda item: item.path)  # `_rotate_directories` has changed the order
     items[:] = _spread([item for item in items if not item.get_closest_marker("slow")])
 
 
@@ -126,6 +133,23 @@ def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
     for number, tests in reversed(list(enumerate(waiting, 1))):
         computing.insert(round(number * distance), tests)
     return first + [item for tests in computing for item in tests]
+
+
+def _rotate_directories(config: pytest.Config) -> None:
+    """Let each process of `pytest -n` begin to collect at another directory.
+
+    Otherwise all of them import the same module at the same time, and in a fresh clone each compiles it.
+    """
+    arguments = [Path(name) for name in config.args]
+    if not all(path.is_dir() for path in arguments):
+        return
+    directories = sorted({str(file.parent) for path in arguments for file in path.rglob("test_*.py")})
+    number, count = (
+        int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")),
+        int(os.environ["PYTEST_XDIST_WORKER_COUNT"]),
+    )
+    first = len(directories) * number // count
+    config.args[:] = directories[first:] + directories[:first]
 
 
 def _check_unit_tests(items: list[pytest.Item]) -> None:
@@ -200,7 +224,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, "numprocesses", None) and not _is_worker(config):
         _templates.append(DatabaseTemplate.create())
         return
-    given = {name: value for name, value in os.environ.items() if name.startswith("MILLRACE_")}
+    if _is_worker(config):
+        _rotate_directories(config)
+    kept = ("MILLRACE_TEST_MODELS",)  # of tests/models
+    given = {name: value for name, value in os.environ.items() if name.startswith("MILLRACE_") and name not in kept}
     for name in given:
         del os.environ[name]  # settings of a platform that runs on this machine do not apply
     template = DatabaseTemplate(Path(given[VARIABLE])) if _is_worker(config) else None

@@ -1,10 +1,10 @@
 """The texts that other packages create in English and that the console translates.
 
 They are the messages of rejected actions and of parsers whose errors forms show, the titles and advice of health
-issues, the descriptions of webhook events, the texts of tenant settings, the reasons why endpoints are disabled and the
-labels of price components.
+issues with the causes of slow replicas, the options that workers refuse, the descriptions of webhook events, the texts
+of tenant settings, the reasons why endpoints are disabled and the labels of price components.
 Values in them become placeholders: `f"{name} exists"` is `%(name)s exists`.
-`make messages` writes them to frontend/locale/backend_texts.json.
+`tools/build_files.py` writes them to frontend/locale/backend_texts.json.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ _ARGUMENTS: dict[str, tuple[int | str, ...]] = {
 }
 # Modules whose errors are shown in forms, and where the texts of their exceptions are.
 _PARSERS = (
-    "billing/pricing/price_book.py",
-    "billing/pricing/price_files.py",
+    "billing/rates/price_book.py",
+    "billing/rates/price_files.py",
     "tenants/routing_policies/answer_pattern.py",
     "tenants/routing_policies/complexity.py",
     "tenants/routing_policies/conditions.py",
     "tenants/routing_policies/policy.py",
     "platform/millrace/client/testing.py",
 )
+_COMPONENTS = "billing/rates/pricing.py"
+# Refused options, and causes of slow replicas with what to do.
+_SUPPORT = "inference_worker/contract/compute_support.py"
 _PARSER_ERRORS = dict.fromkeys(("ValueError", "PatternError", "TestCallFailed"), (0,))
 # Errors of Python's networks and JSON and of msgspec, which the forms of keys and policies show.
 _OF_LIBRARIES = (
@@ -60,29 +63,64 @@ _OF_LIBRARIES = (
     "Unterminated string starting at",
     "Invalid control character at",
 )
-_POSITION = re.compile(r" - at `.*`$")  # of an error in a policy, which the console shows in its own way
+_POSITION = re.compile(r" - at `.*`$")  # place of an error in a policy, which the console shows in its own way
 # Functions that return texts, by the modules they are in.
-_RETURNED = {"processes.py": "describe", "target_checks.py": "message", "tenant_settings.py": "problem"}
+_RETURNED = {
+    "deployments.py": "check_workers",
+    "processes.py": "describe",
+    "target_checks.py": "message",
+    "tenant_settings.py": "problem",
+}
 _MAX_ALTERNATIVES = 12
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s")
 _Scope = ast.Module | ast.FunctionDef
 
 
-def backend_texts(root: Path = ROOT) -> list[str]:
-    """Return the texts of all modules, each once, in the order of the modules."""
-    from billing.pricing.pricing import Component  # not needed to build a wheel
+def modules() -> list[Path]:
+    """Return the modules with texts."""
+    found = [path for directory in DIRECTORIES for path in sorted((ROOT / directory).rglob("*.py"))]
+    others = [ROOT / name for name in (*_PARSERS, _SUPPORT)]
+    return [path for path in dict.fromkeys([*found, *others]) if "migrations" not in path.parts]
 
+
+def backend_texts() -> list[str]:
+    """Return the texts of all modules, each once, in the order of the modules."""
+    sources = {path: path.read_text(encoding="utf-8") for path in modules()}
     found: dict[str, None] = {}
-    for directory in DIRECTORIES:
-        for path in sorted((root / directory).rglob("*.py")):
-            if "migrations" not in path.parts:
-                found |= dict.fromkeys(texts_of(path.read_text(encoding="utf-8"), _RETURNED.get(path.name)))
+    for path, source in sources.items():
+        if path.is_relative_to(ROOT / "platform" / "millrace" / "client") or path == ROOT / _SUPPORT:
+            continue
+        found |= dict.fromkeys(texts_of(source, _RETURNED.get(path.name)))
     for name in _PARSERS:
-        if (root / name).exists():
-            texts = texts_of((root / name).read_text(encoding="utf-8"), arguments=_PARSER_ERRORS)
-            found |= dict.fromkeys(text for text in (_POSITION.sub("", text) for text in texts) if _has_words(text))
-    labels = (text for component in Component for text in (component.label, component.invoice_label))
-    return list(found | dict.fromkeys((*labels, *_OF_LIBRARIES)))
+        texts = texts_of(sources[ROOT / name], arguments=_PARSER_ERRORS)
+        found |= dict.fromkeys(text for text in (_POSITION.sub("", text) for text in texts) if _has_words(text))
+    support = sources[ROOT / _SUPPORT]
+    refusals = texts_of(support, arguments={"RefusedOption": (1,)})
+    others = (*labels_of(sources[ROOT / _COMPONENTS]), *refusals, *causes_of(support), *_OF_LIBRARIES)
+    return list(found | dict.fromkeys(others))
+
+
+def labels_of(source: str) -> list[str]:
+    """Return the labels of the price components: the second and third string of each member of `Component`."""
+    (components,) = (
+        node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "Component"
+    )
+    return [
+        text
+        for member in components.body
+        if isinstance(member, ast.Assign)
+        for text in re.findall(r"'([^']*)'", ast.unparse(member.value))[1:3]
+    ]
+
+
+def causes_of(source: str) -> list[str]:
+    """Return the causes of slow replicas and what to do: the strings of the table `_TEXTS`."""
+    (table,) = (
+        node.value
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "_TEXTS"
+    )
+    return [each.value for each in ast.walk(table) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
 
 
 def texts_of(
@@ -145,7 +183,7 @@ class _Reader:
         if isinstance(node, ast.Constant):
             return [node.value.replace("%", "%%")] if isinstance(node.value, str) else []
         if isinstance(node, ast.JoinedStr):
-            return self._joined(node)
+            return self._join(node)
         if isinstance(node, ast.IfExp):
             return self.texts(node.body) + self.texts(node.orelse)
         if isinstance(node, ast.BoolOp):
@@ -163,7 +201,7 @@ class _Reader:
             return [text for value in returned for text in inner.texts(value)]
         return []
 
-    def _joined(self, node: ast.JoinedStr) -> list[str]:
+    def _join(self, node: ast.JoinedStr) -> list[str]:
         parts: list[list[str]] = []
         for part in node.values:
             if isinstance(part, ast.FormattedValue):
@@ -172,7 +210,10 @@ class _Reader:
                 parts.append(known if any(known) else [_placeholder(part.value)])
             else:
                 parts.append(self.texts(part))
-        return [_numbered("".join(chosen)) for chosen in itertools.islice(itertools.product(*parts), _MAX_ALTERNATIVES)]
+        return [
+            _number_placeholders("".join(chosen))
+            for chosen in itertools.islice(itertools.product(*parts), _MAX_ALTERNATIVES)
+        ]
 
 
 def _placeholder(value: ast.expr) -> str:
@@ -180,7 +221,7 @@ def _placeholder(value: ast.expr) -> str:
     return f"%({words or 'value'})s"
 
 
-def _numbered(text: str) -> str:
+def _number_placeholders(text: str) -> str:
     """Return the text with a different name for each placeholder."""
     seen: dict[str, int] = {}
 

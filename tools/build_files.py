@@ -5,6 +5,7 @@
 - The modules of `millrace.client` with the operations and types of the API, from docs/management-openapi.yaml.
 - The description of the plain commands of `millrace`, from its table and the same document.
 - The compiled translations of the console and the texts of its scripts, from frontend/locale.
+- The texts of other packages that the console translates, from their modules.
 
 `make setup` and the build of a wheel run this. It imports neither Django nor the platform. Files are built only if what
 they are generated from has changed.
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tools import command_table, generate_client, messages
+from tools import backend_texts, command_table, generate_client, messages
 from tools.openapi.formatting import read_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,6 +65,14 @@ def generated_files() -> list[GeneratedFiles]:
             lambda: [command_descriptions(document)],
         ),
     ]
+    found.append(
+        GeneratedFiles(
+            "texts of other packages",
+            (*backend_texts.modules(), Path(backend_texts.__file__)),
+            (messages.BACKEND_TEXTS,),
+            lambda: [messages.backend_file().encode()],
+        )
+    )
     for language, path in messages.catalogs().items():
         found.append(
             GeneratedFiles(
@@ -78,7 +87,7 @@ def generated_files() -> list[GeneratedFiles]:
 
 def client_modules(document: Path) -> dict[str, bytes]:
     """Return the contents of the client's modules by file name."""
-    modules = generate_client.generated(read_yaml(document.read_text(encoding="utf-8")))
+    modules = generate_client.generate(read_yaml(document.read_text(encoding="utf-8")))
     return {name: modules[name].encode() for name in CLIENT_MODULES}
 
 
@@ -91,7 +100,7 @@ def command_descriptions(document: Path) -> bytes:
 
 def _translations(language: str, path: Path) -> tuple[bytes, bytes]:
     catalog = messages.read(path)
-    return messages.compiled(language, catalog), messages.script_file(language, catalog).encode()
+    return messages.compile_catalog(language, catalog), messages.script_file(language, catalog).encode()
 
 
 def build(files: Iterable[GeneratedFiles], state: Path) -> list[str]:

@@ -28,12 +28,11 @@ from typing import Any
 from tools.openapi.formatting import read_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("platform", "tenants", "billing", "frontend", "inference_worker", "kernels", "tools")  # of the product
+PACKAGES = ("platform", "tenants", "billing", "frontend", "inference_worker", "kernels", "tools")
 CHECKED = (*PACKAGES, "benchmarks")
 API_DOCUMENTS = ("openapi.yaml", "management-openapi.yaml")  # in docs
 GENERATED = ROOT / "platform" / "millrace" / "client" / "models.py"
-COMMENTED = ("inference_worker", "kernels")  # packages in which the comments beside names are checked
-_HALF_PHRASE = re.compile(r"# (of|as the next)\b|.*, as the next\b")
+_HALF_PHRASE = re.compile(r"# (of|(by )?which|that|whose|as the next)\b|.*, as the next\b")
 SCREENS = (("frontend", "tenant"), ("frontend", "operator"))
 _SCHEMA = re.compile(r"[A-Z][a-z]+([A-Z][a-z]*|\d+)*")
 _VAGUE_SCHEMA = re.compile(r"^(Patched|Paginated)|(Enum|In|Out|From|By|Made|Whole|Serializer)$")
@@ -46,24 +45,17 @@ class FunctionNames:
     avoid: frozenset[str]
     verbs: frozenset[str]
     exceptions: frozenset[str]
-    unchecked: tuple[str, ...] = ()
 
     @classmethod
     def read(cls) -> FunctionNames:
         """Read the names from `tools/words.toml`."""
         names: dict[str, Any] = tomllib.loads(Path(__file__).with_name("words.toml").read_text("utf-8"))["functions"]
-        return cls(
-            frozenset(names["avoid"]),
-            frozenset(names["verbs"]),
-            frozenset(names["exceptions"]),
-            tuple(names["unchecked"]),
-        )
+        return cls(frozenset(names["avoid"]), frozenset(names["verbs"]), frozenset(names["exceptions"]))
 
     def find_problems(self, path: Path, tree: ast.Module) -> Iterator[str]:
         """Yield a line for each function of a module, given by its path below the root, that has such a name."""
-        if path.parts[0] not in self.unchecked:
-            parts = path.with_suffix("").parts
-            yield from self._find_in(tree, str(path), ".".join(parts[1:] if parts[0] == "platform" else parts))
+        parts = path.with_suffix("").parts
+        yield from self._find_in(tree, str(path), ".".join(parts[1:] if parts[0] == "platform" else parts))
 
     def _find_in(self, node: ast.AST, path: str, place: str) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):
@@ -164,8 +156,7 @@ def find_schema_problems(document: str, names: Iterable[str]) -> list[str]:
 def main() -> int:
     """Print the problems; return 1 if there are any."""
     problems = find_problems(checked_modules(ROOT), ROOT, FunctionNames.read())
-    commented = (path for package in COMMENTED for path in sorted((ROOT / package).rglob("*.py")))
-    problems += find_comment_problems(commented, ROOT)
+    problems += find_comment_problems(checked_modules(ROOT), ROOT)
     for document in API_DOCUMENTS:
         schemas = read_yaml((ROOT / "docs" / document).read_text(encoding="utf-8"))["components"]["schemas"]
         problems += find_schema_problems(document, schemas)

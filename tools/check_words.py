@@ -37,7 +37,7 @@ EXCLUDED_FILES = {"words.toml", "glossary.md", "texts.de.js"}  # the last one is
 QUOTES = ("`", '"', "'")  # a word between two of them is a literal: the Unix user `nobody`
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _NAMES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_KEYS = re.compile(r"[A-Za-z_]\w*(?=: |:$)", re.MULTILINE)  # of YAML
+_KEYS = re.compile(r"[A-Za-z_]\w*(?=: |:$)", re.MULTILINE)  # keys in YAML
 _EXPRESSIONS = re.compile(r"\{[{%].*?[%}]\}", re.DOTALL)
 _STRINGS = {tokenize.STRING, tokenize.COMMENT, getattr(token, "FSTRING_MIDDLE", tokenize.STRING)}
 

@@ -67,7 +67,7 @@ class _Document:
         text = str(schema.get("description", "")).split("\n\n")[0]
         return _Field(type_, tuple(choices), str(merged.get("format", "")), text, is_required)
 
-    def requested(self, operation: ClientOperation) -> dict[str, _Field]:
+    def find_request_fields(self, operation: ClientOperation) -> dict[str, _Field]:
         """Return the fields of a request by the names of the client's arguments."""
         described = self._paths[operation.path][operation.verb.lower()]
         given = [
@@ -85,7 +85,7 @@ class _Document:
         names |= {argument.name: argument.wire for argument in (*operation.query, *operation.body)}
         return {name: fields[wire] for name, wire in names.items() if name != "page_size"}
 
-    def returned(self, operation: ClientOperation) -> dict[str, _Field]:
+    def find_response_fields(self, operation: ClientOperation) -> dict[str, _Field]:
         """Return the fields of the response, or of a list's rows."""
         component = self.components.get(operation.returns.removeprefix("builtins.list[").rstrip("]"), {})
         return {name: self.field(each) for name, each in component.get("properties", {}).items()}
@@ -123,7 +123,7 @@ def _command(
     operation = document.operations.get(path)
     if operation is None:
         raise TableError(f"the client has no method {path}")
-    requested, returned = document.requested(operation), document.returned(operation)
+    requested, returned = document.find_request_fields(operation), document.find_response_fields(operation)
     fixed = given.get("fixed", {})
     arguments = _arguments(operation, requested, given.get("arguments", ()))
     positional = {argument["name"] for argument in arguments}
@@ -143,6 +143,7 @@ def _command(
         "arguments": arguments,
         "options": [_option(key, requested[key], option) for key, option in options.items()],
         "fixed": fixed,
+        "moments": [key for key in options if operation.verb == "GET" and requested[key].format == "date-time"],
     }
     if is_list or (operation.verb == "GET" and "done" not in given):
         described |= {"is_list": is_list, "columns": [_column(returned, column) for column in columns]}
@@ -163,7 +164,7 @@ def _arguments(operation: ClientOperation, requested: dict[str, _Field], named: 
     if unknown := names.keys() - requested.keys():
         raise TableError(f"no parameter {', '.join(sorted(unknown))}")
     return [
-        {"name": name, "title": titles.get(name, ""), **_typed(requested[name], requested[name].choices)}
+        {"name": name, "title": titles.get(name, ""), **_describe_type(requested[name], requested[name].choices)}
         for name in names
     ]
 
@@ -175,7 +176,7 @@ def _option(name: str, field: _Field, given: Mapping[str, Any]) -> dict[str, Any
         raise TableError(f"choices of {name}: {', '.join(map(str, field.choices))}")
     text = given.get("help") or field.help or f"{name.replace('_', ' ').strip().capitalize()}."
     option = {"name": name, "flags": flags or _flags(name, field), "metavar": metavar, "help": text}
-    option |= _typed(field, choices)
+    option |= _describe_type(field, choices)
     if "default" in given:
         option["default"] = given["default"]
     elif field.is_required:
@@ -188,7 +189,7 @@ def _flags(name: str, field: _Field) -> str:
     return f"--{flag}/--no-{flag}" if field.type == "boolean" else f"--{flag}"
 
 
-def _typed(field: _Field, choices: Any) -> dict[str, Any]:
+def _describe_type(field: _Field, choices: Any) -> dict[str, Any]:
     return {"type": field.type} | ({"choices": list(choices)} if choices else {})
 
 
@@ -196,16 +197,17 @@ def _column(returned: dict[str, _Field], text: str) -> list[Any]:
     """Return a column's title, field, format and alignment.
 
     The forms are `field`, `title: field`, `title: field|format` and `title: function()` of the row. A final `>` aligns
-    the column right.
+    the column right. `field.inner` is in an object, and a text unless it has a format.
     """
     title, _, value = text.rpartition(": ")
     name, _, format_ = value.partition("|")
     title = title or name
     if "()" in name:
         return [title, None, name.partition("()")[0], name.endswith(">")]
-    if name not in returned:
-        raise TableError(f"the response has no field {name}")
-    field = returned[name]
+    first, _, inner = name.partition(".")
+    if first not in returned:
+        raise TableError(f"the response has no field {first}")
+    field = _Field("string") if inner else returned[name]
     is_right = field.type in ("integer", "number") if not format_ else format_.endswith(">")
     usual = "moment" if field.format == "date-time" else _FORMATS.get(field.type, "text")
     return [title, name, format_.removesuffix(">") or usual, is_right]

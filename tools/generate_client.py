@@ -156,7 +156,7 @@ def _typed_dict(name: str, component: dict[str, Any], fields: dict[str, str]) ->
     lines = [f"class {name}(TypedDict):"]
     text = component.get("description", "").split("\n\n")[0]
     if text:
-        lines.append(f'    """{_wrapped(text, 4)}"""\n')
+        lines.append(f'    """{_wrap(text, 4)}"""\n')
     for key, typed in fields.items():
         note = f"  # {helps[key]}" if helps[key] else ""
         line = f"    {key}: {typed}"
@@ -262,7 +262,7 @@ def _text(text: str) -> str:
     return text.replace(" CSV with `format=csv`.", "").replace("List inference", "Return inference")
 
 
-def _wrapped(text: str, indent: int) -> str:
+def _wrap(text: str, indent: int) -> str:
     text = " ".join(text.split())
     return textwrap.fill(text, 116 - indent, subsequent_indent=" " * indent, break_long_words=False)
 
@@ -355,8 +355,8 @@ def _optional(typed: str) -> str:
 def _docstring(op: ClientOperation, named: list[Argument]) -> list[str]:
     helps = [(a.name, " ".join(a.help.split()).rstrip(".")) for a in named if a.help]
     if not helps:
-        return [f'        """{_wrapped(op.text, 8)}"""']
-    lines = [f'        """{_wrapped(op.text, 8)}', "", "        Args:"]
+        return [f'        """{_wrap(op.text, 8)}"""']
+    lines = [f'        """{_wrap(op.text, 8)}', "", "        Args:"]
     for name, text in helps:
         wrapped = textwrap.fill(f"{name}: {text}.", 104, subsequent_indent=" " * 16)
         lines.append(f"            {wrapped}")
@@ -386,7 +386,7 @@ def _call(op: ClientOperation, returns: str, prefix: str, is_pager: bool) -> lis
     return _wrapped_call(f'        return cast("{returns}", {call}', given, "))")
 
 
-def generated(schema: dict[str, Any]) -> dict[str, str]:
+def generate(schema: dict[str, Any]) -> dict[str, str]:
     """Return the modules by file name."""
     operations = operations_of(schema)
     flat = [operation for found in operations.values() for operation in found]

@@ -62,7 +62,7 @@ def _endpoints() -> list[_Endpoint]:
 def _names(endpoint: _Endpoint) -> set[str]:
     """Return the endpoint's own and documented parameters, and those of vLLM's that it refuses."""
     fields = {field.name for field in msgspec.structs.fields(endpoint.body)}
-    names = fields | _documented(endpoint.vendor, endpoint.schema)
+    names = fields | _read_fields(endpoint.vendor, endpoint.schema)
     if "guided_json" in fields:
         names |= {name for name in endpoint.no_op if name not in _everywhere(endpoint.vendor)}
     return names
@@ -87,15 +87,15 @@ def _schemas(vendor: str) -> dict[str, Any]:
     return dict(json.loads(text)["components"]["schemas"])
 
 
-def _documented(vendor: str, schema: str) -> set[str]:
+def _read_fields(vendor: str, schema: str) -> set[str]:
     found = _schemas(vendor)[schema]
     names: set[str] = set()
     for part in (found, *found.get("allOf", ())):
         names.update(part.get("properties", {}))
         if "$ref" in part:
-            names |= _documented(vendor, part["$ref"].rpartition("/")[2])
+            names |= _read_fields(vendor, part["$ref"].rpartition("/")[2])
     return names
 
 
 def _everywhere(vendor: str) -> set[str]:
-    return set().union(*(_documented(vendor, schema) for schema in _schemas(vendor) if schema.startswith("Create")))
+    return set().union(*(_read_fields(vendor, schema) for schema in _schemas(vendor) if schema.startswith("Create")))

@@ -112,6 +112,17 @@ def _metric_row(name: str, kind: str, labels: Sequence[str], text: str) -> str:
     return f"| `{name}{suffix}` | {kind} | {', '.join(f'`{label}`' for label in labels)} | {text} |"
 
 
+def price_components_table() -> str:
+    """Return the table of the components of prices."""
+    from billing.rates.pricing import Component
+
+    rows = (
+        f"| `{component}` | {component.invoice_label} | million {component.unit} | {'yes' * component.is_optional} |"
+        for component in Component
+    )
+    return _table(["component", "on invoices", "price of a", "optional"], rows)
+
+
 def event_types_table() -> str:
     """Return the table of the types of webhook events."""
     from tenants.webhooks.event_types import EVENT_TYPES
@@ -181,6 +192,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "gateway-metrics": lambda: metrics_tables()["gateway"],
     "operations": operations_tables,
     "parameters": _parameters,
+    "price-components": price_components_table,
     "replica-metrics": lambda: metrics_tables()["replica"],
     "screens": _screens,
     "settings": _settings,

@@ -44,7 +44,7 @@ _UV_VARIABLES = {
     "cert": "SSL_CERT_FILE",
     "proxy": "HTTPS_PROXY",
 }
-_SECTIONS = ("global", "install", ":env:")  # of pip's configuration; later ones take precedence
+_SECTIONS = ("global", "install", ":env:")  # sections of pip's configuration; later ones take precedence
 
 
 class InstallationFailed(Exception):

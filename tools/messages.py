@@ -1,8 +1,7 @@
 """The translations of the console: extracts the texts of templates, modules and scripts, and compiles the catalogs.
 
 `python -m tools.messages` adds new texts to frontend/locale/*/LC_MESSAGES/django.po with empty translations, and
-removes those that are no longer used. It also writes the texts of other packages (`tools.backend_texts`) to
-frontend/locale/backend_texts.json. With `--check` it changes nothing and fails if something is missing.
+removes those that are no longer used. With `--check` it changes nothing and fails if something is missing.
 `tools.build_files` compiles the catalogs to django.mo, and writes the translations of scripts to
 frontend/static/frontend/texts.*.js. It needs no gettext on the machine.
 """
@@ -176,19 +175,19 @@ def read(path: Path) -> Catalog:
 
 def write(path: Path, language: str, catalog: Catalog) -> None:
     """Write a catalog as a PO file."""
-    parts = [f'msgid ""\nmsgstr {_quoted(HEADER.format(language))}\n']
+    parts = [f'msgid ""\nmsgstr {_quote(HEADER.format(language))}\n']
     for (text, plural), translated in catalog.items():
-        lines = [f"msgid {_quoted(text)}"]
+        lines = [f"msgid {_quote(text)}"]
         if plural:
-            lines.append(f"msgid_plural {_quoted(plural)}")
-            lines += [f"msgstr[{number}] {_quoted(one)}" for number, one in enumerate(translated)]
+            lines.append(f"msgid_plural {_quote(plural)}")
+            lines += [f"msgstr[{number}] {_quote(one)}" for number, one in enumerate(translated)]
         else:
-            lines.append(f"msgstr {_quoted(translated[0])}")
+            lines.append(f"msgstr {_quote(translated[0])}")
         parts.append("\n".join(lines) + "\n")
     path.write_text("\n".join(parts), encoding="utf-8")
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -203,12 +202,12 @@ def backend_file() -> str:
     return f"{json.dumps(backend_texts(), ensure_ascii=False, indent=0)}\n"
 
 
-def merged(texts: list[Message], known: Catalog) -> Catalog:
+def merge(texts: list[Message], known: Catalog) -> Catalog:
     """Return a catalog with exactly these texts, and the translations that are known."""
     return {text: known.get(text, ("", "") if text[1] else ("",)) for text in texts}
 
 
-def compiled(language: str, catalog: Catalog) -> bytes:
+def compile_catalog(language: str, catalog: Catalog) -> bytes:
     """Return a catalog as an MO file. Texts without a translation are left out, so that English is shown."""
     rows = [("", HEADER.format(language))]
     for (text, plural), translated in catalog.items():
@@ -254,14 +253,10 @@ def main() -> int:
     check = parser.parse_args().check
     texts, found = all_texts(), []
     for language, path in catalogs().items():
-        catalog = read(path) if check else merged(texts, read(path))
+        catalog = read(path) if check else merge(texts, read(path))
         found += [f"{language}: {problem}" for problem in problems(texts, catalog)]
         if not check:
             write(path, language, catalog)
-    if not check:
-        BACKEND_TEXTS.write_text(backend_file(), encoding="utf-8")
-    elif BACKEND_TEXTS.read_text(encoding="utf-8") != backend_file():
-        found.append(f"{BACKEND_TEXTS.name} is not up to date; run `make messages`")
     sys.stdout.write("".join(f"{problem}\n" for problem in found))
     return 1 if found else 0
 

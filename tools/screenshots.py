@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "docs" / "screenshots"
 BUILT = ROOT / "build" / "screenshots"
-STORED_NAMES = (  # of README.md, docs/tutorials/console-tour.md and docs/reference/sketches.md
+STORED_NAMES = (  # pictures in README.md, docs/tutorials/console-tour.md and docs/reference/sketches.md
     "budgets-dark-1440",
     "invoices-detail-light-1440",
     "operator-fleet-light-1440",

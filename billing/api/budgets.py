@@ -13,17 +13,17 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.actions.budgets import (
+from billing.budgets.budgets import (
     MAX_THRESHOLD_PERCENT,
     MAX_THRESHOLDS,
     do_change_budget,
     do_make_budget,
     do_remove_budget,
 )
-from billing.amounts import MAX_BUDGET, MILLIONTHS, whole_units
+from billing.currencies.amounts import MAX_BUDGET, MILLIONTHS, whole_units
 from billing.models import Budget, BudgetPeriod
 from billing.models.budgets import current_periods
-from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.idempotency import idempotent
 from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
 from tenants.api.views import TenantView, check_query, validate_body
 from tenants.models import ApiKey, Membership, Project
@@ -172,9 +172,7 @@ def _respond_saved(view: TenantView, budget: Budget, status: int) -> Response:
     return Response(fields, status=status)
 
 
-@extend_schema(tags=["budgets"])
 class Budgets(TenantView):
-    serializer_class = BudgetSerializer
     permissions: ClassVar = {"GET": Permission.LIMITS_READ, "POST": Permission.LIMITS_WRITE}
 
     @extend_schema(operation_id="budgets", parameters=[BudgetQuery], responses=BudgetSerializer(many=True))
@@ -185,12 +183,7 @@ class Budgets(TenantView):
             page = self.paginate_queryset(self.rows(Budget).filter(**query.filters()).order_by("-pk"))
             return self.get_paginated_response(_out(list(page or [])))
 
-    @extend_schema(
-        operation_id="budgets_make",
-        parameters=[HEADER],
-        request=BudgetCreateSerializer,
-        responses={201: SavedBudgetSerializer},
-    )
+    @extend_schema(operation_id="budgets_make", request=BudgetCreateSerializer, responses={201: SavedBudgetSerializer})
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a budget. Earlier usage does not count."""
@@ -216,7 +209,6 @@ class Budgets(TenantView):
         return row
 
 
-@extend_schema(tags=["budgets"])
 class BudgetDetail(TenantView):
     serializer_class = BudgetSerializer
     permissions: ClassVar = {

@@ -10,20 +10,20 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from billing.actions.costs import CostChange
-from billing.amounts import NANO_DIGITS, decimal
 from billing.api.price_serializers import (
     IMPORT_FILE_TYPES,
     MAX_FILE_CHARACTERS,
     ImportOmissionsSerializer,
     PriceSerializer,
 )
+from billing.api.usage_serializers import usd
+from billing.costs.cost_cards import CostChange
 from billing.costs.margin import GROUPS, Group, MarginQuery, MarginRow, month_of
 from billing.costs.provider_exports import Difference, ProviderCounts
+from billing.currencies.amounts import NANO_DIGITS, decimal
 from billing.models import ExecutionCost
-from billing.pricing.price_book import MAX_NAME_LENGTH
-from billing.pricing.pricing import NO_END
-from billing.serializers import usd
+from billing.rates.price_book import MAX_NAME_LENGTH
+from billing.rates.pricing import NO_END
 from inference_worker.contract.request import TOKEN_CLASSES
 from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
 

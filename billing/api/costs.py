@@ -12,19 +12,19 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.actions.costs import deployment_prices, do_import_costs
-from billing.amounts import FEMTO_A_NANO
 from billing.api import cost_serializers as s
+from billing.api.usage import CsvRenderer, NewestEvents
+from billing.api.usage_serializers import usd
+from billing.costs.cost_cards import deployment_prices, do_import_costs
 from billing.costs.margin import MAX_ROWS, execution_costs, margins, revenues, total
 from billing.costs.provider_exports import ExportComparison, compare, read_export
+from billing.currencies.amounts import FEMTO_A_NANO
 from billing.metering.usage import TooManyRows
 from billing.models import CostCard, DailyCost, ExecutionCost, SpendReservation
-from billing.pricing.price_book import NewPrice, ranges_of
-from billing.pricing.price_files import Imported, read_csv, read_public
-from billing.pricing.pricing import Tier
-from billing.serializers import usd
-from billing.views import CsvRenderer, NewestEvents
-from tenants.api.idempotency import HEADER, idempotent
+from billing.rates.price_book import NewPrice, ranges_of
+from billing.rates.price_files import Imported, read_csv, read_public
+from billing.rates.pricing import Tier
+from tenants.api.idempotency import idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.serializers import Query
 from tenants.api.views import check_query, validate_body
@@ -33,9 +33,7 @@ from tenants.models import Tenant
 MAX_DIFFERENCES = 1000  # in a response
 
 
-@extend_schema(tags=["operators"])
 class CostCardsView(OperatorView):
-    serializer_class = s.CostCardSerializer
     pagination_class = None
 
     @extend_schema(operation_id="operator_costs", responses=s.CostCardSerializer(many=True))
@@ -67,16 +65,10 @@ def _card(card: CostCard) -> dict[str, Any]:
     return fields | {"prices": prices}
 
 
-@extend_schema(tags=["operators"])
 class CostImport(OperatorView):
     serializer_class = s.CostImportSerializer
 
-    @extend_schema(
-        operation_id="operator_costs_import",
-        parameters=[HEADER],
-        request=s.CostImportCreateSerializer,
-        responses=s.CostImportSerializer,
-    )
+    @extend_schema(operation_id="operator_costs_import", request=s.CostImportCreateSerializer)
     @idempotent
     def post(self, request: Request) -> Response:
         """Set what deployments cost the operator, from the public price file (`json`) or a CSV of prices, and return
@@ -103,13 +95,12 @@ class CostImport(OperatorView):
         return Response(s.CostImportSerializer({"changes": changes, "left_out": imported, "dry_run": dry_run}).data)
 
 
-@extend_schema(tags=["operators"])
 class Margins(OperatorView):
     serializer_class = s.MarginReportSerializer
     pagination_class = None
     renderer_classes = (JSONRenderer, CsvRenderer)
 
-    @extend_schema(operation_id="operator_margins", parameters=[s.MarginsQuery], responses=s.MarginReportSerializer)
+    @extend_schema(operation_id="operator_margins", parameters=[s.MarginsQuery])
     def get(self, request: Request) -> Response:
         """Return revenue, cost and margin by month, tenant and deployment. CSV with `format=csv`."""
         query = check_query(s.MarginsQuery, request).margin_query()
@@ -125,9 +116,7 @@ class Margins(OperatorView):
         return Response(s.MarginReportSerializer(found, context={"slugs": slugs}).data)
 
 
-@extend_schema(tags=["operators"])
 class ExecutionCosts(OperatorView):
-    serializer_class = s.ExecutionCostSerializer
     pagination_class = NewestEvents
     renderer_classes = (JSONRenderer, CsvRenderer)
 
@@ -148,9 +137,7 @@ class ExecutionCosts(OperatorView):
         return self.get_paginated_response(s.ExecutionCostSerializer(page, many=True, context=context).data)
 
 
-@extend_schema(tags=["operators"])
 class Spend(OperatorView):
-    serializer_class = s.CredentialSpendSerializer
     pagination_class = None
 
     @extend_schema(
@@ -183,7 +170,6 @@ class Spend(OperatorView):
         return Response(s.CredentialSpendSerializer(found, many=True).data)
 
 
-@extend_schema(tags=["operators"])
 class ProviderExports(OperatorView):
     serializer_class = s.ProviderExportComparisonSerializer
     comparison: ExportComparison
@@ -197,12 +183,7 @@ class ProviderExports(OperatorView):
             raise exceptions.ValidationError({"content": [str(exc)]}) from exc
         self.comparison = compare(export, fields.get("models"), apply=fields["apply"])
 
-    @extend_schema(
-        operation_id="operator_provider_exports",
-        parameters=[HEADER],
-        request=s.ProviderExportComparisonCreateSerializer,
-        responses=s.ProviderExportComparisonSerializer,
-    )
+    @extend_schema(operation_id="operator_provider_exports", request=s.ProviderExportComparisonCreateSerializer)
     @idempotent
     def post(self, request: Request) -> Response:
         """Compare a provider's usage export with the booked executions, by day and model and by request. With `apply`,

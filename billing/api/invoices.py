@@ -11,16 +11,16 @@ from rest_framework import exceptions
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.actions.matching import sum_outstanding
 from billing.api import serializers as s
+from billing.api.usage import NewestEvents
+from billing.api.usage_serializers import UsageEventSerializer
 from billing.invoicing import checks, document
 from billing.invoicing.exports import as_csv, html
 from billing.invoicing.files import stored_pdf
 from billing.invoicing.lines import events_of, lines_of
+from billing.ledger.matching import sum_outstanding
 from billing.metering.archives import require_usage
 from billing.models import Invoice, InvoiceLine, Price
-from billing.serializers import UsageEventSerializer
-from billing.views import NewestEvents
 from tenants.api.serializers import Query
 from tenants.api.views import TenantView, check_query
 from tenants.isolation.db_roles import BypassReason
@@ -50,9 +50,7 @@ def _find_invoice(pk: int) -> Invoice:
     return Invoice.objects.all_tenants().select_related("entity", *_RELATED).get(pk=pk)
 
 
-@extend_schema(tags=["invoices"])
 class Invoices(TenantView):
-    serializer_class = s.InvoiceSerializer
     permissions: ClassVar = {"GET": Permission.BILLING_READ}
 
     @extend_schema(operation_id="invoices", parameters=[s.InvoiceQuery], responses=s.InvoiceSerializer(many=True))
@@ -65,7 +63,6 @@ class Invoices(TenantView):
             )
 
 
-@extend_schema(tags=["invoices"])
 class InvoiceDetail(_InvoiceView):
     serializer_class = s.InvoiceDetailSerializer
 
@@ -79,7 +76,6 @@ class InvoiceDetail(_InvoiceView):
         return Response(s.InvoiceDetailSerializer({**whole, "document": shown}).data)
 
 
-@extend_schema(tags=["invoices"])
 class InvoicePdf(_InvoiceView):
     @extend_schema(operation_id="invoice_pdf", responses={(200, "application/pdf"): OpenApiTypes.BINARY})
     def get(self, request: Request, pk: int) -> HttpResponse:
@@ -94,7 +90,6 @@ class InvoicePdf(_InvoiceView):
         return answer
 
 
-@extend_schema(tags=["invoices"])
 class InvoiceHtml(_InvoiceView):
     @extend_schema(operation_id="invoice_html", responses={(200, "text/html"): OpenApiTypes.STR})
     def get(self, request: Request, pk: int) -> HttpResponse:
@@ -102,7 +97,6 @@ class InvoiceHtml(_InvoiceView):
         return HttpResponse(html(self.document(pk)[1]))
 
 
-@extend_schema(tags=["invoices"])
 class InvoiceCsv(_InvoiceView):
     @extend_schema(operation_id="invoice_csv", responses={(200, "text/csv"): OpenApiTypes.STR})
     def get(self, request: Request, pk: int) -> HttpResponse:
@@ -113,9 +107,7 @@ class InvoiceCsv(_InvoiceView):
         return answer
 
 
-@extend_schema(tags=["invoices"])
 class InvoiceEvents(_InvoiceView):
-    serializer_class = UsageEventSerializer
     pagination_class = NewestEvents
 
     @extend_schema(operation_id="invoice_events", parameters=[s.LineQuery], responses=UsageEventSerializer(many=True))
@@ -134,7 +126,6 @@ class InvoiceEvents(_InvoiceView):
             return self.get_paginated_response(UsageEventSerializer(page, many=True, context={"prices": prices}).data)
 
 
-@extend_schema(tags=["invoices"])
 class InvoiceCheck(_InvoiceView):
     serializer_class = s.InvoiceCheckSerializer
 

@@ -10,16 +10,16 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from billing.actions.credits import with_rest
-from billing.actions.payment_events import do_record_event
-from billing.actions.setup import do_set_profile
-from billing.actions.top_ups import do_start_payment, do_start_top_up
 from billing.api import serializers as s
+from billing.invoicing.setup import do_set_profile
+from billing.ledger.credits import with_rest
 from billing.models import BillingProfile, Commitment, CreditGrant, Invoice, LedgerEntry, Payment
 from billing.payments import NotGenuine, Unreadable
+from billing.payments.events import do_record_event
 from billing.payments.providers import by_webhook
+from billing.payments.top_ups import do_start_payment, do_start_top_up
 from billing.pricing.currencies import currency_of
-from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.idempotency import idempotent
 from tenants.api.serializers import Query
 from tenants.api.views import TenantView, check_query, validate_body
 from tenants.isolation.db_roles import BypassReason
@@ -27,7 +27,6 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.permissions import Permission
 
 
-@extend_schema(tags=["billing"])
 class Profile(TenantView):
     serializer_class = s.BillingProfileSerializer
     permissions: ClassVar = {"GET": Permission.BILLING_READ, "PATCH": Permission.BILLING_WRITE}
@@ -52,7 +51,6 @@ class Profile(TenantView):
         )
 
 
-@extend_schema(tags=["billing"])
 class Currency(TenantView):
     serializer_class = s.BillingCurrencySerializer
     permissions: ClassVar = {"GET": Permission.TENANT_READ}
@@ -67,7 +65,6 @@ class Currency(TenantView):
 
 @extend_schema(tags=["billing"])
 class Credits(TenantView):
-    serializer_class = s.CreditGrantSerializer
     permissions: ClassVar = {"GET": Permission.BILLING_READ}
 
     @extend_schema(operation_id="credits", parameters=[Query], responses=s.CreditGrantSerializer(many=True))
@@ -80,7 +77,6 @@ class Credits(TenantView):
 
 @extend_schema(tags=["billing"])
 class Commitments(TenantView):
-    serializer_class = s.CommitmentSerializer
     permissions: ClassVar = {"GET": Permission.BILLING_READ}
 
     @extend_schema(operation_id="commitments", parameters=[Query], responses=s.CommitmentSerializer(many=True))
@@ -93,7 +89,6 @@ class Commitments(TenantView):
 
 @extend_schema(tags=["billing"])
 class Payments(TenantView):
-    serializer_class = s.PaymentSerializer
     permissions: ClassVar = {"GET": Permission.BILLING_READ}
 
     @extend_schema(operation_id="payments", parameters=[Query], responses=s.PaymentSerializer(many=True))
@@ -104,17 +99,10 @@ class Payments(TenantView):
             return self.page(self.rows(Payment).select_related("invoice"), s.PaymentSerializer)
 
 
-@extend_schema(tags=["billing"])
 class TopUps(TenantView):
-    serializer_class = s.HostedPageSerializer
     permissions: ClassVar = {"POST": Permission.BILLING_WRITE}
 
-    @extend_schema(
-        operation_id="top_up",
-        parameters=[HEADER],
-        request=s.TopUpCreateSerializer,
-        responses={201: s.HostedPageSerializer},
-    )
+    @extend_schema(operation_id="top_up", request=s.TopUpCreateSerializer, responses={201: s.HostedPageSerializer})
     @idempotent
     def post(self, request: Request) -> Response:
         """Create a page of the payment provider on which you buy prepaid credit."""
@@ -125,12 +113,9 @@ class TopUps(TenantView):
 
 @extend_schema(tags=["billing"])
 class InvoicePayment(TenantView):
-    serializer_class = s.HostedPageSerializer
     permissions: ClassVar = {"POST": Permission.BILLING_WRITE}
 
-    @extend_schema(
-        operation_id="invoice_pay", parameters=[HEADER], request=None, responses={201: s.HostedPageSerializer}
-    )
+    @extend_schema(operation_id="invoice_pay", request=None, responses={201: s.HostedPageSerializer})
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Create a page of the payment provider on which you pay what is outstanding on an invoice."""
@@ -140,7 +125,6 @@ class InvoicePayment(TenantView):
 
 @extend_schema(tags=["billing"])
 class Ledger(TenantView):
-    serializer_class = s.LedgerEntrySerializer
     permissions: ClassVar = {"GET": Permission.BILLING_READ}
 
     @extend_schema(operation_id="ledger", parameters=[Query], responses=s.LedgerEntrySerializer(many=True))

@@ -11,20 +11,20 @@ from rest_framework import exceptions
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.actions import setup
-from billing.actions.corrections import do_issue_credit_note, do_void, do_write_off
-from billing.actions.credits import do_commit, do_grant_credit, with_rest
-from billing.actions.drafts import do_close_period, do_draft
-from billing.actions.invoices import do_finalize
-from billing.actions.payment_events import do_dismiss_event
-from billing.actions.payments import Received, do_record_payment
-from billing.actions.purchases import do_sell_credit
 from billing.api import serializers as s
+from billing.invoicing import setup
+from billing.invoicing.corrections import do_issue_credit_note, do_void, do_write_off
+from billing.invoicing.drafts import do_close_period, do_draft
+from billing.invoicing.finalizing import do_finalize
+from billing.invoicing.purchases import do_sell_credit
+from billing.ledger.credits import do_commit, do_grant_credit, with_rest
 from billing.models import BillingEntity, CreditGrant, ExchangeRate, Invoice, PaymentEvent, Period, TaxRule
-from tenants.api.idempotency import HEADER, idempotent
+from billing.payments.events import do_dismiss_event
+from billing.payments.recording import Received, do_record_payment
+from tenants.api.idempotency import idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.serializers import Query
-from tenants.api.views import check_query, validate_body
+from tenants.api.views import check_query, find_first, validate_body
 
 M = TypeVar("M", bound=Model)
 
@@ -39,25 +39,19 @@ class MoneyView(OperatorView):
             NotFound: there is none such.
         """
         with self.scope():
-            selected = rows.filter(pk=pk).first()
-        if selected is None:
-            raise exceptions.NotFound
-        return selected
+            return find_first(rows.filter(pk=pk))
 
     def page(self, rows: QuerySet[Any], out: Any, query: type[Query] = Query) -> Response:
         check_query(query, self.request)
         with self.scope():
-            return self.get_paginated_response(out(self.paginate_queryset(rows) or [], many=True).data)
+            return super().page(rows, out)
 
     def invoice(self, pk: int) -> Invoice:
         with self.scope():
             return self.row(Invoice.objects.all_tenants().select_related("period", "refers_to"), pk)
 
 
-@extend_schema(tags=["operators"])
 class Entities(MoneyView):
-    serializer_class = s.BillingEntitySerializer
-
     @extend_schema(operation_id="operator_entities", parameters=[Query], responses=s.BillingEntitySerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the billing entities."""
@@ -65,7 +59,6 @@ class Entities(MoneyView):
 
     @extend_schema(
         operation_id="operator_entities_add",
-        parameters=[HEADER],
         request=s.BillingEntityCreateSerializer,
         responses={201: s.BillingEntitySerializer},
     )
@@ -77,7 +70,6 @@ class Entities(MoneyView):
         return Response(s.BillingEntitySerializer(setup.do_add_entity(**fields)).data, status=201)
 
 
-@extend_schema(tags=["operators"])
 class EntityOne(MoneyView):
     serializer_class = s.BillingEntitySerializer
 
@@ -90,20 +82,14 @@ class EntityOne(MoneyView):
         return Response(s.BillingEntitySerializer(setup.do_change_entity(entity, **fields)).data)
 
 
-@extend_schema(tags=["operators"])
 class TaxRules(MoneyView):
-    serializer_class = s.TaxRuleSerializer
-
     @extend_schema(operation_id="operator_tax_rules", parameters=[Query], responses=s.TaxRuleSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the tax rules."""
         return self.page(TaxRule.objects.select_related("entity"), s.TaxRuleSerializer)
 
     @extend_schema(
-        operation_id="operator_tax_rules_add",
-        parameters=[HEADER],
-        request=s.TaxRuleCreateSerializer,
-        responses={201: s.TaxRuleSerializer},
+        operation_id="operator_tax_rules_add", request=s.TaxRuleCreateSerializer, responses={201: s.TaxRuleSerializer}
     )
     @idempotent
     def post(self, request: Request) -> Response:
@@ -117,10 +103,7 @@ class TaxRules(MoneyView):
             )
 
 
-@extend_schema(tags=["operators"])
 class ExchangeRates(MoneyView):
-    serializer_class = s.ExchangeRateSerializer
-
     @extend_schema(
         operation_id="operator_exchange_rates", parameters=[Query], responses=s.ExchangeRateSerializer(many=True)
     )
@@ -130,7 +113,6 @@ class ExchangeRates(MoneyView):
 
     @extend_schema(
         operation_id="operator_exchange_rates_add",
-        parameters=[HEADER],
         request=s.ExchangeRateCreateSerializer,
         responses={201: s.ExchangeRateSerializer},
     )
@@ -142,23 +124,17 @@ class ExchangeRates(MoneyView):
         return Response(s.ExchangeRateSerializer(setup.do_add_exchange_rate(**fields)).data, status=201)
 
 
-@extend_schema(tags=["operators"])
 class Periods(MoneyView):
-    serializer_class = s.BillingPeriodSerializer
-
     @extend_schema(operation_id="operator_periods", parameters=[Query], responses=s.BillingPeriodSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the billing periods of every entity, with the times of closing and invoicing."""
         return self.page(Period.objects.select_related("entity"), s.BillingPeriodSerializer)
 
 
-@extend_schema(tags=["operators"])
 class PeriodClose(MoneyView):
     serializer_class = s.BillingPeriodSerializer
 
-    @extend_schema(
-        operation_id="operator_period_close", parameters=[HEADER], request=None, responses=s.BillingPeriodSerializer
-    )
+    @extend_schema(operation_id="operator_period_close", request=None)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Close a billing period that is over. Later usage goes to the next one."""
@@ -166,14 +142,11 @@ class PeriodClose(MoneyView):
         return Response(s.BillingPeriodSerializer(self.row(Period.objects.select_related("entity"), pk)).data)
 
 
-@extend_schema(tags=["operators"])
 class TenantInvoices(MoneyView):
-    serializer_class = s.InvoiceSerializer
     pagination_class = None
 
     @extend_schema(
         operation_id="operator_tenant_draft",
-        parameters=[HEADER],
         request=s.InvoiceDraftCreateSerializer,
         responses=s.InvoiceSerializer(many=True),
     )
@@ -187,13 +160,9 @@ class TenantInvoices(MoneyView):
         return Response(s.InvoiceSerializer(drafts, many=True).data)
 
 
-@extend_schema(tags=["operators"])
 class TenantCredits(MoneyView):
-    serializer_class = s.CreditGrantSerializer
-
     @extend_schema(
         operation_id="operator_tenant_credit",
-        parameters=[HEADER],
         request=s.CreditGrantCreateSerializer,
         responses={201: s.CreditGrantSerializer},
     )
@@ -211,13 +180,9 @@ class TenantCredits(MoneyView):
         return Response(s.CreditGrantSerializer(shown).data, status=201)
 
 
-@extend_schema(tags=["operators"])
 class TenantCommitments(MoneyView):
-    serializer_class = s.CommitmentSerializer
-
     @extend_schema(
         operation_id="operator_tenant_commitment",
-        parameters=[HEADER],
         request=s.CommitmentCreateSerializer,
         responses={201: s.CommitmentSerializer},
     )
@@ -232,15 +197,9 @@ class TenantCommitments(MoneyView):
         )
 
 
-@extend_schema(tags=["operators"])
 class TenantPayments(MoneyView):
-    serializer_class = s.PaymentSerializer
-
     @extend_schema(
-        operation_id="operator_tenant_payment",
-        parameters=[HEADER],
-        request=s.PaymentCreateSerializer,
-        responses={201: s.PaymentSerializer},
+        operation_id="operator_tenant_payment", request=s.PaymentCreateSerializer, responses={201: s.PaymentSerializer}
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
@@ -251,10 +210,7 @@ class TenantPayments(MoneyView):
         return Response(s.PaymentSerializer(payment).data, status=201)
 
 
-@extend_schema(tags=["operators"])
 class PaymentEvents(MoneyView):
-    serializer_class = s.PaymentEventSerializer
-
     @extend_schema(
         operation_id="operator_payment_events",
         parameters=[s.PaymentEventQuery],
@@ -266,16 +222,10 @@ class PaymentEvents(MoneyView):
         return self.page(PaymentEvent.objects.filter(**query.filters()), s.PaymentEventSerializer, s.PaymentEventQuery)
 
 
-@extend_schema(tags=["operators"])
 class TenantEntity(MoneyView):
     serializer_class = s.BillingProfileSerializer
 
-    @extend_schema(
-        operation_id="operator_tenant_entity",
-        parameters=[HEADER],
-        request=s.BillingEntityAssignmentSerializer,
-        responses=s.BillingProfileSerializer,
-    )
+    @extend_schema(operation_id="operator_tenant_entity", request=s.BillingEntityAssignmentSerializer)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Assign another billing entity to a tenant without usage."""
@@ -290,13 +240,10 @@ class TenantEntity(MoneyView):
 ACTIONS: dict[str, Callable[[Invoice, str], Invoice]] = {"void": do_void, "write-off": do_write_off}
 
 
-@extend_schema(tags=["operators"])
 class InvoiceFinalize(MoneyView):
     serializer_class = s.InvoiceSerializer
 
-    @extend_schema(
-        operation_id="operator_invoice_finalize", parameters=[HEADER], request=None, responses=s.InvoiceSerializer
-    )
+    @extend_schema(operation_id="operator_invoice_finalize", request=None)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Finalize a draft."""
@@ -304,7 +251,6 @@ class InvoiceFinalize(MoneyView):
         return Response(s.InvoiceSerializer(self.invoice(pk)).data)
 
 
-@extend_schema(tags=["operators"])
 class InvoiceActionView(MoneyView):
     action_name: ClassVar[str] = ""
     action_texts: ClassVar[dict[str, str]] = {
@@ -313,20 +259,16 @@ class InvoiceActionView(MoneyView):
     }
     serializer_class = s.InvoiceSerializer
 
-    @extend_schema(parameters=[HEADER], request=s.ActionReasonSerializer, responses=s.InvoiceSerializer)
+    @extend_schema(request=s.ActionReasonSerializer)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         ACTIONS[self.action_name](self.invoice(pk), validate_body(s.ActionReasonSerializer, request.data)["reason"])
         return Response(s.InvoiceSerializer(self.invoice(pk)).data)
 
 
-@extend_schema(tags=["operators"])
 class InvoiceCreditNotes(MoneyView):
-    serializer_class = s.InvoiceSerializer
-
     @extend_schema(
         operation_id="operator_invoice_credit",
-        parameters=[HEADER],
         request=s.InvoiceNoteCreateSerializer,
         responses={201: s.InvoiceSerializer},
     )
@@ -339,16 +281,10 @@ class InvoiceCreditNotes(MoneyView):
         return Response(s.InvoiceSerializer(self.invoice(note.pk)).data, status=201)
 
 
-@extend_schema(tags=["operators"])
 class TenantPrepaid(MoneyView):
     serializer_class = s.BillingProfileSerializer
 
-    @extend_schema(
-        operation_id="operator_tenant_prepaid",
-        parameters=[HEADER],
-        request=s.PrepaymentUpdateSerializer,
-        responses=s.BillingProfileSerializer,
-    )
+    @extend_schema(operation_id="operator_tenant_prepaid", request=s.PrepaymentUpdateSerializer)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Start or stop limiting a tenant's requests to its prepaid balance."""
@@ -356,16 +292,10 @@ class TenantPrepaid(MoneyView):
         return Response(s.BillingProfileSerializer(setup.do_set_prepaid(tenant, is_prepaid=fields["is_prepaid"])).data)
 
 
-@extend_schema(tags=["operators"])
 class PaymentEventDismiss(MoneyView):
     serializer_class = s.PaymentEventSerializer
 
-    @extend_schema(
-        operation_id="operator_payment_event_dismiss",
-        parameters=[HEADER],
-        request=None,
-        responses=s.PaymentEventSerializer,
-    )
+    @extend_schema(operation_id="operator_payment_event_dismiss", request=None)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Dismiss a failed payment event that was handled manually. Its health issue is resolved."""

@@ -8,13 +8,13 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from billing.amounts import NANO_DIGITS, decimal
-from billing.iso_codes import CURRENCY_CODES
+from billing.api.usage_serializers import InstantField, usd
+from billing.currencies.amounts import NANO_DIGITS, decimal
+from billing.currencies.iso_codes import CURRENCY_CODES
 from billing.models import PriceBook, PriceVersion
-from billing.pricing.price_book import MAX_NAME_LENGTH, MAX_ZONE_LENGTH, nano_per_million, parse
-from billing.pricing.price_files import minute, weekdays, weekdays_text
-from billing.pricing.pricing import MINUTES_A_DAY, NO_END, UTC_ZONE, Component, Tier
-from billing.serializers import InstantField, usd
+from billing.rates.price_book import MAX_NAME_LENGTH, MAX_ZONE_LENGTH, nano_per_million, parse
+from billing.rates.price_files import minute, weekdays, weekdays_text
+from billing.rates.pricing import MINUTES_A_DAY, NO_END, UTC_ZONE, Component, Tier
 from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
 
 SERVICE_TIERS = [tier.value for tier in Tier]

@@ -9,19 +9,19 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.actions.metered import do_record_metered_usage
-from billing.actions.price_terms import do_add_price_term, do_end_price_term
-from billing.amounts import MAX_CENTS, NANO_DIGITS, PPM, decimal
 from billing.api.operators import MoneyView
 from billing.api.price_serializers import COMPONENTS, SERVICE_TIERS, DecimalText, NestedPart
 from billing.api.serializers import MONTH
+from billing.api.usage_serializers import usd
+from billing.currencies.amounts import MAX_CENTS, NANO_DIGITS, PPM, decimal
+from billing.invoicing.price_terms import do_add_price_term, do_end_price_term
+from billing.metering.metered import do_record_metered_usage
 from billing.models import MeteredUsage, PriceTerm
-from billing.pricing.metered import MAX_AMOUNT, METERED
-from billing.pricing.price_book import MAX_NAME_LENGTH, nano_per_million
-from billing.pricing.pricing import Component, Tier
-from billing.pricing.terms import MAX_MONTHLY_TOKENS, TermRule, TermType, VolumeTier
-from billing.serializers import usd
-from tenants.api.idempotency import HEADER, idempotent
+from billing.rates.metered import MAX_AMOUNT, METERED
+from billing.rates.price_book import MAX_NAME_LENGTH, nano_per_million
+from billing.rates.pricing import Component, Tier
+from billing.rates.terms import MAX_MONTHLY_TOKENS, TermRule, TermType, VolumeTier
+from tenants.api.idempotency import idempotent
 from tenants.api.serializers import Query, StrictSerializer
 from tenants.api.views import validate_body
 
@@ -116,10 +116,7 @@ class MeteredUsageSerializer(serializers.ModelSerializer[MeteredUsage]):
         return usd(int(row.cost_femto))
 
 
-@extend_schema(tags=["operators"])
 class TenantMeteredUsage(MoneyView):
-    serializer_class = MeteredUsageSerializer
-
     @extend_schema(
         operation_id="operator_tenant_metered_usages", parameters=[Query], responses=MeteredUsageSerializer(many=True)
     )
@@ -131,7 +128,6 @@ class TenantMeteredUsage(MoneyView):
 
     @extend_schema(
         operation_id="operator_tenant_metered_usage",
-        parameters=[HEADER],
         request=MeteredUsageCreateSerializer,
         responses={201: MeteredUsageSerializer},
     )
@@ -144,10 +140,7 @@ class TenantMeteredUsage(MoneyView):
         return Response(MeteredUsageSerializer(row).data, status=201)
 
 
-@extend_schema(tags=["operators"])
 class TenantPriceTerms(MoneyView):
-    serializer_class = PriceTermSerializer
-
     @extend_schema(
         operation_id="operator_tenant_price_terms", parameters=[Query], responses=PriceTermSerializer(many=True)
     )
@@ -159,7 +152,6 @@ class TenantPriceTerms(MoneyView):
 
     @extend_schema(
         operation_id="operator_tenant_price_term",
-        parameters=[HEADER],
         request=PriceTermCreateSerializer,
         responses={201: PriceTermSerializer},
     )
@@ -179,16 +171,10 @@ class TenantPriceTerms(MoneyView):
         return Response(PriceTermSerializer(do_add_price_term(self.find(pk), rule, **months)).data, status=201)
 
 
-@extend_schema(tags=["operators"])
 class PriceTermEnd(MoneyView):
     serializer_class = PriceTermSerializer
 
-    @extend_schema(
-        operation_id="operator_price_term_end",
-        parameters=[HEADER],
-        request=PriceTermEndSerializer,
-        responses=PriceTermSerializer,
-    )
+    @extend_schema(operation_id="operator_price_term_end", request=PriceTermEndSerializer)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """End a price term after a month that is not invoiced yet."""

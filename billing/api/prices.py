@@ -13,16 +13,16 @@ from rest_framework import exceptions
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.actions.prices import do_assign_book, do_discard_prices, do_propose_prices, do_publish_prices
 from billing.api import price_serializers as s
+from billing.invoicing.repricing import last_month, preview
 from billing.models import PriceBook, PriceBookAssignment, PriceVersion
-from billing.pricing.price_book import NewPrice, Proposal
-from billing.pricing.price_files import Imported, read_csv, read_public
+from billing.pricing.prices import do_assign_book, do_discard_prices, do_propose_prices, do_publish_prices
 from billing.pricing.rate_cards import current_prices
-from billing.pricing.rerating import last_month, preview
-from tenants.api.idempotency import HEADER, idempotent
+from billing.rates.price_book import NewPrice, Proposal
+from billing.rates.price_files import Imported, read_csv, read_public
+from tenants.api.idempotency import idempotent
 from tenants.api.operators import OperatorView
-from tenants.api.views import TenantView, check_query, person, validate_body
+from tenants.api.views import TenantView, check_query, find_first, person, validate_body
 from tenants.models import Tenant, User
 from tenants.permissions import Permission
 
@@ -31,9 +31,7 @@ _NAMED = ("book", "created_by", "decided_by")
 MAX_PREVIEW_PERIOD = timedelta(days=62)
 
 
-@extend_schema(tags=["prices"])
 class Prices(TenantView):
-    serializer_class = s.PriceSerializer
     pagination_class = None
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
 
@@ -56,19 +54,13 @@ def _versions() -> QuerySet[PriceVersion]:
 class _BookView(OperatorView):
     def version(self, pk: int) -> PriceVersion:
         with self.scope():
-            price_version: PriceVersion | None = _versions().filter(pk=pk).first()
-        if price_version is None:
-            raise exceptions.NotFound
-        return price_version
+            return find_first(_versions().filter(pk=pk))
 
     def answer(self, version: PriceVersion, status: int = 200) -> Response:
         return Response(s.PriceVersionSerializer(self.version(version.pk)).data, status=status)
 
 
-@extend_schema(tags=["operators"])
 class PriceVersions(_BookView):
-    serializer_class = s.PriceVersionSerializer
-
     @extend_schema(
         operation_id="operator_prices", parameters=[s.VersionQuery], responses=s.PriceVersionSerializer(many=True)
     )
@@ -76,12 +68,10 @@ class PriceVersions(_BookView):
         """Return drafts and published versions, newest first."""
         query = check_query(s.VersionQuery, request)
         with self.scope():
-            page = self.paginate_queryset(_versions().defer("body").filter(**query.filters()))
-        return self.get_paginated_response(s.PriceVersionSerializer(page or [], many=True).data)
+            return self.page(_versions().defer("body").filter(**query.filters()), s.PriceVersionSerializer)
 
     @extend_schema(
         operation_id="operator_prices_propose",
-        parameters=[HEADER],
         request=s.PriceVersionCreateSerializer,
         responses={201: s.PriceVersionSerializer},
     )
@@ -94,13 +84,9 @@ class PriceVersions(_BookView):
         return self.answer(_propose(self, request, Proposal(prices, withdrawn), fields), 201)
 
 
-@extend_schema(tags=["operators"])
 class PriceImport(_BookView):
-    serializer_class = s.PriceImportSerializer
-
     @extend_schema(
         operation_id="operator_prices_import",
-        parameters=[HEADER],
         request=s.PriceImportCreateSerializer,
         responses={201: s.PriceImportSerializer},
     )
@@ -123,7 +109,6 @@ class PriceImport(_BookView):
         )
 
 
-@extend_schema(tags=["operators"])
 class PriceVersionOne(_BookView):
     serializer_class = s.PriceVersionDetailSerializer
 
@@ -133,9 +118,7 @@ class PriceVersionOne(_BookView):
         return Response(s.PriceVersionDetailSerializer(self.version(pk)).data)
 
 
-@extend_schema(tags=["operators"])
 class PricePreview(_BookView):
-    serializer_class = s.PricePreviewSerializer
     pagination_class = None
 
     @extend_schema(
@@ -153,7 +136,6 @@ class PricePreview(_BookView):
         return Response(s.PricePreviewSerializer(preview(self.version(pk), start, end), many=True).data)
 
 
-@extend_schema(tags=["operators"])
 class PriceVersionActionView(_BookView):
     action_name: ClassVar[str] = ""
     action_texts: ClassVar[dict[str, str]] = {
@@ -162,13 +144,12 @@ class PriceVersionActionView(_BookView):
     }
     serializer_class = s.PriceVersionSerializer
 
-    @extend_schema(parameters=[HEADER], request=None, responses=s.PriceVersionSerializer)
+    @extend_schema(request=None)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         return self.answer(ACTIONS[self.action_name](self.version(pk), by=operator_of(request)))
 
 
-@extend_schema(tags=["operators"])
 class TenantBook(_BookView):
     serializer_class = s.PriceBookAssignmentSerializer
 
@@ -180,11 +161,7 @@ class TenantBook(_BookView):
             assigned = PriceBookAssignment.objects.for_tenant(tenant).select_related("book").first()
         return Response({"book": assigned.book.name if assigned else PriceBook.LIST})
 
-    @extend_schema(
-        operation_id="operator_tenant_price_book_set",
-        request=s.PriceBookAssignmentSerializer,
-        responses=s.PriceBookAssignmentSerializer,
-    )
+    @extend_schema(operation_id="operator_tenant_price_book_set", request=s.PriceBookAssignmentSerializer)
     def put(self, request: Request, pk: int) -> Response:
         """Assign the tenant to a price book from now on. Prices of the tenant take precedence."""
         book = validate_body(s.PriceBookAssignmentSerializer, request.data)["book"]

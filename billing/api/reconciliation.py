@@ -30,11 +30,10 @@ class ReconciliationStatusSerializer(serializers.Serializer[ReconciliationStatus
     )
 
 
-@extend_schema(tags=["operators"])
 class ReconciliationView(OperatorView):
     serializer_class = ReconciliationStatusSerializer
 
-    @extend_schema(operation_id="operator_reconciliation", responses=ReconciliationStatusSerializer)
+    @extend_schema(operation_id="operator_reconciliation")
     def get(self, request: Request) -> Response:
         """Return the last comparison of budget periods, leases, events and journals, what was repaired, and which usage
         could not be settled.

@@ -7,12 +7,12 @@ from typing import Any
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from billing.actions.reratings import RerateRow
 from billing.api.price_serializers import MAX_FILE_CHARACTERS, PriceCreateSerializer, PriceSerializer
 from billing.api.serializers import MONTH, amount_cents
+from billing.api.usage_serializers import usd
+from billing.invoicing.reratings import RerateRow
 from billing.models import OneOffLine, PriceBook, Rerating
-from billing.pricing.price_book import parse
-from billing.serializers import usd
+from billing.rates.price_book import parse
 from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
 
 

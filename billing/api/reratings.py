@@ -10,17 +10,17 @@ from rest_framework import exceptions
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.actions.corrections import do_issue_debit_note
-from billing.actions.one_off_lines import do_add_one_off_line, do_remove_one_off_line
-from billing.actions.reratings import do_apply_rerating, do_discard_rerating, do_propose_rerating, preview_rerating
 from billing.api import rerating_serializers as s
 from billing.api.operators import MoneyView
 from billing.api.prices import operator_of
 from billing.api.serializers import InvoiceNoteCreateSerializer, InvoiceSerializer
+from billing.invoicing.corrections import do_issue_debit_note
+from billing.invoicing.one_off_lines import do_add_one_off_line, do_remove_one_off_line
+from billing.invoicing.reratings import do_apply_rerating, do_discard_rerating, do_propose_rerating, preview_rerating
 from billing.models import OneOffLine, Rerating
-from billing.pricing.price_book import NewPrice, Proposal
-from billing.pricing.price_files import read_csv
-from tenants.api.idempotency import HEADER, idempotent
+from billing.rates.price_book import NewPrice, Proposal
+from billing.rates.price_files import read_csv
+from tenants.api.idempotency import idempotent
 from tenants.api.serializers import Query
 from tenants.api.views import check_query, validate_body
 
@@ -33,10 +33,7 @@ class _ReratingView(MoneyView):
         return self.row(Rerating.objects.select_related(*_NAMED), pk)
 
 
-@extend_schema(tags=["operators"])
 class Reratings(_ReratingView):
-    serializer_class = s.ReratingSerializer
-
     @extend_schema(
         operation_id="operator_reratings", parameters=[s.ReratingQuery], responses=s.ReratingSerializer(many=True)
     )
@@ -48,7 +45,6 @@ class Reratings(_ReratingView):
 
     @extend_schema(
         operation_id="operator_reratings_propose",
-        parameters=[HEADER],
         request=s.ReratingCreateSerializer,
         responses={201: s.ReratingSerializer},
     )
@@ -74,7 +70,6 @@ def _proposal(fields: dict[str, Any]) -> Proposal:
         raise exceptions.ValidationError({"csv": [str(exc)]}) from exc
 
 
-@extend_schema(tags=["operators"])
 class ReratingOne(_ReratingView):
     serializer_class = s.ReratingDetailSerializer
 
@@ -84,9 +79,7 @@ class ReratingOne(_ReratingView):
         return Response(s.ReratingDetailSerializer(self.rerating(pk)).data)
 
 
-@extend_schema(tags=["operators"])
 class ReratingPreview(_ReratingView):
-    serializer_class = s.ReratingPreviewSerializer
     pagination_class = None
 
     @extend_schema(operation_id="operator_reratings_preview", responses=s.ReratingPreviewSerializer(many=True))
@@ -96,7 +89,6 @@ class ReratingPreview(_ReratingView):
         return Response(s.ReratingPreviewSerializer(rows, many=True).data)
 
 
-@extend_schema(tags=["operators"])
 class ReratingActionView(_ReratingView):
     action_name: ClassVar[str] = ""
     action_texts: ClassVar[dict[str, str]] = {
@@ -105,22 +97,16 @@ class ReratingActionView(_ReratingView):
     }
     serializer_class = s.ReratingSerializer
 
-    @extend_schema(parameters=[HEADER], request=None, responses=s.ReratingSerializer)
+    @extend_schema(request=None)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         row = ACTIONS[self.action_name](self.rerating(pk), by=operator_of(request))
         return Response(s.ReratingSerializer(self.rerating(row.pk)).data)
 
 
-@extend_schema(tags=["operators"])
 class InvoiceDebitNotes(MoneyView):
-    serializer_class = InvoiceSerializer
-
     @extend_schema(
-        operation_id="operator_invoice_debit",
-        parameters=[HEADER],
-        request=InvoiceNoteCreateSerializer,
-        responses={201: InvoiceSerializer},
+        operation_id="operator_invoice_debit", request=InvoiceNoteCreateSerializer, responses={201: InvoiceSerializer}
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
@@ -131,10 +117,7 @@ class InvoiceDebitNotes(MoneyView):
         return Response(InvoiceSerializer(self.invoice(note.pk)).data, status=201)
 
 
-@extend_schema(tags=["operators"])
 class TenantOneOffLines(MoneyView):
-    serializer_class = s.OneOffLineSerializer
-
     @extend_schema(
         operation_id="operator_tenant_one_off_lines", parameters=[Query], responses=s.OneOffLineSerializer(many=True)
     )
@@ -146,7 +129,6 @@ class TenantOneOffLines(MoneyView):
 
     @extend_schema(
         operation_id="operator_tenant_one_off_line",
-        parameters=[HEADER],
         request=s.OneOffLineCreateSerializer,
         responses={201: s.OneOffLineSerializer},
     )
@@ -157,10 +139,7 @@ class TenantOneOffLines(MoneyView):
         return Response(s.OneOffLineSerializer(row).data, status=201)
 
 
-@extend_schema(tags=["operators"])
 class OneOffLineOne(MoneyView):
-    serializer_class = s.OneOffLineSerializer
-
     @extend_schema(operation_id="operator_one_off_line_remove", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
         """Remove a one-off line that no invoice has billed."""

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from rest_framework import serializers
 
-from billing.amounts import MAX_CENTS, MAX_TOP_UP_CENTS, MIN_TOP_UP_CENTS
-from billing.iso_codes import CURRENCY_CODES
+from billing.currencies.amounts import MAX_CENTS, MAX_TOP_UP_CENTS, MIN_TOP_UP_CENTS
+from billing.currencies.iso_codes import CURRENCY_CODES
 from billing.models import (
     BillingEntity,
     BillingProfile,

@@ -1,4 +1,4 @@
-"""URLs of invoices and the ledger, below /api/."""
+"""URLs of billing in the management API, below /api/."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from billing.api import (
     money,
     operators,
     price_terms,
+    prices,
     reconciliation,
     reratings,
+    usage,
 )
 
 urlpatterns = [
@@ -115,4 +117,20 @@ urlpatterns = [
         )
         for action in operators.ACTIONS
     ),
+    path("prices", prices.Prices.as_view(), name="api-prices"),
+    path("operator/prices", prices.PriceVersions.as_view(), name="api-operator-prices"),
+    path("operator/prices/import", prices.PriceImport.as_view(), name="api-operator-prices-import"),
+    path("operator/prices/<int:pk>", prices.PriceVersionOne.as_view(), name="api-operator-prices-detail"),
+    path("operator/prices/<int:pk>/preview", prices.PricePreview.as_view(), name="api-operator-prices-preview"),
+    *(
+        path(
+            f"operator/prices/<int:pk>/{action}",
+            prices.PriceVersionActionView.as_view(action_name=action),
+            name=f"api-operator-prices-{action}",
+        )
+        for action in prices.ACTIONS
+    ),
+    path("operator/tenants/<int:pk>/price-book", prices.TenantBook.as_view(), name="api-operator-tenant-price-book"),
+    path("usage", usage.UsageView.as_view(), name="api-usage"),
+    path("usage/events", usage.UsageEventsView.as_view(), name="api-usage-events"),
 ]

@@ -1,1 +1,1 @@
-"""Budget leases, reservations, alerts and forecasts."""
+"""Budgets, alerts and forecasts."""

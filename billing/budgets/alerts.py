@@ -17,8 +17,8 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import Q, QuerySet
 
-from billing.amounts import exact_amount, whole_units
 from billing.budgets.forecast import Forecast, forecast_budget_period
+from billing.currencies.amounts import exact_amount, whole_units
 from billing.models import Budget, BudgetAlert, BudgetPeriod
 from billing.models.budgets import LIMIT_SQL
 from billing.pricing.currencies import currency_of

@@ -14,8 +14,8 @@ from zoneinfo import ZoneInfo
 from django.db.models import F, QuerySet, Sum
 from django.db.models.functions import TruncDay
 
-from billing.amounts import FEMTO_A_NANO, whole_units
 from billing.budgets.projection import FEWEST_DAYS, fit, project
+from billing.currencies.amounts import FEMTO_A_NANO, whole_units
 from billing.metering.usage import UsageReport, sums, total
 from billing.models import Budget, BudgetPeriod, UsageRollup, token_sum, totals_of
 from billing.periods import billing_zone, month_bounds
@@ -34,8 +34,8 @@ class Day(NamedTuple):
     """The usage from the period's start to the end of a day, actual or forecast, in the budget's unit."""
 
     day: date
-    actual: int | None  # of past days, and of today until now
-    point: int | None = None  # of today and future days
+    actual: int | None  # past days, and today until now
+    point: int | None = None  # today and future days
     low: int | None = None
     high: int | None = None
 

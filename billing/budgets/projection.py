@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from datetime import date, timedelta
 from typing import NamedTuple
 
-FEWEST_DAYS = 3  # of history that a forecast needs
+FEWEST_DAYS = 3  # days of history that a forecast needs
 _ALPHAS = (0.03, 0.1, 0.2, 0.3, 0.5, 0.7)
 _USUAL_ALPHA = 0.3  # with too few days to choose one
 _MIN_DAYS_TO_CHOOSE = 10
 _WEEKS_FOR_WEEKDAYS = 2
 _SHRINKING = 0.25  # days of "no different from the others" in each weekday's factor
 _MIN_WEEKDAY_SHARE = 0.25  # a weekday without use may still surprise by so much of an average day
-_UNKNOWN_WEEKDAYS = 0.2  # of the forecast: the error of unknown weekday factors
+_UNKNOWN_WEEKDAYS = 0.2  # share of the forecast: the error of unknown weekday factors
 _Z = 1.2815515655446004  # the normal distribution's 90 % quantile
 
 
@@ -42,7 +42,7 @@ class Fitted(NamedTuple):
 
     level: float
     alpha: float
-    error: float  # of a day, as a share of what its weekday weighs
+    error: float  # error per day, as a share of what its weekday weighs
     factors: tuple[float, ...]  # by weekday, Monday first; 1 on average
     days: int
 

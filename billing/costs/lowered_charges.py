@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from billing.budgets import reservations
-from billing.budgets.reservations import ReservationUse
 from billing.metering.duplicate_events import (
     PRECEDENCE,
     RECONCILED,
@@ -18,9 +16,11 @@ from billing.metering.duplicate_events import (
     write_adjustment,
 )
 from billing.models import Price, UsageEvent
-from billing.pricing.pricing import COMPONENTS, PLAIN, Component
-from billing.pricing.pricing import prices as applying_rates
 from billing.pricing.rating import rate_cards
+from billing.rates.pricing import COMPONENTS, PLAIN, Component
+from billing.rates.pricing import prices as applying_rates
+from billing.reservations import reservations
+from billing.reservations.reservations import ReservationUse
 from inference_worker.contract.messages import BillingContext
 from inference_worker.contract.request import PROMPT_CLASSES, TOKEN_CLASSES, TokenCounts
 

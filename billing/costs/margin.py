@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from django.db import connection
 from django.db.models import QuerySet, Sum
 
-from billing.amounts import DEFAULT_CURRENCY
+from billing.currencies.amounts import DEFAULT_CURRENCY
 from billing.metering.usage import TooManyRows
 from billing.models import ExecutionCost, UsageChange, UsageEvent
 from billing.pricing.currencies import dollar_rates, other_currencies

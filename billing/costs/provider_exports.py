@@ -16,8 +16,8 @@ from typing import Any
 
 from django.db import connection
 
-from billing.amounts import FEMTO_DIGITS
 from billing.costs.lowered_charges import lower_charge
+from billing.currencies.amounts import FEMTO_DIGITS
 from billing.models import ExecutionCost, UsageSource
 from inference_worker.contract.request import PROMPT_CLASSES, TOKEN_CLASSES, TokenCounts
 from tenants import csv_tables
@@ -25,8 +25,8 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
 MAX_ROWS = 200_000
-MAX_TOKENS = 10**15  # of a row
-ROUNDING_FEMTO = 10**9  # of a row's cost: a millionth of a dollar
+MAX_TOKENS = 10**15  # tokens in a row
+ROUNDING_FEMTO = 10**9  # tolerance of a row's cost: a millionth of a dollar
 _MAX_USD = Decimal(10) ** 9
 _BATCH = 1000
 # The columns, with the names that providers use for them.
@@ -68,7 +68,7 @@ class ProviderExport:
     """The rows of an export, by the provider's names of models."""
 
     requests: dict[tuple[str, str], ProviderCounts] = field(default_factory=dict)  # (request ID, model)
-    days: dict[tuple[date, str], ProviderCounts] = field(default_factory=dict)  # of all rows
+    days: dict[tuple[date, str], ProviderCounts] = field(default_factory=dict)  # sums of all rows
 
 
 @dataclass

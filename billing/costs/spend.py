@@ -12,8 +12,8 @@ from typing import LiteralString, NamedTuple
 
 from psycopg_pool import AsyncConnectionPool
 
-from billing.amounts import whole_units
-from billing.pricing.pricing import Component, PriceIndex, RateCard, Tier, decode_rates, prices
+from billing.currencies.amounts import whole_units
+from billing.rates.pricing import Component, PriceIndex, RateCard, Tier, decode_rates, prices
 
 DATABASE_SECONDS = 0.5
 SETTLING_SECONDS = 60.0  # for the end of a request that ran to its deadline to be settled
@@ -37,7 +37,7 @@ class SpendCheck(NamedTuple):
 
     is_reserved: bool
     spent_femto: int  # booked today
-    reserved_nano: int  # of other executions
+    reserved_nano: int  # reservations of other executions
     resets_at: datetime  # when the next UTC day begins
 
 

@@ -1,1 +1,1 @@
-"""Invoice lines, totals and document formats."""
+"""Billing setup, drafts, invoices, corrections, re-ratings and document formats."""

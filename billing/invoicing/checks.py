@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from django.db import connection
 
-from billing.amounts import femto_a_cent, nano_a_cent
+from billing.currencies.amounts import femto_a_cent, nano_a_cent
 from billing.invoicing import document, pdf
 from billing.invoicing.files import stored_pdf
 from billing.invoicing.lines import (
@@ -22,10 +22,10 @@ from billing.invoicing.lines import (
     select_usage,
 )
 from billing.invoicing.metered_lines import metered_lines
-from billing.invoicing.taxes import compute_tax
-from billing.ledger import sum_booked
+from billing.ledger.ledger import sum_booked
 from billing.metering.archives import require_usage
 from billing.models import Account, Invoice, InvoiceLine
+from billing.taxes.taxes import compute_tax
 
 _UNRATED = """
 SELECT count(*) FROM billing_usageevent
@@ -41,7 +41,7 @@ class InvoiceCheckResult(NamedTuple):
     ledger_difference: int  # cents between the ledger and the lines; must be 0
     same_data: bool  # whether the recomputed JSON is the same
     same_pdf: bool  # whether the recomputed PDF is the same
-    sha256: str  # of the recomputed JSON
+    sha256: str  # hash of the recomputed JSON
 
 
 def check(invoice: Invoice) -> InvoiceCheckResult:

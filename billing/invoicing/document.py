@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from billing.amounts import (
+from billing.currencies.amounts import (
     FINE_RATE_DIGITS,
     NANO_DIGITS,
     RATE_DIGITS,
@@ -24,7 +24,7 @@ from billing.amounts import (
 )
 from billing.models import CHARGES, Invoice, InvoiceLine
 from billing.pricing.currencies import CrossRate
-from billing.pricing.pricing import Component
+from billing.rates.pricing import Component
 from tenants.currencies import DEFAULT_MINOR_DIGITS
 
 _RATE_UNITS = {RATE_DIGITS: "micro", FINE_RATE_DIGITS: "pico"}  # by the decimals of exchange rates

@@ -8,11 +8,11 @@ from zoneinfo import ZoneInfo
 from django.conf import settings
 from django.core.mail import EmailMessage
 
-from billing.actions.matching import sum_outstanding
-from billing.amounts import dollars
+from billing.currencies.amounts import dollars
 from billing.invoicing.document import TITLES
 from billing.invoicing.files import stored_pdf
-from billing.invoicing.webhook_events import emit_past_due
+from billing.ledger.matching import sum_outstanding
+from billing.ledger.webhook_events import emit_past_due
 from billing.models import CHARGES, BillingProfile, Invoice, InvoiceEmail
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.template.loader import render_to_string
 
-from billing.amounts import FEMTO_DIGITS, NANO_DIGITS, decimal, decimal_cents, minor_digits
+from billing.currencies.amounts import FEMTO_DIGITS, NANO_DIGITS, decimal, decimal_cents, minor_digits
 from billing.invoicing.document import in_words
 from tenants import csv_tables
 

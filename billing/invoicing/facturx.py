@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from xml.etree.ElementTree import Element, SubElement, register_namespace, tostring
 from zoneinfo import ZoneInfo
 
-from billing.amounts import NANO_DIGITS, TOKENS_A_PRICE, decimal, decimal_cents, half_up, minor_digits
+from billing.currencies.amounts import NANO_DIGITS, TOKENS_A_PRICE, decimal, decimal_cents, half_up, minor_digits
 from tenants.currencies import DEFAULT_MINOR_DIGITS
 
 PROFILE = "EN 16931"
@@ -26,7 +26,7 @@ for _prefix, _uri in _NAMESPACES.items():
     register_namespace(_prefix, _uri)
 # UNTDID 1001
 _TYPES = {"invoice": "380", "purchase": "386", "correction": "381", "credit_note": "381", "debit_note": "383"}
-_MAX_DIGITS = 2  # of amounts; prices may have more
+_MAX_DIGITS = 2  # decimals of amounts; prices may have more
 _SEPA_TRANSFER = "58"  # UNTDID 4461
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NO_VAT = "O"  # an invoice out of scope must not contain VAT IDs or rates

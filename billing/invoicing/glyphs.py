@@ -95,7 +95,7 @@ def _of_format_12(data: bytes, start: int) -> Iterable[int]:
 
 def _of_format_4(data: bytes, start: int) -> Iterable[int]:
     """Yield the characters of the segments. Those with offsets may lead to the glyph 0, which is none."""
-    size = _short(data, start + 6)  # of each of four arrays: last, first, delta and offset
+    size = _short(data, start + 6)  # bytes of each of four arrays: last, first, delta and offset
     for at in range(start + 14, start + 14 + size, 2):
         last, first, delta, offset = (_short(data, at + place) for place in (0, size + 2, 2 * size + 2, 3 * size + 2))
         for code in range(first, min(last, 0xFFFE) + 1):

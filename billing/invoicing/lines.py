@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from django.db import connection
 from django.db.models import QuerySet
 
-from billing.amounts import NANO_DIGITS, cents, decimal, symbol
+from billing.currencies.amounts import NANO_DIGITS, cents, decimal, symbol
+from billing.invoicing.corrected_prices import RatedDifference, differences
 from billing.models import Invoice, InvoiceLine, Period, ReratedInvoice, UsageEvent
-from billing.pricing.corrected_prices import RatedDifference, differences
-from billing.pricing.price_book import WEEKDAYS
-from billing.pricing.pricing import COMPONENTS, DAYS_A_WEEK, MINUTES_A_DAY, UTC_ZONE
+from billing.rates.price_book import WEEKDAYS
+from billing.rates.pricing import COMPONENTS, DAYS_A_WEEK, MINUTES_A_DAY, UTC_ZONE
 from inference_worker.contract.request import TOKEN_COLUMNS
 
 _COUNTS = ", ".join(TOKEN_COLUMNS)

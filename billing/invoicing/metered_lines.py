@@ -6,10 +6,10 @@ from collections import defaultdict
 
 from django.db.models import QuerySet
 
-from billing.amounts import NANO_DIGITS, cents, decimal, half_up, symbol
+from billing.currencies.amounts import NANO_DIGITS, cents, decimal, half_up, symbol
 from billing.models import Invoice, InvoiceLine, MeteredUsage, Period
-from billing.pricing.metered import metered_units, units_an_hour
-from billing.pricing.pricing import Component
+from billing.rates.metered import metered_units, units_an_hour
+from billing.rates.pricing import Component
 
 _DIGITS = 3  # decimals of hours in descriptions
 

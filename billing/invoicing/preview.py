@@ -6,14 +6,14 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from billing.actions import credits
-from billing.actions.drafts import address, fee, one_offs, rounding, total
+from billing.invoicing.drafts import address, fee, one_offs, rounding, total
 from billing.invoicing.lines import Count, count_usage, find_usage, line, select_usage
 from billing.invoicing.metered_lines import metered_lines
-from billing.invoicing.taxes import NoTaxRule
 from billing.invoicing.term_lines import term_lines
+from billing.ledger import credits
 from billing.models import BillingEntity, BillingProfile, CreditGrant, Invoice, InvoiceLine, Period
 from billing.pricing.currencies import currency_of
+from billing.taxes.taxes import NoTaxRule
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant

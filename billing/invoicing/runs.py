@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 import structlog
 
-from billing.actions.drafts import close_after, do_close_period, do_draft, waits_for_drafts
-from billing.actions.invoices import do_finalize
+from billing.invoicing.drafts import do_close_period, do_draft, waits_for_drafts
 from billing.invoicing.files import store_pdfs
+from billing.invoicing.finalizing import do_finalize
 from billing.models import BillingEntity, InvoiceRunFailure, Period
-from billing.periods import default_entity, ensure_periods
+from billing.periods import close_after, default_entity, ensure_periods
 from tenants.actions import Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from django.db.models import Q, QuerySet
 
-from billing.amounts import cents
+from billing.currencies.amounts import cents
 from billing.models import Invoice, InvoiceLine, Period, PriceTerm
-from billing.pricing.terms import MonthlyUsage, UsageKey, changes
+from billing.rates.terms import MonthlyUsage, UsageKey, changes
 
 
 def active_terms(period: Period, tenant_id: int | None = None) -> QuerySet[PriceTerm]:

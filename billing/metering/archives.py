@@ -53,7 +53,7 @@ class Part(msgspec.Struct, frozen=True):
     columns: list[str]
     rows: int
     sums: dict[str, str]
-    sha256: str  # of the CSV with its header
+    sha256: str  # hash of the CSV with its header
 
 
 class Manifest(msgspec.Struct, frozen=True):

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import structlog
 from msgspec.structs import astuple
 
-from billing.budgets import reservations
-from billing.budgets.reservations import ReservationUse
-from billing.metering.arrays import array, text_array
+from billing.db_arrays import array, text_array
 from billing.periods import stamps
-from billing.pricing.pricing import Rated
+from billing.rates.pricing import Rated
+from billing.reservations import reservations
+from billing.reservations.reservations import ReservationUse
 from inference_worker.contract.messages import BillingContext, ExecutionUsage
 from inference_worker.contract.request import TOKEN_CLASSES, TOKEN_COLUMNS
 
@@ -56,9 +56,9 @@ class SettledExecution:
     outcome: str
     price_ids: list[int | None] | None
     lease_id: int | None
-    event_sums: tuple[int, ...]  # of the event
+    event_sums: tuple[int, ...]  # sums of the event
     sums: tuple[int, ...]  # with the adjustments
-    outcomes: set[str] = field(default_factory=set)  # of event and adjustments
+    outcomes: set[str] = field(default_factory=set)  # outcomes of event and adjustments
 
     @property
     def rank(self) -> int:

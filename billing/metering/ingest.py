@@ -21,18 +21,18 @@ import structlog
 from django.db import DataError, IntegrityError, OperationalError, connection
 from msgspec.structs import astuple
 
-from billing.budgets import reservations
-from billing.budgets.reservations import exceeds_reservation, used_by
-from billing.costs import booking
-from billing.costs.booking import BookedUsage
-from billing.metering.arrays import array, text_array
+from billing.db_arrays import array, text_array
+from billing.metering import cost_booking
+from billing.metering.cost_booking import BookedUsage
 from billing.metering.duplicate_events import PRECEDENCE, ExecutionKey, RepeatedEvent, merge, reverse_late
 from billing.metering.partitions import ensure_partitions
 from billing.models import UsageQuarantine
 from billing.periods import stamps
-from billing.pricing.pricing import Rated, UnknownPriceError
 from billing.pricing.rating import rate, rate_cards
-from billing.pricing.reserved_charge import charge, charge_within_reservation
+from billing.rates.pricing import Rated, UnknownPriceError
+from billing.rates.reserved_charge import charge, charge_within_reservation
+from billing.reservations import reservations
+from billing.reservations.reservations import exceeds_reservation, used_by
 from inference_worker.contract.messages import ExecutionUsage, decode_usage
 from inference_worker.contract.request import TOKEN_COLUMNS
 from tenants.isolation.db_roles import BypassReason
@@ -154,7 +154,7 @@ def _book_or_split(messages: Sequence[tuple[UsageMessage, ExecutionUsage]], resu
         return
     try:
         with all_tenants_scope(BypassReason.SETTLER, durable=True), connection.cursor() as cursor:
-            booking.book(cursor, [BookedUsage(event) for _, event in messages])
+            cost_booking.book(cursor, [BookedUsage(event) for _, event in messages])
     except (IntegrityError, DataError) as exc:
         if len(messages) > 1:
             middle = len(messages) // 2
@@ -278,7 +278,7 @@ def _store(rows: Sequence[UsageRow]) -> list[UsageRow]:
                 cursor, row.event.billing_context.lease_id, used_by(row.event, row.rated.cost_femto), must_fit=True
             ):
                 reverse_late(cursor, row.key, row.event, row.rated)
-        booking.book(cursor, [row.reported for row in new])
+        cost_booking.book(cursor, [row.reported for row in new])
     if log.isEnabledFor(logging.INFO):
         for start in range(0, len(new), MAX_LOGGED_EXECUTIONS):
             executions = [row.event.billing_context.log_fields() for row in new[start : start + MAX_LOGGED_EXECUTIONS]]
@@ -314,7 +314,7 @@ def _merge_repeated(rows: Sequence[UsageRow], new: Sequence[UsageRow], result: S
     repeated = [row for row in rows if id(row) not in went_in]
     with all_tenants_scope(BypassReason.SETTLER, durable=True), connection.cursor() as cursor:
         known = merge(cursor, [RepeatedEvent(row.key, row.event, row.rated) for row in repeated])
-        booking.book(cursor, [row.reported for row, agrees in zip(repeated, known, strict=True) if agrees])
+        cost_booking.book(cursor, [row.reported for row, agrees in zip(repeated, known, strict=True) if agrees])
     for row, agrees in zip(repeated, known, strict=True):
         if agrees:
             result.repeated += 1

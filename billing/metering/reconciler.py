@@ -14,9 +14,9 @@ import structlog
 from django.db import connection
 from django.db.models import Count
 
-from billing.actions.drafts import close_after
 from billing.metering.worker_journals import find_unsettled
 from billing.models import BudgetCorrection, Reconciliation, UsageQuarantine
+from billing.periods import close_after
 from inference_worker.contract.request import TOKEN_CLASSES
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

@@ -19,10 +19,10 @@ import redis
 import structlog
 from django.db import connection
 
-from billing.budgets import reservations
 from billing.metering import status
 from billing.metering.ingest import SettleResult, UsageMessage, settle
 from billing.metering.partitions import ensure_partitions
+from billing.reservations import reservations
 from inference_worker.contract.messages import USAGE_GROUP, USAGE_STREAM, encode
 
 log = structlog.get_logger(__name__)

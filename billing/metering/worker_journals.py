@@ -16,10 +16,10 @@ import msgspec
 import structlog
 from django.db import connection
 
-from billing.metering.arrays import array, text_array
+from billing.db_arrays import array, text_array
 from billing.metering.partitions import existing_partitions, month_of, partition_name
 from billing.models import UsageQuarantine
-from inference_worker.contract.journal import journalled
+from inference_worker.contract.journal import read_journal
 from inference_worker.contract.messages import ExecutionUsage
 
 log = structlog.get_logger(__name__)
@@ -55,7 +55,7 @@ def find_unsettled(directory: Path, before: datetime) -> list[Unsettled]:
         try:
             journaled = {
                 (event.billing_context.request_id, event.billing_context.execution): (event, payload)
-                for event, payload in journalled(journal)
+                for event, payload in read_journal(journal)
                 if _read_admission_time(event) < before
                 and partition_name(month_of(_read_admission_time(event))) in attached
             }

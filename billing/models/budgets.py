@@ -10,7 +10,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
 
-from billing.amounts import MAX_BALANCE, MAX_BUDGET
+from billing.currencies.amounts import MAX_BALANCE, MAX_BUDGET
 from billing.models.budget_leases import BudgetPeriod
 from tenants.isolation.scopes import TenantManager
 from tenants.models import ApiKey, OutboxEmail, Project, Tenant, User, WebhookEvent
@@ -90,7 +90,7 @@ class Budget(models.Model):
     created_at = models.DateTimeField(auto_now_add=True)
 
     objects = TenantManager()
-    pending_gateways: tuple[str, ...] | None = None  # that have not applied the last change; None: unknown
+    pending_gateways: tuple[str, ...] | None = None  # gateways that have not applied the last change; None: unknown
 
     class Meta:
         constraints: ClassVar = [

@@ -11,7 +11,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from billing.models.token_columns import ExecutionTokens
-from billing.pricing.pricing import RateCard, Tier, decode_rates
+from billing.rates.pricing import RateCard, Tier, decode_rates
 
 
 class CostCard(models.Model):

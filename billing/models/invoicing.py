@@ -11,8 +11,8 @@ from django.core.validators import MaxValueValidator
 from django.db import models
 from django.db.models import F, Q
 
-from billing.amounts import PPM, RATE_DIGITS
-from billing.iso_codes import COUNTRIES, CURRENCIES
+from billing.currencies.amounts import PPM, RATE_DIGITS
+from billing.currencies.iso_codes import COUNTRIES, CURRENCIES
 from tenants.currencies import DEFAULT_MINOR_DIGITS
 from tenants.isolation.scopes import TenantManager
 from tenants.models import OutboxRow, Tenant
@@ -321,7 +321,7 @@ class Invoice(models.Model):
 
     class InvoiceType(models.TextChoices):
         INVOICE = "invoice"
-        PURCHASE = "purchase"  # of prepaid credit
+        PURCHASE = "purchase"  # purchase of prepaid credit
         CORRECTION = "correction"  # a credit note for usage that was corrected after the invoice
         CREDIT_NOTE = "credit_note"  # issued by an operator
         DEBIT_NOTE = "debit_note"  # charges more on a final invoice
@@ -375,7 +375,7 @@ class Invoice(models.Model):
         default=DEFAULT_MINOR_DIGITS, db_default=DEFAULT_MINOR_DIGITS, help_text="decimals in the display currency"
     )
     currency = models.CharField(max_length=3, default="USD", db_default="USD", help_text="of all other amounts")
-    sha256 = models.CharField(max_length=64, blank=True)  # of the JSON document
+    sha256 = models.CharField(max_length=64, blank=True)  # hash of the JSON document
 
     objects = TenantManager()
 

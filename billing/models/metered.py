@@ -7,7 +7,7 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import F, Q
 
-from billing.pricing.metered import METERED
+from billing.rates.metered import METERED
 from tenants.isolation.scopes import TenantManager
 from tenants.models import Tenant
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import F, Q
 
-from billing.amounts import MAX_NANO_PER_MILLION
-from billing.pricing.pricing import (
+from billing.currencies.amounts import MAX_NANO_PER_MILLION
+from billing.rates.pricing import (
     DAYS_A_WEEK,
     MINUTES_A_DAY,
     NO_END,
@@ -56,7 +56,7 @@ class PriceBookAssignment(models.Model):
 class PriceVersion(models.Model):
     """A set of prices of models and tiers, for a price book or for one tenant.
 
-    It is a draft until a second user publishes it. A published version never changes. `billing.pricing.price_book`
+    It is a draft until a second user publishes it. A published version never changes. `billing.rates.price_book`
     reads `body`.
     """
 

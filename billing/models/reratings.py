@@ -17,7 +17,7 @@ from tenants.models import Tenant, User
 class Rerating(models.Model):
     """Corrected prices for usage that was admitted in a time range and charged by a book or by one tenant's own prices.
 
-    It is a draft until a second user applies it. An applied re-rating never changes. `billing.pricing.price_book` reads
+    It is a draft until a second user applies it. An applied re-rating never changes. `billing.rates.price_book` reads
     `body`.
     """
 

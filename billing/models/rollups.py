@@ -50,7 +50,7 @@ class UsageChange(_Grouped, _Summed):
 
     pk = models.CompositePrimaryKey(
         "admitted_at", "request_id", "execution"
-    )  # of the event; its adjustments have the same
+    )  # key of the event; its adjustments have the same
     admitted_at = models.DateTimeField()
     request_id = models.CharField(max_length=64)
     execution = models.SmallIntegerField()

@@ -9,7 +9,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from billing.models.invoicing import check_line
-from billing.pricing.terms import TermRule
+from billing.rates.terms import TermRule
 from tenants.isolation.scopes import TenantManager
 from tenants.models import Tenant
 
@@ -17,7 +17,7 @@ from tenants.models import Tenant
 class PriceTerm(models.Model):
     """A term that changes the sum of a tenant's usage in each month. It never changes, except that it may end.
 
-    `billing.pricing.terms` reads `rule`.
+    `billing.rates.terms` reads `rule`.
     """
 
     AUDITED: ClassVar = ("description", "rule", "first_month", "last_month")

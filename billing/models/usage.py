@@ -17,7 +17,7 @@ from billing.models.token_columns import PricedTokens
 from inference_worker.contract.request import TOKEN_CLASSES
 from tenants.isolation.scopes import TenantManager
 
-MAX_TOKENS = 100_000_000  # of one class in one execution; a larger count is an error of the sender
+MAX_TOKENS = 100_000_000  # tokens of one class in one execution; a larger count is an error of the sender
 
 
 class ExecutionOutcome(models.TextChoices):
@@ -170,8 +170,8 @@ class UsageQuarantine(models.Model):
     class Reason(models.TextChoices):
         UNDECODABLE = "undecodable"  # not a usage event
         REFUSED = "refused"  # violates a constraint of the table: see `detail`
-        UNPLACEABLE = "unplaceable"  # of a month without a partition
-        CONFLICT = "conflict"  # of an execution that was settled with other counts
+        UNPLACEABLE = "unplaceable"  # its month has no partition
+        CONFLICT = "conflict"  # its execution was settled with other counts
 
     AUDITED: ClassVar = ("stream_id", "reason", "detail", "resolved_at")
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from typing import Protocol
 
-from billing.actions.payment_events import ProviderEvent
-from billing.amounts import DEFAULT_CURRENCY, decimal_cents, minor_digits
+from billing.currencies.amounts import DEFAULT_CURRENCY, decimal_cents, minor_digits
+from billing.payments.events import ProviderEvent
 
 _AMOUNT = re.compile(r"(-?)([0-9]{1,15})(?:\.([0-9]{1,3}))?")
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import structlog
 
-from billing.actions.payments import Received, do_record_payment, payer_currency
-from billing.amounts import MAX_CENTS
+from billing.currencies.amounts import MAX_CENTS
 from billing.payments import Unreadable, buys_credit, cents
+from billing.payments.recording import Received, do_record_payment, payer_currency
 from tenants import csv_tables
 from tenants.actions import ActionRefused
 

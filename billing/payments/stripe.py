@@ -15,12 +15,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from billing.actions.payment_events import ProviderEvent
-from billing.actions.payments import Received
-from billing.amounts import MAX_CENTS
-from billing.iso_codes import CURRENCIES
+from billing.currencies.amounts import MAX_CENTS
+from billing.currencies.iso_codes import CURRENCIES
+from billing.currencies.stripe_amounts import from_stripe
 from billing.payments import NotGenuine, Unreadable, buys_credit
-from billing.stripe_amounts import from_stripe
+from billing.payments.events import ProviderEvent
+from billing.payments.recording import Received
 
 TOLERANCE = 300  # seconds from the signature's time to the local clock
 _ID = Annotated[str, msgspec.Meta(pattern=r"^[\x21-\x7e]{1,150}\Z")]

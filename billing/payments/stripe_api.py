@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.conf import settings
 
-from billing.amounts import dollars
-from billing.stripe_amounts import to_stripe
+from billing.currencies.amounts import dollars
+from billing.currencies.stripe_amounts import to_stripe
 from tenants.actions import ActionRefused, Conflict
 
 if TYPE_CHECKING:

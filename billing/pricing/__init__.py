@@ -1,1 +1,1 @@
-"""Rate cards, price books, and the price of token counts."""
+"""Published prices, compiled rate cards, exchange rates, and the prices of events."""

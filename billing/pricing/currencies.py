@@ -8,10 +8,10 @@ from __future__ import annotations
 from datetime import date
 from typing import NamedTuple
 
-from billing.amounts import DEFAULT_CURRENCY, FINE_RATE_DIGITS, PPM, RATE_DIGITS, half_up
+from billing.currencies.amounts import DEFAULT_CURRENCY, FINE_RATE_DIGITS, PPM, RATE_DIGITS, half_up
 from billing.models import ExchangeRate, PriceBookAssignment
 
-_FINE_FROM = 5 * PPM  # of a currency per dollar, from which its rates need more decimals
+_FINE_FROM = 5 * PPM  # units of a currency per dollar, from which its rates need more decimals
 
 
 class CrossRate(NamedTuple):

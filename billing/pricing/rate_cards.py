@@ -9,8 +9,8 @@ from datetime import datetime
 from django.db.models import Q
 
 from billing.models import CompiledRateCard, Price, PriceBook, PriceBookAssignment
-from billing.pricing.price_book import ModelTier, NewPrice, PriceRanges, ranges_of
-from billing.pricing.pricing import (
+from billing.rates.price_book import ModelTier, NewPrice, PriceRanges, ranges_of
+from billing.rates.pricing import (
     Component,
     PriceIndex,
     Rate,

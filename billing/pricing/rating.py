@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from billing.models import CompiledRateCard
-from billing.pricing.pricing import RateCard, Rated, UnknownPriceError, price
+from billing.rates.pricing import RateCard, Rated, UnknownPriceError, price
 from inference_worker.contract.messages import ExecutionUsage
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

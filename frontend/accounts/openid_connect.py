@@ -144,7 +144,7 @@ class OidcAdapter(OpenIDConnectOAuth2Adapter):
         """Return the access token. Its expiry and the refresh token are not used."""
         token = _text(data, "access_token", MAX_TOKEN)
         if not (token.isascii() and token.isprintable()):
-            raise _invalid("access_token")
+            raise _make_problem("access_token")
         return SocialToken(token=token)
 
     def complete_login(self, request: HttpRequest, app: SocialApp, token: SocialToken, **kwargs: Any) -> Any:
@@ -171,7 +171,7 @@ class OidcAdapter(OpenIDConnectOAuth2Adapter):
             claims: dict[str, Any] = jwt.decode(
                 text,
                 options={
-                    "verify_signature": False,  # which would turn off the other checks
+                    "verify_signature": False,  # true would turn off the other checks
                     "verify_exp": True,
                     "verify_iat": True,
                     "verify_nbf": True,
@@ -190,7 +190,7 @@ class OidcAdapter(OpenIDConnectOAuth2Adapter):
         except jwt.InvalidAudienceError as exc:
             raise ProviderProblem(_("The ID token of your identity provider is for another client.")) from exc
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError) as exc:
-            raise _invalid("id_token") from exc
+            raise _make_problem("id_token") from exc
         _text(claims, "sub", MAX_SUBJECT)
         party = claims.get("azp", claims["aud"] if isinstance(claims["aud"], str) else "")
         if party != app.client_id and ("azp" in claims or len(claims["aud"]) > 1):
@@ -201,7 +201,7 @@ class OidcAdapter(OpenIDConnectOAuth2Adapter):
         if authenticated_at is not None and not (
             type(authenticated_at) in (int, float) and 0 <= authenticated_at <= LAST_TIME
         ):
-            raise _invalid("auth_time")
+            raise _make_problem("auth_time")
         return claims
 
 
@@ -235,7 +235,7 @@ def discover(issuer: str) -> dict[str, Any]:
         if name != "userinfo_endpoint" or answer.get(name) is not None:
             found[name] = _text(answer, name, MAX_URL)
             if not is_secure_url(found[name]):
-                raise _invalid(name)
+                raise _make_problem(name)
     methods = answer.get("token_endpoint_auth_methods_supported")
     found["token_endpoint_auth_methods_supported"] = methods if isinstance(methods, list) else []
     _discovered.clear()  # a process uses one issuer
@@ -295,9 +295,9 @@ def _text(answer: dict[str, Any], name: str, longest: int) -> str:
     if value in (None, ""):
         raise ProviderProblem(_("The answer of your identity provider has no %(name)s.") % {"name": name})
     if not isinstance(value, str) or len(value) > longest or not is_storable(value):
-        raise _invalid(name)
+        raise _make_problem(name)
     return value
 
 
-def _invalid(name: str) -> ProviderProblem:
+def _make_problem(name: str) -> ProviderProblem:
     return ProviderProblem(_("The answer of your identity provider has an invalid %(name)s.") % {"name": name})

@@ -95,7 +95,7 @@ def _single_use() -> Iterator[None]:
         auth.clear_state()
 
 
-def _rejected() -> ValidationError:
+def _make_rejection() -> ValidationError:
     return ValidationError(_("The passkey was not accepted. Try again."), code="passkey_rejected")
 
 
@@ -106,7 +106,7 @@ def _check_origin(response: Any) -> None:
         ValidationError: the response is of another origin.
     """
     if response.response.client_data.origin != base_origin():
-        raise _rejected()
+        raise _make_rejection()
 
 
 class _PasskeyResponse:
@@ -127,16 +127,16 @@ class _PasskeyResponse:
                 response = auth.parse_authentication_response(sent)
                 user = self.user or auth.extract_user_from_response(sent)
             except (KeyError, AttributeError, TypeError, ValueError) as exc:
-                raise _rejected() from exc
+                raise _make_rejection() from exc
             with attempt(context.request, "passkey", user.email) as counted:
                 _check_origin(response)
                 # NOTE: the challenge of a second step, which needs no verified user, could be used here too.
                 if self.user is None and not response.response.authenticator_data.is_user_verified():
-                    raise _rejected()
+                    raise _make_rejection()
                 try:
                     found = super().clean_credential()  # type: ignore[misc]  # of the form this is mixed into
                 except (ValidationError, KeyError, AttributeError, TypeError, ValueError) as exc:
-                    raise _rejected() from exc
+                    raise _make_rejection() from exc
                 _advance_counter(found, response.response.authenticator_data.counter)
                 counted.succeed()
         return cast(Authenticator, found)
@@ -149,7 +149,7 @@ def _checked_size(sent: Any) -> dict[str, Any]:
         ValidationError: it is not an object, or too long.
     """
     if not isinstance(sent, dict) or len(json.dumps(sent)) > MAX_RESPONSE:
-        raise _rejected()
+        raise _make_rejection()
     return sent
 
 
@@ -208,7 +208,7 @@ class AddPasskeyForm(AddWebAuthnForm):
                     self._check_new(response)
                     return cast("dict[str, Any]", super().clean())
                 except (ValidationError, KeyError, AttributeError, TypeError, ValueError) as exc:
-                    raise _rejected() from exc
+                    raise _make_rejection() from exc
         return cast("dict[str, Any]", self.cleaned_data)
 
     def _check_new(self, response: Any) -> None:
@@ -219,7 +219,7 @@ class AddPasskeyForm(AddWebAuthnForm):
         """
         added = response.response.attestation_object.auth_data.credential_data.credential_id
         if added in {credential.credential_id for credential in auth.get_credentials(self.user)}:
-            raise _rejected()
+            raise _make_rejection()
 
 
 class RenamePasskeyForm(EditWebAuthnForm):

@@ -33,9 +33,9 @@ def recent_sign_in_required(view: View) -> View:
 
     @login_required
     @wraps(view)
-    def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+    def guard(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         if not recently_authenticated(request):
             return leave_to_reauthenticate(request, request.get_full_path())
         return view(request, *args, **kwargs)
 
-    return guarded
+    return guard

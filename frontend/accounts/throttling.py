@@ -67,7 +67,7 @@ def device_of(request: HttpRequest, email: str) -> str:
     user = User.objects.filter(email=email.strip().lower()).first()
     if user is None:
         return ""
-    if found := _known(request, user):
+    if found := _read_device_id(request, user):
         return found
     if request.user.is_authenticated and request.user.pk == user.pk:
         return hashlib.sha256(f"session {request.session.session_key}".encode()).hexdigest()
@@ -76,7 +76,7 @@ def device_of(request: HttpRequest, email: str) -> str:
 
 def remember_device(request: HttpRequest, user: User, *, renew: bool = False) -> None:
     """Set the cookie that makes the device known to the user. `renew` sets a new ID."""
-    known = "" if renew else _known(request, user)
+    known = "" if renew else _read_device_id(request, user)
     setattr(request, _REMEMBER, (user, known or secrets.token_hex(16)))
 
 
@@ -84,7 +84,7 @@ def cookie_name(user: User) -> str:
     return f"{COOKIE}_{user.pk}"
 
 
-def _known(request: HttpRequest, user: User) -> str:
+def _read_device_id(request: HttpRequest, user: User) -> str:
     """Return the device ID from the user's cookie; empty without a cookie or after a change of the password."""
     try:
         held: Any = signing.loads(request.COOKIES.get(cookie_name(user), ""), salt=_SALT, max_age=COOKIE_SECONDS)

@@ -32,7 +32,7 @@ from frontend.accounts import sessions
 from frontend.accounts.identities import REAUTHENTICATE, allow_provider, has_identity
 from frontend.accounts.passkeys import relying_party_id
 from frontend.core import impersonation
-from frontend.core.backend_messages import translated
+from frontend.core.backend_messages import translate_message
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import signed_in_user, user_layout
 from frontend.core.timezones import zone_of
@@ -140,7 +140,7 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
                 actions.do_accept_invitation(found, user)
         except actions.ActionRefused as exc:
             found = invitations.find(token) or found
-            refused = translated(str(exc)) if found.is_open else ""  # else the page says that it was used
+            refused = translate_message(str(exc)) if found.is_open else ""  # else the page says that it was used
         else:
             if form is not None:  # a new user, who set the password in this form
                 made = Login(user=user, redirect_url=reverse("overview", args=[found.tenant.slug]))

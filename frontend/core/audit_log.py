@@ -1,6 +1,6 @@
 """The audit log of a page: filters, values before and after, and keyset pagination.
 
-The open scope decides which entries are visible: those of one tenant or, for operators, of all tenants.
+The open scope selects the entries: those of one tenant or, for operators, of all tenants.
 """
 
 from __future__ import annotations
@@ -99,15 +99,15 @@ def page_context(ctx: PageContext) -> dict[str, Any]:
 
 def entries(ctx: PageContext) -> ListPage:
     """Return a page of entries, newest first. Call inside `ctx.scope()`."""
-    page = keyset_page(ctx, _filtered(ctx), _url(ctx), PAGE_SIZE, filtered=filters(ctx).is_filtered)
-    return replace(page, rows=listed(ctx, page.rows), **tools_of(ctx).table(ctx))
+    page = keyset_page(ctx, _select_entries(ctx), _url(ctx), PAGE_SIZE, filtered=filters(ctx).is_filtered)
+    return replace(page, rows=list_entries(ctx, page.rows), **tools_of(ctx).table(ctx))
 
 
-def exported_rows(ctx: PageContext) -> list[tuple[Any, ...]]:
+def export_rows(ctx: PageContext) -> list[tuple[Any, ...]]:
     """Return the newest entries with the page's filters, as EXPORTED_COLUMNS. Call inside `ctx.scope()`."""
-    rows = list(_filtered(ctx).order_by("-pk")[:MAX_EXPORTED])
+    rows = list(_select_entries(ctx).order_by("-pk")[:MAX_EXPORTED])
     words = _words(ctx, rows)
-    return [_exported(row, _changes(row, words)) for row in rows]
+    return [_format_row(row, _changes(row, words)) for row in rows]
 
 
 _COLUMNS = {
@@ -121,7 +121,7 @@ _DEFAULT = ("time", "actor", "changed")
 TOOLS = ListTools(
     "audit",
     exported=EXPORTED_COLUMNS,
-    rows=exported_rows,
+    rows=export_rows,
     columns=_COLUMNS,
     views=(
         (_lazy("All"), {}),
@@ -134,7 +134,7 @@ TOOLS = ListTools(
 OPERATOR_TOOLS = ListTools(
     "operator-audit",
     exported=EXPORTED_COLUMNS,
-    rows=exported_rows,
+    rows=export_rows,
     columns={"time": _lazy("Time"), "actor": _lazy("Actor"), "tenant": _lazy("Tenant"), **_COLUMNS},
     default=("time", "actor", "tenant", "changed"),
 )
@@ -144,7 +144,7 @@ def tools_of(ctx: PageContext) -> ListTools:
     return OPERATOR_TOOLS if ctx.access is None else TOOLS
 
 
-def _exported(row: AuditEntry, changes: Sequence[AuditChange]) -> tuple[Any, ...]:
+def _format_row(row: AuditEntry, changes: Sequence[AuditChange]) -> tuple[Any, ...]:
     texts = (f"{change.field}: {change.before or '–'} → {change.after or '–'}" for change in changes)
     return (
         *(row.created_at.isoformat(), row.actor, row.ip_address, row.action, row.object_name, row.object_type),
@@ -156,7 +156,7 @@ def _url(ctx: PageContext) -> str:
     return ctx.request.path.partition("panels/")[0]
 
 
-def _filtered(ctx: PageContext) -> QuerySet[AuditEntry]:
+def _select_entries(ctx: PageContext) -> QuerySet[AuditEntry]:
     rows = _entries(ctx).filter(
         **{_TEXTS[n]: v for n in _TEXTS if (v := text_param(ctx, n, 200))}, **_time_lookups(ctx)[0]
     )
@@ -166,7 +166,7 @@ def _filtered(ctx: PageContext) -> QuerySet[AuditEntry]:
     return rows
 
 
-def listed(ctx: PageContext, rows: Sequence[AuditEntry]) -> list[ListedEntry]:
+def list_entries(ctx: PageContext, rows: Sequence[AuditEntry]) -> list[ListedEntry]:
     """Return entries in words."""
     tenants, words = _tenants(ctx, rows), _words(ctx, rows)
     return [_entry(ctx, row, tenants, _changes(row, words)) for row in rows]
@@ -175,7 +175,7 @@ def listed(ctx: PageContext, rows: Sequence[AuditEntry]) -> list[ListedEntry]:
 def detail(ctx: PageContext, pk: int) -> dict[str, Any]:
     """Return one entry with all changes. Call inside `ctx.scope()`."""
     row = first_or_404(_entries(ctx).filter(pk=pk))
-    (entry,) = listed(ctx, [row])
+    (entry,) = list_entries(ctx, [row])
     changes = _changes(row, _words(ctx, [row]))
     return {"entry": entry, "row": row, "changes": changes}
 

@@ -15,9 +15,9 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from billing.amounts import DEFAULT_CURRENCY
+from billing.currencies.amounts import DEFAULT_CURRENCY
 from billing.models import Budget, BudgetPeriod, PriceBookAssignment
-from frontend.core.backend_messages import lazy_translated
+from frontend.core.backend_messages import translate_lazily
 from frontend.core.languages import day_text
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money, exact
@@ -128,7 +128,7 @@ _VERBS = {
     "voided": _lazy("voided"),
     "withdrawn": _lazy("withdrawn"),
     "written_off": _lazy("written off"),
-    **{f"{group.name}_updated": lazy_translated(group.audit_verb) for group in GROUPS},
+    **{f"{group.name}_updated": translate_lazily(group.audit_verb) for group in GROUPS},
 }
 _FIELDS = {
     "user_id": _lazy("User"),
@@ -163,7 +163,7 @@ _FIELDS = {
     "url": "URL",
     "dry_run": _lazy("Dry run"),
     "why": _lazy("Reason"),
-    **{setting.name: lazy_translated(setting.audit_label) for setting in SETTINGS.values() if setting.audit_label},
+    **{setting.name: translate_lazily(setting.audit_label) for setting in SETTINGS.values() if setting.audit_label},
 }
 _CENTS = {"cents", "total", "fee", "top_up_cents", "top_up_below"}
 _BUDGET_AMOUNTS = {"amount", "rollover_limit", "temporary_increase"}

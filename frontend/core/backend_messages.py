@@ -16,16 +16,16 @@ from django.utils.functional import lazy
 from django.utils.html import avoid_wrapping
 from django.utils.translation import get_language, gettext, ngettext
 
-from frontend.core.languages import localized
+from frontend.core.languages import localize
 
 PATTERNS = Path(__file__).parents[1] / "locale" / "backend_texts.json"
 MAX_LENGTH = 1000  # longer texts are shown as they are
 _PLACEHOLDER = re.compile(r"%\((\w+)\)s")
-_DURATION = re.compile(r"(\d+)\xa0(year|month|week|day|hour|minute)s?")  # of Django's timesince
+_DURATION = re.compile(r"(\d+)\xa0(year|month|week|day|hour|minute)s?")  # units in texts of Django's timesince
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 
-def translated(text: str) -> str:
+def translate_message(text: str) -> str:
     """Return the text in the language of the page, or unchanged if it is not known.
 
     A text after a name, such as `web: restarting`, is translated too.
@@ -36,12 +36,12 @@ def translated(text: str) -> str:
         if match := pattern.fullmatch(text):
             return gettext(message) % {name: _value(value) for name, value in match.groupdict().items()}
     name, separator, rest = text.partition(": ")
-    return f"{name}{separator}{translated(rest)}" if separator else text
+    return f"{name}{separator}{translate_message(rest)}" if separator else text
 
 
-def lazy_translated(text: str) -> str:
+def translate_lazily(text: str) -> str:
     """Return the text in the language in which it is shown. For texts that are created when a module is loaded."""
-    return lazy(translated, str)(text)
+    return lazy(translate_message, str)(text)
 
 
 @cache
@@ -63,5 +63,5 @@ def _value(value: str) -> str:
         number, unit = int(match.group(1)), match.group(2)
         return avoid_wrapping(ngettext(f"%(num)d {unit}", f"%(num)d {unit}s", number) % {"num": number})
     if _NUMBER.fullmatch(value):
-        return localized(value)
-    return translated(value) if " " in value else value
+        return localize(value)
+    return translate_message(value) if " " in value else value

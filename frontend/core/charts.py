@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import Any, Literal
 
-from billing.amounts import FEMTO_A_CENT
+from billing.currencies.amounts import FEMTO_A_CENT
 from frontend.core import timezones
-from frontend.core.languages import day_text, localized
+from frontend.core.languages import day_text, localize
 from frontend.core.numbers import Money, compact, duration, exact, page_currency
 
 Unit = Literal["usd", "tokens", "count", "decimal", "ms", "percent"]
@@ -117,7 +117,7 @@ def format_value(value: int | None, unit: Unit) -> str:
     if unit == "ms":
         return duration(value)
     if unit in ("decimal", "percent"):
-        return localized(f"{value // 100}.{value % 100:02}{'%' if unit == 'percent' else ''}")
+        return localize(f"{value // 100}.{value % 100:02}{'%' if unit == 'percent' else ''}")
     return exact(value)
 
 

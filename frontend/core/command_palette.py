@@ -32,8 +32,8 @@ def _find_actions(ctx: PageContext, typed: str) -> Iterator[SearchResult]:
             yield SearchResult(action.label, ctx.url(action.route), action.icon)
 
 
-def _found(ctx: PageContext, typed: str) -> Iterator[SearchResultGroup]:
-    """Yield actions and what the finders of the screens find, in the order of the sidebar."""
+def _find(ctx: PageContext, typed: str) -> Iterator[SearchResultGroup]:
+    """Yield actions and the results of the screens' finders, in the order of the sidebar."""
     kinds: defaultdict[str, list[Iterable[SearchResult]]] = defaultdict(list)
     kinds[_("Actions")].append(_find_actions(ctx, typed))
     for screen in screens_of(ctx):
@@ -51,7 +51,7 @@ def _results(ctx: PageContext) -> tuple[SearchResultGroup, ...]:
     found = [SearchResultGroup(_("Pages"), pages)]
     if typed:
         with ctx.scope():
-            found += _found(ctx, typed)
+            found += _find(ctx, typed)
     return tuple(hits for hits in found if hits.hits)
 
 

@@ -16,7 +16,7 @@ MAX_CHIP_CHOICES = 100
 class FilterChip:
     """One filter. `chosen` is the label of its value; empty: the filter is off. Without `choices` its value is text."""
 
-    name: str  # of the parameter
+    name: str  # name of the parameter
     label: str
     chosen: str
     clear_url: str

@@ -24,7 +24,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Gauge:
-    """The used part and the forecast, on a scale that ends a little past the limit."""
+    """The used part and the forecast, on a scale that ends above the limit."""
 
     spent: str  # percent of the width
     forecast: str | None

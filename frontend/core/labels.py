@@ -12,7 +12,7 @@ _OUTCOMES = {
     "refused": _lazy("Rejected"),
 }
 OUTCOME_KINDS = {"completed": "good", "failed": "bad", "limited": "warn", "refused": "warn", "cancelled": ""}
-METRIC_LABELS = {  # of experiments
+METRIC_LABELS = {  # labels of experiments' metrics
     "cost": _lazy("Cost per 1,000 requests"),
     "ttft": _lazy("Time to first token"),
     "itl": _lazy("Inter-token latency"),

@@ -66,7 +66,7 @@ def in_english(text: str) -> str:
         return str(text)
 
 
-def localized(number: str) -> str:
+def localize(number: str) -> str:
     """Return a number that is written in English with the separators of the language: `1,234.5` as `1.234,5`."""
     return number.translate(_SWAPPED) if is_german() else number
 

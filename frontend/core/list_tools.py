@@ -1,4 +1,4 @@
-"""What every list offers beside its rows: saved views, a choice of columns, and exports."""
+"""The tools of every list: saved views, a choice of columns, and exports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ExportedRows = Callable[[PageContext], Iterable[Sequence[csv_tables.Value]]]
 
 @dataclass(frozen=True)
 class ListTools:
-    """The tools of one list.
+    """The tools and the columns of one list.
 
     `screen` is the name of its URL. `columns` are those that can be hidden; labels are those of the tag `table`.
     `rows` returns the rows of an export, as `exported`, inside `ctx.scope()`. `views` are those that every user has.
@@ -38,18 +38,18 @@ class ListTools:
     views: tuple[View, ...] = ()
     default: tuple[str, ...] = ()  # shown columns; empty: all
 
-    def shown(self, ctx: PageContext) -> tuple[str, ...]:
+    def read_columns(self, ctx: PageContext) -> tuple[str, ...]:
         """Return the shown columns in their order. The query string has them if they are not the default."""
         wanted = text_param(ctx, "columns", 200).split(",")
         return tuple(name for name in self.columns if name in wanted) or self._default
 
     def headings(self, ctx: PageContext) -> list[str]:
         """Return the labels of the shown columns, for the tag `table`."""
-        return [str(self.columns[name]) for name in self.shown(ctx)]
+        return [str(self.columns[name]) for name in self.read_columns(ctx)]
 
     def table(self, ctx: PageContext) -> dict[str, Any]:
         """Return the names and labels of the shown columns, for a panel or a `ListPage`."""
-        return {"columns": self.shown(ctx), "headings": self.headings(ctx)}
+        return {"columns": self.read_columns(ctx), "headings": self.headings(ctx)}
 
     def page(self, ctx: PageContext) -> dict[str, Any]:
         """Return the context of the page around the list. Call inside `ctx.scope()`. Operators have no saved views."""
@@ -64,7 +64,7 @@ class ListTools:
 
     def column_choices(self, ctx: PageContext) -> list[Choice]:
         """Return a link for each column that shows or hides it. One column always stays."""
-        shown, url = self.shown(ctx), ctx.url(self.screen)
+        shown, url = self.read_columns(ctx), ctx.url(self.screen)
         found = []
         for name, label in self.columns.items():
             changed = tuple(other for other in self.columns if (other in shown) != (other == name))

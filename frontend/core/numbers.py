@@ -8,8 +8,16 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 
-from billing.amounts import DEFAULT_CURRENCY, FEMTO_A_NANO, FEMTO_DIGITS, decimal, half_up, minor_digits, symbol
-from frontend.core.languages import is_german, localized
+from billing.currencies.amounts import (
+    DEFAULT_CURRENCY,
+    FEMTO_A_NANO,
+    FEMTO_DIGITS,
+    decimal,
+    half_up,
+    minor_digits,
+    symbol,
+)
+from frontend.core.languages import is_german, localize
 
 _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
 _SMALLEST = 1000 * FEMTO_A_NANO  # amounts below a cent are shown to the millionth of a dollar
@@ -85,7 +93,7 @@ class Money:
     def exact_text(self) -> str:
         """All digits with the currency: $8587.3012."""
         whole, _, rest = self.exact.partition(".")
-        return "".join(self._written("", whole, rest))
+        return "".join(self._format_parts("", whole, rest))
 
     @property
     def text(self) -> str:
@@ -102,9 +110,9 @@ class Money:
         if 0 < amount < unit:
             millionths = half_up(amount, _SMALLEST)
             whole, _, rest = decimal(max(1, millionths), 6, digits).partition(".")
-            return self._written(sign if millionths else f"{sign}<", whole, rest)
+            return self._format_parts(sign if millionths else f"{sign}<", whole, rest)
         dollars, cents = divmod(half_up(amount, unit), 10**digits)
-        return self._written(sign, f"{dollars:,}", f"{cents:0{digits}}" if digits else "")
+        return self._format_parts(sign, f"{dollars:,}", f"{cents:0{digits}}" if digits else "")
 
     def parts_at(self, places: int) -> tuple[str, str]:
         """Return the dollars and exactly `places` decimals: ("$0", ".0042"). A smaller amount: ("<$0", ".0001")."""
@@ -113,13 +121,13 @@ class Money:
         if amount and not shown:
             sign, shown = f"{sign}<", 1
         whole, rest = divmod(shown, 10**places)
-        return self._written(sign, f"{whole:,}", f"{rest:0{places}}" if places else "")
+        return self._format_parts(sign, f"{whole:,}", f"{rest:0{places}}" if places else "")
 
-    def _written(self, sign: str, whole: str, rest: str) -> tuple[str, str]:
+    def _format_parts(self, sign: str, whole: str, rest: str) -> tuple[str, str]:
         """Return the parts of an amount in the language: ("$1,234", ".56"), or ("1.234", ",56 $") in German."""
         if is_german():
             fraction = f",{rest}" if rest else ""
-            return f"{sign}{localized(whole)}", f"{fraction}\N{NO-BREAK SPACE}{self.symbol.strip()}"
+            return f"{sign}{localize(whole)}", f"{fraction}\N{NO-BREAK SPACE}{self.symbol.strip()}"
         return f"{sign}{self.symbol}{whole}", f".{rest}" if rest else ""
 
 
@@ -166,12 +174,12 @@ class Margin:
         tenths = self.amount.femto * 1000 // self.price
         whole, tenth = divmod(abs(tenths), 10)
         sign = "−" if tenths < 0 else ""
-        return localized(f"{sign}{whole:,}%" if whole >= 1000 else f"{sign}{whole}.{tenth}%")
+        return localize(f"{sign}{whole:,}%" if whole >= 1000 else f"{sign}{whole}.{tenth}%")
 
 
 def exact(value: int) -> str:
     """Return all digits in groups of three: 12,510,000."""
-    return localized(f"{value:,}")
+    return localize(f"{value:,}")
 
 
 def compact(value: int) -> str:
@@ -180,7 +188,7 @@ def compact(value: int) -> str:
         if value >= unit:
             places = 2 if value < 10 * unit else 1 if value < 100 * unit else 0
             whole, rest = divmod(value * 10**places // unit, 10**places)
-            return localized(f"{whole}.{rest:0{places}}{name}" if places else f"{whole}{name}")
+            return localize(f"{whole}.{rest:0{places}}{name}" if places else f"{whole}{name}")
     return str(value)
 
 
@@ -189,7 +197,7 @@ def share(part: int, whole: int) -> str:
     if whole <= 0:
         return "–"
     tenths = part * 1000 // whole
-    return localized(f"{tenths // 10}.{tenths % 10}%")
+    return localize(f"{tenths // 10}.{tenths % 10}%")
 
 
 def duration(microseconds: int) -> str:
@@ -198,4 +206,4 @@ def duration(microseconds: int) -> str:
     if milliseconds < 1000:
         return f"{milliseconds} ms"
     hundredths = milliseconds // 10
-    return localized(f"{hundredths // 100}.{hundredths % 100:02} s")
+    return localize(f"{hundredths // 100}.{hundredths % 100:02} s")

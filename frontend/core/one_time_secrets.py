@@ -53,8 +53,8 @@ def create_secret(
             url, secret = action(data)
             rows = _rows(ctx)
             if name:
-                rows.filter(**_named(ctx, name)).update(body=url.encode())
-            rows.filter(**_named(ctx, f"secret {url}")).delete()
+                rows.filter(**_make_lookup(ctx, name)).update(body=url.encode())
+            rows.filter(**_make_lookup(ctx, f"secret {url}")).delete()
             _insert(ctx, f"secret {url}", _cipher(ctx, url).encrypt(secret.encode()))
             return url
 
@@ -81,7 +81,7 @@ def take_secret(ctx: PageContext) -> str | None:
     """Return the secret that waits for this page and delete it. None if it was read before, or is too old."""
     url = ctx.request.path
     with ctx.scope():
-        rows = _rows(ctx).filter(**_named(ctx, f"secret {url}"))
+        rows = _rows(ctx).filter(**_make_lookup(ctx, f"secret {url}"))
         row = rows.select_for_update().first()
         if row is None or row.body is None:
             return None
@@ -100,14 +100,14 @@ def _claim(ctx: PageContext, name: str) -> str | None:
         with transaction.atomic():
             _insert(ctx, name, b"")
     except IntegrityError:
-        row = _rows(ctx).filter(**_named(ctx, name)).get()
+        row = _rows(ctx).filter(**_make_lookup(ctx, name)).get()
         return bytes(row.body or b"").decode()
     return None
 
 
 def _insert(ctx: PageContext, name: str, body: bytes) -> None:
     tenant_id = None if ctx.access is None else ctx.tenant.pk
-    row = IdempotentResponse(tenant_id=tenant_id, request_hash=b"", status=303, body=body, **_named(ctx, name))
+    row = IdempotentResponse(tenant_id=tenant_id, request_hash=b"", status=303, body=body, **_make_lookup(ctx, name))
     row.save(force_insert=True)
 
 
@@ -121,7 +121,7 @@ def _rows(ctx: PageContext) -> QuerySet[IdempotentResponse]:
     return rows
 
 
-def _named(ctx: PageContext, name: str) -> dict[str, str]:
+def _make_lookup(ctx: PageContext, name: str) -> dict[str, str]:
     """Return the unique name of a row of this user. API calls of the same user have another caller."""
     return {"caller": f"console:{ctx.user.pk}", "name": hashlib.sha256(name.encode()).hexdigest()}
 

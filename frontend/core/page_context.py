@@ -19,7 +19,7 @@ from django.utils import timezone
 from django.utils.http import urlencode
 from django.views.decorators.cache import never_cache
 
-from billing.amounts import DEFAULT_CURRENCY
+from billing.currencies.amounts import DEFAULT_CURRENCY
 from billing.pricing.currencies import currency_of
 from frontend.core.impersonation import READ_PERMISSIONS, impersonation_of
 from frontend.core.numbers import shown_currency
@@ -149,7 +149,7 @@ def tenant_page(
 
     def decorate(view: View) -> Callable[..., HttpResponseBase]:
         @wraps(view)
-        def wrapped(request: HttpRequest, slug: str, **arguments: Any) -> HttpResponseBase:
+        def handle(request: HttpRequest, slug: str, **arguments: Any) -> HttpResponseBase:
             def enter(user: User) -> PageContext:
                 accessible = accesses(user, slug) if user.is_staff else accesses(user)
                 found = [access for access in accessible if access.tenant.slug == slug]
@@ -161,7 +161,7 @@ def tenant_page(
 
             return _run(request, view, enter, needs, methods, required)
 
-        return with_cost(cost, never_cache(wrapped))
+        return with_cost(cost, never_cache(handle))
 
     return decorate
 
@@ -173,7 +173,7 @@ def operator_page(
 
     def decorate(view: View) -> Callable[..., HttpResponseBase]:
         @wraps(view)
-        def wrapped(request: HttpRequest, **arguments: Any) -> HttpResponseBase:
+        def handle(request: HttpRequest, **arguments: Any) -> HttpResponseBase:
             def enter(user: User) -> PageContext:
                 if not user.is_staff:
                     raise Http404
@@ -181,7 +181,7 @@ def operator_page(
 
             return _run(request, view, enter, None, methods, step_up)
 
-        return with_cost(cost, never_cache(wrapped))
+        return with_cost(cost, never_cache(handle))
 
     return decorate
 

@@ -56,14 +56,14 @@ class Panels:
         seen = [panel for panel in self._panels.values() if ctx.may(panel.needs)]
         later = {panel for panel in seen if (panel.lazy(ctx) if callable(panel.lazy) else panel.lazy)}
         _build_together(ctx, [panel for panel in seen if panel not in later])
-        return {panel.name: self._shown(ctx, panel, later=panel in later) for panel in seen}
+        return {panel.name: self._render(ctx, panel, later=panel in later) for panel in seen}
 
     def refresh(self, ctx: PageContext) -> HttpResponse:
         """Return the response to the refresh of one panel."""
         panel = self._panels.get(ctx.arguments["panel"])
         if panel is None or not ctx.may(panel.needs):
             raise Http404
-        shown = self._shown(ctx, panel, later=False)
+        shown = self._render(ctx, panel, later=False)
         return HttpResponse(shown.body, status=500 if shown.failed else 200, headers={"X-Panel": panel.name})
 
     def tenant_url(
@@ -75,7 +75,7 @@ class Panels:
     def operator_url(self, prefix: str) -> URLPattern:
         return path(f"{prefix}panels/<slug:panel>", operator_page()(self.refresh), name=self.route)
 
-    def _shown(self, ctx: PageContext, panel: Panel, *, later: bool) -> RenderedPanel:
+    def _render(self, ctx: PageContext, panel: Panel, *, later: bool) -> RenderedPanel:
         arguments = [value for name, value in ctx.arguments.items() if name != "panel"]
         url = ctx.url(self.route, *arguments, panel.name)
         if ctx.query:

@@ -11,7 +11,7 @@ from django.contrib import messages
 from django.http import HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
 
-from frontend.core.backend_messages import translated
+from frontend.core.backend_messages import translate_message
 from frontend.core.layout import Breadcrumb, layout_for
 from frontend.core.page_context import PageContext
 from frontend.core.panels import Panels
@@ -67,7 +67,7 @@ def run_action(form: forms.Form, action: Callable[[dict[str, Any]], T]) -> Actio
     try:
         return ActionResult(action(form.cleaned_data))
     except ActionRefused as exc:
-        form.add_error(None, translated(str(exc)))
+        form.add_error(None, translate_message(str(exc)))
         return None
 
 

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, urlencode
 from django.http import HttpResponse
 from django.utils.translation import gettext as _
 
-from frontend.core.backend_messages import translated
+from frontend.core.backend_messages import translate_message
 from frontend.core.lists import CURSORS, Choice, with_query
 from frontend.core.page_context import PageContext
 from frontend.core.rendering import redirect_with_message
@@ -56,7 +56,7 @@ def save_view(ctx: PageContext, screen: str) -> HttpResponse:
     try:
         row = actions.do_save_view(ctx.tenant, ctx.user, screen, sent.get("name", ""), query)
     except actions.ActionRefused as exc:
-        return redirect_with_message(ctx, url, translated(str(exc)), failed=True)
+        return redirect_with_message(ctx, url, translate_message(str(exc)), failed=True)
     return redirect_with_message(ctx, url, _("View %(name)s saved.") % {"name": row.name})
 
 

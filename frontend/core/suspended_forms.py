@@ -55,7 +55,7 @@ def _take_confirmed_form(request: HttpRequest) -> QueryDict | None:
     confirmed = request.session.get(_CONFIRMED)
     if confirmed is None or confirmed["url"] != request.get_full_path():
         return None
-    with transaction.atomic():  # of two concurrent requests, only one receives the form
+    with transaction.atomic():  # only one of two concurrent requests receives the form
         row = Session.objects.select_for_update().filter(pk=request.session.session_key).first()
         is_first = row is not None and _CONFIRMED in row.get_decoded()
         del request.session[_CONFIRMED]

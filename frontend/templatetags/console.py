@@ -13,9 +13,10 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from billing.amounts import FEMTO_DIGITS
-from frontend.core import backend_messages, gauges, labels, languages, layout, numbers
+from billing.currencies.amounts import FEMTO_DIGITS
+from frontend.core import gauges, labels, languages, layout, numbers
 from frontend.core.audit_words import action_label
+from frontend.core.backend_messages import translate_message
 from frontend.core.charts import Chart, Unit, format_value
 from frontend.core.labels import OUTCOME_KINDS, REQUEST_COUNTS, REQUEST_LABELS, outcome_label
 from frontend.core.languages import day_text
@@ -23,23 +24,18 @@ from frontend.core.numbers import Money
 from frontend.core.panels import RenderedPanel
 from frontend.tenant.budgets.amounts import BudgetAmount
 from inference_worker.contract.command_line import format_command
-from millrace.apps.request_log.models import RequestRecord
 from millrace.apps.request_log.selectors import served_model
 from tenants.models import User
 
 register = template.Library()
+register.filter(translate_message)
+register.filter(served_model)
 
 
 @register.simple_tag
 def page_currency() -> str:
     """Return the currency of the page's amounts."""
     return numbers.page_currency()
-
-
-@register.filter
-def translated(text: str) -> str:
-    """Return a text of another package in the language of the page."""
-    return backend_messages.translated(text)
 
 
 @register.filter
@@ -147,12 +143,6 @@ def action(value: str) -> str:
 @register.filter
 def milliseconds(value: int | None) -> str:
     return "–" if value is None else numbers.duration(value * 1000)
-
-
-@register.filter
-def served(record: RequestRecord) -> str:
-    """Return the model that answered a request; empty if it was rejected before it ran."""
-    return served_model(record)
 
 
 @register.filter

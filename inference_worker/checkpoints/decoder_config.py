@@ -79,10 +79,10 @@ def _every_full_layer(default: int) -> Callable[[Mapping[str, Any], int], list[b
 
 def _unrotated_windows(raw: Mapping[str, Any], num_layers: int) -> list[bool]:
     """Return SmolLM3's pattern: windows in the layers without rotary embedding."""
-    return [not rotates for rotates in _rotated(raw, num_layers)]
+    return [not rotates for rotates in _read_rotary_layers(raw, num_layers)]
 
 
-def _rotated(raw: Mapping[str, Any], num_layers: int) -> list[Any]:
+def _read_rotary_layers(raw: Mapping[str, Any], num_layers: int) -> list[Any]:
     """Return which layers have a rotary embedding, by default all but one in `no_rope_layer_interval`."""
     every = raw.get("no_rope_layer_interval", 4)
     default = [int(not isinstance(every, int) or every < 1 or (layer + 1) % every > 0) for layer in range(num_layers)]
@@ -268,7 +268,7 @@ def _read_decoder_config(raw: dict[str, Any], generation: dict[str, Any], path: 
         logit_divisor=read.number("logits_scaling", 1.0),
         moe=_moe(raw, read, family, num_layers),
         checkpoint_format=read_checkpoint_format(raw, read),
-        unrotated=_unrotated(raw, read, num_layers) if "no_rope_layers" in family.keys else (),
+        unrotated=_find_unrotated(raw, read, num_layers) if "no_rope_layers" in family.keys else (),
     )
 
 
@@ -301,8 +301,8 @@ def _windows(raw: Mapping[str, Any], read: ConfigReader, family: FamilyKeys, num
     return tuple(window if slide else 0 for slide in slides) if any(slides) else ()
 
 
-def _unrotated(raw: Mapping[str, Any], read: ConfigReader, num_layers: int) -> tuple[bool, ...]:
-    rotated = _rotated(raw, num_layers)
+def _find_unrotated(raw: Mapping[str, Any], read: ConfigReader, num_layers: int) -> tuple[bool, ...]:
+    rotated = _read_rotary_layers(raw, num_layers)
     if len(rotated) < num_layers or any(each not in (0, 1) for each in rotated):
         raise read.error(f"no_rope_layers must have a 0 or 1 for each of {num_layers} layers")
     return tuple(not each for each in rotated[:num_layers])

@@ -22,6 +22,13 @@ class TokenText(Protocol):
     def is_byte_level(self) -> bool:
         """Return whether `token_bytes` is defined for every token."""
 
+    @property
+    def neutral_ids(self) -> Sequence[int]:
+        """Return a text's ids that do not change the text of following tokens, except that these begin no text."""
+
+    def is_byte(self, token_id: int) -> bool:
+        """Return whether the token is a single byte. Such tokens in a row are decoded together."""
+
 
 # Four bytes make the longest character, so no honest text leaves more than three tokens waiting for their character.
 _MAX_PENDING_TOKENS = 8
@@ -33,6 +40,8 @@ class Detokenizer:
     `push` returns the text that cannot change any more. The text ends before the stop string, or after it with
     `include_stop`. `flush` returns the rest after the last token. With a
     `splitter`, both return only the answer's text, and `reasoning` is the reasoning's text of the last call.
+    With `continues`, the tokens continue a text, so the first one keeps a space that a decoder omits from the beginning
+    of a text.
     """
 
     def __init__(
@@ -42,11 +51,13 @@ class Detokenizer:
         splitter: ReasoningSplitter | None = None,
         *,
         include_stop: bool = False,
+        continues: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace") if tokenizer.is_byte_level else None
-        self._ids: list[int] = []  # recent tokens, because a token's text can depend on its neighbors
-        self._read = 0  # number of recent tokens whose text was returned
+        # Recent tokens, because a token's text can depend on its neighbors.
+        self._ids = list(tokenizer.neutral_ids) if continues and self._utf8 is None else []
+        self._read = len(self._ids)  # number of recent tokens whose text was returned
         self._stop = tuple(s for s in stop if s)
         self._include_stop = include_stop
         self._splitter = splitter
@@ -89,8 +100,14 @@ class Detokenizer:
         if text.endswith("\ufffd") and len(self._ids) - self._read < _MAX_PENDING_TOKENS:
             return ""
         # The tokens whose text was returned stay as context. The context starts where a text was complete, so that it
-        # does not start within a character.
-        self._ids = self._ids[self._read :]
+        # does not start within a character. It has no bytes, since a byte that is no character's would change theirs.
+        # Tokens that are not in the text, such as special ones, do not replace it.
+        if text and self._tokenizer.is_byte(token_id):
+            self._ids = list(self._tokenizer.neutral_ids)
+        elif text:
+            self._ids = self._ids[self._read :]
+        elif len(self._ids) > _MAX_PENDING_TOKENS:
+            self._ids.pop()
         self._read = len(self._ids)
         return text
 

@@ -30,7 +30,11 @@ from inference_worker.checkpoints.gguf_header import GGUFError
 from inference_worker.checkpoints.gguf_tokenizer import write_tokenizer
 from inference_worker.checkpoints.safetensors_header import MAX_TENSORS
 
-_ROW_BATCH_SIZE = 4096
+# By their names in generation_config.json, the keys below `general.sampling`.
+_SAMPLING_KEYS = {
+    "temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p", "repetition_penalty": "penalty_repeat",
+}  # fmt: skip
+_BATCH_NUMBERS = 1 << 17  # numbers that are converted at a time, in whole rows or heads
 _MAX_INDEX_DIGITS = 6  # digits of a layer's index
 _MAX_EXPERTS = 1 << 12  # experts in a layer
 
@@ -84,10 +88,20 @@ def write_settings(file: GGUFFile, directory: Path, *, keep_blocks: bool = False
     _write_json(directory / "config.json", config)
     _write_json(
         directory / "generation_config.json",
-        {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
+        {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")} | sampling_of(fields),
     )
     write_tokenizer(fields, directory)
     return converter
+
+
+def sampling_of(fields: Fields) -> dict[str, float]:
+    """Return the recommended sampling parameters, by their names in generation_config.json."""
+    values = {name: fields.file.fields.get(f"general.sampling.{key}") for name, key in _SAMPLING_KEYS.items()}
+    return {
+        name: float(f"{value:.7g}") if isinstance(value, float) else value
+        for name, value in values.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
 
 
 @dataclass(frozen=True)
@@ -123,15 +137,16 @@ class TensorConverter:
         """Yield the data of a converted tensor, in groups of rows."""
         part = _part(tensor)
         heads = self.permuted.get(part, 0)
-        rows = tensor.shape[0] if heads else _ROW_BATCH_SIZE
+        head_rows = _count_head_rows(tensor.shape[0], heads) if heads else 1
+        rows = head_rows * max(1, _BATCH_NUMBERS // (head_rows * tensor.shape[-1]))
         if self._keeps(tensor):
             for blocks in self.file.blocks(tensor, rows):
-                yield (_unpermute(blocks, heads) if heads else blocks).tobytes()
+                yield (_unpermute(blocks, head_rows) if heads else blocks).tobytes()
             return
         for values in self.file.rows(tensor, rows):
             block = values
             if heads:
-                block = _unpermute(values if len(tensor.shape) > 1 else values.T, heads)
+                block = _unpermute(values if len(tensor.shape) > 1 else values.T, head_rows)
             if self.architecture.norm_offset and part.endswith("_norm"):
                 block = values - np.float32(self.architecture.norm_offset)
             yield to_bfloat16(block).tobytes()
@@ -195,12 +210,20 @@ def _part(tensor: GGUFTensor) -> str:
     return tensor.name.rpartition(".")[0].rpartition(".")[2]
 
 
-def _unpermute(rows: npt.NDArray[Any], heads: int) -> npt.NDArray[Any]:
-    """Convert the row order of queries and keys from GGUF's rotation by pairs to rotation by halves."""
+def _count_head_rows(rows: int, heads: int) -> int:
+    if rows % (2 * heads):
+        raise GGUFError(f"{rows} rows do not divide into {heads} heads")
+    return rows // heads
+
+
+def _unpermute(rows: npt.NDArray[Any], head_rows: int) -> npt.NDArray[Any]:
+    """Convert the row order of queries and keys from GGUF's rotation by pairs to rotation by halves.
+
+    Args:
+        rows: of whole heads, which have `head_rows` each.
+    """
     count, columns = rows.shape
-    if count % (2 * heads):
-        raise GGUFError(f"{count} rows do not divide into {heads} heads")
-    return rows.reshape(heads, count // heads // 2, 2, columns).swapaxes(1, 2).reshape(count, columns)
+    return rows.reshape(count // head_rows, head_rows // 2, 2, columns).swapaxes(1, 2).reshape(count, columns)
 
 
 def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,19 @@ from inference_worker.checkpoints.gguf_fields import Fields
 from inference_worker.checkpoints.gguf_header import GGUFError
 from inference_worker.checkpoints.sentencepiece_file import BPE, UNIGRAM, PieceType, SentencePieceFile, VocabularyEntry
 
+log = logging.getLogger(__name__)
+
 # Rules by which a text is split before merging, by their names in GGUF files. None: GPT-2's pattern.
-_GPT2, _DIGITS = None, "digits"
+_GPT2, _DIGITS, _DEFAULT = None, "digits", "default"
 _SPLITS: dict[str, str | None] = {
+    "chatglm-bpe": tokenizer_convert.LLAMA3,
     "codeshell": _DIGITS,
     "command-r": _DIGITS,
     "dbrx": tokenizer_convert.LLAMA3,
     "deepseek-r1-qwen": tokenizer_convert.QWEN,
+    "default": _DEFAULT,
+    "falcon3": tokenizer_convert.LLAMA3,
+    "glm4": tokenizer_convert.LLAMA3,
     "gpt-2": _GPT2,
     "gpt-4o": tokenizer_convert.O200K,
     "llama-bpe": tokenizer_convert.LLAMA3,
@@ -28,6 +35,7 @@ _SPLITS: dict[str, str | None] = {
     "llama3": tokenizer_convert.LLAMA3,
     "megrez": tokenizer_convert.QWEN,
     "olmo": _GPT2,
+    "pixtral": tokenizer_convert.LLAMA3,
     "qwen2": tokenizer_convert.QWEN,
     "refact": _DIGITS,
     "smaug-bpe": tokenizer_convert.LLAMA3,
@@ -35,9 +43,24 @@ _SPLITS: dict[str, str | None] = {
     "starcoder": _DIGITS,
     "tekken": tokenizer_convert.TEKKEN,
 }
+# The patterns of the rule "default", each of which splits the pieces of those before.
+_DEFAULT_PATTERNS = (
+    r"[\p{P}\$\+<=>\^~\|]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"\p{N}+",
+    r"[0-9][0-9][0-9]",
+)
 _NORMALIZED = ("qwen2", "deepseek-r1-qwen")  # to NFC
-_WHOLE_WORDS = ("llama-bpe", "llama-v3", "llama3", "tekken", "gpt-4o")  # a word that is a token is not merged
+_LLAMA3_NAMES = ("llama-bpe", "llama-v3", "llama3", "falcon3", "pixtral")
+_WHOLE_WORDS = (*_LLAMA3_NAMES, "tekken", "gpt-4o")  # a word that is a token is not merged
 _MODELS = {"llama": BPE, "t5": UNIGRAM}
+# The rules of files that do not name one, by their architectures.
+_RULES = {"qwen2": "qwen2", "qwen2moe": "qwen2", "qwen3": "qwen2", "qwen3moe": "qwen2", "glm4": "glm4"}
+_LLAMA3_TOKEN, _UNKNOWN_TOKEN = "<|begin_of_text|>", "<unk>"
+# Values of `add_bos_token` and `add_eos_token` in files that do not have them, by the tokenizer's model. Of tokenizers
+# of bytes, these rules add the first token.
+_FRAMES = {"llama": (True, False), "t5": (False, True), "gpt2": (False, False)}
+_BOS_RULES = (*_LLAMA3_NAMES, "tekken")
 
 
 def write_tokenizer(fields: Fields, directory: Path) -> None:
@@ -55,9 +78,14 @@ def write_tokenizer(fields: Fields, directory: Path) -> None:
     }
     if model != "gpt2" and model not in _MODELS:
         raise fields.error(f"tokenizer {model!r:.40} is not supported; want gpt2, {' or '.join(_MODELS)}")
+    adds_bos, adds_eos = _FRAMES[model]
     try:
-        core = _from_merges(fields, tokens) if model == "gpt2" else _from_pieces(fields, tokens, _MODELS[model])
-        _add_frame(core, fields, special, default_bos=model == "llama")
+        if model == "gpt2":
+            rule = _rule(fields, tokens)
+            core, adds_bos = _from_merges(fields, tokens, rule), rule in _BOS_RULES
+        else:
+            core = _from_pieces(fields, tokens, _MODELS[model])
+        _add_frame(core, fields, special, adds_bos=adds_bos, adds_eos=adds_eos)
     except GGUFError:
         raise
     except Exception as exc:  # noqa: BLE001 - the tokenizers library raises plain Exception for invalid values
@@ -84,11 +112,20 @@ def _types(fields: Fields, tokens: list[str]) -> list[PieceType]:
     return [PieceType(value) for value in types]
 
 
-def _from_merges(fields: Fields, tokens: list[str]) -> tokenizers.Tokenizer:
-    """Return a tokenizer of bytes with merges."""
-    name = fields.text("tokenizer.ggml.pre", "default")
+def _rule(fields: Fields, tokens: list[str]) -> str:
+    """Return the name of the rule by which texts are split."""
+    name = fields.text("tokenizer.ggml.pre", "")
+    if not name:  # files of before 2024, and of some converters
+        is_llama3 = fields.architecture == "llama" and _LLAMA3_TOKEN in tokens
+        name = "llama-bpe" if is_llama3 else _RULES.get(fields.architecture, "default")
+        log.warning("%s does not have tokenizer.ggml.pre: texts are split by the rule %r", fields.file.path, name)
     if name not in _SPLITS:
         raise ValueError(f"the rule {name!r:.40} is not supported; want one of {', '.join(_SPLITS)}")
+    return name
+
+
+def _from_merges(fields: Fields, tokens: list[str], name: str) -> tokenizers.Tokenizer:
+    """Return a tokenizer of bytes with merges."""
     merges = []
     for line in fields.items("tokenizer.ggml.merges", str):
         left, _, right = line.partition(" ")
@@ -98,7 +135,12 @@ def _from_merges(fields: Fields, tokens: list[str]) -> tokenizers.Tokenizer:
         raise ValueError("it has two equal tokens")
     core = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=name in _WHOLE_WORDS))
     split = _SPLITS[name]
-    tokenizer_convert.set_byte_level(core, None if split == _DIGITS else split)
+    tokenizer_convert.set_byte_level(core, None if split in (_DIGITS, _DEFAULT) else split)
+    if split == _DEFAULT:
+        splits = [pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in _DEFAULT_PATTERNS]
+        core.pre_tokenizer = pre_tokenizers.Sequence(
+            [*splits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
     if split == _DIGITS:
         core.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -116,7 +158,7 @@ def _from_merges(fields: Fields, tokens: list[str]) -> tokenizers.Tokenizer:
 
 def _from_pieces(fields: Fields, tokens: list[str], model_type: int) -> tokenizers.Tokenizer:
     """Return a SentencePiece tokenizer."""
-    types, scores = _types(fields, tokens), fields.items("tokenizer.ggml.scores", float)
+    types, scores = _with_unknown(fields, tokens), fields.items("tokenizer.ggml.scores", float)
     if len(scores) != len(tokens):
         raise ValueError(f"{len(tokens)} tokens have {len(scores)} scores")
     charsmap = fields.get("tokenizer.ggml.precompiled_charsmap", list, [])
@@ -128,14 +170,35 @@ def _from_pieces(fields: Fields, tokens: list[str], model_type: int) -> tokenize
         adds_prefix=fields.get("tokenizer.ggml.add_space_prefix", bool, True),
         removes_spaces=fields.get("tokenizer.ggml.remove_extra_whitespaces", bool, False),
     )
-    return tokenizer_convert.from_sentencepiece(file, {}, accepts_unused=True)
+    return tokenizer_convert.from_sentencepiece(file, {}, is_gguf=True)
 
 
-def _add_frame(core: tokenizers.Tokenizer, fields: Fields, special: dict[str, str], *, default_bos: bool) -> None:
-    """Add the tokens at the beginning and the end of a text."""
+def _with_unknown(fields: Fields, tokens: list[str]) -> list[PieceType]:
+    """Return the types of the tokens with one unknown token, which files of Gemma 3 mark as a control token."""
+    types = _types(fields, tokens)
+    if types.count(PieceType.UNKNOWN) == 1:
+        return types
+    unknown = fields.token("unknown")
+    if unknown is None and _UNKNOWN_TOKEN in tokens:
+        unknown = tokens.index(_UNKNOWN_TOKEN)
+    if unknown is None or not 0 <= unknown < len(tokens):
+        return types
+    types = [PieceType.UNUSED if kind is PieceType.UNKNOWN else kind for kind in types]
+    types[unknown] = PieceType.UNKNOWN
+    return types
+
+
+def _add_frame(
+    core: tokenizers.Tokenizer, fields: Fields, special: dict[str, str], *, adds_bos: bool, adds_eos: bool
+) -> None:
+    """Add the tokens at the beginning and the end of a text.
+
+    Args:
+        adds_bos: the value of a file that does not have it; `adds_eos` as well.
+    """
     wanted = {
-        "bos": fields.get("tokenizer.ggml.add_bos_token", bool, default_bos),
-        "eos": fields.get("tokenizer.ggml.add_eos_token", bool, False),
+        "bos": fields.get("tokenizer.ggml.add_bos_token", bool, adds_bos),
+        "eos": fields.get("tokenizer.ggml.add_eos_token", bool, adds_eos),
     }
     frame = {
         name: (special[f"{name}_token"], token_id)

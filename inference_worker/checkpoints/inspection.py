@@ -29,8 +29,10 @@ from inference_worker.checkpoints.gguf_header import GGUFError
 from inference_worker.checkpoints.model_config import ConfigReader, ModelConfig, ModelError, read_json
 from inference_worker.checkpoints.model_source import link_with_tokenizer
 from inference_worker.checkpoints.safetensors_header import StoredTensor
+from inference_worker.checkpoints.sampling_files import read_sampling_defaults
 from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.checkpoints.tokenizer_convert import find_source
+from inference_worker.contract.sampling_defaults import format_sampling_defaults
 
 Format = Literal["safetensors", "gguf"]
 ProblemCode = Literal[
@@ -81,6 +83,8 @@ class CheckpointReport:
     has_chat_template: bool = False
     tool_parser: str | None = None  # value of a deployment's option of this name
     reasoning_parser: str | None = None
+    sampling_defaults: str = ""  # value of a deployment's option of this name
+    template_adaptations: tuple[str, ...] = ()  # changes of messages for the chat template
     license: str | None = None
 
     @property
@@ -123,6 +127,8 @@ class CheckpointReport:
             "chat_template": self.has_chat_template,
             "tool_parser": self.tool_parser if self.task == "generate" else None,
             "reasoning_parser": self.reasoning_parser if self.task == "generate" else None,
+            "sampling_defaults": self.sampling_defaults if self.task == "generate" else None,
+            "template_adaptations": list(self.template_adaptations) if self.has_chat_template else None,
             "license": self.license,
         }
 
@@ -144,7 +150,7 @@ def inspect_checkpoint(path: str | Path) -> CheckpointReport:
 def _inspect_directory(directory: Path) -> CheckpointReport:
     problems: list[CheckpointProblem] = []
     fields: dict[str, Any] = {"license": _license(directory)}
-    with _collected(problems, "damaged_file" if (directory / "config.json").exists() else "missing_file"):
+    with _collect_errors(problems, "damaged_file" if (directory / "config.json").exists() else "missing_file"):
         raw = read_json(directory / "config.json")
         fields |= _read_config(directory, raw, problems)
     fields |= _read_weights(directory, problems)
@@ -170,11 +176,12 @@ def _read_config(directory: Path, raw: dict[str, Any], problems: list[Checkpoint
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         fields["quantization"] = method if isinstance(method, str) else "unknown"
     count = len(problems)
-    with _collected(problems, "unsupported_quantization"):
+    with _collect_errors(problems, "unsupported_quantization"):
         read_checkpoint_format(raw, ConfigReader(raw, directory / "config.json"))
     if len(problems) == count:
-        with _collected(problems, "unsupported_config"):
+        with _collect_errors(problems, "unsupported_config"):
             fields["config"] = read_model_config(directory)
+            fields["sampling_defaults"] = format_sampling_defaults(read_sampling_defaults(directory))
     return fields
 
 
@@ -182,10 +189,10 @@ def _read_weights(directory: Path, problems: list[CheckpointProblem]) -> dict[st
     has_index = (directory / "model.safetensors.index.json").exists()
     is_pickled = not any(directory.glob("*.safetensors")) and any(any(directory.glob(name)) for name in _PICKLED)
     paths: list[Path] = []
-    with _collected(problems, "pickled_weights" if is_pickled and not has_index else "missing_file"):
+    with _collect_errors(problems, "pickled_weights" if is_pickled and not has_index else "missing_file"):
         paths = weight_files(directory)
     entries: dict[Path, dict[str, StoredTensor]] = {}
-    with _collected(problems, "damaged_file"):
+    with _collect_errors(problems, "damaged_file"):
         entries = read_tensor_entries(directory) if paths else {}
     sizes, counts = Counter[str](), Counter[str]()
     for tensor in chain.from_iterable(tensors.values() for tensors in entries.values()):
@@ -205,7 +212,7 @@ def _weight_fields(num_files: int, sizes: Counter[str], counts: Counter[str]) ->
 
 
 def _read_tokenizer(directory: Path, problems: list[CheckpointProblem]) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as scratch, _collected(problems, "unsupported_tokenizer"):
+    with tempfile.TemporaryDirectory() as scratch, _collect_errors(problems, "unsupported_tokenizer"):
         if source := find_source(directory):
             link_with_tokenizer(source, Path(scratch))
         tokenizer = Tokenizer.from_dir(scratch if source else directory)
@@ -216,6 +223,7 @@ def _read_tokenizer(directory: Path, problems: list[CheckpointProblem]) -> dict[
             "has_chat_template": tokenizer.has_chat_template,
             "tool_parser": tool_format.name if tool_format else "none",
             "reasoning_parser": reasoning_format.name if reasoning_format else "none",
+            "template_adaptations": tuple(tokenizer.probe_template().adaptations),
         }
     return {}
 
@@ -234,13 +242,14 @@ def _inspect_gguf(path: Path) -> CheckpointReport:
             architecture, license_name = (file.fields.get(f"general.{key}") for key in ("architecture", "license"))
             fields |= {"architecture": str(architecture), "num_files": 1, "license": _short_text(license_name)}
             fields |= _gguf_weights(file)
-            with _collected(problems, "unsupported_config"):
+            with _collect_errors(problems, "unsupported_config"):
                 metadata = Fields(file)
-                with _collected(problems, "unsupported_architecture"):
+                with _collect_errors(problems, "unsupported_architecture"):
                     architecture_of(metadata)
-            with _collected([] if problems else problems, "unsupported_config"):
+            with _collect_errors([] if problems else problems, "unsupported_config"):
                 write_settings(file, Path(scratch))
                 fields["config"] = read_model_config(Path(scratch))
+                fields["sampling_defaults"] = format_sampling_defaults(read_sampling_defaults(Path(scratch)))
                 fields |= _read_tokenizer(Path(scratch), problems)
     except GGUFError as exc:
         problems.append(CheckpointProblem("damaged_file", str(exc)))
@@ -267,7 +276,7 @@ def _gguf_weights(file: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _collected(problems: list[CheckpointProblem], code: ProblemCode) -> Iterator[None]:
+def _collect_errors(problems: list[CheckpointProblem], code: ProblemCode) -> Iterator[None]:
     """Add an error to the problems instead of raising it."""
     try:
         yield

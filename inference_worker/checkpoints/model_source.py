@@ -24,7 +24,7 @@ from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.command_line import format_command
 from inference_worker.contract.settings import EMBEDDED, HUB_PREFIX, ModelSpec
 
-CONVERTER_VERSION = 2  # version of gguf_convert.py, in the converted directory's name
+CONVERTER_VERSION = 4  # version of gguf_convert.py, in the converted directory's name
 Progress = Callable[[int, int], None]
 
 __all__ = ["ModelError", "ensure_model"]
@@ -145,7 +145,7 @@ def _build_once(target: Path, build: Callable[[Path], None]) -> Path:
         return target
     models = target.parent
     models.mkdir(parents=True, exist_ok=True)
-    with _locked(models / f".{target.name}.lock"):
+    with _lock(models / f".{target.name}.lock"):
         if target.is_dir():  # another process created it meanwhile
             return target
         for stale in models.glob(f".{target.name}.*.partial"):  # of a process that was killed
@@ -174,7 +174,7 @@ def _stem(name: str) -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _lock(path: Path) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed, also by a crash
         yield

@@ -15,7 +15,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,7 @@ class ModelStore:
 
         Return the directory for its download, with the files of an interrupted pull; None if the model is complete.
         """
-        with _locked(directory):
+        with _lock(directory):
             if directory.is_dir():
                 yield None
             else:
@@ -189,7 +189,7 @@ class ModelStore:
 
     def remove(self, directory: Path) -> None:
         """Remove a model, complete or not. A process that has its files open can still read them."""
-        with _locked(directory):
+        with _lock(directory):
             for path in (directory, _partial(directory)):
                 if path.exists():
                     removed = path.with_name(f".{directory.name}.{uuid.uuid4().hex}.removed")
@@ -217,6 +217,26 @@ def read_manifest(directory: Path) -> StoredModel:
     except (KeyError, TypeError, ValueError, ModelError) as exc:
         raise ModelError(f"{directory / MANIFEST}: damaged ({exc}); remove the model and pull it again") from None
     return model
+
+
+def find_stored(path: Path) -> StoredModel | None:
+    """Return the pulled model in a directory, or the part of it that is one file; None if the path was not pulled.
+
+    Raises:
+        ModelError: its manifest is damaged.
+    """
+    path = path.absolute()
+    for directory in (path,) if path.is_dir() else (path.parent, path.parent.parent):
+        if (directory / MANIFEST).is_file():
+            model = read_manifest(directory)
+            files = tuple(file for file in model.files if path in (directory, directory / file.path))
+            return replace(model, files=files) if files else None
+    return None
+
+
+def compute_checksum(path: Path, progress: Progress | None = None) -> str:
+    """Return the SHA-256 of a file."""
+    return _sha256(path, progress, 0, path.stat().st_size)
 
 
 def check_files(model: StoredModel) -> None:
@@ -293,7 +313,7 @@ def _partial(directory: Path) -> Path:
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def _lock(directory: Path) -> Iterator[None]:
     directory.parent.mkdir(parents=True, exist_ok=True)
     with directory.with_name(f".{directory.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed, also by a crash

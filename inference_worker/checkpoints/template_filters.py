@@ -65,7 +65,7 @@ def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
     charge = _CHARGES.get(name, _charge_process)
 
     @jinja2.pass_context
-    def charged(context: WorkContext, *args: Any, **kwargs: Any) -> Any:
+    def charge_and_call(context: WorkContext, *args: Any, **kwargs: Any) -> Any:
         budget = context.budget
         args = charge(budget, args, kwargs)
         units = _item_units(args, kwargs)
@@ -82,7 +82,7 @@ def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
             return budget.count_each(result, units)
         return result
 
-    return charged
+    return charge_and_call
 
 
 def _item_units(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
@@ -151,13 +151,13 @@ def _charged_test(function: Callable[..., Any], *, is_of_numbers: bool) -> Calla
     passes_environment = jinja2.utils._PassArg.from_obj(function) is jinja2.utils._PassArg.environment
 
     @jinja2.pass_context
-    def charged(context: WorkContext, *args: Any) -> Any:
+    def charge_and_call(context: WorkContext, *args: Any) -> Any:
         if is_of_numbers and not all(isinstance(value, int | float) for value in args):
             raise jinja2.TemplateError("a test of numbers in the chat template has another value")
         context.budget.process(*args)
         return function(context.environment, *args) if passes_environment else function(*args)
 
-    return charged
+    return charge_and_call
 
 
 def _to_text(budget: WorkBudget, value: Any) -> str:
@@ -269,7 +269,7 @@ def _charge(context: WorkContext, value: Any, units: int) -> Any:
 
 
 @jinja2.pass_context
-def _iterated(context: WorkContext, values: Any) -> Any:
+def _iterate(context: WorkContext, values: Any) -> Any:
     if isinstance(values, jinja2.runtime.LoopContext):
         raise jinja2.TemplateError("the chat template uses a loop as a value")
     return values
@@ -337,7 +337,7 @@ INTERNAL_FILTERS: Mapping[str, Callable[..., Any]] = {
     "(charge)": _charge,
     "(compare)": _compare,
     "(concatenate)": _concatenate,
-    "(iterated)": _iterated,
+    "(iterate)": _iterate,
     "(key)": _key,
     "(operand)": _operand,
     "(slice)": _slice,

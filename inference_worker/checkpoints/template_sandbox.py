@@ -110,7 +110,7 @@ class _Charges(jinja2.visitor.NodeTransformer):
         else:
             test = None
         self.generic_visit(node)
-        node.iter, node.test = _apply("(iterated)", node.iter), test
+        node.iter, node.test = _apply("(iterate)", node.iter), test
         return node
 
     def visit_Compare(self, node: jinja2.nodes.Compare) -> jinja2.nodes.Node:  # noqa: N802

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import string
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,12 @@ from typing import Any
 import tokenizers
 
 from inference_worker.checkpoints.chat_template import ChatTemplate, ChatTemplateError
+from inference_worker.checkpoints.control_tokens import ControlTokens, SeparatedContents
 from inference_worker.checkpoints.detokenizer import Detokenizer
+from inference_worker.checkpoints.input_encoder import EncodedInput, InputEncoder, InputLimit, fit_pair
 from inference_worker.checkpoints.model_config import ModelError, read_json, token_ids
 from inference_worker.checkpoints.reasoning import ReasoningSplitter
+from inference_worker.checkpoints.template_probe import TemplateTraits, probe_template
 from inference_worker.checkpoints.template_work import WorkBudget
 from inference_worker.contract.output_formats import (
     AUTO,
@@ -27,6 +32,7 @@ __all__ = ["ChatTemplateError", "Detokenizer", "Tokenizer"]
 
 MAX_TOKENIZER_BYTES = 256 << 20
 _SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # the name of a token of one byte
 
 
 class Tokenizer:
@@ -34,6 +40,8 @@ class Tokenizer:
 
     # Whether small prompts were measured to be rendered with little work; None: not measured.
     is_template_cheap: bool | None = None
+    # The forms of conversations that the chat template takes; None: not probed.
+    template_traits: TemplateTraits | None = None
 
     def __init__(
         self,
@@ -49,12 +57,15 @@ class Tokenizer:
         self._core = core
         self._core.no_truncation()
         self._core.no_padding()
+        self.inputs = InputEncoder(core)
         self.eos_token_ids = eos_token_ids
         self.model_max_length = model_max_length
         self.vocab_size: int = core.get_vocab_size(with_added_tokens=True)
         added = core.get_added_tokens_decoder()
+        self.control_tokens = ControlTokens(core, chat_template)
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._bytes_table = self._make_bytes_table() if self.is_byte_level else []
+        self.neutral_ids: Sequence[int] = () if self.is_byte_level else self._find_neutral_ids()
         self._chat = ChatTemplate(chat_template, dict(special_tokens)) if chat_template else None
         self.longest_token_bytes = self._measure_longest_token()
         # The formats in which the model writes tool calls and reasoning; None: it writes none that is parsed.
@@ -102,53 +113,99 @@ class Tokenizer:
         except ChatTemplateError as exc:
             raise ModelError(f"{directory}: {exc}") from None
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, separator: str = "") -> list[int]:
         """Return the ids of `text`.
 
-        `add_special_tokens` adds a beginning-of-text token if the model uses one.
+        Args:
+            add_special_tokens: adds a beginning-of-text token if the model uses one.
+            separator: a character of `ControlTokens` in the text, which gets no tokens.
         """
+        if separator:
+            return [token_id for token_id, *_ in self._encode_separated(text, separator, add_special_tokens)]
         # A batch of one, because `encode` does not release the GIL, for seconds if the text is long.
         (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
-    def encode_pair(self, first: str, second: str, max_second_tokens: int | None = None) -> tuple[list[int], int]:
-        """Return the ids of two texts in the form of a cross-encoder's input, and the position of the second text.
-
-        `max_second_tokens` truncates the second text. The position is the first token of type 1, or the length if the
-        tokenizer has one token type.
-        """
-        head, tail = (self._core.encode_batch_fast([text], add_special_tokens=False)[0] for text in (first, second))
-        if max_second_tokens is not None:
-            tail.truncate(max_second_tokens)
-        pair = self._core.post_process(head, tail)
-        types = pair.type_ids
-        return list(pair.ids), types.index(1) if 1 in types else len(types)
+    def _encode_separated(self, text: str, separator: str, add_special_tokens: bool) -> list[tuple[int, int, int]]:
+        """Return the ids of a text without those of its separators, each with its token's start and end in the text."""
+        (encoding,) = self._core.encode_batch([text], add_special_tokens=add_special_tokens)
+        return [
+            (token_id, start, end)
+            for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+            if not separator or text[start:end] != separator
+        ]
 
     def encode_rendered_pair(
         self,
         instruction: str,
         query: str,
         document: str,
+        limit: InputLimit | None = None,
         max_document_tokens: int | None = None,
         budget: WorkBudget | None = None,
-    ) -> list[int]:
+        *,
+        separates: bool = True,
+    ) -> EncodedInput:
         """Return the ids of a pair of texts in the chat template, with the roles query and document.
 
         Args:
             instruction: the system message; empty: none.
+            limit: of the whole pair, for which its texts are truncated.
             max_document_tokens: truncates the document.
             budget: as for `render_chat`.
+            separates: tokenizes control tokens in the texts as text.
 
         Raises:
             ChatTemplateError: the template cannot render the pair.
+            InputTooLong: the template leaves no room for the texts.
         """
-        if max_document_tokens is not None:
-            (encoding,) = self._core.encode_batch([document], add_special_tokens=False)
-            if len(encoding) > max_document_tokens:
-                document = document[: encoding.offsets[max_document_tokens - 1][1]]
         messages = [{"role": "system", "content": instruction}] if instruction else []
         messages += [{"role": "query", "content": query}, {"role": "document", "content": document}]
-        return self.encode(self.render_chat(messages, budget=budget), add_special_tokens=False)
+        separated = self.separate_contents(messages) if separates else None
+        messages, separator = (messages, "") if separated is None else (separated.messages, separated.separator)
+        keeps_end = limit is not None and limit.keeps_end
+        texts = [message["content"] for message in messages[-2:]]
+        tokens: list[list[tuple[int, int, int]]] = []
+
+        def render(*rooms: int) -> list[int]:
+            """Return the ids of the pair with at most these tokens of each text; without arguments, with all."""
+            parts = texts
+            if rooms:
+                found = zip(texts, tokens, rooms, strict=True)
+                parts = [_cut(text, spans, room, keeps_end=keeps_end) for text, spans, room in found]
+            pair = [{**message, "content": part} for message, part in zip(messages[-2:], parts, strict=True)]
+            rendered = self.render_chat([*messages[:-2], *pair], budget=budget)
+            rendered = rendered if separated is None else separated.restore(rendered)
+            return self.encode(rendered, add_special_tokens=False, separator=separator)
+
+        ids = render() if max_document_tokens is None else []
+        if max_document_tokens is None and (limit is None or len(ids) <= limit.max_tokens):
+            return EncodedInput(ids, second_start=len(ids))
+        tokens += [self._encode_separated(text, separator, add_special_tokens=False) for text in texts]
+        first, second = map(len, tokens)
+        is_truncated = max_document_tokens is not None and second > max_document_tokens
+        if max_document_tokens is not None:
+            second = min(second, max_document_tokens)
+            ids = render(first, second)
+        if limit is not None and len(ids) > limit.max_tokens:
+            ids, is_truncated = fit_pair(ids, render, first, second, limit), True
+        return EncodedInput(ids, is_truncated, len(ids))
+
+    def separate_contents(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> SeparatedContents | None:
+        """Return the inputs of the chat template with separators in their control tokens; None if they have none.
+
+        Raises:
+            ChatTemplateError: they cannot be separated.
+        """
+        try:
+            return self.control_tokens.separate(messages, tools or [], variables or {})
+        except ValueError as exc:
+            raise ChatTemplateError(str(exc)) from None
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`. Bytes that are not UTF-8 become U+FFFD."""
@@ -193,15 +250,32 @@ class Tokenizer:
         """Return the prompt's ids for `messages`. Raises as `render_chat` does."""
         return self.encode(self.render_chat(messages, tools, add_generation_prompt), add_special_tokens=False)
 
+    def probe_template(self) -> TemplateTraits:
+        """Return the forms of conversations that the chat template takes. It is probed in the first call."""
+        if self.template_traits is None:
+            self.template_traits = TemplateTraits() if self._chat is None else probe_template(self._chat)
+        return self.template_traits
+
     @property
     def template_takes_tools(self) -> bool:
         """Return whether the chat template includes tools in the prompt."""
         return self._chat is not None and self._chat.takes_tools
 
-    def detokenizer(self, params: SamplingParams, splitter: ReasoningSplitter | None = None) -> Detokenizer:
-        """Return a detokenizer for one output."""
+    def detokenizer(
+        self, params: SamplingParams, splitter: ReasoningSplitter | None = None, *, continues: bool = False
+    ) -> Detokenizer:
+        """Return a detokenizer for one output.
+
+        Args:
+            continues: the output continues the prompt's text.
+        """
         text = self if params.skip_special_tokens else _SpecialTokenText(self)
-        return Detokenizer(text, params.stop, splitter, include_stop=params.include_stop_str_in_output)
+        include_stop = params.include_stop_str_in_output
+        return Detokenizer(text, params.stop, splitter, include_stop=include_stop, continues=continues)
+
+    def is_continued(self, prompt: Sequence[int]) -> bool:
+        """Return whether an output continues the text of a prompt. After a special token it begins a text."""
+        return bool(prompt) and prompt[-1] not in self._special_ids
 
     @property
     def has_chat_template(self) -> bool:
@@ -224,11 +298,38 @@ class Tokenizer:
         table = self._bytes_table
         return table[token_id] if 0 <= token_id < len(table) else b""
 
-    def spell(self, token_id: int) -> bytes:
-        """Return the UTF-8 bytes of one token for display; for a special token, of its name."""
-        if token_id in self._special_ids or not self.is_byte_level:
+    def spell(self, token_id: int, *, begins_text: bool = False) -> bytes:
+        """Return the UTF-8 bytes of one token for display; for a special token, of its name.
+
+        Args:
+            begins_text: the token begins a text, whose first space a decoder may omit.
+        """
+        if self.is_byte_level and token_id not in self._special_ids:
+            return self.token_bytes(token_id) or b""
+        if (byte := self._byte_of(token_id)) is not None:
+            return bytes([byte])
+        if begins_text or token_id in self._special_ids:
             return self.decode([token_id], skip_special_tokens=False).encode()
-        return self.token_bytes(token_id) or b""
+        before, text = (
+            self.decode(ids, skip_special_tokens=False) for ids in (self.neutral_ids, [*self.neutral_ids, token_id])
+        )
+        return text[len(before) :].encode()
+
+    def is_byte(self, token_id: int) -> bool:
+        """Return whether a token is a single byte, in a tokenizer with other tokens for most characters."""
+        return self._byte_of(token_id) is not None
+
+    def _byte_of(self, token_id: int) -> int | None:
+        name = self._core.id_to_token(token_id) or ""
+        match = _BYTE_TOKEN.fullmatch(name)
+        # Without a decoder of bytes, it is a token like others.
+        return None if match is None or self.decode([token_id]) == name else int(match.group(1), 16)
+
+    def _find_neutral_ids(self) -> tuple[int, ...]:
+        """Return the ids of a text of one letter."""
+        found = map(self._core.token_to_id, string.ascii_letters)
+        first = next((token_id for token_id in found if token_id is not None), None)
+        return () if first is None else (first,)
 
     def _measure_longest_token(self) -> int:
         """Return the UTF-8 length of the longest token. A text has at least its length divided by this many tokens."""
@@ -259,10 +360,21 @@ class _SpecialTokenText:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.is_byte_level = tokenizer.is_byte_level
+        self.neutral_ids = tokenizer.neutral_ids
         self.token_bytes = tokenizer.spell
+        self.is_byte = tokenizer.is_byte
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def _cut(text: str, tokens: Sequence[tuple[int, int, int]], room: int, *, keeps_end: bool) -> str:
+    """Return the part of a text that has at most this many of its tokens, whose starts and ends are given."""
+    if len(tokens) <= room:
+        return text
+    if not room:
+        return ""
+    return text[tokens[-room][1] :] if keeps_end else text[: tokens[room - 1][2]]
 
 
 def byte_alphabet() -> dict[str, int]:

@@ -32,7 +32,7 @@ CONVERTER_VERSION = 1
 MAX_FILE_BYTES = 64 << 20
 MAX_TOKENS = 1 << 20
 MAX_TOKEN_BYTES = 1 << 10
-OTHER_FILES = ("tokenizer_config.json", "added_tokens.json", "merges.txt")  # that determine the result
+OTHER_FILES = ("tokenizer_config.json", "added_tokens.json", "merges.txt")  # files that determine the result
 SPACE = "▁"
 _XLM_ROBERTA_FILE = "sentencepiece.bpe.model"
 # The patterns by which tiktoken's encodings split a text before merging.
@@ -121,13 +121,14 @@ def _settings(directory: Path) -> dict[str, Any]:
 
 
 def from_sentencepiece(
-    file: SentencePieceFile, settings: Mapping[str, Any], *, accepts_unused: bool = False
+    file: SentencePieceFile, settings: Mapping[str, Any], *, is_gguf: bool = False
 ) -> tokenizers.Tokenizer:
     """Return the tokenizer of a SentencePiece model.
 
     Args:
         settings: tokenizer_config.json.
-        accepts_unused: unused pieces are not part of any merge, so no text gets them.
+        is_gguf: the pieces are those of a GGUF file. Unused ones are not part of any merge, so no text gets them.
+            User-defined ones are tokens that were added to the model, and split the text as control tokens do.
 
     Raises:
         ValueError: the model is damaged or not supported.
@@ -140,7 +141,7 @@ def from_sentencepiece(
     if len({piece.text for piece in file.pieces}) < len(file.pieces):
         raise ValueError("it has two equal pieces")
     own_pieces = [piece.text for piece in file.pieces if piece.type is PieceType.USER_DEFINED]
-    if own_pieces and (file.adds_prefix or file.removes_spaces):
+    if own_pieces and not is_gguf and (file.adds_prefix or file.removes_spaces):
         raise ValueError("user-defined pieces are supported only if the model keeps spaces and adds none")
     if not all(math.isfinite(piece.score) for piece in file.pieces):
         raise ValueError("a score is not a number")
@@ -148,7 +149,7 @@ def from_sentencepiece(
         vocab = [(piece.text, piece.score) for piece in file.pieces]
         model: Any = models.Unigram(vocab, unknown[0], byte_fallback=file.byte_fallback)
     elif file.model_type == sentencepiece_file.BPE:
-        if not accepts_unused and any(piece.type is PieceType.UNUSED for piece in file.pieces):
+        if not is_gguf and any(piece.type is PieceType.UNUSED for piece in file.pieces):
             raise ValueError("unused pieces are not supported")
         model = _sentencepiece_bpe(file, file.pieces[unknown[0]].text)
     else:

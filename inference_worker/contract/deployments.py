@@ -12,6 +12,8 @@ from enum import StrEnum
 
 import msgspec
 
+from inference_worker.contract.output_formats import AUTO
+from inference_worker.contract.sampling_defaults import parse_sampling_defaults
 from inference_worker.contract.settings import MODEL_NAME, ModelSpec
 
 WANTED_KEY = "millrace:deployments"
@@ -37,6 +39,8 @@ class WantedDeployment(msgspec.Struct, frozen=True):
     state: WantedState = WantedState.LOADED
     idle_seconds: int = 0  # after this time without requests the weights are dropped; 0: never
     default_max_tokens: int | None = None  # tokens of a response; None: the gateway's default
+    sampling_defaults: str = AUTO  # an option that `parse_sampling_defaults` reads
+    truncate_inputs: bool = True  # encoders: longer inputs are truncated if the request does not say
 
     def slots(self, pool: str) -> list[str]:
         """Return the names of the pool's slots, one for each replica; none if every worker has a replica."""
@@ -89,4 +93,5 @@ def decode_wanted(payload: bytes) -> WantedDeployments:
             raise ValueError("a deployment has an invalid name or no source")
         if not all(0 <= replicas <= MAX_DEPLOYMENTS for replicas in each.pools.values()):
             raise ValueError(f"deployment {each.spec.name} has an invalid number of replicas")
+        parse_sampling_defaults(each.sampling_defaults)
     return wanted

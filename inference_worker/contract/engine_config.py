@@ -7,13 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+DEFAULT_BLOCK_SIZE = 32  # tokens of a KV cache block
 DEFAULT_KV_BYTES = 1 << 30  # bytes of the KV cache on the CPU
 MAX_DRAFTING_SEQUENCES = 4  # in a step with drafts: at 8 sequences drafts cost more than they saved
 DEFAULT_KV_SHARE = 0.9  # share of a GPU's free memory; the rest is for a step's intermediate results
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 DTypeName = Literal["auto", "bfloat16", "float16", "float32"]
-CpuKernelsName = Literal["auto", "pytorch", "amx", "avx512", "avx2", "generic"]
+CpuKernelsName = Literal[
+    "auto",
+    "pytorch",
+    "amx",
+    "avx512+bf16",
+    "avx512+vnni",
+    "avx512",
+    "avx2+vnni",
+    "avx2",
+    "generic",
+    "neon+i8mm+bf16",
+    "neon+dotprod",
+    "neon",
+]
 ProfileName = Literal["latency", "balanced", "throughput"]
 SpeculationName = Literal["auto", "off"]
 KVCacheDTypeName = Literal["auto", "int8", "fp8"]
@@ -55,18 +69,18 @@ class EngineConfig:
     dtype: DTypeName = "auto"
     max_num_seqs: int = 64  # maximum sequences in a step
     max_num_batched_tokens: int = 512  # maximum tokens in a step
-    block_size: int = 32  # tokens per KV cache block
+    block_size: int = DEFAULT_BLOCK_SIZE  # tokens per KV cache block
     # Bytes of the KV cache, or its share of the memory that is free when the model is loaded. None: DEFAULT_KV_SHARE on
     # CUDA, DEFAULT_KV_BYTES on the CPU.
     kv_cache_memory: int | float | None = None
     # Of the keys and values; auto: the model's dtype. int8: C kernels, with scales. fp8: CUDA.
     kv_cache_dtype: KVCacheDTypeName = "auto"
-    threads: int = 0  # compute threads on the CPU; 0: one for each core of the process
+    threads: int = 0  # compute threads on the CPU; 0: as many as PyTorch has
     max_model_len: int | None = None  # tokens; lowers the model's limit
     long_prefill_token_threshold: int = 0  # maximum tokens of one prompt in a step; 0: no limit
     max_starting_tokens: int = 0  # maximum tokens of the prompts that start in a step beside few others; 0: no limit
     max_long_partial_prefills: int = 0  # maximum concurrent prefills of longer prompts; 0: no limit
-    locality_tokens: int = 0  # by which a tenant may be ahead if its next prompt is cached (scheduling/waiting.py)
+    locality_tokens: int = 0  # tokens that a tenant may be ahead if its next prompt is cached (scheduling/waiting.py)
     num_blocks: int | None = None  # usable KV blocks; None: as many as fit into kv_cache_memory
     prefix_cache: bool = True
     kv_offload_bytes: int = 0  # host memory for blocks evicted from the device; 0: no offload

@@ -76,8 +76,16 @@ def read_all(environ: Mapping[str, str], *classes: type[Any]) -> dict[str, Any]:
 
 
 def read_one(environ: Mapping[str, str], cls: type[Any], field: str) -> Any:
-    """Return the value of one field. The other settings may be missing."""
-    return read(next(var for var in variables(cls) if var.name == f"{PREFIX}{field.upper()}"), environ)
+    """Return the value of one field. The other settings may be missing.
+
+    Raises:
+        ValueError: the value is wrong; the message names the variable.
+    """
+    var = next(var for var in variables(cls) if var.name == f"{PREFIX}{field.upper()}")
+    try:
+        return read(var, environ)
+    except ValueError as exc:
+        raise ValueError(f"{var.name}: {exc}") from exc
 
 
 def unknown_names(environ: Mapping[str, str], *classes: type[Any]) -> list[str]:

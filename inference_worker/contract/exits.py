@@ -24,6 +24,7 @@ import structlog
 from inference_worker.contract import valkey
 from inference_worker.contract.journal import is_free
 from inference_worker.contract.messages import EXITS_KEY, REPLICAS_KEY, beat_key
+from inference_worker.contract.script_files import read_script
 
 log = structlog.get_logger(__name__)
 
@@ -31,16 +32,7 @@ EXIT_TTL_SECONDS = 3600
 LOCK_SECONDS = 0.5  # until forked children, which inherited the lock, have ended too
 _FILE = "replica"
 
-# KEYS exits, replicas, beat; ARGV replica id, retention in seconds.
-REPORT_EXIT = """
-local now = tonumber(redis.call('TIME')[1])
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
-redis.call('ZADD', KEYS[1], now, ARGV[1])
-for _, id in ipairs(redis.call('HKEYS', KEYS[2])) do
-    if id == ARGV[1] or string.sub(id, 1, #ARGV[1] + 1) == ARGV[1] .. '-' then redis.call('HDEL', KEYS[2], id) end
-end
-redis.call('DEL', KEYS[3])
-"""
+REPORT_EXIT = read_script(Path(__file__).parent / "lua" / "report_exit.lua")
 
 
 def take_over(broker: redis.Redis, directory: Path, replica_id: str) -> None:

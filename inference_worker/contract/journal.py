@@ -244,7 +244,7 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def journalled(directory: Path) -> list[tuple[ExecutionUsage, bytes]]:
+def read_journal(directory: Path) -> list[tuple[ExecutionUsage, bytes]]:
     """Return the events in a worker's journal as they are sent. The worker may write meanwhile.
 
     Raises:

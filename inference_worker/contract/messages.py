@@ -14,6 +14,7 @@ from functools import cached_property
 
 import msgspec
 
+from inference_worker.contract.compute_support import ComputeSupport, SlowReason
 from inference_worker.contract.metric_families import MetricsSnapshot
 from inference_worker.contract.request import (
     CacheBreakpoint,
@@ -33,13 +34,17 @@ USAGE_STREAM = "millrace:usage_events"
 USAGE_GROUP = "settler"
 # A hash: replica id -> Heartbeat. The gateway detects liveness by changes, with its own clock.
 REPLICAS_KEY = "millrace:replicas"
+# A hash: process id of a worker -> WorkerSupport. The process runs while `beat_key` of its id exists.
+SUPPORT_KEY = "millrace:worker_support"
 EXITS_KEY = "millrace:replica_exits"  # a sorted set of replicas whose process has exited: see exits.py
 # A hash: worker name -> "cordon" or "drain". These workers get no new work.
 CORDONS_KEY = "millrace:cordons"
+WORK_CHANNEL = "millrace:work"  # a message makes beat check whether tasks have work
 HEARTBEAT_SECONDS = 0.5
 REPLICA_SUSPECT_SECONDS = 2.5  # after this time without a heartbeat, a replica gets no new work
 REPLICA_LOST_SECONDS = 10.0  # after this time without a heartbeat, a replica's started executions fail
-# TTL of `millrace:replica_heartbeat:<replica>`. The remaining TTL gives the heartbeat's age by the broker's clock.
+# TTL of `millrace:replica_heartbeat:<replica>`, also of a process without replicas. The remaining TTL gives the
+# heartbeat's age by the broker's clock.
 HEARTBEAT_TTL_MS = 60_000
 GATEWAY_STREAM_LENGTH = 10_000  # batches; a gateway that is further behind reads the event logs
 INFERENCE_KEY_PREFIX = "millrace:inference:"  # beginning of the keys of the inference worker's Celery app
@@ -199,7 +204,7 @@ class ExecutionUsage(msgspec.Struct, frozen=True, dict=True):
     reasoning_tokens: int = 0  # output tokens that are reasoning
     usage_source: UsageSource = "engine"
     credential: int | None = None  # the upstream credential that the execution used
-    is_tenant_credential: bool = False  # which is the tenant's own, so that its use costs the operator nothing
+    is_tenant_credential: bool = False  # the tenant's own credential costs the operator nothing
     accepted_drafts: int = 0  # draft tokens that were verified; accepted ones are part of the output
     rejected_drafts: int = 0
     host_tokens: int = 0  # prompt tokens read from the prefix cache in CPU memory
@@ -310,7 +315,7 @@ class Machine(msgspec.Struct, frozen=True):
     dtype: str  # dtype of the computation
     max_model_len: int  # tokens
     block_size: int  # tokens of a KV cache block
-    is_slow: bool = False  # PyTorch computes, although the C kernels would be several times faster
+    slow: SlowReason | None = None  # why the model uses a slower backend than the machine's default
 
 
 class ReplicaPhase(StrEnum):
@@ -358,6 +363,13 @@ class Heartbeat(msgspec.Struct, frozen=True):
     tenants_paused: int = 0  # tenants and own credentials whose last requests to its upstream have failed
 
 
+class WorkerSupport(msgspec.Struct, frozen=True):
+    """What the engines of a worker process can compute with. Sent with every heartbeat, also without a replica."""
+
+    pools: tuple[str, ...]  # names of the worker's pools
+    support: ComputeSupport
+
+
 Wakeup = tuple[str, int, int]  # request id, execution, attempt
 encode = msgspec.msgpack.Encoder().encode
 decode_wakeup = msgspec.msgpack.Decoder(Wakeup).decode
@@ -366,3 +378,4 @@ decode_usage = msgspec.msgpack.Decoder(ExecutionUsage).decode
 decode_event = msgspec.msgpack.Decoder(StreamEvent).decode
 decode_events = msgspec.msgpack.Decoder(list[StreamEvent]).decode
 decode_heartbeat = msgspec.msgpack.Decoder(Heartbeat).decode
+decode_worker_support = msgspec.msgpack.Decoder(WorkerSupport).decode

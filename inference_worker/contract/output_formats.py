@@ -7,7 +7,7 @@ A format is chosen from the marks in a model's chat template. A deployment's opt
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 AUTO, NONE = "auto", "none"  # parser names: chosen from the template; no parser
@@ -47,6 +47,8 @@ class ToolFormat:
     opening: str = ""  # before a call, or before a list of calls; empty: calls are at the start of the answer
     closing: str = ""  # after it
     separator: str = ""  # between the name and the arguments ("named_json"), or between calls without an opening
+    padding: str = ""  # after the opening and before the closing
+    between: str = ""  # between a closing and the next opening
     arguments_key: str = "arguments"  # key of the arguments in a JSON call
     tags: CallTags | None = None  # texts around the parts of a call in tags
 
@@ -66,20 +68,20 @@ _FUNCTION_TAGS = CallTags(
     ("\n<function=", ">\n"), ("<parameter=", ">"), ("\n", "\n</parameter>\n"), end="</function>\n"
 )
 _ARGUMENT_TAGS = CallTags(("", "\n"), ("<arg_key>", "</arg_key>"), ("\n<arg_value>", "</arg_value>\n"))
-HERMES = ToolFormat("hermes", "json", "<tool_call>", "</tool_call>")
+HERMES = ToolFormat("hermes", "json", "<tool_call>", "</tool_call>", padding="\n", between="\n")
 TOOL_FORMATS: Mapping[str, ToolFormat] = {
     each.name: each
     for each in (
         HERMES,
-        ToolFormat("qwen3", "json", "<tool_call>", "</tool_call>"),
+        replace(HERMES, name="qwen3"),
         ToolFormat("llama3_json", "json", separator="; ", arguments_key="parameters"),
         ToolFormat("pythonic", "python"),
         ToolFormat("mistral", "json_list", "[TOOL_CALLS]"),
         ToolFormat("mistral_args", "named_json", "[TOOL_CALLS]", separator="[ARGS]"),
         ToolFormat("granite", "json_list", "<|tool_call|>"),
         ToolFormat("gemma", "gemma", "<|tool_call>", "<tool_call|>"),
-        ToolFormat("qwen3_coder", "tags", "<tool_call>", "</tool_call>", tags=_FUNCTION_TAGS),
-        ToolFormat("glm4", "tags", "<tool_call>", "</tool_call>", tags=_ARGUMENT_TAGS),
+        ToolFormat("qwen3_coder", "tags", "<tool_call>", "</tool_call>", between="\n", tags=_FUNCTION_TAGS),
+        ToolFormat("glm4", "tags", "<tool_call>", "</tool_call>", between="\n", tags=_ARGUMENT_TAGS),
     )
 }
 # Marks in a template, and the format of a template that has all of them. The first match is used.

@@ -16,6 +16,7 @@ FinishReason = Literal["stop", "length", "cancelled", "content_filter"]  # the l
 ConstraintType = Literal["json_schema", "json_object", "regex", "grammar", "tools"]
 MissReason = Literal["too_short", "first_use", "expired_or_evicted", "prefix_changed"]
 MAX_LOGPROBS = 20
+GREEDY_BELOW = 1e-5  # a temperature below this is 0
 
 
 def document(**keywords: Any) -> msgspec.Meta:
@@ -25,7 +26,7 @@ def document(**keywords: Any) -> msgspec.Meta:
 
 # Types of sampling parameters with their ranges, which `check_sampling` checks and the API document shows.
 Temperature = Annotated[float, document(minimum=0, maximum=2.0)]
-TopP = Annotated[float, document(exclusiveMinimum=0, maximum=1)]
+TopP = Annotated[float, document(minimum=0, maximum=1)]
 TopK = Annotated[int, document(minimum=0, maximum=2**31 - 1)]
 Seed = Annotated[int, document(minimum=-(2**63), maximum=2**63 - 1)]
 MinP = Annotated[float, document(minimum=0, maximum=1)]
@@ -81,7 +82,7 @@ class SamplingParams:
 
     max_tokens: Annotated[int, document(minimum=1)] = 16
     temperature: Temperature = 1.0  # 0 is greedy
-    top_p: TopP = 1.0
+    top_p: TopP = 1.0  # 0 is greedy
     top_k: TopK = 0  # 0 is off
     seed: Seed | None = None  # None: chosen at random at submission
     stop: tuple[str, ...] = ()  # the output ends before the first of these
@@ -98,6 +99,11 @@ class SamplingParams:
     n: NumAnswers = 1  # outputs for one prompt; output i has the seed `seed + i`
     include_stop_str_in_output: bool = False  # the stop string, or the text of the stop token
     skip_special_tokens: bool = True  # the text leaves out special tokens
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most likely token is chosen."""
+        return self.temperature < GREEDY_BELOW or self.top_k == 1 or self.top_p == 0
 
 
 SAMPLING_PARAMETERS = tuple(field.name for field in fields(SamplingParams))

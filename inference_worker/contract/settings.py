@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 from urllib.parse import parse_qsl, urlencode
 
-from inference_worker.contract import env
+from inference_worker.contract import cpu_placement, env
+from inference_worker.contract.cpu_placement import parse_node
 from inference_worker.contract.engine_config import (
     CpuKernelsName,
     DeviceName,
@@ -34,13 +35,15 @@ RENAMED = {"MILLRACE_KV_CACHE_BYTES": "MILLRACE_KV_CACHE_MEMORY"}  # settings wi
 MODEL_NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 MODEL_OPTIONS = (
     *("dtype", "quantization", "kv_cache_dtype", "max_model_len", "tool_parser", "reasoning_parser", "speculation"),
-    "draft_model",
+    *("draft_model", "control_tokens"),
 )
+ControlTokensName = Literal["template", "anywhere"]
 read_kv_cache_memory: Callable[[str], int | float | None] = env.optional(env.size_or_share, None)
 _dtype: Callable[[str], DTypeName] = env.choice("auto", "bfloat16", "float16", "float32")
 _quantization: Callable[[str], QuantizationName] = env.choice(*get_args(QuantizationName))
 _kv_cache_dtype: Callable[[str], KVCacheDTypeName] = env.choice("auto", "int8", "fp8")
 _speculation: Callable[[str], SpeculationName] = env.choice("auto", "off")
+_control_tokens: Callable[[str], ControlTokensName] = env.choice(*get_args(ControlTokensName))
 _max_model_len = env.integer(16, 1 << 24)
 _tool_parser: Callable[[str], str] = env.choice(AUTO, NONE, *TOOL_FORMATS)
 _reasoning_parser: Callable[[str], str] = env.choice(AUTO, NONE, *REASONING_FORMATS)
@@ -64,6 +67,8 @@ class ModelSpec:
     speculation: str = ""  # "auto" or "off"; empty: MILLRACE_SPECULATION
     kv_cache_dtype: KVCacheDTypeName = "auto"  # dtype of the stored keys and values; auto: the model's dtype
     draft_model: str = ""  # a source, or SELF_DRAFT and a quantization; empty: none
+    # Where texts become control tokens: in the chat template's own text, or also in the contents of messages and tools.
+    control_tokens: ControlTokensName = "template"
 
     @property
     def version(self) -> str:
@@ -113,11 +118,13 @@ def parse_models(text: str) -> tuple[ModelSpec, ...]:
         longest = _max_model_len(options["max_model_len"]) if "max_model_len" in options else None
         dtype, quantization = _dtype(options.get("dtype", "auto")), _quantization(options.get("quantization", "none"))
         speculation = _speculation(options["speculation"]) if "speculation" in options else ""
+        control_tokens = _control_tokens(options.get("control_tokens", "template"))
         kv_dtype = _kv_cache_dtype(options.get("kv_cache_dtype", "auto"))
         specs.append(
             ModelSpec(
                 name, source, dtype, longest, *_parsers(options), quantization=quantization, speculation=speculation,
                 kv_cache_dtype=kv_dtype, draft_model=check_draft_model(options.get("draft_model", "")),
+                control_tokens=control_tokens,
             )
         )  # fmt: skip
     if not specs:
@@ -194,7 +201,8 @@ class SharedSettings:
         "models to serve: name=source[?dtype=auto|bfloat16|float16|float32"
         "&quantization=none|int8|int4|int4-g64|int4-g128|fp8|gguf&kv_cache_dtype=auto|int8|fp8"
         "&max_model_len=tokens&tool_parser=name"
-        "&reasoning_parser=name&speculation=auto|off&draft_model=source|self:int8], comma-separated; a"
+        "&reasoning_parser=name&speculation=auto|off&draft_model=source|self:int8"
+        "&control_tokens=template|anywhere], comma-separated; a"
         " source is `embedded` (SmolLM2), `embedded:minilm` (MiniLM, which embeds), a Hugging Face directory, a .gguf"
         " file, or hub:organization/name[@revision][#file.gguf], which `millrace up` pulls; a draft model is a source"
         " or self:quantization, which is the model itself with quantized weights",
@@ -279,7 +287,18 @@ class WorkerSettings(SharedSettings):
         " is loaded; empty: 0.9 on CUDA, 1GiB on the CPU",
     )
     kv_offload_bytes: int = env.env(env.size, "0", "host memory for blocks that the KV cache evicts; 0: no offload")
-    cpu_threads: int = env.env(env.integer(0, 1024), "0", "compute threads; 0: one for each core")
+    cpu_threads: int = env.env(
+        env.integer(0, 1024),
+        "0",
+        "compute threads; 0: OMP_NUM_THREADS if it is set, else one for each physical core that the worker uses, as far"
+        " as the CPU quota of its container allows",
+    )
+    cpu_node: str = env.env(
+        parse_node,
+        cpu_placement.AUTO,
+        "memory node (NUMA) on whose cores the engine computes: a number, the one with the fewest workers of this data"
+        " directory (auto), or all",
+    )
     cpu_kernels: CpuKernelsName = env.env(
         env.choice(*get_args(CpuKernelsName)),
         "auto",

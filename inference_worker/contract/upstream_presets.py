@@ -36,7 +36,7 @@ class UpstreamPreset:
     image_tokens: int = 4096  # the maximum tokens of an image
     prompt_overhead: int = 64  # tokens that its template adds to a request, at most
     base_path: str = "/v1"  # beginning of the paths of a managed server's API
-    health_path: str = "/v1/models"  # which responds with 200 when a managed server accepts requests
+    health_path: str = "/v1/models"  # responds with 200 when a managed server accepts requests
 
 
 _OPENAI_PRESET = UpstreamPreset(

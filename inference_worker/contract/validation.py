@@ -12,25 +12,19 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 300
 
 
-class ParameterRange(msgspec.Struct, frozen=True, rename={"above": "exclusiveMinimum"}):
+class ParameterRange(msgspec.Struct, frozen=True):
     """The range of a parameter, read from the JSON Schema keywords of its type."""
 
     minimum: int | float | None = None
-    above: int | float | None = None
     maximum: int | float | None = None
 
     def includes(self, value: float) -> bool:
-        return (  # NaN is in no range
-            (self.minimum is None or value >= self.minimum)
-            and (self.above is None or value > self.above)
-            and (self.maximum is None or value <= self.maximum)
-        )
+        is_large_enough = self.minimum is None or value >= self.minimum  # NaN is in no range
+        return is_large_enough and (self.maximum is None or value <= self.maximum)
 
     def __str__(self) -> str:
         if self.maximum is None:
             return f"at least {self.minimum}"
-        if self.above is not None:
-            return f"above {self.above} and at most {self.maximum}"
         return f"from {self.minimum} to {self.maximum}"
 
 
@@ -57,33 +51,33 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     for name, declared in (RANGES | {"min_tokens": ParameterRange(0, maximum=params.max_tokens)}).items():
         value = getattr(params, name)
         if value is not None and not declared.includes(value):
-            raise _invalid(name, f"must be {declared}")
+            raise _make_rejection(name, f"must be {declared}")
     _check_stops(params, vocab_size)
     _check_bias(params, vocab_size)
 
 
 def _check_stops(params: SamplingParams, vocab_size: int) -> None:
     if len(params.stop) > MAX_STOPS:
-        raise _invalid("stop", f"takes at most {MAX_STOPS} strings")
+        raise _make_rejection("stop", f"takes at most {MAX_STOPS} strings")
     if any(not 1 <= len(stop) <= MAX_STOP_CHARACTERS for stop in params.stop):
-        raise _invalid("stop", f"strings must have 1 to {MAX_STOP_CHARACTERS} characters")
+        raise _make_rejection("stop", f"strings must have 1 to {MAX_STOP_CHARACTERS} characters")
     if len(params.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise _invalid("stop_token_ids", f"takes at most {MAX_STOP_TOKEN_IDS} ids")
+        raise _make_rejection("stop_token_ids", f"takes at most {MAX_STOP_TOKEN_IDS} ids")
     if any(not 0 <= token < vocab_size for token in params.stop_token_ids):
-        raise _invalid("stop_token_ids", f"must be from 0 to {vocab_size - 1}")
+        raise _make_rejection("stop_token_ids", f"must be from 0 to {vocab_size - 1}")
 
 
 def _check_bias(params: SamplingParams, vocab_size: int) -> None:
     bias = params.logit_bias
     if len(bias) > MAX_LOGIT_BIAS:
-        raise _invalid("logit_bias", f"takes at most {MAX_LOGIT_BIAS} tokens")
+        raise _make_rejection("logit_bias", f"takes at most {MAX_LOGIT_BIAS} tokens")
     if any(not 0 <= token < vocab_size for token, _ in bias):
-        raise _invalid("logit_bias", f"is for token ids from 0 to {vocab_size - 1}")
+        raise _make_rejection("logit_bias", f"is for token ids from 0 to {vocab_size - 1}")
     if len({token for token, _ in bias}) < len(bias):
-        raise _invalid("logit_bias", "has a token twice")
+        raise _make_rejection("logit_bias", "has a token twice")
     if any(not -100 <= value <= 100 for _, value in bias):
-        raise _invalid("logit_bias", "values must be from -100 to 100")
+        raise _make_rejection("logit_bias", "values must be from -100 to 100")
 
 
-def _invalid(name: str, problem: str) -> RequestRejected:
+def _make_rejection(name: str, problem: str) -> RequestRejected:
     return RequestRejected("invalid_value", f"{name} {problem}", name)

@@ -7,7 +7,8 @@
 | `WORKER` | inference worker: all threads of the process |
 | `SETTLER` | settler: reads of the usage stream |
 | `PAGES` | console, management API and web jobs: reads, and the copy of the cordons |
-| `NOTIFICATIONS` | management API and web jobs: changed key snapshots |
+| `NOTIFICATIONS` | management API and web jobs: changed key snapshots, announced work |
+| `WORK` | beat: wait for announced work |
 | `LOGINS` | console: attempts to log in, counted before the password is checked |
 | `CONFIRMATIONS` | management API and web jobs: gateways that have applied a change |
 | `SUPERVISOR` | `millrace up`: readiness of the embedded server, and exits of workers |
@@ -53,6 +54,7 @@ WORKER = ClientOptions("worker", 5, 2, retries=3, health_check_interval=10)
 SETTLER = ClientOptions("settler", 5, 2, health_check_interval=10, protocol=2)
 PAGES = ClientOptions("pages", 1, 1)
 NOTIFICATIONS = ClientOptions("notifications", 2, 2)
+WORK = ClientOptions("work", 1, 1)
 LOGINS = ClientOptions("logins", 2, 2)
 CONFIRMATIONS = ClientOptions("confirmations", 0.5, 0.5)  # a change waits for the gateways for a second
 SUPERVISOR = ClientOptions("supervisor", 1, 1)

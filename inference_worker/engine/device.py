@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
+from inference_worker.contract.control_groups import ControlGroup, find_control_groups
 from inference_worker.contract.engine_config import DeviceName
 
-_MEMINFO, _MEMBERSHIP, _CONTROL_GROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+# Names in a control group, by its version: the limit, the use, and the entry of memory.stat for cached files.
+_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 
 
 def pick_device(name: DeviceName) -> torch.device:
@@ -25,48 +29,30 @@ def pick_device(name: DeviceName) -> torch.device:
     return torch.device(name)
 
 
-def free_memory(device: torch.device) -> int:
+def free_memory(device: torch.device, root: Path = Path("/")) -> int:
     """Return the bytes of free memory of the device. On the CPU, this is the memory that can be used without swapping,
-    within the limits of the process's control group and its parents."""
+    within the limits of the process's control group and its parents.
+
+    Args:
+        root: the directory with `proc` and `sys`.
+    """
     if device.type == "cuda":
         torch.cuda.empty_cache()  # memory of freed tensors
         free, _ = torch.cuda.mem_get_info(device)
         return free
-    lines = (line.split() for line in _MEMINFO.read_text(encoding="ascii").splitlines())
+    lines = (line.split() for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines())
     available = next(int(words[1]) << 10 for words in lines if words[0] == "MemAvailable:")
-    return min([available, *_free_in_control_groups()])
+    limits = (_free_in_control_group(group) for group in find_control_groups("memory", root))
+    return min([available, *(free for free in limits if free is not None)])
 
 
-def _free_in_control_groups() -> Iterator[int]:
-    """Yield the bytes below the limit of the process's control group and of each of its parents.
-
-    In a container, the path may be the host's. Groups that are not visible have no files here.
-    """
-    try:
-        lines = _MEMBERSHIP.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            root, names = _CONTROL_GROUPS, ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):  # version 1
-            root = _CONTROL_GROUPS / "memory"
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        group = Path("" if ".." in Path(path).parts else path.strip("/"))
-        for place in (group, *group.parents):
-            if (free := _free_in_control_group(root / place, *names)) is not None:
-                yield free
-
-
-def _free_in_control_group(directory: Path, limit_name: str, used_name: str, cached_name: str) -> int | None:
+def _free_in_control_group(group: ControlGroup) -> int | None:
     """Return the bytes below the control group's limit, or None without a limit. Cached files count as free."""
 
     def read(name: str) -> str:
-        return (directory / name).read_text(encoding="ascii").strip()
+        return (group.directory / name).read_text(encoding="ascii").strip()
 
+    limit_name, used_name, cached_name = _FILES[group.version]
     try:
         limit, used = read(limit_name), int(read(used_name))
         stat = dict(line.split() for line in read("memory.stat").splitlines())

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from inference_worker.checkpoints.decoder_config import read_decoder_directory
 from inference_worker.checkpoints.model_config import ModelConfig
 from inference_worker.checkpoints.tokenizer import Tokenizer
+from inference_worker.contract.compute_support import SlowReason
 from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.prefix_digest import PrefixDigest
 from inference_worker.contract.request import Request, RequestOutput, RequestRejected, TokenLogprobs
@@ -140,6 +141,11 @@ class LLMEngine:
             self.scheduler, self._runner.roofline, self._runner.attention_choice, speculator=self.speculator
         )
 
+    @property
+    def slow(self) -> SlowReason | None:
+        """Return why the model uses a slower backend than the machine's default, or None."""
+        return self._runner.slow
+
     def add_request(self, request: Request) -> None:
         """Accept a request. `step` returns its tokens.
 
@@ -152,14 +158,15 @@ class LLMEngine:
         grammars = [self.grammars.start(tenant, form) if form else None for _ in answers]
         reasonings = [self._reasoning(request) for _ in answers]
         group = self._groups[request.request_id] = RequestGroup(request)
-        self.metrics.arrived(group, self._clock())
+        self.metrics.record_arrival(group, self._clock())
         for index in answers:
             seq = Sequence(request, None, group, index)
             seq.grammar, seq.reasoning = grammars[index], reasonings[index]
             seq.speculates = self.speculator is not None and request.speculates
             if self.tokenizer is not None:
                 splitter = seq.reasoning.splitter if seq.reasoning else None
-                seq.detokenizer = self.tokenizer.detokenizer(request.params, splitter)
+                continues = self.tokenizer.is_continued(request.prompt_token_ids)
+                seq.detokenizer = self.tokenizer.detokenizer(request.params, splitter, continues=continues)
             self.scheduler.add(seq, self._clock())
 
     def abort(self, request_id: str, *, billed: bool = True) -> RequestOutput | None:
@@ -187,7 +194,7 @@ class LLMEngine:
         outputs += self._fail_all(batch.exceeds_kv_cache, "context_length_exceeded", _EXCEEDS_KV_CACHE)
         launched = None
         if batch.scheduled:
-            shape = self.metrics.scheduled(batch)
+            shape = self.metrics.record_schedule(batch)
             at = self._timer()
             try:
                 launched = _Launched(batch, shape, started, at, self._runner.launch(batch))
@@ -408,7 +415,7 @@ class LLMEngine:
             output.usage, output.cache, output.pins = group.usage(), group.cache_report, group.pins
             output.accepted_drafts = sum(seq.accepted_drafts for seq in group.sequences)
             output.rejected_drafts = sum(seq.rejected_drafts for seq in group.sequences)
-            self.metrics.finished(group, output, self._clock())
+            self.metrics.record_end(group, output, self._clock())
         else:
             output.usage = None
         return output

@@ -1,6 +1,8 @@
-"""The comparison of the C kernels with PyTorch on random data, at load. The attention backend has its own check."""
+"""The comparison of the C kernels with PyTorch on random data. The attention backend has its own check."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 from torch.nn import functional
@@ -14,6 +16,7 @@ _ROWS = 37  # more than a part of each operator, and no multiple of one
 _MAX_ERROR = 0.02  # relative to the largest number
 
 
+@cache
 def find_wrong_operator(library: Library) -> str:
     """Return the name of an operator whose results differ from those of PyTorch, or an empty text."""
     generator = torch.Generator().manual_seed(0)
@@ -38,7 +41,7 @@ def find_wrong_operator(library: Library) -> str:
     if _differ(operators.PackedLinearInt8(library, codes.to(torch.int8), scales, bias)(x), exact):
         return "the product of 8-bit integers"
     head = quantize_head(weight)
-    logits = operators.RescoredLogits(library, weight, head.values, head.scales)(x)
+    logits = operators.RescoredLogits(library, weight, operators.PackedLinearInt8(library, head.values, head.scales))(x)
     if _differ(logits, functional.linear(x.float(), weight.float())):
         return "the logits"
     packed = (codes[:, ::2] + 8 | codes[:, 1::2] + 8 << 4).to(torch.uint8)

@@ -13,7 +13,13 @@ import torch
 from inference_worker.checkpoints.checkpoint import read_tensor_entries
 from inference_worker.checkpoints.draft_check import read_draft_config
 from inference_worker.checkpoints.model_config import ModelConfig
-from inference_worker.contract.engine_config import DEFAULT_KV_BYTES, DEFAULT_KV_SHARE, EngineConfig
+from inference_worker.contract.compute_support import SlowReason
+from inference_worker.contract.engine_config import (
+    DEFAULT_BLOCK_SIZE,
+    DEFAULT_KV_BYTES,
+    DEFAULT_KV_SHARE,
+    EngineConfig,
+)
 from inference_worker.engine.architectures import load_model
 from inference_worker.engine.architectures.layers import Layers
 from inference_worker.engine.attention.base import CacheShape, StepMetadata
@@ -56,9 +62,7 @@ class ModelRunner:
     ) -> None:
         self.config = config
         self.vocab_size = model_config.vocab_size
-        if config.threads:  # else PyTorch uses OMP_NUM_THREADS or the cores of this process
-            torch.set_num_threads(config.threads)
-        path = choose_path(config.dtype, config.device, config.cpu_kernels, checkpoint=model_config.dtype)
+        path = choose_path(config, checkpoint=model_config.dtype)
         self.device, self.dtype, kernels = path.device, path.dtype, path.kernels
         self.async_scheduling = (
             self.device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
@@ -138,7 +142,16 @@ class ModelRunner:
         )
         kv_type = path.dtype_name if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
         weight_type = path.dtype_name if config.quantization == "none" else config.quantization
-        log.info("%s · weights %s · attention %s · KV %s", path, weight_type, self.attention_choice.name, kv_type)
+        self.slow = path.slow or self._find_slow_part(layers)
+        log.info("%s", path.describe(weight_type, self.attention_choice.name, kv_type))
+
+    def _find_slow_part(self, layers: Layers) -> SlowReason | None:
+        """Return why a part of the model uses a slower backend than the machine's default, or None."""
+        if self.attention_choice.fallback in ("mismatch", "error"):
+            return SlowReason.ATTENTION
+        if self.attention_choice.fallback and self.config.block_size % DEFAULT_BLOCK_SIZE:
+            return SlowReason.BLOCK_SIZE
+        return SlowReason.SHAPE if self.attention_choice.fallback or layers.unsupported else None
 
     def _read_draft(self) -> tuple[ModelConfig | None, int]:
         """Return the configuration of the draft model, if it will be used, and the bytes of its weights."""

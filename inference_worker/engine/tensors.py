@@ -45,7 +45,7 @@ def upload_all(arrays: Sequence[Array], device: torch.device) -> list[torch.Tens
 
 def packed_size(arrays: Sequence[Array]) -> int:
     """Return the bytes of the buffer that `pack` fills."""
-    return sum(_padded(array.nbytes) for array in arrays)
+    return sum(_align(array.nbytes) for array in arrays)
 
 
 def pack(arrays: Sequence[Array], buffer: torch.Tensor) -> None:
@@ -53,7 +53,7 @@ def pack(arrays: Sequence[Array], buffer: torch.Tensor) -> None:
     flat, at = buffer.numpy(), 0
     for array in arrays:
         flat[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        at += _padded(array.nbytes)
+        at += _align(array.nbytes)
 
 
 def unpack(buffer: torch.Tensor, arrays: Sequence[Array]) -> list[torch.Tensor]:
@@ -62,7 +62,7 @@ def unpack(buffer: torch.Tensor, arrays: Sequence[Array]) -> list[torch.Tensor]:
     for array in arrays:
         dtype = torch.from_numpy(array[:0]).dtype
         views.append(buffer[at : at + array.nbytes].view(dtype).view(array.shape))
-        at += _padded(array.nbytes)
+        at += _align(array.nbytes)
     return views
 
 
@@ -87,5 +87,5 @@ def mark(device: torch.device) -> Callable[[], None]:
     return wait
 
 
-def _padded(num_bytes: int) -> int:
+def _align(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -81,6 +81,9 @@ def _set_up_logging(**_: Any) -> None:
 def _load(**_: Any) -> None:
     try:
         worker = Worker(settings, replica_id)
+    except SystemExit as exc:
+        logging.getLogger(__name__).error("worker_start_refused: %s", exc)
+        os._exit(1)
     except BaseException:  # Celery ignores exceptions of signals, and would continue without a model
         logging.getLogger(__name__).exception("worker_start_failed")
         os._exit(1)

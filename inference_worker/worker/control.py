@@ -17,7 +17,9 @@ from inference_worker.contract.messages import (
     HEARTBEAT_SECONDS,
     HEARTBEAT_TTL_MS,
     REPLICAS_KEY,
+    SUPPORT_KEY,
     Heartbeat,
+    WorkerSupport,
     beat_key,
     claim_key,
     control_channel,
@@ -30,6 +32,7 @@ from inference_worker.worker.engine_client import ActiveJob
 
 log = structlog.get_logger(__name__)
 
+CLOSING_SECONDS = 5.0
 MAX_REMEMBERED_CANCELS = 10_000
 decode_cancel = msgspec.msgpack.Decoder(tuple[str, int, int]).decode  # request id, execution, attempt
 
@@ -53,18 +56,21 @@ class Control:
         process_id: str,
         engine: Executions,
         heartbeats: Callable[[int], Mapping[str, Heartbeat]],
+        support: WorkerSupport,
         prefix_digests: Callable[[], Mapping[str, bytes]] = dict,
     ) -> None:
         """Start the threads.
 
         Args:
             heartbeats: returns the heartbeat of each replica by its ID.
+            support: is sent with the heartbeats, and without a replica alone.
             prefix_digests: returns the digests of prefix caches that are to be sent now, by replica ID.
         """
         self._broker = broker
         self._process_id = process_id
         self._engine = engine
         self._heartbeats = heartbeats
+        self._support = encode(support)
         self._prefix_digests = prefix_digests
         self._sent: frozenset[str] = frozenset()  # replicas of the last heartbeats
         self._closing = threading.Event()
@@ -77,15 +83,20 @@ class Control:
             thread.start()
 
     def close(self) -> None:
-        """Stop both threads, and remove the replicas from `replicas`."""
+        """Stop both threads, and remove the replicas and the process from Valkey."""
         self._closing.set()
+        give_up_at = time.monotonic() + CLOSING_SECONDS
         for thread in self._threads:
-            thread.join()
-        if not self._sent:
-            return
+            thread.join(max(0.0, give_up_at - time.monotonic()))
+            if thread.is_alive():
+                log.warning("thread_left", thread=thread.name)
+        ended = {*self._sent, self._process_id}
         try:
-            self._broker.hdel(REPLICAS_KEY, *self._sent)
-            self._broker.delete(*map(beat_key, self._sent))
+            with self._broker.pipeline(transaction=False) as pipe:
+                pipe.hdel(REPLICAS_KEY, *ended)
+                pipe.hdel(SUPPORT_KEY, self._process_id)
+                pipe.delete(*map(beat_key, ended))
+                pipe.execute()
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
 
@@ -117,6 +128,8 @@ class Control:
             for replica_id in removed:
                 pipe.hdel(REPLICAS_KEY, replica_id)
                 pipe.delete(beat_key(replica_id))
+            pipe.hset(SUPPORT_KEY, self._process_id, self._support)
+            pipe.set(beat_key(self._process_id), "", px=HEARTBEAT_TTL_MS)
             pipe.hget(CORDONS_KEY, worker_of(self._process_id))
             cordon: bytes | None = pipe.execute()[-1]
         self._sent = frozenset(beats)

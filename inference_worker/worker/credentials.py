@@ -21,6 +21,7 @@ from inference_worker.contract.credentials import (
     unseal,
     worker_key_name,
 )
+from inference_worker.contract.messages import WORK_CHANNEL
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.contract.upstreams import UpstreamEngine
 
@@ -124,6 +125,8 @@ class CredentialStore:
             pipe.sadd(WORKER_KEYS_KEY, self._process_id)
             pipe.get(name)
             pipe.expire(name, BOX_TTL_SECONDS)
+            if not self._is_published:
+                pipe.publish(WORK_CHANNEL, "")
             payload: bytes | None = pipe.execute()[2]
         self._is_published = True
         if payload is None or payload == self._payload:  # if Valkey has lost the box, the last one applies

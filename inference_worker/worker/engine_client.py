@@ -16,6 +16,7 @@ from typing import Protocol
 
 import structlog
 
+from inference_worker.contract.compute_support import SlowReason
 from inference_worker.contract.messages import InferenceJob
 from inference_worker.contract.metric_families import MetricsSnapshot
 from inference_worker.contract.prefix_digest import PrefixDigest
@@ -24,6 +25,8 @@ from inference_worker.engine.engine import EngineStats
 from inference_worker.engine.structured_output.grammars import GrammarCompiler
 
 log = structlog.get_logger(__name__)
+
+CLOSING_SECONDS = 5.0  # for the engine's last step
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,10 @@ class Engine(Protocol):
     def metrics(self) -> WorkerMetrics: ...
 
     @property
+    def slow(self) -> SlowReason | None:
+        """Return why the model uses a slower backend than the machine's default, or None."""
+
+    @property
     def grammars(self) -> GrammarCompiler | None:
         """The grammar compiler; None without structured output."""
 
@@ -158,7 +165,7 @@ class ResidentEngine:
 
     def _remove(self, live: ActiveJob, outcome: RequestError | Requeued | None) -> None:
         with self._wake:
-            self._prepared(live)
+            self._mark_prepared(live)
             self._cancelled.append((live, outcome))
             self._wake.notify()
 
@@ -170,10 +177,10 @@ class ResidentEngine:
             with contextlib.suppress(RequestRejected):
                 grammars.start(_tenant(live), structured)
         with self._wake:
-            self._prepared(live)
+            self._mark_prepared(live)
             self._wake.notify()
 
-    def _prepared(self, live: ActiveJob) -> None:
+    def _mark_prepared(self, live: ActiveJob) -> None:
         if live in self._preparing:  # otherwise it was cancelled before
             self._preparing.remove(live)
             self._submitted.append(live)
@@ -195,7 +202,9 @@ class ResidentEngine:
         with self._wake:
             self._closing = True
             self._wake.notify()
-        self._thread.join()
+        self._thread.join(CLOSING_SECONDS)
+        if self._thread.is_alive():
+            log.error("engine_left", executions=[live.engine_id for live in self.live()])
         self._compiler.shutdown(wait=False, cancel_futures=True)
         if self._engine.grammars is not None:
             self._engine.grammars.close()

@@ -8,6 +8,7 @@ gateway's batch and every request's event log. Each end is sent by the script th
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -55,12 +56,18 @@ from inference_worker.worker.shared_pins import PIN, pin_args, pin_keys
 log = structlog.get_logger(__name__)
 
 RETRY_SECONDS = 0.2
+CLOSING_SECONDS = 5.0  # for the last writes
+LAST_WRITE_SECONDS = 1.0  # for a write that has begun by then
 TRIM_SECONDS = 5.0
 RESERVE_SECONDS = 0.2  # between attempts to reserve journal space, which fail while the disk is full
 VECTORS_SECONDS = 60  # short, because vectors are large and a caller can send the request again
 # Miss reasons that become "other_worker" if another replica has the prefix.
 _ELSEWHERE: tuple[MissReason, ...] = ("first_use", "expired_or_evicted")
 Fields = dict[Any, Any]  # fields of a stream entry, as redis-py types them
+
+
+class _PublishingGivenUp(Exception):
+    """The broker or the journal was unavailable until the end of the process."""
 
 
 class _LoggedEvent(NamedTuple):
@@ -118,6 +125,7 @@ class Publisher:
         self._trim_at = 0.0
         self._reserve_at = 0.0
         self._run_id: str | None = None  # run of the broker's process at the last check
+        self._give_up_at = math.inf  # when failed writes are not repeated any more, on the monotonic clock
         self._replay_journal()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         self._thread.start()
@@ -126,14 +134,23 @@ class Publisher:
         self._inbox.put(deliveries)
 
     def close(self) -> None:
-        """Publish what was delivered, then stop."""
+        """Publish what was delivered, then stop.
+
+        Writes that fail for CLOSING_SECONDS are given up. The worker's next process sends the ends in the journal.
+        """
+        self._give_up_at = time.monotonic() + CLOSING_SECONDS
         self._inbox.put(None)
-        self._thread.join()
+        self._thread.join(CLOSING_SECONDS + LAST_WRITE_SECONDS)
+        if self._thread.is_alive():
+            log.error("publisher_left")
+            return
         self._journal.close()
 
     def _run(self) -> None:
         try:
             self._publish()
+        except _PublishingGivenUp as exc:
+            log.error("outputs_left", error=str(exc))
         except Exception:
             # The process would continue to claim work without sending any outputs.
             log.exception("publisher_broken")
@@ -373,6 +390,8 @@ class Publisher:
             except (redis.RedisError, OSError) as exc:
                 log.warning("broker_or_journal_unavailable", error=str(exc))
                 self._resend, self._scripts_loaded = True, False
+                if time.monotonic() >= self._give_up_at:
+                    raise _PublishingGivenUp(str(exc)) from exc
                 time.sleep(RETRY_SECONDS)
 
     def _replay_journal(self) -> None:
@@ -434,7 +453,7 @@ class Publisher:
                 self._trim_at = time.monotonic() + TRIM_SECONDS
                 settled = self._settled_watermark()
                 # NOTE: the order matters: a watermark read after a restart would drop events that the broker has lost.
-                if self._restarted():
+                if self._detect_restart():
                     self._resend = True
                     self._resend_confirmed()
                 else:
@@ -442,7 +461,7 @@ class Publisher:
         except redis.RedisError as exc:
             log.warning("broker_unreachable", error=str(exc))
 
-    def _restarted(self) -> bool:
+    def _detect_restart(self) -> bool:
         """Return whether the broker's process has changed since the last call. The client reconnects silently, so this
         may be the only sign of a crash that lost the last second of writes."""
         known, self._run_id = self._run_id, str(self._broker.info("server")["run_id"])

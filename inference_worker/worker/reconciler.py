@@ -18,6 +18,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -44,6 +45,7 @@ from inference_worker.contract.messages import (
     worker_of,
 )
 from inference_worker.contract.process_memory import release_code
+from inference_worker.contract.script_files import read_script
 from inference_worker.contract.settings import ModelSpec
 from inference_worker.worker.memory import free_memory
 from inference_worker.worker.replica import LocalReplica
@@ -57,23 +59,9 @@ MAX_RETRY_SECONDS = 600.0
 SLOT_DELAY_SECONDS = 1.0  # a free slot is taken after this time for each replica of the worker
 CLOSING_SECONDS = 5.0
 
-# KEYS slots; ARGV worker, milliseconds, for each slot whether the worker may take it. Returns the slots' workers.
-TAKE_SLOTS = """
-local owners = {}
-for i, key in ipairs(KEYS) do
-    local owner = redis.call('GET', key)
-    if owner == ARGV[1] or (not owner and ARGV[i + 2] == '1') then
-        redis.call('SET', key, ARGV[1], 'PX', ARGV[2])
-        owner = ARGV[1]
-    end
-    owners[i] = owner or ''
-end
-return owners
-"""
-# KEYS slots; ARGV worker.
-FREE_SLOTS = """
-for _, key in ipairs(KEYS) do if redis.call('GET', key) == ARGV[1] then redis.call('DEL', key) end end
-"""
+_LUA = Path(__file__).parent / "lua"
+TAKE_SLOTS = read_script(_LUA / "take_slots.lua")
+FREE_SLOTS = read_script(_LUA / "free_slots.lua")
 
 
 class Reconciler:
@@ -106,7 +94,7 @@ class Reconciler:
         self._numbers = iter(range(1, 1 << 62))
         self._payload: bytes | None = None
         self._wanted: WantedDeployments | None = None
-        self._known_names: set[str] = set()  # that the wanted deployments have had
+        self._known_names: set[str] = set()  # names that the wanted deployments have had
         self._own_slots: set[str] = set()
         self._taken_slots: set[str] = set()  # by other workers
         self._slot_owners: dict[str, set[str]] = {}  # deployment name -> other workers with its slots
@@ -148,8 +136,8 @@ class Reconciler:
         wanted = self._read_wanted()
         if wanted is None:  # never published: the settings apply
             return
-        assigned = self._assigned(wanted)
-        demanded = self._demanded(wanted)
+        assigned = self._find_assigned(wanted)
+        demanded = self._find_demanded(wanted)
         for each in wanted.deployments:
             self._known_names.add(each.spec.name)
             if each.spec.name in assigned and each.state == WantedState.LOADED:
@@ -171,7 +159,7 @@ class Reconciler:
 
     # Slots.
 
-    def _assigned(self, wanted: WantedDeployments) -> set[str]:
+    def _find_assigned(self, wanted: WantedDeployments) -> set[str]:
         """Return the names of the deployments of which this worker has a replica, and renew its slots."""
         assigned = {
             each.spec.name
@@ -242,7 +230,7 @@ class Reconciler:
 
     # Phases.
 
-    def _demanded(self, wanted: WantedDeployments) -> set[str]:
+    def _find_demanded(self, wanted: WantedDeployments) -> set[str]:
         """Return the deployments for which requests wait."""
         names = [each.spec.name for each in wanted.deployments if self._loads_on_demand(each)]
         if not names:
@@ -258,7 +246,7 @@ class Reconciler:
         """Add the deployment's replica if it is missing. Load it again after a failure, or on demand."""
         replica = next((found for found in self._replicas if found.spec.key == each.spec.key), None)
         if replica is not None:
-            replica.spec = each.spec  # which may have a new signature
+            replica.spec = each.spec  # the new specification may have another signature
         if replica is None:
             replica = self._new_replica(each)
             if each.spec.key in self._on_demand:

@@ -10,12 +10,14 @@ end that bills them. If an execution fails, its pins are removed (claims.FAIL).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import redis
 import structlog
 
 from inference_worker.contract.messages import InferenceJob, claim_key, pins_key
 from inference_worker.contract.prefix_digest import hash_block
+from inference_worker.contract.script_files import read_script
 from inference_worker.worker.engine_client import ActiveJob, PinnedPrefixes
 
 log = structlog.get_logger(__name__)
@@ -28,54 +30,9 @@ local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 """
 
-# KEYS pins; ARGV hashes. The number of active pins, and a letter for each hash: m, minutes; h, an hour; -, no pin.
-LOOK_UP = (
-    _NOW
-    + """
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now * 2 + 1))
-local found = {}
-for first = 1, #ARGV, 1000 do
-    local scores = redis.call('ZMSCORE', KEYS[1], unpack(ARGV, first, math.min(first + 999, #ARGV)))
-    for _, score in ipairs(scores) do
-        found[#found + 1] = score and (tonumber(score) % 2 == 1 and 'h' or 'm') or '-'
-    end
-end
-return {redis.call('ZCARD', KEYS[1]), table.concat(found)}
-"""
-)
-
-# KEYS claim, pins; ARGV attempt, number of hashes pinned for five minutes, these hashes, hashes pinned for an hour.
-# Restarts the duration of each pin. The claim stores the new pins, which another attempt or a failure removes.
-PIN = (
-    """
-local claim = redis.call('HMGET', KEYS[1], 'attempt', 'state', 'pinned')
-if claim[2] and (claim[1] ~= ARGV[1] or claim[2] ~= 'running') or claim[3] then return end
-"""
-    + _NOW
-    + """
-redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now * 2 + 1))
-local short, long = (now + 300000) * 2, (now + 3600000) * 2 + 1
-local short_text, long_text = string.format('%.0f', short), string.format('%.0f', long)
-local num_short, made = tonumber(ARGV[2]), {}
-for first = 3, #ARGV, 1000 do
-    local last = math.min(first + 999, #ARGV)
-    local scores, pins = redis.call('ZMSCORE', KEYS[2], unpack(ARGV, first, last)), {}
-    for i = first, last do
-        local known = tonumber(scores[i - first + 1])
-        local hour = i - 2 > num_short or (known and known % 2 == 1)
-        pins[#pins + 1] = hour and long_text or short_text
-        pins[#pins + 1] = ARGV[i]
-        if not known then
-            made[#made + 1] = ARGV[i]
-            made[#made + 1] = hour and long or short
-        end
-    end
-    redis.call('ZADD', KEYS[2], unpack(pins))
-end
-redis.call('PEXPIRE', KEYS[2], 3600000)
-if claim[2] and #made > 0 then redis.call('HSET', KEYS[1], 'pinned', cmsgpack.pack(made)) end
-"""
-)
+_LUA = Path(__file__).parent / "lua"
+LOOK_UP = _NOW + read_script(_LUA / "look_up_pins.lua")
+PIN = read_script(_LUA / "pin.lua", now=_NOW)
 
 
 class SharedPins:

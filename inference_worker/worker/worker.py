@@ -23,6 +23,8 @@ from redis.exceptions import NoScriptError
 from inference_worker.checkpoints.encoder_config import EncoderConfig, read_model_config
 from inference_worker.checkpoints.model_source import ensure_model
 from inference_worker.contract import claims, valkey
+from inference_worker.contract.compute_support import ComputeSupport, OptionRefused
+from inference_worker.contract.cpu_placement import CpuPlacement
 from inference_worker.contract.deployments import ALL_WORKERS, WANTED_KEY, WantedState, decode_wanted
 from inference_worker.contract.disk import FreeSpace
 from inference_worker.contract.engine_config import (
@@ -39,6 +41,7 @@ from inference_worker.contract.messages import (
     Heartbeat,
     Machine,
     Wakeup,
+    WorkerSupport,
     claim_key,
     decode_job,
     decode_wakeup,
@@ -50,7 +53,7 @@ from inference_worker.contract.request import RequestError
 from inference_worker.contract.settings import SELF_DRAFT, ModelSpec, WorkerSettings
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from inference_worker.contract.version import VERSION
-from inference_worker.engine.compute_path import choose_path
+from inference_worker.engine.compute_path import choose_path, find_support, place_engine
 from inference_worker.engine.device import pick_device
 from inference_worker.engine.embeddings.embedding_engine import EmbeddingEngine
 from inference_worker.engine.engine import LLMEngine
@@ -72,6 +75,7 @@ NO_MODEL = "none"  # as MILLRACE_WORKER_MODEL
 MAX_REJECTIONS = 3  # after which a command with an error reply is not repeated
 FIRST_RESTART_SECONDS = 1.0  # a managed server's pause; doubles with each failure within a minute of its start
 MAX_RESTART_SECONDS = 120.0
+CLOSING_SECONDS = 5.0  # for cancelled executions to end
 MAX_WAKEUPS = 256  # taken from the list in one round trip
 
 
@@ -157,15 +161,34 @@ def step_limits(settings: WorkerSettings, device: str) -> EngineProfile:
     )
 
 
+def place_worker(settings: WorkerSettings) -> tuple[CpuPlacement, ComputeSupport]:
+    """Return where the worker's engines compute on the CPU, and what they can compute with.
+
+    Raises:
+        SystemExit: the machine does not have the memory node or the instruction set of the settings.
+    """
+    try:
+        claims = settings.data_dir / "memory-nodes"
+        placement = place_engine(settings.device, settings.cpu_node, settings.cpu_threads, claims)
+        with placement.bind():
+            return placement, find_support(settings.device, settings.cpu_kernels, placement.threads)
+    except ValueError as exc:
+        raise SystemExit(str(exc)) from exc
+
+
 def new_replica_id(settings: WorkerSettings) -> str:
     """Return the worker's name with a random suffix, so that a restarted worker is another replica."""
     return f"{worker_name(settings)}.{secrets.token_hex(4)}"
 
 
 def describe_machine(config: EngineConfig) -> Machine:
-    """Return the description of the device and dtype of an engine with this configuration."""
-    path = choose_path(config.dtype, config.device, config.cpu_kernels)
-    longest = read_model_config(config.model_dir).max_model_len
+    """Return the description of the device and dtype of an engine with this configuration.
+
+    Raises:
+        OptionRefused: this machine does not support an option.
+    """
+    model = read_model_config(config.model_dir)
+    path, longest = choose_path(config, is_encoder=isinstance(model, EncoderConfig)), model.max_model_len
     return Machine(
         version=VERSION,
         device="cpu" if path.device.type == "cpu" else torch.cuda.get_device_name(path.device),
@@ -173,7 +196,7 @@ def describe_machine(config: EngineConfig) -> Machine:
         dtype=path.dtype_name,
         max_model_len=min(longest, config.max_model_len or longest),
         block_size=config.block_size,
-        is_slow=bool(path.slow),
+        slow=path.slow,
     )
 
 
@@ -213,6 +236,7 @@ class Worker:
         self.settings = settings
         self.replica_id = replica_id
         self._broker = valkey.connect(settings.valkey_url, valkey.WORKER)
+        self._placement, support = place_worker(settings)
         self._claim_script = str(self._broker.register_script(claims.CLAIM).sha)
         self._draining = threading.Event()
         journal_dir = settings.data_dir / "journal" / worker_name(settings)
@@ -236,12 +260,18 @@ class Worker:
         )
         home = self._home_replica()
         if home is not None:
-            self._load(home)  # an error ends the process
+            try:
+                self._load(home)  # an error ends the process
+            except OptionRefused as exc:
+                raise SystemExit(f"{home.spec.name} cannot be loaded: {exc}") from exc
         pools = (*settings.worker_pools, *self._home_pool(), *settings.worker_on_demand_models)
+        self._pools = tuple(dict.fromkeys(pools))
         self.replicas = Reconciler(
-            self._broker, worker_name(settings), replica_id, pools, self._load, home, on_demand_specs(settings)
+            self._broker, worker_name(settings), replica_id, self._pools, self._load, home, on_demand_specs(settings)
         )
-        self._control = Control(self._broker, replica_id, self, self._heartbeats, self._prefix_digests)
+        self._control = Control(
+            self._broker, replica_id, self, self._heartbeats, WorkerSupport(self._pools, support), self._prefix_digests
+        )
         self.credentials.start()
         self.replicas.start()
 
@@ -317,9 +347,15 @@ class Worker:
             )
 
     def close(self) -> None:
-        """Stop permanently; call after `drain`."""
-        while self.live() and not self.broken.is_set():
+        """Stop permanently; call after `drain`. Executions that do not end within CLOSING_SECONDS are left.
+
+        Gateways then end or repeat them, as those of a lost worker.
+        """
+        give_up_at = time.monotonic() + CLOSING_SECONDS
+        while self.live() and not self.broken.is_set() and time.monotonic() < give_up_at:
             time.sleep(0.02)
+        for live in self.live():
+            log.error("execution_left", **live.job.billing_context.log_fields(), attempt=live.attempt)
         for replica in self.replicas.replicas:
             if replica.loaded is not None:
                 replica.loaded.client.close()
@@ -447,12 +483,15 @@ class Worker:
             loaded = LoadedEngine(client, describe_upstream(upstream), upstream.concurrency, None)
             return replica.finish_load(loaded, time.monotonic() - started)
         config = self._engine_config(replica.spec, note_progress)
-        machine = describe_machine(config)
-        engine = ResidentEngine(make_engine(config), self._publisher.deliver, self._on_broken)
+        with self._placement.bind():
+            machine = describe_machine(config)
+            engine = make_engine(config)
+            resident = ResidentEngine(engine, self._publisher.deliver, self._on_broken)
+        machine = msgspec.structs.replace(machine, slow=engine.slow)
         seconds = time.monotonic() - started
         log.info("model_loaded", model=replica.spec.name, version=replica.spec.version, seconds=round(seconds, 2))
         pins = SharedPins(self._broker, config.block_size)
-        replica.finish_load(LoadedEngine(engine, machine, config.max_num_seqs, pins), seconds)
+        replica.finish_load(LoadedEngine(resident, machine, config.max_num_seqs, pins), seconds)
 
     def _load_managed(self, replica: LocalReplica, upstream: UpstreamSpec, started: float) -> None:
         """Start the deployment's server, and a relay to it."""
@@ -495,7 +534,7 @@ class Worker:
             kv_cache_memory=settings.kv_cache_memory if memory is None else memory,
             kv_cache_dtype=spec.kv_cache_dtype,
             kv_offload_bytes=settings.kv_offload_bytes,
-            threads=settings.cpu_threads,
+            threads=self._placement.threads,
             cpu_kernels=settings.cpu_kernels,
             batch_invariant=settings.batch_invariant,
             speculation=(spec.speculation or settings.speculation) == "auto",

@@ -27,20 +27,28 @@ SOURCES = Path(__file__).parent / "src"
 PREBUILT = Path(__file__).parent / "prebuilt"  # the library that a wheel contains
 BUILD_SECONDS = 300  # a build that is older was interrupted
 
-GENERIC = "generic"  # the base instructions of the architecture
 _COMMON = ("-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 _AVX2 = ("-mavx2", "-mfma")
-_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mavx512vnni")
-# The flags of each variant of kernels.c, the fastest first. No other file may use more than the base instructions.
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
+_AVX512_BF16 = (*_AVX512, "-mavx512vnni", "-mavx512bf16")
+# The flags of each variant, the fastest first. Only the files in `src/variant` may use more than the base instructions.
 _VARIANTS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
-        "amx": (*_AVX512, "-mamx-tile", "-mamx-bf16", "-DVARIANT_AMX"),
-        "avx512": (*_AVX512, "-DVARIANT_AVX512"),
+        "amx": (*_AVX512_BF16, "-mamx-tile", "-mamx-bf16", "-DVARIANT_AMX"),
+        "avx512+bf16": _AVX512_BF16,
+        "avx512+vnni": (*_AVX512, "-mavx512vnni"),
+        "avx512": _AVX512,
+        "avx2+vnni": (*_AVX2, "-mavxvnni"),
         "avx2": _AVX2,
-        GENERIC: (),
+        "generic": (),
     },
-    "aarch64": {GENERIC: ()},  # includes NEON
+    "aarch64": {
+        "neon+i8mm+bf16": ("-march=armv8.2-a+dotprod+i8mm+bf16",),
+        "neon+dotprod": ("-march=armv8.2-a+dotprod",),
+        "neon": (),
+    },
 }
+_CPUINFO_NAMES = {"dotprod": "asimddp"}  # names of flags in /proc/cpuinfo, if they differ
 
 
 class BuildError(Exception):
@@ -115,8 +123,38 @@ def build_for_wheel() -> Path:
 
 
 def runnable_variants() -> list[str]:
-    """Return the names of the instruction sets that this machine may run, the fastest first."""
-    return [variant for variant in _VARIANTS.get(platform.machine(), {}) if _may_run(variant)]
+    """Return the names of the instruction sets that this machine may run, the fastest first.
+
+    The built library decides.
+    """
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return list(_VARIANTS.get(platform.machine(), {}))
+    lines = (line.partition(":") for line in text.splitlines())
+    features = next((value.split() for name, _, value in lines if name.strip() in ("flags", "Features")), [])
+    return match_variants(platform.machine(), features)
+
+
+def match_variants(machine: str, features: Sequence[str]) -> list[str]:
+    """Return the variants of an architecture whose instructions a CPU has, the fastest first.
+
+    Args:
+        features: the names in /proc/cpuinfo.
+    """
+    found = {name.replace("_", "") for name in features}
+    return [name for name, flags in _VARIANTS.get(machine, {}).items() if _required_features(flags) <= found]
+
+
+def _required_features(flags: Sequence[str]) -> set[str]:
+    """Return the names of /proc/cpuinfo, without `_`, for the instructions that the compiler's flags allow."""
+    names: list[str] = []
+    for flag in flags:
+        if flag.startswith("-march="):
+            names += flag.split("+")[1:]
+        elif flag.startswith("-m"):
+            names.append(flag.removeprefix("-m").replace("-", ""))
+    return {_CPUINFO_NAMES.get(name, name) for name in names}
 
 
 def build_for_machine(compiler: Compiler, variants: Sequence[str]) -> Path:
@@ -131,24 +169,12 @@ def build_for_machine(compiler: Compiler, variants: Sequence[str]) -> Path:
             library = build_library(compiler, directory, variants=(variant,))
         except BuildError as exc:  # an old compiler does not support these instructions
             message = str(exc)
-            if variant != GENERIC:
+            if variant != variants[-1]:  # the caller logs the last error
                 log.warning("the CPU kernels cannot be built for the instruction set %s: %s", variant, exc)
             continue
         if _runs(library):
             return library
     raise BuildError(message)
-
-
-def _may_run(variant: str) -> bool:
-    """Return whether this machine may have the variant's instructions. The built library decides."""
-    options = _VARIANTS[platform.machine()][variant]
-    required = {option.removeprefix("-m").replace("-", "") for option in options if option.startswith("-m")}
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return True
-    flags = next((line.partition(":")[2] for line in text.splitlines() if line.startswith("flags")), "")
-    return required <= set(flags.replace("_", "").split())
 
 
 def _runs(library: Path) -> bool:
@@ -184,7 +210,7 @@ def build_library(
         directory = _make_private(directory)
         target = directory / f"{_digest(compiler, flags, variants)}.so"
         if not _is_private(target):
-            with _locked(directory):
+            with _lock(directory):
                 if not _is_private(target):  # another process has built it meanwhile
                     _build(compiler, target, flags, variants)
     except OSError as exc:
@@ -201,7 +227,7 @@ def _build(compiler: Compiler, target: Path, flags: Sequence[str], variants: Seq
 
 
 @contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def _lock(directory: Path) -> Iterator[None]:
     """Lock the directory itself, which needs no further file."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -246,7 +272,7 @@ def _digest(compiler: Compiler, flags: Sequence[str], variants: Sequence[str]) -
 
 def _digest_sources(*parts: str) -> str:
     digest = hashlib.sha256("\0".join((*parts, repr(_COMMON), repr(_VARIANTS))).encode())
-    for path in sorted(SOURCES.iterdir()):
+    for path in sorted(SOURCES.rglob("*.[ch]")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:32]
 
@@ -278,9 +304,13 @@ def compile_library(
     common = (*compiler.command, *_COMMON, *flags)
     options = _VARIANTS[machine or platform.machine()]
     names = tuple(options) if variants is None else variants
-    defines = [f"-DHAVE_{name.upper()}" for name in names]
-    sources = {name: ("kernels", (f"-DVARIANT={name}", f'-DNAME="{name}"', *options[name])) for name in names}
-    sources |= {name: (name, tuple(defines)) for name in ("pool", "library")}
+    symbols = {name: name.replace("+", "_") for name in names}
+    sources = {
+        symbols[name]: ("variant/variant", (f"-DVARIANT={symbols[name]}", f'-DNAME="{name}"', *options[name]))
+        for name in names
+    }
+    sources["pool"] = "pool", ()
+    sources["library"] = "library", ("-DVARIANTS=" + " ".join(f"V({symbol})" for symbol in symbols.values()),)
 
     def compile_one(name: str) -> str:
         source, more = sources[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import logging
 from collections.abc import Sequence
@@ -138,6 +139,8 @@ class Library:
         self.pack = function("pack", PackingArguments)
         self._choose = library.millrace_choose
         self._choose.argtypes, self._choose.restype = [c_char_p], c_int
+        self.wide_bytes = library.millrace_wide_bytes  # memory for each number of the input of a bfloat16 product
+        self.wide_bytes.argtypes, self.wide_bytes.restype = [], c_int64
         self._chosen = library.millrace_chosen
         self._chosen.argtypes, self._chosen.restype = [], c_char_p
         self.set_threads = library.millrace_set_threads
@@ -147,9 +150,18 @@ class Library:
 
     @property
     def variant(self) -> str:
-        """Return the name of the instruction set in use: amx, avx512, avx2 or generic."""
+        """Return the name of the instruction set in use."""
         name: bytes = self._chosen()
         return name.decode()
+
+    def with_own_memory(self) -> Library:
+        """Return the library with memory of its own, for weights that are freed before others.
+
+        Weights that share a mapping are freed only together, and the rest of the last mapping stays for the next ones.
+        """
+        other = copy.copy(self)
+        other.memory = HugePages()
+        return other
 
     def choose(self, name: str) -> bool:
         """Use the instruction set `name`, or the fastest one if `name` is empty. Return False if it is not

@@ -19,7 +19,7 @@ class HugePages:
     def __init__(self) -> None:
         self._mapping = torch.empty(0, dtype=torch.uint8)  # the rest of the current mapping
 
-    def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+    def allocate(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """Return a tensor. If its memory is new, the numbers are 0."""
         size = prod(shape) * dtype.itemsize
         whole = -(-size // _ALIGNMENT) * _ALIGNMENT

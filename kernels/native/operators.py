@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import addressof, byref, c_void_p
 from dataclasses import dataclass
 from itertools import accumulate
@@ -38,6 +38,8 @@ _COLUMNS = 32
 _ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2, "gelu": 3}
 _GATES = ("silu", "gelu_tanh")
 _BFLOAT16, _INT8, _INT4 = range(3)  # formats of weights
+# Numbers of a weight that are packed at a time. Larger copies grow the heap while a model is loaded.
+_PART_NUMBERS = 1 << 17
 MAX_GROUP = 65_536  # inputs whose products have a 32-bit sum
 
 
@@ -62,9 +64,10 @@ class Product:
         self._gated = activation in _GATES
         self._width = self._outputs // 2 if self._gated else self._outputs
         self._groups = self._inputs // group if group else 0
-        # Numbers for each row: the output, and if the weight is quantized, the codes, scales and sums of the input.
-        is_int8 = weight_format == _INT8
-        self.row_sizes = self._width, self._inputs if is_int8 else 0, self._groups * (2 if is_int8 else 1)
+        # For each row: numbers of the output, bytes of the converted input, and numbers of its scales and sums.
+        units = self._groups if weight_format == _INT8 else self._inputs // UNIT
+        code_bytes = self._inputs * ({_INT8: 1, _INT4: 2}.get(weight_format) or library.wide_bytes())
+        self.row_sizes = self._width, code_bytes, 2 * units if group else 0
         self._bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
         self._kept: list[torch.Tensor] = []
         self._template = LinearArguments(
@@ -100,10 +103,10 @@ class Product:
         rows, inputs = x.shape
         _require(x.dtype == torch.bfloat16 and inputs == self._inputs)
         arguments.x, arguments.x_stride, arguments.rows = x.data_ptr(), x.stride(0), rows
-        if self._groups:
-            _, code_count, scale_count = self.row_sizes
+        _, code_bytes, scale_count = self.row_sizes
+        if code_bytes:
             row_scales = torch.empty(rows * scale_count, dtype=torch.float32)
-            codes = torch.empty(rows * code_count, dtype=torch.uint8)
+            codes = torch.empty(rows * code_bytes, dtype=torch.uint8)
             arguments.row_scales, arguments.codes = row_scales.data_ptr(), codes.data_ptr()
         self._library.linear(byref(arguments))
 
@@ -112,24 +115,39 @@ class Product:
         """Return the arguments without those of a call."""
         return self._template
 
-    def _in_tiles(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the rows of the outputs in the order of the tiles, [tiles, columns, …]. Missing outputs are 0."""
+    def _store(self, name: str, rows: torch.Tensor, convert: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Keep rows of the outputs in the library's memory, and set the argument `name` to their address.
+
+        Args:
+            rows: [outputs, width].
+            convert: converts rows in the order of the tiles, [tiles, columns, width]. Missing outputs are 0. It is
+                called with some of the tiles at a time, so that copies are small.
+        """
         columns = _COLUMNS // 2 if self._gated else _COLUMNS
         tiles = -(-self._width // columns)
-        parts = rows.view(-1, self._width, *rows.shape[1:])  # gate and up, or all outputs
-        padded = parts.new_zeros(len(parts), tiles * columns, *rows.shape[1:])
-        padded[:, : self._width] = parts
-        return padded.view(len(parts), tiles, columns, -1).transpose(0, 1).reshape(tiles, _COLUMNS, *rows.shape[1:])
-
-    def _store(self, name: str, values: torch.Tensor) -> None:
-        """Keep `values` in the library's memory, and set the argument `name` to its address."""
-        kept = self._library.memory.empty(*values.shape, dtype=values.dtype)
-        self._kept.append(kept.copy_(values))
-        setattr(self._template, name, kept.data_ptr())
+        halves = rows.view(-1, self._width, rows.shape[1])  # gate and up, or all outputs
+        step = max(1, _PART_NUMBERS // (_COLUMNS * rows.shape[1]))
+        kept = None
+        for start in range(0, tiles, step):
+            part = halves[:, start * columns : (start + step) * columns]
+            count = -(-part.shape[1] // columns)
+            padded = part.new_zeros(len(part), count * columns, rows.shape[1])
+            padded[:, : part.shape[1]] = part
+            in_tiles = padded.view(len(part), count, columns, -1).transpose(0, 1).reshape(count, _COLUMNS, -1)
+            values = convert(in_tiles)
+            if kept is None:
+                kept = self._library.memory.allocate(tiles, *values.shape[1:], dtype=values.dtype)
+                self._kept.append(kept)
+                setattr(self._template, name, kept.data_ptr())
+            kept[start : start + count] = values
 
 
 class PackedLinear(Product):
-    """A product with a weight in bfloat16."""
+    """A product with a weight in bfloat16.
+
+    Args:
+        weight: in bfloat16, or without an activation in a wider type, which is converted in parts.
+    """
 
     def __init__(
         self,
@@ -139,14 +157,20 @@ class PackedLinear(Product):
         activation: Activation | None = None,
     ) -> None:
         outputs, inputs = weight.shape
-        if weight.dtype != torch.bfloat16 or inputs % UNIT or (activation in _GATES and outputs % 2):
+        is_wide = weight.dtype != torch.bfloat16
+        is_valid = weight.is_floating_point() and not (is_wide and activation)
+        if not is_valid or inputs % UNIT or (activation in _GATES and outputs % 2):
             raise ValueError(f"a weight [{outputs}, {inputs}] of {weight.dtype} cannot be packed")
         super().__init__(library, (outputs, inputs), bias, activation, _BFLOAT16)
         columns = _COLUMNS // 2 if self._gated else _COLUMNS
-        packed = library.memory.empty(-(-self._width // columns) * _COLUMNS * inputs, dtype=torch.bfloat16)
-        weight = weight.contiguous()
-        packing = PackingArguments(weight.data_ptr(), packed.data_ptr(), outputs, inputs, self._gated)
-        library.pack(byref(packing))
+        packed = library.memory.allocate(-(-self._width // columns) * _COLUMNS * inputs, dtype=torch.bfloat16)
+        step = _COLUMNS * max(1, _PART_NUMBERS // (_COLUMNS * inputs)) if is_wide else outputs
+        for start in range(0, outputs, step):
+            part = weight[start : start + step].to(torch.bfloat16).contiguous()
+            packing = PackingArguments(
+                part.data_ptr(), packed[start * inputs :].data_ptr(), len(part), inputs, self._gated
+            )
+            library.pack(byref(packing))
         self._template.weight = packed.data_ptr()
         self._kept.append(packed)
 
@@ -188,13 +212,39 @@ class PackedLinearInt8(Product):
         if weight.dtype != torch.int8 or not is_whole or (activation in _GATES and outputs % 2):
             raise ValueError(f"a weight [{outputs}, {inputs}] of {weight.dtype} in {groups} groups cannot be packed")
         super().__init__(library, (outputs, inputs), bias, activation, _INT8, inputs // groups)
-        tiles = self._in_tiles(weight)
-        unsigned = tiles.view(torch.uint8) ^ 128  # 128 larger
-        self._store("weight", unsigned.view(len(tiles), _COLUMNS, -1, 4).transpose(1, 2))
-        if scales.dtype == torch.bfloat16:
-            self._store("short_scales", self._in_tiles(scales).transpose(1, 2))
-        else:
-            self._store("scales", self._in_tiles(scales.float()).transpose(1, 2))
+        self._store("weight", weight, _pack_int8)
+        self._store_scales(scales)
+
+    @classmethod
+    def from_float(
+        cls,
+        library: Library,
+        weight: torch.Tensor,
+        quantize: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    ) -> PackedLinearInt8:
+        """Return the product of a weight [outputs, inputs] that is quantized in parts.
+
+        Args:
+            quantize: returns rows in 8 bits and their scales, [rows, groups].
+        """
+        outputs, inputs = weight.shape
+        groups = quantize(weight[:1])[1].shape[1]
+        product = cls.__new__(cls)
+        Product.__init__(product, library, (outputs, inputs), None, None, _INT8, inputs // groups)
+        scales: list[torch.Tensor] = []
+
+        def convert(tiles: torch.Tensor) -> torch.Tensor:
+            codes, part = quantize(tiles.flatten(0, 1))
+            scales.append(part)
+            return _pack_int8(codes.view(tiles.shape))
+
+        product._store("weight", weight, convert)
+        product._store_scales(torch.cat(scales)[:outputs])
+        return product
+
+    def _store_scales(self, scales: torch.Tensor) -> None:
+        is_short = scales.dtype == torch.bfloat16
+        self._store("short_scales" if is_short else "scales", scales if is_short else scales.float(), _transpose)
 
 
 class PackedLinearInt4(Product):
@@ -223,14 +273,10 @@ class PackedLinearInt4(Product):
         if zeros is not None and zeros.shape != scales.shape:
             raise ValueError(f"want zeros of the shape {list(scales.shape)}, got {list(zeros.shape)}")
         super().__init__(library, (outputs, inputs), bias, activation, _INT4, group_size)
-        tiles = self._in_tiles(packed)  # a byte is a pair of inputs, and 4 pairs are a lane of two words of 16 bits
-        pairs = tiles.view(len(tiles), _COLUMNS, -1, 4).transpose(1, 2).int()  # [tiles, inputs / 8, columns, pair]
-        shifts = torch.arange(0, 16, 4, dtype=torch.int32)
-        words = ((pairs & 15) << shifts).sum(-1), ((pairs >> 4) << shifts).sum(-1)
-        self._store("weight", torch.stack(words, -1).to(torch.uint16))
-        self._store("scales", self._in_tiles(scales.float()).transpose(1, 2))
+        self._store("weight", packed, _pack_int4)
+        self._store("scales", scales.float(), _transpose)
         if zeros is not None:
-            self._store("offsets", self._in_tiles(zeros.float() - 8).transpose(1, 2))
+            self._store("offsets", zeros.float() - 8, _transpose)
 
 
 class RescoredLogits:
@@ -240,15 +286,16 @@ class RescoredLogits:
     below the maximum.
 
     Args:
-        weight: bfloat16 [tokens, width]. It is kept as it is.
-        codes, scales: the weight in 8 bits, as in `PackedLinearInt8`.
+        weight: [tokens, width]. It is kept in bfloat16.
+        approximate: the product of the weight in 8 bits.
     """
 
-    def __init__(self, library: Library, weight: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
-        _require(weight.dtype == torch.bfloat16 and weight.shape == codes.shape)
+    def __init__(self, library: Library, weight: torch.Tensor, approximate: PackedLinearInt8) -> None:
+        tokens, width = weight.shape
+        _require((approximate.template.outputs, approximate.template.inputs) == (tokens, width))
         self._library = library
-        self._approximate = PackedLinearInt8(library, codes, scales)
-        self.weight = library.memory.empty(*weight.shape, dtype=weight.dtype).copy_(weight)
+        self._approximate = approximate
+        self.weight = library.memory.allocate(tokens, width, dtype=torch.bfloat16).copy_(weight)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the logits, float32 [rows, tokens], for x [rows, width]."""
@@ -599,6 +646,23 @@ class StackAttention:
 
     caches: Sequence[LayerCache]
     steps: Sequence[AttentionStep]
+
+
+def _transpose(tiles: torch.Tensor) -> torch.Tensor:
+    return tiles.transpose(1, 2)
+
+
+def _pack_int8(tiles: torch.Tensor) -> torch.Tensor:
+    unsigned = tiles.view(torch.uint8) ^ 128  # 128 larger
+    return unsigned.view(len(tiles), _COLUMNS, -1, 4).transpose(1, 2)
+
+
+def _pack_int4(tiles: torch.Tensor) -> torch.Tensor:
+    """Pack tiles in which a byte is a pair of inputs. 4 pairs are a lane of two words of 16 bits."""
+    pairs = tiles.view(len(tiles), _COLUMNS, -1, 4).transpose(1, 2).int()  # [tiles, inputs / 8, columns, pair]
+    shifts = torch.arange(0, 16, 4, dtype=torch.int32)
+    words = ((pairs & 15) << shifts).sum(-1), ((pairs >> 4) << shifts).sum(-1)
+    return torch.stack(words, -1).to(torch.uint16)
 
 
 def _address(tensor: torch.Tensor | None) -> int | None:

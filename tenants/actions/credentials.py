@@ -20,9 +20,9 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.key_snapshots import rebuild_key_snapshots
 from tenants.models import MAX_SECRET_LENGTH, ChangeEventRow, Tenant, UpstreamCredential, WebhookEndpoint
 
-MAX_CREDENTIALS = 20  # of a tenant
+MAX_CREDENTIALS = 20  # per tenant
 MAX_PLATFORM_CREDENTIALS = 256
-MAX_MODELS = 100  # of a tenant's credential
+MAX_MODELS = 100  # models of a credential
 _LOCK = 0x75706372  # the number of an advisory lock; unique in the database
 CHANGEABLE = ("name", "model_names", "daily_spend_limit_nano", "max_concurrency")
 

@@ -18,7 +18,7 @@ from tenants.models.experiments import MAX_DAYS
 from tenants.routing_policies.experiments import MAX_ARMS, ExperimentArm
 from tenants.routing_policies.target_checks import TargetChecks
 
-MAX_EXPERIMENTS = 500  # of a tenant
+MAX_EXPERIMENTS = 500  # per tenant
 MAX_NAME_LENGTH = 64
 
 

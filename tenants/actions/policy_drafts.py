@@ -13,7 +13,7 @@ from tenants.models import RoutingPolicy, RoutingPolicyDraft, Tenant, User
 from tenants.routing_policies.target_checks import TargetChecks
 
 MAX_BODY_LENGTH = 64 * 1024  # characters of a draft as JSON
-MAX_DRAFTS = 200  # of a tenant
+MAX_DRAFTS = 200  # per tenant
 
 
 def do_save_policy_draft(

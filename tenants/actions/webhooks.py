@@ -16,6 +16,7 @@ from tenants.outbox.email_outbox import enqueue_email
 from tenants.webhooks.event_types import EVENT_TYPES, WEBHOOK_TEST, WebhookTestData
 from tenants.webhooks.signing import secret_of
 from tenants.webhooks.targets import CheckedUrl, TargetRefused, check_url
+from tenants.work import announce_work
 
 State = WebhookDelivery.State
 OVERLAP = timedelta(hours=24)  # both secrets are valid after a rotation
@@ -106,7 +107,7 @@ def do_disable_endpoint(endpoint: WebhookEndpoint, *, because: str) -> bool:
     return True
 
 
-def do_rotate_webhook_secret(endpoint: WebhookEndpoint, now: datetime | None = None) -> str:
+def do_rotate_webhook_secret(endpoint: WebhookEndpoint) -> str:
     """Replace the signing secret and return the new one. Events are signed with both secrets for a day.
 
     Raises:
@@ -116,7 +117,7 @@ def do_rotate_webhook_secret(endpoint: WebhookEndpoint, now: datetime | None = N
         row = _lock_endpoint(tenant.pk, endpoint.pk)
         if row.kind != WebhookEndpoint.Kind.WEBHOOK:
             raise Conflict("A channel has no signing secret.")
-        row.previous_nonce, row.previous_expires_at = row.nonce, (now or datetime.now(UTC)) + OVERLAP
+        row.previous_nonce, row.previous_expires_at = row.nonce, datetime.now(UTC) + OVERLAP
         row.nonce = new_nonce()
         row.save(update_fields=["nonce", "previous_nonce", "previous_expires_at"])
         audit.record("webhook.secret_rotated", row, tenant_id=tenant.pk, after=audit.serialize_for_audit(row))
@@ -154,6 +155,7 @@ def do_send_test_event(endpoint: WebhookEndpoint) -> WebhookDelivery:
             payload=asdict(WebhookTestData(endpoint_id=row.pk, text="This is a test.")),
         )
         delivery = WebhookDelivery.objects.create(tenant_id=tenant.pk, event=event, endpoint=row)
+        announce_work()
         audit.record("webhook.tested", row, tenant_id=tenant.pk, after=audit.serialize_for_audit(row))
     return delivery
 
@@ -174,6 +176,7 @@ def do_replay(delivery: WebhookDelivery) -> WebhookDelivery:
         before = audit.serialize_for_audit(row)
         row.state, row.attempt_count, row.next_attempt_at, row.leased_until = State.PENDING, 0, datetime.now(UTC), None
         row.save(update_fields=["state", "attempt_count", "next_attempt_at", "leased_until"])
+        announce_work()
         audit.record("webhook.replayed", row, tenant_id=tenant.pk, before=before, after=audit.serialize_for_audit(row))
     return row
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema
-from rest_framework import exceptions, serializers
+from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from tenants.actions import credentials as actions
-from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.idempotency import idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
-from tenants.api.views import TenantView, check_query, validate_body
+from tenants.api.views import TenantView, check_query, find_first, validate_body
 from tenants.models import MAX_SECRET_LENGTH, UpstreamCredential
 from tenants.permissions import Permission
 
@@ -88,7 +88,6 @@ class CredentialReencryptionSerializer(serializers.Serializer[Any]):
 
 @extend_schema(tags=["upstream credentials"])
 class OwnCredentials(TenantView):
-    serializer_class = TenantCredentialSerializer
     permissions: ClassVar = {"GET": READ, "POST": WRITE}
 
     @extend_schema(operation_id="credentials", parameters=[Query], responses=TenantCredentialSerializer(many=True))
@@ -100,7 +99,6 @@ class OwnCredentials(TenantView):
 
     @extend_schema(
         operation_id="credentials_create",
-        parameters=[HEADER],
         request=TenantCredentialCreateSerializer,
         responses={201: TenantCredentialSerializer},
     )
@@ -144,12 +142,7 @@ class OwnCredentialRotate(TenantView):
     serializer_class = TenantCredentialSerializer
     permissions: ClassVar = {"POST": WRITE}
 
-    @extend_schema(
-        operation_id="credential_rotate",
-        parameters=[HEADER],
-        request=CredentialRotationSerializer,
-        responses=TenantCredentialSerializer,
-    )
+    @extend_schema(operation_id="credential_rotate", request=CredentialRotationSerializer)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Replace the secret. Workers use the new one within seconds."""
@@ -166,13 +159,9 @@ class PlatformCredentialView(OperatorView):
 
     def find_credential(self, pk: int) -> UpstreamCredential:
         with self.scope():
-            row = UpstreamCredential.objects.all_tenants().filter(pk=pk, tenant=None).first()
-        if row is None:
-            raise exceptions.NotFound
-        return row
+            return find_first(UpstreamCredential.objects.all_tenants().filter(pk=pk, tenant=None))
 
 
-@extend_schema(tags=["operators"])
 class PlatformCredentials(PlatformCredentialView):
     @extend_schema(operation_id="operator_credentials", responses=PlatformCredentialSerializer(many=True))
     def get(self, request: Request) -> Response:
@@ -183,7 +172,6 @@ class PlatformCredentials(PlatformCredentialView):
 
     @extend_schema(
         operation_id="operator_credentials_create",
-        parameters=[HEADER],
         request=PlatformCredentialCreateSerializer,
         responses={201: PlatformCredentialSerializer},
     )
@@ -194,13 +182,9 @@ class PlatformCredentials(PlatformCredentialView):
         return Response(PlatformCredentialSerializer(row).data, status=201)
 
 
-@extend_schema(tags=["operators"])
 class PlatformCredentialsReencrypt(PlatformCredentialView):
     @extend_schema(
-        operation_id="operator_credentials_reencrypt",
-        parameters=[HEADER],
-        request=None,
-        responses=CredentialReencryptionSerializer,
+        operation_id="operator_credentials_reencrypt", request=None, responses=CredentialReencryptionSerializer
     )
     @idempotent
     def post(self, request: Request) -> Response:
@@ -209,7 +193,6 @@ class PlatformCredentialsReencrypt(PlatformCredentialView):
         return Response(CredentialReencryptionSerializer(changed).data)
 
 
-@extend_schema(tags=["operators"])
 class PlatformCredentialDetail(PlatformCredentialView):
     @extend_schema(operation_id="operator_credential")
     def get(self, request: Request, pk: int) -> Response:
@@ -232,11 +215,9 @@ class PlatformCredentialDetail(PlatformCredentialView):
         return Response(status=204)
 
 
-@extend_schema(tags=["operators"])
 class PlatformCredentialRotate(PlatformCredentialView):
     @extend_schema(
         operation_id="operator_credential_rotate",
-        parameters=[HEADER],
         request=CredentialRotationSerializer,
         responses=PlatformCredentialSerializer,
     )

@@ -20,7 +20,7 @@ from cryptography.fernet import Fernet
 from django.db import IntegrityError, transaction
 from django.http import HttpResponse
 from django.utils.crypto import salted_hmac
-from drf_spectacular.utils import OpenApiParameter
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import exceptions
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
@@ -53,7 +53,7 @@ class StillRunning(StateConflict):
 
 
 def idempotent(handler: H) -> H:
-    """Make the `post` of a view with a `scope()` idempotent.
+    """Make the `post` of a view with a `scope()` idempotent, and describe its header.
 
     If the view has a `prepare`, it is called before the transaction. Slow work that must not hold locks belongs there.
     """
@@ -80,7 +80,7 @@ def idempotent(handler: H) -> H:
             call.forget()
             raise
 
-    return cast(H, once)
+    return cast(H, extend_schema(parameters=[HEADER])(once))
 
 
 class _IdempotentRequest:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 from urllib.parse import urlencode
 
 from django.db.models import QuerySet
@@ -16,7 +15,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from tenants.api.serializers import Query
-from tenants.api.views import TenantView, check_query
+from tenants.api.views import TenantView, check_query, find_first
 from tenants.jobs import JobKind, TooManyJobs, do_start_job
 from tenants.models import TenantJob
 from tenants.permissions import Permission
@@ -44,16 +43,14 @@ class JobQuery(Query):
     status = serializers.ChoiceField(TenantJob.Status.choices, required=False)
 
 
-def accept_job(
-    view: TenantView, request: Request, kind: JobKind, parameters: Mapping[str, Any] | None = None
-) -> Response:
+def accept_job(view: TenantView, request: Request, kind: JobKind) -> Response:
     """Start a job of the view's tenant, and return the response 202 with the URL of its state.
 
     Raises:
         Throttled: too many jobs of the tenant are unfinished.
     """
     try:
-        job = do_start_job(view.access.tenant, kind, parameters)
+        job = do_start_job(view.access.tenant, kind)
     except TooManyJobs as exc:
         raise exceptions.Throttled(wait=RETRY_AFTER_SECONDS, detail=str(exc)) from exc
     slug = request.query_params.get("tenant")
@@ -79,13 +76,9 @@ class JobView(TenantView):
             NotFound: the tenant has no such job, or the caller may not see it.
         """
         with self.scope():
-            job = self.jobs().defer(*left_out).filter(pk=pk).first()
-        if job is None:
-            raise exceptions.NotFound
-        return job
+            return find_first(self.jobs().defer(*left_out).filter(pk=pk))
 
 
-@extend_schema(tags=["jobs"])
 class Jobs(JobView):
     @extend_schema(operation_id="jobs", parameters=[JobQuery], responses=TenantJobSerializer(many=True))
     def get(self, request: Request) -> Response:
@@ -95,7 +88,6 @@ class Jobs(JobView):
             return self.page(self.jobs().filter(**filters).defer("result"), TenantJobSerializer)
 
 
-@extend_schema(tags=["jobs"])
 class JobDetail(JobView):
     @extend_schema(operation_id="job", responses=TenantJobSerializer)
     def get(self, request: Request, pk: int) -> Response:
@@ -103,7 +95,6 @@ class JobDetail(JobView):
         return Response(TenantJobSerializer(self.find_job(pk, "result")).data)
 
 
-@extend_schema(tags=["jobs"])
 class JobResultView(JobView):
     pagination_class = None
 

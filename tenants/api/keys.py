@@ -14,7 +14,7 @@ from rest_framework.response import Response
 
 from tenants import actions
 from tenants.api import serializers as s
-from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.idempotency import idempotent
 from tenants.api.views import TenantView, check_query, person, validate_body
 from tenants.authentication import KeyCaller
 from tenants.models import ApiKey, Project
@@ -35,7 +35,6 @@ class _KeyView(TenantView):
         return dict(s.ApiKeySerializer(self.find(ApiKey, key.pk, *_RELATED)).data)
 
 
-@extend_schema(tags=["keys"])
 class Keys(_KeyView):
     permissions: ClassVar = {"GET": Permission.KEYS_READ, "POST": Permission.KEYS_WRITE}
 
@@ -53,10 +52,7 @@ class Keys(_KeyView):
             return self.page(rows, s.ApiKeySerializer)
 
     @extend_schema(
-        operation_id="keys_create",
-        parameters=[HEADER],
-        request=s.ApiKeyCreateSerializer,
-        responses={201: s.ApiKeyWithSecretSerializer},
+        operation_id="keys_create", request=s.ApiKeyCreateSerializer, responses={201: s.ApiKeyWithSecretSerializer}
     )
     @idempotent
     def post(self, request: Request) -> Response:
@@ -76,7 +72,6 @@ class Keys(_KeyView):
         return project
 
 
-@extend_schema(tags=["keys"])
 class KeyDetail(_KeyView):
     permissions: ClassVar = {
         "GET": Permission.KEYS_READ,
@@ -104,15 +99,11 @@ class KeyDetail(_KeyView):
         return Response(status=204)
 
 
-@extend_schema(tags=["keys"])
 class KeyRotate(_KeyView):
     permissions: ClassVar = {"POST": Permission.KEYS_WRITE}
 
     @extend_schema(
-        operation_id="key_rotate",
-        parameters=[HEADER],
-        request=s.ApiKeyRotationSerializer,
-        responses={201: s.ApiKeyWithSecretSerializer},
+        operation_id="key_rotate", request=s.ApiKeyRotationSerializer, responses={201: s.ApiKeyWithSecretSerializer}
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:

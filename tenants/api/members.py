@@ -10,7 +10,7 @@ from rest_framework.response import Response
 
 from tenants import actions
 from tenants.api import serializers as s
-from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.idempotency import idempotent
 from tenants.api.views import TenantView, check_query, person, validate_body
 from tenants.models import Invitation, Membership
 from tenants.permissions import Permission
@@ -23,9 +23,7 @@ class _MemberView(TenantView):
             self.require(request, Permission.OWNERS_WRITE)
 
 
-@extend_schema(tags=["members"])
 class Members(_MemberView):
-    serializer_class = s.MemberSerializer
     permissions: ClassVar = {"GET": Permission.MEMBERS_READ}
 
     @extend_schema(operation_id="members", parameters=[s.MemberQuery], responses=s.MemberSerializer(many=True))
@@ -36,7 +34,6 @@ class Members(_MemberView):
             return self.page(self.rows(Membership).select_related("user").filter(**query.filters()), s.MemberSerializer)
 
 
-@extend_schema(tags=["members"])
 class MemberDetail(_MemberView):
     serializer_class = s.MemberSerializer
     permissions: ClassVar = {
@@ -69,7 +66,6 @@ class MemberDetail(_MemberView):
 
 @extend_schema(tags=["members"])
 class Invitations(_MemberView):
-    serializer_class = s.InvitationSerializer
     permissions: ClassVar = {"GET": Permission.MEMBERS_READ, "POST": Permission.MEMBERS_WRITE}
 
     @extend_schema(
@@ -83,10 +79,7 @@ class Invitations(_MemberView):
             return self.page(rows, s.InvitationSerializer)
 
     @extend_schema(
-        operation_id="invitations_create",
-        parameters=[HEADER],
-        request=s.InvitationCreateSerializer,
-        responses={201: s.InvitationSerializer},
+        operation_id="invitations_create", request=s.InvitationCreateSerializer, responses={201: s.InvitationSerializer}
     )
     @idempotent
     def post(self, request: Request) -> Response:

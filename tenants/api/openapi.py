@@ -41,6 +41,11 @@ class ManagementSchema(AutoSchema):
             return texts[self.view.action_name]  # type: ignore[attr-defined]  # such a view has both
         return get_doc(getattr(self.view, self.method.lower()))
 
+    def get_tags(self) -> list[str]:
+        """Return the tags of the view's class, or else the first part of the path."""
+        tags: list[str] = getattr(self.view, "schema_tags", None) or super().get_tags()
+        return tags
+
     def get_paginated_name(self, serializer_name: str) -> str:
         return f"{serializer_name}List"
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 import redis
 from django.conf import settings
+from django.db.models import QuerySet
 from drf_spectacular.utils import extend_schema
 from rest_framework import exceptions
 from rest_framework.authentication import SessionAuthentication
@@ -16,14 +17,23 @@ from rest_framework.generics import GenericAPIView
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
+from rest_framework.serializers import BaseSerializer
 
 from inference_worker.contract import valkey
 from inference_worker.contract.messages import REPLICAS_KEY, decode_heartbeat
 from tenants import actions
 from tenants.api import serializers as s
-from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.idempotency import idempotent
 from tenants.api.pagination import NewestFirst
-from tenants.api.views import ReauthenticationRequired, StrictJSONParser, check_query, note_actor, person, validate_body
+from tenants.api.views import (
+    ReauthenticationRequired,
+    StrictJSONParser,
+    check_query,
+    find_first,
+    note_actor,
+    person,
+    validate_body,
+)
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Membership, Tenant
@@ -44,6 +54,7 @@ class OperatorView(GenericAPIView[Any]):
     permission_classes = (IsAuthenticated,)
     pagination_class: type[NewestFirst] | None = NewestFirst
     parser_classes = (StrictJSONParser,)
+    schema_tags: ClassVar = ["operators"]
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         super().initial(request, *args, **kwargs)
@@ -58,29 +69,23 @@ class OperatorView(GenericAPIView[Any]):
 
     def find(self, pk: int) -> Tenant:
         with self.scope():
-            tenant = Tenant.objects.all_tenants().filter(pk=pk).first()
-        if tenant is None:
-            raise exceptions.NotFound
-        return tenant
+            return find_first(Tenant.objects.all_tenants().filter(pk=pk))
+
+    def page(self, rows: QuerySet[Any], out: type[BaseSerializer[Any]]) -> Response:
+        """Return a page of the rows; the scope must be open if they are of tenants."""
+        return self.get_paginated_response(out(self.paginate_queryset(rows) or [], many=True).data)
 
 
-@extend_schema(tags=["operators"])
 class Tenants(OperatorView):
-    serializer_class = s.TenantSerializer
-
     @extend_schema(operation_id="operator_tenants", parameters=[s.TenantQuery], responses=s.TenantSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return all tenants, newest first."""
         query = check_query(s.TenantQuery, request)
         with self.scope():
-            page = self.paginate_queryset(Tenant.objects.all_tenants().filter(**query.filters()))
-        return self.get_paginated_response(s.TenantSerializer(page or [], many=True).data)
+            return self.page(Tenant.objects.all_tenants().filter(**query.filters()), s.TenantSerializer)
 
     @extend_schema(
-        operation_id="operator_tenants_create",
-        parameters=[HEADER],
-        request=s.TenantCreateSerializer,
-        responses={201: s.TenantSerializer},
+        operation_id="operator_tenants_create", request=s.TenantCreateSerializer, responses={201: s.TenantSerializer}
     )
     @idempotent
     def post(self, request: Request) -> Response:
@@ -93,7 +98,6 @@ class Tenants(OperatorView):
         return Response(s.TenantSerializer(tenant).data, status=201)
 
 
-@extend_schema(tags=["operators"])
 class TenantOne(OperatorView):
     serializer_class = s.TenantSerializer
 
@@ -109,7 +113,6 @@ class TenantOne(OperatorView):
         return Response(s.TenantSerializer(tenant).data)
 
 
-@extend_schema(tags=["operators"])
 class TenantActionView(OperatorView):
     action_name: ClassVar[str] = ""
     action_texts: ClassVar[dict[str, str]] = {
@@ -120,7 +123,7 @@ class TenantActionView(OperatorView):
     }
     serializer_class = s.TenantSerializer
 
-    @extend_schema(parameters=[HEADER], request=None, responses=s.TenantSerializer)
+    @extend_schema(request=None)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         tenant = self.find(pk)
@@ -128,9 +131,7 @@ class TenantActionView(OperatorView):
         return Response(s.TenantSerializer(self.find(pk)).data)
 
 
-@extend_schema(tags=["operators"])
 class Workers(OperatorView):
-    serializer_class = s.WorkerSerializer
     pagination_class = None
 
     @extend_schema(operation_id="operator_workers", responses=s.WorkerSerializer(many=True))
@@ -156,7 +157,7 @@ def _workers() -> list[dict[str, Any]]:
         try:
             beat = decode_heartbeat(payload)
         except msgspec.MsgspecError:
-            continue  # of another version, during a deployment
+            continue  # another version, during a deployment
         state = "draining" if beat.draining else "ready" if beat.ready else "starting"
         found.append(
             {

@@ -13,7 +13,7 @@ from rest_framework.response import Response
 
 from tenants import actions
 from tenants.actions.policy_drafts import MAX_BODY_LENGTH
-from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.idempotency import idempotent
 from tenants.api.serializers import MAX_BIGINT, PolicyCreateSerializer, PolicySerializer, Query, StrictSerializer
 from tenants.api.target_problems import TargetProblemSerializer, WithProblems
 from tenants.api.views import TenantView, check_query, person, validate_body
@@ -82,7 +82,6 @@ class PolicyDiffSerializer(serializers.Serializer[Any]):
 
 @extend_schema(tags=["policies"])
 class PolicyDrafts(TenantView):
-    serializer_class = PolicyDraftSerializer
     permissions: ClassVar = {"GET": Permission.POLICIES_READ, "POST": Permission.POLICIES_WRITE}
 
     @extend_schema(
@@ -95,10 +94,7 @@ class PolicyDrafts(TenantView):
             return self.page(self.rows(RoutingPolicyDraft).filter(**query.filters()), PolicyDraftSerializer)
 
     @extend_schema(
-        operation_id="policy_drafts_save",
-        parameters=[HEADER],
-        request=PolicyCreateSerializer,
-        responses={200: PolicyDraftSerializer},
+        operation_id="policy_drafts_save", request=PolicyCreateSerializer, responses={200: PolicyDraftSerializer}
     )
     @idempotent
     def post(self, request: Request) -> Response:
@@ -129,9 +125,7 @@ class PolicyDraftDetail(TenantView):
 class PolicyDraftPublish(TenantView):
     permissions: ClassVar = {"POST": Permission.POLICIES_WRITE}
 
-    @extend_schema(
-        operation_id="policy_draft_publish", parameters=[HEADER], request=None, responses={201: PolicySerializer}
-    )
+    @extend_schema(operation_id="policy_draft_publish", request=None, responses={201: PolicySerializer})
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Publish the draft as the newest version, unless another version was published since it was created."""
@@ -139,7 +133,6 @@ class PolicyDraftPublish(TenantView):
         return Response(PolicySerializer(row).data, status=201)
 
 
-@extend_schema(tags=["policies"])
 class PolicyValidation(TenantView):
     permissions: ClassVar = {"POST": Permission.POLICIES_READ}
 
@@ -157,7 +150,6 @@ class PolicyValidation(TenantView):
         return Response(PolicyValidationSerializer(found).data)
 
 
-@extend_schema(tags=["policies"])
 class PolicyDiff(TenantView):
     permissions: ClassVar = {"GET": Permission.POLICIES_READ}
 

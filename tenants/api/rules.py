@@ -11,13 +11,12 @@ from rest_framework.response import Response
 
 from tenants import actions
 from tenants.api import serializers as s
-from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.idempotency import idempotent
 from tenants.api.views import TenantView, check_query, person, validate_body
 from tenants.models import LIMITS, ApiKey, LimitSet, Project, RoutingPolicy
 from tenants.permissions import Permission
 
 
-@extend_schema(tags=["limits"])
 class Limits(TenantView):
     serializer_class = s.RateLimitsSerializer
     permissions: ClassVar = {"GET": Permission.LIMITS_READ, "POST": Permission.LIMITS_WRITE}
@@ -29,12 +28,7 @@ class Limits(TenantView):
         with self.scope():
             return self.page(self.rows(LimitSet).filter(**query.filters()), s.RateLimitsSerializer)
 
-    @extend_schema(
-        operation_id="limits_set",
-        parameters=[HEADER],
-        request=s.RateLimitsUpdateSerializer,
-        responses=s.RateLimitsSerializer,
-    )
+    @extend_schema(operation_id="limits_set", request=s.RateLimitsUpdateSerializer)
     @idempotent
     def post(self, request: Request) -> Response:
         """Replace the limits of the tenant, or of a project or key."""
@@ -61,7 +55,6 @@ class Limits(TenantView):
         return row
 
 
-@extend_schema(tags=["limits"])
 class LimitsDetail(TenantView):
     serializer_class = s.RateLimitsSerializer
     permissions: ClassVar = {"GET": Permission.LIMITS_READ, "DELETE": Permission.LIMITS_WRITE}
@@ -80,9 +73,7 @@ class LimitsDetail(TenantView):
         return Response(status=204)
 
 
-@extend_schema(tags=["policies"])
 class Policies(TenantView):
-    serializer_class = s.PolicySerializer
     permissions: ClassVar = {"GET": Permission.POLICIES_READ, "POST": Permission.POLICIES_WRITE}
 
     @extend_schema(operation_id="policies", parameters=[s.PolicyQuery], responses=s.PolicySerializer(many=True))
@@ -94,10 +85,7 @@ class Policies(TenantView):
             return self.page(self.rows(RoutingPolicy).filter(**filters), s.PolicySerializer)
 
     @extend_schema(
-        operation_id="policies_publish",
-        parameters=[HEADER],
-        request=s.PolicyCreateSerializer,
-        responses={201: s.PolicySerializer},
+        operation_id="policies_publish", request=s.PolicyCreateSerializer, responses={201: s.PolicySerializer}
     )
     @idempotent
     def post(self, request: Request) -> Response:
@@ -107,7 +95,6 @@ class Policies(TenantView):
         return Response(s.PolicySerializer(row).data, status=201)
 
 
-@extend_schema(tags=["policies"])
 class PolicyDetail(TenantView):
     serializer_class = s.PolicySerializer
     permissions: ClassVar = {"GET": Permission.POLICIES_READ, "DELETE": Permission.POLICIES_WRITE}
@@ -127,11 +114,10 @@ class PolicyDetail(TenantView):
         return Response(status=204)
 
 
-@extend_schema(tags=["policies"])
 class PolicyRevert(TenantView):
     permissions: ClassVar = {"POST": Permission.POLICIES_WRITE}
 
-    @extend_schema(operation_id="policy_revert", parameters=[HEADER], request=None, responses={201: s.PolicySerializer})
+    @extend_schema(operation_id="policy_revert", request=None, responses={201: s.PolicySerializer})
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Publish the body of this version as the newest version."""

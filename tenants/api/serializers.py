@@ -26,7 +26,7 @@ from tenants.models import (
 )
 from tenants.tenant_settings import SETTINGS, TenantSetting
 
-MAX_BIGINT = 2**63 - 1  # of PostgreSQL
+MAX_BIGINT = 2**63 - 1
 RATE_LIMIT_SCOPES = ("tenant", "project", "key")
 
 

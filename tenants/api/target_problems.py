@@ -29,6 +29,6 @@ class WithProblems(serializers.Serializer[Any]):
         return [dict(TargetProblemSerializer(problem).data) for problem in problems]
 
     def target_checks(self, tenant_id: int) -> TargetChecks:
-        context: Any = self.context  # of all rows of a list
+        context: Any = self.context  # context of all rows of a list
         checks: TargetChecks = context.setdefault("target_checks", TargetChecks(tenant_id))
         return checks

@@ -11,7 +11,7 @@ from rest_framework.response import Response
 
 from tenants import actions
 from tenants.api import serializers as s
-from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.idempotency import idempotent
 from tenants.api.views import TenantView, check_query, validate_body
 from tenants.models import AuditEntry, Project, Tenant
 from tenants.permissions import Permission
@@ -21,7 +21,6 @@ def representation(tenant: Tenant) -> dict[str, Any]:
     return dict(s.TenantSerializer(tenant).data)
 
 
-@extend_schema(tags=["tenant"])
 class TenantDetail(TenantView):
     serializer_class = s.TenantSerializer
     permissions: ClassVar = {
@@ -53,11 +52,10 @@ class TenantDetail(TenantView):
         return Response(status=204)
 
 
-@extend_schema(tags=["tenant"])
 class TenantRestore(TenantView):
     permissions: ClassVar = {"POST": Permission.TENANT_DELETE}
 
-    @extend_schema(operation_id="tenant_restore", parameters=[HEADER], request=None, responses=s.TenantSerializer)
+    @extend_schema(operation_id="tenant_restore", request=None, responses=s.TenantSerializer)
     @idempotent
     def post(self, request: Request) -> Response:
         """Restore the deleted tenant."""
@@ -65,9 +63,7 @@ class TenantRestore(TenantView):
         return Response(representation(self.find(Tenant, self.access.tenant.pk)))
 
 
-@extend_schema(tags=["projects"])
 class Projects(TenantView):
-    serializer_class = s.ProjectSerializer
     permissions: ClassVar = {"GET": Permission.PROJECTS_READ, "POST": Permission.PROJECTS_WRITE}
 
     @extend_schema(operation_id="projects", parameters=[s.ProjectQuery], responses=s.ProjectSerializer(many=True))
@@ -78,10 +74,7 @@ class Projects(TenantView):
             return self.page(self.rows(Project).filter(**query.filters()), s.ProjectSerializer)
 
     @extend_schema(
-        operation_id="projects_create",
-        parameters=[HEADER],
-        request=s.ProjectCreateSerializer,
-        responses={201: s.ProjectSerializer},
+        operation_id="projects_create", request=s.ProjectCreateSerializer, responses={201: s.ProjectSerializer}
     )
     @idempotent
     def post(self, request: Request) -> Response:
@@ -91,7 +84,6 @@ class Projects(TenantView):
         return Response(s.ProjectSerializer(project).data, status=201)
 
 
-@extend_schema(tags=["projects"])
 class ProjectDetail(TenantView):
     serializer_class = s.ProjectSerializer
     permissions: ClassVar = {
@@ -120,9 +112,7 @@ class ProjectDetail(TenantView):
         return Response(status=204)
 
 
-@extend_schema(tags=["audit"])
 class Audit(TenantView):
-    serializer_class = s.AuditEntrySerializer
     permissions: ClassVar = {"GET": Permission.AUDIT_READ}
 
     @extend_schema(operation_id="audit", parameters=[s.AuditQuery], responses=s.AuditEntrySerializer(many=True))
@@ -133,7 +123,6 @@ class Audit(TenantView):
             return self.page(self.rows(AuditEntry).filter(**query.filters()), s.AuditEntrySerializer)
 
 
-@extend_schema(tags=["audit"])
 class AuditDetail(TenantView):
     serializer_class = s.AuditEntrySerializer
     permissions: ClassVar = {"GET": Permission.AUDIT_READ}

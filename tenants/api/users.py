@@ -8,15 +8,15 @@ from typing import ClassVar
 from allauth.mfa.models import Authenticator
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from drf_spectacular.utils import extend_schema
-from rest_framework import exceptions, serializers
+from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from tenants import actions
-from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.idempotency import idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.serializers import Query
-from tenants.api.views import check_query
+from tenants.api.views import check_query, find_first
 from tenants.models import User
 from tenants.reauthentication import SECOND_FACTORS
 
@@ -74,23 +74,17 @@ class UserView(OperatorView):
         Raises:
             NotFound: the user does not exist.
         """
-        row = with_second_factor().filter(pk=pk).first()
-        if row is None:
-            raise exceptions.NotFound
-        return row
+        return find_first(with_second_factor().filter(pk=pk))
 
 
-@extend_schema(tags=["operators"])
 class Users(UserView):
     @extend_schema(operation_id="operator_users", parameters=[UserQuery], responses=UserSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return all users, newest first."""
         query = check_query(UserQuery, request)
-        page = self.paginate_queryset(query.rows())
-        return self.get_paginated_response(UserSerializer(page or [], many=True).data)
+        return self.page(query.rows(), UserSerializer)
 
 
-@extend_schema(tags=["operators"])
 class UserOne(UserView):
     @extend_schema(operation_id="operator_user")
     def get(self, request: Request, pk: int) -> Response:
@@ -98,7 +92,6 @@ class UserOne(UserView):
         return Response(UserSerializer(self.user(pk)).data)
 
 
-@extend_schema(tags=["operators"])
 class UserActionView(UserView):
     action_name: ClassVar[str] = ""
     action_texts: ClassVar[dict[str, str]] = {
@@ -109,7 +102,7 @@ class UserActionView(UserView):
         "remove-second-factor": "Remove the second factor of the user.",
     }
 
-    @extend_schema(parameters=[HEADER], request=None, responses=UserSerializer)
+    @extend_schema(request=None, responses=UserSerializer)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         ACTIONS[self.action_name](self.user(pk))

@@ -35,11 +35,17 @@ class ReauthenticationRequired(exceptions.PermissionDenied):
 
 
 class StrictJSONParser(JSONParser):
-    """A JSON parser that rejects texts that PostgreSQL cannot store: NUL and lone surrogates."""
+    """A JSON parser that rejects texts that PostgreSQL cannot store: NUL and lone surrogates.
 
-    def parse(self, *args: Any, **kwargs: Any) -> Any:
+    A byte order mark before the JSON is ignored.
+    """
+
+    def parse(self, stream: Any, media_type: str | None = None, parser_context: Any = None) -> Any:
+        context = {"encoding": "utf-8"} | (parser_context or {})
+        if context["encoding"].lower() in ("utf-8", "utf8"):
+            context["encoding"] = "utf-8-sig"
         try:
-            data = super().parse(*args, **kwargs)
+            data = super().parse(stream, media_type, context)
             json.dumps(data)
         except RecursionError as exc:
             raise exceptions.ParseError("The body is nested too deeply.") from exc
@@ -105,15 +111,24 @@ class TenantView(GenericAPIView[Any]):
         with self.scope():
             rows = self.rows(model).filter(pk=pk)
             # NOTE: without names, select_related follows all relations, also to rows that a tenant cannot see.
-            row = (rows.select_related(*related) if related else rows).first()
-        if row is None:
-            raise exceptions.NotFound
-        return row
+            return find_first(rows.select_related(*related) if related else rows)
 
     def page(self, rows: QuerySet[Any], out: type[BaseSerializer[Any]]) -> Response:
         """Return a page of the rows; the scope must be open."""
         found = self.paginate_queryset(rows)
         return self.get_paginated_response(out(found or [], many=True).data)
+
+
+def find_first(rows: QuerySet[M]) -> M:
+    """Return the first row.
+
+    Raises:
+        NotFound: there is none.
+    """
+    row = rows.first()
+    if row is None:
+        raise exceptions.NotFound
+    return row
 
 
 def validate_body(serializer: type[BaseSerializer[Any]], data: Any, *, partial: bool = False) -> dict[str, Any]:

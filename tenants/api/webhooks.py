@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema
-from rest_framework import exceptions, serializers
+from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from tenants.actions import webhooks as actions
-from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.idempotency import idempotent
 from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
-from tenants.api.views import TenantView, check_query, validate_body
+from tenants.api.views import TenantView, check_query, find_first, validate_body
 from tenants.models import WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
 from tenants.permissions import Permission
 from tenants.webhooks.event_types import EVENT_TYPES
@@ -110,13 +110,10 @@ class EndpointView(TenantView):
 
     def representation(self, pk: int) -> dict[str, Any]:
         with self.scope():
-            endpoint = endpoints_with_last(self.access.tenant.pk).filter(pk=pk).first()
-        if endpoint is None:
-            raise exceptions.NotFound
+            endpoint = find_first(endpoints_with_last(self.access.tenant.pk).filter(pk=pk))
         return dict(WebhookEndpointSerializer(endpoint).data)
 
 
-@extend_schema(tags=["webhooks"])
 class Endpoints(EndpointView):
     permissions: ClassVar = {"GET": READ, "POST": WRITE}
 
@@ -134,7 +131,6 @@ class Endpoints(EndpointView):
 
     @extend_schema(
         operation_id="webhooks_create",
-        parameters=[HEADER],
         request=WebhookEndpointCreateSerializer,
         responses={201: WebhookEndpointWithSecretSerializer},
     )
@@ -146,7 +142,6 @@ class Endpoints(EndpointView):
         return Response(self.representation(endpoint.pk) | {"secret": secret}, status=201)
 
 
-@extend_schema(tags=["webhooks"])
 class EndpointDetail(EndpointView):
     permissions: ClassVar = {"GET": READ, "PATCH": WRITE, "DELETE": WRITE}
 
@@ -169,26 +164,21 @@ class EndpointDetail(EndpointView):
         return Response(status=204)
 
 
-@extend_schema(tags=["webhooks"])
 class EndpointRotate(TenantView):
     serializer_class = WebhookSecretSerializer
     permissions: ClassVar = {"POST": WRITE}
 
-    @extend_schema(operation_id="webhook_rotate", parameters=[HEADER], request=None, responses=WebhookSecretSerializer)
+    @extend_schema(operation_id="webhook_rotate", request=None)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Rotate the secret. Events of the next day are signed with both secrets."""
         return Response({"secret": actions.do_rotate_webhook_secret(self.find(WebhookEndpoint, pk))})
 
 
-@extend_schema(tags=["webhooks"])
 class EndpointTest(TenantView):
-    serializer_class = WebhookDeliverySerializer
     permissions: ClassVar = {"POST": WRITE}
 
-    @extend_schema(
-        operation_id="webhook_test", parameters=[HEADER], request=None, responses={201: WebhookDeliverySerializer}
-    )
+    @extend_schema(operation_id="webhook_test", request=None, responses={201: WebhookDeliverySerializer})
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Send a test event to this endpoint only."""
@@ -201,7 +191,6 @@ class EndpointTest(TenantView):
 
 @extend_schema(tags=["webhooks"])
 class Events(TenantView):
-    serializer_class = WebhookEventSerializer
     permissions: ClassVar = {"GET": READ}
 
     @extend_schema(
@@ -227,7 +216,6 @@ class EventDetail(TenantView):
 
 @extend_schema(tags=["webhooks"])
 class Deliveries(TenantView):
-    serializer_class = WebhookDeliverySerializer
     permissions: ClassVar = {"GET": READ}
 
     @extend_schema(
@@ -247,9 +235,7 @@ class DeliveryView(TenantView):
 
     def delivery_response(self, pk: int) -> Response:
         with self.scope():
-            delivery = deliveries(self.access.tenant.pk).filter(pk=pk).first()
-            if delivery is None:
-                raise exceptions.NotFound
+            delivery = find_first(deliveries(self.access.tenant.pk).filter(pk=pk))
             return Response(WebhookDeliverySerializer(delivery).data)
 
 
@@ -267,9 +253,7 @@ class DeliveryDetail(DeliveryView):
 class DeliveryReplay(DeliveryView):
     permissions: ClassVar = {"POST": WRITE}
 
-    @extend_schema(
-        operation_id="webhook_replay", parameters=[HEADER], request=None, responses=WebhookDeliverySerializer
-    )
+    @extend_schema(operation_id="webhook_replay", request=None, responses=WebhookDeliverySerializer)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Send the event again, with the same ID."""

@@ -38,18 +38,19 @@ log = structlog.get_logger(__name__)
 _LOCK = 0x63726564  # the number of an advisory lock; unique in the database
 
 
-def has_worker_keys() -> bool:
-    """Return whether worker processes need credentials.
+def seconds_until_delivery() -> float | None:
+    """Return 0 if worker processes need credentials, otherwise None.
 
     Raises:
         redis.RedisError: Valkey cannot be reached.
     """
-    return bool(settings.MILLRACE.worker_secret and _reader(settings.MILLRACE.valkey_url).exists(WORKER_KEYS_KEY))
+    is_needed = settings.MILLRACE.worker_secret and _reader(settings.MILLRACE.valkey_url).exists(WORKER_KEYS_KEY)
+    return 0.0 if is_needed else None
 
 
 @cache
 def _reader(url: str) -> redis.Redis:
-    """Return the client of `has_worker_keys`. It stays connected, since it is used every two seconds."""
+    """Return the client of `seconds_until_delivery`. It stays connected, since it is used every few seconds."""
     return valkey.connect(url, valkey.PAGES)
 
 

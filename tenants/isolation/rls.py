@@ -12,8 +12,9 @@ from typing import Any
 
 from django.db import ProgrammingError, migrations, transaction
 
+from inference_worker.contract.script_files import read_script
 from tenants.isolation.db_roles import APP, GRANT_SQL, ROLES_SQL, SYSTEM
-from tenants.migration_operations import combine, read_sql
+from tenants.migration_operations import combine
 
 _SQL = Path(__file__).parent / "sql"
 TENANT = "nullif(current_setting('millrace.tenant', true), '')::bigint"
@@ -70,7 +71,7 @@ def revoke(privileges: str, *tables: str, roles: str = APP) -> migrations.RunSQL
 
 
 def _from_file(name: str, reverse: Sequence[str], **values: str) -> migrations.RunSQL:
-    return migrations.RunSQL([read_sql(_SQL / f"{name}.sql", **values)], tuple(reverse))
+    return migrations.RunSQL([read_script(_SQL / f"{name}.sql", **values)], tuple(reverse))
 
 
 def ensure_roles(apps: Any, schema_editor: Any) -> None:

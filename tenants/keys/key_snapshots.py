@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -15,6 +16,7 @@ from django.conf import settings
 from django.db import transaction
 
 from inference_worker.contract import valkey
+from inference_worker.contract.script_files import read_script
 from tenants.keys import snapshot
 from tenants.models import (
     LIMITS,
@@ -34,16 +36,7 @@ from tenants.tenant_settings import SETTINGS
 
 log = structlog.get_logger(__name__)
 
-# KEYS: the cached copies. ARGV: their TTL in seconds; then, for each key, the new snapshot and its version.
-_REPLACE_OLDER = """
-for index, name in ipairs(KEYS) do
-    local payload, version = ARGV[2 * index], tonumber(ARGV[2 * index + 1])
-    local cached = redis.call('GET', name)
-    if not cached or cmsgpack.unpack(cached)['version'] <= version then
-        redis.call('SET', name, payload, 'EX', ARGV[1])
-    end
-end
-"""
+_REPLACE_OLDER = read_script(Path(__file__).parent / "lua" / "replace_older.lua")
 _BATCH_SIZE = 500
 _FIELDS = snapshot.ApiKeySnapshot.__struct_fields__
 

@@ -25,7 +25,7 @@ _VISIBLE = 12  # displayed characters of a secret: the prefix and six of its 43 
 VALKEY_SECONDS = 60  # TTL of the gateways' shared copy
 _VALKEY_PREFIX = "millrace:api_key:"
 UnknownParameters = Literal["reject", "warn"]  # what happens to unknown fields of requests
-AnswerCacheScope = Literal["tenant", "project"]  # whose keys share cached answers
+AnswerCacheScope = Literal["tenant", "project"]  # the owner of the keys that share cached answers
 
 
 class LimitSetSnapshot(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
@@ -35,7 +35,7 @@ class LimitSetSnapshot(msgspec.Struct, frozen=True, omit_defaults=True, dict=Tru
     keys share.
     """
 
-    id: int  # of the LimitSet; names the buckets
+    id: int  # ID of the LimitSet; names the buckets
     scope: str  # "tenant", "project" or "key"
     model: str = ""  # requested or served model; empty: all models
     dry_run: bool = False  # rejects nothing; counts the requests that it would reject
@@ -85,16 +85,16 @@ class ApiKeySnapshot(msgspec.Struct, frozen=True):
     version: int  # increases by 1 with each compilation
     allowed_ip_ranges: tuple[str, ...] | None = None  # CIDR; None: all
     policies: dict[str, Policy] = {}  # by the tenant's model name
-    weight: float = 1.0  # of the tenant in fair sharing, relative to other tenants
+    weight: float = 1.0  # weight in fair sharing, relative to other tenants
     content_retention_days: int = 0  # retention of prompts and completions; 0: not stored
     # Whether unknown fields of requests are rejected, or dropped and named; None: as the platform's setting.
     unknown_parameters: UnknownParameters | None = None
-    allowed_origins: tuple[str, ...] = ()  # of web pages that may read responses, in addition to the platform's
+    allowed_origins: tuple[str, ...] = ()  # origins of web pages that may read responses, in addition to the platform's
     answer_cache_seconds: int = 0  # lifetime of cached answers; 0: answers are not cached
     answer_cache_sampled: bool = False  # whether answers with a temperature above 0 are cached too
     credentials: dict[str, int] = {}  # model name -> the tenant's own upstream credential for it
     experiments: dict[str, RunningExperiment] = {}  # by the requested model name
-    semantic_cache_max_error_percent: int = 0  # of answers to similar questions; 0: none are served
+    semantic_cache_max_error_percent: int = 0  # percentage of wrong answers to similar questions; 0: none are served
     answer_cache_scope: AnswerCacheScope = "tenant"
     credential_versions: dict[str, int] = {}  # model name -> version of the secret in `credentials`
 

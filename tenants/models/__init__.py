@@ -15,34 +15,3 @@ from tenants.models.tenancy import (
 )
 from tenants.models.views import SavedView
 from tenants.models.webhooks import OutboxEmail, WebhookAttempt, WebhookDelivery, WebhookEndpoint, WebhookEvent
-
-__all__ = [
-    "LIMITS",
-    "MAX_SECRET_LENGTH",
-    "MAX_SLUG_LENGTH",
-    "ApiKey",
-    "ApiKeySnapshotRow",
-    "ApiKeyUsage",
-    "AuditEntry",
-    "ChangeEventRow",
-    "Experiment",
-    "IdempotentResponse",
-    "Invitation",
-    "LimitSet",
-    "Membership",
-    "OutboxEmail",
-    "OutboxRow",
-    "Project",
-    "RoutingPolicy",
-    "RoutingPolicyDraft",
-    "SavedView",
-    "Tenant",
-    "TenantJob",
-    "UpstreamCredential",
-    "User",
-    "UserManager",
-    "WebhookAttempt",
-    "WebhookDelivery",
-    "WebhookEndpoint",
-    "WebhookEvent",
-]

@@ -10,7 +10,7 @@ from tenants.isolation.scopes import TenantManager
 from tenants.models.people import User
 from tenants.models.tenancy import Tenant
 
-MAX_VIEWS = 12  # of a user on one screen of a tenant
+MAX_VIEWS = 12  # per user on one screen of a tenant
 MAX_VIEW_NAME = 40
 MAX_VIEW_QUERY = 1000
 

@@ -20,6 +20,7 @@ import redis
 import structlog
 from django.conf import settings
 from django.db import connection
+from django.db.models import Min
 
 from inference_worker.contract import valkey
 from tenants.isolation.db_roles import BypassReason
@@ -97,10 +98,11 @@ class Outbox(Generic[R, A]):
         """Return the number of concurrent senders with work."""
         return 1
 
-    def has_due(self) -> bool:
-        """Return whether a message is due. It may have to wait for others."""
+    def seconds_until_due(self) -> float | None:
+        """Return in how many seconds the next message is due, or None. It may have to wait for others."""
         with all_tenants_scope(self.reason):
-            return bool(self._rows().filter(state=self.waiting, next_attempt_at__lte=datetime.now(UTC)).exists())
+            next_at = self._rows().filter(state=self.waiting).aggregate(at=Min("next_attempt_at"))["at"]
+        return None if next_at is None else max(0.0, (next_at - datetime.now(UTC)).total_seconds())
 
     def send_due(self, now: datetime | None = None) -> Counter[str]:
         """Send all due messages, one after another. Return the number of attempts by outcome."""
@@ -180,9 +182,9 @@ def register(outbox: Outbox[R, A]) -> None:
     OUTBOXES[outbox.name] = outbox
 
 
-def has_due_messages(name: str) -> bool:
-    """Return whether messages of an outbox are due."""
-    return OUTBOXES[name].has_due()
+def seconds_until_message(name: str) -> float | None:
+    """Return in how many seconds a message of an outbox is due, or None if no message waits."""
+    return OUTBOXES[name].seconds_until_due()
 
 
 def deliver(name: str) -> int:

@@ -81,6 +81,10 @@ class AnswerPattern:
             raise PatternError(f"unexpected {self._text[self._at]!r} at position {self._at}")
         self._start, self._accepted = start, end
 
+    @property
+    def num_states(self) -> int:
+        return len(self._states)
+
     def matches(self, text: str) -> bool | None:
         """Return whether the complete text matches; None if that would take too long."""
         states = self._find_entered([self._start])

@@ -25,14 +25,14 @@ MAX_TEXT = 4000  # characters of a message that are read
 MAX_BUCKETS = 2048
 MAX_SCORE = 1000
 _WORD = re.compile(r"[^\W\d_]+|\d|[^\w\s]|_")
-LENGTHS = ("characters", "words", "digits", "lines", "questions")  # of which the logarithms are features
+LENGTHS = ("characters", "words", "digits", "lines", "questions")  # counts whose logarithms are features
 
 
 class ComplexityModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A trained classifier."""
 
-    weights: str  # of the buckets: signed bytes in base64
-    scale: float  # by which the bytes are multiplied
+    weights: str  # weights of the buckets: signed bytes in base64
+    scale: float  # factor of the bytes
     lengths: tuple[float, ...]  # weights of LENGTHS
     bias: float
     trained: str = ""  # a note on its origin

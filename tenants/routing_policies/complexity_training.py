@@ -30,13 +30,13 @@ Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 BUCKETS = 512
 PENALTY = 0.1
-_STEEPNESS = 8.0  # of the score: it is the logistic function of this multiple of the estimated gain
+_STEEPNESS = 8.0  # factor of the estimated gain; the score is the logistic function of the product
 _WORD_SCALE = 4.0  # so that the penalty weighs words less than lengths
 ALPHA = 0.05  # probability that the quality is below the target
 MIN_OUTCOMES = 200
 STEPS = 100  # thresholds that are tested, at equal shares of strong calls
-MIN_DRAWS = 0.05  # of each model, among outcomes of one model
-_TRAINING_SHARE = 0.6  # of the outcomes; the others calibrate the threshold
+MIN_DRAWS = 0.05  # smallest share of each model among outcomes of one model
+_TRAINING_SHARE = 0.6  # share of outcomes for training; the others calibrate the threshold
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -34,7 +34,7 @@ class RunningExperiment(msgspec.Struct, frozen=True, omit_defaults=True):
     unit: ExperimentUnit
     seed: str  # key of the hash, in hexadecimal digits
     arms: tuple[ExperimentArm, ...]
-    metadata_key: str = ""  # of the unit `metadata`, whose value is the name of the arm
+    metadata_key: str = ""  # metadata field whose value is the name of the arm, if the unit is `metadata`
 
 
 class ArmAssignment(NamedTuple):

@@ -79,7 +79,7 @@ class Shadow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """A deployment that also answers a share of the requests. Its answers are compared and never returned."""
 
     model: str
-    percent: int  # of the requests
+    percent: int  # percentage of requests
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -15,7 +15,7 @@ class TargetMeasures(NamedTuple):
     """What is known about a target for a request. None: unknown."""
 
     fits: bool = True  # prompt and completion fit its context, and it takes the request's images
-    cost_nano: int | None = None  # of the request, estimated by the target's rate card
+    cost_nano: int | None = None  # estimated cost of the request by the target's rate card
     ttft_ms: float | None = None  # decayed mean time to the first token
     load: float | None = None  # requests per slot of its replicas; None: no replica is ready
 

@@ -11,6 +11,7 @@ from django.db.models import Q
 from tenants.models import WebhookDelivery, WebhookEndpoint, WebhookEvent
 from tenants.webhooks.event_types import D, EventType
 from tenants.webhooks.signing import secret_of
+from tenants.work import announce_work
 
 
 def enqueue(tenant_id: int, event_type: EventType[D], deduplication_key: str, data: D) -> WebhookEvent | None:
@@ -33,9 +34,10 @@ def enqueue(tenant_id: int, event_type: EventType[D], deduplication_key: str, da
     endpoints = WebhookEndpoint.objects.for_tenant(tenant_id).filter(
         Q(event_types=[]) | Q(event_types__contains=[event_type.name]), active=True
     )
-    WebhookDelivery.objects.for_tenant(tenant_id).bulk_create(
+    if WebhookDelivery.objects.for_tenant(tenant_id).bulk_create(
         WebhookDelivery(tenant_id=tenant_id, event=event, endpoint=endpoint) for endpoint in endpoints
-    )
+    ):
+        announce_work()
     return event
 
 

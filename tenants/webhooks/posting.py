@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tenants.webhooks.targets import TargetRefused, WebhookTarget, addresses, parse
 
 TIMEOUT_SECONDS = 10.0  # without the DNS query
-MAX_RESPONSE_BYTES = 1024  # of the response body; the rest is not read
+MAX_RESPONSE_BYTES = 1024  # bytes of the response body; the rest is not read
 
 
 class WebhookResponse(NamedTuple):

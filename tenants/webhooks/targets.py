@@ -131,7 +131,7 @@ def _is_localhost(host: str) -> bool:
 
 def _literal(host: str) -> IPv4Address | IPv6Address | None:
     """Return the IP address if the host is one, also in forms that resolvers accept (127.1, 0x7f000001)."""
-    host = host.rstrip(".")  # of a fully qualified name
+    host = host.rstrip(".")  # the dot at the end of a fully qualified name
     try:
         return ip_address(host)
     except ValueError:

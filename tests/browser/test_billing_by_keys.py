@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from billing.actions.invoices import do_finalize
+from billing.invoicing.finalizing import do_finalize
 from billing.models import CreditGrant, Invoice, UsageEvent
 from frontend.operator.billing import services
 from tenants import actions

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from billing.ledger import balance
+from billing.ledger.ledger import balance
 from billing.models import (
     Account,
     InvoiceFile,

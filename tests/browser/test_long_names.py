@@ -11,7 +11,7 @@ import pytest
 from django.test import Client
 from playwright.sync_api import BrowserContext, Page, expect
 
-from billing.actions.budgets import do_make_budget
+from billing.budgets.budgets import do_make_budget
 from millrace.apps.request_log.models import RequestRecord
 from tenants import actions
 from tenants.isolation.scopes import tenant_scope

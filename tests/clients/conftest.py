@@ -69,7 +69,7 @@ def _scripted_model(directory: Path) -> Path:
 def _publish_prices(stack: Stack) -> None:
     """Publish prices of the scripted model. A new platform has those of the embedded models only."""
     program = (
-        "from billing import demo_prices; from billing.actions.prices import do_price_unpriced;"
+        "from billing.pricing import demo_prices; from billing.pricing.prices import do_price_unpriced;"
         f"do_price_unpriced(demo_prices.proposal([{SCRIPTED_MODEL!r}]), 'tests')"
     )
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}

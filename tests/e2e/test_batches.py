@@ -50,7 +50,7 @@ def test_a_batch_with_openais_sdk(stack: Stack) -> None:
         for name, each in failed.items()
     }
     assert status == {
-        "too-long": (400, "context_length_exceeded"),
+        "too-long": (400, "invalid_value"),
         "no-model": (404, "model_not_found"),
         "streamed": (400, "invalid_value"),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 from typing import Any
@@ -138,14 +139,25 @@ def test_pages_of_allowed_origins_can_call_the_api(stack: Stack) -> None:
         assert preflight.headers["access-control-allow-origin"] == origin
         assert preflight.headers["access-control-allow-headers"] == asked["access_control_request_headers"]
         response = request(stack, "GET", "/v1/models", origin=origin)
-        assert "x-request-id" in response.headers["access-control-expose-headers"]
+        exposed = response.headers["access-control-expose-headers"].split(", ")
+        assert {"x-request-id", "content-length"} <= set(exposed)
+        assert {name for name in response.headers if name.startswith(("x-", "openai-"))} <= set(exposed)
+        body = {"model": EMBEDDING_MODEL, "input": "word " * 300}
+        embedded = httpx2.post(
+            f"{stack.url}/v1/embeddings", json=body, headers={**stack.headers, "origin": origin}, timeout=60
+        )
+        assert embedded.headers["x-millrace-truncated"] == "1 of 1"
+        assert "x-millrace-truncated" in embedded.headers["access-control-expose-headers"].split(", ")
         assert "access-control-allow-credentials" not in {*response.headers, *preflight.headers}
         for other in ("https://evil.example", "null"):
             assert "access-control-allow-origin" not in request(stack, "GET", "/v1/models", origin=other).headers
             denied = httpx2.options(url, headers={**headers, "origin": other}, timeout=60)
             assert "access-control-allow-origin" not in denied.headers
-        wrong_key = httpx2.get(f"{stack.url}/v1/models", headers={"origin": origin, "x-api-key": "x"}, timeout=60)
-        assert "access-control-allow-origin" not in wrong_key.headers  # its tenant is unknown
+        for given, allowed in ((origin, origin), ("https://evil.example", None)):
+            headers = {"origin": given, "x-api-key": "x"}
+            wrong_key = httpx2.get(f"{stack.url}/v1/models", headers=headers, timeout=60)
+            assert wrong_key.status_code == 401
+            assert wrong_key.headers.get("access-control-allow-origin") == allowed
     finally:
         set_origins(stack)
     body = {"allowed_origins": ["app.example"]}
@@ -179,6 +191,21 @@ def test_compressed_bodies_and_responses(stack: Stack) -> None:
         decompress = zstandard.ZstdDecompressor().decompressobj().decompress  # httpx2 decodes only the others
         text = decompress(answer.content) if used == "zstd" else answer.content
         assert len(json.loads(text)["data"][0]["embedding"]) == 384
+
+
+def test_a_byte_order_mark_is_ignored(stack: Stack) -> None:
+    body = codecs.BOM_UTF8 + json.dumps({"model": MODEL, "messages": HELLO, "max_tokens": 1}).encode()
+    headers = {**stack.headers, "content-type": "application/json"}
+    url = f"{stack.url}/v1/chat/completions"
+    for content, more in (
+        (body, {}),
+        (gzip.compress(body[:2]) + gzip.compress(body[2:]), {"content-encoding": "gzip"}),
+    ):
+        response = httpx2.post(url, content=content, headers=headers | more, timeout=60)
+        assert response.status_code == 200, response.text
+    name = json.dumps({"name": "Marked"}).encode()
+    created = httpx2.post(f"{stack.url}/api/projects", content=codecs.BOM_UTF8 + name, headers=headers, timeout=60)
+    assert created.status_code == 201, created.text
 
 
 def test_tokenization_as_in_vllm(stack: Stack) -> None:

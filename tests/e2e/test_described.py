@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import schemathesis
-import yaml
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import response_schema_conformance
 
 from tests.support.stack import EMBEDDING_MODEL, MODEL, RERANK_MODEL, Stack
+from tools.openapi.formatting import read_yaml
 
-DOCUMENT = yaml.safe_load((Path(__file__).parents[2] / "docs" / "openapi.yaml").read_text(encoding="utf-8"))
+DOCUMENT = read_yaml((Path(__file__).parents[2] / "docs" / "openapi.yaml").read_text(encoding="utf-8"))
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
 OPERATIONS = [found.ok() for found in SCHEMA.get_all_operations()]
 # Operation -> fields that keep a valid request's output short.

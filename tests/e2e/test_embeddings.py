@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import httpx2
 import numpy as np
 import openai
 import pytest
+import tokenizers
 
-from tests.support.stack import EMBEDDING_MODEL, MODEL, Stack
+from inference_worker.checkpoints.model_source import embedded_source
+from inference_worker.contract.settings import EMBEDDED_ENCODER
+from tests.support.e2e.batches import finished, results, upload
+from tests.support.stack import EMBEDDING_MODEL, MODEL, Stack, eventually
 
 TEXTS = ["How do I reset my PIN?", "I forgot my card's PIN, what now?", "The moon is made of cheese."]
 
@@ -63,11 +69,11 @@ async def test_concurrent_requests_give_the_same_vectors(stack: Stack) -> None:
         ({"input": [1, "a"]}, "input", "invalid_value"),
         ({"input": [30_522]}, "input", "invalid_value"),
         ({"input": ["a"] * 2049}, "input", "invalid_value"),
-        ({"input": "word " * 300}, "input", "context_length_exceeded"),
+        ({"input": "word " * 300, "extra_body": {"truncate": False}}, "input", "context_length_exceeded"),
         ({"dimensions": 100}, "dimensions", "invalid_value"),
         ({"encoding_format": "int8"}, "encoding_format", "invalid_type"),
         ({"model": MODEL}, "model", "invalid_value"),
-        ({"extra_body": {"truncate": True}}, "truncate", "unknown_parameter"),
+        ({"extra_body": {"truncate": "MIDDLE"}}, "truncate", "invalid_value"),
     ],
 )
 def test_an_error_names_the_input_that_cannot_be_embedded(
@@ -76,6 +82,52 @@ def test_an_error_names_the_input_that_cannot_be_embedded(
     with pytest.raises(openai.BadRequestError) as exc_info:
         stack.client().embeddings.create(**{"model": EMBEDDING_MODEL, "input": "a", **fields})  # type: ignore[call-overload]
     assert (exc_info.value.param, exc_info.value.code) == (param, code)
+
+
+def test_a_truncated_input_has_the_vector_of_the_part_that_was_read(stack: Stack) -> None:
+    """Chunks of 1,000 characters have more tokens than the bundled model takes."""
+    core = tokenizers.Tokenizer.from_file(str(embedded_source(EMBEDDED_ENCODER) / "tokenizer.json"))
+    core.no_truncation()
+    texts = ["How is a pin reset? " * 80, "Never by email, only in the app. " * 60, "Forgotten! " * 200]
+    room = 256 - core.num_special_tokens_to_add(False)
+    ends = [core.encode(text, add_special_tokens=False).offsets[room - 1][1] for text in texts]
+    parts = [text[:end] for text, end in zip(texts, ends, strict=True)]
+    client = stack.client().embeddings.with_raw_response
+    whole = client.create(model=EMBEDDING_MODEL, input=[*texts, "short"])
+    cut = client.create(model=EMBEDDING_MODEL, input=[*parts, "short"])
+    assert whole.headers["x-millrace-truncated"] == "3 of 4"
+    assert "x-millrace-truncated" not in cut.headers
+    vectors = [np.array([each.embedding for each in raw.parse().data]) for raw in (whole, cut)]
+    np.testing.assert_allclose(*vectors, atol=1e-6)
+    usage = whole.parse().usage
+    assert usage == cut.parse().usage
+    assert usage.prompt_tokens == 3 * 256 + 3
+    request_id = whole.headers["x-request-id"]
+    assert stack.event(request_id)["input"] == usage.prompt_tokens
+
+    def record() -> Any:
+        url = f"{stack.url}/api/requests/{request_id}"
+        return httpx2.get(url, headers=stack.headers, timeout=60).json()["record"]
+
+    eventually(lambda: record() is not None)
+    assert record()["route"]["truncated_inputs"] == 3
+
+
+def test_a_result_of_a_batch_has_the_number_of_truncated_inputs(stack: Stack) -> None:
+    client = stack.client()
+    body = {"model": EMBEDDING_MODEL, "input": ["word " * 300, "word"]}
+    lines = [
+        {"custom_id": name, "method": "POST", "url": "/v1/embeddings", "body": body | fields}
+        for name, fields in (("default", {}), ("refused", {"truncate": False}))
+    ]
+    made = client.batches.create(
+        input_file_id=upload(client, lines), endpoint="/v1/embeddings", completion_window="24h"
+    )
+    batch = finished(client, made.id)
+    answer = results(client, batch.output_file_id)["default"]["response"]["body"]
+    assert (answer["truncated"], answer["usage"]["prompt_tokens"]) == ("1 of 2", 256 + 3)
+    error = results(client, batch.error_file_id)["refused"]["response"]["body"]["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "input")
 
 
 def test_an_embedding_model_rejects_chat_completions(stack: Stack) -> None:

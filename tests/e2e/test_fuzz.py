@@ -12,12 +12,12 @@ from typing import Any
 import httpx2
 import msgspec
 import pytest
-import yaml
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from tests.support.gateway.requests import ANY_JSON, HELLO, LIKELY, NAMES
 from tests.support.stack import MODEL, Stack
+from tools.openapi.formatting import read_yaml
 
 # Bounded, so that valid requests end soon.
 SHORT = {"max_tokens": st.integers(-1, 4), "n": st.integers(-1, 3), "stream": st.booleans()}
@@ -25,7 +25,7 @@ SECONDS = 30
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "50"))
 IGNORED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
-DOCUMENT = yaml.safe_load((Path(__file__).parents[2] / "docs" / "openapi.yaml").read_text(encoding="utf-8"))
+DOCUMENT = read_yaml((Path(__file__).parents[2] / "docs" / "openapi.yaml").read_text(encoding="utf-8"))
 OPERATIONS = [
     (method.upper(), path, operation, [*item.get("parameters", []), *operation.get("parameters", [])])
     for path, item in DOCUMENT["paths"].items()

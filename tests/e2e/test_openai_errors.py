@@ -61,8 +61,8 @@ def fields(error: openai.APIStatusError) -> tuple[type, int, str | None, str | N
 def test_invalid_input_is_not_retried(send: Send) -> None:
     invalid = "invalid_request_error"
     for options, code, param in (
-        ({"max_tokens": 10**6}, "context_length_exceeded", "max_tokens"),
-        ({"extra_body": {"web_search_options": {}}}, "unsupported_parameter", "web_search_options"),
+        ({"max_tokens": 10**6}, "invalid_value", "max_tokens"),
+        ({"extra_body": {"audio": {}}}, "unsupported_parameter", "audio"),
         ({"extra_body": {"temprature": 1}}, "unknown_parameter", "temprature"),
         ({"temperature": 3}, "invalid_value", "temperature"),
     ):

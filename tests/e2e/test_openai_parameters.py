@@ -353,7 +353,7 @@ def test_streams_with_these_parameters_resume_without_gap_or_repeat(
         ({"extra_body": {"stop_token_ids": [999999]}}, "invalid_value", "stop_token_ids"),
         ({"extra_body": {"guided_regex": "("}}, "invalid_schema", "guided_regex"),
         ({"max_tokens": 5, "extra_body": {"min_tokens": 6}}, "invalid_value", "min_tokens"),
-        ({"extra_body": {"web_search_options": {}}}, "unsupported_parameter", "web_search_options"),
+        ({"extra_body": {"audio": {}}}, "unsupported_parameter", "audio"),
         ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
     ],
 )

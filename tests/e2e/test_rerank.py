@@ -28,10 +28,10 @@ def expected(stack: Stack) -> tuple[list[float], int]:
     """Return the scores of the documents, computed in this process, and the number of their tokens."""
     folder = stack.data_dir.parent / RERANK_MODEL
     tokenizer = Tokenizer.from_dir(folder)
-    pairs = [tokenizer.encode_pair(QUERY, text) for text in DOCUMENTS]
+    pairs = [tokenizer.inputs.encode_pair(QUERY, text) for text in DOCUMENTS]
     runner = EmbeddingRunner(EngineConfig(model_dir=folder, device="cpu"), EncoderConfig.from_dir(folder))
-    scores = runner.embed([ids for ids, _ in pairs], [start for _, start in pairs])[:, 0].tolist()
-    return scores, sum(len(ids) for ids, _ in pairs)
+    scores = runner.embed([pair.ids for pair in pairs], [pair.second_start for pair in pairs])[:, 0].tolist()
+    return scores, sum(len(pair.ids) for pair in pairs)
 
 
 def test_documents_are_ranked_and_billed_by_tokens_and_searches(priced: Stack) -> None:
@@ -80,13 +80,25 @@ def test_a_large_body_is_ranked_in_a_prompt_process(priced: Stack) -> None:
     assert answer["usage"]["prompt_tokens"] == 200 * (1 + 4 + 3)
 
 
+@pytest.mark.parametrize("size", [1, 200], ids=["event loop", "prompt process"])
+def test_long_documents_are_truncated(priced: Stack, size: int) -> None:
+    documents = ["x" * 50, "x" * 90, *["x"] * (size - 1)]
+    response = post(priced, "v1/rerank", query="ab", documents=documents)
+    answer = response.json()
+    assert (response.headers["x-millrace-truncated"], answer["truncated"]) == (f"1 of {size + 1}",) * 2
+    assert answer["usage"]["prompt_tokens"] == 55 + 64 + 6 * (size - 1)
+    pairs = post(priced, "v1/score", text_1=["x" * 90, "ab"], text_2=["y" * 90, "c"])
+    assert pairs.headers["x-millrace-truncated"] == pairs.json()["truncated"] == "1 of 2"
+    assert pairs.json()["usage"]["prompt_tokens"] == 64 + 6
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param", "code"),
     [
         ("rerank", {"documents": []}, "documents", "invalid_value"),
         ("rerank", {"documents": ["a"] * 1001}, "documents", "invalid_value"),
         ("rerank", {"documents": ["a", ""]}, "documents[1]", "invalid_value"),
-        ("rerank", {"documents": ["a", "b" * 100]}, "documents[1]", "context_length_exceeded"),
+        ("rerank", {"documents": ["a", "b" * 100], "truncate": False}, "documents[1]", "context_length_exceeded"),
         ("rerank", {"documents": ["a", {"title": "b"}]}, "documents[1].text", "missing_required_parameter"),
         ("rerank", {"documents": ["a"], "model": MODEL}, "model", "invalid_value"),
         ("rerank", {"documents": ["a"], "model": EMBEDDING_MODEL}, "model", "invalid_value"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -35,7 +37,18 @@ BODY: dict[str, Any] = {
 }
 RECORDED = ("hit recorded", "hit ended")
 FIRST, SIMILAR, OTHER = "How do I reset my card?", "How can I reset my card?", "Where is it?"
-SHORT = "hit recorded"  # the step of the short form of the suite
+# The first group is that of the short form of the suite: a step before a hit is recorded, and one after.
+SHORT = ["hit found", "hit recorded"]
+HIT_GROUPS = [SHORT, [step for step in HIT_STEPS if step not in SHORT]]
+SEMANTIC_SHORT = ["hit recorded"]
+SEMANTIC_GROUPS = [SEMANTIC_SHORT, [step for step in SEMANTIC_STEPS if step not in SEMANTIC_SHORT]]
+
+
+def in_groups(groups: list[list[str]]) -> pytest.MarkDecorator:
+    """Run a test with each group of steps. A gateway dies at each of them."""
+    marks = [(), pytest.mark.extended]
+    params = [pytest.param(steps, marks=mark) for steps, mark in zip(groups, marks, strict=True)]
+    return pytest.mark.parametrize("steps", params, ids="/".join)
 
 
 @pytest.fixture
@@ -63,16 +76,17 @@ def reserved() -> int:
     return sum(row.reserved for row in unscoped(BudgetPeriod).all())
 
 
-@pytest.mark.parametrize("step", HIT_STEPS)
+@in_groups(HIT_GROUPS)
 async def test_a_hit_of_a_killed_gateway_is_billed_once_or_not_at_all(
-    async_broker: redis.Redis, tenant: Tenant, secret: str, database: str, step: str
+    async_broker: redis.Redis, tenant: Tenant, secret: str, database: str, steps: list[str]
 ) -> None:
     await sync_to_async(actions.do_update_settings)(tenant, answer_cache_seconds=600)
     await set_budget(tenant, 10**15)
-    async with gateway_cluster(async_broker, database, secret, "ab", b=step) as inside:
+    kill_at = {f"victim{number}": step for number, step in enumerate(steps)}
+    async with gateway_cluster(async_broker, database, secret, ["a", *kill_at], **kill_at) as inside:
         inside.worker.writes_text = True  # an answer without one is not stored
         inside.worker.may_answer.set()
-        a, b = inside.gateways.values()
+        a = inside.gateways["a"]
         hits: list[str] = []
 
         async def is_hit() -> bool:
@@ -85,22 +99,24 @@ async def test_a_hit_of_a_killed_gateway_is_billed_once_or_not_at_all(
             return layer == "exact"
 
         await eventually_async(is_hit)
-        await send(b)
-        await assert_billed_once(inside, hits, step)
+
+        async def die(victim: GatewayProcess) -> None:
+            await send(victim)
+
+        await assert_billed_once(inside, hits, kill_at, die)
 
 
-@pytest.mark.parametrize(
-    "step", [pytest.param(step, marks=[pytest.mark.extended] * (step != SHORT)) for step in SEMANTIC_STEPS]
-)
+@in_groups(SEMANTIC_GROUPS)
 async def test_a_semantic_hit_of_a_killed_gateway_is_billed_once_or_not_at_all(
-    async_broker: redis.Redis, tenant: Tenant, secret: str, database: str, step: str
+    async_broker: redis.Redis, tenant: Tenant, secret: str, database: str, steps: list[str]
 ) -> None:
     await serve_similar(tenant)
     await sync_to_async(let_replace)(tenant)
     await set_budget(tenant, 10**15)
-    async with gateway_cluster(async_broker, database, secret, "ab", similar=True, b=step) as inside:
+    kill_at = {f"victim{number}": step for number, step in enumerate(steps)}
+    async with gateway_cluster(async_broker, database, secret, ["a", *kill_at], similar=True, **kill_at) as inside:
         inside.worker.may_answer.set()
-        a, b = inside.gateways.values()
+        a = inside.gateways["a"]
         hits: list[str] = []
 
         async def is_hit() -> bool:
@@ -118,12 +134,15 @@ async def test_a_semantic_hit_of_a_killed_gateway_is_billed_once_or_not_at_all(
 
         await eventually_async(is_hit)
 
-        async def is_killed() -> bool:
+        async def die(victim: GatewayProcess) -> None:
             """A request whose vector is late on a busy machine is computed, and does not reach the step."""
-            return await send(b, question_body(SIMILAR), **{"x-millrace-cache": "no-store"}) is None
 
-        await eventually_async(is_killed)
-        await assert_billed_once(inside, hits, step)
+            async def is_killed() -> bool:
+                return await send(victim, question_body(SIMILAR), **{"x-millrace-cache": "no-store"}) is None
+
+            await eventually_async(is_killed)
+
+        await assert_billed_once(inside, hits, kill_at, die)
 
 
 def let_replace(tenant: Tenant) -> None:
@@ -151,26 +170,34 @@ def serve_similar(tenant: Tenant) -> None:
             )
 
 
-async def assert_billed_once(inside: GatewayCluster, hits: list[str], step: str) -> None:
-    """Wait until the gateway that dies at the step is dead, then check the bills of the hits."""
-    b = inside.gateways["b"]
+async def assert_billed_once(
+    inside: GatewayCluster,
+    hits: list[str],
+    kill_at: dict[str, str],
+    die: Callable[[GatewayProcess], Awaitable[None]],
+) -> None:
+    """Let the gateways die whose hits are not recorded yet, then the others, and check the bills after each group."""
+    for is_recorded in (False, True):
+        victims = [inside.gateways[name] for name, step in kill_at.items() if (step in RECORDED) is is_recorded]
+        for victim in victims:
+            await die(victim)
+            await eventually_async(partial(is_dead, victim))
+        expected = len(hits) + is_recorded * len(victims)
+        await eventually_async(partial(are_billed, expected))
+        await asyncio.sleep(1)  # a second event would be settled already
+        found = await billed()
+        assert len(found) == len(set(found)) == expected
+        assert set(hits) <= set(found)
 
-    async def is_dead() -> bool:
-        return b.process.poll() == -signal.SIGKILL
 
-    await eventually_async(is_dead)
+async def is_dead(gateway: GatewayProcess) -> bool:
+    return gateway.process.poll() == -signal.SIGKILL
 
-    async def billed() -> list[str]:
-        events = await settled_events()
-        return [event.request_id for event in events if event.answer_hit_output]
 
-    expected = len(hits) + (step in RECORDED)
+async def billed() -> list[str]:
+    """Return the requests of the billed hits."""
+    return [event.request_id for event in await settled_events() if event.answer_hit_output]
 
-    async def is_billed() -> bool:
-        return len(await billed()) >= expected and await reserved() == 0
 
-    await eventually_async(is_billed)
-    await asyncio.sleep(1)  # a second event would be settled already
-    found = await billed()
-    assert len(found) == len(set(found)) == expected
-    assert set(hits) <= set(found)
+async def are_billed(number: int) -> bool:
+    return len(await billed()) >= number and await reserved() == 0

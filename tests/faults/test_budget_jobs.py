@@ -34,7 +34,7 @@ import django
 django.setup()
 from datetime import UTC, datetime
 from django.db.backends.utils import CursorWrapper
-from billing.budgets.reservations import reclaim
+from billing.reservations.reservations import reclaim
 from billing.metering.reconciler import reconcile
 
 job, words = sys.argv[1:]

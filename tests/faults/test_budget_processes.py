@@ -11,7 +11,7 @@ import pytest
 import redis.asyncio as redis
 from asgiref.sync import sync_to_async
 
-from billing.actions.budgets import do_remove_budget
+from billing.budgets.budgets import do_remove_budget
 from billing.models import Budget, BudgetLease, BudgetPeriod
 from millrace.gateway.admission.early_release import CONTENDED_SECONDS
 from tenants.models import Tenant

@@ -18,10 +18,10 @@ import pytest
 import redis
 from django.db import connection
 
-from billing.budgets import reservations
 from billing.metering.reconciler import reconcile
 from billing.metering.settler import Settler
 from billing.models import Adjustment, BudgetPeriod, DailyCost, EarlyRelease, UsageEvent, UsageQuarantine
+from billing.reservations import reservations
 from inference_worker.contract.messages import USAGE_STREAM, ExecutionUsage
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

@@ -22,9 +22,13 @@ def models_data_dir() -> Path:
     return directory
 
 
-def share_models(data_dir: Path) -> None:
-    """Let the data directory of a platform, a gateway or a worker have the shared models. Create it if needed."""
+def share_models(data_dir: Path, shared: Path | None = None) -> None:
+    """Let the data directory of a platform, a gateway or a worker have the shared models. Create it if needed.
+
+    Args:
+        shared: data directory with the models; None: that of all test processes.
+    """
     if not data_dir.exists():
         data_dir.mkdir()
         data_dir.chmod(0o711 if os.geteuid() == 0 else 0o700)  # as `millrace up` creates it
-    (data_dir / "models").symlink_to(models_data_dir() / "models", target_is_directory=True)
+    (data_dir / "models").symlink_to((shared or models_data_dir()) / "models", target_is_directory=True)

@@ -10,7 +10,7 @@ import msgspec
 import yaml
 
 from millrace.gateway.http.consumer import HttpConsumer
-from millrace.gateway.http.endpoints.inference import InferenceConsumer
+from millrace.gateway.http.endpoints.inference import Embeddings, InferenceConsumer, Rerank, Score
 from millrace.gateway.http.endpoints.messages import VERSIONS, CountTokens, Messages
 from millrace.gateway.http.endpoints.resume import ResumeStream
 from millrace.gateway.protocols.dialects import ANTHROPIC
@@ -31,11 +31,24 @@ _HEADERS: Json = {
     "x-millrace-model": {"schema": {"type": "string"}},
     "x-millrace-cache": {"schema": {"type": "string", "enum": ["miss", "prefix", "exact", "single_flight"]}},
     "x-millrace-ignored": {
-        "description": "The request's fields that were accepted without effect.",
+        "description": "The request's fields that were accepted without effect: up to 20 names, then the number of"
+        " further ones, such as +5.",
         "schema": {"type": "string"},
+    },
+    "x-millrace-schema-valid": {
+        "description": "Whether the answer is valid under schemas that are enforced in part. Bodies and"
+        " the last event of a stream have it as schema_valid.",
+        "schema": {"type": "string", "enum": ["true", "false"]},
     },
     "x-millrace-cost-usd": {
         "description": "The exact cost, as a decimal number. Streamed responses do not have it.",
+        "schema": {"type": "string"},
+    },
+}
+_TRUNCATION_HEADER: Json = {
+    "x-millrace-truncated": {
+        "description": "The number of truncated inputs of all inputs, such as 3 of 40; absent: none. Bodies have it as"
+        " truncated.",
         "schema": {"type": "string"},
     },
 }
@@ -106,6 +119,8 @@ def _operation(path: str, consumer: type[HttpConsumer], operation: Operation) ->
     response: Json = {"description": operation.response}
     if issubclass(consumer, InferenceConsumer):
         extra = {"request-id": {"schema": {"type": "string"}}} if is_anthropic else {}
+        if consumer in (Embeddings, Rerank, Score):
+            extra |= _TRUNCATION_HEADER
         response["headers"] = _HEADERS | extra
     response["content"] = _content(operation)
     error = {"$ref": f"#/components/responses/{'AnthropicError' if is_anthropic else 'Error'}"}
@@ -164,16 +179,16 @@ def _request_schemas() -> Json:
     for name in accepted.keys() - {strict.__name__ for strict in StrictFields.__subclasses__()}:
         if "additionalProperties" in schemas[name]:
             schemas[name]["additionalProperties"] = True  # unknown fields are dropped and named
-    return {name: _simplified(schema) for name, schema in sorted(schemas.items())}
+    return {name: _simplify(schema) for name, schema in sorted(schemas.items())}
 
 
-def _simplified(node: Any) -> Any:
+def _simplify(node: Any) -> Any:
     """Return a schema without titles and null defaults, with `type: [X, "null"]` instead of `anyOf` where possible."""
     if isinstance(node, list):
-        return [_simplified(each) for each in node]
+        return [_simplify(each) for each in node]
     if not isinstance(node, dict):
         return node
-    found = {name: _simplified(value) for name, value in node.items() if not _is_noise(name, value)}
+    found = {name: _simplify(value) for name, value in node.items() if not _is_noise(name, value)}
     if len(options := found.get("enum", ())) == 1:
         found["const"] = found.pop("enum")[0]
     if (options := found.get("anyOf")) and options[-1] == {"type": "null"} and len(options) == 2:

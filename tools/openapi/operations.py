@@ -29,12 +29,12 @@ class Operation:
 
     name: str  # operationId
     response: str  # description of the response
-    schema: str = ""  # of a JSON response
-    anthropic_schema: str = ""  # of the JSON response to Anthropic's clients, if it differs
+    schema: str = ""  # schema of a JSON response
+    anthropic_schema: str = ""  # schema of the JSON response to Anthropic's clients, if it differs
     body: type[msgspec.Struct] | None = None
     form: Json | None = None  # schema of a multipart body
     events: str | None = None  # schema of the events of a streamed response; empty: any
-    content_types: tuple[str, ...] = ()  # of other responses
+    content_types: tuple[str, ...] = ()  # types of other responses
     summary: str = ""
     parameters: tuple[Json, ...] = ()
     statuses: tuple[int, ...] = (200,)
@@ -113,7 +113,13 @@ OPERATIONS: dict[type[HttpConsumer], Operation] = {
             query("include_obfuscation", type="boolean", const=False),
         ),
     ),
-    models.ModelsEndpoint: Operation("listModels", "The models that this key may use.", "Models", "AnthropicModels"),
+    models.ModelsEndpoint: Operation(
+        "listModels",
+        "The models that this key may use: all of them, or a page.",
+        "Models",
+        "AnthropicModels",
+        parameters=(query("after"), query("after_id"), query("before_id"), limit(1000, 1000)),
+    ),
     models.ModelEndpoint: Operation("getModel", "The model.", "Model", "AnthropicModel"),
     files.FilesEndpoint: Operation(
         "listFiles",

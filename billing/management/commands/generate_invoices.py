@@ -7,8 +7,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from billing.actions.drafts import do_draft
-from billing.amounts import dollars
+from billing.currencies.amounts import dollars
+from billing.invoicing.drafts import do_draft
 from billing.invoicing.runs import invoice_months
 from billing.models import Period
 from tenants.isolation.db_roles import BypassReason

@@ -11,13 +11,13 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from billing import demo_prices
-from billing.actions.prices import do_discard_prices, do_price_unpriced, do_propose_prices, do_publish_prices
-from billing.amounts import FEMTO_DIGITS
+from billing.currencies.amounts import FEMTO_DIGITS
+from billing.invoicing.repricing import Comparison, last_month, preview
 from billing.metering.usage import instant
 from billing.models import PriceBook, PriceVersion
-from billing.pricing.price_files import Imported, read_csv, read_public
-from billing.pricing.rerating import Comparison, last_month, preview
+from billing.pricing import demo_prices
+from billing.pricing.prices import do_discard_prices, do_price_unpriced, do_propose_prices, do_publish_prices
+from billing.rates.price_files import Imported, read_csv, read_public
 from tenants.actions.common import ActionRefused
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from billing.actions.archives import do_archive, do_restore
+from billing.metering.archive_actions import do_archive, do_restore
 from billing.metering.archives import ArchiveDamagedError, manifest_path
 from tenants.actions import Conflict
 

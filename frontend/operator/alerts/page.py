@@ -9,7 +9,7 @@ from typing import Any
 from django.utils.timesince import timesince
 from django.utils.translation import gettext as _
 
-from billing.amounts import DEFAULT_CURRENCY
+from billing.currencies.amounts import DEFAULT_CURRENCY
 from billing.models import BudgetAlert, BudgetPeriod
 from billing.pricing.currencies import other_currencies
 from frontend.core.languages import lazy_text as _lazy

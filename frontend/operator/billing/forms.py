@@ -9,7 +9,7 @@ from typing import Any
 from django import forms
 from django.utils.translation import gettext as _
 
-from billing.amounts import DEFAULT_CURRENCY, minor_digits
+from billing.currencies.amounts import DEFAULT_CURRENCY, minor_digits
 from billing.models import CreditGrant
 from frontend.core.confirmation import Confirm
 from frontend.core.day_field import DayField

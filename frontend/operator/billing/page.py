@@ -9,13 +9,13 @@ from django.db.models import Count, Q, QuerySet, Sum
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from billing.actions.drafts import close_after
-from billing.amounts import DEFAULT_CURRENCY, nano_a_cent
+from billing.currencies.amounts import DEFAULT_CURRENCY, nano_a_cent
 from billing.invoicing.lines import find_usage, select_usage
 from billing.metering.archives import require_usage
 from billing.models import Account, Invoice, InvoiceLine, LedgerEntry, Period
+from billing.periods import close_after
 from billing.pricing.currencies import other_currencies
-from frontend.core.backend_messages import translated
+from frontend.core.backend_messages import translate_message
 from frontend.core.filter_chips import choice_chip, filter_bar, text_chip
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.list_tools import MAX_EXPORTED, ListTools
@@ -134,19 +134,19 @@ def invoice_list(ctx: PageContext) -> ListPage:
     """Return a page of the month's invoices, ordered by tenant."""
     page = min(number_param(ctx, "page") or 0, MAX_PAGE)
     start = page * PAGE_SIZE
-    found = list(_selected(ctx)[start : start + PAGE_SIZE + 1])
+    found = list(_select_invoices(ctx)[start : start + PAGE_SIZE + 1])
     shown = found[:PAGE_SIZE]
     owed, booked = owed_on(LedgerEntry.objects.all_tenants(), shown), _ledger_totals(shown)
     return ListPage(
         [_row(ctx, row, owed[row.pk], booked.get(row.pk)) for row in shown],
         older_url=changed_url(ctx, "", page=page + 1) if len(found) > PAGE_SIZE else "",
         newest_url=changed_url(ctx, "") if start else "",
-        columns=TOOLS.shown(ctx),
+        columns=TOOLS.read_columns(ctx),
         headings=TOOLS.headings(ctx),
     )
 
 
-def _selected(ctx: PageContext) -> QuerySet[Invoice]:
+def _select_invoices(ctx: PageContext) -> QuerySet[Invoice]:
     """Return the invoices that the filters of the page select, ordered by tenant."""
     rows = _invoices(ctx).select_related("tenant", "entity", "period", "refers_to")
     state, typed = ctx.query.get("state", ""), text_param(ctx, "tenant")
@@ -157,9 +157,9 @@ def _selected(ctx: PageContext) -> QuerySet[Invoice]:
     return rows.order_by("tenant__name", "tenant_id", "pk")
 
 
-def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+def export_rows(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
     """Yield the month's invoices with the page's filters. Call inside `ctx.scope()`."""
-    rows = list(_selected(ctx)[:MAX_EXPORTED])
+    rows = list(_select_invoices(ctx)[:MAX_EXPORTED])
     owed, booked = owed_on(LedgerEntry.objects.all_tenants(), rows), _ledger_totals(rows)
     for invoice in rows:
         row = _row(ctx, invoice, owed[invoice.pk], booked.get(invoice.pk))
@@ -177,7 +177,7 @@ TOOLS = ListTools(
         *("tenant", "number", "type", "state", "period", "currency", "subtotal", "total", "balance_due", "due_on"),
         "ledger_match",
     ),
-    rows=exported,
+    rows=export_rows,
     columns={
         "state": _lazy("State"),
         "due": _lazy("Due"),
@@ -236,7 +236,7 @@ def comparison(ctx: PageContext) -> dict[str, Any]:
         for period in periods:
             require_usage(period.pk)
     except Conflict as exc:
-        return {"message": translated(str(exc)), "differences": ()}
+        return {"message": translate_message(str(exc)), "differences": ()}
     standing = _invoices(ctx).filter(invoice_type=Invoice.InvoiceType.INVOICE).exclude(state=Invoice.State.VOID)
     rows = list(standing.select_related("tenant"))
     lines = InvoiceLine.objects.all_tenants().filter(invoice__in=[row.pk for row in rows], price_id__isnull=False)

@@ -11,17 +11,18 @@ from typing import Any
 import structlog
 from django.utils.translation import gettext as _
 
-from billing.actions.common import booking
-from billing.actions.corrections import do_issue_credit_note
-from billing.actions.credits import do_grant_credit
-from billing.actions.drafts import close_after, do_close_period, do_draft, notes_on
-from billing.actions.invoices import do_finalize
-from billing.actions.payments import Received, do_record_payment
-from billing.actions.purchases import do_sell_credit
-from billing.amounts import nano_a_cent
+from billing.currencies.amounts import nano_a_cent
+from billing.invoicing.corrections import do_issue_credit_note
+from billing.invoicing.drafts import do_close_period, do_draft, notes_on
+from billing.invoicing.finalizing import do_finalize
+from billing.invoicing.purchases import do_sell_credit
+from billing.ledger.booking import booking
+from billing.ledger.credits import do_grant_credit
 from billing.models import CreditGrant, Invoice, Payment, Period
+from billing.payments.recording import Received, do_record_payment
+from billing.periods import close_after
 from billing.pricing.currencies import currency_of
-from frontend.core.backend_messages import translated
+from frontend.core.backend_messages import translate_message
 from frontend.operator.billing.forms import cents_of
 from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
@@ -65,7 +66,7 @@ def finalize_all(period: Period) -> Finalized:
             do_finalize(row)
         except Exception as exc:  # an error of one tenant must not stop the others
             log.exception("not_finalized", tenant=row.tenant.slug, period=period.label)
-            reason = translated(str(exc)) if isinstance(exc, ActionRefused) else _("see the server log")
+            reason = translate_message(str(exc)) if isinstance(exc, ActionRefused) else _("see the server log")
             refused.append(f"{row.tenant.slug}: {reason}")
         else:
             count += 1

@@ -11,12 +11,12 @@ from django.urls import path
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from billing.actions.corrections import do_void, do_write_off
-from billing.actions.drafts import notes_on
-from billing.actions.invoices import do_finalize
-from billing.actions.matching import sum_outstanding
-from billing.amounts import decimal_cents, dollars, minor_digits, nano_a_cent
+from billing.currencies.amounts import decimal_cents, dollars, minor_digits, nano_a_cent
+from billing.invoicing.corrections import do_void, do_write_off
+from billing.invoicing.drafts import notes_on
+from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.lines import lines_of
+from billing.ledger.matching import sum_outstanding
 from billing.models import Invoice, InvoiceLine, Period
 from billing.pricing.currencies import currency_of
 from frontend.core.confirmation import Confirm

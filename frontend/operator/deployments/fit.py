@@ -10,7 +10,7 @@ from django.template.loader import render_to_string
 from django.urls import path
 from django.utils.translation import gettext as _
 
-from frontend.core.backend_messages import translated
+from frontend.core.backend_messages import translate_message
 from frontend.core.gauges import percent
 from frontend.core.page_context import PageContext, operator_page
 from frontend.operator.deployments.forms import DeploymentForm
@@ -30,7 +30,7 @@ def start(ctx: PageContext) -> HttpResponse:
     try:
         return _fragment(ctx, check_id=do_start_fit_check(options.pop("source"), options))
     except ActionRefused as exc:
-        return _fragment(ctx, error=translated(str(exc)))
+        return _fragment(ctx, error=translate_message(str(exc)))
 
 
 @operator_page()

@@ -12,6 +12,7 @@ from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import exact
 from inference_worker.contract.engine_config import DTypeName, QuantizationName, SpeculationName
 from inference_worker.contract.output_formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
+from inference_worker.contract.sampling_defaults import MAX_CHARACTERS
 from inference_worker.contract.upstream_presets import PRESETS
 from inference_worker.contract.upstreams import UpstreamEngine
 from millrace.apps.deployments.deployments import MAX_COMMAND_LENGTH, MAX_CONCURRENCY, MAX_IDLE_SECONDS
@@ -28,7 +29,8 @@ _SECRET = forms.PasswordInput(attrs={"autocomplete": "off", "spellcheck": "false
 # The options of Millrace's engine. An upstream has none of them.
 _OWN_ENGINE = (
     *("source", "revision", "dtype", "quantization", "kv_cache_dtype", "kv_cache_memory", "block_size"),
-    *("speculation", "draft_model", "tool_parser", "reasoning_parser"),
+    *("speculation", "draft_model", "tool_parser", "reasoning_parser", "control_tokens", "sampling_defaults"),
+    "truncate_inputs",
 )
 
 
@@ -122,11 +124,35 @@ class DeploymentForm(forms.Form):
         required=False,
         help_text=_lazy("For requests without a limit. Leave blank for 1,024"),
     )
+    sampling_defaults = forms.CharField(
+        label=_lazy("Sampling defaults"),
+        required=False,
+        max_length=MAX_CHARACTERS,
+        help_text=_lazy("For requests that do not set them: auto, none, or values such as temperature=0.6,top_p=0.95"),
+    )
     tool_parser = forms.ChoiceField(
         label=_lazy("Tool parser"), choices=_choices(AUTO, NONE, *TOOL_FORMATS), initial=AUTO
     )
     reasoning_parser = forms.ChoiceField(
         label=_lazy("Reasoning parser"), choices=_choices(AUTO, NONE, *REASONING_FORMATS), initial=AUTO
+    )
+    control_tokens = forms.ChoiceField(
+        label=_lazy("Control tokens"),
+        choices=[
+            ("template", _lazy("Only in the chat template")),
+            ("anywhere", _lazy("Also in messages and tools")),
+        ],
+        initial="template",
+        help_text=_lazy("Messages and tools that may contain control tokens can forge turns of a conversation"),
+    )
+
+    truncate_inputs = forms.BooleanField(
+        label=_lazy("Truncate inputs"),
+        required=False,
+        initial=True,
+        help_text=_lazy(
+            "Of embedding models and cross-encoders. Otherwise inputs above the model's length are refused"
+        ),
     )
 
     def __init__(self, data: Any = None, row: Deployment | None = None) -> None:
@@ -146,6 +172,9 @@ class DeploymentForm(forms.Form):
 
     def clean_kv_cache_dtype(self) -> str:
         return self.cleaned_data["kv_cache_dtype"] or "auto"
+
+    def clean_sampling_defaults(self) -> str:
+        return self.cleaned_data["sampling_defaults"] or AUTO
 
     def clean_idle_seconds(self) -> int:
         return self.cleaned_data["idle_seconds"] or 0

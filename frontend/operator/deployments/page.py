@@ -31,7 +31,7 @@ from millrace.apps.health.costs import ModelCost, costs
 from tenants.models import UpstreamCredential
 
 HOUR, HOUR_MINUTES = timedelta(hours=1), 60
-RATE_MINUTES, TREND_MINUTES = 5, 2  # of the rate, and of a point of its trend
+RATE_MINUTES, TREND_MINUTES = 5, 2  # minutes of the rate, and of a point of its trend
 MIN_FAILING_SHARE = 5  # an upstream is failing if one of this many requests fails
 LABELS: Mapping[DeploymentState, tuple[str, str]] = {  # label and badge
     DeploymentState.READY: (_lazy("Ready"), "good"),

@@ -10,6 +10,7 @@ from django.http import HttpResponse
 from django.urls import path, reverse
 from django.utils.translation import gettext as _
 
+from frontend.core.backend_messages import translate_message
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import lazy_text as _lazy
@@ -28,7 +29,7 @@ from millrace.client.testing import TestCallFailed, TestCallResult, send_test_ca
 from tenants.actions import ActionRefused
 from tenants.models import UpstreamCredential
 
-TEST_SECONDS = 60.0  # of a test call
+TEST_SECONDS = 60.0  # timeout of a test call
 PANELS = Panels(
     "operator-deployments-panel",
     (
@@ -47,7 +48,7 @@ def deployments(ctx: PageContext) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def new(ctx: PageContext) -> HttpResponse:
+def add_deployment(ctx: PageContext) -> HttpResponse:
     def add(data: dict[str, Any]) -> Deployment:
         catalog.check_deployment(**data)
         return catalog.do_add_deployment(**data)
@@ -57,7 +58,7 @@ def new(ctx: PageContext) -> HttpResponse:
         _("Add deployment"),
         DeploymentForm(bound_data(ctx)),
         add,
-        message=_added,
+        message=_describe_addition,
         template="operator/deployments/form.html",
         other=("operator-deployments-new-upstream", _("Add a model of another server or provider")),
         **_sheet(_("Add deployment")),
@@ -65,7 +66,7 @@ def new(ctx: PageContext) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def new_upstream(ctx: PageContext) -> HttpResponse:
+def add_upstream(ctx: PageContext) -> HttpResponse:
     def add(data: dict[str, Any]) -> Deployment:
         catalog.check_deployment(**data)
         return catalog.do_add_deployment(**data)
@@ -75,7 +76,7 @@ def new_upstream(ctx: PageContext) -> HttpResponse:
         _("Add upstream"),
         UpstreamForm(bound_data(ctx), None, _credentials(ctx)),
         add,
-        message=_added,
+        message=_describe_addition,
         template="operator/deployments/new.html",
         other=("operator-deployments-new", _("Add a model that Millrace's engine runs")),
         **_sheet(_("Add deployment")),
@@ -121,7 +122,7 @@ def edit(ctx: PageContext) -> HttpResponse:
         _("Edit %(name)s") % {"name": row.name},
         form,
         lambda data: catalog.do_update_deployment(row.name, **data),
-        message=lambda changed: _("%(name)s was updated.") % {"name": changed.name},
+        message=lambda changed: _describe_check(_("%(name)s was updated.") % {"name": changed.name}, changed),
         **_sheet(_("Save"), effect),
     )
 
@@ -193,12 +194,18 @@ def _credentials(ctx: PageContext) -> list[tuple[int, str]]:
         return list(rows.values_list("pk", "name"))
 
 
-def _added(row: Deployment) -> str:
-    if catalog.has_price(row.name):
-        return _("%(name)s was added. Workers load it.") % {"name": row.name}
-    return _("%(name)s was added. It has no price yet: its requests receive 503 until you publish one.") % {
-        "name": row.name
-    }
+def _describe_addition(row: Deployment) -> str:
+    text = (
+        _("%(name)s was added. Workers load it.")
+        if catalog.has_price(row.name)
+        else _("%(name)s was added. It has no price yet: its requests receive 503 until you publish one.")
+    ) % {"name": row.name}
+    return _describe_check(text, row)
+
+
+def _describe_check(text: str, row: Deployment) -> str:
+    """Return the text, and why the options were not checked against workers."""
+    return f"{text} {translate_message(catalog.check_workers(row, catalog.read_board()))}".strip()
 
 
 def _deployment(ctx: PageContext) -> Deployment:
@@ -235,8 +242,8 @@ SCREEN = ConsoleScreen(
 )
 urlpatterns = [
     path("operator/deployments/", deployments, name="operator-deployments"),
-    path("operator/deployments/new", new, name="operator-deployments-new"),
-    path("operator/deployments/new-upstream", new_upstream, name="operator-deployments-new-upstream"),
+    path("operator/deployments/new", add_deployment, name="operator-deployments-new"),
+    path("operator/deployments/new-upstream", add_upstream, name="operator-deployments-new-upstream"),
     path("operator/deployments/<str:name>/test", test, name="operator-deployments-test"),
     path("operator/deployments/<str:name>/edit", edit, name="operator-deployments-edit"),
     path("operator/deployments/<str:name>/load", load, name="operator-deployments-load"),

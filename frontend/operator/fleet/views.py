@@ -9,8 +9,8 @@ from django.http import Http404, HttpResponse
 from django.urls import path, reverse
 from django.utils.translation import gettext as _
 
-from billing.pricing.price_book import nano_per_million
-from frontend.core.backend_messages import translated
+from billing.rates.price_book import nano_per_million
+from frontend.core.backend_messages import translate_message
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
@@ -47,7 +47,7 @@ class FleetMachineCost(forms.Form):
         try:
             return nano_per_million(self.cleaned_data["amount"].strip().removeprefix("$"))
         except ValueError as exc:
-            reason = translated(str(exc))
+            reason = translate_message(str(exc))
             raise forms.ValidationError(_("Enter an amount, e.g. 0.40: %(exc)s.") % {"exc": reason}) from exc
 
 

@@ -10,7 +10,7 @@ from django.http import HttpResponse
 from django.urls import path, reverse
 from django.utils.translation import gettext as _
 
-from billing.actions.quarantine import do_dismiss_quarantined, do_replay_quarantined
+from billing.metering.quarantine import do_dismiss_quarantined, do_replay_quarantined
 from billing.models import UsageQuarantine
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import lazy_text as _lazy
@@ -52,7 +52,7 @@ def health(ctx: PageContext) -> HttpResponse:
 
 @operator_page(methods=FORM, step_up=True)
 def replay(ctx: PageContext) -> HttpResponse:
-    return _quarantined(
+    return _show_form(
         ctx,
         forms.Form(bound_data(ctx)),  # a form without fields
         _("Settle again"),
@@ -64,7 +64,7 @@ def replay(ctx: PageContext) -> HttpResponse:
 
 @operator_page(methods=FORM, step_up=True)
 def dismiss(ctx: PageContext) -> HttpResponse:
-    return _quarantined(
+    return _show_form(
         ctx,
         Dismissal(bound_data(ctx)),
         _("Dismiss"),
@@ -74,9 +74,7 @@ def dismiss(ctx: PageContext) -> HttpResponse:
     )
 
 
-def _quarantined(
-    ctx: PageContext, form: forms.Form, submit: str, effect: str, message: str, action: Any
-) -> HttpResponse:
+def _show_form(ctx: PageContext, form: forms.Form, submit: str, effect: str, message: str, action: Any) -> HttpResponse:
     pk = ctx.arguments["pk"]
     row = ctx.get(lambda: UsageQuarantine.objects.filter(pk=pk))
     back = reverse("operator-health")

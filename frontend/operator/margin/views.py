@@ -6,9 +6,9 @@ from django.http import HttpResponse
 from django.urls import path
 from django.utils.translation import gettext as _
 
+from billing.api.usage_serializers import usd
 from billing.costs.margin import margins
 from billing.metering.usage import TooManyRows
-from billing.serializers import usd
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.metering import metering
 from frontend.core.page_context import PageContext, operator_page

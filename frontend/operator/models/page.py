@@ -13,7 +13,7 @@ from django.db import connection
 from django.utils.translation import gettext as _
 
 from billing.models import CompiledRateCard
-from billing.pricing.pricing import Component, Tier
+from billing.rates.pricing import Component, Tier
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext

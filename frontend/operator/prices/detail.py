@@ -7,11 +7,11 @@ from typing import Any
 from django.db.models import Q
 from django.utils.translation import gettext as _
 
+from billing.invoicing import repricing
 from billing.models import Price, PriceVersion
-from billing.pricing import rerating
-from billing.pricing.price_book import NewPrice, PriceRanges, parse
-from billing.pricing.pricing import Component, Tier
-from frontend.core.backend_messages import translated
+from billing.rates.price_book import NewPrice, PriceRanges, parse
+from billing.rates.pricing import Component, Tier
+from frontend.core.backend_messages import translate_message
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext, first_or_404
 from frontend.operator.prices.page import as_new, currency_in, tenant_names, version_row
@@ -103,11 +103,11 @@ def _percent(part: int, whole: int) -> str:
 def preview(ctx: PageContext) -> dict[str, Any]:
     """Return last month's usage at the draft's prices, by tenant and model, largest difference first."""
     row = version_of(ctx)
-    start, end = rerating.last_month(ctx.now)
+    start, end = repricing.last_month(ctx.now)
     try:
-        found = rerating.preview(row, start, end)
+        found = repricing.preview(row, start, end)
     except ActionRefused as exc:
-        return {"refused": translated(str(exc)), "month": start}
+        return {"refused": translate_message(str(exc)), "month": start}
     found.sort(key=lambda comparison: -abs(comparison.would_be_femto - comparison.was_femto))
     currency = currency_in(row)
     names = tenant_names(comparison.tenant_id for comparison in found[:MAX_ROWS])

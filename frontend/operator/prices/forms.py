@@ -11,10 +11,10 @@ from django.utils.translation import gettext as _
 
 from billing.metering.usage import instant
 from billing.models import PriceBook
-from billing.pricing.price_book import MAX_NAME_LENGTH, ModelTier, NewPrice, Proposal, nano_per_million
-from billing.pricing.price_files import Imported, read_csv, read_public
-from billing.pricing.pricing import Tier
-from frontend.core.backend_messages import translated
+from billing.rates.price_book import MAX_NAME_LENGTH, ModelTier, NewPrice, Proposal, nano_per_million
+from billing.rates.price_files import Imported, read_csv, read_public
+from billing.rates.pricing import Tier
+from frontend.core.backend_messages import translate_message
 from frontend.core.languages import lazy_text as _lazy
 from frontend.tenant.prices.page import COLUMNS, TIERS
 from tenants.isolation.db_roles import BypassReason
@@ -22,7 +22,7 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 MAX_FILE_BYTES = 16 * 2**20  # bytes of a file
-_NO_AUTOCOMPLETE = {"autocomplete": "off", "spellcheck": "false"}
+NO_AUTOCOMPLETE = {"autocomplete": "off", "spellcheck": "false"}
 
 
 class PriceDraftForm(forms.Form):
@@ -34,28 +34,28 @@ class PriceDraftForm(forms.Form):
         initial=PriceBook.LIST,
         required=False,
         help_text=_lazy("“list” applies to tenants without another price book. A new name creates a price book"),
-        widget=forms.TextInput(attrs=_NO_AUTOCOMPLETE),
+        widget=forms.TextInput(attrs=NO_AUTOCOMPLETE),
     )
     tenant = forms.CharField(
         label=_lazy("Or one tenant"),
         max_length=50,
         required=False,
         help_text=_lazy("Tenant slug. Tenant prices override the price book"),
-        widget=forms.TextInput(attrs=_NO_AUTOCOMPLETE),
+        widget=forms.TextInput(attrs=NO_AUTOCOMPLETE),
     )
     since = forms.CharField(
         label=_lazy("Effective from"),
         max_length=25,
         required=False,
         help_text=_lazy("UTC, e.g. 2026-12-01 or 2026-12-01 14:30. Leave blank to start on publication"),
-        widget=forms.TextInput(attrs=_NO_AUTOCOMPLETE),
+        widget=forms.TextInput(attrs=NO_AUTOCOMPLETE),
     )
     note = forms.CharField(
         label=_lazy("Note"),
         max_length=200,
         required=False,
         help_text=_lazy("Note for the approver"),
-        widget=forms.TextInput(attrs=_NO_AUTOCOMPLETE),
+        widget=forms.TextInput(attrs=NO_AUTOCOMPLETE),
     )
 
     def clean_since(self) -> datetime | None:
@@ -90,13 +90,13 @@ class ModelPricesForm(PriceDraftForm):
     """All prices of one model in one tier, for all prompts at any time."""
 
     model = forms.CharField(
-        label=_lazy("Model"), max_length=MAX_NAME_LENGTH, widget=forms.TextInput(attrs=_NO_AUTOCOMPLETE)
+        label=_lazy("Model"), max_length=MAX_NAME_LENGTH, widget=forms.TextInput(attrs=NO_AUTOCOMPLETE)
     )
     tier = forms.ChoiceField(label=_lazy("Tier"), choices=[(tier.value, label) for tier, label in TIERS.items()])
 
     def __init__(self, data: Any = None, initial: dict[str, Any] | None = None) -> None:
         super().__init__(data, initial=initial)
-        box = forms.TextInput(attrs=_NO_AUTOCOMPLETE | {"inputmode": "decimal"})
+        box = forms.TextInput(attrs=NO_AUTOCOMPLETE | {"inputmode": "decimal"})
         for component, label in COLUMNS:
             self.fields[component.value] = forms.CharField(label=label, max_length=30, required=False, widget=box)
         last = self.fields[COLUMNS[-1][0].value]
@@ -115,7 +115,7 @@ class ModelPricesForm(PriceDraftForm):
             try:
                 nano = nano_per_million(text)
             except ValueError as exc:
-                self.add_error(component.value, f"{translated(str(exc))}.")
+                self.add_error(component.value, f"{translate_message(str(exc))}.")
                 continue
             prices.append(NewPrice(context.get("model", ""), Tier(context.get("tier", Tier.STANDARD)), component, nano))
         if not prices and not self.errors:
@@ -135,13 +135,13 @@ class CsvImportForm(PriceDraftForm):
             "Columns: model, tier, component, usd_per_million. Optional: from_tokens, until_tokens, from_time, "
             "until_time, weekdays, time_zone. Replaces all prices of the listed models and tiers"
         ),
-        widget=forms.Textarea(attrs=_NO_AUTOCOMPLETE | {"rows": 12, "class": "mono", "wrap": "off"}),
+        widget=forms.Textarea(attrs=NO_AUTOCOMPLETE | {"rows": 12, "class": "mono", "wrap": "off"}),
     )
     withdrawn = forms.CharField(
         label=_lazy("No longer priced"),
         required=False,
         help_text=_lazy("One per line: model or model,tier. Their requests are then rejected"),
-        widget=forms.Textarea(attrs=_NO_AUTOCOMPLETE | {"rows": 2, "class": "mono"}),
+        widget=forms.Textarea(attrs=NO_AUTOCOMPLETE | {"rows": 2, "class": "mono"}),
     )
     field_order = ("file", "text", "withdrawn", "book", "tenant", "since", "note")
 
@@ -152,7 +152,7 @@ class CsvImportForm(PriceDraftForm):
             text = _content(context.get("file")) or context.get("text", "")
             prices = read_csv(text.splitlines()).prices if text.strip() else ()
         except ValueError as exc:
-            raise forms.ValidationError(f"{translated(str(exc))}.") from exc
+            raise forms.ValidationError(f"{translate_message(str(exc))}.") from exc
         return context | {"proposal": Proposal(tuple(prices), withdrawn)}
 
 
@@ -164,7 +164,7 @@ class PublicPricesForm(forms.Form):
         label=_lazy("Only these models"),
         required=False,
         help_text=_lazy("Names as in the file, separated by lines or commas. Leave blank for all"),
-        widget=forms.Textarea(attrs=_NO_AUTOCOMPLETE | {"rows": 3, "class": "mono"}),
+        widget=forms.Textarea(attrs=NO_AUTOCOMPLETE | {"rows": 3, "class": "mono"}),
     )
     rounding = forms.BooleanField(
         label=_lazy("Round prices that are not whole nano-USD instead of skipping them"), required=False

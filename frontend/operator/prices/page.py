@@ -12,12 +12,12 @@ from django.http import Http404
 from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 
-from billing.amounts import DEFAULT_CURRENCY, NANO_DIGITS, decimal
+from billing.currencies.amounts import DEFAULT_CURRENCY, NANO_DIGITS, decimal
 from billing.models import Price, PriceBook, PriceVersion, Rerating
 from billing.pricing.currencies import currency_of
-from billing.pricing.price_book import NewPrice, PriceRanges, ranges_of
-from billing.pricing.price_files import CSV_COLUMNS, weekdays_text
-from billing.pricing.pricing import MINUTES_A_DAY, NO_END, UTC_ZONE, Component, Tier
+from billing.rates.price_book import NewPrice, PriceRanges, ranges_of
+from billing.rates.price_files import CSV_COLUMNS, weekdays_text
+from billing.rates.pricing import MINUTES_A_DAY, NO_END, UTC_ZONE, Component, Tier
 from frontend.core.labels import choice_label
 from frontend.core.lists import Choice, keyset_page
 from frontend.core.page_context import PageContext
@@ -185,7 +185,7 @@ def usd(nano: int) -> str:
 
 
 def as_text(prices: Iterable[NewPrice]) -> str:
-    """Return the prices in the format of `billing.pricing.price_files.read_csv`."""
+    """Return the prices in the format of `billing.rates.price_files.read_csv`."""
     rows = []
     for price in prices:
         until = "" if price.until_tokens == NO_END else price.until_tokens

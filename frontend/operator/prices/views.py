@@ -8,10 +8,10 @@ from django.http import HttpResponse
 from django.urls import path
 from django.utils.translation import gettext as _
 
-from billing.actions.prices import do_discard_prices, do_propose_prices, do_publish_prices
 from billing.models import PriceVersion
-from billing.pricing.price_book import parse
-from billing.pricing.pricing import Tier
+from billing.pricing.prices import do_discard_prices, do_propose_prices, do_publish_prices
+from billing.rates.price_book import parse
+from billing.rates.pricing import Tier
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import day_text, in_sentence
@@ -109,7 +109,7 @@ def _propose(ctx: PageContext, data: dict[str, Any]) -> PriceVersion:
 def public(ctx: PageContext) -> HttpResponse:
     """Read the public price file and show the prices that cannot be imported. The others continue as CSV."""
     form = forms.PublicPricesForm(bound_data(ctx), ctx.request.FILES or None)
-    context, title = _given(ctx), _("Import public price file")
+    context, title = _make_context(ctx), _("Import public price file")
     if ctx.request.method == "POST":
         if not form.is_valid():
             return render_form_errors(ctx, "operator/prices/page.html#import", title, form, **context)
@@ -185,7 +185,7 @@ def discard(ctx: PageContext) -> HttpResponse:
     )
 
 
-def _given(ctx: PageContext) -> dict[str, Any]:
+def _make_context(ctx: PageContext) -> dict[str, Any]:
     return {"action": ctx.request.path, "back": ctx.url("operator-prices"), "breadcrumbs": (_book(ctx),)}
 
 

@@ -9,51 +9,33 @@ from django import forms
 from django.utils.translation import gettext as _
 
 from billing.metering.usage import instant
-from billing.models import PriceBook
-from billing.pricing.price_book import Proposal
-from billing.pricing.price_files import read_csv
-from frontend.core.backend_messages import translated
+from billing.rates.price_book import Proposal
+from billing.rates.price_files import read_csv
+from frontend.core.backend_messages import translate_message
 from frontend.core.languages import lazy_text as _lazy
-from frontend.operator.prices.forms import PriceDraftForm
-
-_PLAIN = {"autocomplete": "off", "spellcheck": "false"}
+from frontend.operator.prices.forms import NO_AUTOCOMPLETE, PriceDraftForm
 
 
 class RerateForm(PriceDraftForm):
     """Corrected prices as CSV, and the times of admission of the usage that they apply to."""
 
-    book = forms.SlugField(
-        label=_lazy("Price book"),
-        max_length=50,
-        initial=PriceBook.LIST,
-        required=False,
-        help_text=_lazy("“list” applies to tenants without another price book"),
-        widget=forms.TextInput(attrs=_PLAIN),
-    )
-    tenant = forms.CharField(
-        label=_lazy("Or one tenant"),
-        max_length=50,
-        required=False,
-        help_text=_lazy("Slug of a tenant with its own prices, which are corrected instead"),
-        widget=forms.TextInput(attrs=_PLAIN),
-    )
     since = forms.CharField(
         label=_lazy("Admitted from"),
         max_length=25,
         help_text="UTC, e.g. 2026-10-01",
-        widget=forms.TextInput(attrs=_PLAIN),
+        widget=forms.TextInput(attrs=NO_AUTOCOMPLETE),
     )
     until = forms.CharField(
         label=_lazy("Admitted before"),
         max_length=25,
         help_text="UTC, e.g. 2026-11-01",
-        widget=forms.TextInput(attrs=_PLAIN),
+        widget=forms.TextInput(attrs=NO_AUTOCOMPLETE),
     )
     note = forms.CharField(
         label=_lazy("Reason"),
         max_length=200,
         help_text=_lazy("Printed on the credit and debit notes"),
-        widget=forms.TextInput(attrs=_PLAIN),
+        widget=forms.TextInput(attrs=NO_AUTOCOMPLETE),
     )
     text = forms.CharField(
         label=_lazy("Corrected prices as CSV"),
@@ -62,9 +44,14 @@ class RerateForm(PriceDraftForm):
             "Columns: model, tier, component, usd_per_million. Optional: from_tokens, until_tokens, from_time, "
             "until_time, weekdays, time_zone. Other prices do not change"
         ),
-        widget=forms.Textarea(attrs=_PLAIN | {"rows": 8, "class": "mono", "wrap": "off"}),
+        widget=forms.Textarea(attrs=NO_AUTOCOMPLETE | {"rows": 8, "class": "mono", "wrap": "off"}),
     )
     field_order = ("text", "since", "until", "book", "tenant", "note")
+
+    def __init__(self, data: Any = None) -> None:
+        super().__init__(data)
+        self.fields["book"].help_text = _("“list” applies to tenants without another price book")
+        self.fields["tenant"].help_text = _("Slug of a tenant with its own prices, which are corrected instead")
 
     def clean_since(self) -> datetime:
         return _time(self.cleaned_data["since"])
@@ -76,7 +63,7 @@ class RerateForm(PriceDraftForm):
         try:
             return read_csv(self.cleaned_data["text"].splitlines())
         except ValueError as exc:
-            raise forms.ValidationError(f"{translated(str(exc))}.") from exc
+            raise forms.ValidationError(f"{translate_message(str(exc))}.") from exc
 
     def clean(self) -> dict[str, Any]:
         context = super().clean()

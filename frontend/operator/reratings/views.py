@@ -8,11 +8,11 @@ from django.http import HttpResponse
 from django.urls import path
 from django.utils.translation import gettext as _
 
-from billing.actions.reratings import do_apply_rerating, do_discard_rerating, do_propose_rerating, preview_rerating
-from billing.amounts import DEFAULT_CURRENCY, NANO_DIGITS, decimal
+from billing.currencies.amounts import DEFAULT_CURRENCY, NANO_DIGITS, decimal
+from billing.invoicing.reratings import do_apply_rerating, do_discard_rerating, do_propose_rerating, preview_rerating
 from billing.models import Rerating
-from billing.pricing.price_book import parse
-from frontend.core.backend_messages import translated
+from billing.rates.price_book import parse
+from frontend.core.backend_messages import translate_message
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.labels import choice_label
@@ -61,7 +61,7 @@ def changes(ctx: PageContext) -> dict[str, Any]:
     try:
         rows = preview_rerating(_rerating(ctx))
     except Conflict as exc:
-        return {"refused": translated(str(exc))}
+        return {"refused": translate_message(str(exc))}
     rows.sort(key=lambda row: -abs(row.subtotal))
     currency = rows[0].invoice.currency if rows else DEFAULT_CURRENCY  # all have that of the book
     amounts = [(row, *(Money.cents(cents, currency) for cents in (row.subtotal, row.total))) for row in rows[:MAX_ROWS]]

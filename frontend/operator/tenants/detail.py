@@ -9,8 +9,8 @@ import msgspec
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext as _
 
-from billing.actions.credits import with_rest
-from billing.ledger import balance
+from billing.ledger.credits import with_rest
+from billing.ledger.ledger import balance
 from billing.metering.usage import UsageReport, sums, this_month
 from billing.models import (
     CHARGES,
@@ -55,7 +55,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
     tenant = tenant_of(ctx)
     start, now = this_month(ctx.now)
     last = this_month(start - timedelta(days=1))[0]
-    used = spending.spent(start, tenant.pk).get(tenant.pk, spending.Spent())
+    used = spending.sum_usage(start, tenant.pk).get(tenant.pk, spending.Spent())
     before = sums(UsageReport(tenant.pk, last, min(last + (now - start), start)))
     owed = Invoice.objects.for_tenant(tenant).filter(state=Invoice.State.OPEN, invoice_type__in=CHARGES)
     return {

@@ -10,7 +10,7 @@ from django import forms
 from django.utils.text import slugify
 from django.utils.translation import gettext as _
 
-from billing.amounts import NANO_A_DOLLAR
+from billing.currencies.amounts import NANO_A_DOLLAR
 from frontend.core.day_field import DayField
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import page_currency
@@ -76,8 +76,8 @@ class BudgetRaiseForm(forms.Form):
     until = DayField(label=_lazy("Until"), help_text=_lazy("UTC. The limit then reverts"))
     field_order = ("more", "until")
 
-    def __init__(self, unit: str, data: Any = None, initial: dict[str, Any] | None = None) -> None:
-        super().__init__(data, initial=initial)
+    def __init__(self, unit: str, data: Any = None) -> None:
+        super().__init__(data)
         self._unit = unit
         if unit == "money":
             label = _("Raise by, in %(unit)s") % {"unit": page_currency()}

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db.models import Q
 
-from billing.amounts import DEFAULT_CURRENCY
+from billing.currencies.amounts import DEFAULT_CURRENCY
 from billing.metering.usage import this_month
 from billing.models import Commitment, PriceBook, PriceBookAssignment
 from billing.pricing.currencies import dollar_rates
@@ -106,7 +106,7 @@ def _by_currency(rows: list[TenantAdminRow]) -> list[Money]:
 
 def tenant_list(ctx: PageContext) -> dict[str, Any]:
     """Return the selected page of tenants."""
-    found, sort = _selected(ctx)
+    found, sort = _select_tenants(ctx)
     page = min(max(number_param(ctx, "page") or 1, 1), max(1, -(-len(found) // PAGE_SIZE)))
     shown = found[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]
     has_margin = any(row.margin is not None for row in found)
@@ -123,7 +123,7 @@ def tenant_list(ctx: PageContext) -> dict[str, Any]:
     }
 
 
-def _selected(ctx: PageContext) -> tuple[list[TenantAdminRow], str]:
+def _select_tenants(ctx: PageContext) -> tuple[list[TenantAdminRow], str]:
     """Return the tenants that the filters of the page select, in its order, and that order."""
     found = [row for row in _all(ctx) if _is_shown(row, ctx.query.get("show", ""), text_param(ctx, "q").casefold())]
     sort = ctx.query.get("sort", "")
@@ -133,9 +133,9 @@ def _selected(ctx: PageContext) -> tuple[list[TenantAdminRow], str]:
     return found, sort
 
 
-def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+def export_rows(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
     """Yield all tenants with the page's filters. Call inside `ctx.scope()`."""
-    for row in _selected(ctx)[0]:
+    for row in _select_tenants(ctx)[0]:
         tenant = row.tenant
         yield (
             *(tenant.slug, tenant.name, tenant.status, row.plan, row.commitments, row.spend.exact),
@@ -150,7 +150,7 @@ TOOLS = ListTools(
         *("tenant", "name", "status", "plan", "commitments", "spend_this_month", "margin", "highest_budget_usage"),
         *("requests", "created_at"),
     ),
-    rows=exported,
+    rows=export_rows,
     columns={},
 )
 
@@ -162,7 +162,7 @@ def _all(ctx: PageContext) -> list[TenantAdminRow]:
 
 def _tenant_rows(ctx: PageContext) -> list[TenantAdminRow]:
     start, now = this_month(ctx.now)
-    used, rates = spending.spent(start), spending.token_costs(now)
+    used, rates = spending.sum_usage(start), spending.token_costs(now)
     highest, near = highest_budgets(now), tenants_near_limits(now)
     books = {row.tenant_id: row.book for row in PriceBookAssignment.objects.all_tenants().select_related("book")}
     listed, dollars = PriceBook(name=PriceBook.LIST), dollar_rates(now.date())

@@ -11,7 +11,7 @@ from typing import Any
 from django.db.models import F, QuerySet, Sum
 from django.utils.translation import gettext as _
 
-from billing.amounts import TOKENS_A_PRICE
+from billing.currencies.amounts import TOKENS_A_PRICE
 from billing.models import UsageChange, UsageRollup, coarse_or, not_rolled_up, token_sum, totals_of
 from billing.pricing.currencies import CrossRate
 from frontend.core.languages import lazy_text as _lazy
@@ -43,7 +43,7 @@ class BudgetText:
     """The usage of a budget as text."""
 
     usage: BudgetPeriodUsage
-    currency: str = ""  # of the tenant; empty: that of the page
+    currency: str = ""  # the tenant's currency; empty: that of the page
 
     @property
     def share(self) -> str:
@@ -68,7 +68,7 @@ def amount(value: int, unit: str, currency: str = "") -> str:
     return f"{exact(value) if value < 10_000 else compact(value)} {unit}"
 
 
-def spent(since: datetime, tenant_id: int | None = None) -> dict[int, Spent]:
+def sum_usage(since: datetime, tenant_id: int | None = None) -> dict[int, Spent]:
     """Return the usage of each tenant, or of one, since the start of a month in UTC. Call inside `system(…)`.
 
     It is one statement, so that a concurrent run of the rollups does not count a change twice.
@@ -79,7 +79,7 @@ def spent(since: datetime, tenant_id: int | None = None) -> dict[int, Spent]:
     if tenant_id is not None:
         rolled, fresh = rolled.filter(tenant_id=tenant_id), fresh.filter(tenant_id=tenant_id)
     found: dict[int, Spent] = defaultdict(Spent)
-    for tenant, model, cost, requests, tokens in _summed(rolled).union(_summed(fresh), all=True):
+    for tenant, model, cost, requests, tokens in _sum_by_model(rolled).union(_sum_by_model(fresh), all=True):
         total = found[tenant]
         total.femto += int(cost)
         total.requests += int(requests)
@@ -87,7 +87,7 @@ def spent(since: datetime, tenant_id: int | None = None) -> dict[int, Spent]:
     return found
 
 
-def _summed(rows: QuerySet[Any, Any]) -> QuerySet[Any, Any]:
+def _sum_by_model(rows: QuerySet[Any, Any]) -> QuerySet[Any, Any]:
     tokens = token_sum()
     executions = F("completed") + F("cancelled") + F("failed")
     grouped = rows.order_by().values("tenant_id", "model")

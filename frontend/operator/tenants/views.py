@@ -10,9 +10,9 @@ from django.http import HttpResponse
 from django.urls import path
 from django.utils.translation import gettext as _
 
-from billing.actions.budgets import do_change_budget
-from billing.actions.prices import do_assign_book
+from billing.budgets.budgets import do_change_budget
 from billing.models import Budget, PriceBook, PriceBookAssignment
+from billing.pricing.prices import do_assign_book
 from frontend.core import impersonation
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
@@ -68,10 +68,10 @@ def tenant(ctx: PageContext) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def new(ctx: PageContext) -> HttpResponse:
+def create_tenant(ctx: PageContext) -> HttpResponse:
     def create(data: dict[str, Any]) -> tuple[str, str]:
         made = actions.do_create_tenant(data["slug"], data["name"])
-        return _invited(ctx, made, data["email"])
+        return _invite_owner(ctx, made, data["email"])
 
     return secret_form_view(
         ctx,
@@ -84,7 +84,7 @@ def new(ctx: PageContext) -> HttpResponse:
     )
 
 
-def _invited(ctx: PageContext, found: Tenant, email: str) -> tuple[str, str]:
+def _invite_owner(ctx: PageContext, found: Tenant, email: str) -> tuple[str, str]:
     """Invite an owner, and return the URL of the page that shows the invitation link once, and the link."""
     made = actions.do_invite(found, email, Membership.Role.OWNER, by=ctx.user)
     return ctx.url("operator-tenants-invitation", found.pk, made.pk), invitations.link(made)
@@ -206,7 +206,7 @@ def invite(ctx: PageContext) -> HttpResponse:
         ctx,
         _("Invite owner of %(name)s") % {"name": found.name},
         forms.TenantAdminInvite(bound_data(ctx)),
-        lambda data: _invited(ctx, found, data["email"]),
+        lambda data: _invite_owner(ctx, found, data["email"]),
         submit=_("Invite"),
         back=back,
         breadcrumbs=(_tenants(ctx), Breadcrumb(found.name, back)),
@@ -284,7 +284,7 @@ SCREEN = ConsoleScreen(
 urlpatterns = [
     path("operator/tenants/", tenants, name="operator-tenants"),
     *page.TOOLS.operator_urls("operator/tenants/"),
-    path("operator/tenants/new", new, name="operator-tenants-new"),
+    path("operator/tenants/new", create_tenant, name="operator-tenants-new"),
     path("operator/tenants/view/end", end_view, name="operator-tenants-view-end"),
     LIST.operator_url("operator/tenants/"),
     path("operator/tenants/<int:tenant>/", tenant, name="operator-tenants-detail"),

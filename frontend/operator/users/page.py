@@ -36,13 +36,13 @@ def filters(ctx: PageContext) -> dict[str, Any]:
 
 def user_list(ctx: PageContext) -> dict[str, Any]:
     """Return the users that match, by email address, each with the number of its tenants."""
-    rows = _selected(ctx)
+    rows = _select_users(ctx)
     found = list(rows[:MAX_ROWS])
     counts = Counter(Membership.objects.all_tenants().filter(user__in=found).values_list("user_id", flat=True))
     return {"rows": [(user, counts[user.pk]) for user in found], "number": rows.count()}
 
 
-def _selected(ctx: PageContext) -> QuerySet[User]:
+def _select_users(ctx: PageContext) -> QuerySet[User]:
     """Return the users that the filters of the page select, by email address."""
     typed, chosen = text_param(ctx, "q"), ctx.query.get("show", "")
     rows = _users().order_by("email")
@@ -57,9 +57,9 @@ def _selected(ctx: PageContext) -> QuerySet[User]:
     return rows
 
 
-def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+def export_rows(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
     """Yield the users with the page's filters. Call inside `ctx.scope()`."""
-    found = list(_selected(ctx)[:MAX_EXPORTED])
+    found = list(_select_users(ctx)[:MAX_EXPORTED])
     members = Membership.objects.all_tenants().filter(user__in=found).order_by("tenant__slug")
     tenants = defaultdict[int, list[str]](list)
     for pk, slug in members.values_list("user_id", "tenant__slug"):
@@ -75,7 +75,7 @@ def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
 TOOLS = ListTools(
     "operator-users",
     exported=("id", "email", "name", "status", "operator", "two_factor", "tenants", "last_sign_in"),
-    rows=exported,
+    rows=export_rows,
     columns={},
 )
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from django import forms
 from django.utils.text import capfirst
 
-from frontend.core.backend_messages import lazy_translated
+from frontend.core.backend_messages import translate_lazily
 from frontend.core.languages import lazy_text as _lazy
 from tenants.webhooks.event_types import EVENT_TYPES
 
@@ -30,7 +30,7 @@ class ChannelForm(forms.Form):
     event_types = forms.MultipleChoiceField(
         label=_lazy("Events"),
         required=False,
-        choices=[(name, capfirst(lazy_translated(kind.description))) for name, kind in EVENT_TYPES.items()],
+        choices=[(name, capfirst(translate_lazily(kind.description))) for name, kind in EVENT_TYPES.items()],
         initial=[name for name, event_type in EVENT_TYPES.items() if event_type.is_alert],
         widget=forms.CheckboxSelectMultiple,
         help_text=_lazy("Leave blank for all events, including future event types"),

@@ -40,7 +40,7 @@ def filters(ctx: PageContext) -> FilterBar:
     )
 
 
-def _filtered(ctx: PageContext) -> QuerySet[BudgetAlert]:
+def _select_alerts(ctx: PageContext) -> QuerySet[BudgetAlert]:
     """Return the alerts that the filters of the page select."""
     rows = alerts_of(ctx.tenant.pk, number_param(ctx, "budget"))
     if (state := ctx.query.get("state")) in STATES:
@@ -48,9 +48,9 @@ def _filtered(ctx: PageContext) -> QuerySet[BudgetAlert]:
     return rows
 
 
-def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+def export_rows(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
     """Yield the newest alerts with the page's filters. Call inside `ctx.scope()`."""
-    for row in _filtered(ctx)[:MAX_EXPORTED]:
+    for row in _select_alerts(ctx)[:MAX_EXPORTED]:
         budget, at = row.budget, row.acknowledged_at
         amounts = (budget.unit, row.used, row.limit, row.forecast)
         yield (
@@ -70,7 +70,7 @@ TOOLS = ListTools(
         *("id", "created_at", "budget_id", "budget", "threshold", "unit", "used", "limit", "forecast"),
         "acknowledged_at",
     ),
-    rows=exported,
+    rows=export_rows,
     columns={},
     views=((_lazy("All"), {}), (_lazy("Open"), {"state": "open"})),
 )
@@ -78,7 +78,7 @@ TOOLS = ListTools(
 
 def history(ctx: PageContext) -> ListPage:
     """Return a page of alerts, newest first."""
-    rows = _filtered(ctx)
+    rows = _select_alerts(ctx)
     filtered = any(ctx.query.get(name) for name in ("state", "budget"))
     page = keyset_page(ctx, rows, ctx.url("alerts"), PAGE_SIZE, filtered=filtered)
     return replace(page, rows=alert_rows(ctx, list(page.rows)))

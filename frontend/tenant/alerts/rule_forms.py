@@ -9,7 +9,7 @@ from typing import Any
 from django import forms
 from django.utils.translation import gettext as _
 
-from billing.amounts import NANO_DIGITS
+from billing.currencies.amounts import NANO_DIGITS
 from frontend.core.languages import lazy_text as _lazy
 from frontend.tenant.alerts.rules import (
     ALL_MODELS,

@@ -10,10 +10,10 @@ from typing import Any
 from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
-from billing.amounts import NANO_DIGITS, decimal
+from billing.currencies.amounts import NANO_DIGITS, decimal
 from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar
 from frontend.core.languages import lazy_text as _lazy
-from frontend.core.languages import localized
+from frontend.core.languages import localize
 from frontend.core.lists import ListPage, keyset_page
 from frontend.core.numbers import Money, exact
 from frontend.core.page_context import PageContext
@@ -88,11 +88,11 @@ def threshold_text(metric: str, threshold: int) -> str:
 
 def percent_text(hundredths: int) -> str:
     """Return hundredths of a percent without trailing zeros: 5, or 0.25."""
-    return localized(decimal(hundredths, 2, 0))
+    return localize(decimal(hundredths, 2, 0))
 
 
 def money_text(nano: int) -> str:
-    return localized(decimal(nano, NANO_DIGITS, 2))
+    return localize(decimal(nano, NANO_DIGITS, 2))
 
 
 def visible_rules(ctx: PageContext) -> QuerySet[AlertRule]:

@@ -9,8 +9,8 @@ from django.http import HttpResponse
 from django.urls import path
 from django.utils.translation import gettext as _
 
-from billing.actions.alerts import do_acknowledge_alert
-from billing.actions.budgets import do_change_budget
+from billing.budgets.alert_actions import do_acknowledge_alert
+from billing.budgets.budgets import do_change_budget
 from billing.models import Budget, BudgetAlert
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.labels import choice_label

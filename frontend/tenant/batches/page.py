@@ -25,7 +25,7 @@ from tenants.models import ApiKey, Project
 PAGE_SIZE = 30
 MAX_FILES = 50
 MAX_LISTED_ERRORS = 50
-_MAX_ERROR_BYTES = 2**18  # of an error file, read for the list of errors
+_MAX_ERROR_BYTES = 2**18  # bytes of an error file that are read for the list of errors
 KINDS: Mapping[str, str] = {
     Batch.Status.COMPLETED: "good",
     Batch.Status.FAILED: "bad",
@@ -88,7 +88,7 @@ def filters(ctx: PageContext) -> FilterBar:
     )
 
 
-def _filtered(ctx: PageContext) -> QuerySet[Batch]:
+def _select_batches(ctx: PageContext) -> QuerySet[Batch]:
     """Return the batches that the filters of the page select."""
     rows: QuerySet[Batch] = Batch.objects.for_tenant(ctx.tenant).filter(is_internal=False)
     if (status := ctx.query.get("status")) in Batch.Status.values:
@@ -98,9 +98,9 @@ def _filtered(ctx: PageContext) -> QuerySet[Batch]:
     return rows
 
 
-def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+def export_rows(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
     """Yield the newest batches with the page's filters. Call inside `ctx.scope()`."""
-    for row in _progress(ctx, list(_filtered(ctx).order_by("-pk")[:MAX_EXPORTED])):
+    for row in _progress(ctx, list(_select_batches(ctx).order_by("-pk")[:MAX_EXPORTED])):
         batch = row.batch
         times = (batch.created_at, batch.completed_at, batch.expires_at)
         yield (
@@ -116,7 +116,7 @@ TOOLS = ListTools(
         *("id", "status", "endpoint", "project_id", "key_id", "requests", "succeeded", "failed", "cancelled"),
         *("expired", "created_at", "completed_at", "expires_at"),
     ),
-    rows=exported,
+    rows=export_rows,
     columns={
         "status": _lazy("Status"),
         "progress": _lazy("Progress"),
@@ -136,7 +136,7 @@ TOOLS = ListTools(
 def batches(ctx: PageContext) -> ListPage:
     """Return a page of batches, newest first."""
     filtered = any(ctx.query.get(name) for name in ("status", "project"))
-    page = keyset_page(ctx, _filtered(ctx), ctx.url("batches"), PAGE_SIZE, filtered=filtered)
+    page = keyset_page(ctx, _select_batches(ctx), ctx.url("batches"), PAGE_SIZE, filtered=filtered)
     return replace(page, rows=_progress(ctx, page.rows), **TOOLS.table(ctx))
 
 
@@ -159,7 +159,7 @@ def _files(ctx: PageContext) -> QuerySet[File]:
     return rows.filter(purpose__in=_TENANTS_PURPOSES, is_internal=False, expires_at__gt=ctx.now)
 
 
-def exported_files(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+def export_files(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
     """Yield the newest files. Call inside `ctx.scope()`."""
     for row in _files(ctx).order_by("-pk")[:MAX_EXPORTED]:
         times = (row.created_at.isoformat(), row.expires_at.isoformat())
@@ -169,7 +169,7 @@ def exported_files(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
 FILE_TOOLS = ListTools(
     "batches-files",
     exported=("id", "filename", "purpose", "bytes", "project_id", "created_at", "expires_at"),
-    rows=exported_files,
+    rows=export_files,
     columns={},
 )
 

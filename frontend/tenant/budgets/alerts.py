@@ -46,7 +46,7 @@ def _alert(row: BudgetAlert) -> dict[str, Any]:
     unit = row.budget.unit
     expected = row.threshold == BudgetAlert.FORECAST
     what = (
-        _("Forecast %(whole)s") % {"whole": BudgetAmount.whole(unit, row.forecast or 0).text}
+        _("Forecast %(whole)s") % {"whole": BudgetAmount.from_units(unit, row.forecast or 0).text}
         if expected
         else _("%(threshold)s%% reached") % {"threshold": row.threshold}
     )
@@ -54,8 +54,8 @@ def _alert(row: BudgetAlert) -> dict[str, Any]:
         "alert": row,
         "what": what,
         "kind": "info" if expected else "bad" if int(row.threshold) >= 100 else "warn",
-        "used": BudgetAmount.whole(unit, row.used),
-        "limit": BudgetAmount.whole(unit, row.limit),
+        "used": BudgetAmount.from_units(unit, row.used),
+        "limit": BudgetAmount.from_units(unit, row.limit),
     }
 
 

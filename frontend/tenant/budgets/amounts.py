@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from django.utils.translation import gettext as _
 
-from billing.amounts import MAX_BUDGET, MILLIONTHS, NANO_A_DOLLAR, NANO_DIGITS, decimal, whole_units
-from frontend.core.languages import is_german, localized
+from billing.currencies.amounts import MAX_BUDGET, MILLIONTHS, NANO_A_DOLLAR, NANO_DIGITS, decimal, whole_units
+from frontend.core.languages import is_german, localize
 from frontend.core.numbers import Money, exact
 
 _DECIMAL = re.compile(r"([0-9]{1,9})(?:\.([0-9]{0,9}))?", re.ASCII)
@@ -27,7 +27,7 @@ class BudgetAmount:
     millionths: int
 
     @classmethod
-    def whole(cls, unit: str, value: int) -> BudgetAmount:
+    def from_units(cls, unit: str, value: int) -> BudgetAmount:
         """Build an amount from nano-USD, tokens or requests."""
         return cls(unit, value * MILLIONTHS)
 
@@ -67,7 +67,7 @@ def parse(text: str, unit: str) -> int:
             raise ValueError(_("Enter a whole number, e.g. 1,000,000"))
         value = int(bare)
     if value > MAX_BUDGET:
-        raise ValueError(_("Enter %(limit)s or less.") % {"limit": BudgetAmount.whole(unit, MAX_BUDGET).text})
+        raise ValueError(_("Enter %(limit)s or less.") % {"limit": BudgetAmount.from_units(unit, MAX_BUDGET).text})
     return value
 
 
@@ -82,4 +82,4 @@ def _in_digits(text: str) -> str:
 
 def input_text(value: int, unit: str) -> str:
     """Return an amount as a user would type it: 1200.50, or 1200,50 in German; 1000000."""
-    return localized(decimal(value, NANO_DIGITS, 2)) if unit == "money" else str(value)
+    return localize(decimal(value, NANO_DIGITS, 2)) if unit == "money" else str(value)

@@ -27,7 +27,7 @@ def status_of(ctx: PageContext) -> BudgetUsage:
     return ctx.once(("standing", budget.pk), lambda: statuses_of(ctx, [budget])[0])
 
 
-def current(ctx: PageContext) -> dict[str, Any]:
+def describe_period(ctx: PageContext) -> dict[str, Any]:
     """Return the current period of the budget, with its settings."""
     status = status_of(ctx)
     budget = status.budget
@@ -39,8 +39,8 @@ def current(ctx: PageContext) -> dict[str, Any]:
         "status": status,
         "budget": budget,
         "gauge": gauge(status, sent),
-        "amount": BudgetAmount.whole(budget.unit, budget.amount),
-        "cap": BudgetAmount.whole(budget.unit, budget.rollover_limit) if budget.rollover_limit else None,
+        "amount": BudgetAmount.from_units(budget.unit, budget.amount),
+        "cap": BudgetAmount.from_units(budget.unit, budget.rollover_limit) if budget.rollover_limit else None,
         "by_forecast": budget.alert_forecast and budget.period == Budget.Period.MONTH,
     }
 
@@ -60,8 +60,8 @@ def history(ctx: PageContext) -> dict[str, Any]:
         {
             "period": row,
             "used": BudgetAmount(budget.unit, int(row.used)),
-            "reserved": BudgetAmount.whole(budget.unit, row.reserved),
-            "rolled_over": BudgetAmount.whole(budget.unit, row.rolled_over),
+            "reserved": BudgetAmount.from_units(budget.unit, row.reserved),
+            "rolled_over": BudgetAmount.from_units(budget.unit, row.rolled_over),
         }
         for row in found[:MAX_PERIODS]
     ]

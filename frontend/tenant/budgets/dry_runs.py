@@ -68,7 +68,7 @@ def simulate_budget(
     if owner is None or period not in _PERIODS:
         return BudgetSimulation(blocks, kind, when, "")
     tried = budget_would_refuse(owner.scope(tenant_id), unit, period, limit)
-    amount_text, rejected = BudgetAmount.whole(unit, limit).text, _rejected_text(tried)
+    amount_text, rejected = BudgetAmount.from_units(unit, limit).text, _rejected_text(tried)
     would = _("A hard limit of %(amount)s %(period)s would have rejected %(rejected)s.") % {
         "amount": amount_text,
         "period": _PERIODS[period],

@@ -192,7 +192,7 @@ class LimitsForm(forms.Form):
         """Return the fields that most limits need."""
         return [self[name] for name in BASIC]
 
-    def advanced(self) -> list[tuple[str, list[Any]]]:
+    def group_limits(self) -> list[tuple[str, list[Any]]]:
         """Return the fields of the other limits in groups with a label."""
         return [(label, [self[name] for name in names]) for label, names in GROUPS]
 

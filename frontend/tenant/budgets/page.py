@@ -106,10 +106,10 @@ def _status_of(budget: Budget, budget_period: BudgetPeriod | None, now: datetime
         budget,
         budget_period,
         BudgetAmount(budget.unit, int(at.used)),
-        BudgetAmount.whole(budget.unit, at.reserved),
-        BudgetAmount.whole(budget.unit, budget.limit_in(at, now)),
-        BudgetAmount.whole(budget.unit, raised) if raised else None,
-        BudgetAmount.whole(budget.unit, at.rolled_over) if at.rolled_over else None,
+        BudgetAmount.from_units(budget.unit, at.reserved),
+        BudgetAmount.from_units(budget.unit, budget.limit_in(at, now)),
+        BudgetAmount.from_units(budget.unit, raised) if raised else None,
+        BudgetAmount.from_units(budget.unit, at.rolled_over) if at.rolled_over else None,
     )
 
 
@@ -213,7 +213,7 @@ def notices(ctx: PageContext) -> list[dict[str, Any]]:
     needed = _needed_amounts(ctx)
     found = []
     for status in budget_statuses(ctx):
-        short = BudgetAmount.whole(status.budget.unit, needed.get(status.budget.pk, 0))
+        short = BudgetAmount.from_units(status.budget.unit, needed.get(status.budget.pk, 0))
         if status.is_hard and (status.is_full or short.millionths > status.left.millionths):
             ends = status.ends and status.ends.astimezone(ctx.zone)
             until = (

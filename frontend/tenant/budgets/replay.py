@@ -8,7 +8,7 @@ from datetime import datetime
 
 from django.utils.translation import gettext as _
 
-from billing.amounts import FEMTO_A_NANO, MAX_BUDGET, MILLIONTHS, nano_a_cent
+from billing.currencies.amounts import FEMTO_A_NANO, MAX_BUDGET, MILLIONTHS, nano_a_cent
 from frontend.core.gauges import percent
 from frontend.core.languages import day_text
 from frontend.core.lists import with_query
@@ -39,7 +39,7 @@ class BudgetReplayView:
     headline: str
     kind: str  # "bad" if requests are rejected
     text: str
-    label: str  # of the drawing
+    label: str  # label of the drawing
     used: BudgetAmount
     rejected: BudgetAmount | None
     bars: Sequence[ReplayBar]
@@ -69,9 +69,9 @@ def month_replay(
     found = replay_budget(owner.scope(tenant_id), unit, period, limit, thresholds)
     month = day_text(found.start.astimezone(found.zone), "F")
     headline, text = _result(found, month, mode, limit)
-    whole = None if limit is None else BudgetAmount.whole(unit, limit)
+    whole = None if limit is None else BudgetAmount.from_units(unit, limit)
     fits = whole is not None and whole.millionths * 100 >= _amount(unit, found.peak).millionths * _SPARE
-    suggestion = None if fits or not found.peak else BudgetAmount.whole(unit, _suggested(unit, found.peak))
+    suggestion = None if fits or not found.peak else BudgetAmount.from_units(unit, _suggest_limit(unit, found.peak))
     rejected = _amount(unit, found.rejected_amount) if found.rejected_amount else None
     used = _amount(unit, found.used)
     scale = max(found.peak, min(_native(unit, limit), 2 * found.peak) if limit is not None else 0, 1)
@@ -91,7 +91,7 @@ def month_replay(
         limit_y=_from_top(_native(unit, limit), scale) if limit and _native(unit, limit) <= scale else "",
         passed=[(share, at) for share, at in found.passed if share < 100 or mode != "hard"],
         suggestion=suggestion,
-        suggestion_url=with_query(url, **{**typed, "amount": input_text(_suggested(unit, found.peak), unit)})
+        suggestion_url=with_query(url, **{**typed, "amount": input_text(_suggest_limit(unit, found.peak), unit)})
         if suggestion
         else "",
         is_daily=period == "day",
@@ -131,7 +131,7 @@ def _native(unit: str, whole: int | None) -> int:
     return (whole or 0) * FEMTO_A_NANO if unit == "money" else whole or 0
 
 
-def _suggested(unit: str, peak: int) -> int:
+def _suggest_limit(unit: str, peak: int) -> int:
     """Return a limit with two significant digits that exceeds the peak by a tenth, in whole units."""
     wanted = -(-peak * _SPARE // (100 * (FEMTO_A_NANO if unit == "money" else 1)))
     step = int(10 ** max(0, len(str(wanted)) - 2))

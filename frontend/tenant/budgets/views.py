@@ -11,7 +11,7 @@ from django.shortcuts import render
 from django.urls import path
 from django.utils.translation import gettext as _
 
-from billing.actions.budgets import do_change_budget, do_make_budget, do_remove_budget
+from billing.budgets.budgets import do_change_budget, do_make_budget, do_remove_budget
 from billing.models import Budget
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
@@ -45,7 +45,7 @@ PANELS = Panels(
 DETAIL_PANELS = Panels(
     "budgets-detail-panel",
     (
-        Panel("current", _lazy("Current period"), "budgets/detail.html#current", detail.current, every=10),
+        Panel("current", _lazy("Current period"), "budgets/detail.html#current", detail.describe_period, every=10),
         Panel("history", _lazy("Periods"), "budgets/detail.html#history", detail.history, every=60),
         Panel("alerts", _lazy("Alert history"), "budgets/page.html#alerts", detail.budget_alerts, every=60),
         Panel(
@@ -80,7 +80,7 @@ def budget(ctx: PageContext) -> HttpResponse:
 def new_budget(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         owners = choices(ctx, members=True)
-    form = NewBudget(owners, bound_data(ctx), _typed(ctx, {"counts": "money", "period": "month"}))
+    form = NewBudget(owners, bound_data(ctx), _read_initial(ctx, {"counts": "money", "period": "month"}))
     return form_view(
         ctx,
         _("New budget"),
@@ -98,7 +98,7 @@ def new_budget(ctx: PageContext) -> HttpResponse:
 @tenant_page(WRITES, methods=FORM)
 def edit_budget(ctx: PageContext) -> HttpResponse:
     row = _active_budget(ctx)
-    form = BudgetForm(bound_data(ctx), row, _typed(ctx, {}))
+    form = BudgetForm(bound_data(ctx), row, _read_initial(ctx, {}))
     return form_view(
         ctx,
         _("Edit %(name)s") % {"name": row.name},
@@ -126,7 +126,7 @@ def raise_budget(ctx: PageContext) -> HttpResponse:
     }
 
     def message(changed: Budget) -> str:
-        more = BudgetAmount.whole(row.unit, changed.temporary_increase).text
+        more = BudgetAmount.from_units(row.unit, changed.temporary_increase).text
         return _("%(name)s raised by %(more)s. %(effect_of)s") % {
             "name": row.name,
             "more": more,
@@ -159,7 +159,7 @@ def lower_budget(ctx: PageContext) -> HttpResponse:
             _("Temporary raise of %(name)s ended. %(effect_of)s") % {"name": row.name, "effect_of": effect_of(changed)}
         ),
         effect=_("The limit of %(name)s returns to %(whole)s within a second.")
-        % {"name": row.name, "whole": BudgetAmount.whole(row.unit, row.amount).text},
+        % {"name": row.name, "whole": BudgetAmount.from_units(row.unit, row.amount).text},
         **_sheet(ctx, _("End temporary raise"), row),
     )
 
@@ -207,7 +207,7 @@ def simulate_budget(ctx: PageContext) -> HttpResponse:
                 *(ctx.tenant.pk, owner, unit, period, mode, limit_of(amount, unit)),
                 percentages(query.get("thresholds", "")),
                 url,
-                _typed(ctx, {}),
+                _read_initial(ctx, {}),
             )
     return render(ctx.request, "budgets/page.html#replay", {"simulation": simulation, "replay": found, "ctx": ctx})
 
@@ -220,7 +220,7 @@ def limit_of(amount: str, unit: str) -> int | None:
         return None
 
 
-def _typed(ctx: PageContext, initial: dict[str, str]) -> dict[str, Any]:
+def _read_initial(ctx: PageContext, initial: dict[str, str]) -> dict[str, Any]:
     """Return the values of a budget form in the query string, over the initial ones."""
     names = ("name", "owner", "counts", "period", "amount", "mode", "thresholds", "rollover_limit")
     return initial | {name: ctx.query[name][:100] for name in names if name in ctx.query}

@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 
 from frontend.core.labels import METRIC_LABELS
 from frontend.core.languages import lazy_text as _lazy
-from frontend.core.languages import localized
+from frontend.core.languages import localize
 from frontend.core.numbers import Money, duration
 from frontend.core.page_context import PageContext
 from millrace.apps.experiments.metrics import ALPHA, METRICS, MIN_UNITS, Metric
@@ -111,7 +111,9 @@ def detail(ctx: PageContext, row: Experiment) -> dict[str, Any]:
         "ratio_is_wrong": results.sample_ratio_p < SAMPLE_RATIO_ALPHA,
         "ratio_p": f"{results.sample_ratio_p:.2g}",
         "day": _day(ctx, row),
-        "guardrails": [(METRIC_LABELS[name], _allowed(METRICS[name], value)) for name, value in row.guardrails.items()],
+        "guardrails": [
+            (METRIC_LABELS[name], _format_guardrail(METRICS[name], value)) for name, value in row.guardrails.items()
+        ],
         "primary": METRIC_LABELS[row.primary_metric],
         "confidence": f"{1 - ALPHA:.0%}",
     }
@@ -200,11 +202,12 @@ def _row(change: MetricChange, scale: float) -> ChangeRow:
     direction = _("lower is better") if metric.is_lower_better else _("higher is better")
     roles = [_("Primary")] if change.is_primary else []
     if change.allowed is not None:
-        roles.append(_("Guardrail, %(allowed)s") % {"allowed": _allowed(metric, change.allowed)})
+        roles.append(_("Guardrail, %(allowed)s") % {"allowed": _format_guardrail(metric, change.allowed)})
     bounds = (
         ""
         if interval is None
-        else _("%(low)s to %(high)s") % {"low": _signed(metric, interval.low), "high": _signed(metric, interval.high)}
+        else _("%(low)s to %(high)s")
+        % {"low": _format_difference(metric, interval.low), "high": _format_difference(metric, interval.high)}
     )
     return ChangeRow(
         label=METRIC_LABELS[metric.name],
@@ -240,18 +243,18 @@ def _place(value: float, scale: float) -> float:
 
 
 def _change(change: MetricChange) -> str:
-    return "–" if change.interval is None else _signed(change.metric, float(change.interval.estimate))
+    return "–" if change.interval is None else _format_difference(change.metric, float(change.interval.estimate))
 
 
-def _signed(metric: Metric, value: float) -> str:
+def _format_difference(metric: Metric, value: float) -> str:
     number = f"{abs(value) * 100:.1f}"
-    text, sign = localized(number), "" if number == "0.0" else "−" if value < 0 else "+"
+    text, sign = localize(number), "" if number == "0.0" else "−" if value < 0 else "+"
     return f"{sign}{text}{'%' if metric.is_relative else ' pp'}"
 
 
-def _allowed(metric: Metric, value: float) -> str:
+def _format_guardrail(metric: Metric, value: float) -> str:
     sign = "+" if metric.is_lower_better else "−"
-    amount = f"{sign}{localized(f'{value * 100:g}')}{'%' if metric.is_relative else ' pp'}"
+    amount = f"{sign}{localize(f'{value * 100:g}')}{'%' if metric.is_relative else ' pp'}"
     return (
         _("at most %(amount)s") % {"amount": amount}
         if metric.is_lower_better
@@ -267,9 +270,9 @@ def _value(metric: Metric, value: float | None) -> str:
     if metric.name == "ttft":
         return duration(round(value * 1000))
     if metric.name == "itl":
-        return localized(f"{value / 1000:.1f} ms")
-    return localized(f"{value:.1%}")
+        return localize(f"{value / 1000:.1f} ms")
+    return localize(f"{value:.1%}")
 
 
 def _percent(part: int, whole: int) -> str:
-    return localized(f"{part / whole:.1%}") if whole else "–"
+    return localize(f"{part / whole:.1%}") if whole else "–"

@@ -41,7 +41,7 @@ def detail(ctx: PageContext) -> HttpResponse:
 
 
 @tenant_page(Permission.POLICIES_WRITE, methods=FORM)
-def new(ctx: PageContext) -> HttpResponse:
+def create_experiment(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
         _("New experiment"),
@@ -125,7 +125,7 @@ SCREEN = ConsoleScreen(
 )
 urlpatterns = [
     path(_ROOT, experiments, name="experiments"),
-    path(f"{_ROOT}new", new, name="experiments-new"),
+    path(f"{_ROOT}new", create_experiment, name="experiments-new"),
     path(f"{_ROOT}<int:experiment>", detail, name="experiments-detail"),
     path(f"{_ROOT}<int:experiment>/start", start, name="experiments-start"),
     path(f"{_ROOT}<int:experiment>/stop", stop, name="experiments-stop"),

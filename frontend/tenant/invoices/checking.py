@@ -11,7 +11,7 @@ from django.utils.translation import ngettext
 from billing.invoicing import checks
 from billing.invoicing.lines import lines_of
 from billing.models import Invoice
-from frontend.core.backend_messages import translated
+from frontend.core.backend_messages import translate_message
 from frontend.core.numbers import Money, exact
 from tenants.actions import Conflict
 from tenants.isolation.db_roles import BypassReason
@@ -30,7 +30,7 @@ def check_invoice(pk: int, now: datetime) -> dict[str, Any]:
         try:
             check = checks.check(invoice)
         except Conflict as exc:
-            return {"message": translated(str(exc))}
+            return {"message": translate_message(str(exc))}
         lines = lines_of(invoice).count()
     difference = Money.cents(check.ledger_difference, invoice.currency)
     lined = ngettext(

@@ -9,11 +9,11 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from billing.amounts import decimal, symbol
+from billing.currencies.amounts import decimal, symbol
 from billing.invoicing import document
 from billing.models import Account, Invoice, InvoiceEmail, InvoiceLine, LedgerEntry
-from billing.pricing.pricing import Component
-from frontend.core.backend_messages import translated
+from billing.rates.pricing import Component
+from frontend.core.backend_messages import translate_message
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money, exact
 from frontend.tenant.invoices.states import owed_on, state_of, today_of
@@ -68,7 +68,7 @@ def document_of(
         "owed": owed,
         "lines": len(lines),
         "exact": Money(sum(int(line.femto) for line in lines), currency),  # before rounding
-        "rounding": signed(residue) if residue.femto else f"{symbol(currency)}0",
+        "rounding": format_rounding(residue) if residue.femto else f"{symbol(currency)}0",
         "saved": Money(int(invoice.saved_femto), currency),
         "versions": sorted({line.price_version for line in lines if line.price_version}),
         "refers_url": invoice_url(invoice.refers_to_id) if invoice.refers_to_id else "",
@@ -77,7 +77,7 @@ def document_of(
     }
 
 
-def signed(residue: Money) -> str:
+def format_rounding(residue: Money) -> str:
     """Return the difference that rounding made, with its sign."""
     return f"{'+' if residue.femto > 0 else '−'}{Money(abs(residue.femto), residue.currency).exact_text}"
 
@@ -105,7 +105,7 @@ def _line(line: InvoiceLine, url: str, currency: str) -> dict[str, Any]:
         what = _("Monthly commitment") if line.line_type == InvoiceLine.LineType.COMMITMENT else line.description
         return {"label": what, "note": "", "tokens": None, "price": None, "url": "", **amounts}
     return {
-        "label": translated(Component(line.component).invoice_label),
+        "label": translate_message(Component(line.component).invoice_label),
         "note": note_of(line),
         "tokens": line.tokens,
         "price": Money.nano(line.nano_per_million, currency),  # per 1M tokens

@@ -11,10 +11,10 @@ from zoneinfo import ZoneInfo
 from django.db.models import Q, QuerySet
 from django.utils.translation import gettext as _
 
-from billing.actions.credits import with_rest
 from billing.budgets.forecast import forecast_tenant
 from billing.invoicing.preview import period_at
-from billing.ledger import balance
+from billing.ledger.credits import with_rest
+from billing.ledger.ledger import balance
 from billing.metering.usage import UsageReport, sums, total
 from billing.models import CHARGES, Account, CreditGrant, Invoice, LedgerEntry
 from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar
@@ -78,7 +78,9 @@ def balance_due(ctx: PageContext) -> dict[str, Any]:
 def invoice_list(ctx: PageContext) -> ListPage:
     """Return a page of invoices, newest first, without drafts of the current month, which `upcoming` shows."""
     with all_tenants_scope(BypassReason.BILLING):  # periods and entities belong to no tenant
-        page = keyset_page(ctx, _filtered(ctx), ctx.url("invoices"), PAGE_SIZE, filtered=filters(ctx).is_filtered)
+        page = keyset_page(
+            ctx, _select_invoices(ctx), ctx.url("invoices"), PAGE_SIZE, filtered=filters(ctx).is_filtered
+        )
         owed = owed_on(LedgerEntry.objects.for_tenant(ctx.tenant), page.rows)
     return replace(page, rows=[_row(ctx, row, owed[row.pk]) for row in page.rows], **TOOLS.table(ctx))
 
@@ -86,7 +88,10 @@ def invoice_list(ctx: PageContext) -> ListPage:
 def filters(ctx: PageContext) -> FilterBar:
     """Return the filter chips."""
     url = ctx.url("invoices")
-    state, kind = (_known(ctx, "state", Invoice.State.values), _known(ctx, "type", Invoice.InvoiceType.values))
+    state, kind = (
+        _read_choice(ctx, "state", Invoice.State.values),
+        _read_choice(ctx, "type", Invoice.InvoiceType.values),
+    )
     states = [(value, choice_label(label)) for value, label in Invoice.State.choices]
     kinds = [(value, choice_label(label)) for value, label in Invoice.InvoiceType.choices]
     return filter_bar(
@@ -99,25 +104,25 @@ def filters(ctx: PageContext) -> FilterBar:
     )
 
 
-def _known(ctx: PageContext, name: str, values: Sequence[str]) -> str | None:
+def _read_choice(ctx: PageContext, name: str, values: Sequence[str]) -> str | None:
     return value if (value := ctx.query.get(name)) in values else None
 
 
-def _filtered(ctx: PageContext) -> QuerySet[Invoice]:
+def _select_invoices(ctx: PageContext) -> QuerySet[Invoice]:
     """Return the invoices that the filters of the page select."""
     rows = Invoice.objects.for_tenant(ctx.tenant).select_related("period", "entity", "refers_to")
     rows = rows.exclude(state=Invoice.State.DRAFT, complete=False)
-    if state := _known(ctx, "state", Invoice.State.values):
+    if state := _read_choice(ctx, "state", Invoice.State.values):
         rows = rows.filter(state=state)
-    if kind := _known(ctx, "type", Invoice.InvoiceType.values):
+    if kind := _read_choice(ctx, "type", Invoice.InvoiceType.values):
         rows = rows.filter(invoice_type=kind)
     return rows
 
 
-def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+def export_rows(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
     """Yield the newest invoices with the page's filters. Amounts of credit notes are negative."""
     with all_tenants_scope(BypassReason.BILLING):
-        rows = list(_filtered(ctx).order_by("-pk")[:MAX_EXPORTED])
+        rows = list(_select_invoices(ctx).order_by("-pk")[:MAX_EXPORTED])
         owed = owed_on(LedgerEntry.objects.for_tenant(ctx.tenant), rows)
     for row in rows:
         amounts = [amount.exact for amount in signed_amounts(row)]
@@ -137,7 +142,7 @@ TOOLS = ListTools(
         *("number", "type", "state", "period", "currency", "subtotal", "total", "balance_due", "issued_at", "due_on"),
         "refers_to",
     ),
-    rows=exported,
+    rows=export_rows,
     columns={
         "period": _lazy("Period"),
         "state": _lazy("State"),

@@ -16,11 +16,11 @@ from django.utils.translation import gettext as _
 from billing.metering.archives import require_usage
 from billing.metering.usage import instant
 from billing.models import Invoice, InvoiceLine
-from billing.pricing.pricing import Component
-from frontend.core.backend_messages import translated
+from billing.rates.pricing import Component
+from frontend.core.backend_messages import translate_message
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
-from frontend.tenant.invoices.document import cents_of, note_of, signed
+from frontend.tenant.invoices.document import cents_of, format_rounding, note_of
 from tenants.actions import Conflict
 
 PAGE_SIZE = 50
@@ -61,7 +61,7 @@ def trace_line(ctx: PageContext, invoice: Invoice, line: InvoiceLine, here: str,
     try:
         require_usage(invoice.period_id)
     except Conflict as exc:
-        rows, error = [], translated(str(exc))
+        rows, error = [], translate_message(str(exc))
     sign, currency = -1 if invoice.is_credit_note else 1, invoice.currency
     events = tuple(
         Event(at, name, _request(ctx, request_name, name), execution, sign * tokens, Money(sign * int(femto), currency))
@@ -70,12 +70,14 @@ def trace_line(ctx: PageContext, invoice: Invoice, line: InvoiceLine, here: str,
     exact, amount, residue = cents_of(line, currency)
     return {
         "line": line,
-        "label": translated(Component(line.component).invoice_label),
+        "label": translate_message(Component(line.component).invoice_label),
         "note": note_of(line),
         "price": Money.nano(line.nano_per_million, currency),
         "exact": exact,
         "amount": amount,
-        "rounding": _("rounding %(residue)s") % {"residue": signed(residue)} if residue.femto else _("no rounding"),
+        "rounding": _("rounding %(residue)s") % {"residue": format_rounding(residue)}
+        if residue.femto
+        else _("no rounding"),
         "events": events,
         "page_tokens": sum(event.tokens for event in events),
         "page_cost": Money(sum(event.cost.femto for event in events), currency),

@@ -85,10 +85,10 @@ def latest_requests(ctx: PageContext) -> dict[str, Any]:
 def history(ctx: PageContext) -> list[tuple[AuditEntry, str]]:
     """Return the changes of the key from the audit log, with the names of the changed fields."""
     rows = AuditEntry.objects.for_tenant(ctx.tenant).filter(object_type="apikey", object_id=key_of(ctx).pk)
-    return [(row, _changed(row)) for row in rows.order_by("-pk")[:MAX_REQUESTS]]
+    return [(row, _describe_change(row)) for row in rows.order_by("-pk")[:MAX_REQUESTS]]
 
 
-def _changed(row: AuditEntry) -> str:
+def _describe_change(row: AuditEntry) -> str:
     before, after = row.before or {}, row.after or {}
     if not before:
         return ""

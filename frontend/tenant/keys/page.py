@@ -89,7 +89,7 @@ def filters(ctx: PageContext) -> FilterBar:
     return filter_bar(ctx, url, chips, text_chip(ctx, url, "q", _("Name or prefix")))
 
 
-def _filtered(ctx: PageContext) -> QuerySet[ApiKey]:
+def _select_keys(ctx: PageContext) -> QuerySet[ApiKey]:
     """Return the keys that the filters of the page select."""
     rows = ApiKey.objects.for_tenant(ctx.tenant).filter(conditions(ctx)[_view(ctx)])
     if typed := text_param(ctx, "q"):
@@ -99,9 +99,9 @@ def _filtered(ctx: PageContext) -> QuerySet[ApiKey]:
     return rows
 
 
-def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+def export_rows(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
     """Yield the newest keys with the page's filters. Call inside `ctx.scope()`."""
-    rows = list(with_last_used(ctx, _filtered(ctx)).order_by("-pk")[:MAX_EXPORTED])
+    rows = list(with_last_used(ctx, _select_keys(ctx)).order_by("-pk")[:MAX_EXPORTED])
     spent = spending(ctx, "key", (row.pk for row in rows)) if rows else {}
     for row in rows:
         used = row.last_used  # type: ignore[attr-defined]  # an annotation
@@ -121,7 +121,7 @@ TOOLS = ListTools(
         *("id", "name", "prefix", "project", "owner", "scopes", "allowed_models", "allowed_ip_ranges"),
         *("created_at", "last_used_at", "expires_at", "revoked_at", "spend_this_month"),
     ),
-    rows=exported,
+    rows=export_rows,
     columns={
         "project": _lazy("Project, owner"),
         "permissions": _lazy("Permissions"),
@@ -136,7 +136,7 @@ TOOLS = ListTools(
 
 def keys(ctx: PageContext) -> dict[str, Any]:
     """Return a page of the keys, newest first."""
-    rows = _filtered(ctx)
+    rows = _select_keys(ctx)
     filtered = bool(filters(ctx).is_filtered or _view(ctx))
     page = keyset_page(ctx, with_last_used(ctx, rows), ctx.url("keys"), PAGE_SIZE, filtered=filtered)
     shown = list(page.rows)

@@ -69,7 +69,7 @@ def memberships(ctx: PageContext) -> QuerySet[Membership]:
     return found
 
 
-def pending(ctx: PageContext) -> QuerySet[Invitation]:
+def find_invitations(ctx: PageContext) -> QuerySet[Invitation]:
     """Return invitations that were neither accepted nor revoked. Call inside `ctx.scope()`."""
     found: QuerySet[Invitation] = Invitation.objects.for_tenant(ctx.tenant).filter(
         accepted_at__isnull=True, revoked_at__isnull=True
@@ -86,7 +86,7 @@ def filters(ctx: PageContext) -> FilterBar:
     return filter_bar(ctx, url, (choice_chip(ctx, url, "role", _("Role"), roles, chosen),), search)
 
 
-def _filtered(ctx: PageContext) -> QuerySet[Any]:
+def _select_members(ctx: PageContext) -> QuerySet[Any]:
     """Return the members that the filters of the page select, with `has_factor`."""
     factor = Authenticator.objects.filter(user=OuterRef("user"), type__in=SECOND_FACTORS)
     rows: QuerySet[Any] = memberships(ctx).annotate(has_factor=Exists(factor)).order_by("user__email")
@@ -97,9 +97,9 @@ def _filtered(ctx: PageContext) -> QuerySet[Any]:
     return rows
 
 
-def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+def export_rows(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
     """Yield the members with the page's filters, by email address. Call inside `ctx.scope()`."""
-    for row in _filtered(ctx)[:MAX_EXPORTED]:
+    for row in _select_members(ctx)[:MAX_EXPORTED]:
         user = row.user
         last = user.last_login.isoformat() if user.last_login else None
         factor = "yes" if row.has_factor else "no"
@@ -109,7 +109,7 @@ def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
 TOOLS = ListTools(
     "members",
     exported=("email", "name", "role", "two_factor", "last_sign_in", "member_since"),
-    rows=exported,
+    rows=export_rows,
     columns={
         "role": _lazy("Role"),
         "factor": _lazy("2FA"),
@@ -122,7 +122,7 @@ TOOLS = ListTools(
 
 def members(ctx: PageContext) -> dict[str, Any]:
     """Return the members, owners first."""
-    found = list(_filtered(ctx)[: MAX_MEMBERS + 1])
+    found = list(_select_members(ctx)[: MAX_MEMBERS + 1])
     order = [str(role) for role in Role.values]
     shown = sorted(found[:MAX_MEMBERS], key=lambda row: order.index(row.role))
     return {
@@ -130,14 +130,14 @@ def members(ctx: PageContext) -> dict[str, Any]:
         "filtered": any(ctx.query.get(name) for name in ("q", "role")),
         "more": len(found) > MAX_MEMBERS,
         "unprotected": sum(not row.has_factor for row in shown),
-        "columns": TOOLS.shown(ctx),
+        "columns": TOOLS.read_columns(ctx),
         "headings": [*TOOLS.headings(ctx), _("!Actions")],
     }
 
 
 def invitations(ctx: PageContext) -> list[tuple[Invitation, bool]]:
     """Return open invitations, also expired ones, newest first, and whether the user may change each."""
-    rows = pending(ctx).select_related("invited_by", "outbox_email").order_by("-pk")[:MAX_MEMBERS]
+    rows = find_invitations(ctx).select_related("invited_by", "outbox_email").order_by("-pk")[:MAX_MEMBERS]
     return [(row, may_change(ctx, row.role)) for row in rows]
 
 

@@ -188,7 +188,7 @@ def _member(ctx: PageContext) -> Membership:
 
 
 def _invitation(ctx: PageContext) -> Invitation:
-    row = ctx.get(lambda: page.pending(ctx).filter(pk=ctx.arguments["invitation"]))
+    row = ctx.get(lambda: page.find_invitations(ctx).filter(pk=ctx.arguments["invitation"]))
     if not page.may_change(ctx, row.role):
         raise PermissionDenied
     return row

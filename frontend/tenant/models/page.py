@@ -11,8 +11,8 @@ import redis
 from django.conf import settings
 from django.utils.translation import gettext as _
 
-from billing.pricing.pricing import Component, Tier
 from billing.pricing.rate_cards import current_prices
+from billing.rates.pricing import Component, Tier
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext

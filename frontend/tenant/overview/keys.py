@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 
 from billing.metering.usage import UsageReport, count_accepted, sums
 from billing.models import Budget, BudgetPeriod
-from billing.pricing.pricing import Tier
+from billing.rates.pricing import Tier
 from frontend.core.date_ranges import date_range_of
 from frontend.core.numbers import Money, common_places, share
 from frontend.core.page_context import PageContext
@@ -94,7 +94,7 @@ def batches(ctx: PageContext) -> dict[str, Any]:
 
     Usage stays when its job is deleted: `used` counts the accepted requests of deleted jobs.
     """
-    rows = [(row, _ended(row), KINDS.get(row.status, "info")) for row in _latest(ctx)]
+    rows = [(row, _count_ended(row), KINDS.get(row.status, "info")) for row in _find_batches(ctx)]
     if rows:
         return {"rows": rows}
     date_range = date_range_of(ctx)
@@ -103,12 +103,12 @@ def batches(ctx: PageContext) -> dict[str, Any]:
     return {"rows": (), "used": sum(count_accepted(row) for row in used), "cost": Money(cost)}
 
 
-def _latest(ctx: PageContext) -> Iterable[Batch]:
+def _find_batches(ctx: PageContext) -> Iterable[Batch]:
     found: Iterable[Batch] = (
         Batch.objects.for_tenant(ctx.tenant).filter(is_internal=False).order_by("-id")[:MAX_BATCHES]
     )
     return found
 
 
-def _ended(row: Batch) -> int:
+def _count_ended(row: Batch) -> int:
     return row.succeeded + row.errored + row.cancelled + row.expired

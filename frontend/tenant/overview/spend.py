@@ -7,9 +7,9 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from billing.amounts import FEMTO_A_NANO
 from billing.budgets.alerts import alerts_of
 from billing.budgets.forecast import Forecast, forecast_tenant
+from billing.currencies.amounts import FEMTO_A_NANO
 from billing.models import Budget, BudgetAlert, BudgetPeriod
 from frontend.core.charts import Chart, Series
 from frontend.core.date_ranges import billing_time_zone_of, days_of, month_of
@@ -22,7 +22,7 @@ from frontend.tenant.budgets.page import BudgetUsage, statuses_of
 from frontend.tenant.overview.usage import by_day
 
 _DAY = timedelta(days=1)
-MAX_NOTICES = 10  # of budgets that are full
+MAX_NOTICES = 10  # notices of full budgets
 _MIN_LABEL_DISTANCE = 17  # minimum distance of two labels, in percent of the gauge
 _PERIODS = {"day": _lazy("for today"), "month": _lazy("for this month"), "lifetime": _lazy("in total")}
 
@@ -47,11 +47,11 @@ def monthly_forecast(ctx: PageContext) -> Forecast | None:
 def budget_statuses(ctx: PageContext, budgets: list[Budget]) -> list[BudgetUsage]:
     """Return the current status of budgets in money, smallest remaining part first."""
 
-    def left(status: BudgetUsage) -> int:
+    def rank(status: BudgetUsage) -> int:
         taken = status.used.millionths + status.reserved.millionths
         return -taken * 10**6 // max(1, status.limit.millionths)
 
-    return sorted(statuses_of(ctx, budgets), key=left)
+    return sorted(statuses_of(ctx, budgets), key=rank)
 
 
 def spend(ctx: PageContext) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from billing.models import ExecutionOutcome
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import legend_total as summed
 from frontend.core.date_ranges import date_range_of, days_of
-from frontend.core.languages import day_text, in_sentence, localized
+from frontend.core.languages import day_text, in_sentence, localize
 from frontend.core.numbers import Money, duration, share
 from frontend.core.page_context import PageContext
 from inference_worker.contract.request import PROMPT_CLASSES
@@ -91,8 +91,8 @@ def cache(ctx: PageContext) -> dict[str, Any]:
 def stats(ctx: PageContext) -> dict[str, Any]:
     date_range = date_range_of(ctx)
     start, end = date_range.previous
-    now = _metered(by_day(ctx, date_range.start, date_range.end))
-    then = _metered(sums(UsageReport(ctx.tenant.pk, start=start, end=end), summed=_METERED))
+    now = _sum_rows(by_day(ctx, date_range.start, date_range.end))
+    then = _sum_rows(sums(UsageReport(ctx.tenant.pk, start=start, end=end), summed=_METERED))
     traffic = total_rates(ctx.tenant.pk, date_range.start, date_range.end, with_ttft=False)
     first, last = start.astimezone(date_range.zone), (end - timedelta(microseconds=1)).astimezone(date_range.zone)
     return {
@@ -109,7 +109,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
     }
 
 
-def _metered(rows: list[dict[str, Any]]) -> tuple[int, int]:
+def _sum_rows(rows: list[dict[str, Any]]) -> tuple[int, int]:
     """Return the number of accepted requests and their cost in femto-USD."""
     return sum(map(count_accepted, rows)), sum(row["cost_femto"] for row in rows)
 
@@ -133,7 +133,7 @@ def _rate(part: int, traffic: Rates) -> str:
     if not whole:
         return "–"
     hundredths = part * 10_000 // whole
-    return localized(f"{hundredths // 100}.{hundredths % 100:02}%")
+    return localize(f"{hundredths // 100}.{hundredths % 100:02}%")
 
 
 def _bound(traffic: Rates) -> str:

@@ -12,10 +12,10 @@ from django.conf import settings
 from django.db.models import Q
 from django.utils.translation import gettext as _
 
-from billing.pricing.price_book import NewPrice
-from billing.pricing.pricing import Tier
 from billing.pricing.rate_cards import current_prices
-from frontend.core.backend_messages import translated
+from billing.rates.price_book import NewPrice
+from billing.rates.pricing import Tier
+from frontend.core.backend_messages import translate_message
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext
 from frontend.tenant.overview.quick_start import CodeExample
@@ -48,7 +48,7 @@ class PlaygroundModel:
 
     name: str
     detail: str
-    problem: str  # of one of its targets; empty: all can serve requests
+    problem: str  # problem of one of its targets; empty: all can serve requests
     is_usable: bool
 
 
@@ -60,7 +60,7 @@ class ReplayedRequest:
     known: bool = False  # true if its prompt is stored
     system: str = ""
     prompt: str = ""
-    temperature: str = "0.7"  # small models are erratic at 1, the default of the API
+    temperature: str = ""
     max_tokens: str = ""
     top_p: str = ""
     tools: str = ""
@@ -118,7 +118,7 @@ def _models(ctx: PageContext) -> list[PlaygroundModel]:
     for name, models in targets.items():
         problems = [each for each in checks.of_models((name, model) for model in models) if each.is_blocking]
         detail = _("Alias for %(targets)s") % {"targets": ", ".join(models)} if name in policies else ""
-        problem = translated(problems[0].message()) if problems else ""
+        problem = translate_message(problems[0].message()) if problems else ""
         found.append(PlaygroundModel(name, detail, problem, is_usable=len(problems) < len(models)))
     return sorted(found, key=lambda model: not model.is_usable)
 

@@ -6,7 +6,7 @@ from django.http import HttpResponse, JsonResponse
 from django.urls import path
 from django.utils.translation import gettext as _
 
-from frontend.core.backend_messages import translated
+from frontend.core.backend_messages import translate_message
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.rendering import render_page
@@ -36,7 +36,7 @@ def token(ctx: PageContext) -> HttpResponse:
     try:
         return JsonResponse({"playground_token": actions.do_create_playground_token(key, ctx.user)})
     except actions.Conflict as exc:
-        return JsonResponse({"error": translated(str(exc))}, status=409)
+        return JsonResponse({"error": translate_message(str(exc))}, status=409)
 
 
 SCREEN = ConsoleScreen(

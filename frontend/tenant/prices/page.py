@@ -13,17 +13,17 @@ from django.db.models import Q
 from django.utils.translation import gettext as _
 
 from billing.models import CompiledRateCard
-from billing.pricing.price_book import WEEKDAYS, NewPrice, PriceRanges
-from billing.pricing.pricing import DAYS_A_WEEK, MINUTES_A_DAY, NO_END, Component, Tier
 from billing.pricing.rate_cards import current_prices
-from frontend.core.backend_messages import lazy_translated
+from billing.rates.price_book import WEEKDAYS, NewPrice, PriceRanges
+from billing.rates.pricing import DAYS_A_WEEK, MINUTES_A_DAY, NO_END, Component, Tier
+from frontend.core.backend_messages import translate_lazily
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import text_param
 from frontend.core.numbers import Money, exact
 from frontend.core.page_context import PageContext
 
 MAX_CHANGES = 12
-COLUMNS = tuple((component, lazy_translated(component.label)) for component in Component)
+COLUMNS = tuple((component, translate_lazily(component.label)) for component in Component)
 TIERS = {
     Tier.STANDARD: _lazy("Standard"),
     Tier.BATCH: _lazy("Batch"),
@@ -57,7 +57,7 @@ def prices(ctx: PageContext) -> dict[str, Any]:
     """Return all active prices of the tenant, and announced changes."""
     tenant = ctx.tenant.pk
     now = current_prices(tenant, ctx.now)
-    ahead = [(at, only, current_prices(tenant, at)) for at, only in _announced(tenant, ctx.now)]
+    ahead = [(at, only, current_prices(tenant, at)) for at, only in _find_changes(tenant, ctx.now)]
     typed = text_param(ctx, "q")
     if typed:
         now = [price for price in now if typed.lower() in price.model.lower()]
@@ -74,7 +74,7 @@ def prices(ctx: PageContext) -> dict[str, Any]:
     }
 
 
-def _announced(tenant: int, now: datetime) -> list[tuple[datetime, set[str]]]:
+def _find_changes(tenant: int, now: datetime) -> list[tuple[datetime, set[str]]]:
     """Return the times at which prices change, with the affected models."""
     rows = CompiledRateCard.objects.filter(Q(tenant_id=tenant) | Q(tenant_id=None), effective_from__gt=now)
     found: dict[datetime, set[str]] = defaultdict(set)

@@ -10,8 +10,8 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 
 from billing.models import Adjustment, UsageEvent
-from billing.pricing.pricing import Component
-from frontend.core.backend_messages import translated
+from billing.rates.pricing import Component
+from frontend.core.backend_messages import translate_message
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money, duration, exact, exact_places, share
 from frontend.core.page_context import PageContext
@@ -20,6 +20,7 @@ from frontend.tenant.requests.log import CACHE_LABELS, SCOPES, bound_text, statu
 from frontend.tenant.requests.messages import curl_of, indented_body, messages_of
 from frontend.tenant.requests.timeline import events_of, timeline_of
 from inference_worker.contract.request import PROMPT_CLASSES, TOKEN_CLASSES
+from inference_worker.contract.sampling_defaults import format_sampling_defaults
 from millrace.apps.request_log import selectors
 from millrace.apps.request_log.models import RequestOutcome, RequestRecord
 from millrace.apps.request_log.request_budgets import HeldFrom
@@ -73,7 +74,7 @@ def request_detail(ctx: PageContext, request_id: str) -> dict[str, Any] | None:
         "limits": _limits(record) if record else [],
         "budgets": _budgets(found),
         "route": _route(record) if record else [],
-        "skipped": [(entry["model"], entry["reason"].replace("_", " ")) for entry in _skipped(record)],
+        "skipped": [(entry["model"], entry["reason"].replace("_", " ")) for entry in _read_skipped(record)],
         "places": [_place(placement) for placement in record.placements] if record else [],
         "executions": [_execution(execution) for execution in found.executions],
         "ran": bool(found.executions or (record and record.placements)),  # usage is settled or will be
@@ -241,8 +242,12 @@ def _changes(route: Mapping[str, Any]) -> list[Fact]:
     ]
     if reason := route.get("not_escalating"):
         facts.append((_("No escalation"), str(reason).replace("_", " "), False))
+    if defaults := route.get("sampling_defaults"):
+        facts.append((_("Sampling defaults"), format_sampling_defaults(tuple(defaults.items())), False))
     if dropped := route.get("dropped_messages"):
         facts.append((_("Dropped messages"), exact(int(dropped)), False))
+    if truncated := route.get("truncated_inputs"):
+        facts.append((_("Truncated inputs"), exact(int(truncated)), False))
     if shadow := route.get("shadow"):
         reason = str(route.get("not_shadowing", "")).replace("_", " ")
         text = _("%(model)s (no answer: %(reason)s)") if reason else "%(model)s"
@@ -279,7 +284,7 @@ def _answer_cache(route: Mapping[str, Any]) -> list[Fact]:
     return facts
 
 
-def _skipped(record: RequestRecord | None) -> list[dict[str, str]]:
+def _read_skipped(record: RequestRecord | None) -> list[dict[str, str]]:
     return [] if record is None else list(record.route.get("skipped", ()))
 
 
@@ -334,7 +339,7 @@ def _execution(execution: RequestExecution) -> dict[str, Any]:
 
 
 def _component_label(name: str) -> str:
-    return translated(Component(name).label)
+    return translate_message(Component(name).label)
 
 
 def _cache(event: UsageEvent) -> dict[str, Any] | None:

@@ -200,7 +200,7 @@ def histogram(ctx: PageContext) -> dict[str, Any]:
     }
 
 
-def _filtered(ctx: PageContext) -> bool:
+def _is_filtered(ctx: PageContext) -> bool:
     return any(ctx.query.get(name) for name in _FILTERS)
 
 
@@ -234,7 +234,7 @@ def export_row(row: RequestLogRow) -> tuple[str | int | None, ...]:
     )
 
 
-def exported_rows(ctx: PageContext) -> Iterator[RequestLogRow]:
+def export_rows(ctx: PageContext) -> Iterator[RequestLogRow]:
     """Yield the newest requests with the page's filters, at most MAX_EXPORTED. Call inside `ctx.scope()`."""
     wanted, cursor = _filters(ctx), None
     for _number in range(MAX_EXPORTED // selectors.MAX_PAGE):
@@ -248,7 +248,7 @@ def exported_rows(ctx: PageContext) -> Iterator[RequestLogRow]:
 TOOLS = ListTools(
     "requests",
     exported=EXPORTED_COLUMNS,
-    rows=lambda ctx: map(export_row, exported_rows(ctx)),
+    rows=lambda ctx: map(export_row, export_rows(ctx)),
     columns=COLUMNS,
     views=VIEWS,
     default=DEFAULT_COLUMNS,
@@ -267,9 +267,9 @@ def log(ctx: PageContext) -> dict[str, Any]:
     newer, older = (changed_url(ctx, ctx.url("requests"), cursor=to) if to else "" for to in (page.newer, page.older))
     places = common_places(row.cost for row in rows)
     return {
-        "headings": [(name, COLUMNS[name], name in NUMERIC) for name in TOOLS.shown(ctx)],
+        "headings": [(name, COLUMNS[name], name in NUMERIC) for name in TOOLS.read_columns(ctx)],
         "longest_ms": max((row.record.total_ms for row in rows), default=0),
-        "page": ListPage(rows, newer, older, filtered=_filtered(ctx), places=places),
+        "page": ListPage(rows, newer, older, filtered=_is_filtered(ctx), places=places),
         "error": error,
         "note": _search_note(ctx),
     }

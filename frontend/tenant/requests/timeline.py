@@ -72,9 +72,9 @@ def timeline_of(story: RequestStory) -> RequestTimeline | None:
     parts = ", ".join(f"{span.label} {span.length}" for span in spans)
     return RequestTimeline(
         total=duration(total),
-        whole=_scaled(spans, total),
+        whole=_scale(spans, total),
         first_token=duration(first),
-        first=_scaled(early, max(first, *(span.end for span in early), 1)) if early else (),
+        first=_scale(early, max(first, *(span.end for span in early), 1)) if early else (),
         decode=duration(decode),
         tokens=exact(tokens),
         speed=_tenths((tokens - 1) * 10_000_000 // decode) if has_speed else "",
@@ -86,7 +86,7 @@ def timeline_of(story: RequestStory) -> RequestTimeline | None:
 def _spans(story: RequestStory) -> list[TimelineSpan]:
     record = story.record
     began = record.started_at if record else story.executions[0].event.admitted_at
-    queued = _queued(record)
+    queued = _sum_queue_times(record)
     found: list[TimelineSpan] = []
     for execution in story.executions:
         event = execution.event
@@ -114,7 +114,7 @@ def _execution_spans(execution: RequestExecution, number: str, at: int) -> list[
     ]
 
 
-def _queued(record: RequestRecord | None) -> Mapping[int, int]:
+def _sum_queue_times(record: RequestRecord | None) -> Mapping[int, int]:
     """Return the microseconds that each execution waited in the gateway's queue."""
     waits: defaultdict[int, int] = defaultdict(int)
     for placement in record.placements if record else ():
@@ -122,7 +122,7 @@ def _queued(record: RequestRecord | None) -> Mapping[int, int]:
     return waits
 
 
-def _scaled(spans: Sequence[TimelineSpan], scale: int) -> list[TimelineSpan]:
+def _scale(spans: Sequence[TimelineSpan], scale: int) -> list[TimelineSpan]:
     return [TimelineSpan(span.label, span.kind, span.start, span.end, scale) for span in spans]
 
 
@@ -151,7 +151,7 @@ def events_of(story: RequestStory) -> list[tuple[str, str, str]]:
         found.append(("", "budget.rejected", str((record.limited_by or {}).get("name", ""))))
     elif story.reserved_nano is not None:
         found.append(("", "budget.reserved", Money.nano(story.reserved_nano).text))
-    found += [_placed(placement) for placement in record.placements]
+    found += [_describe_placement(placement) for placement in record.placements]
     if record.ttft_ms is not None:
         found.append((f"+{exact(record.ttft_ms)} ms", "token.first", ""))
     ended = "completed" if record.outcome == "completed" else str(record.outcome)
@@ -176,7 +176,7 @@ def events_of(story: RequestStory) -> list[tuple[str, str, str]]:
     return found
 
 
-def _placed(placement: Mapping[str, Any]) -> tuple[str, str, str]:
+def _describe_placement(placement: Mapping[str, Any]) -> tuple[str, str, str]:
     attempt = int(placement["attempt"])
     name = "route.selected" if attempt == 1 and not placement["execution"] else "route.retried"
     return (

@@ -21,7 +21,7 @@ from tenants.routing_policies.diffs import DiffLine, diff, pretty
 from tenants.routing_policies.target_checks import TargetChecks, TargetProblem
 from tenants.stored_text import unstorable_fields
 
-ALL_MODELS = "*"  # of the dry run
+ALL_MODELS = "*"  # a choice of the dry run
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class CheckResult:
     error: PolicyError | None
     trial: PolicyDryRun | None
     of_all: bool  # the dry run is of requests of all models
-    active: RoutingPolicy | None  # which `diff` compares with
+    active: RoutingPolicy | None  # the policy that `diff` compares with
     diff: list[DiffLine]
-    problems: list[TargetProblem]  # of named models, once for each model
+    problems: list[TargetProblem]  # problems of named models, one entry for each model
 
     @property
     def is_blocked(self) -> bool:

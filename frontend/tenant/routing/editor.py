@@ -32,7 +32,7 @@ class RuleRow:
     text: dict[str, Any]  # in words
     form: RuleForm
     change: str  # since the active version
-    requests: int | None = None  # of the dry run
+    requests: int | None = None  # number of requests in the dry run
 
 
 @dataclass
@@ -58,7 +58,7 @@ class SubmittedEditor:
     is_ambiguous: bool = False
 
     @classmethod
-    def unchanged(cls, text: str) -> SubmittedEditor:
+    def from_text(cls, text: str) -> SubmittedEditor:
         """Return the editor of a text, whose rows were made from it."""
         return cls(text, text)
 
@@ -100,14 +100,14 @@ def _with_operation(text: str, op: str) -> SubmittedEditor:
     """Return the editor of a text after an operation on its rules. An invalid text stays as it is."""
     policy = _parse(text)
     if not op or policy is None:
-        return SubmittedEditor.unchanged(text)
+        return SubmittedEditor.from_text(text)
     body = json.loads(text)
     if "models" in body:
         body = {"rules": msgspec.to_builtins(policy.rules)}
-    return SubmittedEditor.unchanged(pretty({**body, "rules": changed(body["rules"], op)}))
+    return SubmittedEditor.from_text(pretty({**body, "rules": change_rules(body["rules"], op)}))
 
 
-def changed(rules: list[dict[str, Any]], op: str) -> list[dict[str, Any]]:
+def change_rules(rules: list[dict[str, Any]], op: str) -> list[dict[str, Any]]:
     """Return the rules after an operation such as `move:2:0`, `remove:1` or `add`."""
     name, *given = op.split(":")
     numbers = [int(number) for number in given if number.isascii() and number.isdigit() and len(number) < 4]

@@ -22,7 +22,7 @@ from tenants.routing_policies.diffs import diff, pretty
 from tenants.routing_policies.policy import MAX_TARGETS, Policy, Rule, When
 from tenants.routing_policies.target_checks import TargetChecks
 
-SHADOW_DAYS = 7  # of the results of shadows
+SHADOW_DAYS = 7  # days of shadow results
 MAX_VERSIONS = 100  # aliases, or versions of one alias
 FALLBACKS = {
     "error": _lazy("worker error"),
@@ -235,7 +235,7 @@ def _rule(number: int, rule: Rule, keys: Mapping[int, str], projects: Mapping[in
         "number": number,
         "name": rule.name,
         "strategy": STRATEGIES.get(rule.strategy, ""),
-        "escalation": _listed(CHECKS[check] for check in rule.escalate.on) if rule.escalate else "",
+        "escalation": _join(CHECKS[check] for check in rule.escalate.on) if rule.escalate else "",
         "conditions": list(_conditions(rule.when, keys, projects)),
         "drawn": drawn,
         "total": total,
@@ -259,16 +259,16 @@ def _conditions(when: When, keys: Mapping[int, str], projects: Mapping[int, str]
     if when.schema is not None:
         yield _("structured output") if when.schema else _("no structured output")
     if when.keys is not None:
-        yield _("by key %(listed)s") % {"listed": _listed(keys.get(key, f"no. {key}") for key in when.keys)}
+        yield _("by key %(listed)s") % {"listed": _join(keys.get(key, f"no. {key}") for key in when.keys)}
     if when.images is not None:
         yield _("with images") if when.images else _("without images")
     if when.task is not None:
-        yield _("task %(listed)s") % {"listed": _listed(when.task)}
+        yield _("task %(listed)s") % {"listed": _join(when.task)}
     for name, values in (when.metadata or {}).items():
-        yield _("%(name)s is %(listed)s") % {"name": name, "listed": _listed(values)}
+        yield _("%(name)s is %(listed)s") % {"name": name, "listed": _join(values)}
     if when.projects is not None:
         yield _("in project %(listed)s") % {
-            "listed": _listed(projects.get(project, _("No. %(pk)s") % {"pk": project}) for project in when.projects)
+            "listed": _join(projects.get(project, _("No. %(pk)s") % {"pk": project}) for project in when.projects)
         }
     if (left := when.budget_left) is not None:
         most = "" if left.at_most is None else _("at most %(at_most)s%%") % {"at_most": left.at_most}
@@ -282,7 +282,7 @@ def _conditions(when: When, keys: Mapping[int, str], projects: Mapping[int, str]
         days = (
             ""
             if len(hours.days) == len(DAYS)
-            else _(" on %(listed)s") % {"listed": _listed(day.capitalize() for day in hours.days)}
+            else _(" on %(listed)s") % {"listed": _join(day.capitalize() for day in hours.days)}
         )
         yield _("%(start)s to %(end)s %(zone)s%(days)s") % {
             "start": hours.start,
@@ -292,5 +292,5 @@ def _conditions(when: When, keys: Mapping[int, str], projects: Mapping[int, str]
         }
 
 
-def _listed(parts: Iterable[str]) -> str:
+def _join(parts: Iterable[str]) -> str:
     return ", ".join(map(str, parts))

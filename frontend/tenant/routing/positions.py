@@ -10,7 +10,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from frontend.core.backend_messages import translated
+from frontend.core.backend_messages import translate_message
 from frontend.core.numbers import exact
 from tenants.routing_policies import policy
 from tenants.stored_text import unstorable_fields
@@ -66,7 +66,7 @@ def _at(text: str, message: str, place: str, line: int) -> PolicyError:
     lines = text.splitlines() or [""]
     first = max(1, line - CONTEXT_LINES)
     shown = lines[first - 1 : line + CONTEXT_LINES]
-    message = translated(message)
+    message = translate_message(message)
     message = message[:1].upper() + message[1:]
     return PolicyError(
         message,

@@ -144,10 +144,10 @@ class RuleForm(_PartForm):
                 when[name] = between
         when |= {name: given[name] == "true" for name in ("tools", "schema", "images") if given[name]}
         when |= {name: [int(pk) for pk in given[name]] for name in ("keys", "projects") if given[name]}
-        if task := _listed(given["task"]):
+        if task := _split(given["task"]):
             when["task"] = task
         lines = (line.partition("=") for line in given["metadata"].splitlines() if line.strip())
-        if metadata := {name.strip(): _listed(values) for name, _, values in lines}:
+        if metadata := {name.strip(): _split(values) for name, _, values in lines}:
             when["metadata"] = metadata
         if given["start"] or given["end"]:
             when["hours"] = {"start": given["start"], "end": given["end"]}
@@ -267,7 +267,7 @@ def _target_line(target: PolicyTarget) -> str:
     return target.model if target.weight == 1 else f"{target.model} {target.weight}"
 
 
-def _listed(text: str) -> list[str]:
+def _split(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 

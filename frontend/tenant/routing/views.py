@@ -10,7 +10,7 @@ from django.shortcuts import render
 from django.urls import path
 from django.utils.translation import gettext as _
 
-from frontend.core.backend_messages import translated
+from frontend.core.backend_messages import translate_message
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import lazy_text as _lazy
@@ -81,7 +81,7 @@ def edit(ctx: PageContext) -> HttpResponse:
     """Show the editor. A submitted form is published or saved as a draft, unless a check or a rule's button is used."""
     is_post = ctx.request.method == "POST"
     initial, draft = ({}, None) if is_post else _initial(ctx)
-    submitted = read_submitted(ctx) if is_post else SubmittedEditor.unchanged(initial["body"])
+    submitted = read_submitted(ctx) if is_post else SubmittedEditor.from_text(initial["body"])
     data = bound_data(ctx)
     if data is not None:
         data = data.copy()
@@ -99,7 +99,7 @@ def edit(ctx: PageContext) -> HttpResponse:
                 )
             made = checking.publish(ctx, **given)
         except ActionRefused as exc:
-            form.add_error(None, translated(str(exc)))
+            form.add_error(None, translate_message(str(exc)))
         else:
             message = _("Version %(version)s of %(name)s published. It is live within a second.") % {
                 "version": made.version,

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from billing.models import BillingEntity, BillingProfile
 from billing.pricing.currencies import currency_of
-from frontend.core.backend_messages import translated
+from frontend.core.backend_messages import translate_message
 from frontend.core.labels import choice_label
 from frontend.core.page_context import PageContext
 from millrace.apps.request_log.selectors import ttft_slo_ms
@@ -34,7 +34,7 @@ def settings(ctx: PageContext) -> dict[str, Any]:
     return {
         "tenant": tenant,
         "answer_cache_time": readable_time(tenant.answer_cache_seconds),
-        "answer_cache_scope": capfirst(translated(ANSWER_CACHE_SCOPES[tenant.answer_cache_scope])),
+        "answer_cache_scope": capfirst(translate_message(ANSWER_CACHE_SCOPES[tenant.answer_cache_scope])),
         "state": label,
         "badge": badge,
         "ttft_ms": ttft_slo_ms(),

@@ -14,9 +14,9 @@ from django.urls import path
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
-from billing.actions.setup import do_set_profile
-from billing.amounts import NANO_A_DOLLAR
-from frontend.core.backend_messages import lazy_translated
+from billing.currencies.amounts import NANO_A_DOLLAR
+from billing.invoicing.setup import do_set_profile
+from frontend.core.backend_messages import translate_lazily
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import lazy_text as _lazy
@@ -83,9 +83,9 @@ class GroupForm(forms.Form):
 
 
 def _field(setting: TenantSetting, *, is_required: bool) -> forms.Field:
-    texts: dict[str, Any] = {"label": lazy_translated(setting.label), "help_text": lazy_translated(setting.hint)}
+    texts: dict[str, Any] = {"label": translate_lazily(setting.label), "help_text": translate_lazily(setting.hint)}
     if setting.choices is not None:
-        choices = [(value, capfirst(lazy_translated(label))) for value, label in setting.choices.items()]
+        choices = [(value, capfirst(translate_lazily(label))) for value, label in setting.choices.items()]
         return forms.ChoiceField(choices=choices, required=is_required, **texts)
     if setting.maximum is None:
         return forms.BooleanField(required=False, **texts)

@@ -93,7 +93,7 @@ def groups(ctx: PageContext) -> Groups:
     return Groups(
         GROUPS[now.group],
         shown,
-        whole(rows),
+        sum_rows(rows),
         len(rows) - len(shown),
         too_many=False,
         cost_places=common_places(row.cost for row in shown),
@@ -112,13 +112,13 @@ def all_rows(ctx: PageContext, now: UsageReportQuery) -> list[UsageGroupsRow]:
     Raises:
         TooManyRows: the limit of `billing.metering.usage` is exceeded.
     """
-    found = _counted(ctx, now)
+    found = _count_by_group(ctx, now)
     all_cost = sum(counts["cost_femto"] for _, counts in found)
     rows = [_row(name, counts, all_cost) for name, counts in found]
     return rows if now.group == "day" else sorted(rows, key=lambda row: (-row.cost.femto, row.name, row.detail))
 
 
-def whole(rows: list[UsageGroupsRow]) -> UsageGroupsRow:
+def sum_rows(rows: list[UsageGroupsRow]) -> UsageGroupsRow:
     """Return the sum of all rows."""
     counts = ("requests", "failed", "uncached", "cached", "written", "output")
     added = {name: sum(getattr(row, name) for row in rows) for name in counts}
@@ -147,7 +147,7 @@ def _row(name: Name, counts: Mapping[str, int], all_cost: int) -> UsageGroupsRow
     )
 
 
-def _counted(ctx: PageContext, now: UsageReportQuery) -> list[tuple[Name, Mapping[str, int]]]:
+def _count_by_group(ctx: PageContext, now: UsageReportQuery) -> list[tuple[Name, Mapping[str, int]]]:
     if now.group == "day":
         rows = sums(now.question, bucket="day")
         return [((f"{row['start'].astimezone(UTC):%Y-%m-%d}", "", _on(ctx, row)), row) for row in rows]
@@ -167,15 +167,15 @@ def _counted(ctx: PageContext, now: UsageReportQuery) -> list[tuple[Name, Mappin
 
 def _on(ctx: PageContext, row: Mapping[str, Any]) -> str:
     day = f"{row['start'].astimezone(UTC):%Y-%m-%d}"
-    return _narrowed(ctx, range="custom", group="model", **{"from": day, "to": day})
+    return _narrow(ctx, range="custom", group="model", **{"from": day, "to": day})
 
 
-def _narrowed(ctx: PageContext, **changed: str) -> str:
+def _narrow(ctx: PageContext, **changed: str) -> str:
     return f"?{urlencode({**ctx.query, **changed})}"
 
 
 def _of_models(ctx: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
-    return lambda model: (model, "", _narrowed(ctx, model=model, group="key"))
+    return lambda model: (model, "", _narrow(ctx, model=model, group="key"))
 
 
 def _of_tiers(ctx: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
@@ -186,7 +186,7 @@ def _of_projects(ctx: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
     known = Project.objects.for_tenant(ctx.tenant).in_bulk(ids)
 
     def name(pk: int) -> Name:
-        url = _narrowed(ctx, project=str(pk), group="key")
+        url = _narrow(ctx, project=str(pk), group="key")
         return (
             (known[pk].name, known[pk].slug, url)
             if pk in known
@@ -200,7 +200,7 @@ def _of_keys(ctx: PageContext, ids: list[Any]) -> Callable[[Any], Name]:
     known = ApiKey.objects.for_tenant(ctx.tenant).in_bulk(ids)
 
     def name(pk: int) -> Name:
-        url = _narrowed(ctx, key=str(pk), group="model")
+        url = _narrow(ctx, key=str(pk), group="model")
         return (
             (known[pk].name, f"{known[pk].prefix}…", url)
             if pk in known

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from billing.amounts import TOKENS_A_PRICE
+from billing.currencies.amounts import TOKENS_A_PRICE
 from billing.metering.usage import count_accepted, sums, total
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import legend_total as summed

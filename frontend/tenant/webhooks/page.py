@@ -52,7 +52,7 @@ def filters(ctx: PageContext) -> FilterBar:
     )
 
 
-def _selected(ctx: PageContext) -> QuerySet[WebhookDelivery]:
+def _select_deliveries(ctx: PageContext) -> QuerySet[WebhookDelivery]:
     """Return the deliveries that the filters of the page select."""
     rows = deliveries(ctx.tenant.pk)
     if (state := ctx.query.get("state")) in State.values:
@@ -64,9 +64,9 @@ def _selected(ctx: PageContext) -> QuerySet[WebhookDelivery]:
     return rows
 
 
-def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
+def export_rows(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
     """Yield the newest deliveries with the page's filters. Call inside `ctx.scope()`."""
-    for row in _selected(ctx).order_by("-pk")[:MAX_EXPORTED]:
+    for row in _select_deliveries(ctx).order_by("-pk")[:MAX_EXPORTED]:
         tries = list(row.attempts.all())
         last = tries[-1] if tries else None
         yield (
@@ -78,7 +78,7 @@ def exported(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
 TOOLS = ListTools(
     "webhooks",
     exported=("webhook_id", "event", "created_at", "url", "state", "attempts", "last_status", "last_error"),
-    rows=exported,
+    rows=export_rows,
     columns={
         "time": _lazy("Time"),
         "endpoint": _lazy("Endpoint"),
@@ -96,7 +96,7 @@ TOOLS = ListTools(
 
 def log(ctx: PageContext) -> ListPage:
     """Return a page of deliveries, newest first."""
-    page = keyset_page(ctx, _selected(ctx), ctx.url("webhooks"), PAGE_SIZE, filtered=_filtered(ctx))
+    page = keyset_page(ctx, _select_deliveries(ctx), ctx.url("webhooks"), PAGE_SIZE, filtered=_is_filtered(ctx))
     return replace(page, rows=[_delivery(ctx, row) for row in page.rows], **TOOLS.table(ctx))
 
 
@@ -149,5 +149,5 @@ def _answer(status: int | None, error: str) -> tuple[str, str]:
     return " · ".join(part for part in (str(status or ""), error) if part) or _("No response"), "bad"
 
 
-def _filtered(ctx: PageContext) -> bool:
+def _is_filtered(ctx: PageContext) -> bool:
     return any(ctx.query.get(name) for name in ("state", "kind", "endpoint"))

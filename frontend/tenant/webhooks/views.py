@@ -9,7 +9,7 @@ from django.http import HttpResponse
 from django.urls import path
 from django.utils.translation import gettext as _
 
-from frontend.core.backend_messages import lazy_translated
+from frontend.core.backend_messages import translate_lazily
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import lazy_text as _lazy
@@ -49,7 +49,7 @@ class EndpointForm(forms.Form):
     event_types = forms.MultipleChoiceField(
         label=_lazy("Events"),
         required=False,
-        choices=[(name, lazy_translated(f"{name}: {kind.description}")) for name, kind in EVENT_TYPES.items()],
+        choices=[(name, translate_lazily(f"{name}: {kind.description}")) for name, kind in EVENT_TYPES.items()],
         widget=forms.CheckboxSelectMultiple,
         help_text=_lazy("Leave blank for all events, including future event types"),
     )
@@ -87,7 +87,7 @@ def delivery(ctx: PageContext) -> HttpResponse:
 
 
 @tenant_page(Permission.WEBHOOKS_WRITE, methods=FORM)
-def new(ctx: PageContext) -> HttpResponse:
+def create_endpoint(ctx: PageContext) -> HttpResponse:
     def create(data: dict[str, Any]) -> tuple[str, str]:
         row, secret = actions.do_create_endpoint(ctx.tenant, data.pop("url"), **data)
         return ctx.url("webhooks-secret", row.pk), secret
@@ -236,7 +236,7 @@ SCREEN = ConsoleScreen(
 )
 urlpatterns = [
     path(_ROOT, webhooks, name="webhooks"),
-    path(f"{_ROOT}new", new, name="webhooks-new"),
+    path(f"{_ROOT}new", create_endpoint, name="webhooks-new"),
     *page.TOOLS.tenant_urls(_ROOT, Permission.WEBHOOKS_READ),
     path(f"{_ROOT}<int:endpoint>/", endpoint, name="webhooks-detail"),
     path(f"{_ROOT}<int:endpoint>/edit", edit, name="webhooks-edit"),

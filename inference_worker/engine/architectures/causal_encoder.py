@@ -66,13 +66,19 @@ class _WithoutPrefix(LinearWeights):
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        self._prefix = "" if weights.has(f"{_PREFIX}embed_tokens.weight") else _PREFIX  # that the names lack
+        self._prefix = "" if weights.has(f"{_PREFIX}embed_tokens.weight") else _PREFIX  # missing in the names
 
     def has(self, name: str) -> bool:
-        return self._weights.has(self._stored(name))
+        return self._weights.has(self._strip_prefix(name))
 
     def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        return self._weights.take(self._stored(name), shape)
+        return self._weights.take(self._strip_prefix(name), shape)
+
+    def take_unconverted(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return self._weights.take_unconverted(self._strip_prefix(name), shape)
+
+    def is_mapped(self, name: str, tensor: torch.Tensor) -> bool:
+        return self._weights.is_mapped(self._strip_prefix(name), tensor)
 
     def take_linear(
         self,
@@ -81,16 +87,16 @@ class _WithoutPrefix(LinearWeights):
         factors: torch.Tensor | None = None,
         divisors: torch.Tensor | None = None,
     ) -> Weight:
-        return take_linear(self._weights, self._stored(name), shape, factors, divisors)
+        return take_linear(self._weights, self._strip_prefix(name), shape, factors, divisors)
 
     @property
     def is_int8(self) -> bool:
         return isinstance(self._weights, LinearWeights) and self._weights.is_int8
 
     @contextmanager
-    def unquantized(self) -> Iterator[None]:
-        with self._weights.unquantized() if isinstance(self._weights, LinearWeights) else nullcontext():
+    def disable_quantization(self) -> Iterator[None]:
+        with self._weights.disable_quantization() if isinstance(self._weights, LinearWeights) else nullcontext():
             yield
 
-    def _stored(self, name: str) -> str:
+    def _strip_prefix(self, name: str) -> str:
         return name.removeprefix(self._prefix)

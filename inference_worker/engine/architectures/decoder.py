@@ -61,8 +61,13 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: Weights, layers: Layers) -> None:
         prefix = next((p for p in self.prefixes if weights.has(f"{p}.embed_tokens.weight")), self.prefixes[0])
         shape = (config.vocab_size, config.hidden_size)
-        embedding = weights.take(f"{prefix}.embed_tokens.weight", shape)
-        dtype, device = embedding.dtype, embedding.device
+        name = f"{prefix}.embed_tokens.weight"
+        # The C kernels convert it in parts, and the others at once.
+        take = weights.take if layers.kernels is None else weights.take_unconverted
+        embedding = take(name, shape)
+        is_mapped = weights.is_mapped(name, embedding)
+        dtype = embedding.dtype if layers.kernels is None else torch.bfloat16
+        device = embedding.device
         scale = config.hidden_size**0.5 if self.scales_embedding else config.embedding_multiplier
         self._multiplier = torch.tensor(scale).to(dtype).item()
         ropes = [layers.rope(config.rope, config, dtype, device)]
@@ -77,7 +82,7 @@ class Decoder:
             len(ropes) if plain else len(ropes) - 1 if window else 0
             for window, plain in zip(windows, unrotated, strict=True)
         ]
-        smooth = self._start_smoothing(config, weights, embedding, layers.kernels)
+        smooth = self._start_smoothing(config, weights, embedding, dtype, layers.kernels)
         self._layers: list[DecoderLayer] = []
         for index in range(config.num_layers):
             name = f"{prefix}.layers.{index}"
@@ -97,14 +102,19 @@ class Decoder:
         norm = weights.take(f"{prefix}.norm.weight", (config.hidden_size,))
         self._norm = layers.norm(norm, config.rms_norm_eps, self.norm_offset)
         is_tied = config.tie_word_embeddings
-        head = embedding if is_tied else weights.take(_HEAD, shape)
+        head = embedding if is_tied else take(_HEAD, shape)
         self._head = layers.head(head, rescores=isinstance(weights, LinearWeights) and weights.is_int8)
-        self._embed = layers.embedding(embedding, self._head if is_tied else None)
+        self._embed = layers.embedding(embedding, self._head if is_tied else None, is_mapped=is_mapped)
         self._logit_divisor, self._logit_soft_cap = config.logit_divisor, config.logit_soft_cap
         self._limit_softly = layers.limit_softly
 
     def _start_smoothing(
-        self, config: ModelConfig, weights: Weights, embedding: torch.Tensor, kernels: Library | None
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        embedding: torch.Tensor,
+        dtype: torch.dtype,
+        kernels: Library | None,
     ) -> Callable[[str, int], LayerFactors] | None:
         """Return the function that measures the factors of the layer of a name and index, or None if none has factors.
 
@@ -113,18 +123,21 @@ class Decoder:
         if not isinstance(weights, LinearWeights) or not weights.is_int8:
             return None
         smoothing = Smoothing(
-            config, self.attention_specs, lambda ids: embedding[ids.to(embedding.device)] * self._multiplier
+            config,
+            self.attention_specs,
+            lambda ids: embedding[ids.to(embedding.device)].to(dtype) * self._multiplier,
         )
         plain = Layers(kernels=kernels)
         rotations: list[Rotation] = [
-            plain.rope(rope, config, embedding.dtype, embedding.device).at(smoothing.positions)
+            plain.rope(rope, config, dtype, embedding.device).at(smoothing.positions)
             for rope in dict.fromkeys((config.rope, config.local_rope or config.rope))
         ]
         rotations.append(NoRotation())
 
         def measure(name: str, index: int) -> LayerFactors:
-            with weights.unquantized():
-                layer = DecoderLayer(self, config, weights, plain, name, index)
+            with weights.disable_quantization():
+                own = Layers(kernels=None if kernels is None else kernels.with_own_memory())
+                layer = DecoderLayer(self, config, weights, own, name, index)
             return smoothing.measure(layer, rotations[self._layer_ropes[index]])
 
         return measure

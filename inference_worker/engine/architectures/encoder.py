@@ -113,7 +113,7 @@ class _Group:
 
     def attend(self, qkv: torch.Tensor, window: int) -> torch.Tensor:
         """Return the attention [tokens, heads × head_dim] over the group's rows."""
-        q, k, v = self._padded(qkv).permute(2, 0, 3, 1, 4)
+        q, k, v = self._pad(qkv).permute(2, 0, 3, 1, 4)
         if 0 < window < self.longest - 1:
             return self._tokens(_attend_locally(q, k, v, window, window, self.mask))
         return self._tokens(functional.scaled_dot_product_attention(q, k, v, self.mask))
@@ -122,13 +122,13 @@ class _Group:
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int
     ) -> torch.Tensor:
         """Return the causal attention [tokens, heads × head_dim]. Padding follows the tokens, so it needs no mask."""
-        q, k, v = (self._padded(each).transpose(1, 2) for each in (query, key, value))
+        q, k, v = (self._pad(each).transpose(1, 2) for each in (query, key, value))
         if 0 < window < self.longest:
             return self._tokens(_attend_locally(q, k, v, window - 1, 0, None, scale))
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
         return self._tokens(mixed)
 
-    def _padded(self, x: torch.Tensor) -> torch.Tensor:
+    def _pad(self, x: torch.Tensor) -> torch.Tensor:
         """Return the group's rows of x [tokens, …] as [inputs, longest, …]."""
         rows = x[self.start : self.end]
         if self.mask is not None:

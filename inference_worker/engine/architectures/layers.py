@@ -245,6 +245,7 @@ class Layers:
         self._invariant = batch_invariant
         self._kernels = kernels
         self.quantized = self.dequantized = 0  # layers whose quantized weight is kept, or converted
+        self.unsupported = 0  # products that PyTorch computes because the C kernels do not support their sizes
         self._parameters = self._bytes = 0  # parameters and bytes of all weights
 
     def linear(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
@@ -262,22 +263,37 @@ class Layers:
         """Return the layer that computes logits: on the C kernels in float32, else in the dtype.
 
         Args:
+            weight: on the C kernels, it may be in a wider type. It is large, so it is converted in parts.
             rescores: on the C kernels, compute in 8-bit integers, and only the likely tokens in the dtype.
         """
-        if rescores and self._kernels is not None and weight.shape[1] % operators.UNIT == 0:
-            codes = quantize_head(weight)
-            self._keep(codes)
-            return NativeRescoredHead(operators.RescoredLogits(self._kernels, weight, codes.values, codes.scales))
-        product = self._native_product(weight, None)
-        return self.linear(weight) if product is None else NativeHead(product)
+        if self._kernels is None:
+            return self.linear(weight)
+        if weight.shape[1] % operators.UNIT:
+            return self.linear(weight.to(torch.bfloat16))
+        size, itemsize = weight.shape.numel(), torch.bfloat16.itemsize
+        if not rescores:
+            self._count(size, size * itemsize)
+            return NativeHead(operators.PackedLinear(self._kernels, weight))
+        approximate = operators.PackedLinearInt8.from_float(self._kernels, weight, _quantize_rows)
+        self.quantized += 1
+        self._count(size, size + size // approximate.template.group * itemsize)
+        return NativeRescoredHead(operators.RescoredLogits(self._kernels, weight, approximate))
 
-    def embedding(self, weight: torch.Tensor, head: Linear | None) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return the lookup of the rows of `weight`. It reads the weight of a tied head, not a second copy."""
+    def embedding(
+        self, weight: torch.Tensor, head: Linear | None, *, is_mapped: bool
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return the lookup of the rows of `weight`. It reads the weight of a tied head, not a second copy.
+
+        Args:
+            weight: on the C kernels, it may be in a wider type.
+            is_mapped: the weight is a part of a mapped file. It is copied, since it would keep the whole file mapped.
+        """
         if isinstance(head, NativeRescoredHead):
             return partial(_look_up, head.logits.weight)
         if isinstance(head, NativeLinear) and isinstance(head.product, operators.PackedLinear):
             return head.product.rows
-        return partial(_look_up, weight.clone())  # a view would keep the whole file mapped
+        dtype = weight.dtype if self._kernels is None else torch.bfloat16
+        return partial(_look_up, weight.to(dtype, copy=is_mapped))
 
     def norm(self, weight: torch.Tensor, eps: float, offset: float = 0.0) -> RMSNorm:
         if self._kernels is not None:
@@ -379,23 +395,24 @@ class Layers:
                 self._kernels, weight.packed, weight.scales, weight.zeros, weight.group_size, bias, activation
             )
         if isinstance(weight, Int8Weight) or weight.shape[1] % unit:
+            self.unsupported += 1
             return None
         return operators.PackedLinear(self._kernels, self._to_tensor(weight), bias, activation)
 
     def _keep(self, weight: QuantizedWeight) -> None:
         self.quantized += 1
-        self._count(weight)
+        self._count(weight.shape.numel(), weight.nbytes)
 
     def _to_tensor(self, weight: Weight) -> torch.Tensor:
         if not isinstance(weight, torch.Tensor):
             self.dequantized += 1
             weight = weight.dequantize()
-        self._count(weight)
+        self._count(weight.shape.numel(), weight.nbytes)
         return weight
 
-    def _count(self, weight: Weight) -> None:
-        self._parameters += weight.shape.numel()
-        self._bytes += weight.nbytes
+    def _count(self, parameters: int, num_bytes: int) -> None:
+        self._parameters += parameters
+        self._bytes += num_bytes
 
     @property
     def bytes_per_parameter(self) -> float:
@@ -405,7 +422,7 @@ class Layers:
     def _multiplies(self, weight: QuantizedWeight) -> TypeGuard[Int8Weight | Fp8Weight]:
         """Return whether PyTorch multiplies by the weight without converting it."""
         if isinstance(weight, Int8Weight):
-            return True
+            return weight.values.is_cuda  # on the CPU a plain product is at least 16 times faster
         if not isinstance(weight, Fp8Weight) or self._invariant or not weight.values.is_cuda:
             return False
         return torch.cuda.get_device_capability(weight.values.device) >= _MIN_FP8_CAPABILITY
@@ -417,6 +434,12 @@ class Layers:
     @property
     def is_invariant(self) -> bool:
         return self._invariant
+
+
+def _quantize_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows of a head in 8 bits, and their scales. They are those of the rows in bfloat16."""
+    codes = quantize_head(weight.to(torch.bfloat16))
+    return codes.values, codes.scales
 
 
 def _look_up(weight: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any
 
 import torch
@@ -117,6 +119,14 @@ class AttentionBackend(ABC):
         return None
 
 
+def new_cache(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a tensor of zeros. On the CPU, a page of memory is taken when it is first written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = prod(shape) * dtype.itemsize
+    return torch.frombuffer(mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS), dtype=dtype).view(shape)
+
+
 class ReferenceBackend(AttentionBackend):
     """The reference implementation in plain PyTorch, for any device."""
 
@@ -124,11 +134,11 @@ class ReferenceBackend(AttentionBackend):
         super().__init__(shape, num_heads, specs)
         pages = (shape.num_layers, shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
         dtype = {"auto": shape.dtype, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[shape.kv_dtype]
-        keys = torch.zeros(pages, dtype=torch.uint8 if shape.kv_dtype == "fp8" else dtype, device=shape.device)
-        self._parts = [keys, torch.zeros_like(keys)]  # parts of keys and of values
+        stored = torch.uint8 if shape.kv_dtype == "fp8" else dtype
+        self._parts = [new_cache(*pages, dtype=stored, device=shape.device) for _ in range(2)]  # keys, values
         if shape.kv_dtype == "int8":  # and of the scales of both
-            scales = keys.new_zeros(*pages[:-1], shape.head_dim // reference.KV_GROUP, dtype=torch.bfloat16)
-            self._parts += [scales, torch.zeros_like(scales)]
+            scales = (*pages[:-1], shape.head_dim // reference.KV_GROUP)
+            self._parts += [new_cache(*scales, dtype=torch.bfloat16, device=shape.device) for _ in range(2)]
         self._caches = [shape.by_layer(part.unbind(0)) for part in self._parts]
 
     def pages(self) -> list[torch.Tensor]:

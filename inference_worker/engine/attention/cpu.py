@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from inference_worker.engine.attention.base import AttentionBackend, AttentionSpec, CacheShape, StepMetadata
+from inference_worker.engine.attention.base import AttentionBackend, AttentionSpec, CacheShape, StepMetadata, new_cache
 from kernels import cpu
 
 
@@ -17,7 +17,8 @@ class CpuBackend(AttentionBackend):
         super().__init__(shape, num_heads, specs)
         self._pages = cpu.PageShape(shape.num_blocks, shape.block_size, num_heads, shape.num_kv_heads, shape.head_dim)
         rows = 2 * shape.num_kv_heads * shape.num_blocks
-        cache = torch.zeros(shape.num_layers, rows, shape.block_size * shape.head_dim, dtype=shape.dtype)
+        width = shape.block_size * shape.head_dim
+        cache = new_cache(shape.num_layers, rows, width, dtype=shape.dtype, device=shape.device)
         self._memory = cache.unbind(0)
         self._cache = shape.by_layer(self._memory)
         self._workspace = torch.empty(0, dtype=shape.dtype)

@@ -25,7 +25,7 @@ class NativeBackend(AttentionBackend):
             numbers = operators.int8_block_bytes(shape.num_kv_heads, shape.head_dim, shape.block_size)
             self._dtype = torch.int8
         # New pages are 0. Without a write, they take memory only when a block is used.
-        pages = library.memory.empty(shape.num_layers, shape.num_blocks, numbers, dtype=self._dtype)
+        pages = library.memory.allocate(shape.num_layers, shape.num_blocks, numbers, dtype=self._dtype)
         self._pages = list(pages.unbind(0))
         self._cache = shape.by_layer(self._pages)
         self._caches = [

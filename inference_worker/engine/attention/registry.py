@@ -84,7 +84,7 @@ def make_backend(
     Raises:
         ValueError: the backend does not exist, or does not support the model or the type of the KV cache.
     """
-    if shape.kernels is not None and name in ("auto", "invariant") and not find_native_limit(shape):
+    if shape.kernels is not None and name in ("auto", "invariant"):
         choice = _choose("native", shape, num_heads, specs, instead="cpu" if name == "auto" else "invariant")
         if choice.name == "cpu":
             choice = replace(choice, name=_choose("cpu", shape, num_heads, specs).name)

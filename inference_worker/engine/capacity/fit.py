@@ -58,7 +58,7 @@ class ModelFit:
     kv_token_bytes: int | None = None  # None, as all below: the model has no KV cache, or does not fit
     kv_bytes: int | None = None
     kv_tokens: int | None = None
-    streams: int | None = None  # that fit together, each of `context` tokens, without sharing
+    streams: int | None = None  # number of streams that fit, each of `context` tokens, without sharing
     decode_tokens_per_second: float | None = None  # output tokens of one stream
     batch_tokens_per_second: float | None = None  # output tokens of all streams together
     prompt_tokens_per_second: float | None = None
@@ -99,7 +99,8 @@ def estimate_fit(
         raise ValueError(f"the context of {context:,} tokens exceeds the model's maximum of {longest:,}; lower it")
     value_bytes = DTYPE_BYTES[device.dtype]
     saved = _saved_bytes(report, device, quantization)
-    fit = ModelFit(report.weight_bytes(value_bytes) - saved, device.dtype, context)
+    converted = _converted_bytes(report, device)
+    fit = ModelFit(report.weight_bytes(value_bytes) - saved + converted, device.dtype, context)
     needed = fit.weight_bytes + (MIN_FREE_BYTES if device.device == "cpu" else 0)
     if needed > device.free_bytes:
         text = f"the weights need {_gib(needed)}, but {_gib(device.free_bytes)} are free: free memory, or use another"
@@ -120,8 +121,30 @@ def estimate_fit(
     fit = replace(fit, kv_bytes=sizing.num_bytes, kv_tokens=sizing.num_tokens, streams=sizing.longest_requests)
     return _with_rates(
         fit, report.config, device.peaks, PROFILES[profile].max_num_seqs, kv_bytes,
-        is_packed=bool(report.packed_bytes or saved),
+        is_packed=bool((report.packed_bytes and not converted) or saved),
     )  # fmt: skip
+
+
+def _converted_bytes(report: CheckpointReport, device: ComputeDevice) -> int:
+    """Return the bytes by which the weights of a quantized checkpoint grow when they are loaded.
+
+    Those that the engine does not keep quantized on the device are converted to the dtype. A checkpoint of GPTQ in the
+    order of activations is converted, too, which its configuration does not show.
+    """
+    form = report.config.checkpoint_format if isinstance(report.config, ModelConfig) else None
+    if form is None or form.name == "gguf":
+        return 0
+    is_native = (device.device, device.dtype) == ("cpu", "bfloat16")
+    if form.is_float:
+        is_kept = device.device == "cuda" and form.block is None
+    elif form.bits == 4:
+        is_kept = is_native
+    else:
+        is_plain = form.name == "compressed-tensors" and form.is_symmetric and not form.group_size
+        is_kept = is_plain and form.activation_bits == 8 and (is_native or device.device == "cuda")
+    if is_kept:
+        return 0
+    return report.packed_bytes * 8 // form.bits * DTYPE_BYTES[device.dtype] - report.packed_bytes
 
 
 def _saved_bytes(report: CheckpointReport, device: ComputeDevice, quantization: QuantizationName) -> int:

@@ -30,12 +30,12 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
     product = torch.empty_like(left)
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    flops = 2 * side**3 / _best(lambda: torch.mm(left, left, out=product), device)
-    bandwidth = 2 * size / _best(lambda: target.copy_(source), device)
+    flops = 2 * side**3 / _measure_fastest(lambda: torch.mm(left, left, out=product), device)
+    bandwidth = 2 * size / _measure_fastest(lambda: target.copy_(source), device)
     return Peaks(flops, bandwidth)
 
 
-def _best(work: Callable[[], object], device: torch.device) -> float:
+def _measure_fastest(work: Callable[[], object], device: torch.device) -> float:
     """Return the seconds of the fastest run."""
     best, begun, goes = float("inf"), time.perf_counter(), 0
     while goes < 3 or time.perf_counter() - begun < _SECONDS:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from inference_worker.checkpoints.encoder_config import EncoderConfig
+from inference_worker.contract.compute_support import SlowReason
 from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.contract.request import Request, RequestError, RequestOutput, RequestRejected, TokenCounts
 from inference_worker.engine.embeddings.embedding_metrics import EmbeddingMetrics
@@ -60,6 +61,11 @@ class EmbeddingEngine:
         self.metrics = EmbeddingMetrics()
         self.grammars = None
 
+    @property
+    def slow(self) -> SlowReason | None:
+        """Return why the model uses a slower backend than the machine's default, or None."""
+        return self._runner.slow
+
     def add_request(self, request: Request) -> None:
         """Accept a request. `step` returns all its vectors together.
 
@@ -82,7 +88,7 @@ class EmbeddingEngine:
         started = self._clock()
         outputs = [
             self._end(self._tasks[seq.request_id], _failed_output(seq.request_id, "request_expired", _EXPIRED))
-            for seq in self._waiting.expired(started)
+            for seq in self._waiting.pop_expired(started)
         ]
         chosen = self._choose(started)
         if not chosen:
@@ -184,7 +190,7 @@ class EmbeddingEngine:
         output.scheduled_at = task.sequence.group.scheduled_at
         if is_complete:
             output.vectors = task.vectors()
-        self.metrics.finished(task.sequence.group, output, self._clock())
+        self.metrics.record_end(task.sequence.group, output, self._clock())
         return output
 
 

@@ -40,7 +40,7 @@ class EmbeddingMetrics:
         self._histograms[families.ITERATION_TOKENS].observe(tokens)
         self._histograms[families.STEP_DURATION].observe(schedule + forward + output)
 
-    def finished(self, group: RequestGroup, output: RequestOutput, now: float) -> None:
+    def record_end(self, group: RequestGroup, output: RequestOutput, now: float) -> None:
         """Record a request that ended with `output`."""
         usage = output.usage or TokenCounts()
         if output.error is not None:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from inference_worker.checkpoints.encoder_config import EncoderConfig, Family
-from inference_worker.contract.engine_config import DTypeName, EngineConfig
+from inference_worker.contract.compute_support import SlowReason
+from inference_worker.contract.engine_config import EngineConfig
 from inference_worker.engine.architectures.bert import BertEncoder
 from inference_worker.engine.architectures.causal_encoder import CausalEncoder
 from inference_worker.engine.architectures.encoder import Encoder, Packing
@@ -38,6 +39,10 @@ _ENCODERS: Mapping[Family, Callable[[EncoderConfig, Weights, Layers], Encoder]] 
 class Embedder(Protocol):
     """The interface of embedding runners."""
 
+    @property
+    def slow(self) -> SlowReason | None:
+        """Return why the model uses a slower backend than the machine's default, or None."""
+
     def embed(self, inputs: Sequence[Sequence[int]], second_starts: Sequence[int] | None = None) -> Vectors:
         """Return a vector for each input, [inputs, dimensions]. Each input has at least one token id.
 
@@ -48,23 +53,12 @@ class Embedder(Protocol):
         """
 
 
-def default_dtype(config: EngineConfig) -> DTypeName:
-    """Return the configured dtype, or the default.
-
-    The default is not a 16-bit type: vectors must stay comparable with vectors that were stored earlier. Vectors of
-    quantized weights are not, and the kernels that keep such weights compute in bfloat16.
-    """
-    return "float32" if config.dtype == "auto" and config.quantization == "none" else config.dtype
-
-
 class EmbeddingRunner:
     """An encoder on one device."""
 
     def __init__(self, config: EngineConfig, model_config: EncoderConfig) -> None:
         self._config = model_config
-        if config.threads:  # else PyTorch uses OMP_NUM_THREADS or the cores of this process
-            torch.set_num_threads(config.threads)
-        path = choose_path(default_dtype(config), config.device, config.cpu_kernels)
+        path = choose_path(config, is_encoder=True)
         self.device, self.dtype, self._kernels = path.device, path.dtype, path.kernels
         with (
             torch.inference_mode(),
@@ -72,7 +66,8 @@ class EmbeddingRunner:
         ):
             layers = Layers(kernels=self._kernels)
             self._model = _ENCODERS[model_config.family](model_config, weights, layers)
-        log.info("%s · embedding model", path)
+        self.slow = path.slow or (SlowReason.SHAPE if layers.unsupported else None)
+        log.info("%s", path.describe(path.dtype_name if config.quantization == "none" else config.quantization))
 
     @torch.inference_mode()
     def embed(self, inputs: Sequence[Sequence[int]], second_starts: Sequence[int] | None = None) -> Vectors:

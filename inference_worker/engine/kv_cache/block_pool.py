@@ -126,7 +126,7 @@ class BlockPool:
         """Return the hashes of all cached blocks. Any thread may call it, because a dictionary is copied atomically."""
         return list(self._by_hash)
 
-    def cached(self) -> Iterator[tuple[bytes, bool]]:
+    def list_cached(self) -> Iterator[tuple[bytes, bool]]:
         """Return the hashes of all cached blocks, and whether they are pinned."""
         return ((block_hash, block.pinned) for block_hash, block in self._by_hash.items())
 

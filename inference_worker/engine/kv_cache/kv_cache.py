@@ -333,7 +333,7 @@ class KVCacheManager:
                 del self._pending[block_hash]
         seq.num_published = full
 
-    def free(self, seq: Sequence) -> None:
+    def release(self, seq: Sequence) -> None:
         """Release all blocks of `seq`. Sequences that waited for its blocks may compute them."""
         for table, num_released in zip(seq.block_tables, seq.num_released, strict=True):
             self.pool.release(table[num_released:])
@@ -401,7 +401,7 @@ class KVCacheManager:
         self.pool.check_integrity([seq.block_ids for seq in holders])
         self.host.check_integrity()
         self.pins.check_integrity()
-        for key, pinned in self.pool.cached():
+        for key, pinned in self.pool.list_cached():
             if pinned != (key[:HASH_BYTES] in self.pins) or key in self.host:
                 raise RuntimeError(
                     "KV cache integrity: a block's pin is wrong, or the block is on the device and in CPU memory"
@@ -450,7 +450,7 @@ class KVCacheManager:
         """Move pinned blocks that no request uses to CPU memory: first those that expire first, and of a chain its end
         first."""
         idle = []
-        for key, pinned in self.pool.cached():
+        for key, pinned in self.pool.list_cached():
             block_id = self.pool.find(key)
             if pinned and block_id is not None and self.pool.is_idle(block_id):
                 pin = self.pins[key[:HASH_BYTES]]

@@ -11,7 +11,14 @@ import torch
 from inference_worker.checkpoints.model_config import CheckpointFormat, ModelError
 from inference_worker.engine.loading.loader import Weights
 from inference_worker.engine.quantization import fp8
-from inference_worker.engine.quantization.weights import Int4Weight, Int8Weight, Weight, pack_int4, unpack_words
+from inference_worker.engine.quantization.weights import (
+    Int4Weight,
+    Int8Weight,
+    Weight,
+    pack_int4,
+    split_rows,
+    unpack_words,
+)
 
 MARK = "weight_scale"  # the tensor that a quantized layer has
 _SCALES = (torch.float16, torch.bfloat16, torch.float32)
@@ -48,7 +55,8 @@ def load(weights: Weights, name: str, shape: tuple[int, int], form: CheckpointFo
             raise ModelError(f"tensor {name}.weight_g_idx names a group that does not exist")
     if bits == 4 and inputs % size == inputs % 2 == 0 and torch.equal(index, in_order):
         return Int4Weight(pack_int4(values), scales, zeros, size, weights.dtype)
-    return ((values - zeros[:, index]) * scales[:, index]).to(weights.dtype)
+    rows = split_rows(inputs, values, zeros, scales)
+    return torch.cat([((part - zero[:, index]) * scale[:, index]).to(weights.dtype) for part, zero, scale in rows])
 
 
 def _read_scales(weights: Weights, name: str, outputs: int, groups: int) -> torch.Tensor:

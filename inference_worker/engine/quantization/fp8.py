@@ -10,7 +10,7 @@ import torch
 
 from inference_worker.checkpoints.model_config import CheckpointFormat
 from inference_worker.engine.loading.loader import Weights
-from inference_worker.engine.quantization.weights import Fp8Weight, Weight
+from inference_worker.engine.quantization.weights import Fp8Weight, Weight, split_rows
 
 MARK = "weight_scale_inv"  # the tensor that a quantized layer has, or `weight_scale`
 _SCALES = (torch.float16, torch.bfloat16, torch.float32)
@@ -28,8 +28,9 @@ def load(weights: Weights, name: str, shape: tuple[int, int], form: CheckpointFo
         height, width = form.block
         blocks = -(-outputs // height), -(-inputs // width)
         scales = weights.read(scale_name, blocks, _SCALES).float()
-        scales = scales.repeat_interleave(height, 0)[:outputs].repeat_interleave(width, 1)[:, :inputs]
-        return (values.float() * scales).to(weights.dtype)
+        rows = split_rows(inputs, values, scales.repeat_interleave(height, 0)[:outputs])
+        wide = ((part.float(), scale.repeat_interleave(width, 1)[:, :inputs]) for part, scale in rows)
+        return torch.cat([(part * scale).to(weights.dtype) for part, scale in wide])
     entry = weights.entry(scale_name)
     single = entry is not None and entry.shape in ((), (1,))
     scales = weights.read(scale_name, entry.shape if entry is not None and single else (outputs, 1), _SCALES)

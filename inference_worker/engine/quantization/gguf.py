@@ -13,7 +13,15 @@ import torch
 from inference_worker.checkpoints.gguf_blocks import KEPT_BLOCKS
 from inference_worker.checkpoints.model_config import CheckpointFormat
 from inference_worker.engine.loading.loader import Weights
-from inference_worker.engine.quantization.weights import Int4Weight, Int8Weight, Weight, pack_int4, require_multiples
+from inference_worker.engine.quantization.weights import (
+    Int4Weight,
+    Int8Weight,
+    Weight,
+    concatenate,
+    pack_int4,
+    require_multiples,
+    split_rows,
+)
 
 MARKS = tuple(KEPT_BLOCKS)
 _GROUP = 32  # inputs that share a scale
@@ -28,7 +36,7 @@ def load(weights: Weights, name: str, shape: tuple[int, int], form: CheckpointFo
     require_multiples(name, shape, outputs=1, inputs=block.numbers)
     row_bytes = inputs // block.numbers * block.num_bytes
     blocks = weights.read(f"{name}.{kind}", (outputs, row_bytes), (torch.uint8,)).view(outputs, -1, block.num_bytes)
-    return _DECODERS[kind](blocks, weights.dtype)
+    return concatenate([_DECODERS[kind](rows, weights.dtype) for (rows,) in split_rows(inputs, blocks)])
 
 
 def _q8_0(blocks: torch.Tensor, dtype: torch.dtype) -> Weight:

@@ -10,7 +10,14 @@ import torch
 
 from inference_worker.checkpoints.model_config import CheckpointFormat, ModelError
 from inference_worker.engine.loading.loader import Weights
-from inference_worker.engine.quantization.weights import Int4Weight, Weight, pack_int4, require_multiples, unpack_words
+from inference_worker.engine.quantization.weights import (
+    Int4Weight,
+    Weight,
+    pack_int4,
+    require_multiples,
+    split_rows,
+    unpack_words,
+)
 
 MARK = "qweight"  # the tensor that a quantized layer has
 
@@ -36,4 +43,5 @@ def load(weights: Weights, name: str, shape: tuple[int, int], form: CheckpointFo
             raise ModelError(f"tensor {name}.g_idx names a group that does not exist")
     if bits == 4 and inputs % size == 0 and torch.equal(index, in_order):
         return Int4Weight(pack_int4(values), scales, zeros, size, weights.dtype)
-    return ((values - zeros[:, index]) * scales[:, index]).to(weights.dtype)
+    rows = split_rows(inputs, values, zeros, scales)
+    return torch.cat([((part - zero[:, index]) * scale[:, index]).to(weights.dtype) for part, zero, scale in rows])

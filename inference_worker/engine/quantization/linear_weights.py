@@ -56,11 +56,11 @@ class LinearWeights(Weights):
         super().__init__(directory, dtype, device, progress)
         self._form, self._quantization = form, quantization
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def take_unconverted(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         layer = name.removesuffix(_WEIGHT)
         if name.endswith(_WEIGHT) and len(shape) == 2 and self._is_quantized(layer):
             return dequantize(self._load(layer, (shape[0], shape[1])))
-        return super().take(name, shape)
+        return super().take_unconverted(name, shape)
 
     def take_linear(
         self,
@@ -90,7 +90,7 @@ class LinearWeights(Weights):
         return self._quantization == "int8"
 
     @contextmanager
-    def unquantized(self) -> Iterator[None]:
+    def disable_quantization(self) -> Iterator[None]:
         """Return weights in the dtype during the context."""
         quantization, self._quantization = self._quantization, "none"
         try:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from inference_worker.checkpoints.model_config import ModelError
+from inference_worker.engine.tensors import rows_per_call
+
+# Numbers of a part on the CPU. Some ten copies of it in wider types exist at a time, and the heap keeps their pages.
+_PART_NUMBERS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,11 @@ class Int8Weight:
 
     def dequantize(self) -> torch.Tensor:
         """Return the weight in its dtype."""
-        groups = self.values.float().view(*self.scales.shape, -1)
-        return (groups * self.scales.float()[..., None]).view(self.shape).to(self.dtype)
+        parts = []
+        for values, scales in split_rows(self.shape[1], self.values, self.scales):
+            groups = values.float().view(*scales.shape, -1)
+            parts.append((groups * scales.float()[..., None]).view(values.shape).to(self.dtype))
+        return _join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +77,11 @@ class Int4Weight:
 
     def dequantize(self) -> torch.Tensor:
         """Return the weight in its dtype."""
-        values = torch.stack((self.packed & 15, self.packed >> 4), dim=-1).view(*self.scales.shape, self.group_size)
-        return ((values - self.zeros[..., None]) * self.scales[..., None]).view(self.shape).to(self.dtype)
+        parts = []
+        for packed, scales, zeros in split_rows(self.shape[1], self.packed, self.scales, self.zeros):
+            values = torch.stack((packed & 15, packed >> 4), dim=-1).view(*scales.shape, self.group_size)
+            parts.append(((values - zeros[..., None]) * scales[..., None]).flatten(1).to(self.dtype))
+        return _join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +108,23 @@ class Fp8Weight:
 
     def dequantize(self) -> torch.Tensor:
         """Return the weight in its dtype."""
-        return (self.values.float() * self.scales[:, None]).to(self.dtype)
+        rows = split_rows(self.shape[1], self.values, self.scales)
+        return _join([(values.float() * scales[:, None]).to(self.dtype) for values, scales in rows])
 
 
 QuantizedWeight = Int8Weight | Int4Weight | Fp8Weight
 Weight = torch.Tensor | QuantizedWeight
+
+
+def split_rows(width: int, *tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield parts of the tensors' rows, so that a conversion of a part takes little memory.
+
+    Args:
+        width: numbers in a row of the converted weight.
+    """
+    device = tensors[0].device
+    step = rows_per_call(width, device) if device.type == "cuda" else max(1, _PART_NUMBERS // width)
+    return zip(*(torch.split(tensor, step) for tensor in tensors), strict=True)
 
 
 def concatenate(parts: Sequence[Weight]) -> Weight:
@@ -162,12 +184,13 @@ def pack_int4(values: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_words(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the unsigned numbers of `bits` bits in int32 [..., n], as uint8 [..., n · 32 / bits].
+    """Return the unsigned numbers of `bits` bits in int32 [rows, n], as uint8 [rows, n · 32 / bits].
 
     The lowest bits are the first number.
     """
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
-    return ((words[..., None] >> shifts) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2)
+    parts = split_rows(words.shape[1] * len(shifts), words)
+    return _join([((part[..., None] >> shifts) & ((1 << bits) - 1)).to(torch.uint8).flatten(-2) for (part,) in parts])
 
 
 def _join(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -35,7 +35,6 @@ from inference_worker.engine.tensors import download, rows_per_call, upload, upl
 from kernels.native import operators
 from kernels.native.library import Library
 
-GREEDY_BELOW = 1e-5  # a temperature below this is 0
 _CANDIDATES = 64  # most likely tokens that top_p examines before the whole vocabulary
 _NARROW = 512  # rows with a larger top_k are computed separately, so that they do not slow down the others
 _BITS_OF_1 = 0x3F800000  # bits of the float32 1.0, the maximum weight
@@ -55,7 +54,7 @@ class SampleRow:
 
     @property
     def greedy(self) -> bool:
-        return _is_greedy(self.params)
+        return self.params.is_greedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,15 +219,11 @@ class Sampler:
         return self._penalties.row_of(seq, position)
 
 
-def _is_greedy(params: SamplingParams) -> bool:
-    return params.temperature < GREEDY_BELOW or params.top_k == 1
-
-
 def _is_most_likely(seq: EngineSequence) -> bool:
     """Return whether the next token is the one with the largest logit, without changes of the logits."""
     params = seq.params
     is_free = seq.grammar is None and seq.reasoning is None
-    return is_free and _is_greedy(params) and not edits_logits(params) and not has_penalties(params)
+    return is_free and params.is_greedy and not edits_logits(params) and not has_penalties(params)
 
 
 def _has_state(seq: EngineSequence) -> bool:

@@ -58,7 +58,7 @@ class GrowingOrder(Generic[T]):
             self._insert(item, number, key)
         return None
 
-    def first(self, count: int) -> list[T]:
+    def list_first(self, count: int) -> list[T]:
         """Return the first items, at most `count`."""
         items: list[T] = []
         while len(items) < count and (item := self.at(len(items))) is not None:

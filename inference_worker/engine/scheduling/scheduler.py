@@ -88,7 +88,7 @@ class Scheduler:
         If the step succeeds, the caller calls `complete` for each entry. If it fails, the caller calls `finish`, and
         the step's blocks are not published.
         """
-        output = SchedulerOutput(expired=self.waiting.expired(now))
+        output = SchedulerOutput(expired=self.waiting.pop_expired(now))
         for seq in output.expired:
             self.finish(seq)
         self.cache.expire(now)
@@ -186,7 +186,7 @@ class Scheduler:
                 got = 0
                 left = budget - used - claims.num_decodes
                 if left > 0 and claims.may_have_victims(tenant, rank):
-                    seq = self.waiting.first(tenant.name, service_class, rank)
+                    seq = self.waiting.find_next(tenant.name, service_class, rank)
                     got = self._try_preempt(seq, claims, left, now, output) if seq is not None else 0
                     used += got
         return used
@@ -294,7 +294,7 @@ class Scheduler:
     def _leave(self, seq: Sequence) -> None:
         self.running.remove(seq)
         self.tenants.count(self.tenants[seq.request.tenant], running=-1)
-        self.cache.free(seq)
+        self.cache.release(seq)
         if self._speculator is not None:
             self._speculator.release(seq)
 

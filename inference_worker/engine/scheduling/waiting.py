@@ -159,16 +159,16 @@ class WaitingQueue:
         """Return tenant and class of the first lines with effective class `rank`, best first, at most `count`."""
         self.update(now)
         orders = self._orders[rank]
-        lines = orders.mixed.first(count) + orders.long.first(count)
+        lines = orders.mixed.list_first(count) + orders.long.list_first(count)
         lines.sort(key=lambda line: (line.tenant.served, line.number))
         return [(line.tenant, line.service_class) for line in lines[:count]]
 
-    def first(self, tenant: str, service_class: ServiceClass, rank: int) -> Sequence | None:
+    def find_next(self, tenant: str, service_class: ServiceClass, rank: int) -> Sequence | None:
         """Return the next request of this line, if there is one."""
         line = self._lines.get((tenant, service_class))
         return None if line is None else self.first_of(line, rank, set())
 
-    def expired(self, now: float) -> list[Sequence]:
+    def pop_expired(self, now: float) -> list[Sequence]:
         """Return the expired requests that have not started. Each one is returned once."""
         expired = []
         while (seq := self._expiring.at(0)) is not None and (seq.request.expires_at or 0.0) <= now:

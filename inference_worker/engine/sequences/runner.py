@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from inference_worker.contract.compute_support import SlowReason
 from inference_worker.contract.request import TokenLogprobs
 from inference_worker.engine.capacity.roofline import Roofline
 from inference_worker.engine.sequences.step import SchedulerOutput
@@ -56,6 +57,10 @@ class Runner(Protocol):
     @property
     def attention_choice(self) -> BackendChoice:
         """Return the name of the attention backend, and why it replaces the default."""
+
+    @property
+    def slow(self) -> SlowReason | None:
+        """Return why the model uses a slower backend than the machine's default, or None."""
 
     @property
     def roofline(self) -> Roofline:

@@ -120,7 +120,7 @@ class DraftModel:
         """Release the blocks of a sequence that does not run any more."""
         copy = self._copies.pop(seq, None)
         if copy is not None:
-            self.cache.free(copy.seq)
+            self.cache.release(copy.seq)
             copy.seq.status = SequenceStatus.FINISHED
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:

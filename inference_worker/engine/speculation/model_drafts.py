@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from inference_worker.engine.speculation.draft_model import DraftModel
 
 TRIAL_SHARE = 0.005  # share of the time of steps
-CATCH_UP_TOKENS = 64  # that the draft model computes in one step, apart from drafts; more would delay the step
+CATCH_UP_TOKENS = 64  # computed by the draft model in one step, apart from drafts; more would delay the step
 _MIN_GAIN = 1.02  # expected tokens per second, relative to those without the drafts
 _MAX_MISSING = MAX_DEPTH + 1  # tokens that are computed with the first draft; a sequence that lacks more catches up
 _TRIAL_STEPS = 8  # with one draft each

@@ -68,7 +68,7 @@ class Speculator:
         self.rates = AcceptanceRates()
         self.costs = StepCosts()
         self._model_drafts = None if draft_model is None else ModelDrafts(draft_model, self.rates, self.costs)
-        self.draft_seconds = 0.0  # that the draft model took in the last plan
+        self.draft_seconds = 0.0  # time of the draft model in the last plan
         names = [drafter.name for drafter in drafters]
         if draft_model is not None:
             names.append(MODEL_DRAFTER)

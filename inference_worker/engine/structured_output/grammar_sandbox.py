@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ _ANSWER_SECONDS = 20.0  # also on a busy machine
 _TRIAL_MASKS = 20
 _MAX_ERROR_LENGTH = 2000  # characters; a pipe accepts them in one write
 _SMALL = '{"grammars": [{"json_schema": {"type": "object"}}]}'
-_TOO_COMPLEX = "it takes too much time or memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +56,10 @@ class SandboxResult:
 
     error: str | None  # None: the grammar compiles
     size: int = 0  # approximate bytes of the compiled grammar
+    is_too_complex: bool = False
+
+
+_TOO_COMPLEX = SandboxResult("it takes too much time or memory", is_too_complex=True)
 
 
 def compile_grammar(tokenizer: LLTokenizer, text: str) -> LLMatcher:
@@ -75,14 +78,24 @@ def compile_grammar(tokenizer: LLTokenizer, text: str) -> LLMatcher:
 
 
 class GrammarSandbox:
-    """The client of the sandbox process, which is started on demand and after a crash. Not thread-safe."""
+    """The client of the sandbox process, which is started on demand and after a crash. Thread-safe.
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    Args:
+        vocabulary: returns the model data that the process needs.
+    """
+
+    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
         self._vocabulary = vocabulary
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
+        self._trial = threading.Lock()
 
     def try_out(self, text: str) -> SandboxResult:
-        """Return the result of compiling `text`."""
+        """Return the result of compiling `text`. After `close`, nothing compiles."""
+        with self._trial:
+            return _TOO_COMPLEX if self._is_closed else self._compile(text)
+
+    def _compile(self, text: str) -> SandboxResult:
         process = self._process
         if process is None or process.poll() is not None:
             process = self._process = self._start()
@@ -95,18 +108,25 @@ class GrammarSandbox:
             answer = None
         finally:
             alarm.cancel()
-        return SandboxResult(_TOO_COMPLEX) if answer is None else SandboxResult(**answer)
+        return _TOO_COMPLEX if answer is None else SandboxResult(**answer)
 
     def close(self) -> None:
+        """Stop the process permanently. A trial that another thread has started ends with it."""
+        self._is_closed = True
         if self._process is not None:
             self._process.kill()
-            self._process.communicate()
+        with self._trial:  # for _ANSWER_SECONDS at most, if the trial has just started a process
+            if self._process is not None:
+                self._process.kill()
+                self._process.communicate()
+                self._process = None
 
     def _start(self) -> subprocess.Popen[bytes]:
+        vocabulary = asdict(self._vocabulary())
         command = [sys.executable, "-m", "inference_worker.engine.structured_output.grammar_sandbox"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 - our own
         with contextlib.suppress(OSError):  # the process has ended: the next read reports it
-            _write(process.stdin, asdict(self._vocabulary))
+            _write(process.stdin, vocabulary)
         return process
 
 
@@ -120,9 +140,7 @@ def main() -> None:
     while (text := _read(sys.stdin.buffer)) is not None:
         trial = _try_apart(tokenizer, text)
         size = max(0, trial.size - base)
-        _write(
-            sys.stdout.buffer, asdict(SandboxResult(trial.error if size <= MAX_GRAMMAR_BYTES else _TOO_COMPLEX, size))
-        )
+        _write(sys.stdout.buffer, asdict(replace(trial if size <= MAX_GRAMMAR_BYTES else _TOO_COMPLEX, size=size)))
 
 
 def _try_apart(tokenizer: LLTokenizer, text: str) -> SandboxResult:
@@ -146,7 +164,8 @@ def _try_apart(tokenizer: LLTokenizer, text: str) -> SandboxResult:
     with os.fdopen(reader, "rb") as pipe:
         error = pipe.read().decode()
     _, status, usage = os.wait4(pid, 0)
-    return SandboxResult(_TOO_COMPLEX if status else error or None, usage.ru_maxrss << 10)
+    size = usage.ru_maxrss << 10
+    return replace(_TOO_COMPLEX, size=size) if status else SandboxResult(error or None, size)
 
 
 def _try(tokenizer: LLTokenizer, text: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -38,10 +37,6 @@ _MAX_MESSAGE_LENGTH = 300
 _GRACE_SECONDS, _TOKEN_SECONDS = 0.25, 0.002  # CPU time of an output: initially, and for each token
 _MAX_THREADS, _THREAD_ROWS = 8, 4  # threads that fill masks, and the rows that justify another thread
 _LOOSE_SECONDS = 2.0  # to find the unenforceable tools
-_LACKING = re.compile(
-    r"not supported|unimplemented|unknown format|not disjoint|unsatisfiable|registry|too (much|large|big)",
-    re.IGNORECASE,
-)
 
 Masks = npt.NDArray[np.uint8]
 
@@ -152,6 +147,7 @@ class GrammarCompiler:
         self._model = tokenizer, vocab_size
         self._cache: TenantCache[StructuredSpec, Grammar | RequestRejected] = TenantCache(CACHE, TENANT_CACHE)
         self._compiling = threading.Lock()
+        self._sandbox = GrammarSandbox(lambda: self._vocabulary)
 
     def start(self, tenant: str, spec: StructuredSpec) -> Grammar:
         """Return a grammar at its start, for one output. It is compiled unless the tenant's cache has it.
@@ -175,9 +171,8 @@ class GrammarCompiler:
         return self._cache.get(tenant, spec) is not None
 
     def close(self) -> None:
-        """Stop the sandbox process, if it runs."""
-        if "_probe" in self.__dict__:
-            self._sandbox.close()
+        """Stop the sandbox process, if it runs. A compilation in another thread starts none after that."""
+        self._sandbox.close()
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
@@ -185,10 +180,6 @@ class GrammarCompiler:
         if tokenizer is None:
             raise RequestRejected("unsupported_schema", "this engine has no tokenizer")
         return Vocabulary(tokenizer.to_json(), max(vocab_size, tokenizer.vocab_size), tokenizer.eos_token_ids)
-
-    @cached_property
-    def _sandbox(self) -> GrammarSandbox:
-        return GrammarSandbox(self._vocabulary)
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
@@ -214,7 +205,7 @@ class GrammarCompiler:
             message = "this worker does not support structured output: llguidance is not installed"
             raise RequestRejected("unsupported_schema", message, spec.param) from None
         if matcher.is_error():
-            raise _rejected(matcher.get_error(), spec)
+            raise _make_rejection(matcher.get_error(), spec)
         return Grammar(matcher, self._vocabulary.size), size
 
     def _try_out(self, spec: StructuredSpec) -> tuple[str, int]:
@@ -234,7 +225,7 @@ class GrammarCompiler:
     def _check(self, spec: StructuredSpec, text: str) -> tuple[str, int]:
         trial = self._sandbox.try_out(text)
         if trial.error is not None:
-            raise _rejected(trial.error, spec)
+            raise _make_rejection(trial.error, spec, is_too_complex=trial.is_too_complex)
         return text, trial.size
 
     def _unenforceable_tools(self, spec: StructuredSpec) -> list[str]:
@@ -246,14 +237,15 @@ class GrammarCompiler:
                     self._check(alone, grammar_text(alone, token_of=self._token_of))
                     continue
             except RequestRejected as exc:
-                if strict or exc.code != "unsupported_schema":
+                if strict:
                     raise RequestRejected(exc.code, f"tool {name}: {exc.message}", exc.param) from None
             unenforceable.append(name)
         return unenforceable
 
 
-def _rejected(error: str, spec: StructuredSpec) -> RequestRejected:
-    code = "unsupported_schema" if _LACKING.search(error) else "invalid_schema"
+def _make_rejection(error: str, spec: StructuredSpec, *, is_too_complex: bool = False) -> RequestRejected:
+    is_malformed = spec.constraint_type in ("regex", "grammar") and not is_too_complex
+    code = "invalid_schema" if is_malformed else "unsupported_schema"
     subject = {"regex": "pattern", "grammar": "grammar", "tools": "tools' schemas"}.get(spec.constraint_type, "schema")
     return RequestRejected(code, f"the {subject} cannot be enforced: {_tidy(error)}", spec.param)
 

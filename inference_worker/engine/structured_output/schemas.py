@@ -7,18 +7,12 @@ schema.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from inference_worker.contract.request import RequestRejected
-from inference_worker.contract.schema_keywords import LISTED, MAX_SCHEMA_DEPTH, NAMED, SINGLE, is_unenforceable
+from inference_worker.contract.schema_loosening import LISTED, NAMED, SINGLE, Schema, loosen
 
 MAX_SCHEMA_BYTES = 256 << 10
-
-Schema = dict[str, Any]
-
-_V1 = "https://json-schema.org/v1"
-_DRAFT_2020 = "https://json-schema.org/draft/2020-12/schema"
 
 # A blank, or a line break with indentation. It is bounded, so that a weak model cannot write blanks until max_tokens.
 _OPTIONS = {"whitespace_pattern": " |\n[ \t]{0,32}"}
@@ -59,53 +53,26 @@ def enforceable(schema: Schema, param: str) -> Schema:
     Raises:
         RequestRejected: `unsupported_schema` with the keyword and its place, or `invalid_schema`.
     """
-    rewritten = {**_rewritten(schema, "#", 0, param), "x-guidance": _OPTIONS}
-    if str(rewritten.get("$schema", "")).rstrip("#") == _V1:  # its additions to 2020-12 are rejected below
-        rewritten["$schema"] = _DRAFT_2020
-    return rewritten
+    loosened = loosen(schema)
+    for removed in loosened.removed:
+        code = "invalid_schema" if removed.is_malformed else "unsupported_schema"
+        raise RequestRejected(code, removed.message, param)
+    return {**_add_format_rules(loosened.schema), "x-guidance": _OPTIONS}
 
 
-def _rewritten(schema: Any, pointer: str, depth: int, param: str) -> Any:
+def _add_format_rules(schema: Any) -> Any:
     if not isinstance(schema, dict):
-        return schema  # true or false; the grammar library rejects anything else
-    if depth > MAX_SCHEMA_DEPTH:
-        message = f"the schema is nested more than {MAX_SCHEMA_DEPTH} deep"
-        raise RequestRejected("unsupported_schema", message, param)
-    for keyword in _refused(schema, depth):
-        raise RequestRejected("unsupported_schema", f"{keyword} (at {pointer}) is not supported", param)
-    rewritten = dict(schema)
-    for keyword in SINGLE:
-        if isinstance(schema.get(keyword), dict):
-            rewritten[keyword] = _rewritten(schema[keyword], f"{pointer}/{keyword}", depth + 1, param)
-    for keyword in NAMED:
-        if isinstance(schema.get(keyword), dict):
-            rewritten[keyword] = {
-                name: _rewritten(value, f"{pointer}/{keyword}/{name}", depth + 1, param)
-                for name, value in schema[keyword].items()
-            }
-    for keyword in LISTED:
-        if isinstance(schema.get(keyword), list):
-            rewritten[keyword] = [
-                _rewritten(value, f"{pointer}/{keyword}/{i}", depth + 1, param)
-                for i, value in enumerate(schema[keyword])
-            ]
+        return schema
+    completed = dict(schema)
+    for keyword in SINGLE & schema.keys():
+        completed[keyword] = _add_format_rules(schema[keyword])
+    for keyword in NAMED & schema.keys():
+        completed[keyword] = {name: _add_format_rules(part) for name, part in schema[keyword].items()}
+    for keyword in LISTED & schema.keys():
+        completed[keyword] = [_add_format_rules(part) for part in schema[keyword]]
     if (more := _FORMATS.get(str(schema.get("format")))) is not None:
-        rewritten["allOf"] = [*rewritten.get("allOf", ()), *more]
-    return rewritten
-
-
-def _refused(schema: Schema, depth: int) -> Iterator[str]:
-    for keyword in schema:
-        if is_unenforceable(keyword, schema[keyword]):
-            yield keyword
-    if depth and ("$id" in schema or "id" in schema):
-        yield "$id below the top"
-    if "x-guidance" in schema:
-        yield "x-guidance"
-    least = schema.get("minProperties", 0)
-    # Names that no keyword lists could occur twice, and count once.
-    if isinstance(least, int) and least > max(1, len(schema.get("required", ()))):
-        yield "minProperties beyond 1 and the number of required properties"
+        completed["allOf"] = [*completed.get("allOf", ()), *more]
+    return completed
 
 
 def _no_constant(name: str) -> None:

@@ -1,4 +1,8 @@
-"""The grammar of tool calls in each format of `TOOL_FORMATS`. Does not import torch."""
+"""The grammar of tool calls in each format of `TOOL_FORMATS`. Does not import torch.
+
+Calls have the exact text that the model has learned. After other white space, for example between marks, a model may
+repeat the call instead of ending its answer.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ from typing import Any
 from inference_worker.contract.output_formats import HERMES, MARK_TOKENS, TOOL_FORMATS, CallTags, ToolFormat
 from inference_worker.contract.request import RequestRejected
 from inference_worker.contract.schema_keywords import resolve, value_types
-from inference_worker.engine.structured_output.schemas import Schema, enforceable
+from inference_worker.contract.schema_loosening import Schema
+from inference_worker.engine.structured_output.schemas import enforceable
 
 ANY_OBJECT: Schema = {"type": "object"}
 TokenOf = Callable[[str], int | None]  # the id of a mark that is one token; None: the mark is text
@@ -18,9 +23,9 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TAG_KEY = re.compile(r"[^<>\s]{1,128}")
 _MARK = re.compile("(" + "|".join(map(re.escape, sorted(MARK_TOKENS, key=len, reverse=True))) + ")")
 _QUOTE = '<|"|>'  # around Gemma's strings
+_SPACE = '" "?'
 _ANNOTATIONS = frozenset({"type", "description", "title", "default", "examples"})  # they do not constrain a value
 _COMMON = r"""
-WS: / |\n {0,8}/
 TEXT: /(?s:.*)/
 NAME: /[A-Za-z_][A-Za-z0-9_]*/
 """
@@ -85,8 +90,8 @@ class _ToolRules:
         if self._form.tags is not None:
             before, after = self._form.tags.name
             arguments = self._tagged_arguments(rule, self._form.tags, schema)
-            end = f" {self._marked(self._form.tags.end)}" if self._form.tags.end else ""
-            self._rules.append(f"{rule}: {self._marked(before + name + after)} {arguments}{end}")
+            end = f" {self._make_text_rule(self._form.tags.end)}" if self._form.tags.end else ""
+            self._rules.append(f"{rule}: {self._make_text_rule(before + name + after)} {arguments}{end}")
         elif syntax == "python":
             arguments = self._python_arguments(rule, schema)
             self._rules.append(f'{rule}: {literal} "(" {arguments} ")"')
@@ -100,25 +105,27 @@ class _ToolRules:
                 self._rules.append(f"{rule}: {literal} {self._mark(self._form.separator)} {arguments}")
             else:
                 key = json.dumps(f'"{self._form.arguments_key}"')
-                self._rules.append(f'{rule}: {json.dumps(literal)} WS? "," WS? {key} WS? ":" WS? {arguments}')
+                self._rules.append(f'{rule}: {json.dumps(literal)} "," " " {key} ":" " " {arguments}')
 
     def text(self, choice: str, answer: Schema | None, *, is_parallel: bool) -> str:
         form, rules = self._form, self._rules
         rules.append("named: " + " | ".join(self._calls))
         opening = self._mark(form.opening) if form.opening else ""
-        closing = f" WS? {self._mark(form.closing)}" if form.closing else ""
+        closing = self._mark(form.closing) if form.closing else ""
+        padding = json.dumps(form.padding) if form.padding else ""
         call = "named"
         if form.syntax in ("json", "json_list"):
-            rules.append(r'object: "{" WS? "\"name\"" WS? ":" WS? named WS? "}"')
+            # Parts as of a schema's JSON, since the grammar library does not split texts that begin alike.
+            rules.append(r'object: "{" "\"name\"" ":" " " named "}"')
             call = "object"
         if form.syntax in ("json_list", "python"):
-            more = f'(WS? "," WS? {call})*' if is_parallel else ""
-            rules.append(f'body: WS? "[" WS? {call} {more} WS? "]"')
+            # Some tokenizers add a space after a mark.
+            more = f'(", " {call})*' if is_parallel else ""
+            rules.append(f'body: {_SPACE if opening else ""} "[" {call} {more} "]"')
             more = ""
         else:
-            rules.append(f"body: {'WS? ' if form.opening and form.syntax == 'json' else ''}{call}{closing}")
-            between = f"WS? {opening}" if form.opening else json.dumps(form.separator)
-            more = f"({between} body)*" if is_parallel else ""
+            rules.append(f"body: {padding} {call} {padding} {closing}")
+            more = self._further_calls(opening) if is_parallel else ""
         calls = f"{opening} body {more}"
         if choice != "auto":
             rules.append(f"start: {calls}")
@@ -133,24 +140,36 @@ class _ToolRules:
             rules += [f"head[lazy]: TEXT {opening}", f"start: TEXT | head body {more}"]
         return "\n".join(rules)
 
+    def _further_calls(self, opening: str) -> str:
+        """Return the rule of the text after a call: a mark that follows directly, or the end."""
+        form = self._form
+        if not form.opening:
+            return f"({json.dumps(form.separator)} body)*"
+        if not form.between:
+            return f"({opening} body)*"
+        # After the text between two calls, a model may still end its answer.
+        between = f"{json.dumps(form.between)}?"
+        return f"({between} {opening} body)* {between}"
+
     def _mark(self, text: str) -> str:
         token = self._token_of(text)
         return json.dumps(text) if token is None else f"<[{token}]>"
 
-    def _marked(self, text: str) -> str:
+    def _make_text_rule(self, text: str) -> str:
         """Return the rule of a text in which marks may be tokens."""
         return " ".join(self._mark(part) for part in _MARK.split(text) if part)
 
     def _python_arguments(self, rule: str, schema: Schema | None) -> str:
         if schema is None or "properties" not in schema:
-            return '(NAME "=" %json {} ("," WS? NAME "=" %json {})*)?'
-        return self._fields(rule, schema, lambda name: json.dumps(f"{name}="), self._python_value)
+            return '(NAME "=" %json {} (", " NAME "=" %json {})*)?'
+        return self._fields(rule, schema, lambda name: json.dumps(f"{name}="), self._python_value, '", "')
 
     def _gemma_object(self, rule: str, schema: Schema) -> str:
         if "properties" not in schema:
             self._require_only(schema, "additionalProperties")
             return "any_object"
-        return '"{" ' + self._fields(rule, schema, lambda name: json.dumps(f"{name}:"), self._gemma_value) + ' "}"'
+        fields = self._fields(rule, schema, lambda name: json.dumps(f"{name}:"), self._gemma_value, '","')
+        return f'"{{" {fields} "}}"'
 
     def _fields(
         self,
@@ -158,7 +177,7 @@ class _ToolRules:
         schema: Schema,
         key: Callable[[str], str],
         value: Callable[[str, Schema], str],
-        separator: str = '"," WS? ',
+        separator: str,
         names_pattern: re.Pattern[str] = _IDENTIFIER,
     ) -> str:
         """Return the rule of an object's properties in their order, without braces."""
@@ -167,11 +186,11 @@ class _ToolRules:
         required = schema.get("required", ())
         names = list(schema["properties"])
         if not set(required) <= set(names):
-            raise self._unsupported("a required property without a schema")
+            raise self._make_rejection("a required property without a schema")
         self._rules.append(f'{rule}_first_{len(names)}: ""\n{rule}_rest_{len(names)}: ""')
         for number, name in enumerate(names):
             if not names_pattern.fullmatch(name):
-                raise self._unsupported(f"the property name {name[:64]!r}")
+                raise self._make_rejection(f"the property name {name[:64]!r}")
             found = schema["properties"][name]
             item = value(f"{rule}_{number}", {**found, **definitions} if isinstance(found, dict) else {})
             self._rules.append(f"{rule}_arg_{number}: {key(name)} {item}")
@@ -179,17 +198,17 @@ class _ToolRules:
             with_it = f"{rule}_arg_{number} {rest}"
             skipped = ("", "") if name in required else (f" | {first}", f" | {rest}")
             self._rules.append(f"{rule}_first_{number}: {with_it}{skipped[0]}")
-            self._rules.append(f"{rule}_rest_{number}: {separator}{with_it}{skipped[1]}")
+            self._rules.append(f"{rule}_rest_{number}: {separator} {with_it}{skipped[1]}")
         return f"{rule}_first_0"
 
     def _tagged_arguments(self, rule: str, tags: CallTags, schema: Schema | None) -> str:
         def key(name: str) -> str:
-            return self._marked(tags.key[0] + name + tags.key[1] + tags.value[0])
+            return self._make_text_rule(tags.key[0] + name + tags.key[1] + tags.value[0])
 
         if schema is None or "properties" not in schema:
             if schema is not None:
                 self._require_only(schema, "additionalProperties")
-            before, after = self._marked(tags.key[0]), self._marked(tags.key[1] + tags.value[0])
+            before, after = self._make_text_rule(tags.key[0]), self._make_text_rule(tags.key[1] + tags.value[0])
             return f"({before} NAME {after} string)*"
         return self._fields(rule, schema, key, self._tagged_value, "", _TAG_KEY)
 
@@ -200,7 +219,7 @@ class _ToolRules:
         types = value_types(found, definitions)
         tags = self._form.tags
         assert tags is not None  # noqa: S101  (checked by the caller)
-        end = self._marked(tags.value[1])
+        end = self._make_text_rule(tags.value[1])
         if types == {"boolean"} and "enum" not in found and "const" not in found:
             return f'("True" | "False" | "true" | "false") {end}'
         if types and "string" not in types:
@@ -247,8 +266,8 @@ class _ToolRules:
             RequestRejected: `unsupported_schema` that names the keyword.
         """
         for keyword in schema.keys() - _ANNOTATIONS - set(keywords):
-            raise self._unsupported(keyword)
+            raise self._make_rejection(keyword)
 
-    def _unsupported(self, subject: str) -> RequestRejected:
+    def _make_rejection(self, subject: str) -> RequestRejected:
         message = f"{subject} is not supported for calls in the format {self._form.name}"
         return RequestRejected("unsupported_schema", message, self._param)

@@ -84,7 +84,7 @@ class EngineMetrics:
         self.prompt_tokens = self.cached_tokens = self.output_tokens = self.forced_tokens = 0
         self.schedule_seconds = self.forward_seconds = self.output_seconds = 0.0
 
-    def arrived(self, group: RequestGroup, now: float) -> None:
+    def record_arrival(self, group: RequestGroup, now: float) -> None:
         """Record the arrival of a request, at its arrival time or now."""
         arrival = group.request.arrival
         group.arrived_at = arrival if 0 < arrival < now else now
@@ -105,7 +105,7 @@ class EngineMetrics:
         timeline.gaps += count - 1
         self._gaps += [0.0] * (count - 1)
 
-    def scheduled(self, batch: SchedulerOutput) -> BatchShape:
+    def record_schedule(self, batch: SchedulerOutput) -> BatchShape:
         """Return the costs of the next step's batch, for `step`."""
         if batch.started:
             self._count_started(batch)
@@ -131,7 +131,7 @@ class EngineMetrics:
         self._recent_bytes += moved
         self._recent.append(_RecentStep(seconds.forward, flops, moved))
 
-    def finished(self, group: RequestGroup, output: RequestOutput, now: float) -> None:
+    def record_end(self, group: RequestGroup, output: RequestOutput, now: float) -> None:
         """Record the end of a request with its last output."""
         usage, begun, first = group.usage(), group.scheduled_at, group.first_token_at
         if output.error is None:

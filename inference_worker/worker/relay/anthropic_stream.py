@@ -6,30 +6,10 @@ from typing import Any
 
 import msgspec
 
-from inference_worker.contract.request import FinishReason, RequestOutput, TokenCounts, ToolCallDelta
-from inference_worker.contract.upstreams import UpstreamRequest
-from inference_worker.worker.relay.decoders import MAX_CALLS, Count, StreamDecoder, read_usage
-from inference_worker.worker.relay.failures import broken, error_event
-
-_REASONS: dict[str, FinishReason] = {
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "refusal": "content_filter",
-}
-
-
-class _Writes(msgspec.Struct):
-    ephemeral_5m_input_tokens: Count | None = None
-    ephemeral_1h_input_tokens: Count | None = None
-
-
-class _Usage(msgspec.Struct):
-    input_tokens: Count | None = None
-    output_tokens: Count | None = None
-    cache_creation_input_tokens: Count | None = None
-    cache_read_input_tokens: Count | None = None
-    cache_creation: _Writes | None = None
-    output_tokens_details: dict[str, Any] | None = None
+from inference_worker.contract.request import RequestOutput, TokenCounts, ToolCallDelta
+from inference_worker.contract.upstreams import UpstreamRequest, UsageSource
+from inference_worker.worker.relay.decoders import MAX_CALLS, StreamDecoder, merge_counts, read_object, read_part
+from inference_worker.worker.relay.failures import error_event, make_upstream_failure
 
 
 class _Message(msgspec.Struct):
@@ -64,8 +44,13 @@ class _Event(msgspec.Struct):
     error: Any = None
 
 
+_COUNTS = frozenset(
+    {
+        "input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens",
+        "ephemeral_1h_input_tokens", "thinking_tokens",
+    }
+)  # fmt: skip
 _decode_event = msgspec.json.Decoder(_Event).decode
-_decode_usage = msgspec.json.Decoder(_Usage | None).decode
 
 
 class AnthropicDecoder(StreamDecoder):
@@ -74,62 +59,66 @@ class AnthropicDecoder(StreamDecoder):
     def __init__(self, engine_id: str, request: UpstreamRequest, answers: int, max_tokens: int) -> None:
         super().__init__(engine_id, request, answers, max_tokens)
         self._calls: dict[int, int] = {}  # index of a content block -> number of its call
-        self._prompt: TokenCounts | None = None
-        self._reported = _Usage()  # the newest of each count
-        self._output: int | None = None  # the final number of output tokens
+        self._reported: dict[str, int] = {}  # counts of the upstream
+        self._is_final = False  # whether the number of output tokens is the final one
 
     def decode(self, data: bytes) -> list[RequestOutput]:
         try:
             event = _decode_event(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise broken("The model's provider sent a malformed event.") from None
+            raise make_upstream_failure("The model's provider sent a malformed event.") from None
         delta = event.delta or _Delta()
         match event.type:
             case "error":
                 raise error_event(event.error)
             case "message_start" if event.message is not None:
-                self._start(read_usage(event.message.usage, _decode_usage))
+                self._note_usage(event.message.usage, is_final=False)
             case "content_block_start" if event.content_block is not None:
                 return self._start_block(event.index, event.content_block)
             case "content_block_delta":
                 return self._add(event.index, delta)
             case "message_delta":
-                self._note_usage(read_usage(event.usage, _decode_usage))
+                self._note_usage(event.usage, is_final=True)
                 if delta.stop_reason is not None:
-                    self._reasons[0] = _REASONS.get(delta.stop_reason, "stop"), delta.stop_sequence
+                    self._note_finish(0, delta.stop_reason, delta.stop_sequence)
             case "message_stop":
                 self.is_complete = True
         return []
 
-    def usage(self) -> tuple[TokenCounts, Any]:
-        if self._prompt is not None and self._output is not None:
-            return self._prompt + TokenCounts(output=self._output), "upstream"
-        prompt = self._prompt or TokenCounts(uncached=self._estimated_prompt)
-        return prompt + TokenCounts(output=self._estimated_output()), "estimated"
+    def usage(self) -> tuple[TokenCounts, UsageSource]:
+        prompt = self._prompt()
+        output = self._reported.get("output_tokens", 0) if self._is_final else 0
+        if prompt is None or not output:
+            prompt = prompt or TokenCounts(uncached=self._estimated_prompt)
+            return prompt + TokenCounts(output=output or self._estimated_output()), "estimated"
+        return prompt + TokenCounts(output=output), "upstream"
 
-    def _start(self, usage: _Usage | None) -> None:
-        if usage is not None and usage.input_tokens is not None:
-            self._reported = usage
-            self._prompt = self._new_prompt = _prompt_counts(usage)
+    def _prompt(self) -> TokenCounts | None:
+        """Return the reported tokens of the prompt; None if there are none."""
+        names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+        if not any(self._reported.get(name) for name in names):
+            return None
+        uncached, read, written = (self._reported.get(name, 0) for name in names)
+        hour = self._reported.get("ephemeral_1h_input_tokens", 0)
+        return TokenCounts(uncached, read, max(0, written - hour), hour)
 
-    def _note_usage(self, usage: _Usage | None) -> None:
-        if usage is None:
-            return
-        if usage.input_tokens is not None and (self._prompt is None or usage.input_tokens):
-            # The totals, if a server repeats them. It may omit how the cache writes are divided.
-            newest = {name: value for name, value in msgspec.structs.asdict(usage).items() if value is not None}
-            self._reported = msgspec.structs.replace(self._reported, **newest)
-            self._prompt = _prompt_counts(self._reported)
-        if usage.output_tokens is not None:
-            self._output = usage.output_tokens
-        thinking = (usage.output_tokens_details or {}).get("thinking_tokens")
-        if isinstance(thinking, int) and thinking >= 0:
-            self._reasoning_tokens = thinking
+    def _note_usage(self, raw: msgspec.Raw, *, is_final: bool) -> None:
+        """Record the newest of each count. A server that repeats the totals may omit how cache writes are divided."""
+        usage = read_object(raw)
+        before = self._prompt()
+        counts = {**usage, **read_part(usage, "cache_creation"), **read_part(usage, "output_tokens_details")}
+        if not is_final:
+            counts.pop("output_tokens", None)  # those of the first event
+        merge_counts(self._reported, {name: value for name, value in counts.items() if name in _COUNTS})
+        if before is None:
+            self._new_prompt = self._prompt()
+        self._is_final = self._is_final or (is_final and "output_tokens" in self._reported)
+        self._reasoning_tokens = self._reported.get("thinking_tokens", 0)
 
     def _start_block(self, index: int, block: _Block) -> list[RequestOutput]:
         if block.type == "tool_use":
             if not block.name or len(self._calls) == MAX_CALLS:
-                raise broken("The model's provider sent a malformed tool call.")
+                raise make_upstream_failure("The model's provider sent a malformed tool call.")
             number = self._calls[index] = len(self._calls)
             arguments = msgspec.json.encode(block.input).decode() if block.input else ""
             return [self._emit(calls=[ToolCallDelta(number, block.name, arguments)])]
@@ -149,10 +138,3 @@ class AnthropicDecoder(StreamDecoder):
 
     def _emit(self, text: str = "", reasoning: str = "", calls: list[ToolCallDelta] | None = None) -> RequestOutput:
         return self._content(0, text, reasoning, calls)
-
-
-def _prompt_counts(usage: _Usage) -> TokenCounts:
-    writes = usage.cache_creation or _Writes()
-    hour = writes.ephemeral_1h_input_tokens or 0
-    minutes = (usage.cache_creation_input_tokens or 0) - hour
-    return TokenCounts(usage.input_tokens or 0, usage.cache_read_input_tokens or 0, max(0, minutes), hour)

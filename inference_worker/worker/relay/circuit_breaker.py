@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from inference_worker.worker.relay.failures import UpstreamFailed, overloaded, requester_paused
+from inference_worker.worker.relay.failures import UpstreamFailed, make_overload_failure, requester_paused
 
 MAX_FAILURES = 5  # in a row, before requests are rejected
 FIRST_OPEN_SECONDS = 2.0  # doubles with each failed probe
@@ -107,12 +107,12 @@ class CircuitBreaker:
         now = self._clock()
         self._forget(now)
         if (pause := self._resumes_at.get(credential, now) - now) > 0:
-            raise overloaded(pause)
+            raise make_overload_failure(pause)
         own = self._requesters.get(requester)
         if own is not None and (pause := own.pause(now)) > 0:
             raise requester_paused(pause, is_credential=requester.own_credential is not None)
         if (pause := self._shared.pause(now, 0.0 if own is None else HEAD_START_SECONDS)) > 0:
-            raise overloaded(pause)
+            raise make_overload_failure(pause)
         attempt = UpstreamAttempt(requester, credential)
         for circuit in (own, self._shared):
             if circuit is not None and circuit.is_open:

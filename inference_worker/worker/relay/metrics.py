@@ -28,7 +28,7 @@ class RelayMetrics:
             Histogram(family.buckets) for family in families.HISTOGRAMS if family.name in (families.TTFT, families.E2E)
         )
 
-    def ended(self, live: ActiveJob, outcome: Outcome) -> None:
+    def record_end(self, live: ActiveJob, outcome: Outcome) -> None:
         """Count an execution that has ended."""
         if isinstance(outcome, Requeued):
             return

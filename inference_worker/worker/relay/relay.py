@@ -36,7 +36,12 @@ from inference_worker.worker.relay.connections import (
     UpstreamUnreachable,
 )
 from inference_worker.worker.relay.decoders import StreamDecoder
-from inference_worker.worker.relay.failures import UpstreamFailed, broken, overloaded, response_failure
+from inference_worker.worker.relay.failures import (
+    UpstreamFailed,
+    make_overload_failure,
+    make_upstream_failure,
+    response_failure,
+)
 from inference_worker.worker.relay.metrics import RelayMetrics
 from inference_worker.worker.relay.openai_stream import OpenAIDecoder, decode_vectors
 from inference_worker.worker.relay.rate_limit_headers import reported_limits
@@ -211,15 +216,15 @@ class Relay:
             outcome = self._early_outcome(run)
         except TimeoutError:
             late = UpstreamFailed("timeout", "The model's provider did not answer in time.")
-            outcome = self._failed(run, overloaded() if run.is_held_back else late)
+            outcome = self._fail(run, make_overload_failure() if run.is_held_back else late)
         except UpstreamFailed as exc:
-            outcome = self._failed(run, exc)
+            outcome = self._fail(run, exc)
         except Exception:
             log.exception("relay_failed", **live.job.billing_context.log_fields())
-            outcome = self._failed(run, UpstreamFailed("internal_error", "The relay failed. Send the request again."))
+            outcome = self._fail(run, UpstreamFailed("internal_error", "The relay failed. Send the request again."))
         self._send(run, outcome)
 
-    def _failed(self, run: _Run, failure: UpstreamFailed) -> RequestError:
+    def _fail(self, run: _Run, failure: UpstreamFailed) -> RequestError:
         usage, source = (TokenCounts(), "engine") if run.decoder is None else run.decoder.usage()
         error = RequestError(failure.code, failure.message, failure.param, failure.retry_after, usage, source)  # type: ignore[arg-type]
         fields = run.live.job.billing_context.log_fields()
@@ -244,7 +249,7 @@ class Relay:
                 return
             except ConnectionLost as exc:
                 if not exc.is_stale:
-                    raise broken("The connection to the model's provider was lost.") from exc
+                    raise make_upstream_failure("The connection to the model's provider was lost.") from exc
                 is_new = True  # the server had closed it, so it did not receive the request
             except UpstreamFailed as exc:
                 if run.decoder is not None or not exc.is_capacity or not run.request.waits_for_capacity:
@@ -273,11 +278,11 @@ class Relay:
             await self._try(run, request, entry, is_new=is_new)
             self.breaker.note_success(attempt)
         except UpstreamUnreachable as exc:
-            failure = broken("The model's provider cannot be reached.", is_unreachable=True)
+            failure = make_upstream_failure("The model's provider cannot be reached.", is_unreachable=True)
             self._note_failure(attempt, failure)
             raise failure from exc
         except ConnectionLost as exc:
-            self._note_failure(attempt, None if exc.is_stale else broken("The connection was lost."))
+            self._note_failure(attempt, None if exc.is_stale else make_upstream_failure("The connection was lost."))
             raise
         except UpstreamFailed as exc:
             self._note_failure(attempt, exc)
@@ -285,7 +290,7 @@ class Relay:
         except BaseException:
             is_late = time.time() > run.live.job.deadline - DEADLINE_SECONDS
             is_silent = run.live.first_token_at is None and time.monotonic() - sent_at >= SILENT_SECONDS
-            late = broken("The model's provider did not answer.") if is_late and is_silent else None
+            late = make_upstream_failure("The model's provider did not answer.") if is_late and is_silent else None
             self._note_failure(attempt, late)
             raise
 
@@ -314,7 +319,7 @@ class Relay:
         tokens, is_shared = run.request.estimated_tokens, not run.live.job.is_tenant_credential
         found = await self._limits.enter(credential, most, tokens, deadline, is_shared=is_shared)
         if isinstance(found, Wait):
-            raise overloaded(found.seconds)
+            raise make_overload_failure(found.seconds)
         run.is_held_back = False
         try:
             yield found
@@ -360,7 +365,7 @@ class Relay:
         async for chunk in chunks:
             size += len(chunk)
             if size > MAX_RESPONSE_BYTES:
-                raise broken("The model's provider sent a response that is too large.")
+                raise make_upstream_failure("The model's provider sent a response that is too large.")
             self._decode(run, decoder, parser.feed(chunk))
             if decoder.is_complete:
                 break
@@ -390,7 +395,7 @@ class Relay:
                 live.first_token_at = time.monotonic()
         if is_last(outcome):
             del self._live[live.engine_id]
-            self._metrics.ended(live, outcome)
+            self._metrics.record_end(live, outcome)
         self._outbox.append((live, outcome))
         if not self._flush_scheduled:
             self._flush_scheduled = True
@@ -422,7 +427,7 @@ async def _read(connection: UpstreamConnection, max_bytes: int) -> bytes:
     async for chunk in connection.chunks():
         body += chunk
         if len(body) > max_bytes:
-            raise broken("The model's provider sent a response that is too large.")
+            raise make_upstream_failure("The model's provider sent a response that is too large.")
     return bytes(body)
 
 

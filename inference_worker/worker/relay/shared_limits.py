@@ -20,12 +20,14 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import redis.asyncio
 import structlog
 from redis.exceptions import NoScriptError, RedisError
 
+from inference_worker.contract.script_files import read_script
 from inference_worker.contract.upstream_limits import (
     LEASE_MS,
     MAX_RESET_SECONDS,
@@ -47,108 +49,11 @@ COLLECT_SECONDS = 0.02  # for changes whose replies no request waits for
 MAX_RENEWALS = 1000  # leases in one call
 MAX_STATES = 1000  # credentials whose state is in memory
 
-_NOW = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local function text(number) return string.format('%.17g', number) end
-local function load(key)
-    local fields, state = redis.call('HGETALL', key), {}
-    for i = 1, #fields, 2 do state[fields[i]] = tonumber(fields[i + 1]) end
-    return state
-end
-"""
-
-# KEYS limits, leases; ARGV tokens of the request, lease, concurrency limit or '', duration of a lease, longest
-# pause after a request that a bucket demands. Returns the milliseconds to wait and the reason, or 0 and the
-# numbers of requests and tokens that were sent before; then 1 if at least half of each limit is left. Only if nothing
-# is to be waited for, the buckets are reduced and the lease is taken.
-ENTER = (
-    _NOW
-    + f"""
-local state, wait, reason, is_ample = load(KEYS[1]), 0, '', 1
-local function delay(ms, why)
-    if ms > wait then wait, reason = ms, why end
-end
-if state.resumes_at then delay(state.resumes_at - now, 'retry_after') end
-local changes = {{}}
-for i, name in ipairs({{'requests', 'tokens'}}) do
-    local limit = state[name .. '_limit']
-    if limit then
-        local rate = state[name .. '_rate']
-        local left = math.min(limit, state[name .. '_left'] + rate * math.max(0, now - state[name .. '_at']))
-        local amount = math.min(i == 1 and 1 or tonumber(ARGV[1]), limit)
-        local longest = state[name .. '_at'] + ARGV[5] - now
-        if left < amount then delay(math.min(math.max(1, math.ceil((amount - left) / rate)), longest), name) end
-        if left - amount < limit / 2 then is_ample = 0 end
-        for _, item in ipairs({{name .. '_left', text(left - amount), name .. '_at', text(now)}}) do
-            changes[#changes + 1] = item
-        end
-    end
-end
-if ARGV[3] ~= '' then
-    redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', text(now))
-    local is_held = redis.call('ZSCORE', KEYS[2], ARGV[2])
-    if not is_held and redis.call('ZCARD', KEYS[2]) >= tonumber(ARGV[3]) then
-        delay({round(POLL_SECONDS * 1000)}, 'concurrency')
-    end
-end
-if wait > 0 then return {{wait, reason, 0, 0, 0}} end
-if #changes > 0 then redis.call('HSET', KEYS[1], unpack(changes)) end
-local sent, sent_tokens = 0, 0
-if next(state) then
-    sent = redis.call('HINCRBY', KEYS[1], 'sent', 1)
-    sent_tokens = redis.call('HINCRBY', KEYS[1], 'sent_tokens', ARGV[1])
-end
-if ARGV[3] ~= '' then
-    redis.call('ZADD', KEYS[2], text(now + ARGV[4]), ARGV[2])
-    redis.call('PEXPIRE', KEYS[2], ARGV[4] * 2)
-end
-return {{0, '', sent, sent_tokens, is_ample}}
-"""
-)
-
-# KEYS limits; ARGV `sent` and `sent_tokens` of the request that was answered or '' if they are not known yet,
-# milliseconds of retry-after or '', then for each limit its name, limit, remaining and milliseconds until the reset.
-# What was sent after that request is deducted, because the upstream had not counted it.
-LEARN = (
-    _NOW
-    + """
-local state, lasts = load(KEYS[1]), 0
-if ARGV[3] ~= '' then
-    local resumes_at = math.max(state.resumes_at or 0, now + tonumber(ARGV[3]))
-    redis.call('HSET', KEYS[1], 'resumes_at', text(resumes_at))
-end
-lasts = math.max(lasts, (state.resumes_at or now) - now, tonumber(ARGV[3]) or 0)
-for i = 4, #ARGV, 4 do
-    local name, limit, remaining, reset = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]), tonumber(ARGV[i + 3])
-    local is_requests = name == 'requests'
-    local sent = is_requests and state.sent or state.sent_tokens or 0
-    local later = sent - (tonumber(is_requests and ARGV[1] or ARGV[2]) or sent)
-    local left = math.max(-limit, remaining - math.max(0, later))
-    local rate = limit / 60000
-    if remaining < limit and reset > 0 then rate = (limit - remaining) / reset end
-    redis.call('HSET', KEYS[1], name .. '_limit', text(limit), name .. '_left', text(left), name .. '_at', text(now),
-        name .. '_rate', text(rate))
-    lasts = math.max(lasts, reset)
-end
-redis.call('HSETNX', KEYS[1], 'sent', 0)
-redis.call('HSETNX', KEYS[1], 'sent_tokens', 0)
-redis.call('PEXPIRE', KEYS[1], text(math.ceil(lasts) + 60000))
-local found = redis.call('HGETALL', KEYS[1])
-found[#found + 1] = 'now'
-found[#found + 1] = text(now)
-return found
-"""
-)
-
-# KEYS leases; ARGV duration of a lease, leases. A lease that has expired meanwhile is taken again: its request runs.
-RENEW = (
-    _NOW
-    + """
-for i = 2, #ARGV do redis.call('ZADD', KEYS[1], text(now + ARGV[1]), ARGV[i]) end
-redis.call('PEXPIRE', KEYS[1], ARGV[1] * 2)
-"""
-)
+_LUA = Path(__file__).parent / "lua"
+_NOW = read_script(_LUA / "limit_state.lua")
+ENTER = _NOW + read_script(_LUA / "enter.lua", poll_ms=round(POLL_SECONDS * 1000))
+LEARN = _NOW + read_script(_LUA / "learn.lua")
+RENEW = _NOW + read_script(_LUA / "renew_leases.lua")
 # KEYS leases; ARGV lease.
 LEAVE = "redis.call('ZREM', KEYS[1], ARGV[1])"
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from inference_worker.worker.relay.failures import UpstreamFailed, broken
+from inference_worker.worker.relay.failures import UpstreamFailed, make_upstream_failure
 
 MAX_EVENT_BYTES = 8 * 2**20
 
 
 def _too_large() -> UpstreamFailed:
-    return broken("The model's provider sent an event that is too large.")
+    return make_upstream_failure("The model's provider sent an event that is too large.")
 
 
 class EventParser:

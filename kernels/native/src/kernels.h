@@ -34,9 +34,10 @@ struct linear {
     const bf16 *short_scales; /* INT8: the scales, if `scales` is null */
     const float *offsets; /* INT4: [tiles, groups, COLUMNS], subtracted from the weights before the scale is applied; or
                              null */
-    int8_t *codes;        /* INT8: memory for the quantized x, [rows, inputs] */
-    float *row_scales;    /* memory; INT8: the scales of x, and the sums of codes, int32_t, 2 * [rows, groups]; INT4 with
-                             offsets: the sums of x, [rows, groups] */
+    int8_t *codes;        /* memory for the quantized x, [rows, inputs], of 8 bits, or of 16 with INT4; or with BFLOAT16 for x
+                             in float32, if the variant has wide_bytes; or null */
+    float *row_scales;    /* memory for the scales of x, and the sums of codes, int32_t, 2 * [rows, groups]; the groups of
+                             INT4 have 32 inputs here */
     const struct linear *following; /* the product whose weight is read after this one's; or null */
     int64_t rows, inputs, outputs, x_stride, residual_stride, out_stride;
     int64_t activation; /* with a gate, the outputs are gate and up, and the result is activation(gate) * up */
@@ -160,9 +161,24 @@ struct packing {
     int64_t outputs, inputs, gated;
 };
 
+/* Instructions above the base of the architecture, bits of a number. */
+enum feature {
+    AVX2 = 1 << 0, /* with FMA */
+    AVX_VNNI = 1 << 1,
+    AVX512 = 1 << 2, /* F, BW, DQ and VL */
+    AVX512_VNNI = 1 << 3,
+    AVX512_BF16 = 1 << 4,
+    AMX = 1 << 5,
+    DOTPROD = 1 << 6,
+    I8MM = 1 << 7,
+    BF16 = 1 << 8,
+};
+
 /* The operators of one instruction set. */
 struct variant {
     const char *name;
+    unsigned features; /* that it needs */
+    int64_t wide_bytes; /* of each input of a row, in the memory `codes` of a product in bfloat16 */
     void (*linear)(const struct linear *);
     void (*attention)(const struct attention *);
     void (*norm)(const struct norm *);

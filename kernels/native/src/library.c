@@ -9,52 +9,66 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
-/* The variants of this library are named by macros. */
-#if defined(HAVE_GENERIC)
-extern const struct variant generic;
-#endif
-#if defined(HAVE_AVX2)
-extern const struct variant avx2;
-#endif
-#if defined(HAVE_AVX512)
-extern const struct variant avx512;
-#endif
-#if defined(HAVE_AMX)
-extern const struct variant amx;
-#endif
+/* The compiler's command defines VARIANTS as V(…) of each variant of this library, the fastest first. */
+#define V(name) extern const struct variant name;
+VARIANTS
+#undef V
 
 static const struct variant *chosen; /* NULL if this machine can run none */
 
+static inline unsigned bit(unsigned long word, int place)
+{
+    return word >> place & 1;
+}
+
 #if defined(__x86_64__)
 
-struct features {
-    int avx2, avx512, amx;
-};
+#if !defined(READ_XCR0) /* a test emulates the instruction */
+#define READ_XCR0(low) __asm__ volatile("xgetbv" : "=a"(low) : "c"(0) : "edx")
+#endif
 
-static struct features detect(void)
+/* Return the features that the processor has and the system saves. */
+static unsigned detect(void)
 {
-    struct features found = {0};
-    unsigned a, b, c, d, low, high;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 27))) /* the system saves extended registers */
+    unsigned a, b, c, d, low, found = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !bit(c, 27)) /* the system saves extended registers */
         return found;
-    int fma = c >> 12 & 1;
-    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    unsigned fma = bit(c, 12);
+    READ_XCR0(low);
     if ((low & 0x6) != 0x6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d))
         return found;
-    found.avx2 = fma && (b >> 5 & 1);
-    unsigned extended = 0, unused_b, unused_c, unused_d;
+    unsigned more = 0, unused_b, unused_c, unused_d;
     if (a >= 1)
-        __get_cpuid_count(7, 1, &extended, &unused_b, &unused_c, &unused_d);
-    unsigned wanted = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW and VL */
-    found.avx512 = found.avx2 && (low & 0xe6) == 0xe6 && (b & wanted) == wanted && (c >> 11 & 1) &&
-        (extended >> 5 & 1); /* VNNI and bfloat16 */
-    if (found.avx512 && (d >> 24 & 1) && (d >> 22 & 1) && (low & 0x60000) == 0x60000) {
+        __get_cpuid_count(7, 1, &more, &unused_b, &unused_c, &unused_d);
+    if (fma && bit(b, 5))
+        found |= AVX2 | (bit(more, 4) ? AVX_VNNI : 0);
+    if (found && (low & 0xe6) == 0xe6 && bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31)) {
+        found |= AVX512 | (bit(c, 11) ? AVX512_VNNI : 0) | (bit(more, 5) ? AVX512_BF16 : 0);
         enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
-        found.amx = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+        if (bit(d, 24) && bit(d, 22) && (low & 0x60000) == 0x60000 &&
+            syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0)
+            found |= AMX;
     }
     return found;
+}
+
+#elif defined(__aarch64__)
+
+static unsigned detect(void)
+{
+    unsigned long first = getauxval(AT_HWCAP), second = getauxval(AT_HWCAP2); /* older headers do not name the bits */
+    return (bit(first, 20) ? DOTPROD : 0) | (bit(second, 13) ? I8MM : 0) | (bit(second, 14) ? BF16 : 0);
+}
+
+#else
+
+static unsigned detect(void)
+{
+    return 0;
 }
 
 #endif
@@ -62,30 +76,13 @@ static struct features detect(void)
 /* Choose the variant `name`, or the fastest one if the name is empty. Return 0, or -1 if this machine cannot run it. */
 EXPORT int millrace_choose(const char *name)
 {
-    const struct variant *candidates[4];
-    int count = 0;
-#if defined(__x86_64__)
-    struct features found = detect();
-    (void)found;
-#if defined(HAVE_AMX)
-    if (found.amx)
-        candidates[count++] = &amx;
-#endif
-#if defined(HAVE_AVX512)
-    if (found.avx512)
-        candidates[count++] = &avx512;
-#endif
-#if defined(HAVE_AVX2)
-    if (found.avx2)
-        candidates[count++] = &avx2;
-#endif
-#endif
-#if defined(HAVE_GENERIC)
-    candidates[count++] = &generic;
-#endif
-    for (int i = 0; i < count; i++)
-        if (!*name || !strcmp(name, candidates[i]->name)) {
-            chosen = candidates[i];
+#define V(name) &name,
+    const struct variant *const variants[] = {VARIANTS};
+#undef V
+    unsigned found = detect();
+    for (size_t i = 0; i < sizeof variants / sizeof *variants; i++)
+        if (!(variants[i]->features & ~found) && (!*name || !strcmp(name, variants[i]->name))) {
+            chosen = variants[i];
             return 0;
         }
     return -1;
@@ -94,6 +91,11 @@ EXPORT int millrace_choose(const char *name)
 EXPORT const char *millrace_chosen(void)
 {
     return chosen ? chosen->name : "";
+}
+
+EXPORT int64_t millrace_wide_bytes(void)
+{
+    return chosen ? chosen->wide_bytes : 0;
 }
 
 EXPORT void millrace_linear(const struct linear *arguments)

@@ -12,7 +12,7 @@ import click
 
 from inference_worker.contract.command_line import format_command
 
-COMPLETE_VARIABLE = "_MILLRACE_COMPLETE"  # by which a shell requests completions
+COMPLETE_VARIABLE = "_MILLRACE_COMPLETE"  # the variable of a shell that requests completions
 
 
 class _Entry(NamedTuple):

@@ -1,4 +1,4 @@
-"""The frame of the commands that use the management API: options, connection, output and exit codes."""
+"""The parts of all commands that use the management API: options, connection, output and exit codes."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ class Session:
         else:
             output.print_fields(row, columns)
 
-    def done(self, row: Any, text: str) -> None:
-        """Print the result of a change: a sentence, or the object as JSON."""
+    def done(self, row: Any, *lines: str) -> None:
+        """Print the result of a change: a sentence or several lines, or the object as JSON."""
         if self.as_json:
             output.print_json(row)
         else:
-            click.echo(output.printable(text))
+            click.echo("\n".join(map(output.printable, lines)))
 
 
 def make_client(connection: Connection, tenant: str | None = None) -> Client:
@@ -169,7 +169,7 @@ def given_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_exit_codes(run: Callable[[], None]) -> None:
-    """Run a command. Its errors are printed with what to do, and end the process with an exit code."""
+    """Run a command. Its errors are printed with advice, and end the process with an exit code."""
     from millrace.client import errors
 
     try:

@@ -1,4 +1,4 @@
-"""`millrace budgets` and `limits`: what a tenant may spend, and how fast."""
+"""`millrace budgets` and `limits`: the limits of spending and of rates of a tenant."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from millrace.cli import output
 from millrace.cli.app import ResourceGroup, Session, command, given_options
 from millrace.cli.job_results import wait_for_result
 from millrace.cli.output import Column, amount, moment, nano_amount, number
-from millrace.cli.usage import instant
+from millrace.cli.plain_commands import instant
 
 if TYPE_CHECKING:
     from millrace.client import Client

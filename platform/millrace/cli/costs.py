@@ -1,4 +1,4 @@
-"""`millrace costs`, `margin` and `reconcile`: what operators pay providers, and what the tenants pay for it."""
+"""`millrace costs`, `margin` and `reconcile`: the costs of operators, and the revenue from tenants."""
 
 from __future__ import annotations
 

@@ -105,10 +105,3 @@ def remove_credential(session: Session, id: int, platform: bool) -> None:
     """Remove a credential. Deployments must not use it."""
     _resource(session, platform).delete(id)
     session.done({"id": id, "removed": True}, f"Removed the credential {id}.")
-
-
-@command(credentials, "reencrypt", example="millrace credentials reencrypt")
-def reencrypt_credentials(session: Session) -> None:
-    """Encrypt all stored credentials with the newest key of MILLRACE_CREDENTIAL_KEYS (operators)."""
-    result = session.client.operator.upstream_credentials.reencrypt()
-    session.done(result, f"Encrypted {result['changed']} credentials with the newest key.")

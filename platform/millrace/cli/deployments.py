@@ -58,7 +58,10 @@ _DETAILS = [
     Column("draft model", "draft_model"),
     Column("tool parser", "tool_parser"),
     Column("reasoning parser", "reasoning_parser"),
+    Column("control tokens", "control_tokens"),
     Column("default max_tokens", "default_max_tokens"),
+    Column("sampling defaults", "sampling_defaults"),
+    Column("truncate inputs", "truncate_inputs", yes_no),
     Column("pools", lambda row: ", ".join(f"{pool}={count or 'all'}" for pool, count in row["pools"].items())),
     Column("idle seconds", "idle_seconds"),
     Column("engine", "engine"),
@@ -99,6 +102,13 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
             click.option("--draft-model", metavar="SOURCE", help="Draft model: a source, or self:int8."),
             click.option("--tool-parser", metavar="NAME", help="Format of tool calls."),
             click.option("--reasoning-parser", metavar="NAME", help="Format of reasoning."),
+            click.option("--sampling-defaults", help="auto: the checkpoint's; none; or temperature=0.6,top_p=0.95."),
+            click.option(
+                "--truncate-inputs/--no-truncate-inputs",
+                default=None,
+                help="Truncate inputs above an encoder's length, or refuse them.",
+            ),
+            click.option("--control-tokens", help="Where texts become control tokens: template or anywhere."),
             click.option("--default-max-tokens", type=int, help="Limit of responses whose request sets none."),
             click.option(
                 "--pool", "pools", multiple=True, metavar="POOL=REPLICAS", help="Worker pool; 0: on each worker."
@@ -160,9 +170,11 @@ def add_deployment(session: Session, name: str, dry_run: bool, credential_env: s
     if dry_run:
         found = resource.check(name=name, **fields)
         session.done(found, f"{name} can be added.")
+        _warn_unchecked(found)
         return
     row = resource.create(name=name, **fields)
     session.done(row, f"Added the deployment {name}.")
+    _warn_unchecked(row)
     _offer_price(session, row)
 
 
@@ -174,6 +186,7 @@ def update_deployment(session: Session, name: str, **options: Any) -> None:
     """Change a deployment. A new version is loaded first and replaces the old one without failed requests."""
     row = session.client.operator.deployments.update(name, **_fields(options))
     session.done(row, f"Updated the deployment {name}: version {row['version']}.")
+    _warn_unchecked(row)
 
 
 def _action(name: str, text: str, done: str) -> None:
@@ -211,7 +224,7 @@ def import_deployments(session: Session, file: Path) -> None:
     """Create or update the deployments of a YAML file. Others stay as they are."""
     result = session.client.operator.deployments.import_list(deployments=_read_file(file))
     lines = [f"{change}: {', '.join(result[change]) or '–'}" for change in ("created", "updated", "unchanged")]
-    session.done(result, "\n".join(lines))
+    session.done(result, *lines)
 
 
 @command(deployments, "test", example="millrace deployments test llama")
@@ -233,8 +246,13 @@ def test_deployment(session: Session, name: str, api_key: str | None, prompt: st
     if session.as_json:
         output.print_json(asdict(result))
     else:
-        click.echo(output.printable(result.text))
+        click.echo("\n".join(map(output.printable, result.text.split("\n"))))
         click.echo(result.summary)
+
+
+def _warn_unchecked(row: Mapping[str, Any]) -> None:
+    if row["unchecked"]:
+        click.echo(row["unchecked"], err=True)
 
 
 def _offer_price(session: Session, row: Mapping[str, Any]) -> None:

@@ -120,7 +120,7 @@ def _without_prisma_options(url: str) -> tuple[str, str]:
 
 
 def print_plan(plan: Plan) -> None:
-    """Print what the plan creates, and what it does not import."""
+    """Print the objects that the plan creates, and the parts that are not imported."""
     models = [
         {"name": each.name, "credential": each.credential or "–", **{"base_url": "", "preset": ""}, **each.options}
         for each in plan.deployments
@@ -141,7 +141,7 @@ def print_plan(plan: Plan) -> None:
 
 
 def execute(session: Session, plan: Plan, mapping: Path) -> None:
-    """Create what the plan contains. What exists with the same name stays as it is."""
+    """Create the objects of the plan. Existing objects with the same names are not changed."""
     operator = session.client.operator
     credentials = {row["name"]: row["id"] for row in operator.upstream_credentials.list()}
     for credential in plan.credentials:

@@ -1,6 +1,6 @@
-"""The plan of an import from LiteLLM: what its configuration and its database map to, and what does not map.
+"""The plan of an import from LiteLLM: the objects of its configuration and database, and the unmapped parts.
 
-Everything here is a function of the files and rows that were read. `litellm_import` reads them and executes the plan.
+The plan depends only on the files and rows that were read. `litellm_import` reads them and executes the plan.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class PlannedCredential:
 @dataclass(frozen=True)
 class PlannedDeployment:
     name: str
-    options: Mapping[str, Any]  # of the API
+    options: Mapping[str, Any]  # options of the API
     credential: str = ""  # the name of a planned credential
 
 
@@ -106,11 +106,11 @@ class PlannedKey:
 
 @dataclass
 class Plan:
-    """What an import creates. All names are unique, so it can be executed again."""
+    """The objects that an import creates. All names are unique, so it can be executed again."""
 
     credentials: list[PlannedCredential] = field(default_factory=list)
     deployments: list[PlannedDeployment] = field(default_factory=list)
-    policies: dict[str, list[str]] = field(default_factory=dict)  # of every imported tenant
+    policies: dict[str, list[str]] = field(default_factory=dict)  # policies of every imported tenant
     tenants: list[PlannedScope] = field(default_factory=list)
     projects: dict[str, list[PlannedScope]] = field(default_factory=dict)  # tenant's slug -> its projects
     keys: list[PlannedKey] = field(default_factory=list)

@@ -47,6 +47,8 @@ _REPORT = [
     Column("chat template", "chat_template", yes_no),
     Column("tool parser", "tool_parser"),
     Column("reasoning parser", "reasoning_parser"),
+    Column("sampling defaults", "sampling_defaults"),
+    Column("adaptations", "template_adaptations", lambda names: "; ".join(names) or "none"),
     Column("license", "license"),
 ]
 _FIT = [

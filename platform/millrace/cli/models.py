@@ -155,24 +155,65 @@ def inspect(model: str, revision: str | None, file: str | None, as_json: bool, *
 @_command("verify", "millrace models verify Qwen/Qwen3-0.6B")
 @_source_options
 def verify(model: str, revision: str | None, file: str | None, as_json: bool) -> None:
-    """Compare the files of a pulled model with their checksums."""
-    from millrace.cli.model_progress import show_progress
+    """Compare the files of a pulled model with their checksums.
 
+    MODEL is organization/name, a directory of a pulled model, or a .gguf file. A file that was not pulled has no known
+    checksum: its size is compared with its header, and its checksum is printed.
+    """
+    from inference_worker.checkpoints.model_store import find_stored
+
+    path = Path(model).expanduser()
+    if path.exists():
+        stored = find_stored(path)
+        if stored is None:
+            _verify_file(path, as_json=as_json)
+        else:
+            _verify_stored(stored, as_json=as_json)
+        return
     store = _store()
     source = _hub_source(model, revision, file)
     found = store.find(source.repository, revision, source.file)
     if found is None:
         fail(f"{source.repository}: not pulled; `{format_command('models list')}` shows the models", NOT_FOUND)
+    _verify_stored(found, as_json=as_json)
+
+
+def _verify_stored(found: StoredModel, *, as_json: bool) -> None:
+    """Compare the files of a pulled model with their checksums, and print the result."""
+    from millrace.cli.model_progress import show_progress
+
     with show_progress() as progress:
-        problems = store.verify(found, progress)
+        problems = _store().verify(found, progress)
     if as_json:
         output.print_json({**_as_json(found), "problems": problems})
     else:
-        text = f"All {len(found.files)} files of {found.repository} match their checksums."
-        click.echo(output.printable("\n".join(problems) or text))
+        text = f"{found.files[0].path} of {found.repository} matches its checksum."
+        if len(found.files) > 1:
+            text = f"All {len(found.files)} files of {found.repository} match their checksums."
+        click.echo("\n".join(map(output.printable, problems or [text])))
     if problems:
         removal = format_command(f"models remove {found.repository}")
         fail(f"{len(problems)} files are damaged: run `{removal}` and pull it again")
+
+
+def _verify_file(path: Path, *, as_json: bool) -> None:
+    """Compare the size of a .gguf file with its header, and print its checksum."""
+    from inference_worker.checkpoints.inspection import inspect_checkpoint
+    from inference_worker.checkpoints.model_store import compute_checksum
+    from millrace.cli.model_progress import show_progress
+
+    if path.is_dir():
+        fail(f"{path}: was not pulled, so its files have no known checksums; name a .gguf file", NOT_FOUND)
+    problems = [problem.message for problem in inspect_checkpoint(path).problems if problem.code == "damaged_file"]
+    with show_progress() as progress:
+        checksum = compute_checksum(path, progress)
+    if as_json:
+        output.print_json({"source": str(path), "sha256": checksum, "problems": problems})
+    else:
+        text = f"{path} is as long as its header says. Compare its SHA-256 with the publisher's: {checksum}"
+        click.echo("\n".join(map(output.printable, problems or [text])))
+    if problems:
+        fail(f"{path} is damaged: download it again")
 
 
 @_command("remove", "millrace models remove Qwen/Qwen3-0.6B")

@@ -10,7 +10,7 @@ import click
 
 from millrace.cli import output
 from millrace.cli.app import FAILED, ResourceGroup, Session, api_command, command, given_options
-from millrace.cli.output import Column, amount, amount_of, cents, moment, number, parse_amount, price_columns, yes_no
+from millrace.cli.output import Column, amount, cents, number, parse_amount, price_columns
 from millrace.cli.plain_commands import columns_of
 from millrace.cli.profiles import config_path, find_connection
 
@@ -22,8 +22,6 @@ _COMPARISON = [
     Column("would be", "would_be_usd", amount, right=True),
     Column("unpriced", "unpriced", number, right=True),
 ]
-_DRAFT = [Column("id", "id", right=True), Column("number", "number"), Column("state", "state")]
-_DRAFT += [Column("month", "month"), Column("total", amount_of("total"), right=True)]
 
 
 @click.group(cls=ResourceGroup)
@@ -79,36 +77,12 @@ def billing() -> None:
     """Close billing periods and manage invoices (operators)."""
 
 
-@command(billing, "draft", example="millrace billing draft 3 --month 2026-10")
-@click.argument("tenant", type=int)
-@click.option("--month", required=True, metavar="MONTH", help="Month, such as 2026-10.")
-def draft(session: Session, tenant: int, month: str) -> None:
-    """Draft a tenant's invoices of a month again."""
-    session.rows(session.client.operator.tenants.draft_invoices(tenant, month=month), _DRAFT, empty="No drafts.")
-
-
 @command(billing, "finalize", example="millrace billing finalize 40")
 @click.argument("invoice", type=int)
 def finalize(session: Session, invoice: int) -> None:
     """Finalize a draft: it gets its number and is sent."""
     made = session.client.operator.invoices.finalize(invoice)
     session.done(made, f"Finalized the invoice {made['number']}: {cents(made['total'], made['currency'])}.")
-
-
-@command(billing, "reconciliation", example="millrace billing reconciliation")
-def reconciliation(session: Session) -> None:
-    """Show the newest comparison of budgets, leases, events and journals."""
-    session.one(session.client.operator.reconciliation.get(), _RECONCILIATION)
-
-
-_RECONCILIATION = [
-    Column("clean", "is_clean", yes_no),
-    Column("late", lambda row: "yes, none for a quarter of an hour" if row["is_late"] else "not late"),
-    Column("compared", lambda row: row["report"] and row["report"]["created_at"], moment),
-    Column("budget periods", lambda row: row["report"] and row["report"]["budget_periods"], number),
-    Column("corrected", lambda row: row["report"] and row["report"]["corrected"], number),
-    Column("in quarantine", lambda row: sum(row["quarantine"].values()), number),
-]
 
 
 @command(billing, "set-exchange-rate", example="millrace billing set-exchange-rate EUR 0.92 --from 2026-11-01")

@@ -28,7 +28,7 @@ _BAD = {"failed", "suspended", "revoked", "past due", "uncollectible", "refused"
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its title, the value's name or function, and the value's format."""
+    """A column of a table: its title, the value's field or function, and its format. `tokens.input` is in an object."""
 
     title: str
     value: str | Callable[[Any], Any]
@@ -36,7 +36,9 @@ class Column:
     right: bool = False
 
     def text_of(self, row: Mapping[str, Any]) -> str:
-        value = row.get(self.value) if isinstance(self.value, str) else self.value(row)
+        value: Any = row if isinstance(self.value, str) else self.value(row)
+        for name in self.value.split(".") if isinstance(self.value, str) else ():
+            value = value and value.get(name)
         return "–" if value is None or value == "" else printable(self.format(value))
 
 
@@ -136,6 +138,10 @@ def moment(value: str) -> str:
     return datetime.fromisoformat(value).astimezone(UTC).strftime("%Y-%m-%d %H:%M")
 
 
+def milliseconds(value: int) -> str:
+    return f"{value} ms"
+
+
 def yes_no(value: bool) -> str:
     return "yes" if value else "no"
 
@@ -145,7 +151,7 @@ def join_values(values: Iterable[Any]) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text without control characters, which could change the terminal."""
+    """Return a line without control characters, which could change the terminal."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 

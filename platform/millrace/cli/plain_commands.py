@@ -57,6 +57,11 @@ def columns_of(group: str, command: str) -> list[Column]:
     return [_column(*column) for column in described_groups()[group]["commands"][command]["columns"]]
 
 
+def instant(value: str | None) -> str | None:
+    """Return a time for the API, which requires a time of day."""
+    return f"{value}T00:00:00" if value and "T" not in value and " " not in value else value
+
+
 def _make_command(name: str, described: Mapping[str, Any]) -> click.Command:
     def run(session: Session, **given: Any) -> None:
         _run(session, described, given)
@@ -91,6 +96,7 @@ def _run(session: Session, described: Mapping[str, Any], given: dict[str, Any]) 
     """Send the request and print its result."""
     limit = given.pop("limit", None)
     values = given_options(given)
+    values |= {name: instant(values[name]) for name in described["moments"] if name in values}
     path = {name: values.pop(name) for name in described["path"]}
     if described.get("is_change") and not values:
         raise click.UsageError("Give at least one option to change.")

@@ -96,7 +96,7 @@ def diff_policy(session: Session, id: int, **options: Any) -> None:
     """Show the differences between a version and an older one."""
     found = session.client.policies.diff(id, **given_options(options))
     lines = [f"{line['change']} {line['text']}" for line in found["lines"]]
-    session.done(found, "\n".join(lines) or "The versions are equal.")
+    session.done(found, *lines or ["The versions are equal."])
 
 
 @command(policies, "save-draft", example="millrace policies save-draft assistant --file policy.json")

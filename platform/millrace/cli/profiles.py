@@ -41,8 +41,8 @@ class ProfileFile:
     profiles: dict[str, Connection] = field(default_factory=dict)
 
 
-def config_path(environ: Mapping[str, str] | None = None) -> Path:
-    given = (os.environ if environ is None else environ).get("XDG_CONFIG_HOME", "")
+def config_path() -> Path:
+    given = os.environ.get("XDG_CONFIG_HOME", "")
     base = Path(given) if given else Path.home() / ".config"
     return base / "millrace" / "config.json"
 

@@ -29,7 +29,7 @@ class Step:
 
 
 class Progress:
-    """Prints progress: a last line that is updated on a terminal, otherwise plain lines. Steps may overlap."""
+    """The display of progress: a last line that is updated on a terminal, otherwise plain lines. Steps may overlap."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stdout

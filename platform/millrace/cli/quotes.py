@@ -10,24 +10,13 @@ import click
 
 from millrace.cli import output
 from millrace.cli.app import ApiCommand, ResourceGroup, Session, command, fail, given_options, server_packages
-from millrace.cli.output import DEFAULT_CURRENCY, Column, amount_of, moment, money, number
+from millrace.cli.output import DEFAULT_CURRENCY, Column, amount_of, money, number
 
 if TYPE_CHECKING:
-    from billing.pricing.quotes import Quote
+    from billing.rates.quotes import Quote
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
-
-_RERATING = [
-    Column("id", "id", right=True),
-    Column("book", "book"),
-    Column("tenant", "tenant_id", right=True),
-    Column("state", "state"),
-    Column("from", "starts_at", moment),
-    Column("until", "ends_at", moment),
-    Column("reason", "reason"),
-    Column("author", "created_by"),
-]
 _CHANGE = [
     Column("tenant", "tenant"),
     Column("invoice", "invoice"),
@@ -72,9 +61,9 @@ def print_quote(rates: Path, usage: Path, at: datetime, currency: str, as_json: 
     The usage is JSON such as {"model": "m", "tier": "batch", "tokens": {"uncached": 1200, "output": 80}}.
     """
     with server_packages():
-        from billing.pricing.price_files import read_csv
-        from billing.pricing.pricing import UnknownPriceError
-        from billing.pricing.quotes import quote, read_usage
+        from billing.rates.price_files import read_csv
+        from billing.rates.pricing import UnknownPriceError
+        from billing.rates.quotes import quote, read_usage
     path = usage
     try:
         quoted = read_usage(path.read_bytes())
@@ -102,7 +91,7 @@ def print_quote(rates: Path, usage: Path, at: datetime, currency: str, as_json: 
 
 
 def _as_json(found: Quote) -> dict[str, Any]:
-    from billing.amounts import FEMTO_DIGITS, NANO_DIGITS, decimal
+    from billing.currencies.amounts import FEMTO_DIGITS, NANO_DIGITS, decimal
 
     components = [
         {
@@ -115,13 +104,6 @@ def _as_json(found: Quote) -> dict[str, Any]:
     ]
     cost_usd = decimal(found.cost_femto, FEMTO_DIGITS, 2)
     return {"tier": found.tier, "components": components, "cost_femto": found.cost_femto, "cost_usd": cost_usd}
-
-
-@command(price, "reratings", example="millrace price reratings --state draft", rows=True)
-@click.option("--state", type=click.Choice(["draft", "applied", "discarded"]), help="Only re-ratings in this state.")
-def list_reratings(session: Session, limit: int, **filters: Any) -> None:
-    """List the corrections of charged prices, newest first (operators)."""
-    session.rows(session.client.operator.reratings.list(**given_options(filters)), _RERATING, limit=limit)
 
 
 @command(

@@ -14,7 +14,7 @@ import click
 from inference_worker.contract.command_line import format_command
 from millrace.cli import output
 from millrace.cli.app import ApiCommand, ResourceGroup, Session, command, fail, given_options, server_packages
-from millrace.cli.usage import instant
+from millrace.cli.plain_commands import instant
 
 MAX_OUTCOMES = 200_000
 

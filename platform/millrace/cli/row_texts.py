@@ -6,12 +6,13 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from millrace.cli.output import amount_of, join_values
+from millrace.cli.output import amount_of, join_values, number
 
 Row = Mapping[str, Any]
 invoice_total = amount_of("total")
 commitment_fee = amount_of("fee")
 payment_amount = amount_of("cents")
+ledger_difference = amount_of("ledger_difference")
 
 
 def key_state(key: Row) -> str:
@@ -28,6 +29,18 @@ def last_result(webhook: Row) -> Any:
 
 def spending_credential(row: Row) -> Any:
     return row["credential_id"] or "none"
+
+
+def served_model(request: Row) -> Any:
+    return request["served_model"] or request["requested_model"]
+
+
+def lateness(reconciliation: Row) -> str:
+    return "yes, none for a quarter of an hour" if reconciliation["is_late"] else "not late"
+
+
+def quarantined_records(reconciliation: Row) -> str:
+    return number(sum(reconciliation["quarantine"].values()))
 
 
 def kv_blocks(replica: Row) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from inference_worker.contract.command_line import format_command
+from inference_worker.contract.compute_support import SlowReason
 from millrace.environment.configuration import PlatformSettings
 
 CREDENTIALS = "credentials.json"
@@ -19,7 +20,7 @@ Millrace is ready at {url}
 {accounts}
   logs        {logs}
   commands    {program} --help
-{gpu_advice}
+{slow}{gpu_advice}
 {key}
 curl -s {url}/v1/chat/completions \\
   -H "Authorization: Bearer $MILLRACE_API_KEY" -H 'Content-Type: application/json' \\
@@ -64,11 +65,13 @@ def greeting(
     *,
     show_secrets: bool,
     gpus: Sequence[str] = (),
+    slow: Mapping[str, SlowReason] | None = None,
 ) -> str:
     """Return the text for the accounts and the API key that `bootstrap` created, or that still exist.
 
     Args:
         gpus: names of the machine's GPUs. With one, the text names managed engines before the first request.
+        slow: models with a slower backend than the machine's default.
         show_secrets: whether to print the secrets. Use it only on a terminal and only for new secrets.
     """
     path = (settings.data_dir / CREDENTIALS).resolve()
@@ -80,6 +83,9 @@ def greeting(
         key=_DEMO_KEY.format(path=shlex.quote(str(path))) if "demo_key" in credentials else _OWN_KEY,
         program=format_command(),
         gpu_advice=_advise_gpu(settings, gpus) if gpus else "",
+        slow="".join(
+            f"\n{model} is slow: {reason.cause}.\n{reason.instruction}\n" for model, reason in (slow or {}).items()
+        ),
     )
 
 

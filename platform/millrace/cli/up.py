@@ -15,6 +15,7 @@ from inference_worker.contract.env import SettingsError
 from millrace.cli.commands import CommandFailed, run
 from millrace.cli.first_request import measure_first_token
 from millrace.cli.progress import Progress, Step
+from millrace.cli.slow_models import find_slow_models
 from millrace.cli.startup_message import CREDENTIALS, greeting
 from millrace.environment import configuration
 from millrace.environment.disk_reserve import DiskReserve
@@ -71,7 +72,7 @@ class _Run:
         self._stack = stack
         self._logs = stack.data_dir / "logs"
         self._progress = Progress()
-        self._sources: dict[str, str] = {}  # of models on the hub, by their names
+        self._sources: dict[str, str] = {}  # name -> source of models on the hub
         self._states = ProcessFile(stack.data_dir)
         self._supervisor = Supervisor(
             self._logs, lambda line: self._progress.print_line(f"  ! {line}"), self._states.publish
@@ -149,8 +150,9 @@ class _Run:
             if seconds is not None:
                 self._progress.print_step(f"first token of {self._stack.default_model}", seconds)
         show_secrets = is_new and sys.stdout.isatty()
+        slow = await asyncio.to_thread(find_slow_models, settings.valkey_url)
         self._progress.print_line(
-            greeting(settings, credentials, self._logs, show_secrets=show_secrets, gpus=find_gpus())
+            greeting(settings, credentials, self._logs, show_secrets=show_secrets, gpus=find_gpus(), slow=slow)
         )
 
     async def _keep_reserve(self) -> None:

@@ -1,4 +1,4 @@
-"""`millrace usage`, `requests` and `invoices`: what a tenant used, and what it pays."""
+"""`millrace usage`, `requests` and `invoices`: the usage of a tenant, and its cost."""
 
 from __future__ import annotations
 
@@ -14,34 +14,21 @@ from millrace.cli.output import (
     DEFAULT_CURRENCY,
     Column,
     amount,
-    amount_of,
     cents,
     moment,
     number,
-    price_columns,
 )
+from millrace.cli.plain_commands import columns_of, instant
 
 GROUPS = click.Choice(["model", "key", "project", "tier", "miss_reason"])
-OUTCOMES = click.Choice(["completed", "cancelled", "failed", "limited", "refused"])
 _GROUP_FIELDS = {"key": "key_id", "project": "project_id", "miss_reason": "miss_reason"}
 _COUNTS = [
     Column("requests", lambda row: sum(row["requests"].values()), number, right=True),
-    Column("input tokens", lambda row: row["tokens"]["input"], number, right=True),
-    Column("cached", lambda row: row["tokens"]["cache_read"], number, right=True),
-    Column("output tokens", lambda row: row["tokens"]["output"], number, right=True),
-    Column("cost", lambda row: row["cost"]["usd"], amount, right=True),
-    Column("saved", lambda row: row["cost"]["saved_usd"], amount, right=True),
-]
-_EVENT = [
-    Column("request", "request_id"),
-    Column("admitted", "admitted_at", moment),
-    Column("model", "model"),
-    Column("key", "key_id", right=True),
-    Column("outcome", "outcome"),
-    Column("input", lambda row: row["tokens"]["input"], number, right=True),
-    Column("output", lambda row: row["tokens"]["output"], number, right=True),
-    Column("cost", lambda row: row["cost"]["usd"], amount, right=True),
-    Column("counted by", "usage_source"),
+    Column("input tokens", "tokens.input", number, right=True),
+    Column("cached", "tokens.cache_read", number, right=True),
+    Column("output tokens", "tokens.output", number, right=True),
+    Column("cost", "cost.usd", amount, right=True),
+    Column("saved", "cost.saved_usd", amount, right=True),
 ]
 SUCCESS_GROUPS = click.Choice(["model", "policy", "cache_layer", "key", "end_user"])
 _SUCCESS = [
@@ -57,24 +44,13 @@ _SUCCESS = [
     Column("cost", "usd", amount, right=True),
     Column("per success", "usd_per_success", lambda cost: amount(cost) if cost else "none", right=True),
 ]
-_REQUEST = [
-    Column("request", "request_id"),
-    Column("started", "started_at", moment),
-    Column("model", lambda row: row["served_model"] or row["requested_model"]),
-    Column("key", "key_id", right=True),
-    Column("status", "status"),
-    Column("outcome", "outcome"),
-    Column("first token", "ttft_ms", lambda value: f"{value} ms", right=True),
-    Column("total", "total_ms", lambda value: f"{value} ms", right=True),
-    Column("cost", lambda row: row["usage"] and row["usage"]["usd"], amount, right=True),
-]
 _RATES = [
     Column("start", "start", moment),
     *(
         Column(name, name, number, right=True)
         for name in ("requests", "completed", "cancelled", "failed", "limited", "refused")
     ),
-    Column("p95 first token", "ttft_p95_ms", lambda value: f"{value} ms", right=True),
+    Column("p95 first token", "ttft_p95_ms", output.milliseconds, right=True),
 ]
 
 
@@ -110,35 +86,9 @@ def summary(session: Session, groups: tuple[str, ...], **filters: Any) -> None:
         click.echo("The last row is the total.", err=True)
 
 
-def instant(value: str | None) -> str | None:
-    """Return a time for the API, which requires a time of day."""
-    return f"{value}T00:00:00" if value and "T" not in value and " " not in value else value
-
-
-@command(usage, "events", example="millrace usage events --model smollm2-135m --limit 10", rows=True)
-@click.option("--model", metavar="MODEL", help="Only this model.")
-@click.option("--key", type=int, metavar="ID", help="Only this API key.")
-@click.option("--request", "request_id", metavar="ID", help="Only this request.")
-def events(session: Session, limit: int, **filters: Any) -> None:
-    """List the usage events, newest first."""
-    session.rows(session.client.usage.events(**given_options(filters)), _EVENT, limit=limit, empty="No usage events.")
-
-
 @click.group(cls=ResourceGroup)
 def requests() -> None:
     """Look into the request log."""
-
-
-@command(requests, "list", example="millrace requests list --outcome limited --limit 20", rows=True)
-@click.option("--outcome", type=OUTCOMES, help="Only requests that ended like this.")
-@click.option("--model", metavar="MODEL", help="Only this model.")
-@click.option("--key", type=int, metavar="ID", help="Only this API key.")
-@click.option("--from", "from_", metavar="TIME", help="First instant, such as 2026-11-01.")
-@click.option("--to", metavar="TIME", help="First instant that does not count.")
-def list_requests(session: Session, limit: int, **filters: Any) -> None:
-    """List the requests, accepted or rejected, newest first."""
-    filters |= {name: instant(filters[name]) for name in ("from_", "to")}
-    session.rows(session.client.requests.list(**given_options(filters)), _REQUEST, limit=limit, empty="No requests.")
 
 
 @command(requests, "show", example="millrace requests show req_0123456789")
@@ -151,7 +101,7 @@ def show_request(session: Session, id: str) -> None:
         return
     record = story["record"]
     if record is not None:
-        output.print_fields({**record, "usage": {"usd": story["usd"]}}, _REQUEST)
+        output.print_fields({**record, "usage": {"usd": story["usd"]}}, columns_of("requests", "list"))
     for execution in story["executions"]:
         title = f"execution {execution['execution']}: {execution['outcome']} on {execution['replica']}"
         click.echo(f"\n{output.printable(title)}")
@@ -239,25 +189,3 @@ def download(session: Session, id: int, kind: str, path: Path | None) -> None:
     except OSError as exc:
         raise click.ClickException(f"{path}: {exc.strerror}. Choose another file with --output.") from exc
     session.done({"file": str(path), "bytes": len(content)}, f"Saved {path}.")
-
-
-@command(invoices, "check", example="millrace invoices check 7")
-@click.argument("id", type=int)
-def check(session: Session, id: int) -> None:
-    """Recompute an invoice from its usage events, and compare it byte for byte."""
-    found = session.client.invoices.check(id)
-    columns = [
-        Column("usage events", "events", number),
-        Column("without a price", "unrated", number),
-        Column("difference to the ledger", amount_of("ledger_difference")),
-        Column("same data", "same_data", output.yes_no),
-        Column("same PDF", "same_pdf", output.yes_no),
-    ]
-    session.one(found, columns)
-
-
-@command(usage, "prices", example="millrace usage prices --model smollm2-135m")
-@click.option("--model", metavar="MODEL", help="Only this model.")
-def list_prices(session: Session, **filters: Any) -> None:
-    """List the tenant's current prices."""
-    session.rows(session.client.prices.list(**given_options(filters)), price_columns(amount), empty="No prices.")

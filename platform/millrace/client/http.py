@@ -92,7 +92,7 @@ class _Call:
     ) -> None:
         self._max_retries = options.max_retries
         self.attempts = 0
-        self.is_response_lost = False  # of an attempt that may have reached the server
+        self.is_response_lost = False  # whether the response of an attempt that may have reached the server was lost
         params = {
             name: _text(value) for name, value in (query or {}).items() if value is not OMIT and value is not None
         }
@@ -118,7 +118,7 @@ class _Call:
         # 409 with Retry-After: the first call with this idempotency key is still running.
         if response.status_code not in RETRY_STATUSES and not (response.status_code == 409 and wait is not None):
             return None
-        if response.status_code == 504 and _error(response).code == "timeout":  # of the database, as it would be again
+        if response.status_code == 504 and _error(response).code == "timeout":  # the database's, which would repeat
             return None
         if wait is None:
             return backoff

@@ -30,7 +30,7 @@ class TestCallResult:
     text: str
     prompt_tokens: int
     cached_tokens: int
-    tokens: int  # of the completion
+    tokens: int  # completion tokens
     ttft_ms: int | None  # None: not a stream
     total_ms: int
     cost_usd: str | None  # exact; None: a stream

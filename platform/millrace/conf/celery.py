@@ -49,6 +49,7 @@ app.conf.update(
     task_serializer="json",
     task_time_limit=900,
     timezone="UTC",
+    worker_enable_remote_control=False,
     worker_prefetch_multiplier=1,
     worker_send_task_events=False,
 )

@@ -14,7 +14,7 @@ urlpatterns = [
     path("", include("frontend.urls")),
     path("api/", RedirectView.as_view(pattern_name="docs"), name="api"),
     path("api/", include("tenants.api.urls")),
-    path("api/", include("billing.urls")),
+    path("api/", include("billing.api.urls")),
     path("api/", include("millrace.apps.policy_results.urls")),
     path("api/", include("millrace.apps.answer_caches.urls")),
     path("api/", include("millrace.apps.request_log.urls")),
@@ -30,5 +30,5 @@ urlpatterns = [
 ]
 if platform_settings().django_admin:
     urlpatterns.append(path("operator/django-admin/", admin.site.urls))
-handler404 = "tenants.problems.not_found"
+handler404 = "millrace.conf.unknown_urls.not_found"
 handler500 = "tenants.problems.server_error"

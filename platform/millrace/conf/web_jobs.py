@@ -13,6 +13,7 @@ from celery.beat import Service
 from celery.signals import worker_ready, worker_shutdown
 
 from millrace.conf.celery import app
+from tenants.work import publish_announcement
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +45,7 @@ class BeatThread(threading.Thread):
         """Let beat store when its tasks have run last."""
         self._is_stopping = True
         self._service.stop()
+        publish_announcement()  # which ends beat's wait
         self.join(STOP_SECONDS)
 
 

@@ -14,15 +14,15 @@ from typing import Any
 import msgspec
 from django.db import connection
 
-from billing.actions.budgets import do_make_budget
-from billing.amounts import FEMTO_A_NANO, NANO_A_CENT
-from billing.budgets.budget_leases import LEASE_SECONDS, SETTLING_SECONDS, UNITS
+from billing.budgets.budgets import do_make_budget
+from billing.currencies.amounts import FEMTO_A_NANO, NANO_A_CENT
 from billing.metering import rollups
 from billing.metering.ingest import SettleResult, UsageMessage, settle
 from billing.metering.partitions import ensure_partitions
 from billing.models import Budget, CompiledRateCard, UsageEvent
-from billing.pricing.pricing import PriceIndex
 from billing.pricing.rating import rate
+from billing.rates.pricing import PriceIndex
+from billing.reservations.budget_leases import LEASE_SECONDS, SETTLING_SECONDS, UNITS
 from inference_worker.contract.messages import encode
 from millrace.demo.history import PREFIX, DemoPeriod, DemoUsage, months, uses
 from millrace.demo.records import record

@@ -16,7 +16,7 @@ from itertools import accumulate
 
 import msgspec
 
-from billing.pricing.pricing import Component, PriceIndex, reservation_nano
+from billing.rates.pricing import Component, PriceIndex, reservation_nano
 from inference_worker.contract.messages import BillingContext, ExecutionUsage
 from inference_worker.contract.request import TokenCounts
 from millrace.demo.seeding import DemoModels, DemoTenant

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from billing.actions.corrections import do_issue_credit_note
-from billing.actions.credits import do_grant_credit
-from billing.actions.drafts import close_after, do_close_period, do_draft, notes_on
-from billing.actions.invoices import do_finalize
-from billing.actions.payments import Received, do_record_payment
+from billing.invoicing.corrections import do_issue_credit_note
+from billing.invoicing.drafts import do_close_period, do_draft, notes_on
+from billing.invoicing.finalizing import do_finalize
+from billing.ledger.credits import do_grant_credit
 from billing.models import BillingEntity, CreditGrant, Invoice, Period
+from billing.payments.recording import Received, do_record_payment
+from billing.periods import close_after
 from millrace.demo.seeding import DemoTenant
 from tenants.actions import Conflict
 from tenants.isolation.db_roles import BypassReason

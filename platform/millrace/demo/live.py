@@ -14,8 +14,8 @@ from typing import Any
 
 import httpx2
 
-from millrace.demo.prompts import INSTRUCTIONS, QUESTIONS
 from millrace.demo.seeding import DemoModels, DemoTenant, Secrets
+from millrace.demo.tenants import TenantSpec
 
 MAX_CONCURRENT_REQUESTS = 4
 MAX_TOKENS = 48
@@ -43,7 +43,7 @@ class LiveResult:
 class _LiveKey:
     """A key and the model that it uses."""
 
-    slug: str
+    tenant: TenantSpec
     secret: str
     model: str
 
@@ -97,7 +97,7 @@ def _lines(demo_tenant: DemoTenant, secrets: Secrets, models: DemoModels) -> lis
         secret = secrets.get(demo_tenant, key.name)
         model = key.work and models.find_model(key.work.model)
         if secret and model and key.work and key.work.model != "embedding":
-            found.append(_LiveKey(demo_tenant.spec.slug, secret, model))
+            found.append(_LiveKey(demo_tenant.spec, secret, model))
     return found
 
 
@@ -110,12 +110,12 @@ def _check_gateway(client: httpx2.Client) -> None:
 
 def _request(client: httpx2.Client, line: _LiveKey, number: int) -> tuple[int, int]:
     """Return the response's status and its number of tokens, or (0, 0) without a response."""
-    questions = QUESTIONS[line.slug]
+    questions = line.tenant.questions
     body = {
         "model": line.model,
         "max_tokens": MAX_TOKENS,
         "messages": [
-            {"role": "system", "content": INSTRUCTIONS[line.slug]},
+            {"role": "system", "content": line.tenant.instructions},
             {"role": "user", "content": questions[number // 3 % len(questions)]},
         ],
     }

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from billing.models import Budget, UsageEvent
-from billing.pricing.pricing import Tier
+from billing.rates.pricing import Tier
 from millrace.apps.request_log.models import RequestOutcome, RequestRecord
 from millrace.demo.history import PREFIX, DemoUsage
 from millrace.demo.seeding import DemoTenant

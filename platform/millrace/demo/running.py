@@ -48,7 +48,6 @@ def create_demo(
     days: int = DAYS,
     events: int = EVENTS,
     password: str | None = None,
-    now: datetime | None = None,
     on_progress: Callable[[BackfillProgress], None] = lambda progress: None,
 ) -> DemoResult:
     """Create the missing tenants and their history, and invoice the past months.
@@ -56,7 +55,7 @@ def create_demo(
     Raises:
         DemoRunning: another run is active.
     """
-    now = now or datetime.now(UTC)
+    now = datetime.now(UTC)
     with _exclusive_run():
         stored_secrets, model_names = secrets(), models()
         demo_tenants = [seeding.create_tenant(spec, stored_secrets, model_names, password) for spec in CAST]

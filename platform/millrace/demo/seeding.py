@@ -13,12 +13,12 @@ from typing import Any
 
 from django.db import transaction
 
-from billing import demo_prices
-from billing.actions.prices import do_assign_book, do_propose_prices, do_publish_prices
-from billing.actions.setup import do_add_entity, do_add_tax_rule, do_assign_entity, do_set_profile
+from billing.invoicing.setup import do_add_entity, do_add_tax_rule, do_assign_entity, do_set_profile
 from billing.models import BillingEntity, BillingProfile, PriceBookAssignment, PriceVersion, TaxRule
-from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
-from billing.pricing.pricing import Component, Tier
+from billing.pricing import demo_prices
+from billing.pricing.prices import do_assign_book, do_propose_prices, do_publish_prices
+from billing.rates.price_book import NewPrice, Proposal, nano_per_million
+from billing.rates.pricing import Component, Tier
 from inference_worker.checkpoints.encoder_config import model_task
 from inference_worker.contract.settings import ModelSpec
 from millrace.demo.tenants import KeySpec, TenantSpec
@@ -32,7 +32,7 @@ BOOK = ENTITY = "demo"
 SECRETS_FILE = "demo_keys.json"  # in the data directory
 NAME = "assistant"  # the logical model name of some tenants
 _MARKUP = {Tier.PRIORITY: 3, Tier.FLEX: 1}  # in halves of the standard price
-_OLD_OUTPUT_PRICE = "18"  # of the second model, before last month, in USD per million tokens
+_OLD_OUTPUT_PRICE = "18"  # USD per million tokens of the second model before last month
 
 
 @dataclass(frozen=True)

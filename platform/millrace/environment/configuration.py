@@ -78,7 +78,7 @@ def unknown_parameters(text: str) -> UnknownParameters:
 
 
 def payer(text: str) -> Payer:
-    """Check who pays for executions whose answers are not returned."""
+    """Check the payer of executions whose answers are not returned."""
     if text == "operator":
         return "operator"
     if text != "tenant":
@@ -272,6 +272,12 @@ class PlatformSettings(SharedSettings):
     )
     queue_timeout_seconds: int = env.env(
         env.integer(1, 3600), "30", "maximum time that a request waits for a worker, in seconds"
+    )
+    stream_headers_seconds: int = env.env(
+        env.integer(1, 3600),
+        "15",
+        "time without a token after which a stream's headers are sent, in seconds, followed by a ping every 10 seconds;"
+        " a failure after that is an event of the stream instead of an HTTP status",
     )
     request_log_retention_days: int = env.env(
         env.integer(1, 3650),

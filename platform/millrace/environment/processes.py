@@ -17,7 +17,7 @@ import msgspec
 
 FILE_NAME = "processes"
 FILE_BYTES = 16 * 1024
-MAX_READS = 5  # of a file that is being written
+MAX_READS = 5  # reads of a file that is being written
 _HEADER = struct.Struct("<II")  # length and CRC-32 of the payload
 
 
@@ -70,7 +70,7 @@ class ProcessFile:
             os.pwrite(self._fd, record, 0)
 
     def close(self) -> None:
-        """Remove the file when no process runs any more."""
+        """Remove the file. All processes must have ended."""
         os.close(self._fd)
         self._path.unlink(missing_ok=True)
 

@@ -17,9 +17,9 @@ import redis.asyncio as redis
 import structlog
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from billing.budgets.budget_leases import BudgetLeaseStore
 from billing.costs.spend import SpendStore
 from billing.metering import status
+from billing.reservations.budget_leases import BudgetLeaseStore
 from inference_worker.contract import valkey
 from inference_worker.contract.deployments import WantedState
 from inference_worker.contract.process_memory import release_code, return_freed_memory, trim_heap
@@ -40,6 +40,8 @@ from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.auth.authentication import KeyStore
 from millrace.gateway.auth.callers import CallerStore
 from millrace.gateway.auth.revocation import ChangeFeedReader
+from millrace.gateway.core.activity import Activity
+from millrace.gateway.core.asyncio_utils import run_for
 from millrace.gateway.core.body_memory import BodyMemory
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.cors import CrossOrigin
@@ -66,6 +68,7 @@ from tenants.outbox.totals import TOTALS_KEY, read_totals
 
 log = structlog.get_logger(__name__)
 
+STOP_SECONDS = 8.0  # for each part of the gateway; `millrace up` kills the process 10 s after its requests had to end
 CHECK_SECONDS = 1.0  # a dependency that takes longer is not ready
 GC_THRESHOLD = (
     5000  # objects of a young collection: requests in progress are not garbage, and few objects are in cycles
@@ -99,12 +102,13 @@ class Gateway:
             open=False,
             kwargs={"autocommit": True},
         )
-        self.keys = KeyStore(self.broker, self.database, settings.key_peppers)
+        self.active_requests = ActiveRequests()
+        activity = self.activity = Activity(lambda: bool(self.dispatcher.in_flight or self.active_requests))
+        self.keys = KeyStore(self.broker, self.database, settings.key_peppers, activity=activity)
         self.callers = CallerStore(settings.database_url, settings.key_peppers)
         self.cross_origin = CrossOrigin(settings.allowed_origins, self.database)
-        self.active_requests = ActiveRequests()
         leases = BudgetLeaseStore(self.database, self.id, settings.request_timeout_seconds)
-        self.budget_admission = BudgetAdmission(leases, self.broker, self.blocking_broker)
+        self.budget_admission = BudgetAdmission(leases, self.broker, self.blocking_broker, activity)
         self.changes = ChangeFeedReader(
             self.control_database,
             self.blocking_broker,
@@ -112,6 +116,7 @@ class Gateway:
             self.active_requests,
             self.budget_admission,
             gateway_id=self.id,
+            activity=activity,
         )
         self.dispatcher = Dispatcher(
             self.broker,
@@ -124,7 +129,7 @@ class Gateway:
         latencies = LatencyTracker()
         signals = TargetSignals(self.budget_admission.prices, latencies, self.dispatcher.relative_load)
         self.router = Router(models, loading, signals)
-        self.monitor = DispatchMonitor(self.dispatcher)
+        self.monitor = DispatchMonitor(self.dispatcher, activity)
         self.subscribers = StreamSubscribers(self.broker)
         self.tenant_db = TenantConnectionPool(settings.database_url)
         self.storage = Storage(settings.data_dir)
@@ -132,13 +137,13 @@ class Gateway:
         self.admission = RequestAdmission(
             self.broker,
             self.budget_admission,
-            spend_limits=SpendLimits(SpendStore(self.database, settings.request_timeout_seconds)),
+            spend_limits=SpendLimits(SpendStore(self.database, settings.request_timeout_seconds), activity),
             commands=self.dispatcher.commands,  # what both send in one iteration of the event loop is one write
             cached_token_limit_percent=settings.cached_token_limit_percent,
         )
         self.metrics = GatewayMetrics(self.dispatcher.replicas)
         self.metrics.registry.register(self.dispatcher.placement.hit_rates)
-        self.disk = DiskWatch(settings.data_dir, settings.min_free_disk)
+        self.disk = DiskWatch(settings.data_dir, settings.min_free_disk, activity)
         self.request_log = RequestLogWriter(self.tenant_db, self.id, self.metrics)
         jobs = InferenceJobBuilder(self.id, settings.prefix_cache_secret, settings.request_timeout_seconds)
         store = AnswerStore(self.broker, settings.prefix_cache_secret, settings.request_timeout_seconds)
@@ -176,7 +181,7 @@ class Gateway:
         self.body_memory = BodyMemory()
         self.prompt_pool = PromptPool(models, settings.prompt_processes)
         self.catalog = CatalogUpdater(
-            self.broker, models, loading, self.dispatcher.replicas, self.prompt_pool, settings.data_dir
+            self.broker, models, loading, self.dispatcher.replicas, self.prompt_pool, settings.data_dir, activity
         )
         self.prompts = PromptReader(
             self.router,
@@ -196,6 +201,7 @@ class Gateway:
             self.request_log,
             self.prompts,
             self.body_memory,
+            activity,
         )
 
     async def start(self) -> None:
@@ -217,27 +223,40 @@ class Gateway:
         log.info("gateway_started", gateway_id=self.id, models=sorted(self._models))
 
     async def stop(self) -> None:
-        await self.disk.stop()
-        await self.batches.stop()
-        await self.service.drain()
-        await self.catalog.stop()
-        await self.prompt_pool.stop()
-        await self.idempotency.stop()
-        await self.changes.stop()
-        await self.admission.stop()
-        await self.monitor.stop()
-        await self.dispatcher.stop()
-        await self.request_log.stop()
-        await self.callers.stop()
-        await self.tenant_db.close()
-        await self.control_database.close()
-        await self.database.close()
-        await self.broker.aclose()
-        await self.blocking_broker.aclose()
+        """Stop all parts in order. A part that does not end within STOP_SECONDS, or fails, does not delay the others.
+
+        Leases, slots and claims that it leaves expire.
+        """
+        for name, stop in (
+            ("disk", self.disk.stop),
+            ("batches", self.batches.stop),
+            ("requests", self.service.drain),
+            ("catalog", self.catalog.stop),
+            ("prompt_pool", self.prompt_pool.stop),
+            ("idempotency", self.idempotency.stop),
+            ("changes", self.changes.stop),
+            ("admission", self.admission.stop),
+            ("monitor", self.monitor.stop),
+            ("dispatcher", self.dispatcher.stop),
+            ("request_log", self.request_log.stop),
+            ("callers", self.callers.stop),
+            ("tenant_db", self.tenant_db.close),
+            ("control_database", self.control_database.close),
+            ("database", self.database.close),
+            ("broker", self.broker.aclose),
+            ("blocking_broker", self.blocking_broker.aclose),
+        ):
+            try:
+                if not await run_for(STOP_SECONDS, stop()):
+                    log.error("gateway_part_left", part=name)
+            except Exception:
+                log.exception("gateway_stop_failed", part=name)
 
     async def readiness(self) -> dict[str, str]:
         """Return each dependency of this gateway with `ok` or a description of its problem."""
-        database, present = await asyncio.gather(self._check_database(), self._read_replicas())
+        database, present, _ = await asyncio.gather(
+            self._check_database(), self._read_replicas(), self.activity.refresh()
+        )
         valkey = "unreachable" if present is None else "ok"
         checks = {"postgres": database, "valkey": valkey, "disk": self.disk.check()}
         checks["prices"] = "ok" if self.admission.budgets.has_prices else "not loaded yet"
@@ -263,7 +282,8 @@ class Gateway:
         ]
 
     async def read_job_metrics(self) -> None:
-        """Read the metrics of the settler and of the web jobs for /metrics."""
+        """Read the metrics of the settler and of the web jobs for /metrics, and let resting polls run."""
+        await self.activity.refresh()
         try:
             payload: Any = await self.broker.get(status.STATUS_KEY)
             outbox_totals: Any = await self.broker.hgetall(TOTALS_KEY)

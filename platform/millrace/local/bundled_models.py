@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from inference_worker.contract.cpu_topology import read_quota
 from inference_worker.contract.settings import ModelSpec
 
 # For a copy of a model in another format: on fewer cores, its load delays the other processes by most of a minute.
@@ -30,11 +31,18 @@ class ModelChoice(NamedTuple):
     reason: str = ""
 
 
-def read_machine_size() -> MachineSize:
+def read_machine_size(root: Path = Path("/")) -> MachineSize:
+    """Return the processors and the memory that the process may use, within the limits of its control groups.
+
+    Args:
+        root: the directory with `proc` and `sys`.
+    """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):  # no limit: the file is missing or contains "max"
         memory = min(memory, int(_LIMIT.read_text(encoding="ascii")))
-    return MachineSize(len(os.sched_getaffinity(0)), memory)
+    quota = read_quota(root)
+    cores = len(os.sched_getaffinity(0))
+    return MachineSize(cores if quota is None else max(1, min(cores, int(quota))), memory)
 
 
 def choose_models(models: Sequence[ModelSpec], machine: MachineSize) -> ModelChoice:

@@ -56,7 +56,7 @@ def _is_broken(found: metadata.Distribution) -> bool:
 
 
 def missing_installer() -> str | None:
-    """Return what to do if this environment has no pip, else None."""
+    """Return advice for an environment without pip; None if it has one."""
     if importlib.util.find_spec("pip") is not None:
         return None
     return (

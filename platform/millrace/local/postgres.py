@@ -42,6 +42,7 @@ _TUNING = {
     "effective_cache_size": "1GB",
     "wal_compression": "on",
     "max_wal_size": "1GB",
+    "checkpoint_timeout": "30min",  # a checkpoint writes slowly, so that its process wakes ten times a second
     "random_page_cost": "1.1",
     "jit": "off",
     "timezone": "UTC",

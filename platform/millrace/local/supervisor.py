@@ -47,12 +47,12 @@ class Child:
     log: Path
     process: asyncio.subprocess.Process | None = None
     task: asyncio.Task[None] | None = None
-    started_at: float = 0.0  # of the current process
+    started_at: float = 0.0  # start time of the current process
     deaths: int = 0  # since it last ran for HEALTHY_SECONDS
     last_end: str = ""
     next_start_at: float = 0.0
     watchdog: Watchdog | None = None
-    ready_pipe: int = -1  # of the current process
+    ready_pipe: int = -1  # pipe of the current process
     has_reported: bool = False  # the current process has reported that it is ready
 
     @property
@@ -71,7 +71,7 @@ class Child:
 
 
 class Supervisor:
-    """Runs programs, and stops them in the reverse of the order in which they were added.
+    """Running programs, which are stopped in the reverse of the order in which they were added.
 
     `publish` receives the state of all children after each change.
     """
@@ -117,7 +117,7 @@ class Supervisor:
             await asyncio.sleep(POLL_SECONDS)
 
     async def finish_start(self) -> None:
-        """Wait until every child runs and is ready. Afterwards no death makes the platform fail.
+        """Wait until every child runs and is ready. Afterwards, the end of a child does not fail the platform.
 
         Raises:
             ChildFailed: a child keeps ending.
@@ -184,7 +184,7 @@ class Supervisor:
             await asyncio.sleep(pause)
 
     def _note_death(self, child: Child, end: str) -> float:
-        """Count and publish a death. Return the seconds until the next start."""
+        """Count and publish the end of a child. Return the seconds until the next start."""
         now = time.monotonic()
         if now - child.started_at >= HEALTHY_SECONDS:
             child.deaths = 0
@@ -226,7 +226,7 @@ class Supervisor:
         return status
 
     async def _end_if_blocked(self, child: Child, process: asyncio.subprocess.Process) -> None:
-        """End the child when its event loop is blocked, and let it write its stacks. Too many restarts: leave it."""
+        """End the child when its event loop is blocked, and let it write its stacks, up to a number of restarts."""
         if child.watchdog is None:
             return
         name, is_left = child.program.name, False

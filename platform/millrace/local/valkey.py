@@ -50,6 +50,7 @@ class Valkey:
             "appendfsync": "everysec",
             "save": '""',
             "maxmemory-policy": "noeviction",
+            "hz": "2",  # checks of expired keys and of timeouts per second
             "set-proc-title": "no",  # keeps the path in the command line, which identifies leftovers
             "daemonize": "no",
         }

@@ -1,7 +1,7 @@
 """Detection of a child whose event loop is blocked: it answers no request while the process uses CPU time.
 
 A process that was stopped, or whose machine was suspended, uses no CPU time and is not blocked. The same applies to a
-process that waits. Time counts only in polls of fixed length, so a pause of the supervisor itself counts as one poll.
+process that waits. Time is counted in polls of fixed length, so a pause of the supervisor itself counts as one poll.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _REQUEST = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r
 
 @dataclass(frozen=True)
 class WatchdogLimits:
-    """When a child is blocked, and how often it is restarted for that."""
+    """The limits of a blocked child, and of the restarts for that reason."""
 
     blocked_seconds: float = 30.0  # without an answer, while the process used CPU time
     poll_seconds: float = 2.0
-    min_cpu_share: float = 0.1  # of one core during a poll; less is a process that waits
+    min_cpu_share: float = 0.1  # share of one core during a poll; less is a process that waits
     max_restarts: int = 2
     window_seconds: float = 600.0
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from billing.amounts import FEMTO_A_NANO
+from billing.currencies.amounts import FEMTO_A_NANO
 from millrace.apps.answer_caches import cache_warming, tasks
 from millrace.apps.answer_caches.cache_warming import WarmingRun, do_warm_caches
 from millrace.apps.answer_caches.models import WarmedPrompt

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from billing.pricing.pricing import Component, Rate, RateCard, Tier
+from billing.rates.pricing import Component, Rate, RateCard, Tier
 from millrace.apps.answer_caches import prompt_advisor
 from millrace.apps.answer_caches.prompt_advisor import PromptAdvice, find_change, prompt_advice, prompt_text
 from millrace.apps.request_log.models import RequestContent

@@ -12,9 +12,9 @@ import pytest
 from django.core import mail as outbox
 from django.db import connection
 
-from billing.actions.budgets import do_change_budget, do_make_budget, do_remove_budget
 from billing.budgets import alerts, forecast
 from billing.budgets.alerts import alerts_of, check_forecasts, check_thresholds
+from billing.budgets.budgets import do_change_budget, do_make_budget, do_remove_budget
 from billing.models import BillingEntity, BillingProfile, Budget, BudgetAlert, BudgetPeriod, UsageRollup
 from tenants import actions
 from tenants.actions.common import ActionRefused

@@ -13,12 +13,12 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection, connections
 
-from billing.actions import archives as verbs
-from billing.actions.archives import do_archive, do_restore
-from billing.actions.drafts import do_draft
 from billing.invoicing import checks
+from billing.invoicing.drafts import do_draft
 from billing.invoicing.runs import invoice_months
+from billing.metering import archive_actions as verbs
 from billing.metering import archives, rollups
+from billing.metering.archive_actions import do_archive, do_restore
 from billing.metering.archives import ArchiveDamagedError, manifest_path
 from billing.metering.ingest import UsageMessage, settle
 from billing.metering.partitions import existing_partitions

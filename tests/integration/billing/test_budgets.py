@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from billing.actions.budgets import do_change_budget, do_make_budget, do_remove_budget
+from billing.budgets.budgets import do_change_budget, do_make_budget, do_remove_budget
 from billing.models import Budget, BudgetPeriod
 from tenants import actions
 from tenants.actions.common import ActionRefused, Conflict

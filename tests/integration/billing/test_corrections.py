@@ -6,18 +6,18 @@ from datetime import date, timedelta
 
 import pytest
 
-from billing.actions import credits, drafts
-from billing.actions.corrections import do_issue_credit_note, do_void, do_write_off
-from billing.actions.drafts import do_close_period, do_draft
-from billing.actions.invoices import do_finalize
-from billing.actions.matching import sum_outstanding
-from billing.actions.payments import Received, do_record_payment
-from billing.actions.purchases import do_sell_credit
-from billing.actions.setup import do_set_profile
-from billing.invoicing import checks
+from billing.invoicing import checks, drafts
+from billing.invoicing.corrections import do_issue_credit_note, do_void, do_write_off
+from billing.invoicing.drafts import do_close_period, do_draft
+from billing.invoicing.finalizing import do_finalize
+from billing.invoicing.purchases import do_sell_credit
 from billing.invoicing.runs import invoice_months
-from billing.ledger import balance
+from billing.invoicing.setup import do_set_profile
+from billing.ledger import credits
+from billing.ledger.ledger import balance
+from billing.ledger.matching import sum_outstanding
 from billing.models import Account, CreditGrant, Invoice, LedgerEntry, Payment, TaxRule, UsageEvent
+from billing.payments.recording import Received, do_record_payment
 from billing.periods import default_entity
 from tenants.actions import Conflict, do_create_tenant
 from tenants.isolation.db_roles import BypassReason

@@ -7,17 +7,13 @@ from datetime import UTC, date, datetime
 import pytest
 from django.db import IntegrityError, connection
 
-from billing.actions.corrections import do_issue_credit_note, do_issue_debit_note
-from billing.actions.drafts import do_close_period, do_draft
-from billing.actions.invoices import do_finalize
-from billing.actions.payment_events import do_record_event
-from billing.actions.payments import Received, do_record_payment
-from billing.actions.prices import do_assign_book, do_discard_prices, do_propose_prices
-from billing.actions.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
-from billing.actions.setup import do_add_exchange_rate, do_set_profile
-from billing.actions.top_up_results import end_top_up
+from billing.invoicing.corrections import do_issue_credit_note, do_issue_debit_note
+from billing.invoicing.drafts import do_close_period, do_draft
 from billing.invoicing.exports import html
-from billing.ledger import PostedEntry
+from billing.invoicing.finalizing import do_finalize
+from billing.invoicing.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
+from billing.invoicing.setup import do_add_exchange_rate, do_set_profile
+from billing.ledger.ledger import PostedEntry
 from billing.models import (
     Account,
     BillingProfile,
@@ -27,11 +23,15 @@ from billing.models import (
     NumberSeries,
     TopUp,
 )
+from billing.payments.events import do_record_event
+from billing.payments.recording import Received, do_record_payment
 from billing.payments.stripe import Stripe
+from billing.payments.top_up_results import end_top_up
 from billing.pricing.currencies import exchange_rate
-from billing.pricing.price_book import NewPrice, Proposal
-from billing.pricing.price_files import read_csv
-from billing.pricing.pricing import Component, Tier
+from billing.pricing.prices import do_assign_book, do_discard_prices, do_propose_prices
+from billing.rates.price_book import NewPrice, Proposal
+from billing.rates.price_files import read_csv
+from billing.rates.pricing import Component, Tier
 from tenants.actions import ActionRefused, Conflict, do_add_member, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

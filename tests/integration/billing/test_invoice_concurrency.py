@@ -10,14 +10,13 @@ import pytest
 from django.core import mail
 from django.db import connection
 
-from billing.actions.credits import do_grant_credit
-from billing.actions.drafts import do_close_period, do_draft
-from billing.actions.invoices import do_finalize
-from billing.actions.payments import Received, do_record_payment
 from billing.invoicing import checks, document, emails, pdf
+from billing.invoicing.drafts import do_close_period, do_draft
 from billing.invoicing.files import store_pdfs
+from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.lines import lines_of
 from billing.invoicing.runs import invoice_months
+from billing.ledger.credits import do_grant_credit
 from billing.metering.ingest import UsageMessage, settle
 from billing.models import (
     Account,
@@ -31,6 +30,7 @@ from billing.models import (
     Period,
     UsageEvent,
 )
+from billing.payments.recording import Received, do_record_payment
 from billing.periods import default_entity, ensure_periods, month_bounds, stamps
 from inference_worker.contract.messages import encode
 from tenants.actions import do_create_tenant
@@ -93,7 +93,7 @@ def test_a_killed_finalization_leaves_no_trace(october, monkeypatch, step):
         raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(f"billing.actions.invoices.{step}", end)
+        patch.setattr(f"billing.invoicing.finalizing.{step}", end)
         do_finalize(draft, now=october.ends_at)
     row = unscoped(Invoice).get()
     assert (row.state, row.number, unscoped(LedgerEntry).count()) == ("draft", None, 0)

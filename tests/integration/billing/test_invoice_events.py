@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from billing.actions.corrections import do_issue_credit_note, do_void, do_write_off
-from billing.actions.payments import Received, do_record_payment
 from billing.invoicing import emails
+from billing.invoicing.corrections import do_issue_credit_note, do_void, do_write_off
 from billing.models import Invoice
+from billing.payments.recording import Received, do_record_payment
 from tenants.models import Tenant, WebhookEvent
 from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, price, use
 from tests.support.rows import of, unscoped
@@ -90,7 +90,7 @@ def test_no_event_is_sent_if_killed_before_the_commit(acme, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("billing.actions.invoices._book", die)
+        patch.setattr("billing.invoicing.finalizing._book", die)
         invoiced(acme, OCTOBER)
     assert unscoped(WebhookEvent).count() == 0
 

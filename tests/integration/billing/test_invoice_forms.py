@@ -16,17 +16,15 @@ from django.core.management import CommandError, call_command
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.actions import credits
-from billing.actions.corrections import do_issue_credit_note, do_issue_debit_note
-from billing.actions.invoices import do_finalize
-from billing.actions.payments import Received, do_record_payment
-from billing.actions.price_terms import do_add_price_term
-from billing.actions.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
-from billing.amounts import cents, decimal, dollars, half_up, tax
-from billing.invoicing import checks, document, emails, pdf, taxes
+from billing.currencies.amounts import cents, decimal, dollars, half_up, tax
+from billing.invoicing import checks, document, emails, pdf
+from billing.invoicing.corrections import do_issue_credit_note, do_issue_debit_note
 from billing.invoicing.exports import as_csv, html
 from billing.invoicing.facturx import xml as facturx_xml
-from billing.invoicing.taxes import NoTaxRule, require_vat_ids
+from billing.invoicing.finalizing import do_finalize
+from billing.invoicing.price_terms import do_add_price_term
+from billing.invoicing.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
+from billing.ledger import credits
 from billing.models import (
     BillingEntity,
     BillingProfile,
@@ -37,10 +35,13 @@ from billing.models import (
     TaxCategory,
     TaxRule,
 )
+from billing.payments.recording import Received, do_record_payment
 from billing.periods import default_entity
-from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
-from billing.pricing.pricing import Component, Tier
-from billing.pricing.terms import TermRule, TermType
+from billing.rates.price_book import NewPrice, Proposal, nano_per_million
+from billing.rates.pricing import Component, Tier
+from billing.rates.terms import TermRule, TermType
+from billing.taxes import taxes
+from billing.taxes.taxes import NoTaxRule, require_vat_ids
 from tenants.actions import Conflict, do_add_member
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

@@ -8,9 +8,8 @@ from datetime import date, datetime, timedelta
 import pytest
 from django.test import Client
 
-from billing.actions import drafts, invoices
-from billing.actions.invoices import do_finalize
-from billing.invoicing import files, runs
+from billing.invoicing import drafts, files, finalizing, runs
+from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.runs import invoice_months
 from billing.models import Invoice, InvoiceRunFailure, TaxRule
 from billing.periods import default_entity
@@ -66,7 +65,7 @@ def leave_out(monkeypatch: pytest.MonkeyPatch, module: object, name: str, slug: 
         (drafts, "_draft", Conflict("The usage is gone."), "The usage is gone."),
         (drafts, "_draft", ZeroDivisionError("by zero"), "ZeroDivisionError: by zero"),
         (runs, "do_finalize", Conflict("There is no exchange rate."), "There is no exchange rate."),
-        (invoices, "_book", ValueError("x" * 600), "ValueError: xxx"),
+        (finalizing, "_book", ValueError("x" * 600), "ValueError: xxx"),
     ],
 )
 def test_a_tenant_that_a_run_leaves_out_is_an_issue(acme, now, monkeypatch, module, action, error, reason):

@@ -7,16 +7,14 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 from django.db import DatabaseError, connection, transaction
 
-from billing.actions import credits
-from billing.actions.corrections import do_issue_credit_note, do_void, do_write_off
-from billing.actions.drafts import SETTLING, do_close_period, do_draft
-from billing.actions.invoices import do_finalize
-from billing.actions.matching import sum_outstanding
-from billing.actions.payments import Received, do_record_payment
 from billing.invoicing import checks, document, pdf
+from billing.invoicing.corrections import do_issue_credit_note, do_void, do_write_off
+from billing.invoicing.drafts import do_close_period, do_draft
+from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.lines import lines_of
-from billing.invoicing.taxes import NoTaxRule, tax_for
-from billing.ledger import balance
+from billing.ledger import credits
+from billing.ledger.ledger import balance
+from billing.ledger.matching import sum_outstanding
 from billing.models import (
     Account,
     BillingProfile,
@@ -28,7 +26,9 @@ from billing.models import (
     TaxRule,
     UsageEvent,
 )
-from billing.periods import default_entity
+from billing.payments.recording import Received, do_record_payment
+from billing.periods import SETTLING, default_entity
+from billing.taxes.taxes import NoTaxRule, tax_for
 from millrace.environment.configuration import platform_settings
 from tenants.actions import Conflict, do_delete_tenant, do_purge_tenant
 from tenants.isolation.db_roles import BypassReason

@@ -18,22 +18,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from billing.actions import credits
-from billing.actions.corrections import do_issue_credit_note, do_issue_debit_note, do_void, do_write_off
-from billing.actions.credits import with_rest
-from billing.actions.drafts import do_close_period, do_draft
-from billing.actions.invoices import do_finalize
-from billing.actions.matching import sum_outstanding, written_off
-from billing.actions.one_off_lines import do_add_one_off_line
-from billing.actions.payments import Received, do_record_payment
-from billing.actions.price_terms import do_add_price_term
-from billing.actions.prices import do_assign_book
-from billing.actions.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
-from billing.amounts import femto_a_cent, nano_a_cent
+from billing.currencies.amounts import femto_a_cent, nano_a_cent
 from billing.invoicing import document, facturx, pdf
 from billing.invoicing.checks import recompute_document
+from billing.invoicing.corrections import do_issue_credit_note, do_issue_debit_note, do_void, do_write_off
+from billing.invoicing.drafts import do_close_period, do_draft
+from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.lines import Count, UsageLine, count_usage, find_usage
-from billing.ledger import balance, sum_booked
+from billing.invoicing.one_off_lines import do_add_one_off_line
+from billing.invoicing.price_terms import do_add_price_term
+from billing.invoicing.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
+from billing.ledger import credits
+from billing.ledger.credits import with_rest
+from billing.ledger.ledger import balance, sum_booked
+from billing.ledger.matching import sum_outstanding, written_off
 from billing.models import (
     CHARGES,
     Account,
@@ -52,10 +50,12 @@ from billing.models import (
     TaxRule,
     UsageEvent,
 )
+from billing.payments.recording import Received, do_record_payment
 from billing.periods import default_entity
-from billing.pricing.price_book import NewPrice, Proposal
-from billing.pricing.pricing import Component, Tier
-from billing.pricing.terms import MonthlyUsage, TermRule, TermType, UsageKey, VolumeTier, changes
+from billing.pricing.prices import do_assign_book
+from billing.rates.price_book import NewPrice, Proposal
+from billing.rates.pricing import Component, Tier
+from billing.rates.terms import MonthlyUsage, TermRule, TermType, UsageKey, VolumeTier, changes
 from tenants.actions import Conflict, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

@@ -18,9 +18,9 @@ from django.db import connections
 from psycopg_pool import AsyncConnectionPool
 from rest_framework.test import APIClient
 
-from billing.actions.setup import do_add_exchange_rate
 from billing.costs.lowered_charges import _change
 from billing.costs.spend import SpendCheck, SpendStore
+from billing.invoicing.setup import do_add_exchange_rate
 from billing.metering import rollups
 from billing.models import (
     Adjustment,

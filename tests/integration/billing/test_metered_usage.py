@@ -6,14 +6,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from billing.actions.metered import do_record_metered_usage
-from billing.actions.prices import do_propose_prices, do_publish_prices
-from billing.amounts import FEMTO_A_CENT
+from billing.currencies.amounts import FEMTO_A_CENT
 from billing.invoicing import checks
+from billing.metering.metered import do_record_metered_usage
 from billing.models import Invoice, InvoiceLine, MeteredUsage
-from billing.pricing.metered import metered_cost, metered_units
-from billing.pricing.price_files import read_csv
-from billing.pricing.pricing import Component
+from billing.pricing.prices import do_propose_prices, do_publish_prices
+from billing.rates.metered import metered_cost, metered_units
+from billing.rates.price_files import read_csv
+from billing.rates.pricing import Component
 from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

@@ -8,21 +8,19 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 
-from billing.actions.corrections import do_issue_credit_note, do_issue_debit_note, do_write_off
-from billing.actions.credits import do_commit, do_grant_credit
-from billing.actions.matching import sum_outstanding
-from billing.actions.one_off_lines import do_add_one_off_line
-from billing.actions.payment_events import do_record_event
-from billing.actions.payments import Received, do_record_payment
-from billing.actions.price_terms import do_add_price_term
-from billing.actions.purchases import do_sell_credit
-from billing.actions.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
-from billing.actions.setup import do_add_exchange_rate, do_set_prepaid, do_set_profile
-from billing.actions.top_ups import do_start_payment, do_start_top_up
-from billing.amounts import dollars
+from billing.currencies.amounts import dollars
+from billing.currencies.stripe_amounts import from_stripe, smallest_charge, to_stripe
+from billing.invoicing.corrections import do_issue_credit_note, do_issue_debit_note, do_write_off
 from billing.invoicing.emails import InvoiceEmailOutbox
 from billing.invoicing.exports import as_csv, html
-from billing.ledger import balance
+from billing.invoicing.one_off_lines import do_add_one_off_line
+from billing.invoicing.price_terms import do_add_price_term
+from billing.invoicing.purchases import do_sell_credit
+from billing.invoicing.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
+from billing.invoicing.setup import do_add_exchange_rate, do_set_prepaid, do_set_profile
+from billing.ledger.credits import do_commit, do_grant_credit
+from billing.ledger.ledger import balance
+from billing.ledger.matching import sum_outstanding
 from billing.models import (
     Account,
     BillingProfile,
@@ -35,12 +33,14 @@ from billing.models import (
     Payment,
     PaymentEvent,
 )
+from billing.payments.events import do_record_event
 from billing.payments.file_drop import collect
+from billing.payments.recording import Received, do_record_payment
 from billing.payments.stripe import Stripe
-from billing.pricing.price_book import NewPrice, Proposal
-from billing.pricing.pricing import Component, Tier
-from billing.pricing.terms import TermRule, TermType
-from billing.stripe_amounts import from_stripe, smallest_charge, to_stripe
+from billing.payments.top_ups import do_start_payment, do_start_top_up
+from billing.rates.price_book import NewPrice, Proposal
+from billing.rates.pricing import Component, Tier
+from billing.rates.terms import TermRule, TermType
 from tenants.actions import ActionRefused, Conflict, do_create_tenant
 from tenants.actions.common import FieldRefused
 from tenants.isolation.db_roles import BypassReason
@@ -225,7 +225,7 @@ def test_a_note_on_a_document_of_an_earlier_release_keeps_its_decimals(dinars):
     for currency, micro in (("JPY", 150_000_000), ("KWD", 300_000)):
         do_add_exchange_rate(currency=currency, on=date(2026, 1, 1), micro_per_usd=micro)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("billing.actions.invoices.minor_digits", lambda currency: 3 if currency == "KWD" else 2)
+        patch.setattr("billing.invoicing.finalizing.minor_digits", lambda currency: 3 if currency == "KWD" else 2)
         invoice = bill(dinars, "2", currency="KWD")
     old = document_of(invoice)["tax_currency"]
     assert old == {"currency": "JPY", "micro_per_kwd": 500_000_000, "tax": 5000}

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.actions.credits import applied_credit
-from billing.actions.matching import sum_outstanding
-from billing.actions.payments import Received, do_record_payment
-from billing.ledger import PostedEntry, balance, post
+from billing.ledger.credits import applied_credit
+from billing.ledger.ledger import PostedEntry, balance, post
+from billing.ledger.matching import sum_outstanding
 from billing.models import Account, CreditGrant, Invoice, LedgerEntry, LedgerTransaction, Payment
 from billing.payments import Unreadable, cents
 from billing.payments.file_drop import FileDrop, collect
+from billing.payments.recording import Received, do_record_payment
 from tenants.actions import Conflict, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

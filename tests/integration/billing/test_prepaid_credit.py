@@ -7,16 +7,16 @@ from datetime import date
 import facturx
 import pytest
 
-from billing.actions.common import booking
-from billing.actions.corrections import do_issue_credit_note, do_issue_debit_note, do_void, do_write_off
-from billing.actions.credits import do_grant_credit, grant_credit
-from billing.actions.drafts import creditable, do_close_period, do_draft
-from billing.actions.invoices import do_finalize
-from billing.actions.matching import sum_outstanding
-from billing.actions.purchases import do_sell_credit
-from billing.actions.setup import do_add_exchange_rate
 from billing.invoicing import checks
-from billing.ledger import balance
+from billing.invoicing.corrections import do_issue_credit_note, do_issue_debit_note, do_void, do_write_off
+from billing.invoicing.drafts import creditable, do_close_period, do_draft
+from billing.invoicing.finalizing import do_finalize
+from billing.invoicing.purchases import do_sell_credit
+from billing.invoicing.setup import do_add_exchange_rate
+from billing.ledger.booking import booking
+from billing.ledger.credits import do_grant_credit, grant_credit
+from billing.ledger.ledger import balance
+from billing.ledger.matching import sum_outstanding
 from billing.models import Account, CreditApplication, CreditGrant, Invoice, LedgerEntry, UsageEvent
 from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason

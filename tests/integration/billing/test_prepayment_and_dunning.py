@@ -9,22 +9,21 @@ from types import SimpleNamespace
 import pytest
 from django.core import mail
 
-from billing.actions import dunning
-from billing.actions.budgets import do_change_budget, do_remove_budget
-from billing.actions.corrections import do_issue_credit_note
-from billing.actions.credits import do_follow_credits, do_grant_credit
-from billing.actions.drafts import do_close_period, do_draft
-from billing.actions.dunning import suspend_overdue
-from billing.actions.invoices import do_finalize
-from billing.actions.metered import do_record_metered_usage
-from billing.actions.one_off_lines import do_add_one_off_line, do_count_due_lines
-from billing.actions.prices import do_propose_prices, do_publish_prices
-from billing.actions.purchases import do_sell_credit
-from billing.actions.setup import do_set_prepaid, do_set_profile
-from billing.invoicing import emails
+from billing.budgets.budgets import do_change_budget, do_remove_budget
+from billing.invoicing import dunning, emails
+from billing.invoicing.corrections import do_issue_credit_note
+from billing.invoicing.drafts import do_close_period, do_draft
+from billing.invoicing.dunning import suspend_overdue
+from billing.invoicing.finalizing import do_finalize
+from billing.invoicing.one_off_lines import do_add_one_off_line, do_count_due_lines
+from billing.invoicing.purchases import do_sell_credit
+from billing.invoicing.setup import do_set_prepaid, do_set_profile
+from billing.ledger.credits import do_follow_credits, do_grant_credit
+from billing.metering.metered import do_record_metered_usage
 from billing.models import BillingEntity, Budget, BudgetPeriod, CreditGrant, Invoice, InvoiceEmail, LedgerEntry
-from billing.pricing.price_files import read_csv
-from billing.pricing.pricing import Component
+from billing.pricing.prices import do_propose_prices, do_publish_prices
+from billing.rates.price_files import read_csv
+from billing.rates.pricing import Component
 from frontend.core.numbers import Money
 from frontend.tenant.invoices.states import open_balances, state_of, today_of
 from tenants.actions import Conflict, do_delete_tenant, do_resume_tenant, do_suspend_tenant
@@ -261,7 +260,7 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[datetime], int]:
     """Return a function that follows the credits at a time, and returns the number of updated gates."""
 
     def follow(now: datetime) -> int:
-        monkeypatch.setattr("billing.actions.prepayment.datetime", SimpleNamespace(now=lambda zone: now))
+        monkeypatch.setattr("billing.ledger.prepayment.datetime", SimpleNamespace(now=lambda zone: now))
         return do_follow_credits(now)
 
     return follow
@@ -351,6 +350,6 @@ def test_a_one_off_line_counts_from_its_month_on(acme, monkeypatch):
     assert limit() == whole
     for day, hour, counted in ((31, 23, 0), (32, 7, 0), (32, 8, 2_000)):
         now = datetime(2026, 12, 1, hour, 30, tzinfo=UTC) + timedelta(days=day - 1)
-        monkeypatch.setattr("billing.actions.prepayment.datetime", SimpleNamespace(now=lambda zone, now=now: now))
+        monkeypatch.setattr("billing.ledger.prepayment.datetime", SimpleNamespace(now=lambda zone, now=now: now))
         do_count_due_lines(now)
         assert limit() == whole - counted

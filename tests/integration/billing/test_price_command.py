@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from django.core.management import CommandError, call_command
 
-from billing.actions.prices import do_propose_prices, do_publish_prices
+from billing.invoicing.repricing import last_month, preview
 from billing.metering.ingest import UsageMessage, settle
 from billing.metering.partitions import month_of
 from billing.models import CompiledRateCard, Price, PriceVersion
-from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
-from billing.pricing.pricing import Component, Tier
-from billing.pricing.rerating import last_month, preview
+from billing.pricing.prices import do_propose_prices, do_publish_prices
+from billing.rates.price_book import NewPrice, Proposal, nano_per_million
+from billing.rates.pricing import Component, Tier
 from inference_worker.contract.messages import encode
 from millrace.environment.configuration import platform_settings
 from tenants.actions import do_create_tenant

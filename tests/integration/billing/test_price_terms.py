@@ -6,16 +6,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from billing.actions import credits
-from billing.actions.drafts import do_close_period, do_draft
-from billing.actions.invoices import do_finalize
-from billing.actions.price_terms import do_add_price_term, do_end_price_term
-from billing.actions.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
 from billing.invoicing import checks
+from billing.invoicing.drafts import do_close_period, do_draft
+from billing.invoicing.finalizing import do_finalize
+from billing.invoicing.price_terms import do_add_price_term, do_end_price_term
+from billing.invoicing.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
+from billing.ledger import credits
 from billing.models import CreditGrant, Invoice, InvoiceLine, PriceTerm, UsageEvent
-from billing.pricing.price_book import NewPrice, Proposal
-from billing.pricing.pricing import Component, Tier
-from billing.pricing.terms import TermRule, TermType, VolumeTier
+from billing.rates.price_book import NewPrice, Proposal
+from billing.rates.pricing import Component, Tier
+from billing.rates.terms import TermRule, TermType, VolumeTier
 from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

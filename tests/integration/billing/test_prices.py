@@ -14,12 +14,12 @@ from django.db import DatabaseError, IntegrityError, connection, transaction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.actions.prices import do_assign_book, do_discard_prices, do_propose_prices, do_publish_prices
 from billing.models import CompiledRateCard, Price, PriceVersion
-from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
-from billing.pricing.price_files import read_csv, read_public
-from billing.pricing.pricing import NO_END, Component, PriceIndex, RateCard, Tier
-from billing.pricing.pricing import price as cost_of
+from billing.pricing.prices import do_assign_book, do_discard_prices, do_propose_prices, do_publish_prices
+from billing.rates.price_book import NewPrice, Proposal, nano_per_million
+from billing.rates.price_files import read_csv, read_public
+from billing.rates.pricing import NO_END, Component, PriceIndex, RateCard, Tier
+from billing.rates.pricing import price as cost_of
 from inference_worker.contract.request import TokenCounts
 from tenants.actions import do_create_tenant
 from tenants.actions.common import ActionRefused, Conflict

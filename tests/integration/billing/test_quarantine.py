@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from billing.actions.quarantine import do_dismiss_quarantined, do_replay_quarantined
+from billing.metering.quarantine import do_dismiss_quarantined, do_replay_quarantined
 from billing.metering.settler import Settler
 from billing.models import UsageEvent, UsageQuarantine
 from tenants.actions import ActionRefused, Conflict
@@ -49,7 +49,7 @@ def test_an_event_settled_before_it_was_marked_resolved_is_accepted(
     pk = put_aside(event(price_version=version))
     assert rate_card() == version
     with monkeypatch.context() as patched:
-        patched.setattr("billing.actions.quarantine._resolve", lambda *_: 1 / 0)
+        patched.setattr("billing.metering.quarantine._resolve", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             do_replay_quarantined(pk)
     assert unscoped(UsageEvent).count() == 1

@@ -15,7 +15,7 @@ from rest_framework.test import APIClient
 from billing.invoicing import checks, document
 from billing.metering.ingest import UsageMessage, settle
 from billing.models import Invoice, InvoiceLine, Price, UsageEvent, UsageQuarantine
-from billing.pricing.pricing import COMPONENTS, Tier
+from billing.rates.pricing import COMPONENTS, Tier
 from inference_worker.contract.messages import encode
 from tenants.actions import do_create_api_key
 from tenants.isolation.db_roles import BypassReason

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rest_framework.test import APIClient
 
-from billing.actions.reratings import continue_reratings
+from billing.invoicing.reratings import continue_reratings
 from billing.models import Invoice
 from tenants.models import User
 from tests.support.billing.books import OCTOBER, invoiced, price, use

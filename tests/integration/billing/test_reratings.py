@@ -6,21 +6,20 @@ from datetime import UTC, date, datetime
 
 import pytest
 
-from billing.actions import reratings
-from billing.actions.corrections import do_issue_credit_note, do_issue_debit_note, do_void
-from billing.actions.credits import do_grant_credit
-from billing.actions.drafts import do_close_period, do_draft
-from billing.actions.invoices import do_finalize
-from billing.actions.matching import sum_outstanding
-from billing.actions.one_off_lines import do_add_one_off_line, do_remove_one_off_line
-from billing.actions.payments import Received, do_record_payment
-from billing.actions.reratings import continue_reratings, do_apply_rerating, do_propose_rerating, preview_rerating
-from billing.invoicing import checks
-from billing.ledger import balance
+from billing.invoicing import checks, reratings
+from billing.invoicing.corrections import do_issue_credit_note, do_issue_debit_note, do_void
+from billing.invoicing.drafts import do_close_period, do_draft
+from billing.invoicing.finalizing import do_finalize
+from billing.invoicing.one_off_lines import do_add_one_off_line, do_remove_one_off_line
+from billing.invoicing.reratings import continue_reratings, do_apply_rerating, do_propose_rerating, preview_rerating
+from billing.ledger.credits import do_grant_credit
+from billing.ledger.ledger import balance
+from billing.ledger.matching import sum_outstanding
 from billing.models import Account, CreditGrant, Invoice, LedgerEntry, Rerating, TaxRule, UsageEvent
+from billing.payments.recording import Received, do_record_payment
 from billing.periods import default_entity
-from billing.pricing.price_book import NewPrice, Proposal
-from billing.pricing.pricing import Component, Tier
+from billing.rates.price_book import NewPrice, Proposal
+from billing.rates.pricing import Component, Tier
 from tenants.actions import ActionRefused, Conflict, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

@@ -69,7 +69,7 @@ def of_all_tenants() -> list[Any]:
     with all_tenants_scope(BypassReason.OPERATOR):
         months = [f"{NOON - timedelta(days=31):%Y-%m}", f"{NOON:%Y-%m}"]
         queries = [MarginQuery(*months, with_uncosted=True), MarginQuery(months[1], months[1], 1, "a", (), True)]
-        spent = spending.spent(first), spending.spent(first, 1), spending.spent(first, 9)
+        spent = spending.sum_usage(first), spending.sum_usage(first, 1), spending.sum_usage(first, 9)
         return [*(margins(query) for query in queries), *spent]
 
 

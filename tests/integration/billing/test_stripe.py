@@ -15,12 +15,12 @@ from django.db.utils import ProgrammingError
 from rest_framework.test import APIClient
 from stripe.params import WebhookEndpointCreateParams
 
-from billing.actions import payment_events
-from billing.actions.payment_events import RETENTION, do_purge_events
-from billing.actions.payments import Received
-from billing.ledger import balance
+from billing.ledger.ledger import balance
 from billing.models import Account, CreditGrant, Invoice, Payment, PaymentEvent
 from billing.payments import NotGenuine, Unreadable
+from billing.payments import events as payment_events
+from billing.payments.events import RETENTION, do_purge_events
+from billing.payments.recording import Received
 from billing.payments.stripe import _FAILURES, _READERS, Stripe
 from billing.tasks import purge_payment_events
 from tenants.actions import do_create_tenant

@@ -9,12 +9,12 @@ from datetime import timedelta
 import pytest
 from rest_framework.test import APIClient
 
-from billing.actions.payment_events import do_record_event
-from billing.actions.setup import do_set_prepaid, do_set_profile
-from billing.actions.top_up_results import end_top_up
-from billing.actions.top_ups import do_top_up_all
+from billing.invoicing.setup import do_set_prepaid, do_set_profile
 from billing.models import BillingEntity, BillingProfile, CreditGrant, Payment, PaymentEvent, TaxRule, TopUp
+from billing.payments.events import do_record_event
 from billing.payments.stripe import Stripe
+from billing.payments.top_up_results import end_top_up
+from billing.payments.top_ups import do_top_up_all
 from tenants.actions import Conflict, do_add_member, do_create_tenant
 from tenants.actions.common import FieldRefused
 from tenants.isolation.db_roles import BypassReason

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from billing.actions.drafts import do_close_period, do_draft
-from billing.actions.invoices import do_finalize
-from billing.invoicing import vies
+from billing.invoicing.drafts import do_close_period, do_draft
+from billing.invoicing.finalizing import do_finalize
 from billing.models import BillingProfile, NumberSeries, VatCheck
+from billing.taxes import vies
 from tenants.actions import Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 from click.testing import CliRunner, Result
 
-from billing.actions.reratings import continue_reratings
+from billing.invoicing.reratings import continue_reratings
 from billing.models import PriceBook, PriceBookAssignment, Rerating
 from inference_worker.contract.command_line import format_command
 from millrace import cli

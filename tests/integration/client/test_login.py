@@ -13,7 +13,7 @@ from allauth.mfa.recovery_codes.internal.auth import RecoveryCodes
 from allauth.mfa.totp.internal.auth import TOTP, generate_totp_secret
 from click.testing import CliRunner, Result
 
-from billing.actions.setup import do_set_profile
+from billing.invoicing.setup import do_set_profile
 from billing.models import BillingProfile
 from billing.payments.stripe_api import HostedPage
 from millrace import cli

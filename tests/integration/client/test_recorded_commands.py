@@ -35,7 +35,7 @@ RECORDING = Path(__file__).parents[2] / "data" / "cli" / "commands.txt"
 URL = "http://testserver"
 FIRST_ID, FIRST_ID_OF_SEEDS = 80_001, 70_001
 _SEQUENCES = "SELECT format('%I.%I', schemaname, sequencename) FROM pg_sequences WHERE schemaname = 'public'"
-_COMMAND = re.compile(r"(tenant|operator|limited|nobody)\$ millrace (.*)")
+_COMMAND = re.compile(r"(tenant|operator|limited|anonymous)\$ millrace (.*)")
 _VARYING = (
     (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:\d\d)?"), "<time>"),
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d"), "<minute>       "),
@@ -116,7 +116,7 @@ def _lines_of(text: str, prefix: str = "") -> list[str]:
     return [f"{prefix}{line}".rstrip() for line in _without_varying(text).splitlines()]
 
 
-@pytest.mark.usefixtures("_no_log")
+@pytest.mark.usefixtures("_no_log", "broker")
 def test_commands_are_as_recorded(connections, furnished_acme, connect, monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))

@@ -17,6 +17,7 @@ from django.core.management import call_command
 from django.db import connection
 from rest_framework.test import APIClient
 
+from inference_worker.contract.compute_support import ComputeSupport, SlowReason, describe_support, find_refusal
 from inference_worker.contract.deployments import (
     ALL_WORKERS,
     WANTED_KEY,
@@ -25,11 +26,19 @@ from inference_worker.contract.deployments import (
     decode_wanted,
 )
 from inference_worker.contract.managed_commands import is_signed
-from inference_worker.contract.messages import ReplicaPhase
+from inference_worker.contract.messages import (
+    HEARTBEAT_TTL_MS,
+    SUPPORT_KEY,
+    ReplicaPhase,
+    WorkerSupport,
+    beat_key,
+    encode,
+)
 from inference_worker.contract.settings import ModelSpec
 from millrace.apps.deployments import deployments, tasks
 from millrace.apps.deployments.deployment_status import DeploymentState, deployment_status
 from millrace.apps.deployments.deployments import (
+    check_deployment,
     do_add_deployment,
     do_import_deployments,
     do_import_settings,
@@ -40,6 +49,7 @@ from millrace.apps.deployments.deployments import (
 from millrace.apps.deployments.fleet_status import read_fleet_status
 from millrace.apps.deployments.models import Deployment
 from tenants.actions import ActionRefused, Conflict, do_create_tenant
+from tenants.actions.common import FieldRefused
 from tenants.actions.credentials import do_create_credential
 from tenants.credentials.encryption import decrypt_secret
 from tenants.models import AuditEntry, UpstreamCredential, User
@@ -69,10 +79,19 @@ def catalog(broker: redis.Redis) -> None:
 
 @pytest.mark.usefixtures("catalog")
 def test_changes_are_stored_audited_and_published(broker: redis.Redis) -> None:
-    do_add_deployment("llama", "/models/llama", dtype="bfloat16", default_max_tokens=50, idle_seconds=900)
+    do_add_deployment(
+        "llama",
+        "/models/llama",
+        dtype="bfloat16",
+        default_max_tokens=50,
+        idle_seconds=900,
+        sampling_defaults="top_k=5",
+        truncate_inputs=False,
+    )
     wanted = published(broker).find("llama")
     assert wanted is not None
     assert (wanted.spec.dtype, wanted.pools, wanted.default_max_tokens) == ("bfloat16", {"default": 1}, 50)
+    assert (wanted.sampling_defaults, wanted.truncate_inputs) == ("top_k=5", False)
     version = wanted.spec.version
     do_update_deployment("llama", revision="v2", kv_cache_memory="0.5")
     do_update_deployment("llama", revision="v2")  # changes nothing
@@ -133,6 +152,7 @@ def test_the_command_imports_the_settings(broker: redis.Redis) -> None:
         {"quantization": "int3"},
         {"kv_cache_dtype": "int4"},
         {"tool_parser": "unknown"},
+        {"control_tokens": "nowhere"},
         {"draft_model": "self:int3"},
         {"draft_model": "embedded:minilm"},
         {"draft_model": "/" * 1025},
@@ -143,6 +163,9 @@ def test_the_command_imports_the_settings(broker: redis.Redis) -> None:
         {"pools": {"default": True}},
         {"pools": {"": 1}},
         {"idle_seconds": -1},
+        {"sampling_defaults": "temperature=3"},
+        {"sampling_defaults": "top_p=0.5", "engine": "openai", "source": "https://api.example.com/v1"},
+        {"truncate_inputs": False, "engine": "openai", "upstream_model": "m", "source": "https://api.example.com/v1"},
     ],
 )
 def test_invalid_values_change_nothing(broker: redis.Redis, options: dict[str, Any]) -> None:
@@ -151,6 +174,64 @@ def test_invalid_values_change_nothing(broker: redis.Redis, options: dict[str, A
         do_add_deployment(**{"name": "llama", "source": "/models/llama"} | options)
     assert published(broker) == before
     assert unscoped(Deployment).count() == 2
+
+
+AVX2 = describe_support("cpu", "avx2", None, has_bfloat16=False, has_float16=False)
+PYTORCH = describe_support("cpu", "", SlowReason.KERNELS_MISSING, has_bfloat16=False, has_float16=False)
+
+
+@pytest.fixture
+def start_worker(broker: redis.Redis) -> Callable[..., None]:
+    """Return a function that writes the heartbeat of a worker that can compute with `support`."""
+
+    def start(name: str, support: ComputeSupport, *pools: str) -> None:
+        broker.hset(SUPPORT_KEY, f"{name}.aa", encode(WorkerSupport(pools, support)))
+        broker.set(beat_key(f"{name}.aa"), "", px=HEARTBEAT_TTL_MS)
+
+    return start
+
+
+@pytest.mark.usefixtures("catalog")
+@pytest.mark.parametrize(
+    ("support", "options", "field"),
+    [
+        (AVX2, {"dtype": "float16"}, "dtype"),
+        (AVX2, {"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
+        (AVX2, {"kv_cache_dtype": "int8", "dtype": "float32"}, "kv_cache_dtype"),
+        (PYTORCH, {"dtype": "bfloat16"}, "dtype"),
+        (PYTORCH, {"kv_cache_dtype": "int8"}, "kv_cache_dtype"),
+    ],
+)
+def test_options_that_no_worker_of_the_pool_supports_are_refused(
+    support: ComputeSupport, options: dict[str, Any], field: str, start_worker: Callable[..., None]
+) -> None:
+    start_worker("one", support, "default")
+    refusal = find_refusal(support, options.get("dtype", "auto"), options.get("kv_cache_dtype", "auto"))
+    assert refusal is not None
+    for change in (do_add_deployment, check_deployment):
+        with pytest.raises(FieldRefused) as caught:
+            change(name="llama", source="embedded", **options)
+        assert (caught.value.field, str(caught.value)) == (field, refusal.message)
+    do_add_deployment("llama", "embedded")
+    with pytest.raises(FieldRefused, match=r"set dtype|set kv_cache_dtype"):
+        do_update_deployment("llama", **options)
+    do_update_deployment("llama", revision="v2")
+
+
+@pytest.mark.usefixtures("catalog")
+def test_a_pool_needs_one_worker_that_supports_the_options(start_worker: Callable[..., None]) -> None:
+    assert check_deployment("llama", "embedded", kv_cache_dtype="int8").unchecked == (
+        "The options were not checked against workers: no worker of the pool default is running."
+    )
+    assert check_deployment("llama", "embedded").unchecked == ""
+    start_worker("one", PYTORCH, "default", "slow")
+    start_worker("two", AVX2, "default")
+    assert check_deployment("llama", "embedded", kv_cache_dtype="int8").unchecked == ""
+    for pools in ({"default": 0}, {"slow": 1}, {"default": 1, "slow": 1}):
+        with pytest.raises(FieldRefused, match=r"needs the C kernels .*; set kv_cache_dtype to auto"):
+            check_deployment("llama", "embedded", kv_cache_dtype="int8", pools=pools)
+    # A model without a KV cache does not use the option.
+    assert check_deployment("vectors", "embedded:minilm", kv_cache_dtype="int8", pools={"slow": 1}).unchecked == ""
 
 
 @pytest.mark.usefixtures("catalog")
@@ -302,7 +383,7 @@ def test_the_api_adds_updates_and_removes(operator: APIClient, broker: redis.Red
     assert imported.json() == {"created": [], "updated": [], "unchanged": ["llama"]}
     missing = {"name": "new", "source": str(tmp_path / "none")}
     assert call(operator, "post", "/check", missing).status_code == 400
-    assert call(operator, "post", "/check", {"name": "new", "source": "embedded"}).json() == {"task": "generate"}
+    assert call(operator, "post", "/check", {"name": "new", "source": "embedded"}).json()["task"] == "generate"
     assert call(operator, "delete", "/llama").status_code == 204
     assert call(operator, "get", "/llama").status_code == 404
 
@@ -312,7 +393,7 @@ def test_a_draft_model_is_checked_and_published(operator: APIClient, broker: red
     model, other = write_qwen3(tmp_path / "model"), write_qwen3(tmp_path / "other")
     body = {"name": "llama", "source": str(model)}
     for draft in ("self:int8", str(other)):
-        assert call(operator, "post", "/check", body | {"draft_model": draft}).json() == {"task": "generate"}
+        assert call(operator, "post", "/check", body | {"draft_model": draft}).json()["task"] == "generate"
     tokenizer = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
     tokenizer["added_tokens"][-1]["content"] = "<another>"
     (other / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
@@ -349,7 +430,7 @@ UPSTREAM = {"name": "remote", "engine": "openai", "upstream_model": "gpt-x", "pr
 @pytest.mark.usefixtures("catalog")
 def test_an_upstream_is_a_deployment(operator: APIClient, broker: redis.Redis) -> None:
     checked = operator.post(f"{URL}/check", UPSTREAM | {"secret": "sk-up"}, format="json")
-    assert (checked.status_code, checked.json()) == (200, {"task": "generate"}), checked.content
+    assert (checked.status_code, checked.json()["task"]) == (200, "generate"), checked.content
     added = operator.post(URL, UPSTREAM | {"secret": "sk-upstream-secret"}, format="json")
     assert added.status_code == 201, added.content
     row = added.json()

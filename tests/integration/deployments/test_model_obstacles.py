@@ -14,7 +14,7 @@ import pytest
 from django.test import Client
 
 from billing.models import CompiledRateCard
-from billing.pricing.pricing import Component, Rate, encode_rates
+from billing.rates.pricing import Component, Rate, encode_rates
 from inference_worker.contract.deployments import WantedState
 from inference_worker.contract.messages import Heartbeat, ReplicaPhase
 from millrace.apps.deployments import model_obstacles

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional
 
-from inference_worker.engine.attention.base import ReferenceBackend
+from inference_worker.engine.attention.base import AttentionBackend, CacheShape, ReferenceBackend
+from inference_worker.engine.attention.batch_invariant import InvariantBackend
 from inference_worker.engine.attention.cpu import CpuBackend
 from kernels import cpu, reference
 from tests.support.engine.attention import BLOCK, DIM, HEADS, KV_HEADS, SPECS, Batch, shape, step
@@ -56,6 +58,26 @@ def test_the_reference_equals_pytorch() -> None:
         seen = torch.ones(new, length, dtype=torch.bool).tril(length - new)
         want = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=0.3)[0].transpose(0, 1)
         torch.testing.assert_close(got[starts[i] : starts[i + 1]], want, atol=1e-5, rtol=1e-5)
+
+
+def anonymous_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("RssAnon"))) << 10
+
+
+@pytest.mark.parametrize("backend", [CpuBackend, InvariantBackend, ReferenceBackend])
+def test_a_cache_takes_memory_only_as_it_is_used(backend: type[AttentionBackend]) -> None:
+    large = CacheShape(len(SPECS), 1 << 15, BLOCK, KV_HEADS, DIM, torch.float32, torch.device("cpu"))
+    size = 2 * large.num_layers * large.num_blocks * BLOCK * KV_HEADS * DIM * 4
+    assert size == 1 << 26
+    before = anonymous_bytes()
+    cache = backend(large, HEADS, SPECS)
+    assert anonymous_bytes() - before < 1 << 23
+    pages = cache.pages()
+    assert not any(page[-1].any() for page in pages)
+    for page in pages:
+        page.fill_(1)
+    assert anonymous_bytes() - before > 0.9 * size
 
 
 def test_pieces_cover_every_new_token_once() -> None:

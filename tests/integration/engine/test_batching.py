@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.batching import BatchingResult, CostModel, Job, collect, continuous, draw, modeled, static
+from benchmarks.batching import BatchingResult, CostModel, Job, collect, continuous, draw, make_factory, static
 from tests.support.engine.replay import Lengths
 
 BATCH = 32
@@ -29,7 +29,7 @@ def test_continuous_batching_has_2_5_times_the_throughput_of_static(
 ) -> None:
     # 320 requests, so that the last few, which cannot fill a batch, have little weight.
     jobs = draw(320, scale, max_lengths=max_lengths)
-    make = modeled(cost)
+    make = make_factory(cost)
     ours = continuous(make, jobs, BATCH, max_num_batched_tokens)
     padded = static(make, jobs, BATCH, TIMEOUT, drop=False)
     dropping = static(make, jobs, BATCH, TIMEOUT, drop=True)
@@ -40,7 +40,7 @@ def test_continuous_batching_has_2_5_times_the_throughput_of_static(
 
 def test_static_batching_waits_for_the_longest_request() -> None:
     jobs = [Job(0, prompt=10, output=3), Job(1, prompt=4, output=7), Job(2, prompt=6, output=2)]
-    make = modeled(CostModel(1.0, 0.25))
+    make = make_factory(CostModel(1.0, 0.25))
     # Batches of two: (10 + 7, 10 + 7), then only (6 + 2). The last token of an output is not computed.
     padded = static(make, jobs, 2, 0.0, drop=False)
     assert padded == BatchingResult(seconds=5 + 6 + 1.5 + 1, useful_tokens=12, steps=7 + 2, computed_tokens=2 * 16 + 7)
@@ -52,13 +52,13 @@ def test_static_batching_waits_for_the_longest_request() -> None:
 
 def test_continuous_batching_starts_the_next_request_immediately() -> None:
     jobs = [Job(0, prompt=1, output=4), Job(1, prompt=1, output=2), Job(2, prompt=1, output=2, arrival=1.0)]
-    outcome = continuous(modeled(CostModel(1.0, 0.0)), jobs, 2, 16)
+    outcome = continuous(make_factory(CostModel(1.0, 0.0)), jobs, 2, 16)
     assert outcome == BatchingResult(seconds=4, useful_tokens=8, steps=4, computed_tokens=8)
 
 
 def test_time_passes_without_waiting_requests() -> None:
     jobs = [Job(0, prompt=1, output=1), Job(1, prompt=1, output=1, arrival=10.0)]
-    make = modeled(CostModel(1.0, 0.0))
+    make = make_factory(CostModel(1.0, 0.0))
     assert continuous(make, jobs, 2, 16).seconds == 11
     assert static(make, jobs, 2, 0.5, drop=False).seconds == 11.5
 

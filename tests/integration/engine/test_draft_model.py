@@ -82,12 +82,12 @@ def test_both_caches_fit_into_the_configured_memory(model_dir: Path) -> None:
 
 
 def test_the_draft_model_can_be_the_quantized_model(model_dir: Path) -> None:
-    llm = engine(model_dir, model_dir, draft_quantization="int8")
+    llm = engine(model_dir, model_dir, dtype="bfloat16", draft_quantization="int8")
     assert llm.speculator is not None
     draft_model = llm.speculator.draft_model
     assert draft_model is not None
     assert draft_model.cost_ratio < 0.7
-    assert outputs(llm) == outputs(engine(model_dir, None))
+    assert outputs(llm) == outputs(engine(model_dir, None, dtype="bfloat16"))
     assert llm.speculator.counts.accepted["model"] > 10
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import shutil
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from inference_worker.engine.engine import LLMEngine
 from inference_worker.engine.loading.loader import Weights
 from millrace.gateway.core.catalog import load_catalog
 
+ROOT = Path(__file__).resolve().parents[3]
 EMBEDDED = ModelSpec("smollm2-135m", "embedded", "auto")
 
 
@@ -87,19 +89,26 @@ def test_a_conversion_is_logged_and_done_once(tmp_path: Path) -> None:
     assert ensure_model(ModelSpec("x", str(folder), "auto"), tmp_path) == folder
 
 
-def _convert(state: Path) -> str:
-    made: list[int] = []
-    folder = ensure_model(EMBEDDED, state, lambda done, _: made.append(done))
-    return f"{folder} {bool(made)}"
+CONVERT = """
+import sys
+from pathlib import Path
+from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.contract.settings import ModelSpec
+
+made = []
+folder = ensure_model(ModelSpec("smollm2-135m", "embedded", "auto"), Path(sys.argv[1]), lambda *step: made.append(step))
+print(folder, bool(made))
+"""
 
 
 def test_of_two_processes_one_converts(tmp_path: Path) -> None:
     stale = tmp_path / "models"
     stale.mkdir()
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        first, second = pool.map(_convert, [tmp_path, tmp_path], chunksize=1)
-    assert first.split()[0] == second.split()[0]
-    assert {first.split()[1], second.split()[1]} == {"True", "False"}
+    command = [sys.executable, "-c", CONVERT, tmp_path]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
+    first, second = (process.communicate()[0].split() for process in processes)
+    assert first[0] == second[0]
+    assert {first[1], second[1]} == {"True", "False"}
     assert not list(stale.glob(".*.partial"))
 
 

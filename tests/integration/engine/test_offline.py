@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from inference_worker.checkpoints.model_config import ModelError
-from inference_worker.offline import OfflineOptions, generate, measure
+from inference_worker.offline import OfflineModel, OfflineOptions, generate, measure
 from millrace import cli
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -54,6 +55,21 @@ def test_error_names_the_problem(tmp_path):
     said = command("generate", str(tmp_path / "missing"), "--prompt", "x")
     assert (said.returncode, said.stdout) == (1, "")
     assert said.stderr.startswith("millrace generate: ")
+
+
+def test_the_settings_of_the_worker_choose_the_kernels_and_threads(model_dir, monkeypatch, caplog):
+    caplog.set_level("INFO")
+    monkeypatch.setenv("MILLRACE_CPU_KERNELS", "generic")
+    monkeypatch.setenv("MILLRACE_CPU_THREADS", "1")
+    before = torch.get_num_threads()
+    options = OfflineOptions(str(model_dir), prompt="x")
+    OfflineModel.find(options).load(options, 1, 64)
+    torch.set_num_threads(before)
+    assert any(record.message.startswith("CPU: generic · 1 threads of ") for record in caplog.records)
+    monkeypatch.setenv("MILLRACE_CPU_KERNELS", "mmx")
+    said = command("generate", str(model_dir), "--prompt", "x")
+    assert (said.returncode, said.stdout) == (1, "")
+    assert "MILLRACE_CPU_KERNELS: 'mmx' is not valid: want one of auto, pytorch, " in said.stderr
 
 
 @pytest.mark.parametrize(

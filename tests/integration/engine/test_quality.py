@@ -14,7 +14,7 @@ from tests.support.models import models_data_dir
 def test_quantization_hardly_changes_the_perplexity(model_dir: Path) -> None:
     names = ["bfloat16", "bfloat16-kv-int8", "int8", "int8-kv-int8", "int4", "gguf"]
     options = argparse.Namespace(
-        tokens=500, context=256, configurations=",".join(names), device="cpu", threads=1, json=True,
+        tokens=500, context=256, configurations=",".join(names), device="cpu", threads=1, json=True, kernels="auto",
         kept=ensure_model(ModelSpec("m", "embedded", "auto", quantization="gguf"), models_data_dir()),
     )  # fmt: skip
     prompts = read_text(model_dir, options)

@@ -287,10 +287,10 @@ def test_smoothing_lowers_the_error_of_inner_channels_of_different_sizes(
         elif ".down_proj.weight" in name:
             tensor[:, ::16] /= 1000
     save_file(tensors, tmp_path / "model.safetensors")
-    want = generate_from(model, tmp_path, quantization="none").logits
-    smoothed = generate_from(model, tmp_path, quantization="int8").logits
+    want = generate_from(model, tmp_path, quantization="none", dtype="bfloat16").logits
+    smoothed = generate_from(model, tmp_path, quantization="int8", dtype="bfloat16").logits
     monkeypatch.setattr(smoothing, "_INNER_EXPONENT", 0.0)
-    others = generate_from(model, tmp_path, quantization="int8").logits
+    others = generate_from(model, tmp_path, quantization="int8", dtype="bfloat16").logits
     position = len(PROMPT)
     errors = [float((logits[position] - want[position]).norm()) for logits in (smoothed, others)]
     assert 0 < 1.5 * errors[0] < errors[1]

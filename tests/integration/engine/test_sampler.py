@@ -55,7 +55,14 @@ def test_top_k_keeps_the_k_most_likely_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("top_p", "kept"), [(0.39, [4, 0, 0, 0, 0]), (0.41, [4, 0, 3, 0, 0]), (0.8, [4, 0, 3, 1.5, 0])]
+    ("top_p", "kept"),
+    [
+        (0, [4, 0, 0, 0, 0]),
+        (1e-9, [4, 0, 0, 0, 0]),
+        (0.39, [4, 0, 0, 0, 0]),
+        (0.41, [4, 0, 3, 0, 0]),
+        (0.8, [4, 0, 3, 1.5, 0]),
+    ],
 )
 def test_top_p_keeps_the_fewest_that_reach_p(top_p: float, kept: list[float]) -> None:
     expected = torch.tensor(kept)

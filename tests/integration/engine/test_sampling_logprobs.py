@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -103,10 +104,28 @@ def test_only_the_first_choice_computes_prompt_logprobs() -> None:
 
 
 @pytest.fixture(scope="module")
-def transformer(model_dir: Path) -> Any:
+def checkpoint(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with random weights and the embedded model's tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    directory = tmp_path_factory.mktemp("model")
+    for path in model_dir.glob("tokenizer*"):
+        shutil.copy(path, directory)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49_152, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=1024, bos_token_id=None, eos_token_id=2, initializer_range=0.2,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def transformer(checkpoint: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
     return model.eval()
 
 
@@ -131,7 +150,8 @@ def prompts() -> list[list[int]]:
 
 def engine(model_dir: Path, **settings: object) -> LLMEngine:
     defaults = {"dtype": "float32", "attention": "reference", "block_size": 16, "num_blocks": 100, "device": "cpu"}
-    return LLMEngine(EngineConfig(model_dir, **{**defaults, **settings}))  # type: ignore[arg-type]
+    given = {"measure_peaks": False, **defaults, **settings}
+    return LLMEngine(EngineConfig(model_dir, **given))  # type: ignore[arg-type]
 
 
 def assert_logprobs(found: list[TokenLogprobs], tokens: list[int], wanted: torch.Tensor, count: int) -> None:
@@ -155,7 +175,7 @@ def assert_all(outputs: list[RequestOutput], prompt: list[int], reference: Logit
 
 @on_the_model
 def test_log_probabilities_equal_transformers_in_a_batch_with_chunks(
-    model_dir: Path, prompts: list[list[int]], reference: Logits
+    checkpoint: Path, prompts: list[list[int]], reference: Logits
 ) -> None:
     # Sampling parameters do not change log-probabilities.
     kinds = [
@@ -166,7 +186,7 @@ def test_log_probabilities_equal_transformers_in_a_batch_with_chunks(
         SamplingParams(max_tokens=6, temperature=0, logit_bias=((5, 50.0),), ignore_eos=True,
                        logprobs=3, prompt_logprobs=3),
     ]  # fmt: skip
-    llm = engine(model_dir, max_num_batched_tokens=64)
+    llm = engine(checkpoint, max_num_batched_tokens=64)
     # Cached tokens are computed anyway, for their logits.
     for name in ("first", "again"):
         for i, (prompt, params) in enumerate(zip(prompts, kinds, strict=True)):
@@ -178,11 +198,11 @@ def test_log_probabilities_equal_transformers_in_a_batch_with_chunks(
 
 @on_the_model
 def test_a_prompt_computed_again_after_a_preemption_returns_each_logprob_once(
-    model_dir: Path, prompts: list[list[int]], reference: Logits
+    checkpoint: Path, prompts: list[list[int]], reference: Logits
 ) -> None:
     prompt, params = prompts[3], SamplingParams(max_tokens=4, temperature=0, logprobs=0, prompt_logprobs=1)
     for steps in (1, 3, 5):  # preempted in its first chunk, in a later one, and during its output
-        llm = engine(model_dir, num_blocks=12, max_num_batched_tokens=48, max_num_seqs=8)
+        llm = engine(checkpoint, num_blocks=12, max_num_batched_tokens=48, max_num_seqs=8)
         llm.add_request(Request("x", prompt[:130], params, service_class=ServiceClass.FLEX))
         seen = [output for _ in range(steps) for output in llm.step()]
         urgent = SamplingParams(max_tokens=2, temperature=0)
@@ -198,10 +218,10 @@ def test_a_prompt_computed_again_after_a_preemption_returns_each_logprob_once(
 
 @on_the_model
 def test_greedy_output_with_a_repetition_penalty_equals_transformers(
-    model_dir: Path, prompts: list[list[int]], transformer: Any
+    checkpoint: Path, prompts: list[list[int]], transformer: Any
 ) -> None:
     params = SamplingParams(max_tokens=12, temperature=0, repetition_penalty=1.3)
-    llm = engine(model_dir, max_num_batched_tokens=64)
+    llm = engine(checkpoint, max_num_batched_tokens=64)
     for i, prompt in enumerate(prompts):
         llm.add_request(Request(str(i), prompt, params))
     outputs = run(llm)
@@ -213,14 +233,16 @@ def test_greedy_output_with_a_repetition_penalty_equals_transformers(
 
 
 @on_the_model
-def test_min_tokens_prevents_an_early_end(model_dir: Path) -> None:
-    llm = engine(model_dir)
+def test_min_tokens_prevents_an_early_end(checkpoint: Path) -> None:
+    llm = engine(checkpoint)
     assert llm.tokenizer is not None
     prompt = llm.tokenizer.apply_chat_template([{"role": "user", "content": "What is the capital of France?"}])
-    for name, least in (("short", 0), ("long", 20)):
-        llm.add_request(Request(name, prompt, SamplingParams(max_tokens=40, temperature=0, min_tokens=least)))
-    outputs = run(llm)
     eos = set(llm.tokenizer.eos_token_ids)
+    likely = tuple((token, 50.0) for token in eos)
+    for name, least in (("short", 0), ("long", 20)):
+        params = SamplingParams(max_tokens=40, temperature=0, min_tokens=least, logit_bias=likely)
+        llm.add_request(Request(name, prompt, params))
+    outputs = run(llm)
     assert len(outputs["short"]) < 20
     assert not eos & set(tokens_of(outputs["long"])[:20])
     assert len(tokens_of(outputs["long"])) > 20

@@ -162,8 +162,8 @@ def test_a_growing_order_equals_a_sorted_list(events: list[tuple[str, int, float
             order.discard(item)
         elif kind == "read":
             wanted = sorted(inside, key=lambda item: (keys[item], item))
-            assert order.first(3) == wanted[:3]
-            assert order.first(20) == wanted
+            assert order.list_first(3) == wanted[:3]
+            assert order.list_first(20) == wanted
         assert set(order) == inside
         assert len(order) == len(inside)
         assert (item in order) == (item in inside)

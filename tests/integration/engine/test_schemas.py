@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -154,9 +156,45 @@ def test_a_grammar_that_kills_its_process_is_rejected(grammars: GrammarCompiler)
 def test_a_killed_grammar_sandbox_is_restarted(tokenizer: Tokenizer) -> None:
     grammars = GrammarCompiler(tokenizer, VOCAB)
     grammars.start(TENANT, json_schema({"type": "integer"}))
-    grammars.close()
+    process = grammars._sandbox._process
+    assert process is not None
+    process.kill()
+    process.wait()
     grammars.start(TENANT, json_schema({"type": "string"}))
+    assert grammars._sandbox._process is not process
     grammars.close()
+
+
+def test_a_closed_compiler_leaves_no_process(tokenizer: Tokenizer) -> None:
+    GrammarCompiler(tokenizer, VOCAB).close()  # no process was started
+    grammars = GrammarCompiler(tokenizer, VOCAB)
+    grammars.start(TENANT, json_schema({"type": "integer"}))
+    process = grammars._sandbox._process
+    assert process is not None
+    grammars.close()
+    grammars.close()
+    assert process.returncode == -signal.SIGKILL
+    with pytest.raises(RequestRejected):
+        grammars.start(TENANT, json_schema({"type": "string"}))
+    assert grammars._sandbox._process is None
+
+
+def test_a_compiler_closes_during_a_compilation(tokenizer: Tokenizer) -> None:
+    grammars = GrammarCompiler(tokenizer, VOCAB)
+    grammars.start(TENANT, json_schema({"type": "integer"}))
+    process = grammars._sandbox._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)  # the next trial gets no answer
+    with ThreadPoolExecutor(1) as pool:
+        trial = pool.submit(grammars.start, TENANT, json_schema({"type": "string"}))
+        deadline = time.monotonic() + 10
+        while not grammars._sandbox._trial.locked() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        began = time.monotonic()
+        grammars.close()
+        assert time.monotonic() - began < 5
+        assert "too much time or memory" in str(trial.exception(10))
+    assert process.returncode == -signal.SIGKILL
 
 
 def counted(grammars: GrammarCompiler) -> list[str]:
@@ -213,7 +251,7 @@ def tool_spec(choice: str, **more: Any) -> StructuredSpec:
 
 
 CALL = '<tool_call>\n{"name": "get_user_details", "arguments": {"user_id": "a_b_1"}}\n</tool_call>'
-OTHER = '<tool_call>{"name":"list_all_airports","arguments":{}}</tool_call>'
+OTHER = '<tool_call>\n{"name": "list_all_airports", "arguments": {}}\n</tool_call>'
 
 
 @pytest.mark.parametrize(
@@ -257,7 +295,7 @@ def test_a_non_strict_tool_schema_that_cannot_be_enforced_allows_any_arguments(
         return StructuredSpec("tools", json.dumps({"tools": described, "choice": "required"}), "tools")
 
     def allowed(name: str, arguments: str) -> bool:
-        text = f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+        text = f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
         return accepts(grammars, tokenizer, spec(strict=False), text)
 
     assert allowed("f", '{"anything": 1}')

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -98,42 +97,14 @@ def test_the_tokenizers_properties(tokenizer: Tokenizer) -> None:
     assert tokenizer.model_max_length == 8192
 
 
-def sentencepiece_like(tmp_path: Path) -> Tokenizer:
-    """A tokenizer whose text is not the concatenation of its tokens' bytes: spaces are marks, and bytes are tokens."""
-    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefgh", "▁a", "▁b", "ab"]
-    merges = [("▁", "a"), ("▁", "b"), ("a", "b")]
-    vocab = {piece: i for i, piece in enumerate(pieces)}
-    core = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, merges, byte_fallback=True, unk_token="<unk>"))
-    core.normalizer = tokenizers.normalizers.Sequence(
-        [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
-    )
-    core.decoder = tokenizers.decoders.Sequence(
-        [
-            tokenizers.decoders.Replace("▁", " "),
-            tokenizers.decoders.ByteFallback(),
-            tokenizers.decoders.Fuse(),
-            tokenizers.decoders.Strip(" ", 1, 0),
-        ]
-    )
-    core.save(str(tmp_path / "tokenizer.json"))
-    return Tokenizer.from_dir(tmp_path)
-
-
-def test_tokens_that_depend_on_their_neighbors_are_streamed_correctly(tmp_path: Path) -> None:
-    tokenizer = sentencepiece_like(tmp_path)
-    assert not tokenizer.is_byte_level
-    for text in ["abc", " ab cd", "a 漢字 b", "👩‍👧 ab", "ab  b   a", ""]:
-        ids = tokenizer.encode(text)
-        assert tokenizer.decode(ids) == text
-        assert streamed(tokenizer, ids) == tokenizer.decode(ids)
-    cut = tokenizer.encode("a 漢")[:-1]
-    assert streamed(tokenizer, cut) == tokenizer.decode(cut)
-
-
 class Letters:
     """A tokenizer whose tokens are letters."""
 
     is_byte_level = True
+    neutral_ids: Sequence[int] = ()
+
+    def is_byte(self, token_id: int) -> bool:
+        return False
 
     def token_bytes(self, token_id: int) -> bytes:
         return chr(token_id).encode()

@@ -85,6 +85,29 @@ def test_calls(grammars: GrammarCompiler, form: str) -> None:
     assert not is_accepted(grammars, form, "Text.", "auto", answer={"type": "object"})
 
 
+@pytest.mark.parametrize("form", sorted(TOOL_FORMATS))
+def test_calls_have_the_exact_text_of_their_format(grammars: GrammarCompiler, form: str) -> None:
+    """A model does not end its answer after white space that it has never learned."""
+    style = TOOL_FORMATS[form]
+    one, two = (write_call(style, "weather", {"city": city}).replace("'", '"') for city in ("x", "y"))
+    assert is_accepted(grammars, form, one)
+    for marked in (style.opening, style.closing, "{", '"weather"', '"name": '):
+        for text in (one.replace(marked, f"{marked}  "), one.replace(marked, f"{marked}\n\n")):
+            assert text == one or not is_accepted(grammars, form, text), text
+    assert not is_accepted(grammars, form, f"{one}\n\n")
+    assert not is_accepted(grammars, form, f"{one} ")
+    if not style.between:
+        assert not is_accepted(grammars, form, f"{one}\n")
+        return
+    assert is_accepted(grammars, form, f"{one}{style.between}{two}")
+    assert not is_accepted(grammars, form, f"{one}\n\n{two}")
+    assert not is_accepted(grammars, form, f"{one} {two}")
+    assert not is_accepted(grammars, form, f"{one}{style.between}{two}", parallel=False)
+    # After the text that is between two calls, the answer may end, too. It ends directly if one call is allowed.
+    assert is_accepted(grammars, form, f"{one}{style.between}")
+    assert not is_accepted(grammars, form, f"{one}{style.between}", parallel=False)
+
+
 @pytest.mark.parametrize("form", ["gemma", "glm4", "pythonic", "qwen3_coder"])
 def test_schemas_that_a_format_cannot_enforce(grammars: GrammarCompiler, form: str) -> None:
     """A tool that is not strict may then have any arguments. A strict one is rejected."""

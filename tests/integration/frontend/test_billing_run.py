@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from billing.actions.one_off_lines import do_add_one_off_line
+from billing.invoicing.one_off_lines import do_add_one_off_line
 from billing.invoicing.preview import preview
-from billing.ledger import balance
+from billing.ledger.ledger import balance
 from billing.models import (
     Account,
     CreditGrant,
@@ -269,8 +269,8 @@ def test_a_line_is_the_sum_of_its_linked_events(
 
 @pytest.mark.django_db
 def test_the_current_month_equals_its_later_draft(client: Client, acme: Tenant) -> None:
-    from billing.actions.credits import do_commit, do_grant_credit
-    from billing.actions.drafts import do_draft
+    from billing.invoicing.drafts import do_draft
+    from billing.ledger.credits import do_commit, do_grant_credit
 
     do_grant_credit(acme, CreditGrant.GrantType.PROMOTIONAL, 10**9, starts_at=LAST, note="Gift")
     do_commit(acme, "Base", fee=1000, included_nano=2 * 10**9, first_month=f"{LAST:%Y-%m}")

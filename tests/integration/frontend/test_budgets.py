@@ -15,9 +15,9 @@ from django.utils import translation
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.actions.budgets import do_make_budget
-from billing.amounts import MAX_BUDGET
 from billing.budgets.alerts import check_thresholds
+from billing.budgets.budgets import do_make_budget
+from billing.currencies.amounts import MAX_BUDGET
 from billing.metering import rollups
 from billing.models import Budget, BudgetAlert, BudgetPeriod, UsageEvent
 from frontend.core.numbers import exact

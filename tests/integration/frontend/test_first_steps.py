@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from billing.actions.budgets import do_make_budget
+from billing.budgets.budgets import do_make_budget
 from tenants import actions
 from tenants.models import Tenant, User
 from tests.support.billing.books import rate_card

@@ -10,7 +10,7 @@ import pytest
 from django.contrib.sessions.models import Session
 from django.test import Client
 
-from billing.actions.budgets import do_make_budget
+from billing.budgets.budgets import do_make_budget
 from tenants import actions
 from tenants.audit import PLATFORM, actor_context
 from tenants.models import ApiKey, AuditEntry, IdempotentResponse, Project, Tenant, User

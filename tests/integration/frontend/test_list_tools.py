@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from billing.actions.budgets import do_make_budget
+from billing.budgets.budgets import do_make_budget
 from billing.models import BudgetAlert, BudgetPeriod
 from millrace.apps.batches.models import Batch, File
 from tenants import actions

@@ -13,7 +13,7 @@ import pytest
 import redis
 from django.test import Client
 
-from billing.actions.budgets import do_change_budget, do_make_budget
+from billing.budgets.budgets import do_change_budget, do_make_budget
 from billing.models import UsageQuarantine
 from inference_worker.contract.messages import CORDONS_KEY, REPLICAS_KEY
 from millrace.apps.health.models import Cordon, HealthEvent, MachineCost

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 
-from billing.actions.prices import do_propose_prices, do_publish_prices
+from billing.invoicing.repricing import last_month
 from billing.models import PriceVersion
-from billing.pricing.price_book import NewPrice, Proposal, nano_per_million, parse
-from billing.pricing.pricing import Component, Tier
+from billing.pricing.prices import do_propose_prices, do_publish_prices
 from billing.pricing.rate_cards import current_prices
-from billing.pricing.rerating import last_month
+from billing.rates.price_book import NewPrice, Proposal, nano_per_million, parse
+from billing.rates.pricing import Component, Tier
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, User

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from billing.actions.reratings import continue_reratings
+from billing.invoicing.reratings import continue_reratings
 from billing.models import Invoice, Rerating
 from tenants.models import User
 from tests.support.billing.books import OCTOBER, invoiced, make_months, price, use

@@ -8,9 +8,9 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 from django.test import Client
 
-from billing.actions.budgets import do_make_budget
-from billing.actions.setup import do_add_exchange_rate
 from billing.budgets.alerts import check_thresholds
+from billing.budgets.budgets import do_make_budget
+from billing.invoicing.setup import do_add_exchange_rate
 from billing.models import Budget, BudgetPeriod, CreditGrant
 from billing.pricing.rate_cards import current_prices
 from frontend.core import impersonation

@@ -6,7 +6,7 @@ import pytest
 from allauth.mfa.models import Authenticator
 from drf_spectacular.generators import SchemaGenerator
 
-from billing.actions.budgets import do_make_budget
+from billing.budgets.budgets import do_make_budget
 from billing.models import Budget
 from tenants import actions
 from tenants.models import AuditEntry, User

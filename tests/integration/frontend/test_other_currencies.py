@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from billing.actions.budgets import do_make_budget
-from billing.actions.prices import do_discard_prices, do_propose_prices
-from billing.actions.setup import do_set_profile
 from billing.budgets.alerts import _text
+from billing.budgets.budgets import do_make_budget
 from billing.invoicing.exports import as_csv
+from billing.invoicing.setup import do_set_profile
 from billing.models import Invoice, InvoiceLine
-from billing.pricing.price_book import Proposal
-from billing.pricing.price_files import read_csv
+from billing.pricing.prices import do_discard_prices, do_propose_prices
+from billing.rates.price_book import Proposal
+from billing.rates.price_files import read_csv
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User

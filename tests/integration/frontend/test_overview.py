@@ -13,7 +13,7 @@ import redis
 from django.conf import settings
 from django.db import connection
 
-from billing.actions.budgets import do_make_budget
+from billing.budgets.budgets import do_make_budget
 from billing.budgets.forecast import Day, Forecast, forecast_tenant
 from billing.metering import rollups, status
 from billing.models import BillingEntity, BillingProfile, Budget
@@ -57,7 +57,7 @@ def panel_of(client: Any, name: str, query: str = "") -> Any:
 
 
 def usage_of(budget: Budget, used_nano: int) -> BudgetUsage:
-    used, limit = (BudgetAmount.whole("money", amount) for amount in (used_nano, budget.amount))
+    used, limit = (BudgetAmount.from_units("money", amount) for amount in (used_nano, budget.amount))
     return BudgetUsage(budget, None, used, BudgetAmount("money", 0), limit, None, None)
 
 

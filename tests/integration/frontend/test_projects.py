@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from billing.actions.budgets import do_make_budget
+from billing.budgets.budgets import do_make_budget
 from tenants import actions
 from tests.support.billing.books import rate_card
 from tests.support.rows import only_project

@@ -12,7 +12,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from billing.actions.budgets import do_change_budget, do_make_budget
+from billing.budgets.budgets import do_change_budget, do_make_budget
 from billing.models import BudgetPeriod, UsageEvent
 from frontend.tenant.requests.timeline import events_of, timeline_of
 from millrace.apps.request_log import selectors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from asyncio import AbstractEventLoop
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -25,7 +26,21 @@ if TYPE_CHECKING:
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], AbstractEventLoop]]:
     """Run asynchronous tests on uvloop, as the gateway does. It closes pipes and sockets differently from asyncio."""
-    return {"uvloop": uvloop.new_event_loop}
+    return {"uvloop": _new_loop}
+
+
+def _new_loop() -> AbstractEventLoop:
+    """Return a loop whose tasks end with a test's timeout, which uvloop reports to its exception handler only."""
+    loop = uvloop.new_event_loop()
+
+    def handle(loop: AbstractEventLoop, context: dict[str, Any]) -> None:
+        loop.default_exception_handler(context)
+        if isinstance(context.get("exception"), pytest.fail.Exception):
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+
+    loop.set_exception_handler(handle)
+    return loop
 
 
 @pytest.fixture(autouse=True)

@@ -118,7 +118,7 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     found = SimpleNamespace(
         keys=Keys(key_of()),
         active_requests=ActiveRequests(),
-        settings=SimpleNamespace(max_request_body_bytes=2 * 2**20),
+        settings=SimpleNamespace(max_request_body_bytes=2 * 2**20, base_url="http://llm.test"),
         metrics=SimpleNamespace(requests=counted),
         admission=SimpleNamespace(current_limit_statuses=current_limit_statuses),
         request_log=SimpleNamespace(end=lambda *_, **__: None),

@@ -16,9 +16,9 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection
 
-from billing.budgets import budget_leases, reservations
 from billing.metering.reconciler import reconcile
 from billing.models import Adjustment, Budget, BudgetCorrection, BudgetPeriod, PriceBook, PriceBookAssignment
+from billing.reservations import budget_leases, reservations
 from millrace.gateway.admission.admission import AdmittedRequest
 from millrace.gateway.core.errors import ApiError
 from tenants.isolation.db_roles import BypassReason

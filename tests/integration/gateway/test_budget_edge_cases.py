@@ -13,10 +13,10 @@ import psycopg
 import pytest
 from asgiref.sync import sync_to_async
 
-from billing.budgets import budget_leases, reservations
-from billing.budgets.budget_leases import ReservedAmount
 from billing.models import Budget, BudgetLease, BudgetPeriod
-from billing.pricing.pricing import Component, Rate, RateCard, Tier
+from billing.rates.pricing import Component, Rate, RateCard, Tier
+from billing.reservations import budget_leases, reservations
+from billing.reservations.budget_leases import ReservedAmount
 from millrace.gateway.admission import budget_admission
 from millrace.gateway.admission.cost_estimate import CostEstimate
 from millrace.gateway.core.errors import ApiError

@@ -16,8 +16,8 @@ from asgiref.sync import sync_to_async
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from billing.budgets import reservations
 from billing.models import Budget, BudgetPeriod
+from billing.reservations import reservations
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys.snapshot import ApiKeySnapshot

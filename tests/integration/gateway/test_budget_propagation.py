@@ -15,7 +15,7 @@ from asgiref.sync import sync_to_async
 from django.db import transaction
 from django.test import Client
 
-from billing.actions.budgets import do_change_budget, do_make_budget
+from billing.budgets.budgets import do_change_budget, do_make_budget
 from billing.models import Budget
 from tenants import actions
 from tenants.models import Tenant

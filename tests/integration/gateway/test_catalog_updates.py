@@ -12,7 +12,7 @@ import redis.asyncio as redis
 
 from inference_worker.contract.deployments import WANTED_KEY, WantedDeployment, WantedDeployments, encode_wanted
 from inference_worker.contract.messages import REPLICAS_KEY, Heartbeat, ReplicaPhase, beat_key, encode
-from inference_worker.contract.settings import ModelSpec
+from inference_worker.contract.settings import EMBEDDED_ENCODER, ModelSpec
 from millrace.gateway.core.catalog import ServedModel, load_catalog, load_served_model
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.dispatch.replicas import ReplicaRegistry
@@ -122,9 +122,10 @@ async def test_a_version_whose_load_fails_is_never_routed(fleet: Fleet) -> None:
 
 async def test_deployments_are_added_and_removed(fleet: Fleet) -> None:
     other = ModelSpec("other", "embedded", "float32")
-    await fleet.want(OLD, other, default_max_tokens=7)
+    await fleet.want(OLD, other, default_max_tokens=7, sampling_defaults="top_k=5")
     await fleet.round(a=(OLD, ReplicaPhase.READY), b=(other, ReplicaPhase.LOADING))
     assert fleet.models["m"].default_max_output == 7
+    assert fleet.models["m"].sampling_defaults == (("top_k", 5),)
     with pytest.raises(ApiError) as error:
         fleet.router.measure(make_key(), "other")
     assert error.value.code == "model_loading"
@@ -137,6 +138,19 @@ async def test_deployments_are_added_and_removed(fleet: Fleet) -> None:
     await fleet.broker.delete(WANTED_KEY)  # Valkey lost its data
     await fleet.round()
     assert set(fleet.models) == {"other"}
+
+
+async def test_a_change_of_the_truncation_reaches_the_prompt_processes(fleet: Fleet) -> None:
+    encoder = ModelSpec("e", EMBEDDED_ENCODER, "auto")
+    fleet.models["e"] = load_served_model(encoder, models_data_dir())
+    assert fleet.models["e"].truncates_inputs
+    await fleet.want(encoder)
+    await fleet.round(a=(encoder, ReplicaPhase.READY))
+    assert fleet.pool.keys == set()
+    await fleet.want(encoder, truncate_inputs=False, default_max_tokens=7)
+    await fleet.round()
+    assert not fleet.models["e"].truncates_inputs
+    assert fleet.pool.keys == {encoder.key}
 
 
 async def test_a_starting_gateway_serves_the_versions_of_running_replicas(broker: redis.Redis) -> None:

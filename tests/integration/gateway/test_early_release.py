@@ -15,10 +15,10 @@ from asgiref.sync import sync_to_async
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from billing.amounts import whole_units
-from billing.budgets import reservations
+from billing.currencies.amounts import whole_units
 from billing.metering.reconciler import reconcile
 from billing.models import Budget, EarlyRelease, UsageEvent, UsageQuarantine
+from billing.reservations import reservations
 from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission import early_release
 from millrace.gateway.core.errors import ApiError

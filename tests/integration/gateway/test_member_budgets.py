@@ -13,8 +13,8 @@ from asgiref.sync import sync_to_async
 from django.db import connection
 from psycopg.conninfo import make_conninfo
 
-from billing.actions.budgets import do_make_budget
 from billing.budgets import alerts
+from billing.budgets.budgets import do_make_budget
 from billing.metering.ingest import UsageMessage, settle
 from billing.models import BudgetAlert, BudgetPeriod
 from inference_worker.contract.messages import encode

@@ -265,3 +265,24 @@ def test_a_stream_to_a_client_of_http_1_0_arrives_piece_by_piece() -> None:
         assert not client.recv(1)
         assert received.partition(b"\r\n\r\n")[2] == b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
         eventually(lambda: served.guard.connections == 0)
+
+
+@pytest.mark.parametrize(
+    ("target", "seen"),
+    [
+        ("http://test", "/ "),
+        ("http://test?limit=1", "/ limit=1"),
+        ("http://test/?limit=1", "/ limit=1"),
+        ("http://test/v1/models?limit=1", "/v1/models limit=1"),
+        ("HTTPS://test:443", "/ "),
+        ("*", "/ "),
+        ("/?limit=1", "/ limit=1"),
+        ("/http://x", "/http://x "),
+        ("//v1/models", "//v1/models "),
+    ],
+)
+def test_a_target_without_a_path_is_the_root(served: Served, target: str, seen: str) -> None:
+    responses = exchange(served, [request("OPTIONS", target, "connection: close")], "OPTIONS")
+    (status, body, _) = responses[0]
+    assert status == 200
+    assert body.startswith(f"OPTIONS {seen} 0 ".encode())

@@ -14,7 +14,7 @@ import pytest_asyncio
 from asgiref.sync import sync_to_async
 from django.db import connection
 
-from billing.pricing.pricing import RateCard, Tier
+from billing.rates.pricing import RateCard, Tier
 from inference_worker.contract.request import SamplingParams
 from millrace.apps.request_log.models import RequestContent, RequestRecord
 from millrace.gateway.admission.admission import AdmittedRequest, RateLimitAdmission

@@ -17,6 +17,7 @@ from psycopg_pool import AsyncConnectionPool
 from millrace.environment.configuration import platform_settings
 from millrace.gateway.auth import authentication, revocation
 from millrace.gateway.auth.revocation import ChangeFeedReader
+from millrace.gateway.core import activity
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.http.endpoints import websocket
@@ -87,6 +88,20 @@ async def test_a_revoked_key_and_its_requests_end_within_a_second(watched: Watch
         return max(took, at - committed)
 
     assert await fastest(revoke) < WITHIN
+
+
+async def test_a_change_during_a_rest_applies_to_the_next_request(
+    watched: Watched, new_key: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenants.keys.key_snapshots.notify_gateways", lambda *_: None)
+    monkeypatch.setattr(authentication, "FRESH_SECONDS", 3600.0)  # only the poll removes the cached key
+    monkeypatch.setattr(activity, "REST_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(activity, "REST_SECONDS", 3600.0)
+    monkeypatch.setattr(activity, "REFRESH_SECONDS", 30.0)
+    key, secret = await sync_to_async(new_key)()
+    assert await watched.error_code(secret) is None
+    await sync_to_async(actions.do_revoke_api_key)(key)
+    assert await watched.error_code(secret) == "invalid_api_key"
 
 
 async def is_rejected(watched: Watched, secret: str) -> bool:

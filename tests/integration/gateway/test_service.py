@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ import msgspec
 import pytest
 import redis.asyncio as redis
 
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.messages import (
     USAGE_STREAM,
     End,
@@ -24,18 +27,22 @@ from inference_worker.contract.messages import (
 )
 from inference_worker.contract.request import SamplingParams, ServiceClass, StructuredSpec, TokenCounts
 from inference_worker.worker.shared_pins import PIN
+from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.core.types import CheckedSchemas, InferenceRequest
 from millrace.gateway.dispatch import execution as execution_module
 from millrace.gateway.dispatch.stream_follower import StreamFollower
 from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
 from millrace.gateway.http.endpoints.inference import ChatCompletions
 from millrace.gateway.lifecycle import service as service_module
 from millrace.gateway.lifecycle.service import ActiveRequest
-from millrace.gateway.protocols.openai import completions
+from millrace.gateway.protocols.answer_validity import CheckedEnd, checked_events
+from millrace.gateway.protocols.openai import chat, completions, embeddings
+from millrace.gateway.protocols.openai.writer import DONE
 from millrace.gateway.protocols.prompts import SHORT_CHARACTERS
 from millrace.gateway.routing.router import Router
 from tenants.keys.snapshot import LimitSetSnapshot
+from tests.support.engine.tiny_models import make_tokenizer
 from tests.support.gateway.replica import GATEWAY, Replica
 from tests.support.gateway.service_gates import MODELS, Gate, make_key, serving
 from tests.support.waiting import eventually_async
@@ -55,6 +62,30 @@ def end(call: ActiveRequest, usage: TokenCounts, attempt: int = 1, seq: int = 0,
 EITHER = {"models": ["a", "b"]}
 ORDERED = [{"model": "a"}, {"model": "b"}]
 EITHER_RULE: dict[str, Any] = {"rules": [{"targets": ORDERED, "strategy": "ordered"}]}
+
+
+async def test_the_request_log_names_the_sampling_defaults_that_a_request_took(gate: Gate, a: Replica) -> None:
+    model = dataclasses.replace(MODELS["a"], sampling_defaults=(("temperature", 0.2), ("top_k", 5)))
+    gate.service._router = Router(MODELS | {"a": model})
+    request = InferenceRequest("a", [1] * 10, SamplingParams(temperature=0.7), 20, unset_sampling=("top_k",))
+    call = await gate.service.begin(make_key(LIMIT), request, completions.DIALECT, "req_defaults")
+    params = call.execution.job.params
+    assert (params.temperature, params.top_k) == (0.7, 5)
+    assert call.decision_record["sampling_defaults"] == {"top_k": 5}
+
+
+@pytest.mark.usefixtures("b")
+async def test_inputs_are_truncated_to_the_length_of_the_deployment_that_answers(gate: Gate) -> None:
+    """Two deployments of one model, of which the first has no replica, share the tokenizer."""
+    core = make_tokenizer()
+    tokenizer = Tokenizer(core, chat_template=None, special_tokens={}, eos_token_ids=(), model_max_length=12)
+    first = ServedModel("a", tokenizer, 12, core.get_vocab_size(), 0, vector_sizes=(4,))
+    gate.service._router = Router({"a": first, "b": dataclasses.replace(first, name="b", context_length=8)})
+    request = InferenceRequest("mine", [], SamplingParams(max_tokens=0), 0, inputs=("x" * 10, "x" * 9, "x"))
+    call = await gate.service.begin(make_key(LIMIT, mine=EITHER), request, embeddings.DIALECT, "req_truncated")
+    assert (call.model, call.execution.job.input_lengths) == ("b", (8, 8, 3))
+    assert call.execution.response_spec.truncated == "2 of 3"
+    assert call.decision_record["truncated_inputs"] == 2
 
 
 async def test_a_tenants_model_name_is_routed_by_its_policy(gate: Gate, a: Replica) -> None:
@@ -259,8 +290,8 @@ async def test_a_job_has_the_requests_billing_context(gate: Gate, a: Replica) ->
     form = StructuredSpec("regex", "a+", "guided_regex")
     request = InferenceRequest(
         "a",
-        [1] * 10,
-        SamplingParams(logprobs=3),
+        [1, 2, 3, 4],
+        SamplingParams(logprobs=3, skip_special_tokens=False),
         20,
         structured=form,
         service_class=ServiceClass.FLEX,
@@ -278,6 +309,8 @@ async def test_a_job_has_the_requests_billing_context(gate: Gate, a: Replica) ->
         3,
         ServiceClass.FLEX,
     )
+    assert call.execution.response_spec.shows_special_tokens
+    assert call.execution.response_spec.last_prompt_id == 4
     decision_record = await gate.decision_record(call)
     assert (decision_record["metadata"], decision_record["user"]) == ({"order": "7"}, "u")
 
@@ -352,6 +385,52 @@ async def test_an_internal_error_is_never_billed(
     ] == [("req_1", 1, "failed", "internal_error")]
     await gate.service.drain()
     assert gate.dispatcher.in_flight == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("text", "valid"), [("[1, 2]", True), ("[1, 1]", False), ("[1", False)])
+async def test_an_answer_under_a_loosened_schema_is_validated(
+    gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch, stream: bool, text: str, valid: bool
+) -> None:
+    """The header, the body or the last chunk, and a resumed stream report the same result."""
+    consumer: Any = ChatCompletions()
+    trace = SimpleNamespace(failure="", active_requests=[])
+    consumer.scope, consumer.headers, consumer.trace = {}, {}, trace
+    consumer.idempotent_call = consumer.key_error = None
+    consumer.request_id, consumer.dialect = "req_1", chat.DIALECT
+    monkeypatch.setattr(ChatCompletions, "gateway", SimpleNamespace(service=gate.service))
+    sent: list[Any] = []
+
+    async def respond(_: int, body: Any, headers: Any) -> None:
+        sent.extend([body, dict(headers)])
+
+    async def start(_: Any) -> None:
+        pass
+
+    async def send(chunks: list[bytes], _: int, *, last: bool) -> None:
+        sent.extend(json.loads(chunk) for chunk in chunks if chunk != DONE)
+
+    for name, function in (("respond_json", respond), ("begin_events", start), ("send_events", send)):
+        monkeypatch.setattr(consumer, name, function)
+    monkeypatch.setattr(consumer, "begin_heartbeat", lambda _: None)
+    schema = json.dumps({"type": "array", "uniqueItems": True})
+    request = InferenceRequest(
+        "a", [1] * 10, SamplingParams(), 20, stream=stream, ignored=("s.uniqueItems",), checked=CheckedSchemas(schema)
+    )
+    answering = asyncio.create_task(consumer._begin(make_key(LIMIT), request))
+    await eventually_async(partial(a.claim, "req_1"))
+    usage = TokenCounts(10, output=1)
+    await a.send(Tokens("req_1", 1, 0, [5], text, prompt=TokenCounts(10)), End("req_1", 1, 1, "stop", None, usage))
+    await answering
+    if not stream:
+        assert sent[1][b"x-millrace-schema-valid"] == str(valid).lower().encode()
+        assert sent[1][b"x-millrace-ignored"] == b"s.uniqueItems"
+    assert sent[0 if not stream else -1]["schema_valid"] is valid
+    assert trace.failure == ("" if valid else "schema")
+    follower = StreamFollower(gate.dispatcher, "req_1", 1, None)
+    *_, last = [event async for event in checked_events(follower.events(), follower.response_spec)]
+    assert isinstance(last, CheckedEnd) and last.schema_valid is valid
+    await gate.service.drain()
 
 
 @pytest.mark.parametrize("code", ["stream_lost", "timeout"])

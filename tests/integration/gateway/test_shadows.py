@@ -17,7 +17,7 @@ from django.db import connection
 from psycopg.conninfo import make_conninfo
 
 from billing.models import BudgetPeriod, ExecutionCost, UsageEvent
-from billing.pricing.pricing import PriceIndex
+from billing.rates.pricing import PriceIndex
 from inference_worker.contract.messages import (
     USAGE_STREAM,
     End,

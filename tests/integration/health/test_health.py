@@ -13,10 +13,11 @@ import msgspec
 import pytest
 import redis
 
-from billing.actions.budgets import do_make_budget
+from billing.budgets.budgets import do_make_budget
 from billing.metering import status
 from billing.models import BudgetPeriod, Invoice, Period, Reconciliation, UsageQuarantine
-from inference_worker.contract.messages import encode
+from inference_worker.contract.compute_support import SlowReason
+from inference_worker.contract.messages import ReplicaPhase, encode
 from millrace.apps.deployments.fleet_status import read_fleet_status
 from millrace.apps.deployments.gateway_heartbeat import (
     GATEWAYS_KEY,
@@ -255,11 +256,22 @@ def test_an_almost_full_disk(monkeypatch: pytest.MonkeyPatch, speak: Callable[..
 
 
 @pytest.mark.usefixtures("well")
-def test_a_worker_without_the_c_kernels(speak: Callable[..., None]) -> None:
+@pytest.mark.parametrize("reason", SlowReason)
+def test_a_replica_with_a_slow_backend(reason: SlowReason, speak: Callable[..., None]) -> None:
     speak("smollm2-135m-0.aa", machine=MACHINE)
     assert found() == []
-    speak("smollm2-135m-0.aa", machine=msgspec.structs.replace(MACHINE, is_slow=True))
+    speak("smollm2-135m-0.aa", machine=msgspec.structs.replace(MACHINE, slow=reason))
     assert (only().issue_type, only().subject, only().urgent) == (IssueType.SLOW, "smollm2-135m-0.aa", False)
+    assert only().title == f"smollm2-135m-0.aa is slow: {reason.cause}"
+    assert only().todo == reason.instruction
+
+
+@pytest.mark.usefixtures("well")
+def test_a_replica_that_could_not_be_loaded(speak: Callable[..., None]) -> None:
+    reason = "float16 needs a GPU, or a CPU with AVX-512 FP16 or AMX; set dtype to auto."
+    speak("smollm2-135m-1.bb", ready=False, phase=ReplicaPhase.FAILED, reason=reason)
+    assert (only().issue_type, only().subject, only().urgent) == (IssueType.REPLICA, "smollm2-135m-1.bb", False)
+    assert (only().title, only().todo) == ("smollm2-135m-1 could not load smollm2-135m", reason)
 
 
 @pytest.mark.usefixtures("well")

@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime, timedelta
 
 import pytest
 
-from billing.actions.setup import do_add_exchange_rate
+from billing.invoicing.setup import do_add_exchange_rate
 from billing.metering import rollups
 from billing.models import PriceBook, PriceBookAssignment
 from inference_worker.contract import metric_families as families

@@ -29,6 +29,7 @@ BILLING_MAY = {
     "inference_worker.contract.messages",
     "inference_worker.contract.readiness",
     "inference_worker.contract.request",
+    "inference_worker.contract.script_files",
     "inference_worker.contract.valkey",
 }
 TENANTS_MAY = BILLING_MAY | {
@@ -51,10 +52,10 @@ GATEWAY_MAY = {
         for name in ("answer_pattern", "complexity", "experiments", "policy", "strategies")
     ),
     *(
-        "billing.amounts",
-        "billing.pricing.pricing",
-        "billing.pricing.reserved_charge",
-        "billing.budgets.budget_leases",
+        "billing.currencies.amounts",
+        "billing.rates.pricing",
+        "billing.rates.reserved_charge",
+        "billing.reservations.budget_leases",
         "billing.costs.spend",
         "billing.metering.status",
     ),

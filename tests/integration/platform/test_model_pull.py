@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -396,6 +397,33 @@ def test_verify_and_remove(hub: HubServer, tmp_path: Path) -> None:
     assert json.loads(run("list", "--json").stdout) == []
     assert run("remove", ID).returncode == 4
     assert run("verify", ID).returncode == 4
+
+
+def test_a_file_is_verified(hub: HubServer, tmp_path: Path) -> None:
+    """A pulled file is compared with the checksum in its manifest, and another one with its own header."""
+
+    def run(path: Path) -> subprocess.CompletedProcess[str]:
+        return millrace("verify", str(path), hub_url=hub.url, data_dir=tmp_path)
+
+    store = ModelStore(tmp_path)
+    hub.models[ID].files |= {"a.gguf": b"top", "q4/a.gguf": b"nested"}
+    for name in ("a.gguf", "q4/a.gguf"):
+        weights = pull(hub, store, HubSource(ID, file=name)).source
+        assert f"{name} of {ID} matches its checksum" in run(weights).stdout
+        weights.write_bytes(b"bad")
+        damaged = run(weights)
+        assert (damaged.returncode, str(weights) in damaged.stdout) == (1, True)
+    pulled = pull(hub, store)
+    assert "match their checksums" in run(pulled.directory).stdout
+
+    own = tmp_path / "own.gguf"
+    data = embedded_source("embedded").read_bytes()
+    own.write_bytes(data)
+    assert hashlib.sha256(data).hexdigest() in run(own).stdout
+    own.write_bytes(data[:-1])
+    damaged = run(own)
+    assert (damaged.returncode, "past the end of the file" in damaged.stdout) == (1, True)
+    assert run(tmp_path).returncode == 4
 
 
 def test_a_pull_waits_for_another_process(hub: HubServer, store: ModelStore) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,12 +12,13 @@ from pathlib import Path
 import pytest
 import redis
 from django.db import OperationalError
+from django.test import TestCase
 
 from inference_worker.contract.credentials import WORKER_KEYS_KEY
 from millrace.apps.batches.models import Batch
 from millrace.conf import scheduler
 from millrace.conf.celery import app
-from millrace.conf.scheduler import WORK_CHECKS, WorkScheduler, has_work
+from millrace.conf.scheduler import REST_SECONDS, WORK_CHECKS, WorkScheduler, seconds_until_work
 from millrace.conf.web_jobs import BeatThread, make_service
 from tenants import jobs
 from tenants.isolation.scopes import tenant_scope
@@ -24,6 +26,7 @@ from tenants.jobs import JobKind, JobResult, do_start_job, job_kind, run_jobs
 from tenants.models import OutboxEmail, Tenant
 from tenants.outbox.email_outbox import enqueue_email
 from tenants.permissions import Permission
+from tenants.work import WorkListener, publish_announcement
 
 pytestmark = pytest.mark.django_db
 ALWAYS = "billing-update-rollups"  # an entry without a check
@@ -53,13 +56,12 @@ def schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
 
 def entries_with_work() -> set[str]:
     arguments = {name: entry.get("args", ()) for name, entry in app.conf.beat_schedule.items()}
-    return {name for name in WORK_CHECKS if has_work(name, tuple(arguments[name]))}
+    return {name for name in WORK_CHECKS if seconds_until_work(name, tuple(arguments[name])) == 0}
 
 
 def test_without_work_no_check_finds_any(broker: redis.Redis) -> None:
     assert len(WORK_CHECKS) == 6
     assert entries_with_work() == set()
-    assert has_work(ALWAYS, ())
 
 
 def test_each_check_finds_its_work(acme: Tenant, kind: JobKind, broker: redis.Redis) -> None:
@@ -94,14 +96,55 @@ def test_each_check_finds_its_work(acme: Tenant, kind: JobKind, broker: redis.Re
     assert entries_with_work() == {"tenants-deliver-credentials"}
 
 
+def test_a_message_that_waits_is_checked_when_it_is_due(acme: Tenant) -> None:
+    with tenant_scope(acme):
+        enqueue_email(acme.pk, ["owner"], "Hello", "Text")
+        OutboxEmail.objects.for_tenant(acme).update(next_attempt_at=datetime.now(UTC) + timedelta(minutes=1))
+    assert seconds_until_work("tenants-deliver-email", ("email",)) == pytest.approx(60, abs=5)
+    assert seconds_until_work("tenants-deliver-webhook", ("webhook",)) is None
+
+
 def test_beat_sends_what_has_work(
     acme: Tenant, kind: JobKind, schedule: tuple[WorkScheduler, list[str]], broker: redis.Redis
 ) -> None:
     found, sent = schedule
     do_start_job(acme, kind)
-    for name in ("tenants-run-jobs", "tenants-deliver-email", ALWAYS):
-        found.apply_entry(found.schedule[name])
+    seconds = found.check_work()
+    assert sent == ["tenants-run-jobs"]
+    assert 0 < seconds <= 1  # its interval, while it has work
+    found.apply_entry(found.schedule[ALWAYS])
     assert sent == ["tenants-run-jobs", ALWAYS]
+
+
+def test_the_heap_has_no_entry_with_a_check(schedule: tuple[WorkScheduler, list[str]]) -> None:
+    found, _ = schedule
+    found.populate_heap()
+    assert {event.entry.name for event in found._heap} == set(found.schedule) - set(WORK_CHECKS)
+
+
+def test_an_announcement_ends_the_rest(
+    acme: Tenant, kind: JobKind, schedule: tuple[WorkScheduler, list[str]], broker: redis.Redis
+) -> None:
+    found, sent = schedule
+    found._wait(0)  # it subscribes
+    assert 0 < found.check_work() <= REST_SECONDS
+    do_start_job(acme, kind)
+    assert found.check_work() > 0  # too early
+    assert sent == []
+    publish_announcement()
+    started = time.monotonic()
+    while not sent and time.monotonic() < started + 5:
+        found._wait(found.check_work())
+    assert sent == ["tenants-run-jobs"]
+    assert time.monotonic() - started < 2  # the interval of the task is a second
+
+
+def test_a_stored_job_is_announced(acme: Tenant, kind: JobKind, broker: redis.Redis) -> None:
+    listener = WorkListener()
+    assert listener.wait(0)  # perhaps before the subscription
+    with TestCase.captureOnCommitCallbacks(execute=True):
+        do_start_job(acme, kind)
+    assert any(listener.wait(1) for _ in range(3))
 
 
 def test_a_task_whose_check_fails_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,7 +249,7 @@ CASES: dict[str, tuple[Callable[[World], Any], list[str], set[str]]] = {
 }
 # Actions on users belong to no tenant; tests/integration/tenants/test_users.py tests them.
 VERBS = [
-    name for name in actions.__all__ if name.startswith("do_") and getattr(actions, name).__module__ != users.__name__
+    name for name in dir(actions) if name.startswith("do_") and getattr(actions, name).__module__ != users.__name__
 ]
 
 

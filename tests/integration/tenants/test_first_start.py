@@ -22,10 +22,10 @@ from django.core.management import CommandError, call_command
 from django.db import connection, transaction
 from django.test import Client
 
-from billing.actions.prices import do_assign_book, do_propose_prices, do_publish_prices
 from billing.models import PriceBook
-from billing.pricing.price_book import NewPrice, Proposal
-from billing.pricing.pricing import Component, Tier
+from billing.pricing.prices import do_assign_book, do_propose_prices, do_publish_prices
+from billing.rates.price_book import NewPrice, Proposal
+from billing.rates.pricing import Component, Tier
 from inference_worker.contract.deployments import WANTED_KEY, WantedState, decode_wanted
 from millrace.apps.deployments.deployments import (
     copy_deployments,

@@ -18,6 +18,6 @@ def test_an_unknown_path_of_the_api_is_a_problem(path: str) -> None:
 
 @pytest.mark.django_db
 def test_other_unknown_paths_return_a_page_and_a_missing_slash_redirects() -> None:
-    page = Client().get("/nothing")
+    page = Client().get("/nothing", headers={"accept": "text/html"})
     assert (page.status_code, page["content-type"].partition(";")[0]) == (404, "text/html")
     assert Client().get("/api/docs").headers["location"] == "/api/docs/"

@@ -51,7 +51,7 @@ def anthropic(prompt: Any = 11, output: Any = 7, **more: Any) -> list[Any]:
 
 
 IGNORED = {"output": COUNTED, "source": "estimated", "is_clamped": False}
-NO_COUNTS: list[Any] = [2**63, 2**31 + 1, -5, 7.5, "7", [7], {"n": 7}, True]
+NO_COUNTS: list[Any] = [2**63, 2**31 + 1, -5, 7.5, "x", "", [7], {"n": 7}, True]
 OPENAI_CASES: dict[str, Case] = {
     "output": Case([openai(output=100_000)]),
     "prompt": Case([openai(prompt=300_000)], 7),
@@ -70,8 +70,14 @@ OPENAI_CASES: dict[str, Case] = {
     "empty": Case([{}], **IGNORED),
     "null counts": Case([openai(None, None)], **IGNORED),
     **{f"output {json.dumps(value)}": Case([openai(output=value)], **IGNORED) for value in NO_COUNTS},
-    **{f"prompt {json.dumps(value)}": Case([openai(prompt=value)], **IGNORED) for value in NO_COUNTS},
-    **{f"cached {json.dumps(value)}": Case([openai(cached_tokens=value)], **IGNORED) for value in NO_COUNTS},
+    **{f"prompt {json.dumps(value)}": Case([openai(prompt=value)], 7, "estimated", False) for value in NO_COUNTS},
+    **{f"cached {json.dumps(value)}": Case([openai(cached_tokens=value)], 7, is_clamped=False) for value in NO_COUNTS},
+    **{f"text {value}": Case([openai("11", value)], 7, is_clamped=False) for value in ("7", "7 ", 7.0)},
+    "zeros after a usage": Case([openai(), openai(0, 0)], 7, is_clamped=False),
+    "only zeros": Case([openai(0, 0)], **IGNORED),
+    "no output beside an answer": Case([openai(output=0)], **IGNORED),
+    "no output, but a total": Case([openai(output=None, total=18)], 7, is_clamped=False),
+    "cached tokens beside the prompt": Case([openai(cached_tokens=8, total=26)], 7, is_clamped=False),
     **{f"usage {json.dumps(value)}": Case([value], **IGNORED) for value in NO_COUNTS},
 }
 ANTHROPIC_CASES: dict[str, Case] = {

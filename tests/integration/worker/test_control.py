@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 import redis
 
+from inference_worker.contract.compute_support import describe_support
 from inference_worker.contract.messages import (
     CORDONS_KEY,
     REPLICAS_KEY,
+    SUPPORT_KEY,
     Heartbeat,
+    WorkerSupport,
+    beat_key,
     control_channel,
     decode_heartbeat,
+    decode_worker_support,
     encode,
 )
 from inference_worker.contract.request import RequestError
@@ -21,6 +27,8 @@ from inference_worker.worker.control import Control
 from inference_worker.worker.engine_client import ActiveJob
 from tests.support.waiting import eventually
 from tests.support.worker.jobs import make_job
+
+SUPPORT = WorkerSupport(("default",), describe_support("cpu", "avx2", None))
 
 
 class RecordingEngine:
@@ -59,7 +67,7 @@ def engine() -> RecordingEngine:
 
 @pytest.fixture
 def control(broker: redis.Redis, engine: RecordingEngine) -> Iterator[Control]:
-    control = Control(broker, "r", engine, heartbeats)  # type: ignore[arg-type]
+    control = Control(broker, "r", engine, heartbeats, SUPPORT)  # type: ignore[arg-type]
     yield control
     control.close()
 
@@ -70,12 +78,44 @@ def beat_of(broker: redis.Redis) -> int:
 
 
 def test_heartbeats_are_sent_until_the_end(broker: redis.Redis, engine: RecordingEngine) -> None:
-    control = Control(broker, "r", engine, heartbeats)  # type: ignore[arg-type]
+    control = Control(broker, "r", engine, heartbeats, SUPPORT)  # type: ignore[arg-type]
     eventually(lambda: beat_of(broker))
     first = beat_of(broker)
     eventually(lambda: beat_of(broker) > first)
     control.close()
     assert not broker.hexists(REPLICAS_KEY, "r")
+
+
+def test_a_process_without_replicas_sends_what_it_can_compute_with(
+    broker: redis.Redis, engine: RecordingEngine
+) -> None:
+    control = Control(broker, "m-0.1f", engine, lambda _: {}, SUPPORT)
+    eventually(lambda: broker.exists(beat_key("m-0.1f")))
+    payload = broker.hget(SUPPORT_KEY, "m-0.1f")
+    assert decode_worker_support(payload) == SUPPORT  # type: ignore[arg-type]
+    control.close()
+    assert not broker.exists(SUPPORT_KEY, beat_key("m-0.1f"))
+
+
+def test_a_blocked_heartbeat_does_not_delay_the_end(
+    broker: redis.Redis, engine: RecordingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference_worker.worker.control.CLOSING_SECONDS", 0.2)
+    is_called, is_released = threading.Event(), threading.Event()
+
+    def block(_: int) -> dict[str, Heartbeat]:
+        is_called.set()
+        is_released.wait(60)
+        return {}
+
+    control = Control(broker, "m-0.1f", engine, block, SUPPORT)
+    assert is_called.wait(60)
+    began = time.monotonic()
+    control.close()
+    assert time.monotonic() - began < 30
+    is_released.set()
+    for thread in control._threads:
+        thread.join(60)
 
 
 @pytest.mark.usefixtures("control")
@@ -136,7 +176,7 @@ def test_an_execution_past_its_deadline_is_ended(engine: RecordingEngine) -> Non
 def test_a_drained_worker_requeues_its_executions_and_a_cordoned_one_keeps_them(
     broker: redis.Redis, engine: RecordingEngine
 ) -> None:
-    control = Control(broker, "m-0.1f", engine, heartbeats)  # type: ignore[arg-type]
+    control = Control(broker, "m-0.1f", engine, heartbeats, SUPPORT)  # type: ignore[arg-type]
     engine.submit(ActiveJob(make_job("req_1"), 1))
     broker.hset(CORDONS_KEY, "m-0", "cordon")
     time.sleep(1.2)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 import redis
+from structlog.testing import CapturingLogger
 
 from inference_worker.contract import claims
 from inference_worker.contract import journal as journal_module
@@ -417,3 +418,27 @@ def test_vectors_are_only_in_the_log_and_expire_soon(broker: redis.Redis, queued
     assert log_of(broker, "req_1") == [Vectors("req_1", 1, 0, b"1234"), end]
     assert gateway_events(broker) == [end]
     assert 0 < broker.ttl(event_log_key("req_1", 1)) <= 60
+
+
+def test_a_broker_that_is_away_does_not_delay_the_end(
+    broker: redis.Redis, queued: Queued, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next process finds the end in the journal."""
+    monkeypatch.setattr("inference_worker.worker.publisher.CLOSING_SECONDS", 0.2)
+    publisher = make_publisher(broker, tmp_path)
+    live = begin(broker, queued, make_job())
+
+    def fail(_: object) -> None:
+        raise redis.ConnectionError
+
+    monkeypatch.setattr(publisher, "_write", fail)
+    publisher.deliver([last(live, 1)])
+    log = CapturingLogger()
+    monkeypatch.setattr("inference_worker.worker.publisher.log", log)
+    began = time.monotonic()
+    publisher.close()
+    assert time.monotonic() - began < 30
+    assert log.calls[-1].args == ("outputs_left",)
+    assert not usage_events(broker)
+    make_publisher(broker, tmp_path).close()
+    assert [usage.outcome for usage in usage_events(broker)] == ["failed"]

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import redis
+from structlog.testing import CapturingLogger
 
 from inference_worker.contract import claims
 from inference_worker.contract.messages import (
@@ -504,3 +505,29 @@ def test_a_claim_that_the_broker_lost_is_not_created_again(executions: Execution
     executions.pin(live, {b"a": FIVE})
     assert executions.live_pins(b"a") == [FIVE]
     assert not broker.exists(executions.key(live))
+
+
+def test_an_execution_that_does_not_end_does_not_delay_the_workers_end(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("worker", "engine_client"):
+        monkeypatch.setattr(f"inference_worker.worker.{module}.CLOSING_SECONDS", 0.2)
+    worker = replicas.start("one")
+    is_computing, is_released = threading.Event(), threading.Event()
+
+    def compute(_: object) -> None:
+        is_computing.set()
+        is_released.wait(60)
+
+    replicas.runners[0].during = compute
+    job = replicas.job(PROMPT)
+    (live,) = worker.serve([replicas.queue(job)])
+    assert is_computing.wait(60)  # before that, the worker would requeue the execution
+    log = CapturingLogger()
+    monkeypatch.setattr("inference_worker.worker.worker.log", log)
+    began = time.monotonic()
+    replicas.stop(worker)
+    assert time.monotonic() - began < 30
+    left = [call.kwargs["request_id"] for call in log.calls if call.args == ("execution_left",)]
+    assert left == [live.job.billing_context.request_id]
+    is_released.set()

@@ -10,12 +10,12 @@ from typing import Any, Self
 import pytest
 from django.db import connection
 
-from billing.actions.drafts import do_close_period, do_draft
-from billing.actions.invoices import do_finalize
+from billing.invoicing.drafts import do_close_period, do_draft
 from billing.invoicing.files import stored_pdf
+from billing.invoicing.finalizing import do_finalize
 from billing.models import Adjustment, CompiledRateCard, Invoice, Period, Price, PriceBook, PriceVersion, UsageEvent
 from billing.periods import default_entity, ensure_periods, stamps
-from billing.pricing.pricing import COMPONENTS, Component, Rate, encode_rates
+from billing.rates.pricing import COMPONENTS, Component, Rate, encode_rates
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
@@ -190,5 +190,5 @@ class _InNovember(datetime):
 
 def start_credit_in_november(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let credit start in November, the month of the invoices, whenever the tests run."""
-    for module in ("credits", "prepayment", "purchases"):
-        monkeypatch.setattr(f"billing.actions.{module}.datetime", _InNovember)
+    for module in ("ledger.credits", "ledger.prepayment", "invoicing.purchases"):
+        monkeypatch.setattr(f"billing.{module}.datetime", _InNovember)

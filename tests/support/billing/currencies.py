@@ -7,13 +7,13 @@ from datetime import datetime
 import facturx
 from django.db.models import Sum
 
-from billing.actions.prices import do_assign_book, do_propose_prices, do_publish_prices
 from billing.invoicing import checks
 from billing.models import (
     Invoice,
     LedgerEntry,
 )
-from billing.pricing.price_files import read_csv
+from billing.pricing.prices import do_assign_book, do_propose_prices, do_publish_prices
+from billing.rates.price_files import read_csv
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant

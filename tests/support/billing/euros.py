@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from billing.actions.prices import do_assign_book, do_propose_prices, do_publish_prices
-from billing.pricing.price_files import read_csv
+from billing.pricing.prices import do_assign_book, do_propose_prices, do_publish_prices
+from billing.rates.price_files import read_csv
 from tenants.models import Tenant
 
 CSV = ["model,tier,component,usd_per_million", "alpha,,uncached,10"]

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from billing.metering.ingest import UsageMessage, settle
 from billing.models import CostCard
-from billing.pricing.pricing import Component, Rate, encode_rates
+from billing.rates.pricing import Component, Rate, encode_rates
 from inference_worker.contract.messages import ExecutionUsage, encode
 from tests.support.billing.books import dollars
 from tests.support.rows import unscoped

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from billing.actions.payments import Received, do_record_payment
 from billing.models import BillingEntity, Invoice
+from billing.payments.recording import Received, do_record_payment
 from billing.periods import default_entity
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope

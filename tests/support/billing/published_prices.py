@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from decimal import Decimal
 
-from billing.actions.prices import do_propose_prices, do_publish_prices
 from billing.models import CompiledRateCard
-from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
-from billing.pricing.pricing import Component, Tier
+from billing.pricing.prices import do_propose_prices, do_publish_prices
+from billing.rates.price_book import NewPrice, Proposal, nano_per_million
+from billing.rates.pricing import Component, Tier
 from tests.support.rows import unscoped
 
 A = {"uncached": "3", "cache_write_5m": "3.75", "cache_write_1h": "6", "cache_read": "0.30", "output": "15"}

@@ -41,8 +41,8 @@ def run_deployments(*line: str, **environ: str) -> Any:
 def publish_prices(stack: Stack, *models: str) -> None:
     """Publish the demo prices of these models. A gateway uses them shortly after."""
     code = (
-        "from billing import demo_prices\n"
-        "from billing.actions.prices import do_price_unpriced\n"
+        "from billing.pricing import demo_prices\n"
+        "from billing.pricing.prices import do_price_unpriced\n"
         f"do_price_unpriced(demo_prices.proposal({list(models)!r}), 'tests')\n"
     )
     environ = read_env_file(stack.data_dir / "env") | {"MILLRACE_DATA_DIR": str(stack.data_dir)}

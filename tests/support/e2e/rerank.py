@@ -15,9 +15,9 @@ from tests.support.stack import RERANK_MODEL, Stack, eventually
 USD_PER_MILLION = Decimal("0.05")
 USD_PER_SEARCH = Decimal("0.002")
 PUBLISH = f"""
-from billing.actions.prices import do_propose_prices, do_publish_prices
-from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
-from billing.pricing.pricing import Component, Tier
+from billing.pricing.prices import do_propose_prices, do_publish_prices
+from billing.rates.price_book import NewPrice, Proposal, nano_per_million
+from billing.rates.pricing import Component, Tier
 prices = tuple(
     NewPrice("{RERANK_MODEL}", Tier.STANDARD, component, nano_per_million(usd))
     for component, usd in ((Component.UNCACHED, "{USD_PER_MILLION}"), (Component.SEARCHES, "{USD_PER_SEARCH * 10**6}"))

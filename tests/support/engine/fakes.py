@@ -90,6 +90,7 @@ class FakeRunner:
         self.restore_seconds = 0.0
         self.async_scheduling = False
         self.attention_choice = BackendChoice("fake")
+        self.slow = None
         self.roofline = Roofline.of(TINY, weight_bytes=4, kv_value_bytes=4)
         self.choose = choose
         self.steps: list[dict[str, int]] = []  # request id -> tokens computed

@@ -50,7 +50,7 @@ def write_gguf(
     config = json.loads((directory / "config.json").read_text())
     writer = gguf.GGUFWriter(path, architecture)
     _add_config(writer, config, architecture)
-    _add_tokenizer(writer, config["vocab_size"])
+    add_tokenizer(writer, config["vocab_size"])
     tensors = load_file(directory / "model.safetensors")
     layers = config["num_hidden_layers"]
     own, dense = (
@@ -168,7 +168,7 @@ def _llama3_divisors(rope: dict[str, Any], head_dim: int) -> np.ndarray[Any, Any
     return np.array(divisors, dtype=np.float32)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     """Add a tokenizer of bytes with one merge."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = ["ab", *letters, *(f"<{number}>" for number in range(vocab_size))][:vocab_size]

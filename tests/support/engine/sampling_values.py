@@ -29,12 +29,10 @@ def values_beyond(name: str) -> list[Any]:
     step = 1e-6 if is_real else 1
     beyond = [float("nan")] if is_real else []
     beyond += [] if declared.minimum is None else [declared.minimum - step]
-    beyond += [] if declared.above is None else [type(default)(declared.above)]
     return beyond + ([] if declared.maximum is None else [declared.maximum + step])
 
 
 def edges(name: str) -> list[Any]:
     """Return the ends of the parameter's range."""
     declared = RANGES[name]
-    ends = [declared.minimum, declared.maximum, None if declared.above is None else declared.above + 1e-9]
-    return [end for end in ends if end is not None]
+    return [end for end in (declared.minimum, declared.maximum) if end is not None]

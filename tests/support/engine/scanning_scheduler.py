@@ -121,7 +121,7 @@ class ScanningQueue(WaitingQueue):
             return window[0][1]
         return min(window, key=lambda entry: (entry[0][2] - self._num_cached(entry[1]), entry[0][3]))[1]
 
-    def expired(self, now: float) -> list[Sequence]:
+    def pop_expired(self, now: float) -> list[Sequence]:
         waiting = [seq for seq in self._keys if seq.group.prompt_usage is None]
         return [seq for seq in waiting if seq.request.expires_at is not None and seq.request.expires_at <= now]
 

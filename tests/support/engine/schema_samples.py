@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +101,53 @@ class _Maker:
     def _format(self) -> Schema:
         named = ("date", "date-time", "time", "uuid", "email", "ipv4", "ipv6", "hostname")
         return {"type": "string", "format": self._rng.choice(named), "maxLength": 60}
+
+
+def random_schema(rng: random.Random, depth: int = 3) -> Schema:
+    """Return a schema with keywords that can be enforced, that cannot, and that are malformed."""
+    schema: Schema = {}
+    for _ in range(rng.randint(1, 3)):
+        schema |= _random_keyword(rng, depth)
+    if depth == 3:
+        schema["$defs"] = {"x": random_schema(rng, 1), "y[z]": random_schema(rng, 1)}
+    return schema
+
+
+def _random_keyword(rng: random.Random, depth: int) -> Schema:
+    def inner() -> Any:
+        return True if rng.random() < 0.05 else random_schema(rng, depth - 1)
+
+    names = ["a", "b", "c"]
+    flat = [
+        {"type": rng.choice(["string", "integer", "number", "object", "array", ["string", "null"]])},
+        {"enum": rng.choice([[1, 2], ["a", "b"], [None, 1.5], [{"a": 1}]])},
+        {"const": rng.choice([1, "a", None])},
+        {"required": rng.sample(names, rng.randint(0, 2))},
+        {rng.choice(["minProperties", "maxProperties", "minItems", "maxItems"]): rng.randint(0, 2)},
+        {rng.choice(["minLength", "maxLength"]): rng.choice([0, 1, 2**31, 3.0])},
+        {rng.choice(["minimum", "maximum", "exclusiveMinimum"]): rng.choice([0, 1, -5, 2**63, 1e300, 0.5])},
+        {"multipleOf": rng.choice([1, 2, 0.01, 0.007, 3.14159])},
+        {"pattern": rng.choice(["^a", "b$", r"a\Z", "(?=a)b", r"^\w+$"])},
+        {"format": rng.choice(["path", "int64"])},
+        {"$ref": rng.choice(["#/$defs/x", "#/$defs/y[z]", "#/$defs/gone"])},
+        rng.choice([{"title": "x"}, {"not": {"type": "null"}}, {"uniqueItems": True}, {"if": {"type": "null"}}]),
+    ]
+    if depth == 0 or rng.random() < 0.4:
+        return rng.choice(flat)
+    deep: list[Callable[[], Schema]] = [
+        lambda: {"properties": {name: inner() for name in rng.sample(names, rng.randint(1, 3))}},
+        lambda: {"additionalProperties": rng.choice([False, inner()])},
+        lambda: {"patternProperties": {name: inner() for name in rng.sample(["^a", "^b", "b$", "(?=c)"], 2)}},
+        lambda: {"items": inner()},
+        lambda: {"prefixItems": [inner()], "items": inner()},
+        lambda: {rng.choice(["anyOf", "oneOf", "allOf"]): [inner() for _ in range(rng.randint(1, 3))]},
+    ]
+    return rng.choice(deep)()
+
+
+def random_instance(rng: random.Random, depth: int = 2) -> Any:
+    """Return a small JSON value."""
+    if depth and rng.random() < 0.6:
+        parts = [random_instance(rng, depth - 1) for _ in range(rng.randint(0, 3))]
+        return parts if rng.random() < 0.3 else dict(zip("abc", parts, strict=False))
+    return rng.choice([None, True, 0, 1, 2, -7, 0.5, 2**63, "", "a", "b", "ab", "cb", "a\n"])

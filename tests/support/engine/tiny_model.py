@@ -41,6 +41,12 @@ class RandomWeights:
         generator = torch.Generator().manual_seed(crc32(name.encode()))
         return torch.randn(shape, generator=generator).to(self._device, self._dtype)
 
+    def take_unconverted(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return self.take(name, shape)
+
+    def is_mapped(self, name: str, tensor: torch.Tensor) -> bool:
+        return False
+
 
 def tiny_engine(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer | None, **settings: Any) -> LLMEngine:
     """Return an engine with the model in float32 on the CPU."""

@@ -1,4 +1,4 @@
-"""A byte-level tokenizer without merges, written to a directory."""
+"""Small tokenizers, written to a directory: of bytes without merges, and of pieces as SentencePiece has them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 EOS = "<|eos|>"
 
@@ -26,3 +26,24 @@ def write_tokenizer(directory: Path, marks: Sequence[str], chat_template: str | 
     if chat_template is not None:
         settings["chat_template"] = chat_template
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def write_pieces(directory: Path, *, adds_prefix: bool = True) -> None:
+    """Write a tokenizer whose text is not the concatenation of its tokens' bytes: spaces are marks, bytes are tokens.
+
+    Args:
+        adds_prefix: adds a space before a text, which decoding removes, as in Llama 2. Gemma's does not.
+    """
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefgh", "▁a", "▁b", "ab"]
+    merges = [("▁", "a"), ("▁", "b"), ("a", "b")]
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    core = tokenizers.Tokenizer(models.BPE(vocab, merges, byte_fallback=True, unk_token="<unk>"))
+    core.add_special_tokens(pieces[:3])
+    steps = [normalizers.Prepend("▁")] if adds_prefix else []
+    core.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+    strip = [decoders.Strip(" ", 1, 0)] if adds_prefix else []
+    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    core.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B:1", special_tokens=[("<s>", vocab["<s>"])]
+    )
+    core.save(str(directory / "tokenizer.json"))

@@ -127,9 +127,9 @@ def _enlarge_column(cursor: Any, model: type[Model], field: Field[Any, Any], ten
 
 def _enlarge_costs() -> None:
     """Enlarge the costs of experiments, and replace the prices of rate cards by the highest one."""
-    from billing.amounts import MAX_NANO_PER_MILLION  # here: Django is not set up on import
+    from billing.currencies.amounts import MAX_NANO_PER_MILLION  # here: Django is not set up on import
     from billing.models import CompiledRateCard
-    from billing.pricing.pricing import Component, Rate, encode_rates
+    from billing.rates.pricing import Component, Rate, encode_rates
     from millrace.apps.experiments.models import ArmTotal
 
     for pk, moments in ArmTotal.objects.all_tenants().values_list("pk", "moments"):

@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING
 from PIL import Image
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
+from inference_worker.contract import env
+from inference_worker.contract.settings import WorkerSettings, format_models
 from millrace.environment.configuration import read_env_file
 from tests.support.frontend.console import DEMO, FLAGS, PASSWORD, Screen, load_screens, remembered
 from tests.support.frontend.pages import settle
@@ -72,7 +74,9 @@ def platform() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="millrace-screenshots-"))
     folder.chmod(0o711)  # PostgreSQL may run as another user and must reach its data below
     port = free_port()
-    process = start(folder / "state", port, folder / "log")
+    placeholder = {"MILLRACE_VALKEY_URL": "redis://127.0.0.1:1/0"}
+    models = format_models(env.load(WorkerSettings, placeholder).models)  # all bundled ones, also on a small machine
+    process = start(folder / "state", port, folder / "log", MILLRACE_MODELS=models)
     address = f"http://127.0.0.1:{port}"
     try:
         wait_for_output(process, folder / "log", address)
@@ -80,6 +84,7 @@ def platform() -> Iterator[str]:
         os.environ.update(
             MILLRACE_DATA_DIR=str(folder / "state"),
             MILLRACE_PORT=str(port),
+            MILLRACE_MODELS=models,
             DJANGO_SETTINGS_MODULE="millrace.conf.settings",
         )
         yield address

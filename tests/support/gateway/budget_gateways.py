@@ -14,7 +14,7 @@ from typing import Any
 import redis.asyncio as redis
 from psycopg_pool import AsyncConnectionPool
 
-from billing.budgets.budget_leases import BudgetLeaseStore
+from billing.reservations.budget_leases import BudgetLeaseStore
 from inference_worker.contract.messages import ExecutionUsage, encode
 from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission.admission import AdmittedRequest

@@ -11,9 +11,9 @@ from asgiref.sync import sync_to_async
 from django.db import connection
 from psycopg.conninfo import make_conninfo
 
-from billing.budgets import reservations
 from billing.metering.ingest import SettleResult, UsageMessage, settle
 from billing.models import Budget, BudgetPeriod
+from billing.reservations import reservations
 from inference_worker.contract.messages import encode
 from millrace.environment.configuration import platform_settings
 from millrace.gateway.core.asyncio_utils import cancel_and_wait

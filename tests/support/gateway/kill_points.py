@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
 
-from billing.budgets.budget_leases import BudgetLeaseStore
+from billing.reservations.budget_leases import BudgetLeaseStore
 from millrace.gateway.admission.budget_admission import BudgetAdmission
 from millrace.gateway.admission.early_release import EarlyReleases
 from millrace.gateway.answer_cache.answer_store import AnswerStore

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from billing.budgets import budget_leases
+from billing.reservations import budget_leases
 from millrace.conf.asgi import application
 from millrace.gateway.admission import budget_admission, early_release
 from millrace.gateway.auth import authentication, revocation

@@ -8,7 +8,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 
-from billing.actions.budgets import do_make_budget
+from billing.budgets.budgets import do_make_budget
 from billing.models import Budget, BudgetPeriod, UsageEvent
 from tenants.models import Tenant
 from tests.support.gateway.budgets import database_url

@@ -1,7 +1,8 @@
-"""Hypothesis strategies for request bodies."""
+"""Request bodies, and Hypothesis strategies for them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from hypothesis import strategies as st
@@ -10,6 +11,21 @@ from millrace.gateway.protocols.openai.chat import ChatBody
 from millrace.gateway.protocols.openai.parameters import NO_OP
 
 HELLO = [{"role": "user", "content": "Hello"}]
+# The smallest bodies of the endpoints that generate text, and of the others, without the model.
+BODIES: Mapping[str, dict[str, Any]] = {
+    "openai.chat": {"messages": HELLO, "max_tokens": 12},
+    "openai.completion": {"prompt": "Hello"},
+    "openai.responses": {"input": "Hello"},
+    "anthropic.messages": {"messages": HELLO, "max_tokens": 12},
+    "openai.realtime": {"messages": HELLO, "type": "request", "id": "1"},
+}
+ENCODERS: Mapping[str, dict[str, Any]] = {
+    "openai.embedding": {"input": "Hello"},
+    "cohere.rerank": {"query": "a", "documents": ["b"]},
+    "vllm.score": {"text_1": "a", "text_2": "b"},
+    "vllm.tokenize": {"prompt": "Hello"},
+    "anthropic.count": {"messages": HELLO},
+}
 
 
 def tool(name: str = "f", **fields: Any) -> dict[str, Any]:

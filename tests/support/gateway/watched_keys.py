@@ -9,6 +9,7 @@ from millrace.environment.configuration import platform_settings
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.auth.authentication import KeyStore
 from millrace.gateway.auth.revocation import ChangeFeedReader
+from millrace.gateway.core.activity import Activity
 from millrace.gateway.core.errors import ApiError
 
 
@@ -17,8 +18,11 @@ class Watched:
 
     def __init__(self, broker: redis.Redis, database: AsyncConnectionPool) -> None:
         self.live = ActiveRequests()
-        self.keys = KeyStore(broker, database, platform_settings().key_peppers)
-        self.watcher = ChangeFeedReader(database, broker, self.keys, self.live, gateway_id="gw-test")
+        self.activity = Activity(lambda: bool(self.live))
+        self.keys = KeyStore(broker, database, platform_settings().key_peppers, activity=self.activity)
+        self.watcher = ChangeFeedReader(
+            database, broker, self.keys, self.live, gateway_id="gw-test", activity=self.activity
+        )
 
     async def error_code(self, secret: str) -> str | None:
         """Return the error code of an authentication with this key, or None."""

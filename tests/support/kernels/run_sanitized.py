@@ -1,6 +1,7 @@
-"""A run of the C kernels with sanitizers: `python run_sanitized.py CACHE_DIRECTORY`, with libasan preloaded.
+"""A run of the C kernels with sanitizers: `python run_sanitized.py CACHE_DIRECTORY [--describe]`, with libasan loaded.
 
 It does not import torch, whose memory has no guarded borders. Tiles of AMX are not checked, because they are assembly.
+Undefined behavior ends the process with a signal. `--describe` describes it, but the build takes twice as long.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
-from ctypes import addressof, byref, c_float, c_int32, c_uint8, c_uint16
+from array import array
+from ctypes import addressof, byref, c_int32
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from kernels.native.build import build_library, find_compilers
+from kernels.native.build import build_library, find_compilers, runnable_variants
 from kernels.native.library import (
     AttentionArguments,
     LayerNormArguments,
@@ -27,10 +29,30 @@ from kernels.native.library import (
 )
 
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1")
+# The same checks with less code: AddressSanitizer's are calls, and UndefinedBehaviorSanitizer's have no messages.
+SHORT = ("--param", "asan-instrumentation-with-call-threshold=0", "-fsanitize-undefined-trap-on-error")
+
+# Random numbers, of which each block of memory gets a part: lists of Python objects take long with guarded memory.
+POOL = 10_007
+NUMBERS = bytes(array("H", random.choices((0x3F80, 0xBF80, 0x3E11, 0xC000, 0), k=POOL)))
+FACTORS = bytes(array("f", [random.uniform(-1, 1) for _ in range(POOL)]))
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
+
+
+def _part_of(pool: bytes, size: int) -> bytes:
+    """Return `size` bytes of the pool, from a random number on, which repeats at its end."""
+    start = 4 * random.randrange(len(pool) // 4)
+    return (pool[start:] + pool * (size // len(pool) + 1))[:size]
+
+
+def _copy(data: bytes) -> int:
+    """Return the address of a copy in the heap."""
+    address: int = libc.malloc(len(data))
+    ctypes.memmove(address, data, len(data))
+    return address
 
 
 class Memory:
@@ -39,22 +61,22 @@ class Memory:
     def __init__(self) -> None:
         self._addresses: list[int] = []
 
-    def of(self, kind: Any, values: list[Any]) -> int:
-        array = (kind * len(values))(*values)
-        address: int = libc.malloc(ctypes.sizeof(array))
-        ctypes.memmove(address, array, ctypes.sizeof(array))
+    def _keep(self, address: int) -> int:
         self._addresses.append(address)
         return address
 
+    def of(self, kind: Any, values: list[Any]) -> int:
+        return self._keep(_copy(bytes((kind * len(values))(*values))))
+
     def numbers(self, count: int) -> int:
         """Return `count` numbers in bfloat16, from −2 to 2."""
-        return self.of(c_uint16, random.choices((0x3F80, 0xBF80, 0x3E11, 0xC000, 0), k=count))
+        return self._keep(_copy(_part_of(NUMBERS, 2 * count)))
 
     def factors(self, count: int) -> int:
-        return self.of(c_float, [random.uniform(-1, 1) for _ in range(count)])
+        return self._keep(_copy(_part_of(FACTORS, 4 * count)))
 
     def bytes(self, count: int) -> int:
-        return self.of(c_uint8, list(random.randbytes(count)))
+        return self._keep(_copy(random.randbytes(count)))
 
     def sizes(self, values: list[int]) -> int:
         return self.of(c_int32, values)
@@ -77,6 +99,8 @@ def run_linear(library: Library, memory: Memory, rows: int, inputs: int, outputs
         activation=activation,
     )  # fmt: skip
     library.linear(byref(arguments))
+    arguments.codes = memory.bytes(rows * inputs * library.wide_bytes()) if library.wide_bytes() else None
+    library.linear(byref(arguments))
     if not activation:
         arguments.wide_out, arguments.residual = memory.factors(rows * outputs), None
         library.linear(byref(arguments))
@@ -87,6 +111,7 @@ def run_linear(library: Library, memory: Memory, rows: int, inputs: int, outputs
     arguments.codes, arguments.weight = memory.bytes(rows * inputs), memory.bytes(tiles * inputs * 32)
     arguments.format = 1
     library.linear(byref(arguments))
+    arguments.codes = memory.bytes(2 * rows * inputs)
     arguments.format, arguments.weight = 2, memory.bytes(tiles * inputs * 16)
     for offsets in (memory.factors(tiles * groups * 32), None):
         arguments.offsets = offsets
@@ -168,9 +193,11 @@ def run_all(library: Library) -> None:
 
 def main() -> None:
     compiler = find_compilers()[0]
-    library = Library(build_library(compiler, Path(sys.argv[1]), SANITIZERS))
+    directory, *options = sys.argv[1:]
+    flags, variants = SANITIZERS if options else (*SANITIZERS, *SHORT), runnable_variants()
+    library = Library(build_library(compiler, Path(directory), flags, variants=variants))
     library.set_threads(2)
-    for name in ("amx", "avx512", "avx2", "generic"):
+    for name in variants:
         if library.choose(name):
             run_all(library)
             print("checked", name)  # noqa: T201

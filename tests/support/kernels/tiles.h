@@ -1,4 +1,4 @@
-/* The tile instructions of AMX in C, for machines without them. Included before kernels.c. */
+/* The tile instructions of AMX in C, for machines without them. Included before variant.c. */
 
 #ifndef MILLRACE_TEST_TILES_H
 #define MILLRACE_TEST_TILES_H

@@ -10,7 +10,7 @@ from django.db import connection
 
 from billing.models import UsageEvent
 from billing.periods import stamps
-from billing.pricing.pricing import COMPONENTS
+from billing.rates.pricing import COMPONENTS
 from millrace.apps.feedback.models import SubmittedFeedback
 from millrace.apps.request_log.models import RequestRecord
 from tenants.isolation.db_roles import BypassReason

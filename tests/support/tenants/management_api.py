@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rest_framework.test import APIClient
 
-from billing.actions.budgets import do_make_budget
+from billing.budgets.budgets import do_make_budget
 from millrace.apps.alerts.actions import do_create_alert_rule
 from millrace.apps.alerts.models import AlertRule, RuleAlert
 from millrace.apps.request_log.models import RequestRecord

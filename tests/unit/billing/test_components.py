@@ -7,23 +7,22 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 from click.testing import CliRunner
 from django.db import models
 
+from billing.invoicing import corrected_prices
 from billing.management.commands import usage_report
 from billing.models import SUMMED, Adjustment, ExecutionCost, Price, UsageChange, UsageEvent, UsageRollup
-from billing.pricing import corrected_prices
-from billing.pricing.price_files import CSV_COLUMNS, read_csv
-from billing.pricing.pricing import COMPONENTS, METERED, PLAIN, Component, Rate, RateCard, Tier, price
+from billing.rates.price_files import CSV_COLUMNS, read_csv
+from billing.rates.pricing import COMPONENTS, METERED, PLAIN, Component, Rate, RateCard, Tier, price
 from frontend.operator.prices.forms import ModelPricesForm
 from inference_worker.contract.request import PROMPT_CLASSES, TOKEN_CLASSES, TOKEN_COLUMNS, TokenCounts
 from millrace.cli.quotes import print_quote
+from tools.generate_reference import price_components_table
+from tools.openapi.formatting import read_yaml
 
 ROOT = Path(__file__).parents[3]
-SCHEMAS = yaml.safe_load((ROOT / "docs" / "management-openapi.yaml").read_text(encoding="utf-8"))["components"][
-    "schemas"
-]
+SCHEMAS = read_yaml((ROOT / "docs" / "management-openapi.yaml").read_text(encoding="utf-8"))["components"]["schemas"]
 REFERENCE = (ROOT / "docs" / "reference" / "prices.md").read_text(encoding="utf-8")
 BACKEND_TEXTS = json.loads((ROOT / "frontend" / "locale" / "backend_texts.json").read_text(encoding="utf-8"))
 EACH = pytest.mark.parametrize("component", Component)
@@ -106,5 +105,7 @@ def test_corrected_prices_split_usage_by_component(component: Component) -> None
 
 @EACH
 def test_the_reference_describes_the_component(component: Component) -> None:
-    (row,) = re.findall(rf"^\|[^|]*`{component}`.*$", REFERENCE, re.MULTILINE)
-    assert component in COMPONENTS or row.endswith(f" {component.unit} |")
+    assert "<!-- generated: price-components -->" in REFERENCE
+    (row,) = re.findall(rf"^\| `{component}` .*$", price_components_table(), re.MULTILINE)
+    assert component.invoice_label in row
+    assert f" {component.unit} |" in row

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from billing.pricing.pricing import Tier
+from billing.rates.pricing import Tier
 from millrace import cli
 from tests.support.imports import ROOT
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from billing.pricing.price_book import check, unpriced_hours
-from billing.pricing.price_files import CSV_COLUMNS, read_csv
+from billing.rates.price_book import check, unpriced_hours
+from billing.rates.price_files import CSV_COLUMNS, read_csv
 
 HEADING = ",".join(CSV_COLUMNS)
 

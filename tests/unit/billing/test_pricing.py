@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.pricing.pricing import (
+from billing.rates.pricing import (
     COMPONENTS,
     NO_END,
     Component,
@@ -25,7 +25,7 @@ from billing.pricing.pricing import (
     price,
     reservation_nano,
 )
-from billing.pricing.pricing import prices as prices_of
+from billing.rates.pricing import prices as prices_of
 from inference_worker.contract.request import TokenCounts
 
 C = Component

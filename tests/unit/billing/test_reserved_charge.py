@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import astuple
 
-from billing.pricing.pricing import COMPONENTS, Component, Rate, RateCard, Tier, UnknownPriceError, price
-from billing.pricing.reserved_charge import charge
+from billing.rates.pricing import COMPONENTS, Component, Rate, RateCard, Tier, UnknownPriceError, price
+from billing.rates.reserved_charge import charge
 from inference_worker.contract.request import TokenCounts
 
 PRICES = st.integers(0, 5 * 10**9)

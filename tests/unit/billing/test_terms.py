@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.amounts import FEMTO_A_CENT
-from billing.pricing.pricing import Component
-from billing.pricing.terms import MonthlyUsage, TermRule, TermType, VolumeTier, changes, check_term, tiered_cost
+from billing.currencies.amounts import FEMTO_A_CENT
+from billing.rates.pricing import Component
+from billing.rates.terms import MonthlyUsage, TermRule, TermType, VolumeTier, changes, check_term, tiered_cost
 
 MILLION = 10**6
 DOLLAR = 10**9  # nano-USD

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from billing.invoicing.vat_ids import is_valid
-from billing.iso_codes import COUNTRIES, CURRENCIES, EU_COUNTRIES
+from billing.currencies.iso_codes import COUNTRIES, CURRENCIES, EU_COUNTRIES
+from billing.taxes.vat_ids import is_valid
 
 
 @pytest.mark.parametrize(

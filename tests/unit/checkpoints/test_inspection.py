@@ -46,6 +46,7 @@ def edit_config(directory: Path, **changes: object) -> None:
 
 def test_the_report_of_a_supported_checkpoint(checkpoint: Path) -> None:
     (checkpoint / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\n---\nlicense: mit\n")
+    (checkpoint / "generation_config.json").write_text('{"temperature": 0.6, "top_p": 0.95}')
     report = inspect_checkpoint(checkpoint)
     assert report.problems == ()
     values = report.as_json()
@@ -67,6 +68,8 @@ def test_the_report_of_a_supported_checkpoint(checkpoint: Path) -> None:
         "chat_template": True,
         "tool_parser": "qwen3",
         "reasoning_parser": "qwen3",
+        "sampling_defaults": "temperature=0.6,top_p=0.95",
+        "template_adaptations": [],
         "license": "apache-2.0",
     }
     assert report.weight_bytes(2) * 2 == report.weight_bytes(4) == report.stored_bytes

@@ -254,6 +254,13 @@ def test_control_characters_do_not_reach_the_terminal(run):
     assert "a?[2J" in run(["keys"], page(KEY | {"name": "a\x1b[2J"})).stdout
 
 
+def test_lines_of_a_text_stay(run):
+    signed_in()
+    lines = [{"change": " ", "text": "{"}, {"change": "+", "text": "a\x1b[2J"}]
+    assert run(["policies", "diff", "9"], httpx2.Response(200, json={"lines": lines})).stdout == "  {\n+ a?[2J\n"
+    assert "equal" in run(["policies", "diff", "9"], httpx2.Response(200, json={"lines": []})).stdout
+
+
 def test_json(run):
     signed_in()
     assert json.loads(run(["keys", "list", "--json"], page(KEY)).stdout) == [KEY]

@@ -51,8 +51,8 @@ def test_a_shared_prefix_is_stored_once(cache: KVCacheManager) -> None:
 
 def test_tail_blocks_are_freed_first_and_unhashed_ones_are_reused_first(cache: KVCacheManager) -> None:
     first, second = two_sharing(cache)
-    cache.free(first)
-    cache.free(second)
+    cache.release(first)
+    cache.release(second)
     assert cache.pool.free_ids() == [5, 4, 6, 7, 8, 9, 10, 3, 2, 1]
     cache.check_integrity([])
 
@@ -67,7 +67,7 @@ def test_a_fully_cached_prompt_computes_its_last_block_again(cache: KVCacheManag
 def test_a_reused_block_loses_its_hash(cache: KVCacheManager) -> None:
     first = sequence("first", [*SHARED, 1])
     compute(cache, first)
-    cache.free(first)
+    cache.release(first)
     cache.pool.allocate(7)  # all but the three cached ones
     assert cache.lookup(sequence("again", [*SHARED, 1])).num_cached_tokens == 48
     cache.pool.allocate(1)  # uses the chain's tail
@@ -88,7 +88,7 @@ def test_reset_is_rejected_while_blocks_are_used(cache: KVCacheManager) -> None:
     seq = sequence("first", [*SHARED, 1])
     compute(cache, seq)
     assert not cache.reset_prefix_cache()
-    cache.free(seq)
+    cache.release(seq)
     assert cache.reset_prefix_cache()
     assert cache.lookup(sequence("again", [*SHARED, 1])).num_cached_tokens == 0
 
@@ -134,7 +134,7 @@ def test_a_follower_takes_over_after_its_leader(cache: KVCacheManager) -> None:
     cache.start(leader, cache.lookup(leader))
     follower = sequence("follower", [*SHARED, 2])
     assert cache.lookup(follower).pending
-    cache.free(leader)
+    cache.release(leader)
     assert not cache.lookup(follower).pending
     cache.check_integrity([])
 

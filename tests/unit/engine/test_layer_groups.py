@@ -89,7 +89,7 @@ def test_a_hit_needs_only_the_blocks_in_the_window() -> None:
     engine = make_engine(12, WINDOW)
     engine.add_request(request("x", 480))
     run(engine)
-    assert len([key for key, _ in engine.scheduler.cache.pool.cached()]) == 12  # of 30
+    assert len([key for key, _ in engine.scheduler.cache.pool.list_cached()]) == 12  # of 30
     outputs = run_one(engine, request("again", 490))
     assert outputs.cached_tokens == 480
 

@@ -52,7 +52,7 @@ def test_an_error_names_the_value_out_of_range(name: str) -> None:
     [
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
         ({"temperature": 2.1}, "temperature must be from 0 to 2.0"),
-        ({"top_p": 0.0}, "top_p must be above 0 and at most 1"),
+        ({"top_p": -0.1}, "top_p must be from 0 to 1"),
         ({"repetition_penalty": 0.0}, "repetition_penalty must be from 0.1 to 10"),
         ({"min_tokens": 17}, "min_tokens must be from 0 to 16"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -17,12 +18,17 @@ from inference_worker.engine.output import append_token
 from inference_worker.engine.sequences.sequence import Sequence as EngineSequence
 from inference_worker.engine.sequences.step import SchedulerOutput
 from tests.support.engine.fakes import EOS, FakeRunner, FakeStep, fake_engine, request, run, tokens_of
+from tests.support.engine.tiny_tokenizer import write_pieces
 
 
 class Letters:
     """A tokenizer whose token IDs are characters."""
 
     is_byte_level = True
+    neutral_ids: Sequence[int] = ()
+
+    def is_byte(self, token_id: int) -> bool:
+        return False
 
     def token_bytes(self, token_id: int) -> bytes | None:
         return chr(token_id).encode()
@@ -97,6 +103,17 @@ def test_special_tokens_are_text_if_requested() -> None:
         for skips, wanted in ((True, "ab"), (False, "a<s>b")):
             text = tokenizer.detokenizer(SamplingParams(skip_special_tokens=skips))
             assert "".join([text.push(token) for token in (0, 2, 1)] + [text.flush()]) == wanted
+
+
+def test_an_output_continues_the_text_of_its_prompt(tmp_path: Path) -> None:
+    write_pieces(tmp_path)
+    tokenizer = Tokenizer.from_dir(tmp_path)
+    prompt = tokenizer.encode("b a")
+    for ids, wanted in ((prompt, " a a"), ([*prompt, 2], "a a")):  # 2 is a special token
+        engine, _ = fake_engine(choose=lambda _: prompt[-1])
+        engine.tokenizer = tokenizer
+        engine.add_request(request("x", ids, max_tokens=2))
+        assert "".join(output.text for output in run(engine)["x"]) == wanted
 
 
 @given(st.text("ab", min_size=1, max_size=12), st.integers(0, 12), st.lists(st.text("ab", min_size=1, max_size=4)))

@@ -110,22 +110,22 @@ def test_the_runner_raises_before_loading_the_model_if_the_memory_is_not_free() 
         ModelRunner(config, SMOLLM2, 8192)
 
 
-def test_free_memory_is_limited_by_the_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(device, "_MEMBERSHIP", tmp_path / "membership")
-    monkeypatch.setattr(device, "_CONTROL_GROUPS", tmp_path)
-    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 5000 kB\n")
+def test_free_memory_is_limited_by_the_control_group(tmp_path: Path) -> None:
+    groups = tmp_path / "sys/fs/cgroup"
+    for place in (tmp_path / "proc/self", groups):
+        place.mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 5000 kB\n")
     cpu = torch.device("cpu")
-    assert device.free_memory(cpu) == 5000 << 10  # no control group
-    (tmp_path / "membership").write_text("0::/\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("2000000\n")
-    (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 500000\n")
-    assert device.free_memory(cpu) == 5000 << 10
-    (tmp_path / "memory.max").write_text("3000000\n")
-    assert device.free_memory(cpu) == 1_500_000
-    (tmp_path / "memory.max").write_text("1000\n")
-    assert device.free_memory(cpu) == 0
+    assert device.free_memory(cpu, tmp_path) == 5000 << 10  # no control group
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (groups / "memory.max").write_text("max\n")
+    (groups / "memory.current").write_text("2000000\n")
+    (groups / "memory.stat").write_text("anon 5\ninactive_file 500000\n")
+    assert device.free_memory(cpu, tmp_path) == 5000 << 10
+    (groups / "memory.max").write_text("3000000\n")
+    assert device.free_memory(cpu, tmp_path) == 1_500_000
+    (groups / "memory.max").write_text("1000\n")
+    assert device.free_memory(cpu, tmp_path) == 0
 
 
 @pytest.mark.parametrize(
@@ -140,23 +140,22 @@ def test_free_memory_is_limited_by_the_control_group(tmp_path: Path, monkeypatch
     ids=["version 2", "version 1"],
 )  # fmt: skip
 def test_each_parent_of_the_control_group_limits_free_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, root: str, names: tuple[str, str, str]
+    tmp_path: Path, line: str, root: str, names: tuple[str, str, str]
 ) -> None:
-    monkeypatch.setattr(device, "_MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(device, "_MEMBERSHIP", tmp_path / "membership")
-    monkeypatch.setattr(device, "_CONTROL_GROUPS", tmp_path)
-    (tmp_path / "meminfo").write_text("MemAvailable: 5000 kB\n")
-    (tmp_path / "membership").write_text(f"4:pids:/other\n{line}\n", encoding="utf-8")
+    groups = tmp_path / "sys/fs/cgroup"
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemAvailable: 5000 kB\n")
+    (tmp_path / "proc/self/cgroup").write_text(f"4:pids:/other\n{line}\n", encoding="utf-8")
     limits = {"slice": 3_000_000, "slice/über/service": 4_000_000}  # the group between has no files
     for group, limit in limits.items():
-        place = tmp_path / root / group
+        place = groups / root / group
         place.mkdir(parents=True, exist_ok=True)
         (place / names[0]).write_text(f"{limit}\n")
         (place / names[1]).write_text("1000000\n")
         (place / "memory.stat").write_text(f"{names[2]} 500\n")
     cpu = torch.device("cpu")
-    assert device.free_memory(cpu) == 2_000_500
-    (tmp_path / root / "slice" / names[0]).write_text("9000000000\n")
-    assert device.free_memory(cpu) == 3_000_500
-    (tmp_path / "membership").write_text(line.replace("/slice", "/../slice"), encoding="utf-8")
-    assert device.free_memory(cpu) == 5000 << 10
+    assert device.free_memory(cpu, tmp_path) == 2_000_500
+    (groups / root / "slice" / names[0]).write_text("9000000000\n")
+    assert device.free_memory(cpu, tmp_path) == 3_000_500
+    (tmp_path / "proc/self/cgroup").write_text(line.replace("/slice", "/../slice"), encoding="utf-8")
+    assert device.free_memory(cpu, tmp_path) == 5000 << 10

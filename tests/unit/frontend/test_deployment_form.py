@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from frontend.operator.deployments.forms import DeploymentForm
+from frontend.operator.deployments.forms import DeploymentForm, UpstreamForm
 from millrace.apps.deployments.models import Deployment
 
 
@@ -27,3 +27,12 @@ def test_a_number_of_replicas_that_is_no_decimal_number_is_an_error() -> None:
     wrong = form(pools="default=²")
     assert not wrong.is_valid()
     assert "pools" in wrong.errors
+
+
+def test_a_box_that_is_not_checked_turns_truncation_off() -> None:
+    for value, truncates in (("on", True), (False, False)):
+        changed = form(truncate_inputs=value)
+        assert changed.is_valid(), changed.errors
+        assert changed.cleaned_data["truncate_inputs"] is truncates
+    assert DeploymentForm().fields["truncate_inputs"].initial is True
+    assert "truncate_inputs" not in UpstreamForm().fields

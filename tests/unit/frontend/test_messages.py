@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from django.utils import translation
 
-from billing.pricing.price_book import nano_per_million
-from billing.pricing.price_files import read_csv
-from frontend.core.backend_messages import lazy_translated, translated
+from billing.rates.price_book import nano_per_million
+from billing.rates.price_files import read_csv
+from frontend.core.backend_messages import translate_lazily, translate_message
 from frontend.operator.fleet.views import FleetMachineCost
 from frontend.operator.prices.forms import CsvImportForm, ModelPricesForm
 from frontend.tenant.routing import positions
@@ -37,13 +37,13 @@ def test_every_text_of_the_console_is_translated(path):
 @pytest.mark.parametrize("path", LOCALES, ids=lambda path: path.parents[1].name)
 def test_the_built_translations_are_those_of_the_catalog(path):
     language, catalog = path.parents[1].name, messages.read(path)
-    assert path.with_suffix(".mo").read_bytes() == messages.compiled(language, catalog), "run `make setup`"
+    assert path.with_suffix(".mo").read_bytes() == messages.compile_catalog(language, catalog), "run `make setup`"
     script = messages.SCRIPTS / f"texts.{language}.js"
     assert script.read_text(encoding="utf-8") == messages.script_file(language, catalog), "run `make setup`"
 
 
 def test_the_texts_of_other_packages_are_up_to_date():
-    assert messages.BACKEND_TEXTS.read_text(encoding="utf-8") == messages.backend_file()
+    assert messages.BACKEND_TEXTS.read_text(encoding="utf-8") == messages.backend_file(), "run `make setup`"
 
 
 TEMPLATES = sorted(messages.FRONTEND.rglob("*.html"))
@@ -128,6 +128,8 @@ def _title(row):
     errors = backend_texts.texts_of('raise ValueError(f"{n} is wrong")', arguments={"ValueError": (0,)})
     assert errors == ["%(n)s is wrong"]
     assert backend_texts.texts_of('def describe():\n    return "running"', "describe") == ["running"]
+    labels = "class Component:\n    A = *('a', 'Input'), 'Input tokens', 'tokens'\n    B = 'b', 'Output', 'All output'"
+    assert backend_texts.labels_of(labels) == ["Input", "Input tokens", "Output", "All output"]
 
 
 def raised(parse: Callable[[], object]) -> str:
@@ -150,7 +152,7 @@ def raised(parse: Callable[[], object]) -> str:
 def test_errors_of_parsers_are_translated(parse):
     message = raised(parse).partition(" - at `")[0]
     with translation.override("de"):
-        assert translated(message) != message
+        assert translate_message(message) != message
 
 
 def test_errors_of_parsers_are_translated_in_forms():
@@ -193,11 +195,11 @@ def test_texts_of_other_packages_are_translated_with_their_values():
         ("An unknown text: of a plugin", "An unknown text: of a plugin"),
         ("Enter a reason." + " " * 1000, "Enter a reason." + " " * 1000),
     ]
-    label = lazy_translated("invoice voided")
+    label = translate_lazily("invoice voided")
     with translation.override("de"):
-        assert [(text, translated(text)) for text, _ in german] == german
+        assert [(text, translate_message(text)) for text, _ in german] == german
         assert str(label) == "Rechnung storniert"
-    assert [translated(text) for text, _ in german] == [text for text, _ in german]
+    assert [translate_message(text) for text, _ in german] == [text for text, _ in german]
     assert str(label) == "invoice voided"
 
 
@@ -217,7 +219,7 @@ def test_a_catalog_is_written_read_and_compiled(tmp_path: Path) -> None:
     path = tmp_path / "django.po"
     messages.write(path, "de", catalog)
     assert messages.read(path) == catalog
-    found = gettext.GNUTranslations(io.BytesIO(messages.compiled("de", catalog)))
+    found = gettext.GNUTranslations(io.BytesIO(messages.compile_catalog("de", catalog)))
     assert (found.gettext('A "b"\n'), found.gettext("C")) == ("Ä", "C")
     assert [found.ngettext("%(n)s row", "%(n)s rows", n) for n in (0, 1, 2)] == [
         *("%(n)s Zeilen", "%(n)s Zeile", "%(n)s Zeilen")

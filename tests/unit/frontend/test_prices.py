@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.pricing.price_book import NewPrice
-from billing.pricing.pricing import MINUTES_A_DAY, NO_END, Component, Tier
+from billing.rates.price_book import NewPrice
+from billing.rates.pricing import MINUTES_A_DAY, NO_END, Component, Tier
 from frontend.tenant.prices.page import models_of
 
 COLUMNS = [(Component.UNCACHED, "Input"), (Component.CACHE_READ, "Cache read"), (Component.OUTPUT, "Output")]

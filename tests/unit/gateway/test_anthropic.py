@@ -217,21 +217,19 @@ def test_the_last_blocks_cache_control_overrides_the_bodys() -> None:
             "messages[0].content[0].tool_use_id",
         ),
         ({"temperature": 1.5}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"top_k": -1}, "top_k"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
         ({"tools": [{**WEATHER, "name": "a b"}]}, "tools[0].name"),
         ({"tools": [{**WEATHER, "input_schema": {}}]}, "tools[0].input_schema.type"),
-        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+        ({"tools": [{"type": "costum", "name": "bash"}]}, "tools[0].type"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1024}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
-        ({"speed": "fast"}, "speed"),
-        ({"container": "c"}, "container"),
         ({"n": 2}, "n"),
         ({"system": [block("", SHORT)]}, "system[0].cache_control"),
         ({"system": [block("a", SHORT)], "cache_control": LONG}, "cache_control.ttl"),
@@ -476,6 +474,9 @@ def test_errors(code: str, status: int, type_: str, class_: type[Exception]) -> 
 def test_a_prompt_that_is_too_long_has_the_text_that_clients_recognize() -> None:
     body = ANTHROPIC.body(ApiError("context_length_exceeded", "Shorten it."), "req_1")
     assert body["error"]["message"] == "prompt is too long: Shorten it."
+    for message in ("100 + 20000 > 200", "input length and `max_tokens` exceed context limit: 100 + 20000 > 200"):
+        body = ANTHROPIC.body(ApiError("context_length_exceeded", message, "max_tokens"), "req_1")
+        assert body["error"]["message"] == "input length and `max_tokens` exceed context limit: 100 + 20000 > 200"
 
 
 def test_limits_are_sent_in_anthropics_headers() -> None:

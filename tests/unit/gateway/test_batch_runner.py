@@ -136,6 +136,9 @@ async def test_a_line_that_may_be_billed_is_not_repeated_for_a_lost_response(
             raise errors_to_raise.pop(0)
             yield
 
+        async def response_spec(self) -> None:
+            """Return nothing, since no event needs it."""
+
     monkeypatch.setattr("millrace.gateway.lifecycle.batch_runner.StreamFollower", Unreachable)
     monkeypatch.setattr("millrace.gateway.lifecycle.batch_runner.FOLLOW_RETRY_SECONDS", 0)
     line = BatchLine(BatchHeader(1, 1, 1, "openai", "/v1/completions", "file-1"), 0, 0, 0, "req_1", 0, True)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from billing.amounts import whole_units
-from billing.budgets.budget_leases import ReservedAmount
-from billing.pricing.pricing import Component, Rate, RateCard, Tier, price
+from billing.currencies.amounts import whole_units
+from billing.rates.pricing import Component, Rate, RateCard, Tier, price
+from billing.reservations.budget_leases import ReservedAmount
 from inference_worker.contract.request import CacheBreakpoint, TokenCounts
 from millrace.gateway.admission.admission import AdmissionRequest
 from millrace.gateway.admission.budget_admission import BudgetAdmission

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import CreateEmbeddingResponse
 
+from inference_worker.checkpoints.input_encoder import EncodedInput, InputLimit
 from inference_worker.contract.messages import AnswerEvent, BillingContext, End, Heartbeat, InferenceJob, Vectors
 from inference_worker.contract.request import SamplingParams, TokenCounts
 from millrace.gateway.core.catalog import ServedModel
@@ -26,12 +27,22 @@ from millrace.gateway.protocols.prompts import tokenize
 
 
 class Letters:
-    """A tokenizer with a token for each letter, by its position in the alphabet."""
+    """A tokenizer with a token for each letter, by its position in the alphabet, and without special tokens."""
 
     longest_token_bytes = 1
 
+    @property
+    def inputs(self) -> Letters:
+        return self
+
     def encode(self, text: str) -> list[int]:
         return [ord(letter) - 96 for letter in text if letter.isalpha()]
+
+    def encode_text(self, text: str, limit: InputLimit) -> EncodedInput:
+        return EncodedInput(self.encode(text)[: limit.max_tokens])
+
+    def truncate_ids(self, ids: list[int], limit: InputLimit) -> EncodedInput:
+        return EncodedInput(ids[: limit.max_tokens])
 
 
 MODEL = ServedModel("m", Letters(), 8, 27, 0, vector_sizes=(2, 4))  # type: ignore[arg-type]
@@ -110,7 +121,7 @@ async def test_a_prompt_is_the_concatenation_of_its_inputs() -> None:
     ("fields", "param", "code"),
     [
         ({"input": ["ab", "?!"]}, "input", "invalid_value"),
-        ({"input": "abcdefghi"}, "input", "context_length_exceeded"),
+        ({"input": "abcdefghi", "truncate": False}, "input", "context_length_exceeded"),
         ({"input": [[1], [27]]}, "input", "invalid_value"),
         ({"input": [-1]}, "input", "invalid_value"),
         ({"dimensions": 3}, "dimensions", "invalid_value"),

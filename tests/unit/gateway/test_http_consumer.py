@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,8 +17,10 @@ from millrace.gateway.core.errors import ApiError
 from millrace.gateway.http.consumer import HttpConsumer
 from millrace.gateway.http.endpoints.inference import ChatCompletions, Unknown
 from millrace.gateway.http.endpoints.models import ModelsEndpoint
+from millrace.gateway.routes import documented_consumers
 from tenants.keys.snapshot import ApiKeySnapshot
 from tests.support.gateway.keys import KEY, MODEL
+from tools.openapi.operations import OPERATIONS
 
 PLATFORM, TENANT, OTHER = "https://console.example", "https://app.example", "https://other.example"
 
@@ -54,13 +57,15 @@ def gateway(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         metrics=SimpleNamespace(requests=SimpleNamespace(labels=lambda *_: SimpleNamespace(inc=lambda: None))),
         admission=SimpleNamespace(current_limit_statuses=current_limit_statuses),
         router=SimpleNamespace(visible=lambda key: {f"model-{number}": MODEL for number in range(50)}),
-        settings=SimpleNamespace(models=()),
+        settings=SimpleNamespace(models=(), base_url="https://llm.example"),
     )
     monkeypatch.setattr("millrace.gateway.http.consumer.running_gateway", lambda: found)
     return found
 
 
-async def call(consumer: type[HttpConsumer], method: str, path: str = "/v1/models", **headers: str) -> Response:
+async def call(
+    consumer: type[HttpConsumer], method: str, path: str = "/v1/models", query: str = "", **headers: str
+) -> Response:
     response, over = Response(), asyncio.Event()
     is_sent = False
 
@@ -83,7 +88,7 @@ async def call(consumer: type[HttpConsumer], method: str, path: str = "/v1/model
 
     named = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": method, "path": path, "client": ("127.0.0.1", 1), "headers": named}
-    scope["url_route"] = {"kwargs": {}}
+    scope |= {"url_route": {"kwargs": {}}, "query_string": query.encode()}
     await asyncio.wait_for(consumer.as_asgi()(scope, receive, send), 60)
     return response
 
@@ -97,7 +102,8 @@ async def test_a_response_is_readable_for_the_origins_of_the_platform_and_of_the
         (TENANT, "Bearer x", True),
         (OTHER, "Bearer x", False),
         (PLATFORM, None, True),
-        (TENANT, None, False),
+        (TENANT, None, True),  # an error: the page can tell its user that the key is missing
+        (OTHER, None, False),
     ):
         headers = {"origin": origin} | ({} if key is None else {"authorization": key})
         response = await call(ModelsEndpoint, "GET", **headers)
@@ -144,10 +150,63 @@ async def test_a_large_response_is_compressed_if_the_client_accepts_it() -> None
     assert "content-encoding" not in small.headers
 
 
+GETS = sorted(
+    {consumer for _, consumer in documented_consumers() if consumer.method == "GET"}, key=lambda each: each.__name__
+)
+
+
+@pytest.mark.parametrize("consumer", GETS)
+async def test_a_query_parameter_has_an_effect_or_is_refused(consumer: type[HttpConsumer]) -> None:
+    assert {each["name"] for each in OPERATIONS[consumer].parameters if each["in"] == "query"} == set(
+        consumer.query_names
+    )
+    for query in ("color=red", *(f"{name}=1&{name}=1" for name in consumer.query_names)):
+        response = await call(consumer, "GET", query=query, authorization="x")
+        assert response.status == 400
+        assert query.partition("=")[0] in response.json()["error"]["message"]
+    assert (await call(consumer, "GET", query="color=red")).status == 401
+
+
+@pytest.mark.parametrize(
+    ("query", "names", "has_more"),
+    [
+        ("", range(50), False),
+        ("beta=true", range(50), False),
+        ("limit=1", [0], True),
+        ("limit=50", range(50), False),
+        ("limit=1000", range(50), False),
+        ("limit=2&after_id=model-9", [10, 11], True),
+        ("limit=2&after=model-9", [10, 11], True),
+        ("after_id=model-47", [48, 49], False),
+        ("after_id=model-49", [], False),
+        ("limit=2&before_id=model-9", [7, 8], True),
+        ("before_id=model-2", [0, 1], False),
+    ],
+)
+async def test_pages_of_models(query: str, names: Sequence[int], has_more: bool) -> None:
+    for headers in ({}, {"anthropic_version": "2023-06-01"}):
+        listed = (await call(ModelsEndpoint, "GET", query=query, authorization="x", **headers)).json()
+        assert [model["id"] for model in listed["data"]] == [f"model-{number}" for number in names]
+        assert listed.get("has_more", False) is has_more
+        if headers:
+            ends = (f"model-{names[0]}", f"model-{names[-1]}") if names else (None, None)
+            assert (listed["first_id"], listed["last_id"]) == ends
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["limit=0", "limit=1001", "limit=x", "after_id=x", "before_id=x", "after=x", "after_id=model-1&before_id=model-2"],
+)
+async def test_an_invalid_page_of_models_is_refused(query: str) -> None:
+    assert (await call(ModelsEndpoint, "GET", query=query, authorization="x")).status == 400
+
+
 async def test_the_dialect_of_models_and_of_unknown_paths() -> None:
     listed = (await call(ModelsEndpoint, "GET", authorization="x", anthropic_version="2023-06-01")).json()
     assert (listed["data"][0]["type"], listed["first_id"], listed["has_more"]) == ("model", "model-0", False)
     assert (await call(ModelsEndpoint, "GET", authorization="x")).json()["object"] == "list"
     assert (await call(ModelsEndpoint, "GET", anthropic_version="x")).json()["error"]["type"] == "authentication_error"
     assert (await call(Unknown, "GET", "/v1/messages/x")).json()["error"]["type"] == "not_found_error"
-    assert (await call(Unknown, "GET", "/v1/x")).json()["error"]["code"] == "not_found"
+    error = (await call(Unknown, "GET", "/v1/x")).json()["error"]
+    assert error["code"] == "not_found"
+    assert "https://llm.example/v1" in error["message"]

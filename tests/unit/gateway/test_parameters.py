@@ -259,7 +259,7 @@ def test_sixteen_stop_strings() -> None:
         ({"guided_regex": "a+"}, StructuredSpec("regex", "a+", "guided_regex")),
         ({"guided_grammar": "start: A"}, StructuredSpec("grammar", "start: A", "guided_grammar")),
         ({"guided_json": {"type": "string"}}, StructuredSpec("json_schema", '{"type":"string"}', "guided_json")),
-        ({"guided_json": '{"type": "string"}'}, StructuredSpec("json_schema", '{"type": "string"}', "guided_json")),
+        ({"guided_json": '{"type": "string"}'}, StructuredSpec("json_schema", '{"type":"string"}', "guided_json")),
         ({"guided_choice": ['"a', "b"]}, StructuredSpec("grammar", 'start: "\\"a" | "b"', "guided_choice")),
         (
             {"structured_outputs": {"choice": ["a"]}},
@@ -382,7 +382,7 @@ def test_speculation_can_be_turned_off() -> None:
         ({"logprobs": True, "top_logprobs": 21}, "invalid_value", "top_logprobs"),
         ({"service_tier": "scale"}, "invalid_type", "service_tier"),
         ({"priority": 2**31}, "invalid_value", "priority"),
-        ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "invalid_type", "tools[0].type"),
+        ({"tools": [{"type": "functoin", "function": {"name": "f"}}]}, "invalid_type", "tools[0].type"),
         ({"tools": [tool("a b")]}, "invalid_value", "tools[0].function.name"),
         ({"tools": [tool("auto")]}, "invalid_value", "tools[0].function.name"),
         ({"tools": [tool(), tool()]}, "invalid_value", "tools"),
@@ -482,3 +482,11 @@ def test_any_invalid_body_gets_400(fields: dict[str, Any], likely: dict[str, Any
         except ApiError as exc:
             assert exc.status == 400
             assert set(exc.body()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_completion_may_have_no_tokens() -> None:
+    request = completion(max_tokens=0, echo=True, logprobs=1)
+    assert (request.max_tokens, request.echoed_parameters) == (1, {"hides_output": True})
+    assert completion(max_tokens=1).echoed_parameters == {}
+    with pytest.raises(ApiError):
+        completion(max_tokens=-1)

@@ -180,17 +180,15 @@ def test_chat_completions() -> None:
     assert chunks[-1]["usage"] == whole["usage"]
 
 
-def test_logprobs_are_those_of_the_answer() -> None:
-    logprobs = [TokenLogprobs(token, -1.0, 1) for token in (65, 66)]
-    event = Tokens("req_1", 1, 0, [65, 66], "B", logprobs=logprobs, reasoning="A", reasoning_tokens=1)
-
-    class Letters:
-        def spell(self, token_id: int) -> bytes:
-            return bytes([token_id])
-
-    whole = ChatWriter(form(), Letters()).build_response([event, EVENTS[-1]])  # type: ignore[arg-type]
+def test_logprobs_are_those_of_the_answer(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, [])
+    tokenizer = Tokenizer.from_dir(tmp_path)
+    ids = tokenizer.encode("AB")
+    logprobs = [TokenLogprobs(token, -1.0, 1) for token in ids]
+    event = Tokens("req_1", 1, 0, ids, "B", logprobs=logprobs, reasoning="A", reasoning_tokens=1)
+    whole = ChatWriter(form(), tokenizer).build_response([event, EVENTS[-1]])
     assert [each["token"] for each in whole["choices"][0]["logprobs"]["content"]] == ["B"]
-    (chunks) = [msgspec.json.decode(data) for data in ChatWriter(form(), Letters()).stream(event)]  # type: ignore[arg-type]
+    chunks = [msgspec.json.decode(data) for data in ChatWriter(form(), tokenizer).stream(event)]
     assert [len(c["choices"][0]["logprobs"]["content"]) for c in chunks if c["choices"][0]["logprobs"]] == [1]
 
 

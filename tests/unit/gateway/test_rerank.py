@@ -21,8 +21,9 @@ from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest, ResponseSpec
 from millrace.gateway.prompt_processes.prompt_frames import PackedPrompt
 from millrace.gateway.protocols.dialect_readers import READERS
+from millrace.gateway.protocols.encoder_inputs import count_searches
 from millrace.gateway.protocols.prompt_bounds import SMALL_PROMPT_COST, prompt_cost
-from millrace.gateway.protocols.prompts import count_searches, tokenize
+from millrace.gateway.protocols.prompts import tokenize
 from millrace.gateway.protocols.rerank import (
     MAX_PAIRS,
     MAX_QUERY_CHARACTERS,
@@ -94,8 +95,6 @@ def test_texts_are_paired(first: Any, second: Any, queries: tuple[str, ...], inp
         ({"query": "q" * (MAX_QUERY_CHARACTERS // 2 + 1)}, "query", "invalid_value"),
         ({"top_n": 0}, "top_n", "invalid_value"),
         ({"max_tokens_per_doc": 0}, "max_tokens_per_doc", "invalid_value"),
-        ({"truncation": True}, "truncation", "unsupported_parameter"),
-        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "unknown_parameter"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -138,15 +137,9 @@ async def test_a_pair_is_rendered_if_the_model_has_a_template_for_it() -> None:
     assert (exc_info.value.status, exc_info.value.param) == (400, "documents[0]")
 
 
-async def test_documents_are_truncated_only_on_request() -> None:
-    prompt = await tokenize(MODEL, rerank(documents=["x" * 50, "y"], max_tokens_per_doc=8))
-    assert prompt.input_lengths == (12, 5)
-    with pytest.raises(ApiError) as exc_info:
-        await tokenize(MODEL, rerank(documents=["x", "y" * 9]))
-    assert (exc_info.value.code, exc_info.value.param) == ("context_length_exceeded", "documents[1]")
-    with pytest.raises(ApiError) as exc_info:
-        await tokenize(MODEL, score("a", ["b", "c" * 10_000]))
-    assert (exc_info.value.code, exc_info.value.param) == ("context_length_exceeded", "text_2[1]")
+async def test_a_document_has_a_limit_of_its_own() -> None:
+    prompt = await tokenize(MODEL, rerank(documents=["x" * 50, "y"], max_tokens_per_doc=7))
+    assert prompt.input_lengths == (11, 5)
 
 
 def test_a_repeated_query_counts_for_each_document() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import click
 import msgspec
 import pytest
-import yaml
 
 from inference_worker.contract.request import SAMPLING_PARAMETERS
 from inference_worker.contract.upstream_presets import PRESETS
@@ -25,13 +24,19 @@ from millrace.gateway.protocols.openai.completions import read_completion
 from millrace.gateway.protocols.openai.parameters import RESULT_NAMES
 from millrace.gateway.protocols.prompts import tokenize_here
 from tests.support.engine.sampling_values import other_value, values_beyond
+from tools.openapi.formatting import read_yaml
 
 ROOT = Path(__file__).parents[3]
-SCHEMAS = yaml.safe_load((ROOT / "docs" / "openapi.yaml").read_text(encoding="utf-8"))["components"]["schemas"]
+SCHEMAS = read_yaml((ROOT / "docs" / "openapi.yaml").read_text(encoding="utf-8"))["components"]["schemas"]
 CHAT_REFERENCE = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8").partition("\n### Tools\n")[0]
 PLAYGROUND = ROOT / "frontend" / "templates" / "playground" / "page.html"
 # Declared ranges that request bodies do not have: -1 turns top_k off as in vLLM, and a JSON integer may be any seed.
-OTHER_RANGES = {"top_k": ParameterRange(minimum=-1), "seed": ParameterRange()}
+# With max_tokens 0, one token is generated and left out.
+OTHER_RANGES = {
+    "top_k": ParameterRange(minimum=-1),
+    "seed": ParameterRange(),
+    "max_tokens": ParameterRange(minimum=0),
+}
 
 
 def body_of(name: str, value: Any) -> bytes:
@@ -48,7 +53,7 @@ def test_the_api_document_has_the_declared_range(name: str) -> None:
     schema = SCHEMAS["CompletionBody"]["properties"][name]
     if name in RANGES:
         assert msgspec.convert(schema, ParameterRange) == OTHER_RANGES.get(name, RANGES[name])
-    if name != "logprobs":  # a boolean in chat completions
+    if name not in ("logprobs", "max_tokens"):  # a boolean in chat completions, and at least 1
         assert SCHEMAS["ChatBody"]["properties"][name] == schema
 
 

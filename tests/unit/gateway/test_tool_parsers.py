@@ -344,6 +344,94 @@ def test_further_calls_have_no_markup(form: str, text: str, wanted: Found) -> No
         assert decoded(parse(form, *parts)) == wanted
 
 
+MARKED = ("granite", "hermes", "mistral", "mistral_args", "qwen3")  # JSON formats whose calls have marks
+
+
+@pytest.mark.parametrize("form", MARKED)
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (A, TWO[:1]),
+        (f" \n{A}\n", TWO[:1]),
+        ('{"name": "weather", "parameters": {"days": 1}}', TWO[:1]),
+        ('{"type": "function", "name": "weather", "arguments": {"days": 1}}', TWO[:1]),
+        (B, TWO[1:]),
+        (f"{A}\n{B}", TWO),
+        (f"{A}, {B}", TWO),
+        (f"[{A}, {B}]", TWO),
+        # Qwen2.5-Coder writes blocks of code.
+        (f"```json\n{json.dumps(json.loads(A), indent=2)}\n```", TWO[:1]),
+        (f"```\n{A}\n```\n\n```json\n{B}\n```\n", TWO),
+        (f"```json\n[{A}, {B}]\n```", TWO),
+        # Answers in JSON, and texts around calls, are text.
+        *(
+            (text, [("", text)])
+            for text in (
+                UNKNOWN,
+                '{"name": "weather", "arguments": [1]}',
+                '{"name": "weather", "arguments": {"days": 1}',
+                '{"name": "weather", "days": 1}',
+                '{"name": "weather"}',
+                '{"name": "weather", "arguments": {}} is the call.',
+                f"The call is {A}",
+                f"{A}\n{UNKNOWN}",
+                f"[{A}, 1]",
+                "[1, 2]",
+                f"```json\n{A}\n```\nThis calls the tool.",
+                f"```python\n{A}\n```",
+                "```json\n[1]\n```",
+                "```json\n```",
+                "```",
+                "`x`",
+                "{",
+                "[",
+                "[]",
+                "[weather]",
+            )
+        ),
+    ],
+)
+def test_a_completion_that_is_nothing_but_calls_needs_no_marks(form: str, text: str, wanted: Found) -> None:
+    for size in (1, 3, 1000):
+        parts = [text[start : start + size] for start in range(0, len(text), size)]
+        assert decoded(parse(form, *parts)) == wanted
+
+
+@pytest.mark.parametrize("form", MARKED)
+def test_a_truncated_call_without_marks(form: str) -> None:
+    """It is a call as soon as its arguments have begun."""
+    text = f"{A}\n{A}"
+    begun = A.index("{", 1) + 1
+    for cut in range(1, len(text)):
+        found = parse(form, text[:cut], is_truncated=True)
+        assert cut < begun or parse(form, f"```json\n{text[:cut]}", is_truncated=True) == found
+        if cut < begun:
+            assert found == [("", text[:cut])]
+            continue
+        assert all(name == "weather" for name, _ in found)
+        assert len(found) == 1 + (cut >= len(A) + 1 + begun)
+        assert all('{"days": 1}'.startswith(arguments) for _, arguments in found)
+
+
+def test_marks_after_text_that_began_as_a_call() -> None:
+    marked = f"<tool_call>{A}</tool_call>"
+    assert decoded(parse("hermes", f"{A} and {marked}")) == [("", f"{A} and"), *TWO[:1]]
+    assert decoded(parse("hermes", *f"{UNKNOWN}\n{marked}")) == [("", UNKNOWN), *TWO[:1]]
+
+
+def test_json_without_marks_is_text_if_the_request_asks_for_json() -> None:
+    for form in MARKED:
+        for text, wanted in ((A, [("", A)]), (write_call(TOOL_FORMATS[form], *PARIS), [PARIS])):
+            parser = make_parser(form, NAMES, parameter_types=TYPES, expects_json=True)
+            assert decoded(collect(parser.push(text) + parser.close())) == wanted
+
+
+def test_ordinary_json_is_streamed() -> None:
+    parser = make_parser("hermes", NAMES)
+    assert collect(parser.push('{"name": "Bob')) == [("", '{"name": "Bob')]
+    assert collect(parser.push('", "age')) == [("", '", "age')]
+
+
 def test_every_format_has_a_parser() -> None:
     assert TOOL_PARSERS.keys() == TOOL_FORMATS.keys()
 

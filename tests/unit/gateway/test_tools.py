@@ -96,6 +96,8 @@ def test_a_response_has_only_the_calls_that_the_request_allows(tmp_path: Path) -
     }
     limited = dataclasses.replace(request, allowed_tools=("time",), parallel_tools=False)
     assert tools.response_fields(limited, tokenizer) == {"tools": ["time"], "tool_format": "hermes", "max_calls": 1}
+    answers_json = dataclasses.replace(request, structured=StructuredSpec("json_object"))
+    assert tools.response_fields(answers_json, tokenizer)["expects_json"] is True
 
 
 def test_a_response_in_tags_has_the_types_of_the_parameters(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -9,15 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_worker.contract.schema_keywords import without_unenforceable
 from inference_worker.contract.spelling import edit_distance
+from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
+from millrace.gateway.core.catalog import upstream_model
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import InferenceRequest
+from millrace.gateway.core.types import InferenceRequest, RequestSource
 from millrace.gateway.protocols.anthropic.messages import read_messages
+from millrace.gateway.protocols.dialect_readers import READERS
 from millrace.gateway.protocols.openai.chat import read_chat
+from millrace.gateway.protocols.prompts import tokenize_here
 from millrace.gateway.protocols.responses.body import read_response
-from millrace.gateway.protocols.unknown_fields import MAX_NAMED, check_unknown
-from tests.support.gateway.requests import HELLO, tool
+from millrace.gateway.protocols.unknown_fields import MAX_COUNTED, MAX_NAMED, check_unknown
+from tests.support.gateway.requests import BODIES, ENCODERS, HELLO, tool
 
 
 def chat(**fields: Any) -> InferenceRequest:
@@ -86,7 +90,8 @@ def test_the_switch() -> None:
 
 def test_names_are_bounded_and_fit_a_header() -> None:
     many = chat(messages=[{**HELLO[0], **{f"x{number}\r\n": 1 for number in range(500)}}])
-    assert len(many.ignored) == MAX_NAMED
+    assert len(many.ignored) == MAX_NAMED + 1
+    assert many.ignored[-1] == f"+{MAX_COUNTED - MAX_NAMED}"
     assert chat(**{"ü" * 500: 1}).ignored == ("?" * 80,)
     with pytest.raises(ApiError):
         chat(**{f"unknown{number}": 1 for number in range(33)})
@@ -104,8 +109,62 @@ def test_edit_distance(first: str, second: str) -> None:
     assert abs(len(first) - len(second)) <= found <= max(len(first), len(second))
 
 
-def test_each_removed_keyword_of_a_schema_is_named() -> None:
-    removed: set[str] = set()
-    schema = {"type": "object", "unevaluatedProperties": False, "uniqueItems": False}
-    assert without_unenforceable(schema, removed) == {"type": "object"}
-    assert removed == {"unevaluatedProperties"}
+HINTS: dict[str, dict[str, list[Any]]] = {
+    "openai.chat": {
+        "web_search_options": [{}, {"search_context_size": "low"}],
+        "verbosity": ["low", 1],
+        "store": [True],
+    },
+    "openai.completion": {"prompt_cache_options": [{"mode": "explicit"}], "web_search_options": [{}]},
+    "openai.responses": {
+        "truncation": ["auto", 1, {"type": "auto"}],
+        "context_management": [[{"type": "compaction", "compact_threshold": 1}], {"edits": []}],
+        "max_tool_calls": [1, "x"],
+        "prompt_cache_options": [{"mode": "explicit"}, True],
+    },
+    "anthropic.messages": {
+        "diagnostics": [{}, {"previous_message_id": None}, True],
+        "speed": ["fast", 2],
+        "container": ["container_1", {"skills": []}],
+        "mcp_servers": [[{"type": "url", "url": "https://a.example", "name": "a"}]],
+        "context_management": [{"edits": [{"type": "x"}]}, 1],
+    },
+}
+
+
+@pytest.mark.parametrize("dialect", HINTS)
+def test_a_hint_is_accepted_with_every_value_and_named(dialect: str) -> None:
+    for name, values in HINTS[dialect].items():
+        for value in values:
+            request = READERS[dialect](msgspec.json.encode({"model": "m", **BODIES[dialect], name: value}))
+            assert (request.ignored, request.unknown) == ((name,), ()), (name, value)
+
+
+@pytest.mark.parametrize("dialect", [*BODIES, *ENCODERS])
+def test_a_name_that_another_server_documents_is_no_typo(dialect: str) -> None:
+    for name in ("images", "inputs", "mode", "models", "speculative", "top_a"):
+        body = {"model": "m", **BODIES.get(dialect, {}), **ENCODERS.get(dialect, {}), name: [1]}
+        assert READERS[dialect](msgspec.json.encode(body)).ignored == (name,)
+
+
+def test_padding_of_events_is_a_hint() -> None:
+    for dialect in ("openai.chat", "openai.completion", "openai.responses"):
+        fields = {"stream": True, "stream_options": {"include_obfuscation": True}}
+        request = READERS[dialect](msgspec.json.encode({"model": "m", **BODIES[dialect], **fields}))
+        assert request.ignored == ("stream_options.include_obfuscation",)
+
+
+def test_a_place_is_a_demand() -> None:
+    for dialect in BODIES:
+        with pytest.raises(ApiError) as exc_info:
+            READERS[dialect](msgspec.json.encode({"model": "m", **BODIES[dialect], "inference_geo": "eu"}))
+        assert (exc_info.value.status, exc_info.value.param) == (400, "inference_geo")
+
+
+def test_speed_is_refused_for_an_upstream() -> None:
+    body = msgspec.json.encode({"model": "m", **BODIES["anthropic.messages"], "speed": "fast"})
+    request = replace(read_messages(body), source=RequestSource("anthropic.messages", body))
+    upstream = upstream_model("m", "", UpstreamSpec(UpstreamEngine.ANTHROPIC, "https://a.example", "m", "anthropic"))
+    with pytest.raises(ApiError) as exc_info:
+        tokenize_here(upstream, request)
+    assert exc_info.value.param == "speed"

@@ -65,10 +65,10 @@ def test_fields_that_choose_price_or_place_are_not_carried() -> None:
     assert prompt.upstream is not None
     assert set(json.loads(prompt.upstream.body)) == {"messages", "new_field"}
     assert prompt.ignored == ("store", "provider")
-    prompt = prompt_of(spec("vllm"), cache_salt="of another tenant", n_predict=10**6, kv_transfer_params={"a": 1})
+    prompt = prompt_of(spec("vllm"), cache_salt="of another tenant", kv_transfer_params={"a": 1})
     assert prompt.upstream is not None
     assert set(json.loads(prompt.upstream.body)) == {"messages"}
-    assert prompt.ignored == ("cache_salt", "n_predict", "kv_transfer_params")
+    assert prompt.ignored == ("cache_salt", "kv_transfer_params")
 
 
 @pytest.mark.parametrize(

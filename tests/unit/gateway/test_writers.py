@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -11,8 +12,9 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from inference_worker.checkpoints.detokenizer import Detokenizer
 from inference_worker.contract.messages import AnswerEvent, End, Finished, Tokens
-from inference_worker.contract.request import ServiceClass, TokenCounts, TokenLogprobs
+from inference_worker.contract.request import SamplingParams, ServiceClass, TokenCounts, TokenLogprobs
 from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.protocols.openai.writer import ChatWriter, CompletionWriter, OpenAIWriter
 
@@ -153,12 +155,26 @@ class Spelling:
     """A tokenizer with four tokens; the last two are halves of one character."""
 
     words: ClassVar[list[bytes]] = [b"<s>", b"Hi", b"\xc3", b"\xa9"]
+    is_byte_level = True
+    neutral_ids: Sequence[int] = ()
 
-    def spell(self, token_id: int) -> bytes:
+    def is_byte(self, token_id: int) -> bool:
+        return False
+
+    def token_bytes(self, token_id: int) -> bytes:
         return self.words[token_id]
 
-    def decode(self, ids: list[int]) -> str:
+    def spell(self, token_id: int, *, begins_text: bool = False) -> bytes:
+        return self.words[token_id]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return b"".join(self.spell(token_id) for token_id in ids).decode()
+
+    def is_continued(self, prompt: Sequence[int]) -> bool:
+        return True
+
+    def detokenizer(self, params: SamplingParams, *, continues: bool) -> Detokenizer:
+        return Detokenizer(self, continues=continues)
 
 
 SPELLING: Any = Spelling()
@@ -241,7 +257,7 @@ def test_log_probabilities_of_a_completion() -> None:
         "tokens": ["Hi", "bytes:\\xc3", "bytes:\\xa9"],
         "token_logprobs": [-0.5, -1.0, -2.0],
         "top_logprobs": [{"Hi": -0.5, "<s>": -9999.0}, {"Hi": -0.1, "bytes:\\xc3": -1.0}, {"bytes:\\xa9": -2.0}],
-        "text_offset": [0, 2, 12],
+        "text_offset": [0, 2, 2],  # both halves have the place of their character
     }
     chunks = chunks_of(CompletionWriter(form(), SPELLING), LOGPROBS)
     streamed = [c["choices"][0]["logprobs"] for c in chunks if c["choices"][0]["logprobs"]]
@@ -261,6 +277,30 @@ def test_an_echo_is_first_with_its_log_probabilities() -> None:
     assert choice["logprobs"]["text_offset"][:3] == [0, 3, 5]
     chunks = chunks_of(CompletionWriter(echo, SPELLING), events)
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["<s>HiHi", "", "é", ""]
+
+
+@pytest.mark.parametrize("is_echo", [True, False])
+@pytest.mark.parametrize("has_logprobs", [True, False])
+def test_without_output_only_the_prompt_is_written(is_echo: bool, has_logprobs: bool) -> None:
+    """One token is generated, since `max_tokens` is 0."""
+    logprobs: dict[str, Any] = {
+        "logprobs": [logprob(1, -0.5, (1, -0.5))],
+        "prompt_logprobs": [logprob(1, -3.0, (1, -3.0))],
+    }
+    token = Tokens("req_1", 1, 0, [1], "Hi", **(logprobs if has_logprobs else {}))
+    events: list[AnswerEvent] = [token, End("req_1", 1, 1, "stop", None, TokenCounts(uncached=2, output=1))]
+    echo: dict[str, Any] = {"echo": [[0, 1]]} if is_echo else {}
+    spec = ResponseSpec("d", "req_1", "m", 123, 2, echoed_parameters={"hides_output": True}, **echo)
+    choice = CompletionWriter(spec, SPELLING).build_response(events)["choices"][0]
+    tokens = ["<s>", "Hi"] if is_echo else []
+    assert (choice["text"], choice["finish_reason"]) == ("".join(tokens), "length")
+    assert (choice["logprobs"] is not None) == has_logprobs
+    if has_logprobs:
+        assert choice["logprobs"]["tokens"] == tokens
+    chunks = [chunk["choices"][0] for chunk in chunks_of(CompletionWriter(spec, SPELLING), events)]
+    assert "".join(chunk["text"] for chunk in chunks) == choice["text"]
+    streamed = [name for chunk in chunks if chunk["logprobs"] for name in chunk["logprobs"]["tokens"]]
+    assert streamed == (tokens if has_logprobs else [])
 
 
 def test_each_prompt_is_echoed_by_its_own_choices() -> None:

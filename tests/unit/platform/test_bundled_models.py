@@ -51,3 +51,13 @@ def test_only_the_default_models_depend_on_the_machine(
     served = load(configuration.PlatformSettings, found.environ()).models
     assert served == found.settings.models
     assert [spec.quantization for spec in served] == (["none", "int8"] if given else ["none", "none"])
+
+
+@pytest.mark.parametrize(("limit", "cores"), [("150000 100000", 1), ("50000 100000", 1), ("max 100000", None)])
+def test_cores_are_bounded_by_the_control_groups_quota(limit: str, cores: int | None, tmp_path: Path) -> None:
+    group = tmp_path / "sys/fs/cgroup"
+    (tmp_path / "proc/self").mkdir(parents=True)
+    group.mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (group / "cpu.max").write_text(f"{limit}\n")
+    assert read_machine_size(tmp_path).cores == (cores or len(os.sched_getaffinity(0)))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from inference_worker.contract.command_line import PROGRAM, format_command
+from inference_worker.contract.compute_support import SlowReason
 from inference_worker.contract.env import load
 from millrace.cli.startup_message import greeting
 from millrace.environment import configuration
@@ -21,6 +22,14 @@ CREDENTIALS = {"operator_email": "operator@example.com", "owner_email": "owner@e
 def message(directory: Path, gpus: list[str]) -> str:
     settings = load(configuration.PlatformSettings, {**os.environ, "MILLRACE_DATA_DIR": str(directory)})
     return greeting(settings, CREDENTIALS, directory, show_secrets=False, gpus=gpus)
+
+
+def test_models_with_a_slow_backend_are_named_with_an_instruction(tmp_path: Path) -> None:
+    settings = load(configuration.PlatformSettings, {**os.environ, "MILLRACE_DATA_DIR": str(tmp_path)})
+    slow = {"llama": SlowReason.BLOCK_SIZE}
+    text = greeting(settings, CREDENTIALS, tmp_path, show_secrets=False, slow=slow)
+    assert f"llama is slow: {SlowReason.BLOCK_SIZE.cause}.\n{SlowReason.BLOCK_SIZE.instruction}\n" in text
+    assert "is slow" not in message(tmp_path, [])
 
 
 def add_gpu(root: Path, address: str, text: str) -> None:

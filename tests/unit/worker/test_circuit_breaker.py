@@ -20,13 +20,13 @@ from inference_worker.worker.relay.circuit_breaker import (
     Requester,
     UpstreamAttempt,
 )
-from inference_worker.worker.relay.failures import UpstreamFailed, broken, response_failure
+from inference_worker.worker.relay.failures import UpstreamFailed, make_upstream_failure, response_failure
 
 OPERATOR = 7
 FAILURES = {
-    "F": broken("Cut."),
+    "F": make_upstream_failure("Cut."),
     "T": response_failure(503, {}, b""),
-    "U": broken("Unreachable.", is_unreachable=True),
+    "U": make_upstream_failure("Unreachable.", is_unreachable=True),
     "Q": response_failure(429, {}, b""),
     "R": response_failure(400, {}, b""),
 }

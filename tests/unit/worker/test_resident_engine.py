@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
+from structlog.testing import CapturingLogger
 
 from inference_worker.contract.metric_families import GENERATION_TOKENS, ITL
 from inference_worker.contract.request import (
@@ -170,3 +172,17 @@ def test_a_broken_engine_ends_all_executions(harness: Harness, monkeypatch: pyte
     assert delivered[0] is live
     assert harness.broken.wait(60)
     assert harness.client.live() == []
+
+
+def test_a_hung_step_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference_worker.worker.engine_client.CLOSING_SECONDS", 0.2)
+    harness = Harness()
+    live = harness.submit("req_1")
+    eventually(lambda: bool(harness.client._live))  # its step has begun, or is about to
+    log = CapturingLogger()
+    monkeypatch.setattr("inference_worker.worker.engine_client.log", log)
+    began = time.monotonic()
+    harness.client.close()
+    assert time.monotonic() - began < 30
+    assert [(call.args, call.kwargs) for call in log.calls] == [(("engine_left",), {"executions": [live.engine_id]})]
+    harness.steps(1000)

@@ -120,6 +120,14 @@ def test_the_parsers_of_a_model() -> None:
             parse_models(f"a=embedded?{option}=other")
 
 
+def test_the_control_tokens_of_a_model() -> None:
+    default, (spec,) = parse_models("a=embedded")[0], parse_models("a=embedded?control_tokens=anywhere")
+    assert (default.control_tokens, spec.control_tokens) == ("template", "anywhere")
+    assert parse_models(format_models([spec])) == (spec,)
+    with pytest.raises(ValueError, match="want one of template, anywhere"):
+        parse_models("a=embedded?control_tokens=nowhere")
+
+
 def test_the_memory_of_the_kv_cache_is_a_size_or_a_share() -> None:
     assert settings().kv_cache_memory is None
     assert settings(kv_cache_memory="2GiB").kv_cache_memory == 2 << 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from billing.amounts import MAX_BUDGET
+from billing.currencies.amounts import MAX_BUDGET
 from millrace.apps.alerts.checks import emit
 from millrace.apps.alerts.models import WINDOWS, AlertRule, RuleAlert
 from tenants import audit

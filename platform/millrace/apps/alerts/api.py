@@ -9,7 +9,7 @@ from rest_framework import exceptions, serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.amounts import MAX_BUDGET
+from billing.currencies.amounts import MAX_BUDGET
 from millrace.apps.alerts.actions import (
     DEFAULT_MIN_REQUESTS,
     DEFAULT_WINDOW,
@@ -21,7 +21,7 @@ from millrace.apps.alerts.actions import (
 )
 from millrace.apps.alerts.checks import alerts_of
 from millrace.apps.alerts.models import WINDOWS, AlertRule, RuleAlert
-from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.idempotency import idempotent
 from tenants.api.serializers import MAX_BIGINT, Query, StrictSerializer
 from tenants.api.views import TenantView, check_query, person, validate_body
 from tenants.models import Project
@@ -126,7 +126,6 @@ class AlertRuleView(TenantView):
 
 @extend_schema(tags=["alerts"])
 class AlertRules(AlertRuleView):
-    serializer_class = AlertRuleSerializer
     permissions: ClassVar = {"GET": Permission.LIMITS_READ, "POST": Permission.LIMITS_WRITE}
 
     @extend_schema(operation_id="alert_rules", parameters=[AlertRuleQuery], responses=AlertRuleSerializer(many=True))
@@ -137,10 +136,7 @@ class AlertRules(AlertRuleView):
             return self.page(self.rows(AlertRule).filter(**query.filters()).order_by("-pk"), AlertRuleSerializer)
 
     @extend_schema(
-        operation_id="alert_rules_create",
-        parameters=[HEADER],
-        request=AlertRuleCreateSerializer,
-        responses={201: AlertRuleSerializer},
+        operation_id="alert_rules_create", request=AlertRuleCreateSerializer, responses={201: AlertRuleSerializer}
     )
     @idempotent
     def post(self, request: Request) -> Response:
@@ -171,7 +167,7 @@ class AlertRuleDetail(AlertRuleView):
         """Return an alert rule."""
         return Response(AlertRuleSerializer(self.find(AlertRule, pk)).data)
 
-    @extend_schema(operation_id="alert_rule_change", request=AlertRuleUpdateSerializer, responses=AlertRuleSerializer)
+    @extend_schema(operation_id="alert_rule_change", request=AlertRuleUpdateSerializer)
     def patch(self, request: Request, pk: int) -> Response:
         """Change or mute an alert rule."""
         row = self.find(AlertRule, pk)
@@ -191,7 +187,6 @@ class AlertRuleDetail(AlertRuleView):
 
 @extend_schema(tags=["alerts"])
 class RuleAlerts(TenantView):
-    serializer_class = RuleAlertSerializer
     permissions: ClassVar = {"GET": Permission.LIMITS_READ}
 
     @extend_schema(operation_id="rule_alerts", parameters=[RuleAlertQuery], responses=RuleAlertSerializer(many=True))

@@ -30,7 +30,7 @@ MAX_NEW = 100  # alerts of a rule in one check; the next check continues
 RETENTION = timedelta(days=400)
 DELETE_BATCH_SIZE = 5_000
 _BILLING, _TECHNICAL = ("owner", "admin", "billing"), ("owner", "admin", "developer")
-ROLES = tuple(sorted({*_BILLING, *_TECHNICAL}))  # of which members receive alerts by email
+ROLES = tuple(sorted({*_BILLING, *_TECHNICAL}))  # roles whose members receive alerts by email
 
 
 def check_rules(now: datetime | None = None) -> int:

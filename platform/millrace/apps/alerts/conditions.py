@@ -13,8 +13,8 @@ from django.db import connection
 from django.db.models import F, Q
 from django.db.models.functions import Coalesce
 
-from billing.actions.credits import with_rest
-from billing.amounts import exact_amount, whole_units
+from billing.currencies.amounts import exact_amount, whole_units
+from billing.ledger.credits import with_rest
 from billing.models import Budget, BudgetPeriod, CreditGrant
 from billing.pricing.currencies import currency_of
 from millrace.apps.alerts.models import AlertRule
@@ -23,7 +23,7 @@ from millrace.apps.health.health_checks import IssueType
 from millrace.apps.health.models import HealthEvent
 from tenants.models import ApiKey
 
-MAX_REQUESTS = 50_000  # of the newest in the window
+MAX_REQUESTS = 50_000  # number of the newest requests in the window
 MAX_SUBJECTS = 1000
 # A health event that ended before the check of its rule still triggers an alert.
 LATE = timedelta(hours=1)

@@ -95,7 +95,6 @@ class CacheLayerReportSerializer(serializers.Serializer[AnswerCacheReport]):
         return format_usd(found.saved_femto)
 
 
-@extend_schema(tags=["requests"])
 class RequestCacheLayers(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
     pagination_class = None
@@ -139,7 +138,6 @@ class PromptAdviceSerializer(serializers.Serializer[Any]):
         return format_usd(advice.month_femto)
 
 
-@extend_schema(tags=["requests"])
 class RequestPromptAdvice(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
     pagination_class = None

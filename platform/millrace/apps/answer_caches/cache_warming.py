@@ -20,9 +20,9 @@ from datetime import UTC, datetime, timedelta
 
 from django.conf import settings
 
-from billing.amounts import FEMTO_A_NANO
+from billing.currencies.amounts import FEMTO_A_NANO
 from billing.models import CompiledRateCard, UsageEvent
-from billing.pricing.pricing import PriceIndex, RateCard, Tier, UnknownPriceError, price, reservation_nano
+from billing.rates.pricing import PriceIndex, RateCard, Tier, UnknownPriceError, price, reservation_nano
 from inference_worker.contract.request import TokenCounts
 from millrace.apps.answer_caches.models import WarmedPrompt
 from millrace.apps.answer_caches.prompt_digests import PATHS
@@ -34,14 +34,15 @@ from millrace.apps.batches.tenant_actions import do_upload_file
 from millrace.apps.request_log.stored_prompts import read_bodies
 from tenants.actions.common import Conflict, locked_tenant
 from tenants.models import ApiKey, Tenant
+from tenants.work import announce_work
 
-MAX_PROMPTS = 200  # of one run
-MAX_COPIED_BYTES = 8 * 2**20  # of the stored prompts of one run
+MAX_PROMPTS = 200  # per run
+MAX_COPIED_BYTES = 8 * 2**20  # stored prompts that one run copies
 MAX_FEMTO = 2**62  # maximum cost of one prompt; a higher one is an error of the price list
 PREFIX_LIFETIME = timedelta(hours=4)  # assumed; the share of used prefixes corrects it
 RUN_TIME = timedelta(hours=2)  # after that, prompts that have not started are not warmed
 FILE_TIME = timedelta(days=1)
-PREFIX_MARGIN_TOKENS = 64  # of the last turn of a prefix
+PREFIX_MARGIN_TOKENS = 64  # tokens that the last turn of a prefix may add
 MESSAGES_PATH = PATHS["messages"]
 
 
@@ -62,7 +63,7 @@ class WarmingRun:
     """What a run has chosen."""
 
     prompts: int
-    prefixes: int  # of the prompts
+    prefixes: int  # prompts that are prefixes
     not_worthwhile: int  # candidates whose expected saving does not cover their cost
     over_budget: int
     expected_femto: int
@@ -270,6 +271,7 @@ def _create_batches(tenant: Tenant, chosen: Sequence[PricedCandidate], now: date
             output_seconds=int(FILE_TIME.total_seconds()),
             expires_at=now + RUN_TIME,
         )
+        announce_work()
         WarmedPrompt.objects.for_tenant(tenant).bulk_create(
             WarmedPrompt(
                 tenant_id=tenant.pk,

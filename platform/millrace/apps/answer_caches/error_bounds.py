@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 
 RATIOS = (0.0, 0.1, 0.25, 0.5, 0.75)  # alternatives, as parts of the tested error rate
-MAX_CHECKS = 10**9  # of `missing_checks`
-_STEPS = 40  # of the bisection: the bound is exact to 1e-12
+MAX_CHECKS = 10**9  # the most that `missing_checks` returns
+_STEPS = 40  # steps of the bisection: the bound is exact to 1e-12
 
 
 def log_evidence(errors: int, correct: int, rate: float) -> float:

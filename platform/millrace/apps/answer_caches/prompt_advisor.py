@@ -16,8 +16,8 @@ from typing import Any
 from django.db import connection
 
 from billing.models import UsageEvent
-from billing.pricing.pricing import Component, prices
 from billing.pricing.rating import rate_cards
+from billing.rates.pricing import Component, prices
 from inference_worker.contract.request import PROMPT_CLASSES
 from millrace.apps.request_log.stored_prompts import decode_body, read_bodies
 
@@ -45,13 +45,13 @@ class PromptAdvice:
 
     key_id: int
     model: str
-    token_index: int  # of the first token that changes
+    token_index: int  # index of the first token that changes
     requests: int
     recomputed_tokens: int
     avoidable_tokens: int
     is_upper_bound: bool  # no two prompts are stored, so all recomputed tokens count as avoidable
     text: str | None  # the changing part of the latest stored prompt
-    cost_femto: int  # of the avoidable tokens in the period, compared with reading them from the cache
+    cost_femto: int  # cost in the period, in excess of reading the avoidable tokens from the cache
     month_femto: int  # the same, for 30 days
     request_ids: Sequence[str]  # the latest ones
 
@@ -98,7 +98,7 @@ class TextChange:
     """The part in which two prompts differ."""
 
     text: str
-    avoidable_share: float  # of the text from the change on: the common end
+    avoidable_share: float  # the common end: a share of the text from the change on
 
 
 def find_change(first: str, second: str) -> TextChange:

@@ -19,10 +19,10 @@ from millrace.apps.request_log.stored_prompts import decode_body
 from tenants.isolation.scopes import tenant_scope
 
 MAX_READ = 5_000
-MAX_DIGESTED_BYTES = 8 * 2**20  # of the bodies that one call reads
+MAX_DIGESTED_BYTES = 8 * 2**20  # bodies that one call reads
 _CHUNK_BYTES, _CHUNK_ROWS = 2**20, 200
 MIN_PREFIX_CHARACTERS = 2_000
-MAX_PREFIXES = 8  # of one prompt
+MAX_PREFIXES = 8  # per prompt
 FINGERPRINT_BYTES = 16
 # Endpoint of the request log -> path of the inference API.
 PATHS: Mapping[str, str] = {
@@ -79,7 +79,7 @@ class Prefix(NamedTuple):
 
     fingerprint: bytes
     messages: int
-    share: float  # of the prompt's characters
+    share: float  # share of the prompt's characters
 
 
 class PromptDigests(NamedTuple):

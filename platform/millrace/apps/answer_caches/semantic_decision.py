@@ -23,7 +23,7 @@ from millrace.apps.answer_caches.error_bounds import missing_checks, upper_bound
 BAND_STARTS = (0.05, 0.08, 0.12, 0.2)  # least margins; smaller margins are never served
 ALPHA = 0.05  # probability that a bound of any band is ever wrong
 ALPHA_OF_BAND = ALPHA / len(BAND_STARTS)
-WRONG_PENALTY = 0.1  # by which each wrong answer of an entry reduces its margin
+WRONG_PENALTY = 0.1  # reduction of an entry's margin by each of its wrong answers
 
 
 @dataclass(frozen=True, slots=True)

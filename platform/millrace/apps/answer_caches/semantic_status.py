@@ -43,8 +43,8 @@ class SemanticStatus:
     max_error_percent: int
     questions: int
     bands: Sequence[BandStatus]
-    error_rate: float | None  # of the checks in the served bands
-    upper_bound: float | None  # of the error rate of hits; None: no band is served
+    error_rate: float | None  # share of wrong answers in the checks of the served bands
+    upper_bound: float | None  # upper bound of the error rate of hits; None: no band is served
     missing_checks: int  # correct checks until the first band is served
 
 

@@ -9,14 +9,14 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.amounts import FEMTO_DIGITS, decimal
+from billing.currencies.amounts import FEMTO_DIGITS, decimal
 from millrace.apps.answer_caches.api import CacheLayersQuery
 from millrace.apps.answer_caches.cache_warming import check_opted_in
 from millrace.apps.answer_caches.models import WarmedPrompt
 from millrace.apps.answer_caches.warming_jobs import warm_now
 from millrace.apps.answer_caches.warming_status import MAX_LISTED, WarmingStatus, warming_status
 from millrace.apps.request_log.api import read_period
-from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.idempotency import idempotent
 from tenants.api.jobs import ACCEPTED, accept_job
 from tenants.api.views import TenantView, check_query
 from tenants.permissions import Permission
@@ -63,7 +63,6 @@ class CacheWarmingSerializer(serializers.Serializer[WarmingStatus]):
     results = WarmedPromptSerializer(many=True, source="newest", help_text=f"The newest {MAX_LISTED} prompts.")
 
 
-@extend_schema(tags=["cache-warming"])
 class CacheWarming(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
     pagination_class = None
@@ -77,12 +76,11 @@ class CacheWarming(TenantView):
         return Response(CacheWarmingSerializer(status).data)
 
 
-@extend_schema(tags=["cache-warming"])
 class CacheWarmingRun(TenantView):
     permissions: ClassVar = {"POST": Permission.TENANT_UPDATE}
     pagination_class = None
 
-    @extend_schema(operation_id="cache_warming_run", parameters=[HEADER], request=None, responses=ACCEPTED)
+    @extend_schema(operation_id="cache_warming_run", request=None, responses=ACCEPTED)
     @idempotent
     def post(self, request: Request) -> Response:
         """Start a job that warms the caches now, within the rest of the day's budget."""

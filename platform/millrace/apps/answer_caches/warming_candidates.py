@@ -51,9 +51,9 @@ class Candidate:
     cache: WarmedPrompt.Cache
     fingerprint: bytes
     path: str
-    prefix_share: float = 1.0  # of the prompt's characters
-    messages: int = 0  # of the prefix
-    choices: int = 1  # of an answer
+    prefix_share: float = 1.0  # share of the prompt's characters
+    messages: int = 0  # number of messages in the prefix
+    choices: int = 1  # choices per answer
     requests: list[StoredRequest] = field(default_factory=list)  # newest first
 
     def body_of(self, text: str) -> dict[str, Any] | None:

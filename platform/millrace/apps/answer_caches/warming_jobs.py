@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from billing.amounts import FEMTO_DIGITS, decimal
+from billing.currencies.amounts import FEMTO_DIGITS, decimal
 from millrace.apps.answer_caches.cache_warming import do_warm_caches
 from tenants.jobs import JobResult, job_kind, json_result
 from tenants.models import Tenant

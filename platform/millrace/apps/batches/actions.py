@@ -41,6 +41,11 @@ def live_batches() -> list[int]:
         return list(Batch.objects.all_tenants().filter(status__in=LIVE).order_by("id").values_list("id", flat=True))
 
 
+def seconds_until_step() -> float | None:
+    """Return 0 if a batch is unfinished, otherwise None."""
+    return 0.0 if live_batches() else None
+
+
 def do_advance(batch_id: int) -> None:
     """Run all steps that are possible now."""
     for step in (_read_in, _close, _write_out):

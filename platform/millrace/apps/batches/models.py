@@ -29,7 +29,7 @@ class File(models.Model):
     filename = models.CharField(max_length=255)
     purpose = models.CharField(max_length=20, choices=Purpose)
     size = models.BigIntegerField()  # bytes
-    is_internal = models.BooleanField(default=False, db_default=False)  # of cache warming; hidden from the customer
+    is_internal = models.BooleanField(default=False, db_default=False)  # made by cache warming; hidden from customers
     created_at = models.DateTimeField(db_default=models.functions.Now())
     expires_at = models.DateTimeField()
 
@@ -67,7 +67,7 @@ class Batch(models.Model):
     is_internal = models.BooleanField(default=False, db_default=False)  # as its files
     status = models.CharField(max_length=12, choices=Status, db_default=Status.VALIDATING)
     metadata = models.JSONField(null=True)
-    errors = models.JSONField(null=True)  # of the input file: OpenAI's list of {code, line, message, param}
+    errors = models.JSONField(null=True)  # problems of the input file: OpenAI's list of {code, line, message, param}
     input_file = models.CharField(max_length=64)  # names of files, which may be deleted
     output_file = models.CharField(max_length=64, null=True)
     error_file = models.CharField(max_length=64, null=True)
@@ -122,15 +122,15 @@ class Line(models.Model):
     number = models.IntegerField()  # from 0
     tenant_id = models.BigIntegerField()
     custom_id = models.TextField()
-    byte_offset = models.BigIntegerField()  # of its JSON in the input file
-    size = models.IntegerField()  # of its JSON, in bytes
+    byte_offset = models.BigIntegerField()  # start of its JSON in the input file
+    size = models.IntegerField()  # bytes of its JSON
     state = models.CharField(max_length=8, choices=State, db_default=State.PENDING)
     runner_id = models.CharField(max_length=64, null=True)
     lease_expires_at = models.DateTimeField(null=True)
     not_before = models.DateTimeField(null=True)
     lost_count = models.SmallIntegerField(db_default=0)  # workers that were lost while they ran it
     request_id = models.CharField(max_length=64, null=True)
-    status = models.SmallIntegerField(null=True)  # of HTTP
+    status = models.SmallIntegerField(null=True)  # HTTP status
     answer = models.BinaryField(null=True)  # JSON body
 
     objects = TenantManager()

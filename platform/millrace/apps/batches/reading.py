@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
@@ -90,6 +91,8 @@ def _lines(file: IO[bytes], most: int) -> Iterator[tuple[int, int, bytes]]:
     while text := file.readline(most + 2):
         number += 1
         bare = text.strip()
+        if number == 1:
+            bare = bare.removeprefix(BOM_UTF8).strip()
         if bare:
             yield number, byte_offset + text.index(bare), bare
         if len(bare) > most:

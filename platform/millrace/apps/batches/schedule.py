@@ -17,5 +17,5 @@ BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "batches-purge-expired": {"task": "batches.purge_expired", "schedule": crontab(minute="41")},
 }
 
-# Functions that return whether an entry's task has work.
-WORK_CHECKS = {"batches-process": "millrace.apps.batches.actions.live_batches"}
+# Functions that return in how many seconds an entry's task has work, or None.
+WORK_CHECKS = {"batches-process": "millrace.apps.batches.actions.seconds_until_step"}

@@ -22,6 +22,7 @@ from tenants.actions import Conflict
 from tenants.actions.common import ActionRefused, FieldRefused
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import ApiKey, Project, Tenant
+from tenants.work import announce_work
 
 WINDOW = timedelta(days=1)
 ENDPOINTS = (
@@ -143,6 +144,7 @@ def do_create_batch(tenant: Tenant, file_name: str, key: ApiKey, endpoint: str) 
             input_file=row.name,
             expires_at=now + WINDOW,
         )
+        announce_work()
         batch.refresh_from_db()
         after = {"input_file": row.name, "endpoint": endpoint, "key_id": key.pk}
         audit.record("batch.created", batch, tenant_id=tenant.pk, after=after)

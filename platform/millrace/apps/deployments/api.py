@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import redis
 from drf_spectacular.utils import extend_schema, extend_schema_field
-from rest_framework import exceptions, serializers
+from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.amounts import NANO_DIGITS, decimal
+from billing.currencies.amounts import NANO_DIGITS, decimal
 from billing.models import PriceVersion
-from billing.pricing.price_book import NewPrice
-from billing.pricing.pricing import Tier
+from billing.rates.price_book import NewPrice
+from billing.rates.pricing import Tier
 from inference_worker.contract.deployments import MAX_DEPLOYMENTS, WantedState
+from inference_worker.contract.sampling_defaults import MAX_CHARACTERS
 from millrace.apps.deployments import deployments
 from millrace.apps.deployments.deployment_status import DeploymentState, DeploymentStatus, deployment_status
-from millrace.apps.deployments.fleet_status import FleetStatus, read_fleet_status
 from millrace.apps.deployments.models import Deployment
-from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.idempotency import idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.serializers import MAX_BIGINT, ServedModelSerializer, StrictSerializer
-from tenants.api.views import person, validate_body
+from tenants.api.views import find_first, person, validate_body
 from tenants.models import MAX_SECRET_LENGTH
 
 STATES: dict[str, WantedState] = {
@@ -33,6 +32,7 @@ STATES: dict[str, WantedState] = {
 WANTED_STATES = [state.value for state in WantedState]
 DEPLOYMENT_STATES = [state.value for state in DeploymentState]
 TASKS = ("generate", "embed")
+_UNCHECKED = "Why the options were not checked against the pools' workers; empty if they were, or are the defaults."
 _MAX_INT = 2**31 - 1
 
 
@@ -68,8 +68,25 @@ class DeploymentOptionsSerializer(StrictSerializer):
     )
     tool_parser = serializers.CharField(required=False, max_length=32)
     reasoning_parser = serializers.CharField(required=False, max_length=32)
+    control_tokens = serializers.CharField(
+        required=False,
+        max_length=8,
+        help_text="Where texts become control tokens: template, only in the chat template's own text, or anywhere,"
+        " also in messages and tools.",
+    )
     default_max_tokens = serializers.IntegerField(
         required=False, allow_null=True, max_value=_MAX_INT, help_text="Of a response whose request sets no limit."
+    )
+    sampling_defaults = serializers.CharField(
+        required=False,
+        max_length=MAX_CHARACTERS,
+        help_text="Sampling parameters of requests that do not set them: auto (those of the checkpoint), none, or"
+        " values such as temperature=0.6,top_p=0.95.",
+    )
+    truncate_inputs = serializers.BooleanField(
+        required=False,
+        help_text="Whether inputs of an embedding model or cross-encoder above its length are truncated, unless a"
+        " request says otherwise. If not, they are refused.",
     )
     pools = serializers.DictField(
         child=serializers.IntegerField(min_value=0, max_value=MAX_DEPLOYMENTS),
@@ -155,6 +172,7 @@ class DeploymentImportCreateSerializer(StrictSerializer):
 
 class DeploymentCheckSerializer(serializers.Serializer[Any]):
     task = serializers.CharField(help_text="generate, embed or rerank.")
+    unchecked = serializers.CharField(help_text=_UNCHECKED)
 
 
 class DeploymentImportSerializer(serializers.Serializer[Any]):
@@ -207,7 +225,10 @@ class DeploymentSerializer(serializers.Serializer[DeploymentStatus]):
     draft_model = serializers.CharField(source="deployment.draft_model")
     tool_parser = serializers.CharField(source="deployment.tool_parser")
     reasoning_parser = serializers.CharField(source="deployment.reasoning_parser")
+    control_tokens = serializers.CharField(source="deployment.control_tokens")
     default_max_tokens = serializers.IntegerField(source="deployment.default_max_tokens", allow_null=True)
+    sampling_defaults = serializers.CharField(source="deployment.sampling_defaults")
+    truncate_inputs = serializers.BooleanField(source="deployment.truncate_inputs")
     pools = serializers.DictField(source="deployment.pools", child=serializers.IntegerField())
     idle_seconds = serializers.IntegerField(source="deployment.idle_seconds")
     engine = serializers.CharField(source="deployment.engine")
@@ -231,11 +252,15 @@ class DeploymentSerializer(serializers.Serializer[DeploymentStatus]):
     ready_replicas = serializers.IntegerField(source="ready")
     wanted_replicas = serializers.IntegerField(source="wanted", allow_null=True, help_text="null: one on each worker.")
     replicas = DeploymentReplicaSerializer(many=True)
+    unchecked = serializers.SerializerMethodField(help_text=f"After a change: {_UNCHECKED}")
     has_price = serializers.SerializerMethodField(help_text="Without a list price, requests get 503.")
     offered_price = serializers.SerializerMethodField(help_text="Prices to start from; empty if it has a price.")
 
     def get_has_price(self, status: DeploymentStatus) -> bool:
         return status.deployment.name not in self.context["unpriced"]
+
+    def get_unchecked(self, status: DeploymentStatus) -> str:
+        return str(self.context.get("unchecked", ""))
 
     @extend_schema_field(OfferedPriceSerializer(many=True))
     def get_offered_price(self, status: DeploymentStatus) -> Any:
@@ -255,34 +280,32 @@ class _DeploymentView(OperatorView):
     serializer_class = DeploymentSerializer
     pagination_class = None
 
-    def answer(self, rows: list[Deployment], *, many: bool, status: int = 200) -> Response:
-        board = _read_board()
+    def answer(self, rows: list[Deployment], *, many: bool, status: int = 200, is_changed: bool = False) -> Response:
+        board = deployments.read_board()
+        unchecked = deployments.check_workers(rows[0], board) if is_changed else ""
         with self.scope():
             unpriced = deployments.unpriced_names(row.name for row in rows)
             offers = {row.name: deployments.offered_price(row).prices for row in rows if row.name in unpriced}
         found: Any = [deployment_status(row, board) for row in rows]
         out = DeploymentSerializer(
-            found if many else found[0], many=many, context={"unpriced": unpriced, "offers": offers}
+            found if many else found[0],
+            many=many,
+            context={"unpriced": unpriced, "offers": offers, "unchecked": unchecked},
         )
         return Response(out.data, status=status)
 
     def find_deployment(self, name: str) -> Deployment:
         with self.scope():
-            row = Deployment.objects.filter(name=name).first()
-        if row is None:
-            raise exceptions.NotFound
-        return row
+            return find_first(Deployment.objects.filter(name=name))
 
 
-@extend_schema(tags=["operators"])
 class ServedModels(OperatorView):
-    serializer_class = ServedModelSerializer
     pagination_class = None
 
     @extend_schema(operation_id="operator_models", responses=ServedModelSerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the models this platform serves."""
-        board = _read_board()
+        board = deployments.read_board()
         rows: Any = [
             {"name": spec.name, "origin": spec.source, "workers": 0 if board is None else board.count_ready(spec.name)}
             for spec in deployments.served_specs()
@@ -290,7 +313,6 @@ class ServedModels(OperatorView):
         return Response(ServedModelSerializer(rows, many=True).data)
 
 
-@extend_schema(tags=["operators"])
 class Deployments(_DeploymentView):
     @extend_schema(operation_id="operator_deployments", responses=DeploymentSerializer(many=True))
     def get(self, request: Request) -> Response:
@@ -301,7 +323,6 @@ class Deployments(_DeploymentView):
 
     @extend_schema(
         operation_id="operator_deployments_create",
-        parameters=[HEADER],
         request=DeploymentCreateSerializer,
         responses={201: DeploymentSerializer},
     )
@@ -309,14 +330,12 @@ class Deployments(_DeploymentView):
     def post(self, request: Request) -> Response:
         """Add a deployment. Workers of its pools load it."""
         fields = validate_body(DeploymentCreateSerializer, request.data)
-        return self.answer([deployments.do_add_deployment(**fields)], many=False, status=201)
+        return self.answer([deployments.do_add_deployment(**fields)], many=False, status=201, is_changed=True)
 
 
-@extend_schema(tags=["operators"])
 class DeploymentCheck(_DeploymentView):
     @extend_schema(
         operation_id="operator_deployments_check",
-        parameters=[HEADER],
         request=DeploymentCreateSerializer,
         responses=DeploymentCheckSerializer,
     )
@@ -324,15 +343,13 @@ class DeploymentCheck(_DeploymentView):
     def post(self, request: Request) -> Response:
         """Check a deployment's values and its source without adding it."""
         fields = validate_body(DeploymentCreateSerializer, request.data)
-        found: Any = {"task": deployments.check_deployment(**fields)}
+        found: Any = deployments.check_deployment(**fields)
         return Response(DeploymentCheckSerializer(found).data)
 
 
-@extend_schema(tags=["operators"])
 class DeploymentImport(_DeploymentView):
     @extend_schema(
         operation_id="operator_deployments_import",
-        parameters=[HEADER],
         request=DeploymentImportCreateSerializer,
         responses=DeploymentImportSerializer,
     )
@@ -343,7 +360,6 @@ class DeploymentImport(_DeploymentView):
         return Response(DeploymentImportSerializer(deployments.do_import_deployments(entries)).data)
 
 
-@extend_schema(tags=["operators"])
 class DeploymentOne(_DeploymentView):
     @extend_schema(operation_id="operator_deployment")
     def get(self, request: Request, name: str) -> Response:
@@ -355,7 +371,7 @@ class DeploymentOne(_DeploymentView):
         """Change a deployment. A new version is loaded beside the old one, which serves until then."""
         self.find_deployment(name)
         changes = validate_body(DeploymentUpdateSerializer, request.data, partial=True)
-        return self.answer([deployments.do_update_deployment(name, **changes)], many=False)
+        return self.answer([deployments.do_update_deployment(name, **changes)], many=False, is_changed=True)
 
     @extend_schema(operation_id="operator_deployment_remove", responses={204: None})
     def delete(self, request: Request, name: str) -> Response:
@@ -365,7 +381,6 @@ class DeploymentOne(_DeploymentView):
         return Response(status=204)
 
 
-@extend_schema(tags=["operators"])
 class DeploymentAction(_DeploymentView):
     action_name: ClassVar[str] = ""
     action_texts: ClassVar[dict[str, str]] = {
@@ -374,31 +389,18 @@ class DeploymentAction(_DeploymentView):
         "unload": "Drain the deployment, then drop its weights.",
     }
 
-    @extend_schema(parameters=[HEADER], request=None, responses=DeploymentSerializer)
+    @extend_schema(request=None, responses=DeploymentSerializer)
     @idempotent
     def post(self, request: Request, name: str) -> Response:
         self.find_deployment(name)
         return self.answer([deployments.do_set_deployment_state(name, STATES[self.action_name])], many=False)
 
 
-@extend_schema(tags=["operators"])
 class DeploymentPrice(_DeploymentView):
-    @extend_schema(
-        operation_id="operator_deployment_draft_price",
-        parameters=[HEADER],
-        request=None,
-        responses={201: PriceDraftSerializer},
-    )
+    @extend_schema(operation_id="operator_deployment_draft_price", request=None, responses={201: PriceDraftSerializer})
     @idempotent
     def post(self, request: Request, name: str) -> Response:
         """Draft the offered price of a deployment without one, for another operator to publish."""
         self.find_deployment(name)
         version = deployments.do_draft_offered_price(name, by=person(request))
         return Response(PriceDraftSerializer(version).data, status=201)
-
-
-def _read_board() -> FleetStatus | None:
-    try:
-        return read_fleet_status()
-    except redis.RedisError:
-        return None

@@ -21,16 +21,17 @@ import structlog
 from django.conf import settings
 from django.db import connection, transaction
 
-from billing import demo_prices
-from billing.actions.prices import do_propose_prices
 from billing.models import CompiledRateCard, PriceVersion
-from billing.pricing.price_book import NewPrice, Proposal, ranges_of
+from billing.pricing import demo_prices
+from billing.pricing.prices import do_propose_prices
+from billing.rates.price_book import NewPrice, Proposal, ranges_of
 from inference_worker.checkpoints.draft_check import read_draft_config
 from inference_worker.checkpoints.encoder_config import model_task, read_model_config
 from inference_worker.checkpoints.model_config import ModelError
 from inference_worker.checkpoints.model_source import embedded_source
 from inference_worker.contract import valkey
 from inference_worker.contract.command_line import format_command
+from inference_worker.contract.compute_support import find_refusal
 from inference_worker.contract.deployments import (
     ALL_WORKERS,
     MAX_DEPLOYMENTS,
@@ -43,16 +44,19 @@ from inference_worker.contract.deployments import (
 from inference_worker.contract.engine_config import DTypeName, KVCacheDTypeName, QuantizationName, SpeculationName
 from inference_worker.contract.managed_commands import parse_command, sign_managed
 from inference_worker.contract.output_formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
+from inference_worker.contract.sampling_defaults import parse_sampling_defaults
 from inference_worker.contract.settings import (
     EMBEDDED,
     MODEL_NAME,
     SELF_DRAFT,
+    ControlTokensName,
     ModelSpec,
     check_draft_model,
     read_kv_cache_memory,
 )
 from inference_worker.contract.upstream_presets import preset_of
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
+from millrace.apps.deployments.fleet_status import FleetStatus, read_fleet_status
 from millrace.apps.deployments.models import GENERATE, MILLRACE, Deployment, RemovedDeployment
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
@@ -75,6 +79,7 @@ MAX_IDLE_SECONDS = 30 * 86_400
 POOL_NAME = MODEL_NAME
 RESERVED_NAMES = ("check", "import")  # paths of the API, below /api/operator/deployments
 OPTIONS = tuple(name for name in Deployment.AUDITED if name not in ("name", "source", "state"))
+WORKER_OPTIONS = ("dtype", "kv_cache_dtype", "pools")  # options whose possible values depend on the workers
 _LOCK = 0x6465706C  # the number of an advisory lock; unique in the database
 _RANGES = {
     "max_model_len": (16, 1 << 24),
@@ -90,6 +95,7 @@ _CHOICES: Mapping[str, Sequence[str]] = {
     "tool_parser": (AUTO, NONE, *TOOL_FORMATS),
     "reasoning_parser": (AUTO, NONE, *REASONING_FORMATS),
     "speculation": ("", *get_args(SpeculationName)),
+    "control_tokens": get_args(ControlTokensName),
 }
 
 
@@ -137,6 +143,8 @@ def do_add_deployment(
     row = Deployment(name=name, source=source, state=state, **{"pools": DEFAULT_POOLS, **options})
     _check(row)
     _check_secret(row, secret)
+    if row.imported is None:  # the models of the settings are served, or refused by their worker
+        check_workers(row, read_board())
     with all_tenants_scope(BypassReason.OPERATOR):
         _lock()
         if not Deployment.objects.exists() and row.imported is None:  # the models of the settings stay
@@ -154,8 +162,11 @@ def do_add_deployment(
     return row
 
 
-def do_update_deployment(name: str, **changes: Any) -> Deployment:
+def do_update_deployment(name: str, *, checks_workers: bool = True, **changes: Any) -> Deployment:
     """Change options of a deployment. A change of what replicas load is a new version, which replaces the old one.
+
+    Args:
+        checks_workers: refuse options that no worker of the pools supports.
 
     Raises:
         Conflict: it does not exist. ActionRefused: a value is invalid.
@@ -166,6 +177,8 @@ def do_update_deployment(name: str, **changes: Any) -> Deployment:
         for option, value in changes.items():
             setattr(row, option, value)
         _check(row)
+        if checks_workers and any(before[option] != getattr(row, option) for option in WORKER_OPTIONS):
+            check_workers(row, read_board())
         _check_credential(row)
         after = audit.serialize_for_audit(row)
         if before != after:
@@ -255,7 +268,7 @@ def do_import_settings(specs: Iterable[ModelSpec]) -> None:
             if spec.name not in known:
                 do_add_deployment(spec.name, pools={spec.name: ALL_WORKERS}, imported=values, **_options_of(spec))
             else:
-                do_update_deployment(spec.name, **_options_of(spec))
+                do_update_deployment(spec.name, checks_workers=False, **_options_of(spec))
                 Deployment.objects.filter(name=spec.name).update(imported=values)
             RemovedDeployment.objects.filter(name=spec.name).delete()
         names = {spec.name for spec in specs}
@@ -290,11 +303,23 @@ def _sign_deployment(wanted: WantedDeployment) -> WantedDeployment:
     return msgspec.structs.replace(wanted, spec=replace(spec, upstream=upstream))
 
 
-def check_deployment(name: str, source: str = "", *, secret: str | None = None, **options: Any) -> str:
-    """Check a deployment's values and its source without changing anything. An upstream is not called.
+class CheckedDeployment(NamedTuple):
+    """The result of a check: the model's task, and why the options were not checked against workers."""
 
-    Returns:
-        The model's task.
+    task: str
+    unchecked: str = ""
+
+
+def read_board() -> FleetStatus | None:
+    """Return the replicas and their workers, or None if Valkey cannot be reached."""
+    try:
+        return read_fleet_status()
+    except redis.RedisError:
+        return None
+
+
+def check_deployment(name: str, source: str = "", *, secret: str | None = None, **options: Any) -> CheckedDeployment:
+    """Check a deployment's values and its source without changing anything. An upstream is not called.
 
     Raises:
         Conflict: the name is taken. ActionRefused: a value is invalid, or the source cannot be served.
@@ -307,9 +332,52 @@ def check_deployment(name: str, source: str = "", *, secret: str | None = None, 
             raise Conflict(f"The deployment {name!r} exists already. Choose another name, or update it.")
         _check_credential(row)
     if row.engine == MILLRACE:
-        return check_source(row.spec)
+        task = check_source(row.spec)
+        return CheckedDeployment(task, check_workers(row, read_board()))
     check_public(row)
-    return deployment_task(row)
+    return CheckedDeployment(deployment_task(row))
+
+
+def check_workers(row: Deployment, board: FleetStatus | None) -> str:
+    """Check the options of the deployment's engine against what the running workers of its pools can compute with.
+
+    Args:
+        board: None if Valkey cannot be reached.
+
+    Returns:
+        Why the check was left out; empty if it was not.
+
+    Raises:
+        FieldRefused: with the text of the worker that refuses an option. A pool with a number of replicas needs one
+            worker that does not.
+    """
+    if row.engine != MILLRACE or (row.dtype, row.kv_cache_dtype) == ("auto", "auto"):
+        return ""
+    if board is None:
+        return "The options were not checked against workers, because Valkey cannot be reached."
+    try:
+        has_kv_cache = model_task(row.source) == GENERATE
+    except (ModelError, OSError, RuntimeError):  # its workers find the source, not this machine
+        has_kv_cache = True
+    unknown = []
+    for pool, replicas in sorted(row.pools.items()):
+        found = [
+            find_refusal(
+                worker.support,
+                row.dtype,  # type: ignore[arg-type]
+                row.kv_cache_dtype if has_kv_cache else "auto",  # type: ignore[arg-type]
+            )
+            for worker in board.workers
+            if pool in worker.pools
+        ]
+        refusals = [refusal for refusal in found if refusal is not None]
+        if not found:
+            unknown.append(pool)
+        elif refusals and (replicas == ALL_WORKERS or len(refusals) == len(found)):
+            raise FieldRefused(refusals[0].option, "invalid", refusals[0].message)
+    if not unknown:
+        return ""
+    return f"The options were not checked against workers: no worker of the pool {', '.join(unknown)} is running."
 
 
 def check_public(row: Deployment) -> None:
@@ -447,7 +515,9 @@ def _list_prices(model: str) -> list[NewPrice]:
 def _options_of(spec: ModelSpec) -> dict[str, Any]:
     """Return the options that MILLRACE_MODELS defines."""
     names = ("source", "dtype", "max_model_len", "tool_parser", "reasoning_parser", "revision", "quantization")
-    return {name: getattr(spec, name) for name in (*names, "speculation", "kv_cache_dtype", "draft_model")}
+    return {
+        name: getattr(spec, name) for name in (*names, "speculation", "kv_cache_dtype", "draft_model", "control_tokens")
+    }
 
 
 def _check(row: Deployment) -> None:
@@ -486,6 +556,14 @@ def _check(row: Deployment) -> None:
         check_draft_model(row.draft_model)
     except ValueError as exc:
         raise FieldRefused("draft_model", "invalid", f"{str(exc).removeprefix('draft_model: ')}.") from exc
+    try:
+        defaults = parse_sampling_defaults(row.sampling_defaults)
+    except ValueError as exc:
+        raise FieldRefused("sampling_defaults", "invalid", f"{exc}.") from exc
+    if defaults and row.engine != MILLRACE:
+        raise FieldRefused("sampling_defaults", "invalid", "An upstream has its own. Enter auto or none.")
+    if not row.truncate_inputs and row.engine != MILLRACE:
+        raise FieldRefused("truncate_inputs", "invalid", "An upstream truncates its inputs itself. Remove it.")
     try:
         read_kv_cache_memory(row.kv_cache_memory)
     except ValueError as exc:

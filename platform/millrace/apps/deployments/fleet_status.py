@@ -18,15 +18,18 @@ from django.conf import settings
 from billing.metering import status
 from billing.metering.status import SettlerStatus
 from inference_worker.contract import valkey
+from inference_worker.contract.compute_support import ComputeSupport
 from inference_worker.contract.messages import (
     CORDONS_KEY,
     HEARTBEAT_TTL_MS,
     REPLICA_SUSPECT_SECONDS,
     REPLICAS_KEY,
+    SUPPORT_KEY,
     Heartbeat,
     ReplicaPhase,
     beat_key,
     decode_heartbeat,
+    decode_worker_support,
     worker_of,
 )
 from millrace.apps.deployments.gateway_heartbeat import (
@@ -59,7 +62,7 @@ class ReplicaStatus:
     id: str
     state: ReplicaState
     beat: Heartbeat
-    age_ms: int | None  # of the last heartbeat; None: more than a minute
+    age_ms: int | None  # time since the last heartbeat; None: more than a minute
 
     @property
     def worker(self) -> str:
@@ -69,6 +72,15 @@ class ReplicaStatus:
     def load(self) -> int:
         """Number of running and waiting requests."""
         return self.beat.running + self.beat.waiting
+
+
+@dataclass(frozen=True)
+class WorkerStatus:
+    """A running worker process, which may have no replica."""
+
+    id: str
+    pools: tuple[str, ...]
+    support: ComputeSupport  # what its engines can compute with
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,7 @@ class FleetStatus:
     gateways: tuple[GatewayStatus, ...]
     settler: SettlerStatus | None  # None: no report yet
     settler_age_ms: int | None
+    workers: tuple[WorkerStatus, ...] = ()
 
     @property
     def settler_runs(self) -> bool:
@@ -113,11 +126,13 @@ def read_fleet_status() -> FleetStatus:
             pipe.hgetall(CORDONS_KEY)
             pipe.smembers(GATEWAYS_KEY)
             pipe.get(status.STATUS_KEY)
+            pipe.hgetall(SUPPORT_KEY)
             pipe.time()
-            beats, cordons, gateways, settler, (seconds, micros) = pipe.execute()
+            beats, cordons, gateways, settler, supports, (seconds, micros) = pipe.execute()
         report = None if settler is None else status.decode(settler)
         age = None if report is None else max(0, seconds * 1000 + micros // 1000 - report.at // 1000)
-        return FleetStatus(_replicas(broker, beats, cordons), _gateways(broker, gateways), report, age)
+        replicas, workers = _replicas(broker, beats, cordons), _workers(broker, supports)
+        return FleetStatus(replicas, _gateways(broker, gateways), report, age, workers)
 
 
 def _replicas(
@@ -133,7 +148,7 @@ def _replicas(
         try:
             beat = decode_heartbeat(beats[replica_id.encode()])
         except msgspec.MsgspecError:
-            log.warning("heartbeat_unreadable", replica_id=replica_id)  # of another version, during a deployment
+            log.warning("heartbeat_unreadable", replica_id=replica_id)  # another version, during a deployment
             continue
         age = max(0, HEARTBEAT_TTL_MS - ttl) if ttl > 0 else None
         wish = cordons.get(worker_of(replica_id).encode(), b"")
@@ -153,6 +168,30 @@ def _state(beat: Heartbeat, age_ms: int | None, wish: bytes) -> ReplicaState:
     if beat.disk_low:
         return ReplicaState.DISK_LOW
     return ReplicaState.READY if beat.ready else ReplicaState.STARTING
+
+
+def _workers(broker: redis.Redis, supports: Mapping[bytes, bytes]) -> tuple[WorkerStatus, ...]:
+    ids = sorted(raw.decode() for raw in supports)
+    with broker.pipeline(transaction=False) as pipe:
+        for process_id in ids:
+            pipe.pttl(beat_key(process_id))
+        left: list[int] = pipe.execute()
+    found, lost = [], []
+    for process_id, ttl in zip(ids, left, strict=True):
+        if ttl < 0:
+            lost.append(process_id)
+            continue
+        if HEARTBEAT_TTL_MS - ttl > REPLICA_SUSPECT_SECONDS * 1000:
+            continue
+        try:
+            sent = decode_worker_support(supports[process_id.encode()])
+        except msgspec.MsgspecError:
+            log.warning("worker_support_unreadable", process_id=process_id)  # another version, during a deployment
+            continue
+        found.append(WorkerStatus(process_id, sent.pools, sent.support))
+    if lost:
+        broker.hdel(SUPPORT_KEY, *lost)  # a disconnected worker adds itself again with its next heartbeat
+    return tuple(found)
 
 
 def _gateways(broker: redis.Redis, names: Iterable[bytes]) -> tuple[GatewayStatus, ...]:

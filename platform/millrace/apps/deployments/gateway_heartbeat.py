@@ -35,7 +35,7 @@ class HitRate(msgspec.Struct, frozen=True):
 
 
 class GatewayHeartbeat(msgspec.Struct, frozen=True):
-    """The heartbeat that a gateway sends twice a second."""
+    """The heartbeat that a gateway sends twice a second, and at rest every two seconds."""
 
     in_flight: int
     waiting: tuple[QueueDepth, ...] = ()

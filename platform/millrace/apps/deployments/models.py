@@ -11,6 +11,7 @@ from django.db import models
 
 from inference_worker.contract.deployments import WantedDeployment, WantedState
 from inference_worker.contract.output_formats import AUTO
+from inference_worker.contract.sampling_defaults import MAX_CHARACTERS
 from inference_worker.contract.settings import ModelSpec, read_kv_cache_memory
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from tenants.models import UpstreamCredential
@@ -40,7 +41,10 @@ class Deployment(models.Model):
         "draft_model",
         "tool_parser",
         "reasoning_parser",
+        "control_tokens",
         "default_max_tokens",
+        "sampling_defaults",
+        "truncate_inputs",
         "pools",
         "idle_seconds",
         "state",
@@ -81,7 +85,19 @@ class Deployment(models.Model):
     )
     tool_parser = models.CharField(max_length=32, default=AUTO)
     reasoning_parser = models.CharField(max_length=32, default=AUTO)
+    control_tokens = models.CharField(
+        max_length=8,
+        default="template",
+        db_default="template",
+        help_text="where texts become control tokens: template or anywhere",
+    )
     default_max_tokens = models.IntegerField(null=True)
+    sampling_defaults = models.CharField(
+        max_length=MAX_CHARACTERS, default=AUTO, db_default=AUTO, help_text="auto: of the checkpoint; none; or values"
+    )
+    truncate_inputs = models.BooleanField(
+        default=True, db_default=True, help_text="whether inputs above an encoder's length are truncated, or refused"
+    )
     pools = models.JSONField(help_text="worker pool -> number of replicas; 0: one on each worker")
     idle_seconds = models.IntegerField(default=0, help_text="0: never unloaded")
     state = models.CharField(max_length=16, choices=[(state.value, state.value) for state in WantedState])
@@ -154,13 +170,20 @@ class Deployment(models.Model):
             speculation=self.speculation,
             kv_cache_dtype=self.kv_cache_dtype,  # type: ignore[arg-type]
             draft_model=self.draft_model,
+            control_tokens=self.control_tokens,  # type: ignore[arg-type]
         )
 
     @property
     def wanted(self) -> WantedDeployment:
         """The deployment as workers and gateways read it."""
         return WantedDeployment(
-            self.spec, self.pools, WantedState(self.state), self.idle_seconds, self.default_max_tokens
+            self.spec,
+            self.pools,
+            WantedState(self.state),
+            self.idle_seconds,
+            self.default_max_tokens,
+            self.sampling_defaults,
+            self.truncate_inputs,
         )
 
 

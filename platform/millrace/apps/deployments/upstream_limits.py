@@ -19,7 +19,7 @@ class UpstreamLimits:
     """The limits of an upstream for the credential of its deployment."""
 
     rate: RateLimitState
-    running: int  # of the credential, in all deployments; counted only if it has a concurrency limit
+    running: int  # running requests with the credential, in all deployments; counted only if it has a concurrency limit
 
 
 def read_upstream_limits(upstreams: Iterable[tuple[str, UpstreamSpec]]) -> dict[str, UpstreamLimits]:

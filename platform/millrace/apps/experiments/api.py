@@ -12,15 +12,13 @@ from rest_framework.response import Response
 from millrace.apps.experiments import serializers as s
 from millrace.apps.experiments.results import read_results
 from tenants import actions
-from tenants.api.idempotency import HEADER, idempotent
+from tenants.api.idempotency import idempotent
 from tenants.api.views import TenantView, check_query, person, validate_body
 from tenants.models import Experiment
 from tenants.permissions import Permission
 
 
-@extend_schema(tags=["experiments"])
 class Experiments(TenantView):
-    serializer_class = s.ExperimentSerializer
     permissions: ClassVar = {"GET": Permission.POLICIES_READ, "POST": Permission.POLICIES_WRITE}
 
     @extend_schema(
@@ -33,10 +31,7 @@ class Experiments(TenantView):
             return self.page(self.rows(Experiment).filter(**query.filters()), s.ExperimentSerializer)
 
     @extend_schema(
-        operation_id="experiments_create",
-        parameters=[HEADER],
-        request=s.ExperimentCreateSerializer,
-        responses={201: s.ExperimentSerializer},
+        operation_id="experiments_create", request=s.ExperimentCreateSerializer, responses={201: s.ExperimentSerializer}
     )
     @idempotent
     def post(self, request: Request) -> Response:
@@ -46,7 +41,6 @@ class Experiments(TenantView):
         return Response(s.ExperimentSerializer(row).data, status=201)
 
 
-@extend_schema(tags=["experiments"])
 class ExperimentDetail(TenantView):
     serializer_class = s.ExperimentSerializer
     permissions: ClassVar = {"GET": Permission.POLICIES_READ, "DELETE": Permission.POLICIES_WRITE}
@@ -63,7 +57,6 @@ class ExperimentDetail(TenantView):
         return Response(status=204)
 
 
-@extend_schema(tags=["experiments"])
 class ExperimentResultsView(TenantView):
     permissions: ClassVar = {"GET": Permission.POLICIES_READ}
     pagination_class = None
@@ -77,22 +70,20 @@ class ExperimentResultsView(TenantView):
         return Response(s.ExperimentResultsSerializer(results).data)
 
 
-@extend_schema(tags=["experiments"])
 class ExperimentStart(TenantView):
     permissions: ClassVar = {"POST": Permission.POLICIES_WRITE}
 
-    @extend_schema(operation_id="experiment_start", parameters=[HEADER], request=None, responses=s.ExperimentSerializer)
+    @extend_schema(operation_id="experiment_start", request=None, responses=s.ExperimentSerializer)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Start a draft."""
         return Response(s.ExperimentSerializer(actions.do_start_experiment(self.find(Experiment, pk))).data)
 
 
-@extend_schema(tags=["experiments"])
 class ExperimentStop(TenantView):
     permissions: ClassVar = {"POST": Permission.POLICIES_WRITE}
 
-    @extend_schema(operation_id="experiment_stop", parameters=[HEADER], request=None, responses=s.ExperimentSerializer)
+    @extend_schema(operation_id="experiment_stop", request=None, responses=s.ExperimentSerializer)
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
         """Stop a running experiment. Its requests are routed as without it."""

@@ -13,7 +13,7 @@ from millrace.apps.experiments import statistics
 from millrace.apps.experiments.statistics import Interval, Moments
 
 ALPHA = 0.05  # error probability of an interval at all times together, and of all stops of an experiment together
-MIN_UNITS = 100  # of each arm, before an interval is computed
+MIN_UNITS = 100  # units in each arm before an interval is computed
 LOG_SCALE = 1_000_000  # logarithms are stored in millionths
 
 ChangeResult = Literal["waiting", "better", "worse", "harm", "within", "unclear"]

@@ -29,7 +29,7 @@ class MetricChange:
     control: float | None
     treatment: float | None
     interval: Interval | None
-    allowed: float | None  # of a guardrail
+    allowed: float | None  # largest change for the worse that a guardrail allows
     result: ChangeResult
     is_primary: bool
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
-from billing.amounts import FEMTO_DIGITS, decimal
+from billing.currencies.amounts import FEMTO_DIGITS, decimal
 from millrace.apps.experiments.metrics import METRICS, ChangeResult
 from millrace.apps.experiments.results import ArmResult, Decision, ExperimentResults, MetricChange, Saving
 from tenants.api.serializers import Query, StrictSerializer

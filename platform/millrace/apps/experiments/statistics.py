@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 TUNED_UNITS = 2_000  # the intervals are narrowest at about this number of units in both arms
-PRIOR_STRENGTH = 100.0  # of the planned shares in the sample-ratio check, in units
+PRIOR_STRENGTH = 100.0  # weight of the planned shares in the sample-ratio check, in units
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from millrace.apps.request_log.models import RequestOutcome, RequestRecord
 from millrace.apps.request_log.request_rollups import GOOD_SCORE, RETRY_SECONDS
 
 RETRY_WINDOW = timedelta(seconds=RETRY_SECONDS)  # after the end of a request
-MAX_DURATION = timedelta(hours=1)  # of a request that a retry refers to
+MAX_DURATION = timedelta(hours=1)  # duration of a request that a retry refers to
 
 
 def feedback_of(tenant_id: int, request_ids: Iterable[str]) -> dict[str, bool]:

@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 LATE_DAYS = 7  # after its end, feedback still changes the results of an experiment
 DELETE_BATCH_SIZE = 5_000
-MAX_BATCHES = 200  # of one experiment in one run
+MAX_BATCHES = 200  # batches of one experiment in one run
 
 
 @shared_task(name="experiments.evaluate")

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from django.contrib import admin
-
 from millrace.apps.health.models import Cordon, HealthEvent, MachineCost
-from tenants.admin import ReadOnlyAdmin
+from tenants.admin import register
 
-
-@admin.register(Cordon)
-class CordonAdmin(ReadOnlyAdmin):
-    list_display = ("worker", "drain", "reason", "cordoned_by", "cordoned_at")
-
-
-@admin.register(HealthEvent)
-class HealthEventAdmin(ReadOnlyAdmin):
-    list_display = ("title", "issue_type", "subject", "urgent", "opened_at", "closed_at")
-
-
-@admin.register(MachineCost)
-class MachineCostAdmin(ReadOnlyAdmin):
-    list_display = ("model", "nano_per_hour")
+register(Cordon, "worker", "drain", "reason", "cordoned_by", "cordoned_at")
+register(HealthEvent, "title", "issue_type", "subject", "urgent", "opened_at", "closed_at")
+register(MachineCost, "model", "nano_per_hour")

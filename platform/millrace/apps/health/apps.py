@@ -7,5 +7,5 @@ class HealthConfig(AppConfig):
     """Health checks, cordons, and the history and costs of replicas."""
 
     name = "millrace.apps.health"
-    label = "operations"  # of the tables and their migrations
+    label = "operations"  # label in the names of tables and migrations
     default_auto_field = "django.db.models.BigAutoField"

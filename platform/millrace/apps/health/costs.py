@@ -8,7 +8,7 @@ from datetime import datetime
 from django.db import connection
 from django.db.models import Case, Sum, Value, When
 
-from billing.amounts import DEFAULT_CURRENCY, FEMTO_A_NANO, TOKENS_A_PRICE
+from billing.currencies.amounts import DEFAULT_CURRENCY, FEMTO_A_NANO, TOKENS_A_PRICE
 from billing.models import UsageRollup, token_sum, totals_of
 from billing.pricing.currencies import dollar_rates, other_currencies
 from millrace.apps.health.history import span
@@ -27,7 +27,7 @@ class ModelCost:
 
     model: str
     nano_per_hour: int | None  # None: not set
-    machine_minutes: int  # of all its replicas
+    machine_minutes: int  # minutes of all replicas
     served: int  # tokens that its engines served
     billed: int  # tokens that were billed
     revenue: int  # converted to USD at the newest exchange rates

@@ -17,7 +17,7 @@ from django.db import connection
 from django.db.models import Count, Exists, Min, OuterRef, Q, Sum
 from django.utils.timesince import timesince
 
-from billing.amounts import DEFAULT_CURRENCY, FEMTO_A_NANO, exact_amount, half_up
+from billing.currencies.amounts import DEFAULT_CURRENCY, FEMTO_A_NANO, exact_amount, half_up
 from billing.invoicing.files import missing_pdfs
 from billing.models import (
     CompiledRateCard,
@@ -34,10 +34,10 @@ from billing.models import (
     totals_of,
 )
 from billing.pricing.currencies import other_currencies
-from billing.pricing.pricing import Tier
+from billing.rates.pricing import Tier
 from inference_worker.contract.command_line import format_command
 from inference_worker.contract.disk import FreeSpace
-from inference_worker.contract.messages import Heartbeat
+from inference_worker.contract.messages import Heartbeat, ReplicaPhase
 from millrace.apps.deployments.deployments import served_specs
 from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState
 from millrace.apps.deployments.gateway_heartbeat import HitRate
@@ -210,13 +210,30 @@ def _models(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
             for replica in there
             if replica.state in (ReplicaState.CORDONED, ReplicaState.DRAINING, ReplicaState.DRAINED)
         ]
+        failed = next((replica.beat.reason for replica in there if replica.beat.phase == ReplicaPhase.FAILED), "")
+        todo = f"It could not be loaded: {failed}" if failed else "Its requests receive 503. Check the worker logs."
         yield HealthIssue(
             IssueType.MODEL,
             spec.name,
             urgent=True,
             title=f"No replica available for {spec.name}",
-            todo="Uncordon one of its workers." if cordoned else "Its requests receive 503. Check the worker logs.",
+            todo="Uncordon one of its workers." if cordoned else todo,
         )
+
+
+def _failed_loads(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
+    """Report replicas that could not be loaded while others serve the model."""
+    for replica in board.replicas:
+        beat = replica.beat
+        is_failed = replica.state != ReplicaState.SILENT and beat.phase == ReplicaPhase.FAILED
+        if is_failed and board.count_ready(beat.model):
+            yield HealthIssue(
+                IssueType.REPLICA,
+                replica.id,
+                urgent=False,
+                title=f"{replica.worker} could not load {beat.model}",
+                todo=beat.reason,
+            )
 
 
 def _upstreams(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
@@ -276,13 +293,13 @@ def _disks(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
 def _slow_replicas(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
     for replica in board.replicas:
         machine = None if replica.beat is None else replica.beat.machine
-        if machine is not None and machine.is_slow:
+        if machine is not None and machine.slow is not None:
             yield HealthIssue(
                 IssueType.SLOW,
                 replica.id,
                 urgent=False,
-                title=f"{replica.id} is slow: it computes without the C kernels",
-                todo="Install a C compiler, or set MILLRACE_CPU_KERNELS to auto. The worker's log has the reason.",
+                title=f"{replica.id} is slow: {machine.slow.cause}",
+                todo=machine.slow.instruction,
             )
 
 
@@ -632,6 +649,7 @@ _OF_BOARD: tuple[Callable[[FleetStatus, datetime], Iterable[HealthIssue]], ...] 
     _prefix_routing,
     _settler,
     _replicas,
+    _failed_loads,
     _slow_replicas,
     _disks,
 )

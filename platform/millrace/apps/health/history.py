@@ -60,7 +60,7 @@ class FleetPoint:
     batch: int | None  # hundredths of a request
     hits: int | None
     preemptions: int
-    tokens: int  # of prompts, cached ones included, and generated
+    tokens: int  # tokens of prompts, cached ones included, and generated tokens
     mfu: int | None
     minutes: int  # number of minutes with a sample
 

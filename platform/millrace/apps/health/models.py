@@ -12,7 +12,7 @@ from django.contrib.postgres.indexes import BrinIndex
 from django.db import models
 from django.db.models import Q
 
-from billing.amounts import NANO_A_DOLLAR
+from billing.currencies.amounts import NANO_A_DOLLAR
 
 MAX_NANO_PER_HOUR = 1_000_000 * NANO_A_DOLLAR  # more is a typing error
 

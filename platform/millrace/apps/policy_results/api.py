@@ -10,7 +10,7 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.amounts import FEMTO_DIGITS, decimal
+from billing.currencies.amounts import FEMTO_DIGITS, decimal
 from millrace.apps.policy_results.policy_dry_runs import DEFAULT_REQUESTS, MAX_REQUESTS, PolicyDryRun, dry_run
 from millrace.apps.policy_results.shadow_results import ComparedAnswers, ShadowResult, shadow_results
 from millrace.apps.request_log.api import PeriodQuery, read_period
@@ -22,7 +22,7 @@ from tenants.routing_policies import policy
 from tenants.routing_policies.target_checks import ModelObstacle
 
 REJECTION_CODES = (ModelObstacle.UNKNOWN.value, ModelObstacle.UNPRICED.value)
-MAX_DECISIONS = 100  # of requests that would move, in a response
+MAX_DECISIONS = 100  # requests in a response that would move
 
 
 class PolicyDryRunCreateSerializer(StrictSerializer):
@@ -90,7 +90,6 @@ class PolicyDryRunSerializer(serializers.Serializer[dict[str, Any]]):
     )
 
 
-@extend_schema(tags=["policies"])
 class PolicyDryRunView(TenantView):
     permissions: ClassVar = {"POST": Permission.POLICIES_READ}
 
@@ -155,7 +154,6 @@ class ShadowResultSerializer(serializers.Serializer[ShadowResult]):
         return [{"code": code, "requests": count} for code, count in result.codes.most_common()]
 
 
-@extend_schema(tags=["policies"])
 class ShadowResultsView(TenantView):
     permissions: ClassVar = {"GET": Permission.POLICIES_READ}
     pagination_class = None

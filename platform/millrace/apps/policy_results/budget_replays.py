@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 from django.db.models import F, Sum
 from django.db.models.expressions import Combinable
 
-from billing.amounts import FEMTO_A_NANO
+from billing.currencies.amounts import FEMTO_A_NANO
 from billing.models import Budget, token_sum
 from billing.periods import billing_zone, month_bounds
 from millrace.apps.policy_results.dry_runs import DryRunScope, period_start
@@ -55,19 +55,14 @@ class BudgetReplay:
 
 
 def replay_budget(
-    scope: DryRunScope,
-    unit: str,
-    period: str,
-    amount: int | None,
-    thresholds: Sequence[int] = (),
-    now: datetime | None = None,
+    scope: DryRunScope, unit: str, period: str, amount: int | None, thresholds: Sequence[int] = ()
 ) -> BudgetReplay:
     """Replay a hard budget of `amount` (nano-USD, tokens or requests; None: no limit) on the previous billing month.
 
     Every period starts empty. A lifetime budget starts with the month. Call inside the tenant's scope.
     """
     zone = billing_zone(scope.tenant_id)
-    local = (now or datetime.now(UTC)).astimezone(zone)
+    local = datetime.now(UTC).astimezone(zone)
     last = local.replace(day=1) - timedelta(days=1)
     start, end = month_bounds(zone.key, last.year, last.month)
     limit = None if amount is None else amount * FEMTO_A_NANO if unit == "money" else amount
@@ -90,7 +85,7 @@ class _Run:
         self._period, self._limit, self._zone = period, limit, zone
         self._thresholds = sorted(set(thresholds))
         self._window: datetime | None = None
-        self._wanted = self._accepted = 0  # of the current period
+        self._wanted = self._accepted = 0  # amounts in the current period
         self._days: dict[datetime, tuple[int, int]] = {}
         self._passed: dict[int, datetime] = {}
         self._reached: set[datetime] = set()

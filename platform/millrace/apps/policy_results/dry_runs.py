@@ -20,7 +20,7 @@ from django.core.exceptions import EmptyResultSet
 from django.db import connection
 from django.db.models import F, QuerySet, Sum, Value
 
-from billing.amounts import FEMTO_A_NANO
+from billing.currencies.amounts import FEMTO_A_NANO
 from billing.metering.usage import UsageReport, sums, total
 from billing.models import Budget, BudgetPeriod, UsageEvent, UsageRollup, token_sum
 from billing.periods import billing_zone
@@ -197,8 +197,8 @@ class _Try:
     def __init__(self, name: str, limit: int) -> None:
         self.refused = 0
         self._limit = limit
-        self._level, self._at = 0.0, 0.0  # of a token bucket
-        self._ends: list[float] = []  # of running requests
+        self._level, self._at = 0.0, 0.0  # amount in a token bucket, and the time at which it was computed
+        self._ends: list[float] = []  # times at which running requests end
         self._counts, _, period = name.partition("_per_")
         if self._counts in ("requests", "tokens", "input_tokens", "output_tokens"):
             self._seconds = _PERIODS[period]
@@ -237,8 +237,8 @@ class Counted:
     """The rejections of a limit, or the would-be rejections of a dry run."""
 
     kind: str  # limit or budget
-    id: int  # of the LimitSet or budget
-    name: str  # of the limit; empty for a budget
+    id: int  # ID of the LimitSet or budget
+    name: str  # name of the limit; empty for a budget
     refused: int
     dry: int
 

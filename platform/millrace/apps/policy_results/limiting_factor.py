@@ -14,7 +14,7 @@ from typing import NamedTuple
 import redis
 from django.conf import settings
 
-from billing.amounts import whole_units
+from billing.currencies.amounts import whole_units
 from billing.models import Budget, BudgetPeriod
 from billing.models.budgets import current_periods
 from inference_worker.contract import valkey
@@ -32,14 +32,14 @@ class LimitingFactor:
 
     kind: str  # limit or budget
     scope: str  # key, project, tenant or member
-    id: int  # of the LimitSet or budget
-    name: str  # of the limit or budget
+    id: int  # ID of the LimitSet or budget
+    name: str  # name of the limit or budget
     unit: str  # requests, tokens or money
     period: str  # minute, day, month, lifetime; empty: concurrent, or per request
     model: str  # empty: all models
     limit: int
     left: int | None  # None: unknown, because Valkey cannot be reached
-    resets_at: datetime | None = None  # of a budget
+    resets_at: datetime | None = None  # end of a budget's period
 
     @property
     def per_mille(self) -> int:

@@ -17,9 +17,9 @@ from statistics import fmean, median, quantiles
 from django.db.models import Q
 from django.utils import timezone
 
-from billing.amounts import whole_units
+from billing.currencies.amounts import whole_units
 from billing.models import CompiledRateCard
-from billing.pricing.pricing import PriceIndex, Tier, UnknownPriceError, price
+from billing.rates.pricing import PriceIndex, Tier, UnknownPriceError, price
 from inference_worker.contract.request import TOKEN_CLASSES, TokenCounts
 from millrace.apps.request_log import selectors
 from millrace.apps.request_log.models import RequestRecord
@@ -62,7 +62,7 @@ class PolicyDryRun:
     # (first target, reason) -> number of requests that would be rejected
     rejected: Counter[tuple[str, ModelObstacle]] = field(default_factory=Counter)
     priced: int = 0  # requests whose cost is known for both targets
-    cost_femto: int = 0  # of these requests
+    cost_femto: int = 0  # cost of the priced requests
     new_cost_femto: int = 0
     ttft_ms: tuple[int, int] | None = None  # median and 95th percentile of the requests
     new_ttft_ms: tuple[int, int] | None = None  # estimated: the median of the new target for requests that move

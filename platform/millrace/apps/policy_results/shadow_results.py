@@ -51,10 +51,10 @@ class ComparedAnswers:
     """The answers of one side of a comparison."""
 
     model: str
-    valid_schemas: int  # of the requests with a schema
+    valid_schemas: int  # requests with a schema whose answers match it
     passed: int  # answers that passed all checks: schema, tool arguments, not empty
     output_tokens: int
-    cost_femto: int  # of the requests whose costs are known on both sides
+    cost_femto: int  # cost of the requests whose costs are known on both sides
     ttft_p50_ms: int | None
     ttft_p95_ms: int | None
     total_p50_ms: int | None
@@ -65,14 +65,14 @@ class ComparedAnswers:
 class ShadowResult:
     """The comparison of a model with the shadow of its requests."""
 
-    requests: int  # with a shadow
-    compared: int  # whose shadow has answered
+    requests: int  # requests with a shadow
+    compared: int  # requests whose shadow has answered
     operator_paid: int
-    with_schema: int  # of the compared requests
+    with_schema: int  # compared requests with a schema
     priced: int
     answered: ComparedAnswers
     shadow: ComparedAnswers
-    codes: Counter[str]  # of shadows without an answer
+    codes: Counter[str]  # error codes of shadows without an answer
 
 
 def shadow_results(tenant_id: int, name: str, start: datetime, end: datetime) -> list[ShadowResult]:

@@ -14,10 +14,10 @@ from rest_framework.exceptions import NotFound, ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.amounts import FEMTO_DIGITS, NANO_DIGITS, decimal
+from billing.api.usage_serializers import InstantField
+from billing.currencies.amounts import FEMTO_DIGITS, NANO_DIGITS, decimal
 from billing.metering.usage import BUCKETS, TooManyRows
 from billing.models import Adjustment, UsageSource
-from billing.serializers import InstantField
 from inference_worker.contract.request import TOKEN_CLASSES
 from millrace.apps.request_log import selectors
 from millrace.apps.request_log.models import RequestOutcome, RequestRecord
@@ -28,7 +28,7 @@ from tenants.api.serializers import MAX_BIGINT, Query
 from tenants.api.views import TenantView, check_query
 from tenants.permissions import Permission
 
-MAX_RATES_PERIOD = timedelta(days=92)  # of one query of rates
+MAX_RATES_PERIOD = timedelta(days=92)  # period of one query of rates
 
 
 def format_usd(femto: int) -> str:
@@ -365,7 +365,6 @@ class LabeledOutcomesSerializer(serializers.Serializer[Any]):
     outcomes = LabeledOutcomeSerializer(many=True)
 
 
-@extend_schema(tags=["requests"])
 class Requests(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
     pagination_class = None
@@ -397,7 +396,6 @@ def _link(request: Request, cursor: str | None) -> str | None:
     return str(request.build_absolute_uri(f"{reverse('api-requests')}?{query}"))
 
 
-@extend_schema(tags=["requests"])
 class RequestDetail(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
     pagination_class = None
@@ -413,7 +411,6 @@ class RequestDetail(TenantView):
         return Response(RequestDetailSerializer(story).data)
 
 
-@extend_schema(tags=["requests"])
 class RequestRates(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
     pagination_class = None
@@ -428,7 +425,6 @@ class RequestRates(TenantView):
         return Response(RequestRatesSerializer({**vars(rates), "ttft_slo_ms": selectors.ttft_slo_ms()}).data)
 
 
-@extend_schema(tags=["requests"])
 class RequestSuccess(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
     pagination_class = None
@@ -448,7 +444,6 @@ class RequestSuccess(TenantView):
         return Response(SuccessReportSerializer({"groups": rows, "total": total_success_costs(rows)}).data)
 
 
-@extend_schema(tags=["requests"])
 class RequestOutcomes(TenantView):
     permissions: ClassVar = {"GET": Permission.USAGE_READ}
     pagination_class = None

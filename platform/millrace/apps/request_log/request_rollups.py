@@ -123,7 +123,7 @@ FROM {RequestRollupState._meta.db_table}
 class RequestFilters:
     """Filters of a tenant's requests."""
 
-    model: str | None = None  # that served the request
+    model: str | None = None  # the model that served the request
     key_id: int | None = None
     project_id: int | None = None
 

@@ -20,7 +20,7 @@ from django.db.models.functions import Collate
 
 from billing.metering.usage import BUCKETS, Bucket, instant
 from billing.models import Adjustment, Price, UsageEvent
-from billing.pricing.pricing import COMPONENTS
+from billing.rates.pricing import COMPONENTS
 from inference_worker.contract.request import TOKEN_CLASSES
 from millrace.apps.batches.models import Batch
 from millrace.apps.request_log.models import RequestContent, RequestOutcome, RequestRecord
@@ -29,7 +29,7 @@ from tenants.models import Tenant
 
 PAGE, MAX_PAGE = 50, 200
 MAX_SEARCHED = 1000  # stored requests that one search reads
-MAX_SEARCHED_BYTES = 32 * 2**20  # of them
+MAX_SEARCHED_BYTES = 32 * 2**20  # bytes of stored requests that one search reads
 MAX_EXECUTIONS = 200  # returned per request
 LATEST_EVENT = timedelta(days=2)  # after a request's record, its executions are admitted: batches wait long
 _MAX_LIMITS = 50
@@ -198,7 +198,7 @@ class RequestStory:
 
     request_id: str
     record: RequestRecord | None
-    others: tuple[RequestRecord, ...]  # of the same request at other gateways, and of replays of its response
+    others: tuple[RequestRecord, ...]  # records of the same request at other gateways, and replays of its response
     executions: tuple[RequestExecution, ...]
     budgets: tuple[HeldFrom, ...]
     rejecting_budget: HeldFrom | None  # the budget that rejected the request, unless it was deleted
@@ -368,7 +368,7 @@ class BoundBy:
     """A limit or budget, and the number of requests that it rejected."""
 
     kind: str  # limit or budget
-    scope: str  # of a limit: tenant, project or key
+    scope: str  # tenant, project or key, for a limit
     id: int
     name: str
     model: str
@@ -378,7 +378,7 @@ class BoundBy:
 @dataclass(frozen=True)
 class Rates:
     buckets: tuple[Counts, ...]  # oldest first, without empty buckets
-    total: Counts  # of all buckets
+    total: Counts  # sum of all buckets
     bounds: tuple[BoundBy, ...]  # most frequent first
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 from django.db import connection
 
-MAX_READ_BYTES = 8 * 2**20  # of the bodies that one call reads
+MAX_READ_BYTES = 8 * 2**20  # bodies that one call reads
 MAX_READ_ROWS = 1000
 _ROWS_AT_A_TIME = 16
 _decode = msgspec.json.Decoder(dict[str, Any]).decode

@@ -14,8 +14,8 @@ import msgspec
 import redis.asyncio as redis
 import structlog
 
-from billing.pricing.pricing import RateCard, Rated, price
-from billing.pricing.reserved_charge import charge_within_reservation
+from billing.rates.pricing import RateCard, Rated, price
+from billing.rates.reserved_charge import charge_within_reservation
 from inference_worker.contract.messages import BillingContext
 from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission import rejections
@@ -84,7 +84,7 @@ class AdmittedRequest(msgspec.Struct, frozen=True, dict=True):
     has_own_lease: bool = False  # the budget lease is for this execution only
     taken: TakenLimits | None = None
     taken_cost: LimitCost = NO_COST
-    limit_statuses: Sequence[LimitStatus] = ()  # of the rate limits at the admission, for the response's headers
+    limit_statuses: Sequence[LimitStatus] = ()  # states of the rate limits at the admission, for the response's headers
     is_operator_paid: bool = False
 
     @property

@@ -26,7 +26,8 @@ import redis.asyncio as redis
 import structlog
 from psycopg_pool import PoolTimeout
 
-from billing.budgets.budget_leases import (
+from billing.rates.pricing import PriceIndex, Tier, UnknownPriceError
+from billing.reservations.budget_leases import (
     UNITS,
     BudgetChain,
     BudgetLeaseStore,
@@ -34,7 +35,6 @@ from billing.budgets.budget_leases import (
     LocalBudgetLease,
     ReservedAmount,
 )
-from billing.pricing.pricing import PriceIndex, Tier, UnknownPriceError
 from inference_worker.contract.request import ServiceClass, TokenCounts
 from millrace.gateway.admission import rejections
 from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest, RateLimitAdmission
@@ -42,6 +42,7 @@ from millrace.gateway.admission.cost_estimate import CostEstimate
 from millrace.gateway.admission.early_release import EarlyReleases
 from millrace.gateway.admission.spend_limits import SpendLimits
 from millrace.gateway.auth.authentication import FRESH_SECONDS
+from millrace.gateway.core.activity import Activity, Poll
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.commands import CommandConnection
 from millrace.gateway.core.errors import ApiError, unavailable
@@ -70,8 +71,15 @@ _UNREACHABLE = (psycopg.Error, PoolTimeout, TimeoutError, OSError)
 class BudgetAdmission:
     """The prices, budget chains and budget leases of one gateway."""
 
-    def __init__(self, store: BudgetLeaseStore, broker: redis.Redis, blocking_broker: redis.Redis) -> None:
+    def __init__(
+        self,
+        store: BudgetLeaseStore,
+        broker: redis.Redis,
+        blocking_broker: redis.Redis,
+        activity: Activity | None = None,
+    ) -> None:
         self._store = store
+        self._price_pauses = Poll(activity)
         self._broker = broker
         self._blocking_broker = blocking_broker
         self.prices = PriceIndex()
@@ -446,7 +454,7 @@ class BudgetAdmission:
                 self.has_prices = True
             except _UNREACHABLE as exc:
                 log.warning("prices_unreadable", error=str(exc) or type(exc).__name__)
-            await asyncio.sleep(PRICES_SECONDS if self.has_prices else FIRST_PRICES_SECONDS)
+            await self._price_pauses.pause(PRICES_SECONDS if self.has_prices else FIRST_PRICES_SECONDS)
 
 
 class RequestAdmission(RateLimitAdmission):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from billing.budgets.budget_leases import ReservedAmount
-from billing.pricing.pricing import RateCard, reservation_nano
+from billing.rates.pricing import RateCard, reservation_nano
+from billing.reservations.budget_leases import ReservedAmount
 from millrace.gateway.admission.admission import AdmissionRequest
 
 MAX_OUTPUT = 2**31 - 1  # tokens
@@ -18,7 +18,7 @@ class CostEstimate(msgspec.Struct, frozen=True):
     """
 
     demand: AdmissionRequest
-    rate_cards: tuple[RateCard, ...]  # of each candidate with a price; the first is pinned
+    rate_cards: tuple[RateCard, ...]  # rate cards of the candidates with a price; the first is pinned
 
     def amount(self, max_tokens: int) -> ReservedAmount:
         """Return the amount that covers any usage with this output limit."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from inference_worker.contract.disk import FreeSpace
 from millrace.environment.disk_reserve import watched_directories
+from millrace.gateway.core.activity import Activity, Poll
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 
@@ -17,13 +18,14 @@ RETRY_SECONDS = 10.0
 class DiskWatch:
     """The free space of the disks with the data directory and the embedded PostgreSQL, read once a second."""
 
-    def __init__(self, data_dir: Path, min_free: int) -> None:
+    def __init__(self, data_dir: Path, min_free: int, activity: Activity | None = None) -> None:
         """
         Args:
             data_dir: the platform's data directory.
             min_free: bytes below which requests are rejected.
         """
         self._space = FreeSpace(watched_directories(data_dir), min_free)
+        self._pauses = Poll(activity)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -49,5 +51,5 @@ class DiskWatch:
 
     async def _run(self) -> None:
         while True:
-            await asyncio.sleep(CHECK_SECONDS)
+            await self._pauses.pause(CHECK_SECONDS)
             await asyncio.to_thread(self._space.look)  # a network disk may block

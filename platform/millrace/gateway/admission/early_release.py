@@ -20,9 +20,9 @@ import psycopg
 import structlog
 from psycopg_pool import PoolTimeout
 
-from billing.amounts import whole_units
-from billing.budgets.budget_leases import BudgetLeaseStore, UnusedPart
-from billing.pricing.pricing import UnknownPriceError
+from billing.currencies.amounts import whole_units
+from billing.rates.pricing import UnknownPriceError
+from billing.reservations.budget_leases import BudgetLeaseStore, UnusedPart
 from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission.admission import AdmittedRequest
 

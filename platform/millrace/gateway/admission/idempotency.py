@@ -15,12 +15,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import zlib
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import redis.asyncio as redis
 import structlog
 
+from inference_worker.contract.script_files import read_script
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import ApiError, invalid
 from tenants import idempotency_rules as rules
@@ -30,72 +32,15 @@ log = structlog.get_logger(__name__)
 
 LEASE_MS = 15_000
 RETENTION_SECONDS = int(rules.RETENTION.total_seconds())
-MAX_RESPONSE_BYTES = 2 * 2**20  # of one response; a longer one is not stored and not executed again
-MAX_TENANT_BYTES = 64 * 2**20  # of a tenant's responses, compressed; the oldest are removed first
+MAX_RESPONSE_BYTES = 2 * 2**20  # a longer response is not stored and not executed again
+MAX_TENANT_BYTES = 64 * 2**20  # compressed responses of a tenant; the oldest are removed first
 
-# KEYS record, response; ARGV request hash, call ID, request ID, lease in ms, record TTL in seconds.
-_BEGIN = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local stored = redis.call('HMGET', KEYS[1], 'sent', 'lease', 'done', 'request')
-if stored[1] and stored[1] ~= ARGV[1] then return {'other'} end
-if stored[3] then return {'done', redis.call('GET', KEYS[2])} end
-if stored[1] and tonumber(stored[2]) > now then return {'running'} end
-redis.call('HSET', KEYS[1], 'sent', ARGV[1], 'owner', ARGV[2], 'lease', now + ARGV[4])
-redis.call('EXPIRE', KEYS[1], ARGV[5])
-if stored[1] then return {'left', stored[4]} end
-redis.call('HSET', KEYS[1], 'request', ARGV[3])
-return {'new'}
-"""
-
-# KEYS record; ARGV call ID, lease in ms. With 0 the next call can take over the record immediately.
-_LEASE = """
-if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
-if ARGV[2] == '0' then redis.call('HSET', KEYS[1], 'owner', '') end
-local time = redis.call('TIME')
-return redis.call('HSET', KEYS[1], 'lease', time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2])
-"""
-
-# KEYS record; ARGV call ID, ID of the request that it runs now.
-_RESTART = """
-if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], 'request', ARGV[2])
-return 1
-"""
-
-# KEYS record; ARGV call ID.
-_FORGET = """
-if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
-return redis.call('DEL', KEYS[1])
-"""
-
-# KEYS record, response, the tenant's responses by age, their total size; ARGV call ID, response (empty: too long to
-# store), TTL in seconds, maximum size of the tenant's responses in bytes.
-_STORE = """
-if redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], 'done', 1)
-redis.call('EXPIRE', KEYS[1], ARGV[3])
-if #ARGV[2] == 0 then return 1 end
-local time = redis.call('TIME')
-local now = time[1] + time[2] / 1000000
-local sum = tonumber(redis.call('GET', KEYS[4]) or 0)
-local function drop(members)
-    for _, member in ipairs(members) do
-        local size, key = string.match(member, '(%d+) (.+)')
-        redis.call('ZREM', KEYS[3], member)
-        redis.call('DEL', key)
-        sum = sum - size
-    end
-end
-drop(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now - ARGV[3]))
-redis.call('SET', KEYS[2], ARGV[2], 'EX', ARGV[3])
-redis.call('ZADD', KEYS[3], now, #ARGV[2] .. ' ' .. KEYS[2])
-sum = sum + #ARGV[2]
-while sum > tonumber(ARGV[4]) do drop(redis.call('ZRANGE', KEYS[3], 0, 0)) end
-redis.call('SET', KEYS[4], sum, 'EX', ARGV[3])
-redis.call('EXPIRE', KEYS[3], ARGV[3])
-return 1
-"""
+_LUA = Path(__file__).parent / "lua"
+_BEGIN = read_script(_LUA / "begin_call.lua")
+_LEASE = read_script(_LUA / "lease_call.lua")
+_RESTART = read_script(_LUA / "restart_call.lua")
+_FORGET = read_script(_LUA / "forget_call.lua")
+_STORE = read_script(_LUA / "store_response.lua")
 
 
 class StoredResponse(msgspec.Struct, frozen=True):

@@ -18,10 +18,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import NamedTuple
 
 import redis.asyncio as redis
 
+from inference_worker.contract.script_files import read_script
 from millrace.gateway.core.commands import CommandConnection
 from millrace.gateway.core.limit_status import LimitCheck, LimitStatus
 from tenants.keys.snapshot import LimitSetSnapshot
@@ -35,152 +37,16 @@ ENFORCED = 0  # the group of all enforced limits
 _NO_LIMITS = (-1, 0) * len(WINDOWS)  # limit and cost of each window
 _SET = struct.Struct(f"<{1 + len(_NO_LIMITS)}d")
 
-# The buckets of a limit set are one string (see tenants.limits.token_buckets). Binary numbers take a tenth of the time
-# of msgpack or texts in these scripts, and a string takes less than the fields of a hash.
-_BUCKETS = f"""
-local windows = {len(WINDOWS)}
-local ticks_of = {{{", ".join(str(period[0]) for _, _, period in WINDOWS)}}}
-local tick_of = {{{", ".join(str(period[1]) for _, _, period in WINDOWS)}}}
-local state_format = '<' .. string.rep('d', 2 * windows)
-local set_format = '<' .. string.rep('d', 1 + 2 * windows)
-local set_bytes = 8 * (1 + 2 * windows)
-local function state_of(stored)
-    local state = stored and {{struct.unpack(state_format, stored)}} or {{}}
-    if not stored then for w = 1, 2 * windows do state[w] = 0 end end
-    return state
-end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local now_of = {{}}  -- the current tick of each window
-for w = 1, windows do now_of[w] = math.floor(now / tick_of[w]) end
-local max, min = math.max, math.min
-local function level_of(state, w, limit)
-    local elapsed, ticks = max(0, now_of[w] - state[2 * w]), ticks_of[w]
-    if elapsed >= ticks then return 0 end
-    return max(0, min(state[2 * w - 1], limit * ticks) - elapsed * limit)
-end
-"""
-
-# KEYS: the buckets of each limit set, the slots, the tenant's counters of the day. ARGV: the request ID, the lease in
-# milliseconds, the counters' TTL in seconds, the number of limit sets, the limit sets, the slots, the lengths, and the
-# names of all checks, each followed by a comma. A limit set is its group, and the limit (-1: none) and the cost for
-# each window. A slot is a group and a limit; a length is a group, a limit and a cost. Returns two numbers for each
-# check: the milliseconds until it would fit (0: it fits, -1: never), and the level or the number of slots after the
-# call. All numbers are packed as doubles.
-_ADMIT = f"""{_BUCKETS}
-local failed, results, has_failed = {{}}, {{}}, false
-local function add_result(group, wait, level)
-    results[#results + 1] = wait
-    results[#results + 1] = level
-    if wait ~= 0 then failed[group], has_failed = true, true end
-end
-
-local num_sets, sets, states = tonumber(ARGV[4]), {{}}, {{}}
-local stored = num_sets > 0 and redis.call('MGET', unpack(KEYS, 1, num_sets)) or {{}}
-for k = 1, num_sets do
-    local set, state = {{struct.unpack(set_format, ARGV[5], (k - 1) * set_bytes + 1)}}, state_of(stored[k])
-    sets[k], states[k] = set, state
-    for w = 1, windows do
-        local limit = set[2 * w]
-        if limit >= 0 then
-            local cost, level, wait = set[2 * w + 1], level_of(state, w, limit), 0
-            local over = level + (cost - limit) * ticks_of[w]
-            if cost > limit then wait = -1 elseif over > 0 then wait = math.ceil(over / limit) * tick_of[w] end
-            add_result(set[1], wait, level)
-        end
-    end
-end
-local num_slots, held = #KEYS - 1 - num_sets, {{}}
-for k = 1, num_slots do
-    local group, limit = struct.unpack('<dd', ARGV[6], (k - 1) * 16 + 1)
-    local key, wait = KEYS[num_sets + k], 0
-    redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
-    local level = redis.call('ZCARD', key)
-    held[k] = level >= limit and redis.call('ZSCORE', key, ARGV[1])
-    if held[k] then level = level - 1 end
-    if limit < 1 then wait = -1 elseif level >= limit then wait = 1000 end
-    add_result(group, wait, level)
-end
-for first = 1, #ARGV[7], 24 do
-    local group, limit, cost = struct.unpack('<ddd', ARGV[7], first)
-    add_result(group, cost > limit and -1 or 0, 0)
-end
-
-local i, groups = 0, {{}}
-for k = 1, num_sets do
-    local set, state, group, has_changed, ttl = sets[k], states[k], sets[k][1], false, 0
-    local is_taken = not failed[{ENFORCED}] and not failed[group]
-    for w = 1, windows do
-        if set[2 * w] >= 0 then
-            local cost = set[2 * w + 1]
-            i = i + 1
-            groups[i] = group
-            if is_taken and cost > 0 then
-                results[2 * i] = results[2 * i] + cost * ticks_of[w]
-                state[2 * w - 1], state[2 * w], has_changed = results[2 * i], now_of[w], true
-            end
-        end
-        if state[2 * w] > 0 then ttl = max(ttl, (ticks_of[w] + 1) * tick_of[w]) end
-    end
-    if has_changed then redis.call('SET', KEYS[k], struct.pack(state_format, unpack(state)), 'PX', ttl) end
-end
-for k = 1, num_slots do
-    local key, group = KEYS[num_sets + k], struct.unpack('<d', ARGV[6], (k - 1) * 16 + 1)
-    i = i + 1
-    groups[i] = group
-    if not failed[{ENFORCED}] and not failed[group] then
-        local added = redis.call('ZADD', key, now + ARGV[2], ARGV[1])
-        if added == 1 or held[k] then results[2 * i] = results[2 * i] + 1 end
-        if redis.call('PTTL', key) < tonumber(ARGV[2]) then redis.call('PEXPIRE', key, 2 * ARGV[2]) end
-    end
-end
-if has_failed then
-    for first = 1, #ARGV[7], 24 do
-        i = i + 1
-        groups[i] = struct.unpack('<d', ARGV[7], first)
-    end
-    i = 0
-    for name in string.gmatch(ARGV[8], '([^,]+),') do
-        i = i + 1
-        if results[2 * i - 1] ~= 0 and (groups[i] == {ENFORCED} or not failed[{ENFORCED}]) then
-            redis.call('HINCRBY', KEYS[#KEYS], (groups[i] == {ENFORCED} and 'refused:' or 'dry:') .. name, 1)
-            redis.call('EXPIRE', KEYS[#KEYS], ARGV[3])
-        end
-    end
-end
-return struct.pack('<' .. string.rep('d', #results), unpack(results))
-"""
-
-# KEYS: the buckets of each limit set, the slots. ARGV: the request ID, the number of limit sets, the limit sets as for
-# the admission. The costs are the amounts to release.
-_RELEASE = f"""{_BUCKETS}
-local num_sets = tonumber(ARGV[2])
-for k = 1, num_sets do
-    local stored = redis.call('GET', KEYS[k])
-    if stored then
-        local set, state = {{struct.unpack(set_format, ARGV[3], (k - 1) * set_bytes + 1)}}, state_of(stored)
-        for w = 1, windows do
-            local amount = set[2 * w + 1]
-            if amount > 0 then
-                local level = level_of(state, w, set[2 * w])
-                state[2 * w - 1], state[2 * w] = max(0, level - amount * ticks_of[w]), now_of[w]
-            end
-        end
-        redis.call('SET', KEYS[k], struct.pack(state_format, unpack(state)), 'KEEPTTL')
-    end
-end
-for k = num_sets + 1, #KEYS do redis.call('ZREM', KEYS[k], ARGV[1]) end
-"""
-
-# KEYS: slots; ARGV: the lease in milliseconds, then the request ID in each slot.
-_RENEW = """
-local time = redis.call('TIME')
-local ends = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[1]
-for i, key in ipairs(KEYS) do
-    redis.call('ZADD', key, ends, ARGV[i + 1])
-    redis.call('PEXPIRE', key, ARGV[1])
-end
-"""
+_LUA = Path(__file__).parent / "lua"
+_BUCKETS = read_script(
+    _LUA / "buckets.lua",
+    windows=len(WINDOWS),
+    ticks_of=", ".join(str(period[0]) for _, _, period in WINDOWS),
+    tick_of=", ".join(str(period[1]) for _, _, period in WINDOWS),
+)
+_ADMIT = _BUCKETS + read_script(_LUA / "admit.lua", enforced=ENFORCED)
+_RELEASE = _BUCKETS + read_script(_LUA / "release.lua")
+_RENEW = read_script(_LUA / "renew_slots.lua")
 
 
 class LimitCost(NamedTuple):

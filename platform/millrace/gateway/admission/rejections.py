@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from billing.amounts import exact_amount
-from billing.budgets.budget_leases import InsufficientBudget, LeasedPeriod
+from billing.currencies.amounts import exact_amount
+from billing.reservations.budget_leases import InsufficientBudget, LeasedPeriod
 from millrace.gateway.admission import rates
 from millrace.gateway.admission.limits import ENFORCED
-from millrace.gateway.core.errors import OVERLOADED, ApiError, invalid
+from millrace.gateway.core.errors import CONTEXT_EXCEEDED, OVERLOADED, ApiError, ContextCounts, invalid
 from millrace.gateway.core.limit_status import LimitCheck, LimitStatus
 from millrace.gateway.core.types import InferenceRequest
 
@@ -34,14 +34,20 @@ def empty_prompt(request: InferenceRequest) -> ApiError:
 
 
 def context_exceeded(request: InferenceRequest, prompt: int, context_length: int) -> ApiError:
-    requested = request.max_tokens
-    parts = f"{prompt} in the prompt" + (f", {requested} in the completion" if requested else "")
-    return ApiError(
-        "context_length_exceeded",
-        f"This model's maximum context length is {context_length} tokens. However, you requested "
-        f"{prompt + (requested or 1)} tokens ({parts}). Shorten the prompt or the completion.",
-        request.prompt_param if not requested or prompt >= context_length else "max_tokens",
+    """Return the error of a prompt, or else of an output limit, that is too large for the context."""
+    requested = request.max_tokens or 1
+    counts = ContextCounts(prompt, requested, context_length)
+    if request.max_tokens and prompt < context_length:
+        message = (
+            f"max_tokens is too large: {requested}. The prompt has {prompt} tokens and this model's context"
+            f" {context_length}, so the completion can have at most {context_length - prompt}."
+        )
+        return ApiError(CONTEXT_EXCEEDED, message, "max_tokens", counts=counts)
+    message = (
+        f"This model's maximum context length is {context_length} tokens. However, you requested {prompt + requested}"
+        f" tokens ({prompt} in the prompt, {requested} in the completion). Shorten the prompt."
     )
+    return ApiError(CONTEXT_EXCEEDED, message, request.prompt_param, counts=counts)
 
 
 def long_prompt(request: InferenceRequest, prompt: int, maximum: int) -> ApiError:

@@ -16,6 +16,7 @@ from psycopg_pool import PoolTimeout
 from billing.costs.spend import SpendStore
 from millrace.gateway.admission import rejections
 from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest
+from millrace.gateway.core.activity import Activity, Poll
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import unavailable
 
@@ -28,8 +29,9 @@ _UNREACHABLE = (psycopg.Error, PoolTimeout, TimeoutError, OSError)
 class SpendLimits:
     """The daily spend limits of one gateway."""
 
-    def __init__(self, store: SpendStore) -> None:
+    def __init__(self, store: SpendStore, activity: Activity | None = None) -> None:
         self._store = store
+        self._pauses = Poll(activity)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -73,7 +75,7 @@ class SpendLimits:
 
     async def _keep_loaded(self) -> None:
         while True:
-            await asyncio.sleep(LOAD_SECONDS)
+            await self._pauses.pause(LOAD_SECONDS)
             await self._load()
 
     async def _load(self) -> None:

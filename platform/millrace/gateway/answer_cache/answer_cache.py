@@ -17,8 +17,8 @@ import msgspec
 import redis.asyncio as redis
 import structlog
 
-from billing.amounts import FEMTO_A_NANO
-from billing.pricing.pricing import Component, price, prices
+from billing.currencies.amounts import FEMTO_A_NANO
+from billing.rates.pricing import Component, price, prices
 from inference_worker.contract.messages import (
     AnswerEvent,
     End,

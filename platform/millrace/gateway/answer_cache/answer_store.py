@@ -6,12 +6,14 @@ Each change is one script. The answer, its place in the tenant's index and the e
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import redis.asyncio as redis
 
 from inference_worker.contract.messages import AnswerEvent
+from inference_worker.contract.script_files import read_script
 from millrace.apps.answer_caches.answer_keys import answer_key, flight_key, index_key
 from millrace.gateway.answer_cache.answer_cipher import AnswerCipher
 
@@ -21,41 +23,10 @@ if TYPE_CHECKING:
 MAX_ANSWER_BYTES = 64 * 1024  # a longer answer is not stored
 MAX_TENANT_ANSWERS = 2000  # the answer that expires first makes room for a new one
 
-# KEYS: answer, flight. ARGV: leader, milliseconds. Returns {answer, leader}: the cached answer, or else the leader of
-# its flight, which is the given one if there was none.
-_FIND = """
-local answer = redis.call('GET', KEYS[1])
-if answer then return {answer, ''} end
-if ARGV[1] == '' then return {'', ''} end
-local leader = redis.call('SET', KEYS[2], ARGV[1], 'NX', 'GET', 'PX', ARGV[2])
-return {'', leader or ARGV[1]}
-"""
-
-# KEYS: answer, flight, index. ARGV: leader, answer, seconds, now, maximum number of answers. An empty answer is not
-# stored. The flight ends if it is the leader's.
-_STORE = """
-if ARGV[2] ~= '' then
-  redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', ARGV[4])
-  redis.call('SET', KEYS[1], ARGV[2], 'EX', ARGV[3])
-  redis.call('ZADD', KEYS[3], ARGV[4] + ARGV[3], KEYS[1])
-  local excess = redis.call('ZCARD', KEYS[3]) - ARGV[5]
-  if excess > 0 then
-    local first = redis.call('ZPOPMIN', KEYS[3], excess)
-    for i = 1, #first, 2 do redis.call('DEL', first[i]) end
-  end
-  if redis.call('TTL', KEYS[3]) < tonumber(ARGV[3]) then redis.call('EXPIRE', KEYS[3], ARGV[3]) end
-end
-if redis.call('GET', KEYS[2]) == ARGV[1] then redis.call('DEL', KEYS[2]) end
-return 1
-"""
-
-# KEYS: flight. ARGV: leader that failed, its successor, milliseconds. Returns the leader after that.
-_SUCCEED = """
-local leader = redis.call('GET', KEYS[1])
-if leader and leader ~= ARGV[1] then return leader end
-redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
-return ARGV[2]
-"""
+_LUA = Path(__file__).parent / "lua"
+_FIND = read_script(_LUA / "find_answer.lua")
+_STORE = read_script(_LUA / "store_answer.lua")
+_SUCCEED = read_script(_LUA / "succeed_leader.lua")
 
 
 class CachedAnswer(msgspec.Struct, frozen=True):

@@ -82,7 +82,7 @@ _STOP_WORD_TEXTS = {
     "pt": "o os as um uma é são de do da meu eu você como que posso e para com isto em",
 }
 _STOP_WORDS = {language: frozenset(words.split()) for language, words in _STOP_WORD_TEXTS.items()}
-MIN_STOP_WORDS = 2  # of a language, more than of any other
+MIN_STOP_WORDS = 2  # stop words of a language, more than of any other
 
 
 def differences(first: str, second: str) -> list[str]:

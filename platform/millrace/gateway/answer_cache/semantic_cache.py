@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-VERIFIED_SHARE = 0.05  # of the hits that are computed again
+VERIFIED_SHARE = 0.05  # share of hits that are computed again
 ANSWER_SIMILARITY = 0.9  # from which two answers are equal, if their texts differ
 MAX_PENDING = 64  # questions of a gateway whose vectors are being computed; further requests are computed
-MAX_TENANT_PENDING = 16  # of one tenant
+MAX_TENANT_PENDING = 16  # pending questions of one tenant
 VECTOR_SECONDS = 30.0
 _FAILURES = (ApiError, psycopg.Error, redis.RedisError, OSError, TimeoutError)
 
@@ -67,13 +67,13 @@ class Question:
     embedding: str  # key of the embedding deployment
     vector_size: int
     vector: asyncio.Task[Vector | None]
-    executions: list[Execution]  # of the vector
+    executions: list[Execution]  # executions that compute the vector
     nearest: CachedQuestion | None = None  # the nearest entry, if a check of it counts
     margin: float = 0.0
     neighbors: Sequence[int] = ()  # IDs of the nearest entries, nearest first
     is_hit: bool = False
     is_verified: bool = False  # the hit is computed again
-    note: dict[str, Any] = field(default_factory=dict)  # of the lookup, for the decision record
+    note: dict[str, Any] = field(default_factory=dict)  # the lookup's fields of the decision record
 
     def reset(self) -> None:
         """Forget the lookup of an earlier execution."""
@@ -188,7 +188,7 @@ class SemanticCache:
             seconds: lifetime of the entry; 0: the answer is not stored.
             is_operator_paid: the tenant does not pay for the answer's vector.
         """
-        has_limit = execution.admitted.demand.request.max_tokens is not None  # which the scope contains
+        has_limit = execution.admitted.demand.request.max_tokens is not None  # the scope contains the limit
         if execution.job.upstream is not None or not is_keepable(events, 1, may_be_truncated=has_limit):
             return
         text = "".join(event.text for event in events if isinstance(event, Tokens))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MAX_SCOPE_ENTRIES = 1000  # the oldest question makes room for a new one
 MAX_TENANT_ENTRIES = 20_000
-COMPARED_ANSWERS = 8  # of the nearest entries, with which a new answer is compared
+COMPARED_ANSWERS = 8  # nearest entries with which a new answer is compared
 SCOPE_BYTES = 16
 
 _EVIDENCE = """

@@ -27,6 +27,9 @@ class ActiveRequests:
         if not requests:
             self._ends.pop(key.key_id, None)
 
+    def __bool__(self) -> bool:
+        return bool(self._ends)
+
     @contextmanager
     def register(self, key: ApiKeySnapshot, end: EndRequest) -> Iterator[None]:
         self.add(key, end)

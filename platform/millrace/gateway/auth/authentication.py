@@ -24,6 +24,7 @@ import structlog
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from millrace.gateway.auth.paced_lookups import PacedLookups
+from millrace.gateway.core.activity import Activity
 from millrace.gateway.core.errors import ApiError, unavailable
 from tenants.keys import snapshot
 from tenants.keys.ip_allowlist import is_allowed
@@ -57,11 +58,13 @@ class KeyStore:
         database: AsyncConnectionPool,
         peppers: Sequence[str],
         wrong_keys: WrongKeyThrottle | None = None,
+        activity: Activity | None = None,
     ) -> None:
         self._broker = broker
         self._database = database
         self._peppers = peppers
         self._wrong_keys = wrong_keys or process_throttle()
+        self._activity = activity
         self._paced = PacedLookups(self._read_rows)
         self._cache: OrderedDict[bytes, ApiKeySnapshot] = OrderedDict()
         self._unknown: OrderedDict[bytes, float] = OrderedDict()  # unknown keys -> monotonic time of the lookup
@@ -80,7 +83,9 @@ class KeyStore:
         Raises:
             ApiError: 401, the key is missing or invalid; 403, it lacks the scope; 429, too many wrong keys were sent.
         """
-        return self._admit(await self.find(_secret_from(headers), address), scope, address)
+        secret = _secret_from(headers)
+        await self._begin_request()
+        return self._admit(await self.find(secret, address), scope, address)
 
     async def authenticate_playground_token(
         self, token: PlaygroundToken, scope: str, address: str | None = None
@@ -92,12 +97,18 @@ class KeyStore:
         """
         if not token.holds(time.time_ns() // 1000):
             raise ApiError("invalid_api_key", "The token has expired. Request a new one.")
+        await self._begin_request()
         await self.check_user(token)
         try:
             key = (await self.by_id([token.key_id])).get(token.key_id)
         except (psycopg.Error, PoolTimeout) as exc:
             raise _unreachable(exc) from exc
         return self._admit(key, scope, address)
+
+    async def _begin_request(self) -> None:
+        """End the gateway's rest, so that the request uses current data."""
+        if self._activity is not None:
+            await self._activity.begin_request()
 
     async def check_user(self, token: PlaygroundToken) -> None:
         """Check that the user whom the token was issued to still has access.

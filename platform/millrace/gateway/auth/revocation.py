@@ -1,9 +1,9 @@
 """Key revocation: a revoked key stops working everywhere within a second, including its running streams.
 
-The change feed (tenants.outbox.change_feed) is polled four times a second; a message over Valkey triggers a poll
-earlier. Each change is applied immediately: cached snapshots are dropped, and the active requests of revoked keys end
-with an error event. A poll succeeds only if all changes were applied. Without a successful poll in the last 750 ms,
-every request queries the database.
+The change feed (tenants.outbox.change_feed) is polled four times a second, and less often while the gateway rests
+(core.activity); a message over Valkey triggers a poll earlier. Each change is applied immediately: cached snapshots are
+dropped, and the active requests of revoked keys end with an error event. A poll succeeds only if all changes were
+applied. Without a successful poll in the last 750 ms, every request queries the database.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.auth.authentication import KeyStore, incorrect_key_error, key_error
+from millrace.gateway.core.activity import Activity, Poll
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from tenants.outbox import change_feed
 from tenants.outbox.change_feed import ChangeEvent, Cursor
@@ -54,6 +55,7 @@ class ChangeFeedReader:
         active_requests: ActiveRequests,
         *others: ChangeListener,
         gateway_id: str,
+        activity: Activity | None = None,
     ) -> None:
         """Create a reader that also informs `others`, which cache data of tenants and keys."""
         self._others = others
@@ -67,7 +69,7 @@ class ChangeFeedReader:
         self._unapplied: list[ChangeEvent] = []  # read from the feed, not yet applied
         self._applied: list[int] = []  # IDs of applied limit and budget changes, to be acknowledged
         self._acknowledging: set[asyncio.Task[None]] = set()
-        self._poll_now = asyncio.Event()
+        self._poll_pauses = Poll(activity)
         self._uses_at = time.monotonic() + USES_SECONDS
         self._failing = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -80,7 +82,6 @@ class ChangeFeedReader:
 
     async def _watch(self) -> None:
         while True:
-            self._poll_now.clear()
             started_at = time.monotonic()
             try:
                 async with asyncio.timeout(POLL_TIMEOUT_SECONDS):
@@ -95,11 +96,7 @@ class ChangeFeedReader:
                 if not self._failing:
                     log.warning("change_log_unreadable", error=str(exc) or type(exc).__name__)
                 self._failing = True
-            try:
-                async with asyncio.timeout(max(0.01, started_at + POLL_SECONDS - time.monotonic())):
-                    await self._poll_now.wait()
-            except TimeoutError:
-                continue
+            await self._poll_pauses.pause(max(0.01, started_at + POLL_SECONDS - time.monotonic()))
 
     async def _poll(self) -> None:
         now = time.monotonic()
@@ -184,10 +181,10 @@ class ChangeFeedReader:
             try:
                 async with self._broker.pubsub(ignore_subscribe_messages=True) as pubsub:
                     await pubsub.subscribe(change_feed.CHANNEL)
-                    self._poll_now.set()  # a message may have been sent before the subscription
+                    self._poll_pauses.run_now()  # a message may have been sent before the subscription
                     while True:
                         if await pubsub.get_message(timeout=30) is not None:
-                            self._poll_now.set()
+                            self._poll_pauses.run_now()
             except (redis.RedisError, OSError) as exc:
                 log.warning("broker_unreachable", error=str(exc))
                 await asyncio.sleep(1)

@@ -20,6 +20,17 @@ def is_supported(parser: Any) -> bool:
     return parser.get_http_version() in ("1.0", "1.1") and parser.get_method() != b"CONNECT"
 
 
+def add_path(url: bytes) -> bytes:
+    """Return a request target with a path: `/` if the target has none (RFC 9112, 3.2.2 and 3.2.4)."""
+    if url.startswith(b"/"):
+        return url
+    if url == b"*":
+        return b"/"
+    scheme, separator, rest = url.partition(b"://")
+    end = next((at for at, byte in enumerate(rest) if byte in b"/?#"), len(rest))
+    return url if not separator or rest[end : end + 1] == b"/" else b"%s://%s/%s" % (scheme, rest[:end], rest[end:])
+
+
 def is_websocket_handshake(parser: Any, headers: list[tuple[bytes, bytes]]) -> bool:
     """Return whether a request with an offer to change the protocol offers only WebSocket (RFC 6455)."""
     offers = [value.lower() for name, value in headers if name == b"upgrade"]

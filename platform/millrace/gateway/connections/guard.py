@@ -52,7 +52,7 @@ class ConnectionLimits:
     header_bytes: int
     body_seconds: float
     body_bytes_per_second: int
-    body_bytes: int  # of a request that is not authenticated
+    body_bytes: int  # bytes of a request that is not authenticated
     keepalive_seconds: int
     connections: int
     connections_per_address: int

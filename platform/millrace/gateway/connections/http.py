@@ -85,7 +85,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._phase = HEAD
         self._deadline = math.inf
         self._is_authenticated = False  # the current or last request
-        self._is_handshake = False  # of a WebSocket
+        self._is_handshake = False  # whether a WebSocket is being opened
         self._requests = 0
         self._buffered_bytes = 0  # unauthenticated bytes that the guard counts
         self._is_waiting = False  # queued at the guard with a large body
@@ -355,6 +355,7 @@ class GatewayHttpProtocol(HttpToolsProtocol):
         self._is_authenticated = False
         scope: Any = self.scope
         scope["extensions"] = {AUTHENTICATED: partial(self._mark_authenticated, self._requests)}
+        self.url = compatibility.add_path(self.url)
         super().on_headers_complete()
         if not self.parser.should_upgrade():
             self.headers = []  # uvicorn would append trailers to the scope's list

@@ -22,7 +22,7 @@ from millrace.gateway.connections.http import CLOSING_SECONDS, STALLED_SECONDS
 
 MAX_UNAUTHENTICATED_MESSAGE_BYTES = 2**16
 MAX_UNAUTHENTICATED_MESSAGES = 16
-MAX_FRAGMENTS = 4096  # of one message
+MAX_FRAGMENTS = 4096  # fragments of one message
 GRACE_SECONDS = 5.0  # so that the application's own deadline closes the connection first
 
 

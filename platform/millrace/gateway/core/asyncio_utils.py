@@ -21,6 +21,20 @@ async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> None:
         _, pending = await asyncio.wait(pending, timeout=RETRY_SECONDS)
 
 
+async def run_for(seconds: float, coroutine: Coroutine[Any, Any, Any]) -> bool:
+    """Run the coroutine for at most this time. Return whether it has ended.
+
+    Otherwise it is cancelled, and its end is not waited for.
+    """
+    task = asyncio.ensure_future(coroutine)
+    await asyncio.wait([task], timeout=seconds)
+    if task.done():
+        task.result()
+    else:
+        task.cancel()
+    return task.done()
+
+
 async def run_to_end(coroutine: Coroutine[Any, Any, Any]) -> None:
     """Run the coroutine to its end, also if this task is cancelled meanwhile. Only for short cleanups.
 

@@ -9,14 +9,16 @@ from pathlib import Path
 
 from inference_worker.checkpoints.encoder_config import EncoderConfig, ModelTask, read_model_config
 from inference_worker.checkpoints.model_source import ensure_model
+from inference_worker.checkpoints.sampling_files import read_sampling_defaults
 from inference_worker.checkpoints.tokenizer import Tokenizer
+from inference_worker.contract.sampling_defaults import SamplingDefaults
 from inference_worker.contract.settings import ModelSpec, deployment_key
 from inference_worker.contract.upstream_presets import preset_of
 from inference_worker.contract.upstreams import UpstreamSpec
 from millrace.gateway.core.errors import ApiError
 
 DEFAULT_MAX_OUTPUT = 1024  # tokens, if the request does not set a limit
-MAX_DIMENSIONS = 65_536  # of an upstream's vectors, if their number is unknown
+MAX_DIMENSIONS = 65_536  # dimensions of an upstream's vectors, if their number is unknown
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,27 @@ class ServedModel:
     # Cross-encoders that render pairs: the template, or empty for the model's chat template.
     pair_template: str | None = None
     default_max_output: int = DEFAULT_MAX_OUTPUT
+    sampling_defaults: SamplingDefaults = ()  # sampling parameters of requests that do not set them
+    checkpoint_sampling: SamplingDefaults = ()  # those of the model's files
     directory: Path = Path()  # with the model's files, for the prompt processes
     version: str = ""
     weights: tuple[str, ...] = ()  # source, revision, dtypes and quantization
     parsers: tuple[str, str] = ("", "")  # as configured, of tool calls and of reasoning
     upstream: UpstreamSpec | None = None  # another server that runs the model
+    separates_contents: bool = True  # control tokens in contents of conversations are tokenized as text
+    truncates_inputs: bool = True  # encoders: longer inputs are truncated if the request does not say
 
     @property
     def key(self) -> str:
         """The name with the version, by which requests are dispatched."""
         return deployment_key(self.name, self.version)
+
+    @property
+    def tokenization(self) -> tuple[object, ...]:
+        """Everything of the deployment that the tokens of a request depend on. Equal ones have equal prompts."""
+        if self.task == "generate":
+            return self.tokenizer, self.separates_contents
+        return self.tokenizer, self.separates_contents, self.context_length, self.truncates_inputs
 
     @property
     def task(self) -> ModelTask:
@@ -63,13 +76,13 @@ class UnknownTokenizer(Tokenizer):
         self.tool_format = None
         self.reasoning_format = None
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, separator: str = "") -> list[int]:
         raise _no_tokens()
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         raise _no_tokens()
 
-    def spell(self, token_id: int) -> bytes:
+    def spell(self, token_id: int, *, begins_text: bool = False) -> bytes:
         raise _no_tokens()
 
 
@@ -118,6 +131,7 @@ def load_served_model(spec: ModelSpec, data_dir: Path, others: Iterable[ServedMo
     directory = ensure_model(spec, data_dir, None)
     config = read_model_config(directory)
     encoder = config if isinstance(config, EncoderConfig) else None
+    sampling = () if encoder else read_sampling_defaults(directory, spec.source)
     scoring = None if encoder is None else encoder.pair_scoring
     parsers = spec.tool_parser, spec.reasoning_parser
     tokenizer = next(
@@ -142,5 +156,8 @@ def load_served_model(spec: ModelSpec, data_dir: Path, others: Iterable[ServedMo
         version=spec.version,
         weights=(spec.source, spec.revision, spec.dtype, spec.quantization, spec.kv_cache_dtype),
         parsers=parsers,
+        sampling_defaults=sampling,
+        checkpoint_sampling=sampling,
+        separates_contents=spec.control_tokens == "template",
         created=int((directory / "config.json").stat().st_mtime),
     )

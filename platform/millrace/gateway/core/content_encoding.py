@@ -14,6 +14,8 @@ from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.request_body import too_large
 
 SLICE_BYTES = 2**16  # decompressed in one iteration of the event loop
+MAX_MEMBERS = 10_000  # members of a gzip body, or frames of a zstd body
+_MEMBER_COST = 2**10  # bytes that take about as long to decompress as the start of a member
 MIN_COMPRESSED_BYTES = 1024  # smaller responses are not compressed
 MAX_INLINE_BYTES = 2**16  # larger responses are compressed in a thread
 LEVEL = 1  # further levels take several times as long for a few percent
@@ -48,26 +50,33 @@ def decoded_pieces(
 
 
 class _Decoder(Protocol):
-    """A decompressor of one body, as it arrives."""
+    """A decompressor of one body, as it arrives. A body has one or more members, called frames in zstd.
+
+    members: how many have begun.
+    """
+
+    members: int
 
     def parts(self, piece: bytes) -> Iterator[bytes]:
         """Yield the decompressed bytes of the next piece, in parts of at most `SLICE_BYTES`."""
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the body has ended, with nothing after it."""
+        """Return whether the last member has ended."""
 
 
 class _GzipDecoder:
     def __init__(self) -> None:
+        self.members = 1
         self._decoder = zlib.decompressobj(_GZIP)
 
     def parts(self, piece: bytes) -> Iterator[bytes]:
         while piece:
+            if self._decoder.eof:
+                self.members += 1
+                self._decoder = zlib.decompressobj(_GZIP)
             yield self._decoder.decompress(piece, SLICE_BYTES)
-            piece = self._decoder.unconsumed_tail
-            if self._decoder.unused_data:
-                raise zlib.error
+            piece = self._decoder.unconsumed_tail or self._decoder.unused_data
 
     @property
     def is_complete(self) -> bool:
@@ -76,17 +85,24 @@ class _GzipDecoder:
 
 class _ZstdDecoder:
     def __init__(self) -> None:
-        self._decoder = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj()
+        self.members = 1
+        self._frames = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+        self._decoder = self._frames.decompressobj()
 
     def parts(self, piece: bytes) -> Iterator[bytes]:
         for start in range(0, len(piece), _ZSTD_INPUT_BYTES):
-            part = self._decoder.decompress(piece[start : start + _ZSTD_INPUT_BYTES])
-            for at in range(0, len(part), SLICE_BYTES):
-                yield part[at : at + SLICE_BYTES]
+            compressed = piece[start : start + _ZSTD_INPUT_BYTES]
+            while compressed:
+                if self._decoder.eof:
+                    self.members += 1
+                    self._decoder = self._frames.decompressobj()
+                part = self._decoder.decompress(compressed)
+                yield from (part[at : at + SLICE_BYTES] for at in range(0, max(1, len(part)), SLICE_BYTES))
+                compressed = self._decoder.unused_data
 
     @property
     def is_complete(self) -> bool:
-        return self._decoder.eof and not self._decoder.unused_data
+        return self._decoder.eof
 
 
 async def _decompress_pieces(pieces: AsyncIterator[bytes], max_bytes: int, decoder: _Decoder) -> AsyncIterator[bytes]:
@@ -98,10 +114,14 @@ async def _decompress_pieces(pieces: AsyncIterator[bytes], max_bytes: int, decod
                 size += len(part)
                 if size > max_bytes:
                     raise too_large(max_bytes)
-                if in_iteration + len(part) > SLICE_BYTES:
+                if decoder.members > MAX_MEMBERS:
+                    message = f"The request body has more than {MAX_MEMBERS:,} gzip members or zstd frames."
+                    raise ApiError("invalid_encoding", message)
+                cost = max(len(part), _MEMBER_COST)
+                if in_iteration + cost > SLICE_BYTES + _MEMBER_COST:
                     in_iteration = 0
                     await asyncio.sleep(0)
-                in_iteration += len(part)
+                in_iteration += cost
                 if part:
                     yield part
     except (zlib.error, zstandard.ZstdError):
@@ -139,4 +159,4 @@ def _zstd(body: bytes) -> bytes:
 
 
 def _reject_damaged() -> ApiError:
-    return ApiError("invalid_encoding", "The request body is not one complete gzip or zstd stream. Compress it again.")
+    return ApiError("invalid_encoding", "The request body is not complete gzip or zstd data. Compress it again.")

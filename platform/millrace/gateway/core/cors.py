@@ -1,7 +1,8 @@
 """Cross-origin requests of browsers to /v1 (CORS), always without credentials such as cookies.
 
-A preflight carries no key. It allows each origin that the platform or some tenant allows. A response is readable for
-the origins of the platform and of the key's tenant only.
+A preflight carries no key. It allows each origin that the platform or some tenant allows. So does an error without a
+valid key, so that a page can tell its user that the key is wrong. Other responses are readable for the origins of the
+platform and of the key's tenant only. A page can read all headers of a response that it can read.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import psycopg
 import structlog
@@ -25,12 +26,6 @@ MAX_AGE_SECONDS = 600  # how long a browser may cache a preflight
 _TENANTS_ORIGINS = "SELECT DISTINCT jsonb_array_elements_text(allowed_origins) FROM tenants_tenant"
 _METHODS = b"GET, HEAD, POST, DELETE"
 _HEADER_NAMES = re.compile(rb"[A-Za-z0-9_, -]{1,2000}")
-_EXPOSED = (
-    b"x-request-id, request-id, retry-after, x-should-retry, x-millrace-model, x-millrace-cache, x-millrace-ignored,"
-    b" x-millrace-cache-similarity, x-millrace-cache-source,"
-    b" x-millrace-schema-valid, x-millrace-dropped-messages,"
-    b" x-millrace-cost-usd, openai-processing-ms"
-)
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -44,22 +39,31 @@ class CrossOrigin:
         self._read_at = float("-inf")
         self._reading: asyncio.Task[None] | None = None
 
-    def response_headers(self, headers: Mapping[bytes, bytes], key: ApiKeySnapshot | None) -> Headers:
-        """Return the headers that let a page of the request's origin read the response."""
+    async def response_headers(
+        self, headers: Mapping[bytes, bytes], key: ApiKeySnapshot | None, names: Iterable[bytes], *, is_refusal: bool
+    ) -> Headers:
+        """Return the headers that let a page of the request's origin read the response.
+
+        Args:
+            names: of the response's headers.
+            is_refusal: whether it is an error without a valid key.
+        """
         origin = headers.get(b"origin")
         if origin is None:
             return []
         allowed = self._platform.union(() if key is None else key.allowed_origins)
-        if not _is_allowed(origin, allowed):
+        if not _is_allowed(origin, allowed) and not (
+            is_refusal and _is_allowed(origin, await self._read_tenants_origins())
+        ):
             return [(b"vary", b"origin")]
-        exposed = (b"access-control-expose-headers", _EXPOSED)
+        exposed = (b"access-control-expose-headers", b", ".join(dict.fromkeys(names)))
         return [(b"access-control-allow-origin", origin), exposed, (b"vary", b"origin")]
 
     async def preflight_headers(self, headers: Mapping[bytes, bytes]) -> Headers:
         """Return the headers of a preflight's response."""
         origin = headers.get(b"origin", b"")
         vary = (b"vary", b"origin, access-control-request-headers")
-        if not _is_allowed(origin, self._platform) and not _is_allowed(origin, await self._tenants_origins()):
+        if not _is_allowed(origin, self._platform) and not _is_allowed(origin, await self._read_tenants_origins()):
             return [vary]
         allowed = [
             (b"access-control-allow-origin", origin),
@@ -71,7 +75,7 @@ class CrossOrigin:
             allowed.append((b"access-control-allow-headers", requested))
         return [*allowed, vary]
 
-    async def _tenants_origins(self) -> frozenset[str]:
+    async def _read_tenants_origins(self) -> frozenset[str]:
         """Return the origins of all tenants, which are at most REFRESH_SECONDS old while the database answers."""
         if time.monotonic() - self._read_at > REFRESH_SECONDS:
             if self._reading is None:

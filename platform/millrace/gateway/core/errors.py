@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tenants import idempotency_rules
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from millrace.gateway.core.limit_status import LimitStatus
 
 OVERLOADED = "server_is_overloaded"
+CONTEXT_EXCEEDED = "context_length_exceeded"
 
 # code -> (HTTP status, type). A code that is not listed is an internal error: 500.
 CODES = {
@@ -70,6 +71,14 @@ _NOT_RETRYABLE = frozenset({"not_served", "model_not_priced"})  # a retry would 
 _BILLING_CODES = frozenset({"tenant_suspended", "budget_exceeded", "quota_exceeded", "credit_balance_exhausted"})
 
 
+class ContextCounts(NamedTuple):
+    """The tokens of a request that does not fit the context."""
+
+    prompt: int
+    max_output: int
+    context: int
+
+
 class ApiError(Exception):
     """An error that ends a request: an HTTP status before the first token, an event in the stream after it."""
 
@@ -82,6 +91,7 @@ class ApiError(Exception):
         retry_after: float | None = None,
         limit_statuses: Sequence[LimitStatus] | None = None,
         bound: Mapping[str, Any] | None = None,
+        counts: ContextCounts | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -89,12 +99,19 @@ class ApiError(Exception):
         self.param = param
         self.status, self.type = CODES.get(code, (500, "server_error"))
         self.limit_statuses = limit_statuses  # the state of the rate limits, if known
+        self.counts = counts  # set if the tokens of the request do not fit the context, and are known
         self.bound = bound  # the limit or budget that rejected the request, for its record
         self.retry_after = 1.0 if retry_after is None and code in _RETRYABLE else retry_after
 
+    @property
+    def is_output_limit(self) -> bool:
+        """Return whether a smaller output limit is enough for the request to fit the context."""
+        return self.code == CONTEXT_EXCEEDED and self.param == "max_tokens"
+
     def body(self) -> dict[str, Any]:
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return {"error": error}
+        # Agents shorten their conversation if the code is that of a long prompt.
+        code = "invalid_value" if self.is_output_limit else self.code
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": code}}
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         headers = []
@@ -106,6 +123,12 @@ class ApiError(Exception):
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         return headers
+
+
+def unknown_url(method: str, path: str, base_url: str) -> ApiError:
+    """Return the error of a URL that no endpoint has. The usual cause is a wrong base URL."""
+    message = f"Unknown request URL: {method} {path[:200]}. The base URL of OpenAI's clients is {base_url}/v1, that of"
+    return ApiError("not_found", f"{message} Anthropic's {base_url}.")
 
 
 def unavailable() -> ApiError:

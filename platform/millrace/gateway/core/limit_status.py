@@ -17,7 +17,7 @@ class LimitCheck(msgspec.Struct, frozen=True):
     cost: int
     period: tuple[int, int]
     set: LimitSetSnapshot
-    name: str  # of the limit
+    name: str
     counts: str  # what is counted: requests, input, output or total; other limits repeat their name
 
 

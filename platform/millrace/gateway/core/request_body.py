@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -14,6 +15,20 @@ DISCARD_SECONDS = 10.0
 DISCARD_PAUSE_SECONDS = 0.01  # between two pieces of a body, to keep the event loop free
 DISCARDED_PER_SECOND = 400  # pieces of all bodies
 _discarding: set[RequestBody] = set()
+
+
+async def without_mark(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the pieces of a JSON body without a byte order mark at its start."""
+    start: bytes | None = b""
+    async for piece in pieces:
+        if start is None:
+            yield piece
+        elif len(start := start + piece) >= len(BOM_UTF8):
+            if rest := start.removeprefix(BOM_UTF8):
+                yield rest
+            start = None
+    if start:
+        yield start
 
 
 class ClientGone(Exception):

@@ -31,6 +31,14 @@ class Tool:
     description: str | None = None
     parameters: dict[str, Any] = field(default_factory=dict)  # a JSON schema; empty allows any object
     strict: bool = False
+    enforced: dict[str, Any] | None = None  # the part of `parameters` that is enforced; None: all
+
+
+class CheckedSchemas(msgspec.Struct, frozen=True):
+    """JSON schemas that are enforced in part, under which the finished answer is validated. Empty: too large for it."""
+
+    answer: str | None = None  # schema of the text; None: it is enforced completely
+    tools: dict[str, str] = {}  # schemas of the arguments, by the names of the tools
 
 
 @dataclass(frozen=True)
@@ -50,8 +58,17 @@ class ReasoningOptions:
 
     is_enabled: bool | None = None  # None: the template's default
     budget: int | None = None  # maximum tokens of the reasoning; None: no limit
-    names: tuple[str, ...] = ()  # of the parameters, which are named as ignored if the model has no reasoning
+    names: tuple[str, ...] = ()  # names of the parameters, which are reported as ignored if the model has no reasoning
     effort: str | None = None  # in OpenAI's words, if the request names one
+
+
+@dataclass(frozen=True)
+class InputTruncation:
+    """How inputs of encoders are truncated."""
+
+    is_allowed: bool | None = None  # whether inputs above the limit are truncated or refused; None: the deployment's
+    max_tokens: int | None = None  # the limit; None: the model's length
+    keeps_end: bool = False  # the beginning of an input is dropped instead of its end
 
 
 @dataclass(frozen=True)
@@ -82,6 +99,7 @@ class Prompt:
     ignored: tuple[str, ...] | None = None  # the request's fields without effect at the upstream; None: the request's
     dropped_messages: int = 0  # messages in the middle of the conversation that were left out, so that it fits
     searches: int = 0  # cross-encoders: the searches that the request is billed for
+    truncated_inputs: int = 0  # encoders: inputs of which only a part was read
 
     @property
     def num_tokens(self) -> int:
@@ -92,6 +110,11 @@ class Prompt:
     def expected_tokens(self) -> int:
         """The number of tokens; for an upstream, an estimate."""
         return len(self.ids) if self.upstream is None else self.upstream.estimated_tokens
+
+    @property
+    def truncated(self) -> str:
+        """The number of truncated inputs of all inputs, such as "3 of 40"; empty: none was truncated."""
+        return f"{self.truncated_inputs} of {len(self.input_lengths)}" if self.truncated_inputs else ""
 
 
 class LastTurn(NamedTuple):
@@ -165,7 +188,7 @@ class InferenceRequest:
     task: str = (
         ""  # label of the header x-millrace-task, or of the metadata; rules of routing policies may depend on it
     )
-    images: int = 0  # of all messages, if a prompt process has read the request
+    images: int = 0  # images in all messages, if a prompt process has read the request
     question: str = ""  # the start of the last user message, if a prompt process has read the request
     stream: bool = False
     include_usage: bool = False
@@ -176,25 +199,33 @@ class InferenceRequest:
     input_param: str = "input"  # the dialect's parameter name for the inputs
     queries: tuple[str, ...] = ()  # cross-encoders: the text that each input is paired with, or one for all inputs
     max_input_tokens: int | None = None  # cross-encoders: an input is truncated to this many tokens
+    truncation: InputTruncation = InputTruncation()  # encoders
     echoed_parameters: dict[str, Any] = field(default_factory=dict)  # parameters that the dialect's response repeats
     parts: int = 0  # content parts of all messages
     ignored: tuple[str, ...] = ()  # fields that were accepted without effect, for the response header and the record
     unknown: tuple[str, ...] = ()  # those of them that are unknown, and rejected if `unknown_parameters` is reject
-    # The JSON schema of the answer, if keywords of it were removed from `structured` because they cannot be enforced.
-    checked_schema: str | None = None
+    loosened: tuple[str, ...] = ()  # those of them that are keywords of JSON schemas
+    checked: CheckedSchemas | None = None  # the schemas from which keywords were removed; None: there are none
+    # Unknown fields that limit answers at other servers, with the messages of their refusal. Upstreams may take some.
+    foreign_limits: tuple[tuple[str, str], ...] = ()
     # Set if a prompt process has read the request. Then its prompts, inputs and queries are placeholders.
     tokenized: TokenizedPrompts | None = None
     # Set otherwise: reads the body in a prompt process if the chat template must not be rendered on the event loop.
     in_process: TokenizedPrompts | None = None
     last_turn: LastTurn | None = None  # set if a prompt process has read the request, for the semantic cache
-    number: int = 0  # of this prompt among the request's prompts
-    cache_directives: frozenset[str] = frozenset()  # of the header x-millrace-cache
+    number: int = 0  # place of this prompt among the request's prompts
+    cache_directives: frozenset[str] = frozenset()  # directives of the header x-millrace-cache
     source: RequestSource | None = None  # set if an upstream may run the request
+    unset_sampling: tuple[str, ...] = ()  # sampling parameters that take the deployment's defaults
 
     @property
     def charged(self) -> bool:
         """Return whether the request was charged to the tenant's request limits before it was read."""
         return self.tokenized is not None and self.number == 0
+
+    def defaults_of(self, model: ServedModel) -> dict[str, Any]:
+        """Return the sampling parameters that the request takes from the deployment."""
+        return {name: value for name, value in model.sampling_defaults if name in self.unset_sampling}
 
     @property
     def prompt_param(self) -> str:
@@ -218,12 +249,17 @@ class ResponseSpec(msgspec.Struct, frozen=True):
     n: int = 1  # choices per prompt
     prompts: int = 1
     tools: list[str] = []  # names of the tools that the model may call
-    tool_format: str = "hermes"  # of their calls
+    tool_format: str = "hermes"  # format of tool calls
     # JSON types of the tools' parameters, if the format of the calls does not distinguish them
     parameter_types: dict[str, dict[str, list[str]]] = {}
     max_calls: int = 0  # further calls of an answer are dropped; 0: no limit
+    expects_json: bool = False  # the text of an answer is JSON, so JSON without the marks of a call is no call
     echo: list[list[int]] | None = None  # the prompts' tokens, if the completions begin with them
     echoed_parameters: dict[str, Any] = {}
+    checked: CheckedSchemas | None = None
+    truncated: str = ""  # the number of truncated inputs of all inputs, such as "3 of 40"; empty: none
+    last_prompt_id: int | None = None  # the last token of the first prompt
+    shows_special_tokens: bool = False  # the text has special tokens
 
     @property
     def answers(self) -> int:

@@ -81,11 +81,11 @@ class AnswerLookup:
     answer_id: str
     seconds: int  # lifetime of the answer in the cache; 0: it is not stored
     layer: str = ""  # "exact", "single_flight" or "semantic" if it is served from the cache
-    similarity: float | None = None  # of the question that a semantic hit is from
+    similarity: float | None = None  # similarity of the question that a semantic hit is from
     source: str = ""  # ID of the request that the answer is from
-    leader: str = ""  # of the flight, if it is this execution
-    usage: TokenCounts | None = None  # of a hit
-    events: list[AnswerEvent] = field(default_factory=list)  # of an answer that may be stored
+    leader: str = ""  # ID of the flight that this execution leads, if any
+    usage: TokenCounts | None = None  # token counts of a hit
+    events: list[AnswerEvent] = field(default_factory=list)  # events of an answer that may be stored
     sent: dict[int, SentPart] = field(default_factory=dict)  # what a follower's client has received, by output sequence
     repeated: dict[int, SentPart] = field(default_factory=dict)  # the part of it that another execution still repeats
     following: asyncio.Task[None] | None = None

@@ -51,7 +51,7 @@ log = structlog.get_logger(__name__)
 
 EXECUTIONS_KEY = "millrace:executions"  # a set of the executions whose end was not received (see orphans.py)
 WRITE_BATCH_SIZE = 64
-LOCALITY_TENANTS = 8  # whose next prompts are compared by their cached tokens
+LOCALITY_TENANTS = 8  # tenants whose next prompts are compared by their cached tokens
 LOADING_RETRY_SECONDS = 2.0  # retry time while a model is loaded for the first time
 UNKNOWN_WAIT = 5.0  # the retry time in seconds until durations were measured
 _PACE = 0.1  # the weight of one execution in the moving average of durations
@@ -536,7 +536,7 @@ class Dispatcher:
             if not execution.begun and event.attempt == execution.attempt + 1:
                 self.restart(execution, event.attempt)
         elif event.attempt != execution.attempt:
-            return  # of an attempt that was abandoned
+            return  # an event of an attempt that was abandoned
         elif isinstance(event, Claimed):
             self.set_owner(execution, event.replica_id)
         else:

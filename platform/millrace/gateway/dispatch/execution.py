@@ -45,7 +45,7 @@ class Execution:
         self.request_id = job.billing_context.request_id
         self.execution = job.billing_context.execution
         self.model = job.billing_context.model
-        self.deployment_key = job.deployment_key  # of the replicas that can run it
+        self.deployment_key = job.deployment_key  # key of the replicas that can run the execution
         self.tenant = job.billing_context.tenant_id
         self.batch = job.service_class == ServiceClass.BATCH
         self.buffer = EventBuffer(broker, self.request_id, first_attempt)
@@ -72,7 +72,7 @@ class Execution:
         self.is_renotified = False  # the last wakeup was not the first of the placement
         self.first_token_at: float | None = None  # monotonic time of the first token
         self.completed_at: float | None = None  # monotonic time of the end of a completed answer
-        self.finish_reason = ""  # of a completed answer
+        self.finish_reason = ""  # reason of a completed answer
         self.call_arguments: dict[tuple[int, int], str] = {}  # arguments of tool calls that an upstream has parsed
         self.output_tokens = 0  # number of generated tokens, from the events
         self.completion_texts: dict[int, list[str]] = {}  # choice -> texts, if the tenant stores content

@@ -8,6 +8,7 @@ import hmac
 import msgspec
 
 from inference_worker.contract.messages import InferenceJob
+from inference_worker.contract.request import SamplingParams
 from inference_worker.contract.upstream_presets import preset_of
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamRequest
 from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest
@@ -37,7 +38,7 @@ class InferenceJobBuilder:
             billing_context=billing_context,
             gateway_id=self._gateway_id,
             prompt_token_ids=prompt.ids,
-            params=dataclasses.replace(request.sampling, max_tokens=admitted.max_tokens),
+            params=build_sampling_params(admitted),
             cache_salt=cache_salt,
             deadline=demand.admitted_at / 1e6 + self._request_seconds,
             weight=demand.key.weight,
@@ -64,6 +65,13 @@ class InferenceJobBuilder:
         """
         name = "\0".join((str(tenant_id), model.name, *model.weights, cache_key or "")).encode()
         return hmac.digest(self._prefix_cache_secret, name, "sha256")[:16]
+
+
+def build_sampling_params(admitted: AdmittedRequest) -> SamplingParams:
+    """Return the request's parameters, with the deployment's defaults for those that it does not set."""
+    request = admitted.demand.request
+    defaults = request.defaults_of(admitted.demand.model)
+    return dataclasses.replace(request.sampling, max_tokens=admitted.max_tokens, **defaults)
 
 
 def _credential(demand: AdmissionRequest) -> int | None:

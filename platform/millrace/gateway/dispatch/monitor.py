@@ -1,4 +1,4 @@
-"""The dispatch monitor: supervises replicas and executions twice a second.
+"""The dispatch monitor: supervises replicas and executions twice a second, less often while the gateway rests.
 
 It reads heartbeats and reported exits, handles lost and suspected replicas, sends wakeups for unclaimed executions
 again and fails expired executions. A step that fails half-way continues in the next round.
@@ -32,6 +32,7 @@ from inference_worker.contract.messages import (
 from inference_worker.contract.prefix_digest import digest_key
 from inference_worker.contract.settings import deployment_name
 from millrace.apps.deployments.gateway_heartbeat import GatewayHeartbeat, QueueDepth, send_gateway_heartbeat
+from millrace.gateway.core.activity import Activity, Poll
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.dispatch.dispatcher import Dispatcher
@@ -52,8 +53,9 @@ NOT_SERVED = f"{MAX_LOST_REPLICAS} workers were lost while they ran this request
 class DispatchMonitor:
     """The supervisor of one dispatcher's executions."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, activity: Activity | None = None) -> None:
         self._dispatcher = dispatcher
+        self._pauses = Poll(activity)
         self._broker = dispatcher.broker
         self._replicas = dispatcher.replicas
         self._tasks: list[asyncio.Task[None]] = []
@@ -86,7 +88,7 @@ class DispatchMonitor:
             except (redis.RedisError, OSError) as exc:
                 log.warning("broker_unreachable", error=str(exc))
                 self._replicas.extend_liveness()
-            await asyncio.sleep(HEARTBEAT_SECONDS)
+            await self._pauses.pause(HEARTBEAT_SECONDS)
 
     async def _exchange_heartbeats(self) -> set[str]:
         """Read the replicas' heartbeats, exits and cordons, and send this gateway's. Return the replicas lost since."""

@@ -38,7 +38,7 @@ LOAD_FACTOR = 1.25  # a replica with more than this multiple of the mean load is
 MIN_REQUESTS_TO_BALANCE = 4  # loads up to this number of requests are not balanced
 MAX_HELD_BACK = 3  # requests that wait for an upstream's capacity, for each slot of their replica
 WARM_SECONDS = 300.0  # how long a computed prefix is assumed to be cached
-MEAN_WEIGHT = 0.02  # of the newest request in the mean of computed tokens
+MEAN_WEIGHT = 0.02  # weight of the newest request in the mean of computed tokens
 MAX_REMEMBERED_PREFIXES = 20_000  # (prefix, replica) pairs; the oldest are removed first
 
 

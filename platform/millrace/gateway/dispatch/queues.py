@@ -61,7 +61,8 @@ class FairQueue(Generic[T]):
         self._max_per_tenant = max_per_tenant
         self._tenants: dict[int, _Tenant[T]] = {}
         self._busy: GrowingOrder[_Tenant[T]] = GrowingOrder(lambda entry: entry.clock)  # tenants with waiting requests
-        self._busy_weights: Counter[float] = Counter()  # of these tenants; a sum would drift with each change
+        # Weight -> number of tenants in `_busy`. A sum of weights would drift with each change.
+        self._busy_weights: Counter[float] = Counter()
         self._numbers = itertools.count()
         self._now = 0.0  # the lowest clock of a waiting tenant when an item was last removed
         self._size = 0

@@ -17,7 +17,7 @@ from inference_worker.contract.metric_families import Family
 from millrace.gateway.dispatch.replicas import ReplicaRegistry
 
 _Read = Callable[[Heartbeat], float]
-STATE: tuple[tuple[Family, _Read], ...] = (  # of the heartbeat itself
+STATE: tuple[tuple[Family, _Read], ...] = (  # families that are read from the heartbeat itself
     (Family("vllm:num_requests_running", "requests in the engine's batch"), lambda heartbeat: heartbeat.running),
     (
         Family("vllm:num_requests_waiting", "requests claimed and not yet scheduled, including preempted requests"),

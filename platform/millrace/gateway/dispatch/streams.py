@@ -87,7 +87,7 @@ class EventBuffer:
         self._request_id = request_id
         self._events: deque[LogEvent] = deque()
         self._ready = asyncio.Event()
-        self._next_seq = 0  # of the next event to return
+        self._next_seq = 0  # sequence number of the next event to return
         self._must_read_log = False  # events are missing in the buffer
         self._failure: Failed | None = None  # a failure that is not in the log
         self.attempt = attempt

@@ -15,6 +15,7 @@ import base64
 import itertools
 import uuid
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,18 +29,13 @@ from inference_worker.contract.messages import (
     wakeup_sent_key,
     wakeups_key,
 )
+from inference_worker.contract.script_files import read_script
 from millrace.gateway.core.commands import Command
 
 GENERATE = "millrace.generate"
 TASK_LOST_MS = 1000  # a task that was not received after this time is considered lost, and another is sent
 _LIST_MS = 60_000  # a list that a lost replica leaves behind expires
-# KEYS: a replica's wakeups, the flag that a task was sent, its queue. ARGV: the TTL of the flag and that of the list in
-# milliseconds, the task's message, the wakeups.
-_WAKE = """
-if redis.call('SET', KEYS[2], '', 'NX', 'PX', ARGV[1]) then return redis.call('LPUSH', KEYS[3], ARGV[3]) end
-redis.call('RPUSH', KEYS[1], unpack(ARGV, 4))
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-"""
+_WAKE = read_script(Path(__file__).parent / "lua" / "wake.lua")
 _encode_json = msgspec.json.Encoder().encode
 
 

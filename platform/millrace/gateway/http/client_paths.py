@@ -10,7 +10,7 @@ DEPLOYMENT = "millrace.deployment"  # key in the scope: the model that an Azure 
 _AZURE = re.compile(
     r"/openai/(?:deployments/(?P<deployment>.+?)/(?P<path>chat/completions|completions|embeddings)|(?:v1/)?(?P<other>.+))/?"
 )
-_RERANK_PATHS = {  # of Cohere's second API and of vLLM
+_RERANK_PATHS = {  # paths of Cohere's second API and of vLLM
     "/v2/rerank": "/v1/rerank",
     "/rerank": "/v1/rerank",
     "/score": "/v1/score",

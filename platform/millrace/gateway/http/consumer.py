@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -30,9 +30,11 @@ from millrace.gateway.core.cors import is_preflight
 from millrace.gateway.core.errors import ApiError, unavailable
 from millrace.gateway.core.ids import new_request_id
 from millrace.gateway.core.limit_status import LimitStatus
-from millrace.gateway.core.request_body import ClientGone, RequestBody
+from millrace.gateway.core.request_body import ClientGone, RequestBody, without_mark
 from millrace.gateway.core.types import Writer
 from millrace.gateway.http.client_paths import DEPLOYMENT
+from millrace.gateway.http.queries import read_query
+from millrace.gateway.http.stream_heartbeat import StreamHeartbeat
 from millrace.gateway.lifecycle.request_log import RequestTrace
 from millrace.gateway.protocols.dialects import OPENAI, Dialect
 from millrace.gateway.protocols.prompt_bounds import FORM_BODY_BYTES
@@ -61,6 +63,9 @@ class HttpConsumer(AsyncConsumer):
     logged = True
     recorded = False  # whether its requests are stored in the request log
     takes_head = True  # if its method is GET
+    heartbeat: StreamHeartbeat | None = None  # set while a stream is sent
+    _last_sent = float("-inf")  # time of the loop at which the last events were sent
+    query_names: tuple[str, ...] = ()  # names of the query parameters of a GET request
 
     @classmethod
     def methods(cls) -> tuple[str, ...]:
@@ -77,19 +82,20 @@ class HttpConsumer(AsyncConsumer):
         self.key: ApiKeySnapshot | None = None
         self.trace: RequestTrace | None = None
         self.key_error: ApiError | None = None  # set if the key was revoked during the request
-        self.limit_statuses: Sequence[LimitStatus] | None = None  # of the key's limits, once they are known
+        self.limit_statuses: Sequence[LimitStatus] | None = None  # states of the key's limits, once they are known
         self._events_sent = 0
-        self.writer: Writer | None = None  # of the stream that is sent
+        self.writer: Writer | None = None  # writer of the stream that is sent
         self.request_id = new_request_id()
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.http_method: str = scope["method"]
         self.path_arguments: dict[str, str] = scope["url_route"]["kwargs"]
         self.scope, self.base_send = scope, send
         self.api_dialect = self.choose_dialect()
+        self.query: dict[str, str] = {}  # parameters of a GET request, after `authenticate`
         self.more_headers: Headers = []  # further headers of the response
         self._flow: FlowControl | None = getattr(getattr(send, "__self__", None), "flow", None)  # uvicorn's
         self.body = RequestBody(self.http_method, self.headers, receive)
-        self.body_lease: BodyLease | None = None  # of a large body
+        self.body_lease: BodyLease | None = None  # lease of a large body
         tracing.begin(self.request_id, self.headers.get(b"traceparent"))
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(lambda _: self.body.over.set())
@@ -110,7 +116,7 @@ class HttpConsumer(AsyncConsumer):
         """Authenticate the request and return its key.
 
         Raises:
-            ApiError: 401, 403 or 429.
+            ApiError: 401, 403 or 429; 400, it is a GET request with an unknown or repeated query parameter.
         """
         address = (self.scope["client"] or ("",))[0]
         self.key = await self.gateway.keys.authenticate(self.headers, scope, address)
@@ -118,6 +124,8 @@ class HttpConsumer(AsyncConsumer):
         # NOTE: no await between these two statements: from here on the request ends if the key is revoked.
         self.gateway.active_requests.add(self.key, self._end)
         tracing.name_tenant(self.key)
+        if self.method == "GET":
+            self.query = read_query(self.scope, self.query_names)
         if self.recorded:
             self.trace = RequestTrace(self.key, self.request_id, self.endpoint, self.started_at)
         return self.key
@@ -135,7 +143,7 @@ class HttpConsumer(AsyncConsumer):
 
     def pieces(self) -> AsyncIterator[bytes]:
         """Yield the body in pieces, within the limits of this endpoint."""
-        return decoded_pieces(self.headers, self.body.pieces(FORM_BODY_BYTES), FORM_BODY_BYTES)
+        return without_mark(decoded_pieces(self.headers, self.body.pieces(FORM_BODY_BYTES), FORM_BODY_BYTES))
 
     async def begin_idempotent_call(self, content: bytes) -> None:
         """If the request has an Idempotency-Key, take its record. `content` is the body, or its hash.
@@ -165,6 +173,8 @@ class HttpConsumer(AsyncConsumer):
             if not self._complete:
                 await self._report_revocation(self.key_error)
         finally:
+            if self.heartbeat is not None:
+                self.heartbeat.cancel()
             self.release_body()
             if self.logged:
                 duration_ms = round((time.monotonic() - self.started_at) * 1000)
@@ -251,6 +261,8 @@ class HttpConsumer(AsyncConsumer):
             self.idempotent_call.failed = True
         if self.trace is not None:
             self.trace.error = error
+        if self.heartbeat is not None:
+            await self.heartbeat.stop()
         if self._responding:
             self.record_status(f"stream_{error.code}")
             tail = [] if self.writer is None else self.writer.interrupt(error.code, await self._billed_usage(error))
@@ -309,6 +321,34 @@ class HttpConsumer(AsyncConsumer):
                 sent += len(part)
                 await self._send({"type": "http.response.body", "body": part, "more_body": sent < size})
 
+    def begin_heartbeat(self, headers: Callable[[], Headers]) -> StreamHeartbeat:
+        """Send the headers after a delay and then pings, until the heartbeat is stopped.
+
+        Args:
+            headers: returns the headers that are known if no event has arrived by then.
+        """
+
+        async def start() -> None:
+            if not self._responding:
+                await self.start_stream(headers())
+
+        elapsed = time.monotonic() - self.started_at
+        delay = max(0.0, self.gateway.settings.stream_headers_seconds - elapsed)
+        self.heartbeat = StreamHeartbeat(delay, start, self._ping, lambda: self._last_sent)
+        return self.heartbeat
+
+    async def _ping(self) -> None:
+        # It is no part of the response that an idempotent call stores.
+        if self._flow is None or not self._flow.write_paused:
+            await self.base_send({"type": "http.response.body", "body": self.api_dialect.ping, "more_body": True})
+
+    async def begin_events(self, headers: Headers) -> None:
+        """Start a stream of server-sent events, unless its heartbeat has started it."""
+        if self.heartbeat is not None:
+            await self.heartbeat.settle()
+        if not self._responding:
+            await self.start_stream(headers)
+
     async def start_stream(self, headers: Headers) -> None:
         """Start a stream of server-sent events."""
         head = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -319,6 +359,9 @@ class HttpConsumer(AsyncConsumer):
         name = self.stream_id.encode()
         parts = [b"id: %s:%d\n%s" % (name, first + index, sse(data)) for index, data in enumerate(chunks)]
         self._events_sent = first + len(chunks)
+        self._last_sent = asyncio.get_running_loop().time()
+        if last and self.heartbeat is not None:
+            await self.heartbeat.stop()
         await self._send({"type": "http.response.body", "body": b"".join(parts), "more_body": not last})
 
     @property
@@ -340,17 +383,22 @@ class HttpConsumer(AsyncConsumer):
             self.idempotent_call.record_start(status, headers)
         self.record_status(str(status))
         duration_ms = round((time.monotonic() - self.started_at) * 1000)
-        common = [
+        answer = [
+            *headers,
+            *rates,
             *[(name, self.request_id.encode()) for name in self.api_dialect.id_headers],
             (b"openai-processing-ms", str(duration_ms).encode()),
             (b"x-content-type-options", b"nosniff"),
             *self.more_headers,
         ]
         if self.http_method != "OPTIONS":
-            common += self.gateway.cross_origin.response_headers(self.headers, self.key)
+            is_refusal = self.key is None and status >= 400 and self.scope["path"].startswith("/v1/")
+            answer += await self.gateway.cross_origin.response_headers(
+                self.headers, self.key, [name for name, _ in answer], is_refusal=is_refusal
+            )
         if self.body.must_close:
-            common.append((b"connection", b"close"))
-        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *rates, *common]})
+            answer.append((b"connection", b"close"))
+        await self._send({"type": "http.response.start", "status": status, "headers": answer})
 
     async def _send(self, message: Any) -> None:
         """Send a message. Waits while the client reads slowly, and closes the connection if it has stopped reading."""

@@ -11,7 +11,7 @@ from millrace.gateway.admission.admission import AdmittedRequest
 from millrace.gateway.answer_cache.semantic_cache import Question
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import OVERLOADED, ApiError
-from millrace.gateway.core.types import InferenceRequest, Prompt, Writer
+from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec, Writer
 from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.lifecycle.shadows import ShadowedAnswer
 from millrace.gateway.protocols.writers import make_writer
@@ -55,7 +55,7 @@ class ActiveRequest:
         self.dialect = dialect
         self.request_id = request_id
         self.prompt = prompt
-        self.tokenizer = counting_model.tokenizer  # that the prompt is tokenized with
+        self.tokenization = counting_model.tokenization
         self.route = route
         self.remaining_candidates = list(route.candidates)
         self.target: ServedModel | None = None  # the deployment of the current execution, or the last that was tried
@@ -68,7 +68,7 @@ class ActiveRequest:
         self.reserved: list[AdmittedRequest] = []  # for escalations, in their order
         self.escalates = False  # complete answers are checked
         self.escalations = 0
-        self.summary = ""  # of the messages that were dropped
+        self.summary = ""  # summary of the messages that were dropped
         self.summaries: list[Execution] = []
         self.question: Question | None = None  # its lookup in the semantic cache
         self.shadowed: ShadowedAnswer | None = None  # its answer, if it has a shadow
@@ -83,6 +83,10 @@ class ActiveRequest:
     def model(self) -> str:
         """Return the name of the current deployment; empty if none was tried."""
         return "" if self.target is None else self.target.name
+
+    async def response_spec(self) -> ResponseSpec:
+        """Return the response spec of the current execution."""
+        return self.execution.response_spec
 
     def writer(self) -> Writer:
         return make_writer(self.execution.response_spec, self.execution.admitted.demand.model.tokenizer)

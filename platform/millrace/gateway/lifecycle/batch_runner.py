@@ -25,6 +25,7 @@ from millrace.apps.batches.storage import Storage
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.auth.authentication import KeyStore, incorrect_key_error, key_error
 from millrace.gateway.core import tracing
+from millrace.gateway.core.activity import Activity, Poll
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.body_memory import BodyMemory
 from millrace.gateway.core.errors import ApiError, invalid
@@ -37,6 +38,7 @@ from millrace.gateway.lifecycle.request_log import RequestLogWriter, RequestTrac
 from millrace.gateway.lifecycle.service import InferenceService
 from millrace.gateway.prompt_processes.prompt_reader import PromptReader
 from millrace.gateway.protocols import rerank
+from millrace.gateway.protocols.answer_validity import checked_events
 from millrace.gateway.protocols.anthropic import messages
 from millrace.gateway.protocols.dialects import ANTHROPIC, OPENAI
 from millrace.gateway.protocols.openai import chat, completions, embeddings
@@ -84,6 +86,7 @@ class BatchRunner:
         request_log: RequestLogWriter,
         prompts: PromptReader,
         body_memory: BodyMemory,
+        activity: Activity | None = None,
     ) -> None:
         self._lines = lines
         self._storage = storage
@@ -95,7 +98,8 @@ class BatchRunner:
         self._prompts = prompts
         self._body_memory = body_memory
         self._running: dict[asyncio.Task[None], BatchLine] = {}
-        self._ended = asyncio.Event()  # set when a line has ended and another can start
+        self._activity = activity
+        self._pauses = Poll(activity, is_read_by_requests=False)
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -116,11 +120,7 @@ class BatchRunner:
                 log.warning("batch_read_failed", error=str(exc))
             except Exception:
                 log.exception("batch_read_failed")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLL_SECONDS):
-                    await self._ended.wait()
-                    await asyncio.sleep(COALESCE_SECONDS)
-            self._ended.clear()
+            await self._pauses.pause(POLL_SECONDS, coalesce_seconds=COALESCE_SECONDS)
 
     async def _start_due_lines(self) -> None:
         """Start due lines within the capacity, shared between tenants."""
@@ -156,7 +156,7 @@ class BatchRunner:
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         del self._running[task]
-        self._ended.set()
+        self._pauses.run_now()  # another line can start
 
     async def _renew_leases(self) -> None:
         while True:
@@ -238,7 +238,7 @@ class BatchRunner:
         while True:
             follower = StreamFollower(self._dispatcher, line.request_id, line.batch.tenant_id, None)
             try:
-                events = [event async for event in follower.events()]
+                events = [event async for event in checked_events(follower.events(), follower.response_spec)]
                 response_spec = await follower.response_spec()
             except redis.RedisError as exc:
                 log.warning("broker_unreachable", error=str(exc))
@@ -257,6 +257,8 @@ class BatchRunner:
             raise incorrect_key_error()
         if (error := key_error(key)) is not None:
             raise error
+        if self._activity is not None:
+            await self._activity.begin_request()
         key_errors: list[ApiError] = []
         generating = asyncio.create_task(self._generate(line, key, key_errors, trace))
 

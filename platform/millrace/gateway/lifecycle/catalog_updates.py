@@ -1,9 +1,9 @@
 """Changes of the gateway's catalog while it runs: new deployments, new versions and removals.
 
-The wanted deployments are read once a second (inference_worker.contract.deployments). A new version's tokenizer is
-loaded once a replica has prepared the model's files, also in the prompt processes. Requests are routed to the new
-version once as many of its replicas are ready as of the old one, or as many as are wanted. Requests that are already
-tokenized run on the old one.
+The wanted deployments (inference_worker.contract.deployments) are read once a second, and less often while the gateway
+rests (core.activity). A new version's tokenizer is loaded once a replica has prepared the model's files, also in the
+prompt processes. Requests are routed to the new version once as many of its replicas are ready as of the old one, or as
+many as are wanted. Requests that are already tokenized run on the old one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from inference_worker.contract.messages import (
     beat_key,
     decode_heartbeat,
 )
+from inference_worker.contract.sampling_defaults import parse_sampling_defaults
 from inference_worker.contract.settings import ModelSpec
+from millrace.gateway.core.activity import Activity, Poll
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.catalog import DEFAULT_MAX_OUTPUT, ServedModel, load_catalog, load_served_model
 from millrace.gateway.dispatch.replicas import ReplicaRegistry
@@ -87,6 +89,7 @@ class CatalogUpdater:
         replicas: ReplicaRegistry,
         pool: PromptPool,
         data_dir: Path,
+        activity: Activity | None = None,
     ) -> None:
         """Create an updater. It changes `models` and `loading`, which the router reads."""
         self._broker = broker
@@ -95,6 +98,7 @@ class CatalogUpdater:
         self._replicas = replicas
         self._pool = pool
         self._data_dir = data_dir
+        self._pauses = Poll(activity)
         self._next: dict[str, ServedModel] = {}  # name -> the version that replaces the current one
         self._retry_at: dict[str, float] = {}  # deployment key -> when its files are read again
         self._tasks: list[asyncio.Task[None]] = []
@@ -114,7 +118,7 @@ class CatalogUpdater:
                 log.warning("broker_unreachable", error=str(exc))
             except Exception:  # the deployments that are served must not be affected
                 log.exception("catalog_update_failed")
-            await asyncio.sleep(READ_SECONDS)
+            await self._pauses.pause(READ_SECONDS)
 
     async def update(self) -> None:
         """Read the wanted deployments, and change the catalog as far as the replicas allow."""
@@ -139,6 +143,8 @@ class CatalogUpdater:
             self._next.pop(name, None)
             if (changed := _with_defaults(current, each)) != current:
                 self._models[name] = changed
+                if changed.tokenization != current.tokenization:
+                    self._replace_processes()
             return
         following = self._next.get(name)
         if following is None or following.key != key:
@@ -166,8 +172,11 @@ class CatalogUpdater:
             return None
         gc.freeze()  # a tokenizer is never part of a cycle, and scanning it would pause the event loop
         model = self._next[each.spec.name] = _with_defaults(model, each)
-        self._pool.replace_models([*self._models.values(), *self._next.values()])
+        self._replace_processes()
         return model
+
+    def _replace_processes(self) -> None:
+        self._pool.replace_models([*self._models.values(), *self._next.values()])
 
 
 def _most_replicas(each: WantedDeployment) -> int:
@@ -178,7 +187,13 @@ def _most_replicas(each: WantedDeployment) -> int:
 
 def _with_defaults(model: ServedModel, each: WantedDeployment) -> ServedModel:
     """Return the model with the deployment's options that do not belong to its version."""
-    return dataclasses.replace(model, default_max_output=each.default_max_tokens or DEFAULT_MAX_OUTPUT)
+    sampling = parse_sampling_defaults(each.sampling_defaults)
+    return dataclasses.replace(
+        model,
+        default_max_output=each.default_max_tokens or DEFAULT_MAX_OUTPUT,
+        sampling_defaults=model.checkpoint_sampling if sampling is None else sampling,
+        truncates_inputs=each.truncate_inputs,
+    )
 
 
 async def _read(broker: redis.Redis) -> WantedDeployments | None:

@@ -42,7 +42,7 @@ class EscalationReserves:
             models = active.remaining_candidates[: escalation.max - active.escalations]
             for number, model in enumerate(models, len(active.executions) + 1):
                 prompt = admitted.demand.prompt
-                if model.tokenizer is not active.tokenizer:
+                if model.tokenization != active.tokenization:
                     prompt = await self._tokenize(model, request)
                 demand = AdmissionRequest(
                     active.request_id, active.admitted_at, active.key, request, prompt, [model], number

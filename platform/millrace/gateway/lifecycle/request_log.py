@@ -47,7 +47,7 @@ _LAYERS = ("", "computed", "prefix", "semantic", "single_flight", "exact")  # em
 _ROUTE = (
     *("policy", "targets", "prompt_tokens", "facts", "skipped", "escalations", "not_escalating", "retry_budget"),
     *("dropped_messages", "summary", "not_summarizing", "answer_cache", "decided_at", "experiment", "classifier"),
-    *("shadow", "not_shadowing"),
+    *("shadow", "not_shadowing", "sampling_defaults", "truncated_inputs"),
 )
 
 
@@ -194,7 +194,7 @@ class RequestTrace:
         self.ignored: Sequence[str] = ()  # request fields that were accepted without effect
         self.active_requests: list[ActiveRequest] = []  # one for each prompt that was started
         self.error: ApiError | None = None  # reported to the client
-        self.failure = ""  # of the answer, found by its endpoint
+        self.failure = ""  # failure of the answer, found by its endpoint
         self.replay_of = ""
         self.batch: tuple[int, int] | None = None  # (batch ID, line number)
         self.body: bytes | None = None  # if content is stored

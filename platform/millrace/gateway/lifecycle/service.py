@@ -44,6 +44,7 @@ from millrace.gateway.lifecycle.semantic_checks import SemanticChecks
 from millrace.gateway.lifecycle.shadows import Shadows
 from millrace.gateway.lifecycle.summaries import Summaries, with_prompt
 from millrace.gateway.protocols import context_overflow
+from millrace.gateway.protocols.answer_validity import checked_events
 from millrace.gateway.protocols.prompts import is_short, make_prompt, tokenize
 from millrace.gateway.protocols.tools import call_fields
 from millrace.gateway.protocols.upstreams.images import has_images
@@ -146,9 +147,10 @@ class InferenceService:
         Raises:
             ApiError: the request failed. Before the first event this can still be an HTTP status.
         """
-        return merge_events(
+        events = merge_events(
             [self._events(part) for part in (active, *active.further_prompts)], active.request.sampling.n
         )
+        return events if active.request.checked is None else checked_events(events, active.response_spec)
 
     def release(self, active: ActiveRequest, *, is_returning: bool = False) -> None:
         """Release the request after its end or its client's disconnect. Must be called once for every request."""
@@ -374,7 +376,7 @@ class InferenceService:
         """
         while True:
             candidate = active.remaining_candidates.pop(0)
-            active.target = self._router.find_served(candidate.name) or candidate  # of the current version
+            active.target = self._router.find_served(candidate.name) or candidate  # the current version
             try:
                 return await self._begin_execution(active, active.target)
             except ApiError as exc:
@@ -399,8 +401,8 @@ class InferenceService:
     async def _begin_execution(self, active: ActiveRequest, model: ServedModel) -> None:
         key, request = active.key, active.request
         await self._reserves.release(active)
-        if model.tokenizer is not active.tokenizer:
-            active.prompt, active.tokenizer = await self._tokenize(model, request), model.tokenizer
+        if model.tokenization != active.tokenization:
+            active.prompt, active.tokenization = await self._tokenize(model, request), model.tokenization
         whole_prompt = active.prompt.ids
         summarizes = await self._shorten(active, model)
         batch = request.service_class == ServiceClass.BATCH
@@ -516,7 +518,7 @@ class InferenceService:
             await self._reserves.return_one(reserved)
             raise
         active.remaining_candidates = [each for each in active.remaining_candidates if each.name != model.name]
-        active.target, active.prompt, active.tokenizer = model, reserved.demand.prompt, model.tokenizer
+        active.target, active.prompt, active.tokenization = model, reserved.demand.prompt, model.tokenization
         await self._start(active, admitted)
 
     async def _start(
@@ -574,6 +576,10 @@ class InferenceService:
 
     def _execution(self, active: ActiveRequest, admitted: AdmittedRequest, echo: list[list[int]] | None) -> Execution:
         request = active.request
+        if defaults := request.defaults_of(admitted.demand.model):
+            active.decision_record["sampling_defaults"] = defaults
+        if active.prompt.truncated_inputs:
+            active.decision_record["truncated_inputs"] = active.prompt.truncated_inputs
         response_spec = ResponseSpec(
             active.dialect,
             active.request_id,
@@ -586,7 +592,12 @@ class InferenceService:
             request.sampling.n,
             1 + len(request.more_prompts),
             echo=echo,
-            echoed_parameters=request.echoed_parameters,
+            echoed_parameters=request.echoed_parameters
+            | {name: value for name, value in defaults.items() if name in request.echoed_parameters},
+            checked=request.checked,
+            truncated=active.prompt.truncated,
+            last_prompt_id=active.prompt.ids[-1] if active.prompt.ids else None,
+            shows_special_tokens=not request.sampling.skip_special_tokens,
             **call_fields(request, admitted.demand.model),
         )
         return Execution(

@@ -19,7 +19,7 @@ import msgspec
 import redis.asyncio as redis
 import structlog
 
-from billing.pricing.pricing import PriceIndex, UnknownPriceError, price
+from billing.rates.pricing import PriceIndex, UnknownPriceError, price
 from inference_worker.contract.messages import AnswerEvent, End
 from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest, RateLimitAdmission
 from millrace.gateway.admission.budget_admission import TIERS
@@ -59,7 +59,7 @@ class ShadowedAnswer:
     def __init__(self) -> None:
         self.events: list[AnswerEvent] = []
         self.is_complete = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None  # of the shadow
+        self.task: asyncio.Task[None] | None = None
 
     def add(self, event: AnswerEvent) -> None:
         self.events.append(event)
@@ -181,7 +181,7 @@ class Shadows:
         if self._is_operator_paid:
             key = msgspec.structs.replace(key, credentials={})
         prompt, running = primary.admitted.demand.prompt, primary.admitted.demand.model
-        if model.tokenizer is not running.tokenizer or model.upstream is not None or running.upstream is not None:
+        if model.tokenization != running.tokenization or model.upstream is not None or running.upstream is not None:
             prompt = await tokenize(model, active.request)
         request = dataclasses.replace(active.request, priority=LOWEST_PRIORITY)
         name = f"{active.request_id}.s"
@@ -212,7 +212,7 @@ class Shadows:
             shadow_model=model.name,
             is_operator_paid=self._is_operator_paid,
             code=code,
-            has_schema=request.structured is not None or request.checked_schema is not None,
+            has_schema=request.structured is not None,
             failure=await failed_check(CHECKS, request, primary.response_spec, answer) or "",
             output_tokens=0 if primary.usage is None else primary.usage.output,
             cost_femto=self._cost(primary),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from millrace.gateway.lifecycle.active_request import ActiveRequest
 
 MAX_END_USER_LENGTH = 128
-_TAIL_TOKENS, _TAIL_BYTES = 256, 4096  # of a prompt, which identify it together with its length
+_TAIL_TOKENS, _TAIL_BYTES = 256, 4096  # end of a prompt, which identifies it together with its length
 SCHEMA, TOOL = "schema", "tool"  # failures of an answer
 
 
@@ -24,7 +24,7 @@ class SuccessSignals(NamedTuple):
     """The last columns of a request's record."""
 
     end_user: str = ""
-    failure: str = ""  # of a completed answer: SCHEMA or TOOL
+    failure: str = ""  # failure of a completed answer: SCHEMA or TOOL
     retry_key: int | None = None  # equal if the same end user sends the same prompt again
     itl_us: int | None = None  # mean time between tokens, in microseconds
     experiment_id: int | None = None

@@ -10,6 +10,7 @@ from array import array
 
 import msgspec
 
+from inference_worker.checkpoints.template_probe import TemplateTraits
 from inference_worker.contract.request import CacheBreakpoint, ReasoningSpec
 from inference_worker.contract.upstreams import UpstreamRequest, UpstreamSpec
 from millrace.gateway.core.errors import ApiError
@@ -34,6 +35,8 @@ class ModelFiles(msgspec.Struct, frozen=True):
     reasoning_parser: str
     version: str = ""
     upstream: UpstreamSpec | None = None
+    separates_contents: bool = True
+    truncates_inputs: bool = True
 
 
 class PromptTarget(msgspec.Struct, frozen=True, array_like=True):
@@ -51,7 +54,7 @@ class PromptTask(msgspec.Struct, frozen=True):
     names: dict[str, PromptTarget]  # the model names that the key may use
     deployment: str | None = None  # deployment key, used instead of the name's deployment
     fits_tokens: int | None = None  # conversations are shortened to this number of tokens
-    summary: str = ""  # of the messages that are dropped
+    summary: str = ""  # summary of the messages that are dropped
     summarizes: int = 0  # instead: the prompt requests the summary of this number of messages
     measures_template: bool = False  # instead: the chat template of the deployment is measured
     semantic_names: tuple[str, ...] = ()  # model names whose answers similar questions may receive
@@ -70,6 +73,7 @@ class PackedPrompt(msgspec.Struct, frozen=True, array_like=True):
     ignored: tuple[str, ...] | None = None
     dropped_messages: int = 0
     searches: int = 0
+    truncated_inputs: int = 0
 
     @classmethod
     def pack(cls, prompt: Prompt) -> PackedPrompt:
@@ -85,6 +89,7 @@ class PackedPrompt(msgspec.Struct, frozen=True, array_like=True):
             prompt.ignored,
             prompt.dropped_messages,
             prompt.searches,
+            prompt.truncated_inputs,
         )
 
     def unpack(self) -> Prompt:
@@ -101,6 +106,7 @@ class PackedPrompt(msgspec.Struct, frozen=True, array_like=True):
             self.ignored,
             self.dropped_messages,
             self.searches,
+            self.truncated_inputs,
         )
 
 
@@ -121,6 +127,7 @@ class Result(msgspec.Struct, frozen=True):
     resident_bytes: int
     problem: Problem | None = None
     request: InferenceRequest | None = None  # with placeholders for its prompts
-    deployment: str | None = None  # that the prompts were tokenized for; None: the key may not use the name
+    deployment: str | None = None  # deployment whose tokenizer was used; None: the key may not use the name
     prompts: tuple[PackedPrompt, ...] = ()
     is_template_cheap: bool = False
+    template_traits: TemplateTraits | None = None

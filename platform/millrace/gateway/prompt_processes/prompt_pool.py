@@ -33,7 +33,7 @@ MAX_WAITING = 256  # waiting bodies of one tenant
 WAIT_SECONDS = 10.0  # for a free process
 WORK_SECONDS = 10.0  # for one body
 READY_SECONDS = 120.0
-MAX_GROWTH_BYTES = 24 * 2**20  # of a process until it is replaced
+MAX_GROWTH_BYTES = 24 * 2**20  # growth of a process until it is replaced
 MEASUREMENTS = 0  # the tenant of measurements in the queue; it is no tenant's ID
 MAX_PAUSE_SECONDS = 30.0  # between starts of a process that does not become ready
 _ENVIRON = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "HOME", "SYSTEMROOT", "LD_LIBRARY_PATH")  # no secrets
@@ -68,7 +68,7 @@ class PromptPool:
         self._number = processes
         self._queue: TenantQueue[_Job] = TenantQueue(MAX_WAITING)
         self._tasks: list[asyncio.Task[None]] = []
-        self.pids: set[int] = set()  # of the running processes
+        self.pids: set[int] = set()  # process IDs of the running processes
 
     async def start(self) -> None:
         self._tasks = [asyncio.create_task(self._run_processes()) for _ in range(self._number)]
@@ -132,6 +132,7 @@ class PromptPool:
             else:
                 if result.problem is None:
                     tokenizer.is_template_cheap = result.is_template_cheap
+                    tokenizer.template_traits = result.template_traits
             if not tokenizer.is_template_cheap:
                 log.warning("chat_template_expensive", model=model.key)
 
@@ -310,6 +311,8 @@ def _files_of(models: Iterable[ServedModel]) -> list[ModelFiles]:
             model.tokenizer.reasoning_format.name if model.tokenizer.reasoning_format else NONE,
             model.version,
             model.upstream,
+            model.separates_contents,
+            model.truncates_inputs,
         )
         for model in models
     ]

@@ -75,8 +75,9 @@ def do_work(models: Mapping[str, ServedModel], work: PromptTask, body: bytes) ->
     """Read a body, tokenize its prompts and return the result or the error."""
     try:
         if work.measures_template and work.deployment is not None:
-            is_cheap = is_template_cheap(models[work.deployment].tokenizer)
-            return Result(_resident_bytes(), is_template_cheap=is_cheap)
+            tokenizer = models[work.deployment].tokenizer
+            is_cheap, traits = is_template_cheap(tokenizer), tokenizer.probe_template()
+            return Result(_resident_bytes(), is_template_cheap=is_cheap, template_traits=traits)
         request = READERS[work.reader](body)
         target = work.names.get(request.model)
         if target is None:
@@ -167,6 +168,8 @@ def _load(files: list[ModelFiles]) -> Mapping[str, ServedModel]:
             model_files.input_prompt,
             model_files.pair_template,
             version=model_files.version,
+            separates_contents=model_files.separates_contents,
+            truncates_inputs=model_files.truncates_inputs,
         )
         models[model.key] = model
     return models

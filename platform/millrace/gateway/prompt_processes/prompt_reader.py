@@ -92,7 +92,7 @@ class PromptReader:
         counting = next((model for model in models if model.key == result.deployment), models[0])
         shadow = self._router.shadow_model(key, request.model)
         others = models if shadow is None else [*models, shadow]
-        may_differ = any(model.tokenizer is not counting.tokenizer for model in others)
+        may_differ = any(model.tokenization != counting.tokenization for model in others)
         body_to_retain = body if may_differ or _drops_messages(key, request.model) else None
         prompts = _ProcessedPrompts(self, key, lambda: work, body_to_retain, counting, result)
         return dataclasses.replace(request, tokenized=prompts)
@@ -157,15 +157,15 @@ class _ProcessedPrompts:
         self._key = key
         self._task = task
         self._body = body
-        self._tokenizer = None if model is None else model.tokenizer
+        self._tokenization = None if model is None else model.tokenization
         self._prompts = [] if result is None else [packed.unpack() for packed in result.prompts]
 
     async def prompt(self, model: ServedModel, number: int) -> Prompt:
-        if model.tokenizer is not self._tokenizer and self._body is not None:
+        if model.tokenization != self._tokenization and self._body is not None:
             work = msgspec.structs.replace(self._task(), deployment=model.key)
             result = await self._reader.run(self._key, work, self._body)
             self._prompts = [packed.unpack() for packed in result.prompts]
-            self._tokenizer = model.tokenizer
+            self._tokenization = model.tokenization
         return self._prompts[number]
 
     async def summary_prompt(self, model: ServedModel, number: int, dropped: int) -> Prompt:

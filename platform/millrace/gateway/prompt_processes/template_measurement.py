@@ -14,7 +14,7 @@ from inference_worker.checkpoints.template_work import WorkBudget
 from inference_worker.checkpoints.tokenizer import Tokenizer
 from millrace.gateway.protocols.prompts import LOOP_UNITS
 
-MAX_SECONDS = 0.01  # of CPU time
+MAX_SECONDS = 0.01  # CPU seconds
 REPETITIONS = 3  # the fastest counts
 
 _CALL = {"id": "call00000", "type": "function", "function": {"name": "find", "arguments": {"text": "é<&>", "n": 3}}}

@@ -38,7 +38,10 @@ class BufferedWriter(ABC):
     def build_response(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
         (data,) = (event.data for event in events if isinstance(event, Vectors))
         (end,) = (event for event in events if isinstance(event, End))
-        return self.response(data, end.usage)
+        response = self.response(data, end.usage)
+        if self.spec.truncated:  # also a header, which a result of a batch does not have
+            response["truncated"] = self.spec.truncated
+        return response
 
 
 def usage_object(usage: TokenCounts) -> dict[str, int]:

@@ -20,7 +20,7 @@ from millrace.gateway.protocols.prompts import tokenize_here
 
 SUMMARY_TOKENS = 256  # maximum output of the model that summarizes
 SUMMARY_ROOM = SUMMARY_TOKENS + 64  # tokens of the context that are left to the summary and its label
-_CHARACTERS_PER_TOKEN = 4  # of a transcript, at first
+_CHARACTERS_PER_TOKEN = 4  # characters per token of a transcript, at first
 _INSTRUCTION = (
     "Summarize the following part of a conversation in at most 150 words. Keep names, numbers, decisions and open"
     " questions. Write only the summary."

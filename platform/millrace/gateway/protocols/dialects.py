@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from millrace.gateway.admission import rates
-from millrace.gateway.core.errors import OVERLOADED, ApiError
+from millrace.gateway.core.errors import CONTEXT_EXCEEDED, OVERLOADED, ApiError
 from millrace.gateway.core.limit_status import LimitStatus
 
 
@@ -17,6 +17,7 @@ class Dialect:
     """OpenAI's format."""
 
     id_headers: Sequence[bytes] = (b"x-request-id",)
+    ping = b": ping\n\n"  # what keeps a silent stream open; clients skip comments
 
     def status(self, error: ApiError) -> int:
         return error.status
@@ -35,8 +36,16 @@ class Dialect:
 class Responses(Dialect):
     """OpenAI's format at /v1/responses."""
 
+    def body(self, error: ApiError, request_id: str) -> dict[str, Any]:
+        body = error.body()
+        if error.is_output_limit:
+            body["error"]["param"] = _RESPONSES_LIMIT
+            body["error"]["message"] = error.message.replace("max_tokens", _RESPONSES_LIMIT)
+        return body
+
     def event(self, error: ApiError, request_id: str, number: int) -> bytes:
-        fields = {"code": error.code, "message": error.message, "param": error.param}
+        fields = self.body(error, request_id)["error"]
+        del fields["type"]
         return msgspec.json.encode({"type": "error", **fields, "sequence_number": number})
 
 
@@ -44,6 +53,7 @@ class Anthropic(Dialect):
     """Anthropic's format."""
 
     id_headers = (b"request-id", b"x-request-id")
+    ping = b'event: ping\ndata: {"type": "ping"}\n\n'
 
     def status(self, error: ApiError) -> int:
         if error.type == "insufficient_quota":
@@ -54,9 +64,10 @@ class Anthropic(Dialect):
 
     def body(self, error: ApiError, request_id: str) -> dict[str, Any]:
         type_ = _TYPES.get(self.status(error), "invalid_request_error" if error.status < 500 else "api_error")
-        # Clients recognize a prompt that they must shorten by Anthropic's text.
-        prefix = "prompt is too long: " if error.code == "context_length_exceeded" else ""
-        message: dict[str, Any] = {"type": type_, "message": prefix + error.message}
+        message: dict[str, Any] = {"type": type_, "message": error.message}
+        if error.code == CONTEXT_EXCEEDED:
+            prefix = _LIMIT_TOO_LARGE if error.is_output_limit else _PROMPT_TOO_LONG
+            message["message"] = prefix + (_state_counts(error) or error.message.removeprefix(prefix))
         if error.code == "thread_not_found":  # the SDK recognizes it by this detail
             message["details"] = {"error_code": error.code}
         return {"type": "error", "error": message, "request_id": request_id}
@@ -65,6 +76,21 @@ class Anthropic(Dialect):
         return [*rates.headers(limit_statuses), *rates.anthropic_headers(limit_statuses, datetime.now(UTC))]
 
 
+def _state_counts(error: ApiError) -> str:
+    """Return the tokens of a request that does not fit the context in Anthropic's words, which clients parse."""
+    if (counts := error.counts) is None:
+        return ""
+    if not error.is_output_limit:
+        return f"{counts.prompt} tokens > {counts.context} maximum"
+    return (
+        f"{counts.prompt} + {counts.max_output} > {counts.context}, decrease input length or `max_tokens` and try again"
+    )
+
+
+# Anthropic's texts, by which clients decide whether to shorten the prompt.
+_PROMPT_TOO_LONG = "prompt is too long: "
+_LIMIT_TOO_LARGE = "input length and `max_tokens` exceed context limit: "
+_RESPONSES_LIMIT = "max_output_tokens"
 _OVERLOADED = (OVERLOADED, "model_loading")
 _TYPES = {
     401: "authentication_error",

@@ -14,8 +14,8 @@ from millrace.gateway.core.types import InferenceRequest
 SMALL_BODY_BYTES = 4 * 2**10  # a body up to this size is decoded on the event loop
 SMALL_PROMPT_COST = 6_000  # a prompt up to this cost, in bytes, is tokenized on the event loop
 MESSAGE_COST = 32  # rendering one message in the template costs as much as tokenizing this many bytes
-FORM_BODY_BYTES = 32 * 2**10  # of endpoints without a prompt
-MAX_TOOLS_BYTES = 256 * 2**10  # of a request's tools, as JSON
+FORM_BODY_BYTES = 32 * 2**10  # bodies of endpoints without a prompt
+MAX_TOOLS_BYTES = 256 * 2**10  # a request's tools, as JSON
 ALLOWANCE_BYTES = 512 * 2**10  # for tools, schemas and parameters, in addition to the prompt
 ESCAPE_BYTES = 6  # JSON may encode one byte as \u00xx
 MIN_TOKEN_BYTES = (

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
 from inference_worker.checkpoints.chat_template import ChatTemplateError, ChatTemplateWorkError
 from inference_worker.checkpoints.encoder_config import ModelTask
+from inference_worker.checkpoints.template_probe import TemplateTraits, adapt_messages
 from inference_worker.checkpoints.template_work import WorkBudget
+from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.output_formats import HERMES
 from inference_worker.contract.request import CacheBreakpoint, ReasoningSpec
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.types import Breakpoint, InferenceRequest, Prompt, TokenizedPrompts
 from millrace.gateway.protocols import tools
+from millrace.gateway.protocols.encoder_inputs import check_ids, tokenize_inputs, tokenize_pairs
 from millrace.gateway.protocols.prompt_bounds import max_characters, message_count, too_long
 from millrace.gateway.protocols.upstreams.images import require_images
 from millrace.gateway.protocols.upstreams.requests import upstream_prompt
 
-LOOP_UNITS = 30_000  # of the chat template's work on the event loop: 3 to 10 ms
+LOOP_UNITS = 30_000  # work of a chat template on the event loop: 3 to 10 ms
 SHORT_CHARACTERS = 2048
 SHORT_MESSAGES = 8
 PIECE_CHARACTERS = 2**16
@@ -31,7 +33,6 @@ _TASKS: Mapping[ModelTask, str] = {
     "embed": "is an embedding model. Use /v1/embeddings",
     "rerank": "is a cross-encoder. Use /v1/rerank or /v1/score",
 }
-MAX_DOCUMENTS_A_SEARCH = 100
 _loop_budget: ContextVar[WorkBudget | None] = ContextVar("_loop_budget", default=None)  # set on the event loop
 DENSITY_LIMIT = 2  # a prompt is rejected if its first pieces have this multiple of the maximum tokens
 
@@ -111,17 +112,19 @@ def tokenize_here(model: ServedModel, request: InferenceRequest, max_tokens: int
         raise invalid("model", f"The model {model.name!r} {_TASKS[model.task]}.")
     if model.upstream is not None:
         return upstream_prompt(model, request)
+    for name, message in request.foreign_limits:
+        raise ApiError("unsupported_parameter", message, name)
     require_images(request, is_supported=False)
     if request.queries:
-        return _tokenize_pairs(model, request)
+        return tokenize_pairs(model, request, _loop_budget.get())
     if request.inputs:
-        return _tokenize_inputs(model, request)
+        return tokenize_inputs(model, request)
     prompt = request.prompt
     if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], int)):
         ids = [item for item in prompt if isinstance(item, int)]
         if max_tokens is not None and len(ids) > max_tokens:
             raise too_long(max_tokens, f"your prompt has {len(ids)} tokens", request.prompt_param)
-        _check_ids(model, ids, "prompt")
+        check_ids(model, ids, "prompt")
         return Prompt(ids)
     encoded = _Encoding(model, request, max_tokens).prompt()
     if request.prediction and request.speculates:
@@ -135,81 +138,17 @@ def _prediction(model: ServedModel, text: str) -> tuple[int, ...]:
     return tuple(token for token in ids[: model.context_length] if token < model.vocab_size)
 
 
-def _tokenize_inputs(model: ServedModel, request: InferenceRequest) -> Prompt:
-    dimensions = request.echoed_parameters.get("dimensions")
-    if dimensions is not None and dimensions not in model.vector_sizes:
-        sizes = " or ".join(map(str, model.vector_sizes))
-        raise invalid("dimensions", f"Vectors of the model {model.name!r} have {sizes} dimensions, not {dimensions}.")
-    ids: list[int] = []
-    lengths: list[int] = []
-    for index, item in enumerate(request.inputs):
-        if isinstance(item, str) and len(item) > max_characters(model):
-            raise too_long(model.context_length, f"input {index} has {len(item)} characters", "input")
-        item_ids = model.tokenizer.encode(model.input_prompt + item) if isinstance(item, str) else item
-        if not item_ids:
-            raise invalid("input", f"Input {index} is empty. It must have at least one token.")
-        if len(item_ids) > model.context_length:
-            limit = f"This model takes inputs of at most {model.context_length} tokens"
-            raise ApiError("context_length_exceeded", f"{limit}, but input {index} has {len(item_ids)}.", "input")
-        ids += item_ids
-        lengths.append(len(item_ids))
-    _check_ids(model, ids, "input")
-    return Prompt(ids, input_lengths=tuple(lengths))
-
-
-def _tokenize_pairs(model: ServedModel, request: InferenceRequest) -> Prompt:
-    """Tokenize each input together with its query."""
-    limit = f"This model takes pairs of at most {model.context_length} tokens"
-    ids: list[int] = []
-    lengths: list[int] = []
-    starts: list[int] = []
-    queries = request.queries if len(request.queries) > 1 else request.queries * len(request.inputs)
-    for index, (query, text) in enumerate(zip(queries, request.inputs, strict=True)):
-        name = f"{request.input_param}[{index}]"
-        longest = max(len(query), len(text))
-        if longest > max_characters(model):
-            raise ApiError("context_length_exceeded", f"{limit}, but one has {longest} characters.", name)
-        pair, start = _encode_pair(model, query, str(text), request.max_input_tokens, name)
-        if not pair:
-            raise invalid(name, "The pair of texts is empty. It must have at least one token.")
-        if len(pair) > model.context_length:
-            message = f"{limit}, but {name} has {len(pair)} tokens together with the text it is compared with."
-            raise ApiError("context_length_exceeded", message, name)
-        ids += pair
-        lengths.append(len(pair))
-        starts.append(start)
-    _check_ids(model, ids, request.input_param)
-    return Prompt(ids, input_lengths=tuple(lengths), second_starts=tuple(starts), searches=count_searches(queries))
-
-
-def count_searches(queries: Sequence[str]) -> int:
-    """Return the searches of pairs with these queries: one for each query and up to MAX_DOCUMENTS_A_SEARCH texts."""
-    return sum(-(-pairs // MAX_DOCUMENTS_A_SEARCH) for pairs in Counter(queries).values())
-
-
-def _encode_pair(
-    model: ServedModel, query: str, text: str, max_text_tokens: int | None, param: str
-) -> tuple[list[int], int]:
-    """Return the ids of a pair, and the position of the second text; the length if the model does not use it."""
-    if model.pair_template is None:
-        return model.tokenizer.encode_pair(query, text, max_text_tokens)
-    try:
-        ids = model.tokenizer.encode_rendered_pair(model.input_prompt, query, text, max_text_tokens, _loop_budget.get())
-    except ChatTemplateError as exc:
-        _raise_on_loop(exc)
-        raise invalid(param, str(exc)) from None
-    return ids, len(ids)
-
-
 def _raise_on_loop(error: ChatTemplateError) -> None:
     """Raise the error if the event loop's budget is exceeded, since a prompt process may have a larger one."""
     if isinstance(error, ChatTemplateWorkError) and _loop_budget.get() is not None:
         raise error
 
 
-def _check_ids(model: ServedModel, ids: list[int], param: str) -> None:
-    if ids and not 0 <= min(ids) <= max(ids) < model.vocab_size:
-        raise invalid(param, f"Token ids of this model are from 0 to {model.vocab_size - 1}.")
+def _find_traits(tokenizer: Tokenizer) -> TemplateTraits:
+    """Return the traits of the chat template. The event loop does not probe it."""
+    if tokenizer.template_traits is None and _loop_budget.get() is not None:
+        return TemplateTraits()
+    return tokenizer.probe_template()
 
 
 class _Encoding:
@@ -250,30 +189,35 @@ class _Encoding:
         max_tokens = self._request.template.max_tokens
         return ids if max_tokens is None else ids[-max_tokens:]
 
-    def _ids(self, text: str, *, special: bool) -> list[int]:
-        """Return the text's tokens.
+    def _ids(self, text: str, *, special: bool, separator: str = "") -> list[int]:
+        """Return the text's tokens, without those of the separator.
 
         Raises:
             ApiError: 400, there are more than the maximum number of tokens.
         """
         encode, max_tokens = self._model.tokenizer.encode, self._max_tokens
         if max_tokens is not None:
-            self._reject_if_dense(text, max_tokens)
-        ids = encode(text, add_special_tokens=special)
+            self._reject_if_dense(text, max_tokens, separator)
+        ids = encode(text, add_special_tokens=special, separator=separator)
         if max_tokens is not None and len(ids) > max_tokens:
             raise too_long(max_tokens, f"your prompt has {len(ids)} tokens", self._param)
         return ids
 
-    def _reject_if_dense(self, text: str, max_tokens: int) -> None:
+    def _reject_if_dense(self, text: str, max_tokens: int, separator: str = "") -> None:
         """Reject a text with a part that has far too many tokens, without tokenizing the whole text.
 
         Splitting a text adds a few tokens where its pieces meet. `DENSITY_LIMIT` is higher than this can add.
         """
         if len(text) > (max_chars := max_characters(self._model, max_tokens)):
             raise too_long(max_tokens, f"your prompt has {len(text)} characters, more than {max_chars}", self._param)
+        encode = self._model.tokenizer.encode
+        separator_tokens = len(encode(separator, add_special_tokens=False)) if separator else 0
         count = 0
         for start in range(0, len(text) - PIECE_CHARACTERS, PIECE_CHARACTERS):
-            count += len(self._model.tokenizer.encode(text[start : start + PIECE_CHARACTERS], add_special_tokens=False))
+            piece = text[start : start + PIECE_CHARACTERS]
+            count += len(encode(piece, add_special_tokens=False))
+            if separator:
+                count -= separator_tokens * piece.count(separator)
             if count > DENSITY_LIMIT * max_tokens:
                 excess = f"the first {start + PIECE_CHARACTERS} characters of your prompt have {count} tokens"
                 raise too_long(max_tokens, excess, self._param)
@@ -282,23 +226,36 @@ class _Encoding:
         self, messages: list[dict[str, Any]], template_tools: list[dict[str, Any]], *, whole: bool = True
     ) -> list[int]:
         tokenizer, options = self._model.tokenizer, self._request.template
-        prefill = ""
+        variables, prefill = self._variables(), ""
+        separated = None
+        if self._model.separates_contents:
+            separated = tokenizer.separate_contents(messages, template_tools, variables)
+        if separated is not None:
+            messages, template_tools, variables = separated.messages, separated.tools, separated.variables
         if whole and options.continues:
             *messages, last = messages
             prefill = last["content"]
+        traits = _find_traits(tokenizer)
         template_messages = messages
         if not tokenizer.template_takes_tools:
             form = tokenizer.tool_format or HERMES
-            template_messages, template_tools = tools.render_tools_as_text(messages, template_tools, form), []
+            template_messages = tools.render_tools_as_text(
+                messages, template_tools, form, keeps_calls=traits.renders_calls
+            )
+            template_tools = []
+        template_messages = adapt_messages(template_messages, traits)
         adds_prompt = whole and (options.adds_prompt or options.continues)
         text = tokenizer.render_chat(
-            template_messages, template_tools or None, adds_prompt, self._variables(), _loop_budget.get()
+            template_messages, template_tools or None, adds_prompt, variables, _loop_budget.get()
         )
+        if separated is not None:
+            text = separated.restore(text)
         if adds_prompt:
             self._reasoning = self._find_reasoning(text, prefill)
-        return self._ids(text + prefill, special=bool(options.special_tokens))
+        separator = "" if separated is None else separated.separator
+        return self._ids(text + prefill, special=bool(options.special_tokens), separator=separator)
 
-    def _variables(self) -> dict[str, Any]:
+    def _variables(self) -> Mapping[str, Any]:
         """Return the further variables of the template. Families have different names for the reasoning's switch."""
         variables, is_enabled = self._request.template.variables, self._request.reasoning.is_enabled
         if is_enabled is None or self._model.tokenizer.reasoning_format is None:

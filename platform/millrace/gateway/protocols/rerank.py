@@ -13,17 +13,17 @@ from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.protocols.buffered_writer import BufferedWriter, usage_object
 from millrace.gateway.protocols.documented import Label, NotEmpty, Positive
 from millrace.gateway.protocols.openai.parameters import check_labels, read_request, within
+from millrace.gateway.protocols.truncation import TruncationFields, read_truncation
 from millrace.gateway.protocols.unknown_fields import IgnoredFields
 
 RERANK, SCORE = "cohere.rerank", "vllm.score"
 MAX_PAIRS = 1000
-MAX_QUERY_CHARACTERS = 2**21  # of a query, counted once for each of its documents
+MAX_QUERY_CHARACTERS = 2**21  # characters of a query, counted once for each of its documents
 _MAX_NUMBER = 2**31 - 1
 # Parameters of Cohere, Jina and vLLM that are not supported, with the values at which they have no effect.
 NO_OP: dict[str, tuple[Any, ...]] = {
     "rank_fields": (["text"],),
     "max_chunks_per_doc": (),
-    "truncation": (False,),
     "return_embeddings": (False,),
     "activation": (True,),
     "use_activation": (True,),
@@ -38,7 +38,7 @@ class RerankDocument(msgspec.Struct, forbid_unknown_fields=True):
     text: NotEmpty
 
 
-class RerankBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class RerankBody(TruncationFields, kw_only=True):
     model: str
     query: NotEmpty
     documents: Annotated[list[NotEmpty | RerankDocument], document(minItems=1, maxItems=MAX_PAIRS)]
@@ -48,7 +48,7 @@ class RerankBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     user: Label | None = None
 
 
-class ScoreBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class ScoreBody(TruncationFields, kw_only=True):
     model: str
     text_1: Texts
     text_2: Texts
@@ -127,6 +127,7 @@ def _request(
         inputs=inputs,
         input_param=names[1],
         queries=queries,
+        truncation=read_truncation(parsed),
         max_tokens=0,
         user=parsed.user,
     )

@@ -9,6 +9,7 @@ import msgspec
 from inference_worker.contract.request import SamplingParams
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import InferenceRequest, TemplateOptions
+from millrace.gateway.protocols.foreign_tools import adapt_chat
 from millrace.gateway.protocols.openai.chat import ChatFunctionTool, function_tools
 from millrace.gateway.protocols.openai.messages import Message, count_parts, template_messages
 from millrace.gateway.protocols.openai.parameters import read_request
@@ -39,7 +40,7 @@ def read_tokenize(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    parsed, ignored = read_request(body, TokenizeBody, {}, ())
+    parsed, ignored = read_request(body, TokenizeBody, {}, (), adapt=adapt_chat)
     if (parsed.prompt is None) == (not parsed.messages):
         raise invalid("prompt", "Set either prompt or messages.")
     messages = parsed.messages or []

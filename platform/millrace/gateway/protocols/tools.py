@@ -17,7 +17,6 @@ from inference_worker.contract.schema_keywords import value_types
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import InferenceRequest, Tool
-from millrace.gateway.protocols.unknown_fields import IgnoredFields
 
 MAX_TOOLS = 128
 UPSTREAM_CALLS = "upstream"  # as the format of calls: they are not in the text, since an upstream parses them
@@ -72,24 +71,6 @@ def allowed_names(names: Iterable[object], tools: Sequence[Tool]) -> tuple[str, 
     return allowed
 
 
-def remove_hosted_tools(fields: dict[str, Any], hosted: re.Pattern[str], ignored: IgnoredFields) -> None:
-    """Remove the tools that another platform would run from a decoded body, and name their types.
-
-    They are not offered to the model. A `tool_choice` that names one is refused later.
-    """
-    tools = fields.get("tools")
-    if not isinstance(tools, list):
-        return
-    remaining = []
-    for tool in tools:
-        type_ = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(type_, str) and hosted.fullmatch(type_):
-            ignored.add_known(f"tools[].{type_}")
-        else:
-            remaining.append(tool)
-    fields["tools"] = remaining
-
-
 def call_fields(request: InferenceRequest, model: ServedModel) -> dict[str, Any]:
     """Return the fields of `ResponseSpec` for the model's tool calls."""
     return response_fields(request, model.tokenizer) if model.upstream is None else upstream_response_fields(request)
@@ -110,6 +91,8 @@ def response_fields(request: InferenceRequest, tokenizer: Tokenizer) -> dict[str
     names = [tool.name for tool in request.tools] if request.allowed_tools is None else list(request.allowed_tools)
     max_calls = 0 if request.parallel_tools else 1
     fields = {"tools": names, "tool_format": tokenizer.tool_format.name, "max_calls": max_calls}
+    if request.structured is not None:
+        fields["expects_json"] = True
     if tokenizer.tool_format.tags is not None:
         fields["parameter_types"] = {tool.name: _parameter_types(tool) for tool in request.tools if tool.name in names}
     return fields
@@ -138,7 +121,7 @@ def spec(request: InferenceRequest, form: ToolFormat | None) -> StructuredSpec |
         tool for tool in request.tools if request.allowed_tools is None or tool.name in request.allowed_tools
     ]
     content: dict[str, Any] = {
-        "tools": [{"name": tool.name, "parameters": tool.parameters, "strict": tool.strict} for tool in callable_tools],
+        "tools": [_enforced_tool(tool) for tool in callable_tools],
         "choice": request.tool_choice,
         "parallel": request.parallel_tools
         and request.tool_choice in ("auto", "required"),  # a named tool is called once
@@ -150,6 +133,11 @@ def spec(request: InferenceRequest, form: ToolFormat | None) -> StructuredSpec |
             json.loads(answer_spec.text) if answer_spec.constraint_type == "json_schema" else {"type": "object"}
         )
     return StructuredSpec("tools", msgspec.json.encode(content).decode(), "tools")
+
+
+def _enforced_tool(tool: Tool) -> dict[str, Any]:
+    parameters = tool.parameters if tool.enforced is None else tool.enforced
+    return {"name": tool.name, "parameters": parameters, "strict": tool.strict}
 
 
 def template_tool(tool: Tool) -> dict[str, Any]:
@@ -168,13 +156,13 @@ To call a function, answer with its name and its arguments in this format:
 
 
 def render_tools_as_text(
-    messages: list[dict[str, Any]], tools: list[dict[str, Any]], form: ToolFormat
+    messages: list[dict[str, Any]], tools: list[dict[str, Any]], form: ToolFormat, *, keeps_calls: bool = False
 ) -> list[dict[str, Any]]:
     """Return the messages for a template without tool support.
 
-    The tools are described in the system message, and calls and results are text.
+    The tools are described in the system message. Calls and results are text, unless `keeps_calls` is set.
     """
-    plain = [_plain(message, form) for message in messages]
+    plain = list(messages) if keeps_calls else [_plain(message, form) for message in messages]
     if tools:
         example = write_call(form, "<name>", None)
         described = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 import msgspec
 from msgspec import inspect
 
-from inference_worker.contract.schema_keywords import without_unenforceable
+from inference_worker.contract.schema_loosening import loosen
 from inference_worker.contract.spelling import edit_distance
 from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.types import CheckedSchemas, Tool
+from millrace.gateway.protocols.foreign_limits import ForeignLimits
 from tenants.keys.snapshot import UnknownParameters
 
 MAX_UNKNOWN = 32  # unknown top-level fields of one body
-MAX_NAMED = 24  # ignored fields that the response header and the request record name
+MAX_NAMED = 20  # ignored fields that the response header and the request record name; the others are counted
+MAX_COUNTED = 200  # unknown fields, and fields of other kinds, that are counted
+MAX_CHECKED_CHARACTERS = 2**17  # total length of the schemas under which an answer is validated
 MAX_NAME_CHARACTERS = 80
-_CONTAINERS = (dict, list)  # of decoded JSON
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+# Names that other servers document and that one edit or two turn into names of this API: OpenRouter, KoboldCpp,
+# llama.cpp, Ollama, text-generation-webui and text-embeddings-inference.
+OTHER_SERVERS_NAMES = frozenset({"images", "inputs", "mode", "models", "speculative", "top_a"})
+_CONTAINERS = (dict, list)  # containers in decoded JSON
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.\[\]$-]")
 
 
 class StrictFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -33,35 +40,78 @@ class IgnoredFields:
 
     unknown: dict[str, None] = field(default_factory=dict)  # subject to `unknown_parameters`
     known: dict[str, None] = field(default_factory=dict)  # hints, and features that are off
-    checked_schema: str | None = None  # a JSON schema with keywords that cannot be enforced
+    loosened: dict[str, None] = field(default_factory=dict)  # keywords of JSON schemas that cannot be enforced
+    checked: CheckedSchemas | None = None  # the schemas that have them
+    _checked_characters: int = 0
+    limits: ForeignLimits = field(default_factory=ForeignLimits)  # those in the unknown fields
+    supported: Collection[str] = ()  # the endpoint's parameters
     _seen: set[str] = field(default_factory=set)  # unknown paths that are named or omitted
 
     def add_unknown(self, path: str) -> None:
-        if path in self._seen or len(self.unknown) >= MAX_NAMED:  # a field is often in each message
+        if path in self._seen or len(self.unknown) >= MAX_COUNTED:  # a field is often in each message
             return
         self._seen.add(path)
         self.unknown[_clean(path)] = None
 
     def add_known(self, path: str) -> None:
-        if len(self.known) < MAX_NAMED:
+        if len(self.known) < MAX_COUNTED:
             self.known[_clean(path)] = None
 
-    def enforceable(self, schema: Any, path: str, *, strict: bool | None) -> Any:
-        """Return a JSON schema, at `path`, without the keywords that cannot be enforced unless it is strict."""
-        if strict:
+    def enforce(self, schema: dict[str, Any], path: str, *, strict: bool | None) -> dict[str, Any]:
+        """Return the schema of the answer, at `path`, without what cannot be enforced unless it is strict."""
+        enforced = None if strict else self._loosen(schema, path)
+        if enforced is None:
             return schema
-        removed: set[str] = set()
-        whole, schema = schema, without_unenforceable(schema, removed)
-        if removed:
-            self.checked_schema = msgspec.json.encode(whole).decode()
-        for keyword in sorted(removed):
-            self.add_known(f"{path}.{keyword}")
-        return schema
+        tools = {} if self.checked is None else self.checked.tools
+        self.checked = CheckedSchemas(self._encode_checked(schema), tools)
+        return enforced
+
+    def enforce_tools(self, tools: Iterable[Tool], path: str) -> tuple[Tool, ...]:
+        """Return the tools with the part of their schemas, at `path`, that can be enforced."""
+        result, checked = [], {}
+        for tool in tools:
+            enforced = None if tool.strict else self._loosen(tool.parameters, path)
+            if enforced is not None:
+                checked[tool.name] = self._encode_checked(tool.parameters)
+                tool = replace(tool, enforced=enforced)
+            result.append(tool)
+        if checked:
+            self.checked = CheckedSchemas(None if self.checked is None else self.checked.answer, checked)
+        return tuple(result)
+
+    def _loosen(self, schema: dict[str, Any], path: str) -> dict[str, Any] | None:
+        """Return the part of a schema that can be enforced; None: all of it can."""
+        if not schema:
+            return None
+        loosened = loosen(schema)
+        for keyword in loosened.keywords:
+            name = f"{path}.{keyword}"
+            self.add_known(name)
+            self.loosened[_clean(name)] = None
+        return loosened.schema if loosened.removed else None
+
+    def _encode_checked(self, schema: dict[str, Any]) -> str:
+        text = msgspec.json.encode(schema).decode()
+        self._checked_characters += len(text)
+        return text if self._checked_characters <= MAX_CHECKED_CHARACTERS else ""
 
     def request_fields(self) -> dict[str, Any]:
-        """Return the fields of `InferenceRequest` that name the ignored fields."""
-        ignored = (*self.known, *self.unknown)[:MAX_NAMED]
-        return {"ignored": ignored, "unknown": tuple(self.unknown), "checked_schema": self.checked_schema}
+        """Return the fields of `InferenceRequest` that name the ignored fields.
+
+        Raises:
+            ApiError: 400, an unknown field limits the answer.
+        """
+        names = (*self.known, *self.unknown)
+        count = len(names) - MAX_NAMED
+        fields: dict[str, Any] = {
+            "ignored": (*names[:MAX_NAMED], *((f"+{count}",) if count > 0 else ())),
+            "unknown": tuple(self.unknown),
+            "loosened": tuple(self.loosened),
+            "checked": self.checked,
+        }
+        if self.unknown:
+            fields["foreign_limits"] = self.limits.unmet(self.supported)
+        return fields
 
 
 def check_unknown(mode: UnknownParameters, unknown: Collection[str]) -> None:
@@ -84,6 +134,8 @@ def check_typos(unknown: Collection[str], known: frozenset[str]) -> None:
     if len(unknown) > MAX_UNKNOWN:
         raise ApiError("unknown_parameter", f"The request has more than {MAX_UNKNOWN} unknown parameters.")
     for name in unknown:
+        if name in OTHER_SERVERS_NAMES:
+            continue
         characters = frozenset(name[:MAX_NAME_CHARACTERS])
         for candidate, max_edits, own_characters in _typo_candidates(known):
             if abs(len(name) - len(candidate)) > max_edits or len(characters ^ own_characters) > 2 * max_edits:
@@ -121,8 +173,11 @@ class _ObjectShape:
             if value[name] is None:
                 del value[name]
             elif not self.is_strict:
+                field_path = f"{path}.{name}" if path else name
+                if "[]" not in field_path:
+                    ignored.limits.examine_nested(field_path, value[name])
                 del value[name]
-                ignored.add_unknown(f"{path}.{name}" if path else name)
+                ignored.add_unknown(field_path)
         for name in self.integers:
             if isinstance(number := value.get(name), float) and number.is_integer():
                 value[name] = int(number)

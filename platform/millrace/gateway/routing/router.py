@@ -31,8 +31,8 @@ class Route:
     fallback_on: tuple[str, ...]
     decision_record: dict[str, Any]  # the first fields of the request's decision record
     policy: Policy | None = None
-    escalation: Escalation | None = None  # of the rule that applied
-    assignment: ArmAssignment | None = None  # of a running experiment
+    escalation: Escalation | None = None  # escalation of the rule that applied
+    assignment: ArmAssignment | None = None  # arm of a running experiment
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from billing.amounts import whole_units
-from billing.pricing.pricing import PriceIndex, Tier, UnknownPriceError, price
+from billing.currencies.amounts import whole_units
+from billing.rates.pricing import PriceIndex, Tier, UnknownPriceError, price
 from inference_worker.contract.request import TokenCounts
 from millrace.gateway.core.catalog import ServedModel
 from tenants.routing_policies.strategies import TargetMeasures
 
-HALF_LIFE_SECONDS = 60.0  # of a measured latency
-MIN_WEIGHT = 0.05  # of all measurements of a target; below it, its latency is unknown
+HALF_LIFE_SECONDS = 60.0  # half-life of a measured latency
+MIN_WEIGHT = 0.05  # sum of the weights of a target's measurements; below it, its latency is unknown
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ def prepare(world: World) -> None:
 
 
 def _fill(world: World, state: str) -> None:
-    from billing.actions.budgets import do_change_budget, do_make_budget  # here: Django is not set up on import
     from billing.budgets.alerts import check_thresholds
+    from billing.budgets.budgets import do_change_budget, do_make_budget  # here: Django is not set up on import
     from billing.models import BudgetPeriod
     from tenants import actions
     from tenants.isolation.db_roles import BypassReason

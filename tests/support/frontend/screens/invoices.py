@@ -9,13 +9,13 @@ from tests.support.frontend.console import Screen, World, meter, register
 
 
 def prepare(world: World) -> None:
-    from billing.actions.corrections import do_issue_credit_note  # here: Django is not set up on import
-    from billing.actions.credits import do_grant_credit
-    from billing.actions.drafts import do_close_period, do_draft
-    from billing.actions.invoices import do_finalize
-    from billing.actions.payments import Received, do_record_payment
+    from billing.invoicing.corrections import do_issue_credit_note  # here: Django is not set up on import
+    from billing.invoicing.drafts import do_close_period, do_draft
+    from billing.invoicing.finalizing import do_finalize
     from billing.invoicing.preview import period_at
+    from billing.ledger.credits import do_grant_credit
     from billing.models import CreditGrant
+    from billing.payments.recording import Received, do_record_payment
     from tenants.isolation.db_roles import BypassReason
     from tenants.isolation.scopes import all_tenants_scope
 

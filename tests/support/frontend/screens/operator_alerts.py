@@ -8,7 +8,7 @@ from tests.support.frontend.console import Screen, World, register
 
 
 def prepare(world: World) -> None:
-    from billing.actions.budgets import do_make_budget  # here: this file is read before Django is set up
+    from billing.budgets.budgets import do_make_budget  # here: this file is read before Django is set up
     from billing.metering.usage import this_month
     from billing.models import BudgetAlert, BudgetPeriod
     from tenants.isolation.db_roles import BypassReason

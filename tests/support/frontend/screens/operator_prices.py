@@ -8,9 +8,9 @@ from tests.support.frontend.console import Screen, World, register
 
 
 def prepare(world: World) -> None:
-    from billing.actions.prices import do_propose_prices  # here: this file is read before Django is set up
-    from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
-    from billing.pricing.pricing import Component, Tier
+    from billing.pricing.prices import do_propose_prices  # here: this file is read before Django is set up
+    from billing.rates.price_book import NewPrice, Proposal, nano_per_million
+    from billing.rates.pricing import Component, Tier
 
     def draft(by, price: str, since: datetime | None) -> int:
         rows = [NewPrice("smollm2-135m", Tier.STANDARD, each, nano_per_million(price)) for each in Component]
@@ -24,10 +24,10 @@ def prepare(world: World) -> None:
 
 def _draft(tenant) -> int:
     """Create a draft by another operator that lowers the demo's prices by a fifth."""
-    from billing.actions.prices import do_propose_prices
     from billing.models import PriceVersion
-    from billing.pricing.price_book import NewPrice, Proposal
+    from billing.pricing.prices import do_propose_prices
     from billing.pricing.rate_cards import current_prices
+    from billing.rates.price_book import NewPrice, Proposal
     from tenants.isolation.db_roles import BypassReason
     from tenants.isolation.scopes import all_tenants_scope
 

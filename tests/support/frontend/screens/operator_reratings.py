@@ -10,9 +10,9 @@ STATES = ("populated", "error")
 
 
 def prepare(world: World) -> None:
-    from billing.actions.reratings import do_propose_rerating  # here: this file is read before Django is set up
-    from billing.pricing.price_book import NewPrice, Proposal
-    from billing.pricing.pricing import Component, Tier
+    from billing.invoicing.reratings import do_propose_rerating  # here: this file is read before Django is set up
+    from billing.rates.price_book import NewPrice, Proposal
+    from billing.rates.pricing import Component, Tier
 
     row = do_propose_rerating(
         Proposal((NewPrice("smollm2-135m", Tier.STANDARD, Component.OUTPUT, 125_000_001),)),

@@ -8,8 +8,8 @@ from tests.support.frontend.console import Screen, World, register
 
 
 def prepare(world: World) -> None:
-    from billing.actions.budgets import do_make_budget  # here: this file is read before Django is set up
-    from billing.actions.credits import do_grant_credit
+    from billing.budgets.budgets import do_make_budget  # here: this file is read before Django is set up
+    from billing.ledger.credits import do_grant_credit
     from billing.models import CreditGrant
     from tenants import actions
 

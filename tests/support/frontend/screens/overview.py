@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from billing.actions.budgets import do_make_budget
+from billing.budgets.budgets import do_make_budget
 from tests.support.frontend.console import Screen, World, register
 
 

@@ -8,9 +8,9 @@ from tests.support.frontend.console import Screen, World, register
 
 
 def prepare(world: World) -> None:
-    from billing.actions.prices import do_propose_prices, do_publish_prices  # here: Django is not set up on import
-    from billing.pricing.price_book import NewPrice, Proposal, nano_per_million
-    from billing.pricing.pricing import Component, Tier
+    from billing.pricing.prices import do_propose_prices, do_publish_prices  # here: Django is not set up on import
+    from billing.rates.price_book import NewPrice, Proposal, nano_per_million
+    from billing.rates.pricing import Component, Tier
 
     def publish(model: str, price: str, since: datetime | None) -> None:
         ends = ((0, 200_001), (200_001, 2**31 - 1))

@@ -6,7 +6,7 @@ from tests.support.frontend.console import Screen, World, register
 
 
 def prepare(world: World) -> None:
-    from billing.actions.setup import do_set_profile  # here: Django is not set up on import
+    from billing.invoicing.setup import do_set_profile  # here: Django is not set up on import
 
     address = {"street": "1 Mill Lane", "postcode": "10115", "city": "Berlin", "country": "DE", "vat_id": "DE136695976"}
     do_set_profile(world.tenants["populated"], **address, emails=["bills@acme.example"], currency="EUR")

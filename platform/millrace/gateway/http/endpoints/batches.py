@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated, Any, Literal
 
 import msgspec
+import redis.asyncio as redis
 from psycopg.types.json import Jsonb
 
+from inference_worker.contract.messages import WORK_CHANNEL
 from inference_worker.contract.request import document
 from millrace.apps.batches.storage import new_name
 from millrace.gateway.core.errors import ApiError, invalid
@@ -19,7 +22,7 @@ from millrace.gateway.http.endpoints.files import (
     no_file,
     page,
 )
-from millrace.gateway.http.queries import read_limit, read_query
+from millrace.gateway.http.queries import read_limit
 from millrace.gateway.lifecycle.batch_runner import DIALECTS
 from millrace.gateway.protocols.documented import LabelMap
 from millrace.gateway.protocols.openai.parameters import check_labels, read_body
@@ -86,6 +89,12 @@ async def insert(connection: Connection, key: ApiKeySnapshot, **values: Any) -> 
     if row is None:
         raise RuntimeError("the batch was not written")
     return row
+
+
+async def announce(broker: redis.Redis) -> None:
+    """Make the web jobs read a new batch now. Without the announcement, they read it some seconds later."""
+    with contextlib.suppress(redis.RedisError, OSError):
+        await broker.publish(WORK_CHANNEL, "")
 
 
 def batch_object(row: dict[str, Any]) -> dict[str, Any]:
@@ -159,16 +168,18 @@ class CreateBatch(HttpConsumer):
                 output_seconds=seconds,
                 total=0,
             )
+        await announce(self.gateway.broker)
         await self.respond_json(200, batch_object(row))
 
 
 class BatchesEndpoint(HttpConsumer):
     endpoint = "batches"
     method = "GET"
+    query_names = ("after", "limit")
 
     async def handle(self) -> None:
         key = await self.authenticate("inference")
-        query = read_query(self.scope, "after", "limit")
+        query = self.query
         limit = read_limit(query, 20, 100)
         async with self.gateway.tenant_db.tenant_transaction(key.tenant_id) as connection:
             after = (await find(connection, key, "openai", query["after"]))["id"] if "after" in query else None

@@ -12,7 +12,7 @@ from millrace.apps.batches.storage import Storage, new_name
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.request_db import Connection
 from millrace.gateway.http.consumer import HttpConsumer
-from millrace.gateway.http.queries import read_limit, read_query
+from millrace.gateway.http.queries import read_limit
 from millrace.gateway.http.uploads import UploadConsumer, read_form
 from tenants.keys.snapshot import ApiKeySnapshot
 
@@ -175,10 +175,11 @@ def check_seconds(param: str, seconds: int) -> int:
 class FilesEndpoint(HttpConsumer):
     endpoint = "files"
     method = "GET"
+    query_names = ("after", "limit", "order", "purpose")
 
     async def handle(self) -> None:
         key = await self.authenticate("inference")
-        query = read_query(self.scope, "after", "limit", "order", "purpose")
+        query = self.query
         limit, order = read_limit(query, 10_000, 10_000), query.get("order", "desc")
         if order not in ("asc", "desc"):
             raise invalid("order", "order must be 'asc' or 'desc'.")

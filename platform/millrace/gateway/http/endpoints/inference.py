@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
 import structlog
 
-from billing.amounts import FEMTO_DIGITS, decimal
+from billing.currencies.amounts import FEMTO_DIGITS, decimal
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from inference_worker.contract.request import TokenCounts
 from millrace.gateway.admission.idempotency import IdempotentCall
 from millrace.gateway.answer_cache.answer_cache import read_directives
 from millrace.gateway.core.content_encoding import decoded_pieces
-from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.request_body import too_large
-from millrace.gateway.core.types import InferenceRequest, Writer
+from millrace.gateway.core.errors import ApiError, unknown_url
+from millrace.gateway.core.request_body import too_large, without_mark
+from millrace.gateway.core.types import InferenceRequest, ResponseSpec, Writer
 from millrace.gateway.dispatch.stream_follower import StreamFollower, StreamNotFound
 from millrace.gateway.http.client_paths import DEPLOYMENT
 from millrace.gateway.http.consumer import ANY_METHOD, Headers, HttpConsumer
@@ -26,6 +25,7 @@ from millrace.gateway.lifecycle.active_request import ActiveRequest
 from millrace.gateway.lifecycle.routing_facts import MAX_TASK_LENGTH
 from millrace.gateway.lifecycle.success import SCHEMA
 from millrace.gateway.protocols import rerank
+from millrace.gateway.protocols.answer_validity import CheckedEnd, checked_events
 from millrace.gateway.protocols.dialects import Dialect, requested_dialect
 from millrace.gateway.protocols.openai import chat, completions, embeddings
 from millrace.gateway.protocols.prompt_bounds import SMALL_BODY_BYTES
@@ -74,7 +74,7 @@ class PromptConsumer(HttpConsumer):
         if self.body.declared is not None:
             await self._charge(min(self.body.declared, max_bytes + 1))
         size = 0
-        async for piece in decoded_pieces(self.headers, self.body.pieces(max_bytes), max_bytes):
+        async for piece in without_mark(decoded_pieces(self.headers, self.body.pieces(max_bytes), max_bytes)):
             size += len(piece)
             await self._charge(max(size, self.body.received))
             yield piece
@@ -122,13 +122,15 @@ class InferenceConsumer(PromptConsumer):
         self._active = active
         try:
             events = self.gateway.service.events(active)
-            # The status is sent with the first token. Until then a failure is still an HTTP status.
+            # The status is sent with the first token, or by the heartbeat. Until then a failure is an HTTP status.
+            if request.stream:
+                self.begin_heartbeat(lambda: self._early_headers(active))
             first = await anext(events)
             self.limit_statuses = active.execution.admitted.limit_statuses
             request = dataclasses.replace(active.request, ignored=active.ignored)
             layer, writer = _cache_layer(active, first), active.writer()
-            dropped = active.prompt.dropped_messages
-            await self._write(request, writer, active.model, layer, first, events, lambda: _cost(active), dropped)
+            headers = prompt_headers(active)
+            await self._write(request, writer, active.model, layer, first, events, headers, lambda: _cost(active))
         except (ApiError, OSError):  # the request has ended, or the client has disconnected
             raise
         except Exception:
@@ -140,6 +142,12 @@ class InferenceConsumer(PromptConsumer):
                 is_returning = self.idempotent_call.keeps_running = True  # the next call with this key resumes it
             self.gateway.service.release(active, is_returning=is_returning and self.key_error is None)
 
+    def _early_headers(self, active: ActiveRequest) -> Headers:
+        """Return the headers of a stream without an event: those that do not depend on the model that answers."""
+        self.limit_statuses = active.execution.admitted.limit_statuses
+        headers = ignored_headers(dataclasses.replace(active.request, ignored=active.ignored))
+        return headers + prompt_headers(active)
+
     async def _resume(self, key: ApiKeySnapshot, call: IdempotentCall, request: InferenceRequest) -> bool:
         """Resume the request that an earlier call with the same key started. Return False if it does not run."""
         if call.unfinished_request_id is None:
@@ -148,7 +156,7 @@ class InferenceConsumer(PromptConsumer):
         call.keeps_running = True
         async with self.gateway.subscribers.subscription(call.unfinished_request_id):
             try:
-                events = follower.events()
+                events = checked_events(follower.events(), follower.response_spec)
                 first = await anext(events)
                 response_spec = await follower.response_spec()
             except (ApiError, StreamNotFound):  # it was not sent, failed or was cancelled
@@ -159,7 +167,8 @@ class InferenceConsumer(PromptConsumer):
             if self.trace is not None:
                 self.trace.replay_of = call.unfinished_request_id
             writer = self.gateway.service.writer(response_spec)
-            await self._write(request, writer, response_spec.model, _prefix_layer(first), first, events)
+            headers, layer = truncation_headers(response_spec), _prefix_layer(first)
+            await self._write(request, writer, response_spec.model, layer, first, events, headers)
         return True
 
     async def _write(
@@ -170,33 +179,37 @@ class InferenceConsumer(PromptConsumer):
         layer: str,
         first: AnswerEvent,
         events: AsyncIterator[AnswerEvent],
+        more_headers: Headers,
         cost: Callable[[], Headers] = lambda: [],
-        dropped_messages: int = 0,
     ) -> None:
         structlog.contextvars.bind_contextvars(model=model)
         headers = [(b"x-millrace-model", model.encode()), (b"x-millrace-cache", layer.encode())]
         if layer == "semantic" and self._active is not None:
             headers += _semantic_headers(self._active)
-        headers += ignored_headers(request)
-        if dropped_messages:
-            headers.append((b"x-millrace-dropped-messages", str(dropped_messages).encode()))
+        headers += ignored_headers(request) + more_headers
         if request.stream:
             await self._stream(writer, headers, first, events)
         else:
             all_events = [first, *[later async for later in events]]
-            schema_headers = await _schema_headers(request, all_events)
-            if self.trace is not None and (b"x-millrace-schema-valid", b"false") in schema_headers:
-                self.trace.failure = SCHEMA
-            headers += schema_headers
+            headers += self._validity_headers(all_events[-1])
             await self.respond_json(200, writer.build_response(all_events), headers + cost())
+
+    def _validity_headers(self, end: AnswerEvent) -> Headers:
+        """Return the header with the validity of an answer whose schema is enforced in part. Record a failure."""
+        if not isinstance(end, CheckedEnd):
+            return []
+        if self.trace is not None and not end.schema_valid:
+            self.trace.failure = SCHEMA
+        return [(b"x-millrace-schema-valid", b"true" if end.schema_valid else b"false")]
 
     async def _stream(
         self, writer: Writer, headers: Headers, event: AnswerEvent, events: AsyncIterator[AnswerEvent]
     ) -> None:
         sent, self.writer = 0, writer
-        await self.start_stream(headers)
+        await self.begin_events(headers)
         while True:
             chunks = writer.stream(event)
+            self._validity_headers(event)
             if chunks:
                 await self.send_events(chunks, sent, last=isinstance(event, End))
                 sent += len(chunks)
@@ -241,19 +254,17 @@ def ignored_headers(request: InferenceRequest) -> Headers:
     return [(b"x-millrace-ignored", ", ".join(request.ignored).encode())] if request.ignored else []
 
 
-async def _schema_headers(request: InferenceRequest, events: Sequence[AnswerEvent]) -> Headers:
-    """Return the header with the validity of the answers, if their schema could not be enforced completely."""
-    if request.checked_schema is None or request.tools:
-        return []
-    from millrace.gateway.protocols.schema_check import are_valid  # few requests need its libraries
+def prompt_headers(active: ActiveRequest) -> Headers:
+    """Return the headers with what was left out of the prompt."""
+    headers = truncation_headers(active.execution.response_spec)
+    if dropped := active.prompt.dropped_messages:
+        headers.append((b"x-millrace-dropped-messages", str(dropped).encode()))
+    return headers
 
-    texts: dict[int, list[str]] = {}
-    for event in events:
-        if isinstance(event, Tokens):
-            texts.setdefault(event.index, []).append(event.text)
-    answers = ["".join(parts) for parts in texts.values()]
-    valid = await asyncio.to_thread(are_valid, request.checked_schema, answers)
-    return [] if valid is None else [(b"x-millrace-schema-valid", b"true" if valid else b"false")]
+
+def truncation_headers(response_spec: ResponseSpec) -> Headers:
+    """Return the header with the number of truncated inputs, if there are any."""
+    return [(b"x-millrace-truncated", response_spec.truncated.encode())] if response_spec.truncated else []
 
 
 def _cost(active: ActiveRequest) -> Headers:
@@ -306,5 +317,4 @@ class Unknown(HttpConsumer):
         return requested_dialect(self.scope["path"], self.headers)
 
     async def handle(self) -> None:
-        path = f"{self.http_method} {self.scope['path']}"
-        raise ApiError("not_found", f"Unknown request URL: {path}.")
+        raise unknown_url(self.http_method, self.scope["path"], self.gateway.settings.base_url)

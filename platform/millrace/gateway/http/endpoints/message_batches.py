@@ -16,9 +16,9 @@ from millrace.apps.batches.reading import MAX_LINES, BadFile, read_lines
 from millrace.apps.batches.storage import new_name
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.http.consumer import HttpConsumer
-from millrace.gateway.http.endpoints.batches import PAGE, SELECT, WINDOW_SECONDS, cancel, find, insert
+from millrace.gateway.http.endpoints.batches import PAGE, SELECT, WINDOW_SECONDS, announce, cancel, find, insert
 from millrace.gateway.http.endpoints.files import DEFAULT_RETENTION_SECONDS, insert_file, remove_if_rejected
-from millrace.gateway.http.queries import read_limit, read_query
+from millrace.gateway.http.queries import ANTHROPIC_PAGE, read_anthropic_page
 from millrace.gateway.http.uploads import UploadConsumer
 from millrace.gateway.protocols.dialects import ANTHROPIC
 
@@ -100,6 +100,7 @@ class CreateMessageBatch(UploadConsumer):
                     output_seconds=DEFAULT_RETENTION_SECONDS - WINDOW_SECONDS,
                     total=total,
                 )
+        await announce(self.gateway.broker)
         await self.respond_json(200, message_batch(row, settings.base_url))
 
     def _write(self, spool: Path, name: str) -> int:
@@ -143,13 +144,11 @@ class MessageBatches(HttpConsumer):
     endpoint = "messages.batches"
     api_dialect = ANTHROPIC
     method = "GET"
+    query_names = ANTHROPIC_PAGE
 
     async def handle(self) -> None:
         key = await self.authenticate("inference")
-        query = read_query(self.scope, "after_id", "before_id", "limit")
-        limit = read_limit(query, 20, 1000)
-        if len(query.keys() & {"after_id", "before_id"}) == 2:
-            raise invalid("before_id", "Send after_id or before_id, not both.")
+        query, limit = self.query, read_anthropic_page(self.query, 20)
         parameters: dict[str, Any] = {"project": key.project_id, "dialect": DIALECT, "limit": limit + 1, "after": None}
         async with self.gateway.tenant_db.tenant_transaction(key.tenant_id) as connection:
             for name in ("after", "before"):

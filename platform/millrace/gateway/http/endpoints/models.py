@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from millrace.gateway.core.catalog import ServedModel
-from millrace.gateway.core.errors import ApiError
+from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.http.consumer import HttpConsumer
+from millrace.gateway.http.queries import ANTHROPIC_PAGE, read_anthropic_page
 from millrace.gateway.protocols.dialects import ANTHROPIC, Dialect, requested_dialect
 
 
@@ -26,15 +27,37 @@ class ModelConsumer(HttpConsumer):
 
 
 class ModelsEndpoint(ModelConsumer):
+    query_names = ("after", *ANTHROPIC_PAGE)
+
     async def handle(self) -> None:
         key = await self.authenticate("models")
         visible = order_models(self.gateway.router.visible(key), [spec.name for spec in self.gateway.settings.models])
-        models = [self.model_object(name, model) for name, model in visible.items()]
+        names, has_more = self._choose_page(list(visible))
+        models = [self.model_object(name, visible[name]) for name in names]
         if self.api_dialect is not ANTHROPIC:
-            return await self.respond_json(200, {"object": "list", "data": models})
-        names = [model["id"] for model in models] or [None]
-        ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
-        await self.respond_json(200, {"data": models, **ends})
+            more = {"has_more": True} if has_more else {}
+            return await self.respond_json(200, {"object": "list", "data": models, **more})
+        ends = {"first_id": names[0], "last_id": names[-1]} if names else {"first_id": None, "last_id": None}
+        await self.respond_json(200, {"data": models, "has_more": has_more, **ends})
+
+    def _choose_page(self, names: list[str]) -> tuple[list[str], bool]:
+        """Return the names of the query's page, which is all names by default, and whether there are more.
+
+        Raises:
+            ApiError: 400, the page is invalid, or begins at a model that the key may not use.
+        """
+        query = dict(self.query)
+        if "after" in query:  # the name of OpenAI's lists
+            query.setdefault("after_id", query["after"])
+        limit = read_anthropic_page(query, max(1, min(len(names), 1000)))
+        for name in ("after_id", "before_id"):
+            if name in query and query[name] not in names:
+                raise invalid(name if name in self.query else "after", f"There is no model {query[name]!r}.")
+        if "before_id" in query:
+            names = names[: names.index(query["before_id"])]
+            return names[-limit:], len(names) > limit
+        names = names[names.index(query["after_id"]) + 1 :] if "after_id" in query else names
+        return names[:limit], len(names) > limit
 
 
 def order_models(models: Mapping[str, ServedModel], configured: Sequence[str]) -> dict[str, ServedModel]:
@@ -69,6 +92,7 @@ def _openai_model(name: str, model: ServedModel) -> dict[str, Any]:
         "created": model.created,
         "owned_by": "millrace",
         "context_length": model.context_length,
+        "sampling_defaults": dict(model.sampling_defaults),
     }
 
 

@@ -7,7 +7,6 @@ from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.dispatch.stream_follower import StreamNotFound
 from millrace.gateway.http.endpoints.inference import InferenceConsumer
 from millrace.gateway.http.endpoints.resume import ResumeStream
-from millrace.gateway.http.queries import read_query
 from millrace.gateway.protocols.dialects import RESPONSES
 from millrace.gateway.protocols.responses import body
 
@@ -22,13 +21,14 @@ class ResumeResponse(ResumeStream):
     """Resume a response's stream after the event `starting_after`."""
 
     endpoint = "responses"
+    query_names = ("stream", "starting_after", "include_obfuscation")
 
     @property
     def stream_id(self) -> str:
         return "req_" + self.path_arguments["response_id"].removeprefix("resp_")
 
     def last_received(self) -> int:
-        query = read_query(self.scope, "stream", "starting_after", "include_obfuscation")
+        query = self.query
         if query.get("stream") != "true":
             raise invalid("stream", "Responses are not stored. To resume one, pass stream=true.")
         if query.get("include_obfuscation", "false") != "false":

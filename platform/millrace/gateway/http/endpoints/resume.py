@@ -15,6 +15,8 @@ from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.dispatch.stream_follower import StreamFollower, StreamNotFound
 from millrace.gateway.http.consumer import HttpConsumer
+from millrace.gateway.http.endpoints.inference import truncation_headers
+from millrace.gateway.protocols.answer_validity import checked_events
 from millrace.gateway.protocols.dialects import API_DIALECTS, OPENAI
 from millrace.gateway.protocols.writers import WRITERS
 
@@ -47,18 +49,20 @@ class ResumeStream(HttpConsumer):
             StreamNotFound: it cannot be resumed here.
         """
         if response_spec.dialect not in WRITERS:
-            raise StreamNotFound  # of a summary or a shadow, whose events are not a response
+            raise StreamNotFound  # a summary or a shadow, whose events are not a response
         self.api_dialect = API_DIALECTS.get(response_spec.dialect, OPENAI)
 
     async def _follow(self, last_received: int, subscriber_id: str) -> None:
         is_complete = False
         try:
-            events = self._follower.events()
+            self.begin_heartbeat(list)
+            events = checked_events(self._follower.events(), self._follower.response_spec)
             event = await anext(events)
             response_spec = await self._follower.response_spec()
             self.writer = writer = self.gateway.service.writer(response_spec)
             sent = 0
-            await self.start_stream([(b"x-millrace-model", response_spec.model.encode())])
+            headers = [(b"x-millrace-model", response_spec.model.encode())]
+            await self.begin_events(headers + truncation_headers(response_spec))
             while True:
                 chunks = writer.stream(event)
                 unsent = chunks[max(0, last_received + 1 - sent) :]

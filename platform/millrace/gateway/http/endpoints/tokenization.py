@@ -13,7 +13,6 @@ from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.http.consumer import HttpConsumer
 from millrace.gateway.http.endpoints.inference import PromptConsumer, ignored_headers
-from millrace.gateway.http.queries import read_query
 from millrace.gateway.protocols.openai.parameters import read_body
 from millrace.gateway.protocols.tokenization import DIALECT, DetokenizeBody
 from tenants.keys.snapshot import ApiKeySnapshot
@@ -70,10 +69,11 @@ class TokenizerInfo(HttpConsumer):
 
     endpoint = "tokenizer_info"
     method = "GET"
+    query_names = ("model",)
 
     async def handle(self) -> None:
         key = await self.authenticate("inference")
-        name = read_query(self.scope, "model").get("model")
+        name = self.query.get("model")
         if name is not None:
             model = self.gateway.router.measure(key, name)
         else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -188,7 +189,8 @@ class Socket:
         if message["type"] != "websocket.receive":
             return None
         text = message.get("text")
-        return bytes(message["bytes"] if text is None else text.encode("utf-8", "surrogatepass"))
+        content = bytes(message["bytes"] if text is None else text.encode("utf-8", "surrogatepass"))
+        return content.removeprefix(BOM_UTF8)
 
     async def _handle_message(self, message: bytes) -> None:
         name = None

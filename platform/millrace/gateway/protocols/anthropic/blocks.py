@@ -10,6 +10,7 @@ import msgspec
 from inference_worker.contract.request import document
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import Breakpoint
+from millrace.gateway.protocols.foreign_tools import read_text
 from millrace.gateway.protocols.openai.messages import image_part, media_error
 
 SECONDS = {"5m": 300, "1h": 3600}
@@ -36,11 +37,25 @@ class ImageBlock(msgspec.Struct, tag="image"):
 
 
 class DocumentBlock(msgspec.Struct, tag="document"):
+    """A document, which is read if its source is text."""
+
     source: Any = None
+    title: Any = None
+
+    def texts(self) -> list[Any]:
+        text = read_text(self.source) if isinstance(self.source, dict) and self.source.get("type") != "url" else ""
+        return [self.title, text] if text else []
 
 
 class SearchResultBlock(msgspec.Struct, tag="search_result"):
+    """The result of a client's search, as text."""
+
     source: Any = None
+    title: Any = None
+    content: Any = None
+
+    def texts(self) -> list[Any]:
+        return [self.title, self.source, read_text(self.content)] if self.content else []
 
 
 class ThinkingBlock(msgspec.Struct, forbid_unknown_fields=True, tag="thinking"):
@@ -94,9 +109,9 @@ class Conversation:
         self.breakpoints: list[Breakpoint] = []
         self.parts = 0  # number of content blocks so far
         self._names: dict[str, str] = {}  # call ID -> tool name, of the calls so far
-        self._texts: list[str] = []  # of the last message, joined to its content when it is complete
-        self._length = 0  # of these texts, in characters
-        self._images: list[tuple[int, dict[str, Any]]] = []  # of the last message, with the number of texts before
+        self._texts: list[str] = []  # texts of the last message, joined to its content when it is complete
+        self._length = 0  # characters of these texts
+        self._images: list[tuple[int, dict[str, Any]]] = []  # the last message's, with the number of texts before each
 
     def add(self, path: str, role: str, content: str | list[Any]) -> None:
         """Add one message, whose blocks may become several template messages.
@@ -117,13 +132,11 @@ class Conversation:
                 self._add_result(block_path, block)
                 has_message = False
                 continue
-            if isinstance(block, Media) and not isinstance(block, ImageBlock):
-                raise media_error(MEDIA[type(block)], block_path)
             if not has_message:
                 self._begin({"role": role})
                 has_message = True
-            if isinstance(block, ImageBlock):
-                self._add_image(block_path, block)
+            if isinstance(block, Media):
+                self._add_media(block_path, block)
                 continue
             if isinstance(block, ThinkingBlock):
                 self.messages[-1]["reasoning_content"] = block.thinking
@@ -143,6 +156,14 @@ class Conversation:
     def _add_text(self, text: str) -> None:
         self._texts.append(text)
         self._length += len(text)
+
+    def _add_media(self, path: str, block: Media) -> None:
+        if isinstance(block, ImageBlock):
+            self._add_image(path, block)
+        elif texts := block.texts():
+            self._add_text("\n".join(text for text in texts if isinstance(text, str)) + "\n")
+        else:
+            raise media_error(MEDIA[type(block)], path)
 
     def _add_image(self, path: str, block: ImageBlock) -> None:
         source = block.source if isinstance(block.source, dict) else {}
@@ -177,11 +198,9 @@ class Conversation:
         self._add_text(prefix)
         self.parts += len(parts)
         for number, part in enumerate(parts):
-            if isinstance(part, ImageBlock):
-                self._add_image(f"{path}.content[{number}]", part)
+            if isinstance(part, Media):
+                self._add_media(f"{path}.content[{number}]", part)
                 continue
-            if not isinstance(part, AnthropicText):
-                raise media_error(MEDIA[type(part)], f"{path}.content[{number}]")
             self._add_text(part.text)
             self._mark(f"{path}.content[{number}]", part)
         self._mark(path, block)

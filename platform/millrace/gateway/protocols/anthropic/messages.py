@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeVar
@@ -21,9 +20,16 @@ from millrace.gateway.protocols.anthropic.blocks import (
     Message,
 )
 from millrace.gateway.protocols.documented import MAX_LABEL_CHARACTERS, Label, NotNegative, ObjectSchema, Positive
-from millrace.gateway.protocols.openai.parameters import MAX_TOKENS, check_ranges, read_request, within
+from millrace.gateway.protocols.foreign_tools import adapt_messages
+from millrace.gateway.protocols.openai.parameters import (
+    MAX_TOKENS,
+    check_ranges,
+    read_request,
+    sampling_fields,
+    within,
+)
 from millrace.gateway.protocols.reasoning import BUDGETS, Effort, check_budget
-from millrace.gateway.protocols.tools import MAX_TOOLS, check_tools, remove_hosted_tools
+from millrace.gateway.protocols.tools import MAX_TOOLS, check_tools
 from millrace.gateway.protocols.unknown_fields import IgnoredFields, StrictFields
 
 DIALECT = "anthropic.messages"
@@ -41,8 +47,8 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
     "mcp_servers": ([],),
     "speed": ("standard",),
 }
-HINTS = frozenset({"context_management"})  # parameters of `NO_OP` that are accepted with every value, and then ignored
-_HOSTED_TOOL = re.compile(r"(web_search|web_fetch|code_execution|tool_search_tool\w*|advisor)_\d{8}|mcp_toolset")
+# Parameters of `NO_OP` that are accepted with every value. They are named as ignored unless they have no effect.
+HINTS = frozenset({"container", "context_management", "diagnostics", "mcp_servers", "speed"})
 
 
 class CustomTool(msgspec.Struct, forbid_unknown_fields=True):
@@ -109,6 +115,7 @@ class CountBody(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tool_choice: AnthropicToolChoice | None = None
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
+    output_format: JsonFormat | None = None  # the older name of output_config.format
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
     thread: Thread | None = None  # nothing is stored, so a thread can be created and not continued
 
@@ -144,9 +151,9 @@ def read_messages(body: bytes) -> InferenceRequest:
     thinking = parsed.thinking
     display = None if thinking is None or isinstance(thinking, ThinkingDisabled) else thinking.display
     return InferenceRequest(
-        **_prompt(parsed),
+        **_prompt(parsed, ignored),
         **ignored.request_fields(),
-        sampling=_sampling(parsed),
+        **sampling_fields(_sampling(parsed), parsed),
         max_tokens=parsed.max_tokens,
         user=user,
         speculates=parsed.speculation != "off",
@@ -163,11 +170,11 @@ def read_count(body: bytes) -> InferenceRequest:
         ApiError: 400 that names the parameter, or 404 for a thread that the request continues.
     """
     parsed, ignored = _read(body, CountBody)
-    return InferenceRequest(**_prompt(parsed), **ignored.request_fields(), sampling=SamplingParams())
+    return InferenceRequest(**_prompt(parsed, ignored), **ignored.request_fields(), sampling=SamplingParams())
 
 
 def _read(body: bytes, type_: type[B]) -> tuple[B, IgnoredFields]:
-    parsed, ignored = read_request(body, type_, NO_OP, HINTS, _prepare)
+    parsed, ignored = read_request(body, type_, NO_OP, HINTS, adapt=adapt_messages)
     if isinstance(parsed.thinking, ThinkingEnabled):
         max_tokens = parsed.max_tokens if isinstance(parsed, MessagesBody) else None
         check_budget(parsed.thinking.budget_tokens, max_tokens, "thinking.budget_tokens", minimum=1)
@@ -192,11 +199,7 @@ def _reasoning(parsed: CountBody) -> ReasoningOptions:
     return ReasoningOptions(is_enabled=False, budget=0 if thinking is not None else None, names=names)
 
 
-def _prepare(fields: dict[str, Any], ignored: IgnoredFields) -> None:
-    remove_hosted_tools(fields, _HOSTED_TOOL, ignored)
-
-
-def _prompt(parsed: CountBody) -> dict[str, Any]:
+def _prompt(parsed: CountBody, ignored: IgnoredFields) -> dict[str, Any]:
     if not parsed.messages:
         raise invalid("messages", "messages must have at least one message.")
     conversation = Conversation()
@@ -208,9 +211,9 @@ def _prompt(parsed: CountBody) -> dict[str, Any]:
     is_prefill = isinstance(parsed.messages[-1], AnthropicAssistant)
     if is_prefill and "tool_calls" in conversation.messages[-1]:
         raise invalid("messages", "The last message must not have tool_use blocks. Add their results.")
-    tools = _tools(parsed.tools or ())
+    tools = ignored.enforce_tools(_tools(parsed.tools or ()), "tools[].input_schema")
     choice, parallel = _choice(parsed.tool_choice, tools)
-    output_format = parsed.output_config.format if parsed.output_config else None
+    output_format, param = _output_format(parsed)
     schema = None if output_format is None else msgspec.json.encode(output_format.schema).decode()
     return {
         "model": parsed.model,
@@ -220,10 +223,25 @@ def _prompt(parsed: CountBody) -> dict[str, Any]:
         "tools": tools,
         "tool_choice": choice,
         "parallel_tools": parallel,
-        "structured": None if schema is None else StructuredSpec("json_schema", schema, "output_config.format.schema"),
+        "structured": None if schema is None else StructuredSpec("json_schema", schema, f"{param}.schema"),
         "breakpoints": _breakpoints(parsed, conversation),
         "parts": conversation.parts,
     }
+
+
+def _output_format(parsed: CountBody) -> tuple[JsonFormat | None, str]:
+    """Return the format of the answer and the name of its parameter.
+
+    Raises:
+        ApiError: 400, both names are set.
+    """
+    output_format = parsed.output_config.format if parsed.output_config else None
+    if parsed.output_format is None:
+        return output_format, "output_config.format"
+    if output_format is not None and output_format != parsed.output_format:
+        message = "output_format is an older name of output_config.format. Set only one of them."
+        raise invalid("output_format", message)
+    return parsed.output_format, "output_format"
 
 
 def _tools(tools: Sequence[CustomTool]) -> tuple[Tool, ...]:
@@ -247,7 +265,7 @@ def _choice(choice: AnthropicToolChoice | None, tools: Sequence[Tool]) -> tuple[
     """Return the tool choice, and whether several tools may be called in parallel."""
     if choice is None:
         return "auto", True
-    if not tools and choice.type != "none":
+    if not tools and choice.type not in ("none", "auto"):
         raise invalid("tool_choice", "tool_choice is only allowed with tools.")
     if (choice.type == "tool") != (choice.name is not None):
         raise invalid("tool_choice.name", "name is required with the type 'tool' and not allowed otherwise.")

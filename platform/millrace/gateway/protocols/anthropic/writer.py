@@ -11,8 +11,9 @@ from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from inference_worker.contract.request import ServiceClass, TokenCounts
 from millrace.gateway.core.types import ResponseSpec, usage_so_far
+from millrace.gateway.protocols.answer_validity import validity
 from millrace.gateway.protocols.tool_parsers.base import AnswerText, CallArguments, CallStart, Piece
-from millrace.gateway.protocols.tool_parsers.registry import make_parser
+from millrace.gateway.protocols.tool_parsers.registry import parser_of
 from millrace.gateway.protocols.tools import call_id
 
 _TIERS = {ServiceClass.PRIORITY: "priority", ServiceClass.BATCH: "batch"}
@@ -35,7 +36,7 @@ class MessagesWriter:
 
     def __init__(self, spec: ResponseSpec, _: Tokenizer) -> None:
         self._spec = spec
-        self._parser = make_parser(spec.tool_format, spec.tools, spec.max_calls, spec.parameter_types)
+        self._parser = parser_of(spec)
         self._is_started = False
         self._prompt: TokenCounts | None = None
         self._output_tokens = self._reasoning_tokens = 0
@@ -61,7 +62,7 @@ class MessagesWriter:
         delta = self._reason(event, bool(self._parser.calls))
         return [
             *events,
-            _encode({"type": "message_delta", "delta": delta, "usage": self._usage(event.usage)}),
+            _encode({"type": "message_delta", "delta": delta, "usage": self._usage(event.usage), **validity(event)}),
             _encode({"type": "message_stop"}),
         ]
 
@@ -74,7 +75,7 @@ class MessagesWriter:
         self._reasoning_tokens = sum(part.reasoning_tokens for part in parts)
         blocks = self._thinking(reasoning) + self._blocks(pieces)
         calls = any(block["type"] == "tool_use" for block in blocks)
-        return self._message(blocks, self._reason(end, calls), end.usage)
+        return self._message(blocks, self._reason(end, calls), end.usage) | validity(end)
 
     def interrupt(self, code: str, usage: TokenCounts | None) -> list[bytes]:
         if not self._spec.continuous_usage:

@@ -13,6 +13,7 @@ from inference_worker.contract.request import MAX_LOGPROBS, Logprobs, Structured
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.types import Breakpoint, InferenceRequest, ReasoningOptions, TemplateOptions, Tool
 from millrace.gateway.protocols.documented import FunctionName, NotNegative, Positive
+from millrace.gateway.protocols.foreign_tools import adapt_chat
 from millrace.gateway.protocols.openai.functions import convert_functions
 from millrace.gateway.protocols.openai.guided import read_guided
 from millrace.gateway.protocols.openai.messages import (
@@ -29,6 +30,7 @@ from millrace.gateway.protocols.openai.parameters import (
     Common,
     common_fields,
     read_request,
+    sampling_fields,
     sampling_params,
     within,
 )
@@ -125,11 +127,11 @@ def read_chat(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    chat, ignored = read_request(body, ChatBody, prepare=convert_functions)
-    fields = common_fields(chat)
+    chat, ignored = read_request(body, ChatBody, prepare=convert_functions, adapt=adapt_chat)
+    fields = common_fields(chat, ignored)
     if not chat.messages:
         raise invalid("messages", "messages must have at least one message.")
-    tools = function_tools(chat.tools)
+    tools = ignored.enforce_tools(function_tools(chat.tools), "tools[].function.parameters")
     choice, allowed = _tool_choice(chat, tools)
     structured = _read_structured(chat, ignored)
     reasoning = _reasoning(chat)
@@ -140,7 +142,7 @@ def read_chat(body: bytes) -> InferenceRequest:
         **ignored.request_fields(),
         prompt=template_messages(chat.messages),
         template=_template(chat),
-        sampling=sampling_params(chat, logprobs=_logprobs(chat)),
+        **sampling_fields(sampling_params(chat, logprobs=_logprobs(chat)), chat),
         max_tokens=_max_tokens(chat),
         reasoning=reasoning,
         tools=tools,
@@ -236,7 +238,7 @@ def _tool_choice(chat: ChatBody, tools: tuple[Tool, ...]) -> tuple[str, tuple[st
 
 
 def _read_structured(chat: ChatBody, ignored: IgnoredFields) -> StructuredSpec | None:
-    spec = read_guided(chat)
+    spec = read_guided(chat, ignored)
     response_format = chat.response_format
     if spec is not None and response_format is not None and not isinstance(response_format, ChatFormatText):
         raise invalid(spec.param, f"{spec.param} and response_format cannot be combined.")
@@ -250,7 +252,7 @@ def _read_structured(chat: ChatBody, ignored: IgnoredFields) -> StructuredSpec |
             raise invalid("response_format.json_schema.name", "The name must have 1 to 64 letters, digits, _ or -.")
         described = {} if schema.description is None else {"description": schema.description}
         path = "response_format.json_schema.schema"
-        enforceable = ignored.enforceable(schema.schema or {}, path, strict=schema.strict)
+        enforceable = ignored.enforce(schema.schema or {}, path, strict=schema.strict)
         return StructuredSpec("json_schema", msgspec.json.encode(described | enforceable).decode())
     return spec
 

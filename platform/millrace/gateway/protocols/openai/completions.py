@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 from inference_worker.contract.request import Logprobs, document
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.types import InferenceRequest, TemplateOptions
 from millrace.gateway.protocols.documented import NotNegative
 from millrace.gateway.protocols.openai.guided import read_guided
-from millrace.gateway.protocols.openai.parameters import Common, common_fields, read_request, sampling_params
+from millrace.gateway.protocols.openai.parameters import (
+    Common,
+    common_fields,
+    read_request,
+    sampling_fields,
+    sampling_params,
+)
 
 DIALECT = "openai.completion"
 MAX_PROMPTS = 64
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this endpoint
 
 
-class CompletionBody(Common):
+class CompletionBody(Common, kw_only=True):
+    fewest_tokens: ClassVar[int] = 0  # one token is generated, and left out of the response
+
+    max_tokens: NotNegative | None = None
     prompt: (
         str
         | Annotated[
@@ -48,20 +57,28 @@ def read_completion(body: bytes) -> InferenceRequest:
         raise ApiError("unsupported_parameter", "echo with logprobs requires n to be 1.", "n")
     if echo and completion.prompt_logprobs is not None:
         raise ApiError("unsupported_parameter", "echo and prompt_logprobs cannot be combined.", "prompt_logprobs")
+    params = sampling_params(completion, logprobs=logprobs, prompt_logprobs=logprobs if echo else None)
+    structured = read_guided(completion, ignored)
     return InferenceRequest(
-        **common_fields(completion),
+        **common_fields(completion, ignored),
         **ignored.request_fields(),
         prompt=prompt,
         more_prompts=tuple(more_prompts),
-        sampling=sampling_params(completion, logprobs=logprobs, prompt_logprobs=logprobs if echo else None),
-        max_tokens=completion.max_tokens or DEFAULT_MAX_TOKENS,
-        structured=read_guided(completion),
+        **sampling_fields(params, completion),
+        max_tokens=DEFAULT_MAX_TOKENS if completion.max_tokens is None else max(1, completion.max_tokens),
+        structured=structured,
         echo=echo,
-        echoed_parameters={} if completion.prompt_logprobs is None else {"prompt_logprobs": True},
+        echoed_parameters=_echoed_parameters(completion),
         template=TemplateOptions(
             special_tokens=completion.add_special_tokens, max_tokens=completion.truncate_prompt_tokens
         ),
     )
+
+
+def _echoed_parameters(completion: CompletionBody) -> dict[str, Any]:
+    """Return the parameters that determine the form of the response."""
+    hidden = {"hides_output": True} if completion.max_tokens == 0 else {}
+    return hidden if completion.prompt_logprobs is None else {**hidden, "prompt_logprobs": True}
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> Sequence[str | list[int]]:

@@ -7,20 +7,19 @@ import math
 import struct
 from typing import Annotated, Any, Literal
 
-import msgspec
-
 from inference_worker.contract.request import SamplingParams, TokenCounts, document
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.protocols.buffered_writer import BufferedWriter, usage_object
 from millrace.gateway.protocols.documented import Label, NotEmpty, NotNegative, Positive
 from millrace.gateway.protocols.openai.parameters import check_labels, read_request
+from millrace.gateway.protocols.truncation import TruncationFields, read_truncation
 
 DIALECT = "openai.embedding"
 MAX_INPUTS = 2048
 
 
-class EmbeddingBody(msgspec.Struct, forbid_unknown_fields=True):
+class EmbeddingBody(TruncationFields, kw_only=True):
     model: str
     input: (
         NotEmpty
@@ -55,6 +54,7 @@ def read_embeddings(body: bytes) -> InferenceRequest:
         prompt=[],
         sampling=SamplingParams(max_tokens=0),
         inputs=inputs,
+        truncation=read_truncation(parsed),
         max_tokens=0,
         user=parsed.user,
         echoed_parameters={

@@ -10,7 +10,7 @@ import msgspec
 
 from inference_worker.contract.request import StructuredSpec
 from millrace.gateway.core.errors import invalid
-from millrace.gateway.protocols.unknown_fields import StrictFields
+from millrace.gateway.protocols.unknown_fields import IgnoredFields, StrictFields
 
 if TYPE_CHECKING:
     from millrace.gateway.protocols.openai.parameters import Common
@@ -26,7 +26,7 @@ class StructuredOutputs(StrictFields):
     json_object: bool | None = None
 
 
-def read_guided(body: Common) -> StructuredSpec | None:
+def read_guided(body: Common, ignored: IgnoredFields) -> StructuredSpec | None:
     """Return the structured output that vLLM's parameters request, if any.
 
     Raises:
@@ -58,9 +58,20 @@ def read_guided(body: Common) -> StructuredSpec | None:
         return StructuredSpec("grammar", value, param)
     if param.endswith("choice"):
         return StructuredSpec("grammar", _choices(param, value), param)
-    return StructuredSpec(
-        "json_schema", value if isinstance(value, str) else msgspec.json.encode(value).decode(), param
-    )
+    return StructuredSpec("json_schema", _read_schema(value, param, ignored), param)
+
+
+def _read_schema(value: dict[str, Any] | str, param: str, ignored: IgnoredFields) -> str:
+    """Return the text of the schema that can be enforced. The worker rejects a text that is no schema."""
+    schema: Any = value
+    if isinstance(value, str):
+        try:
+            schema = msgspec.json.decode(value)
+        except (msgspec.DecodeError, RecursionError):
+            return value
+        if not isinstance(schema, dict):
+            return value
+    return msgspec.json.encode(ignored.enforce(schema, param, strict=False)).decode()
 
 
 def _choices(param: str, choices: Sequence[str]) -> str:

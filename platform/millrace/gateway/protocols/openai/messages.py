@@ -69,7 +69,7 @@ class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
 
 class ChatMessageFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, tag_field="role"):
     content: str | list[Part]
-    name: str | None = None  # of the participant
+    name: str | None = None  # name of the participant
 
 
 class ChatSystem(ChatMessageFields, tag="system"):

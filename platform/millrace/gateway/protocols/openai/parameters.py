@@ -11,7 +11,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Collection, Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
@@ -29,6 +29,7 @@ from inference_worker.contract.request import (
     TopP,
     document,
 )
+from inference_worker.contract.sampling_defaults import NAMES, find_unset
 from inference_worker.contract.validation import (
     MAX_LOGIT_BIAS,
     MAX_STOP_TOKEN_IDS,
@@ -45,6 +46,7 @@ from millrace.gateway.protocols.documented import (
     NotNegative,
     Positive,
 )
+from millrace.gateway.protocols.foreign_limits import equivalent
 from millrace.gateway.protocols.openai.guided import StructuredOutputs
 from millrace.gateway.protocols.unknown_fields import IgnoredFields, check_typos, tolerate
 
@@ -83,7 +85,12 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({},),
 }
 # Parameters of `NO_OP` that are accepted with every value. They are named as ignored unless they have no effect.
-HINTS = frozenset({"store", "prediction", "reasoning_effort", "verbosity", "prompt_cache_retention"})
+HINTS = frozenset(
+    {
+        *("store", "prediction", "reasoning_effort", "verbosity", "prompt_cache_retention", "prompt_cache_options"),
+        "web_search_options",
+    }
+)
 TIERS: Mapping[str, ServiceClass] = {
     "auto": ServiceClass.DEFAULT,
     "default": ServiceClass.DEFAULT,
@@ -101,6 +108,7 @@ RESULT_NAMES = frozenset(
         *("truncate", "truncate_prompt_tokens"),
         *("response_format", "guided_json", "guided_regex", "guided_grammar", "guided_choice", "structured_outputs"),
         *("tools", "tool_choice", "system", "instructions", "messages", "input", "prompt", "stream"),
+        "inference_geo",  # a demand for a place
     }
 )
 
@@ -108,11 +116,13 @@ RESULT_NAMES = frozenset(
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Annotated[bool, document(const=False)] | None = None
+    include_obfuscation: bool | None = None  # a hint without effect
 
 
 class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The parameters that chat completions and completions share."""
+
+    fewest_tokens: ClassVar[int] = 1  # the minimum of max_tokens
 
     model: str
     max_tokens: Positive | None = None
@@ -174,6 +184,7 @@ def read_request(
     no_op: Mapping[str, tuple[Any, ...]] = NO_OP,
     hints: Collection[str] = HINTS,
     prepare: Callable[[dict[str, Any], IgnoredFields], None] | None = None,
+    adapt: Callable[[dict[str, Any], IgnoredFields], None] | None = None,
 ) -> tuple[T, IgnoredFields]:
     """Decode and validate the JSON body of an inference request. Return it with its ignored fields.
 
@@ -181,19 +192,24 @@ def read_request(
         no_op: parameters that are not supported, with their values that have no effect.
         hints: those of them that are accepted with every value, and named as ignored.
         prepare: changes the decoded fields before they are validated.
+        adapt: changes them if they are not valid.
 
     Raises:
         ApiError: 400 that names the parameter.
     """
     fields = _decode(body)
-    supported, ignored, unknown = _names(type_), IgnoredFields(), []
+    supported, unknown = _names(type_), []
+    ignored = IgnoredFields(supported=supported)
     values = {name: value for name, value in fields.items() if value is not None}
     for name in [name for name in values if name not in supported]:
         value = values.pop(name)
         if name not in no_op:
             if name in RESULT_NAMES:
-                raise ApiError("unknown_parameter", f"This endpoint does not support the parameter {name!r}.", name)
-            unknown.append(name)
+                raise _unknown_result(name, supported)
+            if ignored.limits.examine(name, value):
+                ignored.add_unknown(name)
+            else:
+                unknown.append(name)
         elif not _is_no_op(value, no_op[name]):
             if name not in hints:
                 raise _unsupported(name)
@@ -204,7 +220,13 @@ def read_request(
             ignored.add_unknown(name)
     if prepare is not None:
         prepare(values, ignored)
-    return converted_leniently(values, type_, "", ignored), ignored
+    return converted_leniently(values, type_, "", ignored, adapt), ignored
+
+
+def _unknown_result(name: str, supported: Collection[str]) -> ApiError:
+    """Return the error of a parameter that changes the result in another dialect."""
+    message, own = f"This endpoint does not support the parameter {name!r}.", equivalent(name, supported)
+    return ApiError("unknown_parameter", message if own is None else f"{message} Use {own!r}.", name)
 
 
 def _decode(body: bytes) -> dict[str, Any]:
@@ -229,8 +251,17 @@ def convert(value: Any, type_: type[C], path: str = "") -> C:
         raise _explain(exc, path) from None
 
 
-def converted_leniently(value: Any, type_: type[C], path: str, ignored: IgnoredFields) -> C:
+def converted_leniently(
+    value: Any,
+    type_: type[C],
+    path: str,
+    ignored: IgnoredFields,
+    adapt: Callable[[Any, IgnoredFields], None] | None = None,
+) -> C:
     """Convert a part of a body, at `path`. Unknown fields are removed from `value` and added to `ignored`.
+
+    Args:
+        adapt: changes the value first if it is not valid.
 
     Raises:
         ApiError: 400 that names the parameter.
@@ -238,6 +269,8 @@ def converted_leniently(value: Any, type_: type[C], path: str, ignored: IgnoredF
     try:
         return msgspec.convert(value, type_, str_keys=True)
     except msgspec.ValidationError:  # the usual body has no unknown fields and needs one conversion
+        if adapt is not None:
+            adapt(value, ignored)
         tolerate(value, type_, _INDEX.sub("[]", path), ignored)
         return convert(value, type_, path)
 
@@ -271,6 +304,12 @@ def sampling_params(body: Common, *, logprobs: int | None, prompt_logprobs: int 
     return params
 
 
+def sampling_fields(params: SamplingParams, body: msgspec.Struct) -> dict[str, Any]:
+    """Return the sampling parameters, and which of them the body does not set, by their names in `InferenceRequest`."""
+    given = [name for name in NAMES if getattr(body, name, None) is not None]
+    return {"sampling": params, "unset_sampling": find_unset(params, given)}
+
+
 def check_ranges(params: SamplingParams, **names: str) -> None:
     """Check the ranges of the sampling parameters. `names` maps their names to the dialect's, where they differ.
 
@@ -284,20 +323,25 @@ def check_ranges(params: SamplingParams, **names: str) -> None:
         raise ApiError(exc.code, f"{exc.message}.", names.get(name, name)) from None
 
 
-def common_fields(body: Common) -> dict[str, Any]:
+def name_obfuscation(options: StreamOptions | None, ignored: IgnoredFields) -> None:
+    """Name the padding of events as ignored if it is requested. It does not change the answer."""
+    if options is not None and options.include_obfuscation:
+        ignored.add_known("stream_options.include_obfuscation")
+
+
+def common_fields(body: Common, ignored: IgnoredFields) -> dict[str, Any]:
     """Return the parameters other than sampling, by their names in `InferenceRequest`.
 
     Raises:
         ApiError: 400 that names the parameter.
     """
-    within("max_tokens", body.max_tokens, 1, MAX_TOKENS)
+    within("max_tokens", body.max_tokens, body.fewest_tokens, MAX_TOKENS)
     within("truncate_prompt_tokens", body.truncate_prompt_tokens, 1, MAX_TOKENS)
     within("priority", body.priority, -(2**31), 2**31 - 1)
     options = body.stream_options
     if options is not None and body.stream is None:  # with stream=false they have no effect
         raise invalid("stream_options", "stream_options are only allowed when stream is true.")
-    if options is not None and options.include_obfuscation:
-        raise invalid("stream_options.include_obfuscation", "Obfuscation is not supported.", "unsupported_parameter")
+    name_obfuscation(options, ignored)
     if body.stream and body.prompt_logprobs is not None:
         raise invalid("prompt_logprobs", "prompt_logprobs are only allowed when stream is false.")
     metadata = body.metadata or {}

@@ -13,10 +13,16 @@ from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.messages import AnswerEvent, End, Finished, Tokens
 from inference_worker.contract.request import FinishReason, ServiceClass, TokenCounts, TokenLogprobs
 from millrace.gateway.core.types import ResponseSpec, usage_so_far
-from millrace.gateway.protocols.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from millrace.gateway.protocols.answer_validity import validity
+from millrace.gateway.protocols.openai.logprobs import (
+    TokenSpeller,
+    chat_logprobs,
+    completion_logprobs,
+    prompt_logprobs,
+)
 from millrace.gateway.protocols.openai.usage import usage_object
 from millrace.gateway.protocols.tool_parsers.base import AnswerText, CallArguments, CallStart, Piece
-from millrace.gateway.protocols.tool_parsers.registry import make_parser
+from millrace.gateway.protocols.tool_parsers.registry import parser_of
 from millrace.gateway.protocols.tools import call_id
 
 DONE = b"[DONE]"
@@ -34,6 +40,7 @@ class OpenAIWriter(ABC):
         self._output_tokens = 0
         self._reasoning_tokens = 0
         self._unfinished = dict.fromkeys(range(spec.answers))
+        self._spellers: dict[int, TokenSpeller] = {}  # choice -> its tokens' texts
 
     def stream(self, event: AnswerEvent) -> list[bytes]:
         choices: list[dict[str, Any]] = []
@@ -52,6 +59,8 @@ class OpenAIWriter(ABC):
             return chunks
         if self._spec.include_usage:
             chunks.append(_encode({**self._head(True), "choices": [], "usage": self._usage(event)}))
+        if (valid := validity(event)) and chunks:
+            chunks[-1] = chunks[-1][:-1] + b"," + _encode(valid)[1:]
         return [*chunks, DONE]
 
     def build_response(self, events: Sequence[AnswerEvent]) -> dict[str, Any]:
@@ -64,7 +73,7 @@ class OpenAIWriter(ABC):
             parts = [event for event in events if isinstance(event, Tokens) and event.index == index]
             choices.append(self._choice(index, parts, reasons.get(index, end.finish_reason)))
         self._reasoning_tokens = sum(event.reasoning_tokens for event in events if isinstance(event, Tokens))
-        answer = {**self._head(False), "choices": choices, "usage": self._usage(end)}
+        answer = {**self._head(False), "choices": choices, "usage": self._usage(end), **validity(end)}
         if self._spec.echoed_parameters.get("prompt_logprobs"):
             self._add_prompt_logprobs(answer, [event for event in events if isinstance(event, Tokens)])
         return answer
@@ -76,6 +85,17 @@ class OpenAIWriter(ABC):
             usage = usage_so_far(self._spec, self._prompt, self._output_tokens)
         written = usage_object(usage, self._reasoning_tokens)
         return [_encode({**self._head(True), "choices": [], "usage": written})]
+
+    def _speller(self, index: int) -> TokenSpeller:
+        """Return the speller of a choice, which is at the choice's first token in the first call."""
+        if index not in self._spellers:
+            last = self._spec.last_prompt_id
+            self._spellers[index] = TokenSpeller(
+                self._tokenizer,
+                continues=self._tokenizer.is_continued([] if last is None else [last]),
+                shows_special=self._spec.shows_special_tokens,
+            )
+        return self._spellers[index]
 
     def _count(self, event: Tokens) -> None:
         self._prompt = event.prompt or self._prompt
@@ -130,9 +150,7 @@ class ChatWriter(OpenAIWriter):
         self._is_legacy = bool(spec.echoed_parameters.get("functions"))  # answers use `function_call`
         self._frames: dict[int, tuple[bytes, bytes]] = {}  # choice -> the chunk of a text, before and after the text
         indexes = range(spec.answers if spec.tools else 0)
-        self._parsers = {
-            index: make_parser(spec.tool_format, spec.tools, spec.max_calls, spec.parameter_types) for index in indexes
-        }
+        self._parsers = {index: parser_of(spec) for index in indexes}
 
     def stream(self, event: AnswerEvent) -> list[bytes]:
         if not isinstance(event, Tokens) or event.reasoning or event.logprobs or not event.text:
@@ -177,7 +195,7 @@ class ChatWriter(OpenAIWriter):
             deltas.append({"content": ""})  # the text of these tokens is still pending
         choices = [_build_choice(index, delta) for delta in deltas]
         if logprobs:
-            choices[-1]["logprobs"] = chat_logprobs(self._tokenizer, logprobs)
+            choices[-1]["logprobs"] = chat_logprobs(self._speller(index), logprobs)
         return choices
 
     def _opening(self, index: int) -> list[dict[str, Any]]:
@@ -236,7 +254,7 @@ class ChatWriter(OpenAIWriter):
         return {
             "index": index,
             "message": message,
-            "logprobs": None if logprobs is None else chat_logprobs(self._tokenizer, logprobs),
+            "logprobs": None if logprobs is None else chat_logprobs(self._speller(index), logprobs),
             "finish_reason": self._reason(reason, bool(calls)),
         }
 
@@ -247,7 +265,8 @@ class ChatWriter(OpenAIWriter):
 class CompletionWriter(OpenAIWriter):
     def __init__(self, spec: ResponseSpec, tokenizer: Tokenizer) -> None:
         super().__init__(spec, tokenizer)
-        self._offsets: dict[int, int] = {}  # choice -> text offset of its next token
+        self._begun: set[int] = set()  # choices whose first text was written
+        self._hides_output = bool(spec.echoed_parameters.get("hides_output"))  # max_tokens is 0
 
     def _head(self, streamed: bool) -> dict[str, Any]:
         spec = self._spec
@@ -265,8 +284,8 @@ class CompletionWriter(OpenAIWriter):
             choice["prompt_logprobs"] = found[choice["index"] // n]
 
     def _deltas(self, event: Tokens) -> list[dict[str, Any]]:
-        has_echo = bool(self._spec.echo) and event.index not in self._offsets
-        if not event.text and not event.logprobs and not has_echo:
+        has_echo = bool(self._spec.echo) and event.index not in self._begun
+        if not has_echo and (self._hides_output or not (event.text or event.logprobs)):
             return []
         return [self._text(event.index, [event], None)]
 
@@ -280,16 +299,26 @@ class CompletionWriter(OpenAIWriter):
         text = "".join(part.text for part in parts)
         logprobs: dict[str, Any] | None = None
         items: Sequence[TokenLogprobs | int] | None = _all_logprobs(parts)
-        is_first = index not in self._offsets
-        offset = self._offsets.setdefault(index, 0)
-        prompt = self._spec.echo[index // self._spec.n] if self._spec.echo and is_first else None
-        if prompt:
-            text = self._tokenizer.decode(prompt) + text
+        if self._hides_output:
+            text, items = "", None if items is None else []
+            reason = None if reason is None else "length"
+        is_first = index not in self._begun
+        self._begun.add(index)
+        prompt = self._spec.echo[index // self._spec.n] if self._spec.echo and is_first else []
+        echo = self._tokenizer.decode(prompt, skip_special_tokens=not self._spec.shows_special_tokens) if prompt else ""
         if items is not None:
-            if prompt:
-                items = [prompt[0], *(parts[0].prompt_logprobs or ()), *items]
-            logprobs, self._offsets[index] = completion_logprobs(self._tokenizer, items, offset)
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+            logprobs = self._echoed_logprobs(index, prompt, len(echo), parts) if prompt else {}
+            for name, values in completion_logprobs(self._speller(index), items).items():
+                logprobs[name] = logprobs.get(name, []) + values
+        return {"index": index, "text": echo + text, "logprobs": logprobs, "finish_reason": reason}
+
+    def _echoed_logprobs(self, index: int, prompt: list[int], length: int, parts: list[Tokens]) -> dict[str, Any]:
+        """Return the logprobs of an echoed prompt, and continue at its end. `length` is that of its text."""
+        speller = self._speller(index)
+        speller.begin(0, continues=False)
+        found = completion_logprobs(speller, [prompt[0], *(parts[0].prompt_logprobs or ())])
+        speller.begin(length, continues=self._tokenizer.is_continued(prompt))
+        return found
 
 
 def _build_choice(index: int, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from inference_worker.contract.request import SamplingParams, StructuredSpec, Te
 from millrace.gateway.core.errors import invalid
 from millrace.gateway.core.types import InferenceRequest, Tool
 from millrace.gateway.protocols.documented import FunctionName, Label, LabelMap, Positive
+from millrace.gateway.protocols.foreign_tools import remove_foreign_tools
 from millrace.gateway.protocols.openai.parameters import (
     LABELS,
     MAX_TOKENS,
@@ -19,12 +20,14 @@ from millrace.gateway.protocols.openai.parameters import (
     StreamOptions,
     check_labels,
     check_ranges,
+    name_obfuscation,
     read_request,
+    sampling_fields,
     within,
 )
 from millrace.gateway.protocols.reasoning import Effort, effort_options
 from millrace.gateway.protocols.responses.items import ITEM_SCHEMA, count_parts, template_messages
-from millrace.gateway.protocols.tools import MAX_TOOLS, allowed_names, check_tools, remove_hosted_tools, require_tool
+from millrace.gateway.protocols.tools import MAX_TOOLS, allowed_names, check_tools, require_tool
 from millrace.gateway.protocols.unknown_fields import IgnoredFields, StrictFields
 
 DIALECT = "openai.responses"
@@ -49,7 +52,12 @@ NO_OP: Mapping[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
 }
 # Parameters of `NO_OP` that are accepted with every value. They are named as ignored unless they have no effect.
-HINTS = frozenset({"client_metadata", "prompt_cache_retention", "store"})
+HINTS = frozenset(
+    {
+        *("client_metadata", "context_management", "max_tool_calls", "prompt_cache_options", "prompt_cache_retention"),
+        *("store", "truncation"),
+    }
+)
 # Values of `include` that request a part of outputs that this endpoint never makes.
 _WITHOUT_EFFECT = frozenset(
     {
@@ -57,9 +65,6 @@ _WITHOUT_EFFECT = frozenset(
         *("file_search_call.results", "code_interpreter_call.outputs", "computer_call_output.output.image_url"),
         "message.input_image.image_url",
     }
-)
-_HOSTED_TOOL = re.compile(
-    r"web_search(_preview)?(_\d{4}_\d{2}_\d{2})?|file_search|code_interpreter|image_generation|mcp|namespace|tool_search"
 )
 
 
@@ -100,7 +105,7 @@ class FormatSchema(StrictFields, tag="json_schema"):
 
 class TextConfig(msgspec.Struct, forbid_unknown_fields=True):
     format: FormatText | FormatObject | FormatSchema | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Any = None  # a hint without effect
 
 
 class ReasoningConfig(msgspec.Struct, forbid_unknown_fields=True):
@@ -138,7 +143,7 @@ def read_response(body: bytes) -> InferenceRequest:
     Raises:
         ApiError: 400 that names the parameter.
     """
-    parsed, ignored = read_request(body, ResponseBody, NO_OP, HINTS, _prepare)
+    parsed, ignored = read_request(body, ResponseBody, NO_OP, HINTS, adapt=_adapt)
     _check_hints(parsed, ignored)
     within("max_output_tokens", parsed.max_output_tokens, 1, MAX_TOKENS)
     check_labels(parsed.metadata or {}, {name: getattr(parsed, name) for name in LABELS})
@@ -146,6 +151,7 @@ def read_response(body: bytes) -> InferenceRequest:
         Tool(tool.name, tool.description, tool.parameters or {}, bool(tool.strict)) for tool in parsed.tools or ()
     )
     check_tools(tools, "tools[{}].name", 64)
+    tools = ignored.enforce_tools(tools, "tools[].parameters")
     prompt = template_messages(parsed.instructions, parsed.input, ignored)
     choice, allowed = _choice(parsed, tools)
     structured = _read_structured(parsed.text, ignored)
@@ -156,7 +162,7 @@ def read_response(body: bytes) -> InferenceRequest:
         **ignored.request_fields(),
         model=parsed.model,
         prompt=prompt,
-        sampling=_sampling(parsed),
+        **sampling_fields(_sampling(parsed), parsed),
         max_tokens=parsed.max_output_tokens,
         reasoning=reasoning,
         tools=tools,
@@ -183,8 +189,8 @@ def _sampling(parsed: ResponseBody) -> SamplingParams:
     return params
 
 
-def _prepare(fields: dict[str, Any], ignored: IgnoredFields) -> None:
-    remove_hosted_tools(fields, _HOSTED_TOOL, ignored)
+def _adapt(fields: dict[str, Any], ignored: IgnoredFields) -> None:
+    remove_foreign_tools(fields, ("function",), ignored)
 
 
 def _check_hints(parsed: ResponseBody, ignored: IgnoredFields) -> None:
@@ -195,8 +201,7 @@ def _check_hints(parsed: ResponseBody, ignored: IgnoredFields) -> None:
     """
     if parsed.text is not None and parsed.text.verbosity not in (None, "medium"):
         ignored.add_known("text.verbosity")
-    if parsed.stream_options is not None and parsed.stream_options.include_obfuscation:
-        raise invalid("stream_options.include_obfuscation", "Obfuscation is not supported.", "unsupported_parameter")
+    name_obfuscation(parsed.stream_options, ignored)
     for value in parsed.include or ():
         if value not in _WITHOUT_EFFECT:
             raise invalid("include", f"Including {value[:100]!r} is not supported.", "unsupported_parameter")
@@ -209,7 +214,9 @@ def _choice(parsed: ResponseBody, tools: tuple[Tool, ...]) -> tuple[str, tuple[s
         require_tool(choice.name, tools)
         return choice.name, None
     if isinstance(choice, AllowedChoice):
-        names = (tool.get("name") for tool in choice.tools if tool.get("type") == "function")
+        names = [tool.get("name") for tool in choice.tools if tool.get("type") == "function"]
+        if choice.mode == "auto" and choice.tools and not names:  # only tools that are not offered
+            return "none", None
         choice, allowed = choice.mode, allowed_names(names, tools)
     if choice == "required" and not tools:
         raise invalid("tool_choice", "tool_choice is only allowed with tools.")
@@ -223,7 +230,7 @@ def _read_structured(text: TextConfig | None, ignored: IgnoredFields) -> Structu
     if isinstance(text_format, FormatSchema):
         if not _NAME.fullmatch(text_format.name):
             raise invalid("text.format.name", "The name must have 1 to 64 letters, digits, _ or -.")
-        schema = ignored.enforceable(text_format.schema, "text.format.schema", strict=text_format.strict)
+        schema = ignored.enforce(text_format.schema, "text.format.schema", strict=text_format.strict)
         described = {} if text_format.description is None else {"description": text_format.description}
         return StructuredSpec("json_schema", msgspec.json.encode(described | schema).decode(), "text.format")
     return None

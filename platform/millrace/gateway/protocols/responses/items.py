@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from millrace.gateway.core.errors import ApiError, invalid
+from millrace.gateway.protocols.foreign_tools import adapt_items
 from millrace.gateway.protocols.openai.messages import call_arguments, image_part, media_error
 from millrace.gateway.protocols.openai.parameters import converted_leniently
 from millrace.gateway.protocols.unknown_fields import IgnoredFields
@@ -120,7 +121,7 @@ def template_messages(
         if fields["type"] == "item_reference":
             message = "Responses are not stored. Send complete items. Clients do so with their option store: false."
             raise ApiError("unsupported_parameter", message, f"input[{number}].type")
-    items = converted_leniently(present, list[Item], "input", ignored)
+    items = converted_leniently(present, list[Item], "input", ignored, adapt_items)
     names: dict[str, str] = {}  # call ID -> tool name, of the calls so far
     for number, item in enumerate(items):
         _add(messages, f"input[{number}]", item, names)

@@ -11,9 +11,10 @@ from inference_worker.checkpoints.tokenizer import Tokenizer
 from inference_worker.contract.messages import AnswerEvent, End, Tokens
 from inference_worker.contract.request import FinishReason, TokenCounts
 from millrace.gateway.core.types import ResponseSpec, usage_so_far
+from millrace.gateway.protocols.answer_validity import validity
 from millrace.gateway.protocols.openai.writer import TIERS
 from millrace.gateway.protocols.tool_parsers.base import CallArguments, CallStart, Piece
-from millrace.gateway.protocols.tool_parsers.registry import make_parser
+from millrace.gateway.protocols.tool_parsers.registry import parser_of
 from millrace.gateway.protocols.tools import call_id
 
 _encode = msgspec.json.Encoder().encode
@@ -48,7 +49,7 @@ class ResponsesWriter:
 
     def __init__(self, spec: ResponseSpec, _: Tokenizer) -> None:
         self._spec = spec
-        self._parser = make_parser(spec.tool_format, spec.tools, spec.max_calls, spec.parameter_types)
+        self._parser = parser_of(spec)
         self._sequence = 0
         self._is_started = False
         self._prompt: TokenCounts | None = None
@@ -125,6 +126,7 @@ class ResponsesWriter:
             "truncation": "disabled",
             **spec.echoed_parameters,
             **({"usage": usage_object(end.usage, self._reasoning_tokens, end)} if end else {}),
+            **(validity(end) if end else {}),
         }
 
     # Items of the output.

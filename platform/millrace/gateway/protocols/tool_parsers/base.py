@@ -25,7 +25,7 @@ class AnswerText:
 
 @dataclass(frozen=True)
 class CallStart:
-    number: int  # of the call in this completion, from 0
+    number: int  # place of the call in this completion, from 0
     name: str
 
 
@@ -63,6 +63,7 @@ class ToolCallParser(ABC):
         self.max_calls = 0  # further calls are dropped; 0: no limit
         # JSON types of each tool's parameters, for formats that do not distinguish a string from other values
         self.parameter_types: Mapping[str, Mapping[str, Collection[str]]] = {}
+        self.expects_json = False  # the text of an answer is JSON by the request, so it is no call without a mark
 
     def read(self, *events: Tokens) -> list[Piece]:
         """Parse the next events and return the new pieces."""

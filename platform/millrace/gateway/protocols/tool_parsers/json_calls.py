@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -20,16 +21,24 @@ from millrace.gateway.protocols.tool_parsers.base import (
     match_steps,
 )
 
-_SEPARATORS = f"{SPACE},;"
+_SEPARATOR = re.compile(r"[ \t\r\n,;]*")
+# Without marks, calls may be in blocks of code.
+_UNMARKED_SEPARATOR = re.compile(r"(?:[ \t\r\n,;]|`{1,3}(?:json)?)*")
+_FENCE = re.compile(rf"```(?:json)?[ \t\r\n]{{1,{MAX_SPACE}}}")
+_FENCE_START = re.compile(rf"`{{0,3}}|```(?:j|js|jso|json)?[ \t\r\n]{{0,{MAX_SPACE}}}")
 _KEYS = ('"arguments"', '"parameters"')
 
 
 class JsonCallParser(ToolCallParser):
     """A parser of JSON calls.
 
+    Some models omit the marks, or write calls in a block of code instead. A completion that is nothing but calls of the
+    tools is therefore parsed at its end.
+
     Args:
         closing: the mark after each call; empty: further calls follow directly or after a separator.
         separators: texts between calls without marks.
+        at_start: the first call has no mark in this format, so it is parsed as it arrives.
     """
 
     def __init__(
@@ -41,7 +50,9 @@ class JsonCallParser(ToolCallParser):
         separators: Sequence[str] = (),
         at_start: bool = False,
     ) -> None:
-        super().__init__(names, openings, at_start=at_start)
+        super().__init__(names, openings, at_start=True)
+        self._has_marks = not at_start
+        self._is_complete_head = False  # a completion without marks begins with a call
         self._closing = closing
         self._separators = separators
         named = [('"name"',), (":",), [json.dumps(name) for name in names], (",",), _KEYS, (":",), ("{",)]
@@ -49,19 +60,31 @@ class JsonCallParser(ToolCallParser):
             [("{",), *named],
             [("{",), ('"type"',), (":",), ('"function"',), (",",), *named],
         ]
+        self._unmarked_steps: list[list[Sequence[str]]] = [*self._steps, [("{",), _KEYS, (":",), ("{",)]]
         self._braces = BraceCounter()
         self._scanner = Scanner("", "")
         self._is_list = False  # the calls are in a list
 
     def _begins_call(self, text: str) -> bool:
-        return self._match_head(text) is not False
+        if not self._has_marks:
+            return self._match_head(text) is not False
+        return not self.expects_json and self._match_unmarked(text) is not False
+
+    def _match_unmarked(self, text: str) -> CallHead | bool:
+        """Return the head of a call without marks, in a list or a block of code or neither."""
+        if (fence := _FENCE.match(text)) is not None:
+            text = text[fence.end() :]
+        elif text.startswith("`"):
+            return _FENCE_START.fullmatch(text) is not None
+        return _match_any(text.removeprefix("["), self._unmarked_steps)
 
     def _match_head(self, text: str) -> CallHead | bool:
         """Return the head of a call. Return True if `text` may be its beginning, else False."""
-        heads = [match_steps(text, steps) for steps in self._steps]
-        return next((head for head in heads if isinstance(head, CallHead)), any(heads))
+        return _match_any(text, self._steps)
 
     def _in_call(self, pieces: list[Piece]) -> bool:
+        if self._is_unmarked:
+            return self._in_unmarked_calls(pieces)
         text = self._pending.lstrip(SPACE)
         is_list = bool(self._opening) and not self._closing and text.startswith("[")
         if is_list:
@@ -79,6 +102,51 @@ class JsonCallParser(ToolCallParser):
         if head or (self._opening and text[0] in "{["):
             return False  # a call whose keys are in another order is parsed at the end of the completion
         self._leave_as_text(pieces)
+        return True
+
+    @property
+    def _is_unmarked(self) -> bool:
+        """Whether the completion so far may be nothing but calls without their marks."""
+        return self._has_marks and self._state == self._in_call and not self._opening
+
+    def _in_unmarked_calls(self, pieces: list[Piece]) -> bool:
+        """Wait for the end of a completion that begins as a call without marks."""
+        if self._is_complete_head:
+            return False
+        head = self._match_unmarked(self._pending.lstrip(SPACE))
+        if head is False:
+            self._leave_as_text(pieces)
+            return True
+        self._is_complete_head = isinstance(head, CallHead)
+        return False
+
+    def close(self, *, is_truncated: bool = False) -> list[Piece]:
+        pieces: list[Piece] = []
+        if self._is_unmarked and self._add_unmarked_calls(pieces, is_truncated):
+            self._pending = ""
+            return self._limit_calls(pieces)
+        if self._is_unmarked or (self._has_marks and self._state == self._at_start):
+            self._state = self._in_text
+            while self._state(pieces):
+                pass
+        return self._limit_calls(pieces) + super().close(is_truncated=is_truncated)
+
+    def _add_unmarked_calls(self, pieces: list[Piece], is_truncated: bool) -> bool:
+        """Add the calls of a completion without marks. Return False, without a change, if a part of it is no call."""
+        values, rest = _leading_values(self._pending, _UNMARKED_SEPARATOR)
+        if rest and not is_truncated:
+            return False
+        head = self._match_head(rest.removeprefix("["))
+        calls = [call for value in values for call in (value if isinstance(value, list) else [value])]
+        if rest and not isinstance(head, CallHead):
+            return bool(head) and self._add_calls(pieces, calls)
+        if not (self._add_calls(pieces, calls) or (rest and not calls)):
+            return False
+        if isinstance(head, CallHead):  # a truncated call
+            rest = rest.removeprefix("[")
+            self._start_call(pieces, json.loads(head.found[-5]))
+            arguments = rest[head.end - 1 :]
+            self._add_arguments(pieces, arguments[: BraceCounter().end(arguments)])
         return True
 
     def _begin_call(self, pieces: list[Piece], head: CallHead, text: str) -> None:
@@ -239,6 +307,12 @@ class JsonCallParser(ToolCallParser):
         return bool(found)
 
 
+def _match_any(text: str, heads: Sequence[Sequence[Sequence[str]]]) -> CallHead | bool:
+    """Return the first head that matches. Return True if `text` may be the beginning of one, else False."""
+    found = [match_steps(text, steps) for steps in heads]
+    return next((head for head in found if isinstance(head, CallHead)), any(found))
+
+
 def _is_call(value: Any) -> bool:
     """Return whether a JSON value has the form of a call, of any tool."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
@@ -252,14 +326,23 @@ def _json_values(text: str) -> list[Any]:
     Raises:
         ValueError: the text has something else.
     """
+    values, rest = _leading_values(text)
+    if rest:
+        raise ValueError("the text has more than JSON values")
+    return values
+
+
+def _leading_values(text: str, separator: re.Pattern[str] = _SEPARATOR) -> tuple[list[Any], str]:
+    """Return the JSON values at the beginning of a text, and the text after them."""
     decoder, at = json.JSONDecoder(), 0
     values: list[Any] = []
     while True:
-        while at < len(text) and text[at] in _SEPARATORS:
-            at += 1
-        if at == len(text):
-            return values
-        value, at = decoder.raw_decode(text, at)
+        match = separator.match(text, at)
+        at = at if match is None else match.end()
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return values, text[at:]
         values.append(value)
 
 

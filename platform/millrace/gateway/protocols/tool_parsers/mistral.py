@@ -22,7 +22,7 @@ class MistralParser(JsonCallParser):
 
     def _in_call(self, pieces: list[Piece]) -> bool:
         text = self._pending.lstrip(SPACE)
-        if not text or text[0] in "[{" or len(self._pending) - len(text) > 2 * MAX_SPACE:
+        if self._is_unmarked or not text or text[0] in "[{" or len(self._pending) - len(text) > 2 * MAX_SPACE:
             return super()._in_call(pieces)
         match = _NAME.match(text)
         if match is not None and match.group(1) in self._names:

@@ -38,7 +38,7 @@ class PythonicParser(ToolCallParser):
         super().__init__(names, _OPENINGS, at_start=True)
         self._is_list = False  # the calls are in a list
         self._has_argument = False  # the current call has an argument
-        self._key = ""  # of the current argument
+        self._key = ""  # name of the current argument
         self._scanner = _value_scanner()
 
     def _begins_call(self, text: str) -> bool:

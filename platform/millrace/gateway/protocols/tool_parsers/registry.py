@@ -7,6 +7,7 @@ from functools import partial
 from types import MappingProxyType
 
 from inference_worker.contract.output_formats import TOOL_FORMATS
+from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.protocols.tool_parsers.base import PlainTextParser, ToolCallParser, UpstreamCallParser
 from millrace.gateway.protocols.tool_parsers.gemma import GemmaParser
 from millrace.gateway.protocols.tool_parsers.granite import GraniteParser
@@ -32,22 +33,32 @@ TOOL_PARSERS: Mapping[str, Callable[[Collection[str]], ToolCallParser]] = {
 assert TOOL_PARSERS.keys() == TOOL_FORMATS.keys()  # noqa: S101  (a format without a parser could be configured)
 
 
+def parser_of(spec: ResponseSpec) -> ToolCallParser | PlainTextParser:
+    """Return a parser for one completion of a response."""
+    return make_parser(
+        spec.tool_format, spec.tools, spec.max_calls, spec.parameter_types, expects_json=spec.expects_json
+    )
+
+
 def make_parser(
     tool_format: str,
     names: Collection[str],
     max_calls: int = 0,
     parameter_types: Mapping[str, Mapping[str, Collection[str]]] = MappingProxyType({}),
+    *,
+    expects_json: bool = False,
 ) -> ToolCallParser | PlainTextParser:
     """Return a parser for a completion in which these tools may be called.
 
     Args:
         max_calls: number of calls after which further ones are dropped; 0: no limit.
         parameter_types: JSON types of each tool's parameters; other parameters may have any type.
+        expects_json: the request asks for a text in JSON, so that JSON without marks is no call.
     """
     if not names:
         return PlainTextParser()
     if tool_format == UPSTREAM_CALLS:
         return UpstreamCallParser(max_calls)
     parser = TOOL_PARSERS[tool_format](names)
-    parser.max_calls, parser.parameter_types = max_calls, parameter_types
+    parser.max_calls, parser.parameter_types, parser.expects_json = max_calls, parameter_types, expects_json
     return parser

@@ -44,14 +44,14 @@ class TagsParser(ToolCallParser):
             + (_S + re.escape(before_value) if before_value else "")
         )
         self._has_lines = not before_value  # a value has lines of its own
-        self._ends = (f"\n{after_value}", after_value) if self._has_lines else (after_value,)  # of a value
+        self._ends = (f"\n{after_value}", after_value) if self._has_lines else (after_value,)  # ends of a value
         self._end, self._closing = tags.end.strip() or form.closing, form.closing
         ends = (after_name,) if after_name else (*SPACE, self._key_start, self._end)
         # The alternatives after the mark: a name and the text after it, of which a tag belongs to the arguments.
         self._heads = {name + end: (name, "" if after_name else end) for name in names for end in ends}
         self._steps = [(before_name,), tuple(self._heads)] if before_name else [tuple(self._heads)]
         self._has_argument = False  # the current call has an argument
-        self._name = self._key = ""  # of the current call, and of its current argument
+        self._name = self._key = ""  # name of the current call, and of its current argument
         self._types: Collection[str] = ()  # JSON types of its value; empty: any
         self._is_first = True  # no text of the value was read
         self._scanner: Scanner | None = None  # the search for the end of a JSON object or list

@@ -13,7 +13,7 @@ from millrace.gateway.core.types import Breakpoint, InferenceRequest, Tool
 from millrace.gateway.protocols.upstreams.images import DATA_URL
 
 MIN_BUDGET = 1024  # tokens of thinking
-DEFAULT_BUDGET = 16_384  # of an effort without a limit
+DEFAULT_BUDGET = 16_384  # tokens of an effort without a limit
 _CARRIED = ("messages", "system", "cache_control", "thinking", "output_config", "tool_choice")
 _TTL = {300: "5m", 3600: "1h"}
 
@@ -43,6 +43,10 @@ def fields(
     made |= parameters
     made |= _tools(request, raw)
     if raw:
+        if "tools" not in made:  # all of them are tools that the provider would run
+            made.pop("tool_choice", None)
+        if "output_format" in raw:
+            made["output_config"] = {**raw.get("output_config", {}), "format": raw["output_format"]}
         if upstream.reasoning:
             for name in request.reasoning.names:
                 ignored.pop(name, None)

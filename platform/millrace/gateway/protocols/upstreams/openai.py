@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from inference_worker.contract.request import StructuredSpec
 from inference_worker.contract.upstream_presets import UpstreamPreset
 from inference_worker.contract.upstreams import UpstreamSpec
 from millrace.gateway.core.errors import ApiError
@@ -48,7 +47,7 @@ def fields(
         raise ApiError("unsupported_parameter", message, "messages")
     made: dict[str, Any] = {"messages": messages, **rename_parameters(preset, parameters)}
     made |= _tools(preset, request)
-    made |= _format(preset, request.structured, source)
+    made |= _format(preset, request, source)
     if (effort := _effort(request.reasoning, upstream, preset)) is not None:
         made["reasoning_effort"] = effort
         for name in request.reasoning.names:
@@ -150,7 +149,8 @@ def _tool(tool: Tool) -> dict[str, Any]:
     return made
 
 
-def _format(preset: UpstreamPreset, spec: StructuredSpec | None, source: Mapping[str, Any]) -> dict[str, Any]:
+def _format(preset: UpstreamPreset, request: InferenceRequest, source: Mapping[str, Any]) -> dict[str, Any]:
+    spec = request.structured
     if spec is None:
         return {}
     kind = spec.constraint_type
@@ -162,11 +162,12 @@ def _format(preset: UpstreamPreset, spec: StructuredSpec | None, source: Mapping
     if kind in ("regex", "grammar"):
         return {"structured_outputs": {kind: spec.text}}
     given = source.get("response_format")
-    if isinstance(given, dict) and given.get("type") == "json_schema":  # of a chat completion request
+    if isinstance(given, dict) and given.get("type") == "json_schema":  # a chat completion request
         return {"response_format": given}
-    schema: dict[str, Any] = {"name": "answer", "schema": msgspec.json.decode(spec.text), "strict": True}
+    text = (request.checked and request.checked.answer) or spec.text
+    schema: dict[str, Any] = {"name": "answer", "schema": msgspec.json.decode(text), "strict": True}
     text_format = (source.get("text") or {}).get("format") if isinstance(source.get("text"), dict) else None
-    if isinstance(text_format, dict):  # of a Responses request
+    if isinstance(text_format, dict):  # a Responses request
         schema = {name: value for name, value in text_format.items() if name != "type" and value is not None}
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 

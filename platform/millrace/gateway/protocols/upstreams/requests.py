@@ -18,13 +18,14 @@ from inference_worker.contract.upstreams import UpstreamEngine, UpstreamOperatio
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError, invalid
 from millrace.gateway.core.types import InferenceRequest, Prompt
+from millrace.gateway.protocols.truncation import TRUNCATION_NAMES
 from millrace.gateway.protocols.upstreams import anthropic, openai
 from millrace.gateway.protocols.upstreams.images import image_parts, require_images
 
 CHAT_READERS = ("openai.chat", "openai.realtime")
 MESSAGES_READERS = ("anthropic.messages", "anthropic.count")
-BYTES_PER_TOKEN = 4  # of the estimate; the bound has one byte for each token
-MESSAGE_TOKENS = 16  # that a template adds to a message, at most
+BYTES_PER_TOKEN = 4  # bytes per token in the estimate; the bound has one byte for each token
+MESSAGE_TOKENS = 16  # the most that a template adds to a message
 _DEFAULTS = SamplingParams()
 # Unknown fields that are not carried: they would change where a request runs, what is stored, or what it costs.
 _NOT_CARRIED = frozenset(
@@ -74,9 +75,12 @@ def upstream_prompt(model: ServedModel, request: InferenceRequest) -> Prompt:
         raise AssertionError("the model has an upstream")
     preset = preset_of(upstream)
     source = _source(request)
+    if "speed" in request.ignored and "speed" not in request.unknown:
+        raise _unsupported("speed", "This model's provider charges by speed. Omit it, or set it to 'standard'.")
     ignored = dict.fromkeys(request.ignored)
+    raw: dict[str, Any] = {}  # the fields of the body, if the upstream has its dialect
     if request.inputs:
-        operation, fields = _embeddings(upstream, request)
+        operation, fields = _embeddings(upstream, request, source)
     else:
         _check(upstream, request)
         parameters = _parameters(preset, request, source)
@@ -92,6 +96,10 @@ def upstream_prompt(model: ServedModel, request: InferenceRequest) -> Prompt:
         else:
             raw = source if _reader(request) in CHAT_READERS else {}
             operation, fields = "chat", openai.fields(upstream, preset, request, parameters, source, raw, ignored)
+        for name in request.loosened:
+            # Schemas are carried as they were sent, except the answer's in the other dialect.
+            if name.startswith("tools") or upstream.protocol != UpstreamEngine.ANTHROPIC:
+                ignored.pop(name, None)
         for name in request.unknown:
             # The platform sets the cache key, so that tenants share no cache of the provider.
             if not raw or name in _NOT_CARRIED or name == preset.cache_key:
@@ -99,6 +107,9 @@ def upstream_prompt(model: ServedModel, request: InferenceRequest) -> Prompt:
             if name in raw:
                 fields.setdefault(name, raw[name])
             ignored.pop(name, None)
+    for name, message in request.foreign_limits:
+        if name.partition(".")[0] in _NOT_CARRIED or name.partition(".")[0] not in raw:
+            raise _unsupported(name, message)
     return _prompt(model, preset, request, operation, msgspec.json.encode(fields), tuple(ignored))
 
 
@@ -182,7 +193,10 @@ def _parameters(preset: UpstreamPreset, request: InferenceRequest, source: Mappi
     return found
 
 
-def _embeddings(upstream: UpstreamSpec, request: InferenceRequest) -> tuple[UpstreamOperation, dict[str, Any]]:
+def _embeddings(
+    upstream: UpstreamSpec, request: InferenceRequest, source: Mapping[str, Any]
+) -> tuple[UpstreamOperation, dict[str, Any]]:
+    """Return the request for vectors. The upstream truncates long inputs or refuses them, as the request says."""
     if upstream.protocol == UpstreamEngine.ANTHROPIC or request.queries:
         raise invalid("model", "This model's provider has no embeddings.")
     fields: dict[str, Any] = {"input": list(request.inputs), "encoding_format": "float"}
@@ -190,6 +204,7 @@ def _embeddings(upstream: UpstreamSpec, request: InferenceRequest) -> tuple[Upst
         raise _unsupported("input", "Token IDs cannot be sent to this model's provider. Send text.")
     if (dimensions := request.echoed_parameters.get("dimensions")) is not None:
         fields["dimensions"] = dimensions
+    fields |= {name: source[name] for name in TRUNCATION_NAMES if name in source}
     return "embeddings", fields
 
 

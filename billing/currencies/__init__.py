@@ -1,0 +1,1 @@
+"""Amounts, the codes of currencies and countries, and the units of payment providers."""

@@ -1,0 +1,153 @@
+"""Actions that correct a final invoice: credit note, void and write-off."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from billing.currencies.amounts import dollars, femto_a_cent, nano_a_cent
+from billing.invoicing.drafts import creditable, debits_and_credits, write
+from billing.invoicing.finalizing import do_finalize
+from billing.ledger import credits
+from billing.ledger.booking import booking, require_bookable
+from billing.ledger.ledger import PostedEntry, post
+from billing.ledger.matching import next_key, sum_outstanding
+from billing.ledger.webhook_events import emit_voided, emit_written_off
+from billing.models import Account, Invoice, InvoiceLine, LedgerEntry, OneOffLine, ReratedInvoice
+from tenants import audit
+from tenants.actions import ActionRefused, Conflict
+
+
+def do_issue_credit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], reason: str) -> Invoice:
+    """Issue a credit note on an invoice: pairs of description and cents before tax, at the invoice's tax.
+
+    Raises:
+        ActionRefused: nothing, or less. Conflict: the invoice is no longer owed or paid, or was less than that.
+    """
+    amounts = _amounts(amounts, invoice.currency)
+    with booking(invoice.tenant_id):
+        billed = _lock_billed(invoice)
+        if billed.is_credit_note or billed.state not in (Invoice.State.OPEN, Invoice.State.PAID):
+            raise Conflict("Only open or paid invoices can be credited.")
+        if billed.sells_credit:
+            raise Conflict("A purchase of prepaid credit cannot be credited. Refund its payment instead.")
+        note = note_on(billed, Invoice.InvoiceType.CREDIT_NOTE, reason)
+        lines = [amount_line(note, number, *amount) for number, amount in enumerate(amounts, 1)]
+        left = creditable(billed)
+        if left < sum(cents for _, cents in amounts):
+            raise Conflict(f"Only {dollars(left, billed.currency)} of this invoice can still be credited.")
+        return do_finalize(write(note, lines))
+
+
+def do_issue_debit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], reason: str) -> Invoice:
+    """Issue a debit note on an invoice: pairs of description and cents before tax, at the invoice's tax.
+
+    Raises:
+        ActionRefused: nothing, or less. Conflict: the document is no final invoice.
+    """
+    amounts = _amounts(amounts, invoice.currency)
+    with booking(invoice.tenant_id):
+        billed = _lock_billed(invoice)
+        final = (Invoice.State.OPEN, Invoice.State.PAID, Invoice.State.UNCOLLECTIBLE)
+        if billed.invoice_type != Invoice.InvoiceType.INVOICE or billed.state not in final:
+            raise Conflict("Only final invoices that are not void can be debited. Add a one-off line instead.")
+        note = note_on(billed, Invoice.InvoiceType.DEBIT_NOTE, reason)
+        lines = [amount_line(note, number, *amount) for number, amount in enumerate(amounts, 1)]
+        return do_finalize(write(note, lines))
+
+
+def _amounts(amounts: Iterable[tuple[str, int]], currency: str) -> list[tuple[str, int]]:
+    amounts = list(amounts)
+    if not amounts or any(cents <= 0 for _, cents in amounts):
+        raise ActionRefused("Every amount must be greater than zero.")
+    require_bookable(sum(cents for _, cents in amounts), currency)
+    return amounts
+
+
+def _lock_billed(invoice: Invoice) -> Invoice:
+    rows = Invoice.objects.for_tenant(invoice.tenant_id).select_related("entity", "period", "tenant")
+    billed: Invoice = rows.select_for_update(of=("self",)).get(pk=invoice.pk)
+    return billed
+
+
+def note_on(billed: Invoice, invoice_type: Invoice.InvoiceType, reason: str) -> Invoice:
+    """Return an unsaved credit note or debit note on an invoice."""
+    same = Invoice.objects.for_tenant(billed.tenant_id).filter(period=billed.period, invoice_type=invoice_type)
+    return Invoice(
+        tenant=billed.tenant,
+        entity=billed.entity,
+        period=billed.period,
+        invoice_type=invoice_type,
+        revision=same.count() + 1,
+        refers_to=billed,
+        currency=billed.currency,
+        reason=reason,
+        complete=True,
+    )
+
+
+def amount_line(note: Invoice, position: int, description: str, cents: int) -> InvoiceLine:
+    """Return a line of a fixed amount on a credit note or debit note."""
+    line_type = InvoiceLine.LineType.CREDIT if note.is_credit_note else InvoiceLine.LineType.ONE_OFF
+    return InvoiceLine(
+        invoice=note,
+        tenant_id=note.tenant_id,
+        position=position,
+        line_type=line_type,
+        description=description,
+        femto=cents * femto_a_cent(note.currency),
+        cents=cents,
+    )
+
+
+def do_void(invoice: Invoice, reason: str) -> Invoice:
+    """Void an invoice without payments or credit notes. It keeps its number, and may be drafted again.
+
+    Raises:
+        Conflict: it is not open, or something was, or a re-rating issued it.
+    """
+    with booking(invoice.tenant_id):
+        row = Invoice.objects.for_tenant(invoice.tenant_id).select_for_update().get(pk=invoice.pk)
+        if row.sells_credit:
+            raise Conflict("A purchase of prepaid credit cannot be voided. Refund its payment instead.")
+        if ReratedInvoice.objects.for_tenant(row.tenant_id).filter(note=row).exists():
+            raise Conflict(f"{row.number} is a note of a re-rating. Apply another re-rating to change its prices back.")
+        paid_by_credit = row.state == Invoice.State.PAID and row.total == row.prepaid
+        is_unpaid = row.state == Invoice.State.OPEN and sum_outstanding(row) == row.total - row.prepaid
+        if row.is_credit_note or not (is_unpaid or paid_by_credit) or debits_and_credits(row).exists():
+            raise Conflict("Only open invoices without payments or credits can be voided. Issue a credit note instead.")
+        credits.do_give_back(row)
+        OneOffLine.objects.for_tenant(row.tenant_id).filter(invoice=row).update(invoice=None)
+        booked = LedgerEntry.objects.for_tenant(row.tenant_id).filter(transaction__key=f"invoice:{row.pk}")
+        undone = [PostedEntry(Account(entry.account), -entry.nano, row.pk) for entry in booked.order_by("pk")]
+        post(row.tenant_id, f"void:{row.pk}", undone)
+        _end(row, Invoice.State.VOID, "invoice.voided", reason)
+        emit_voided(row)
+    return row
+
+
+def do_write_off(invoice: Invoice, reason: str) -> Invoice:
+    """Write off the outstanding amount of an invoice.
+
+    Raises:
+        Conflict: it is not open.
+    """
+    with booking(invoice.tenant_id):
+        row = Invoice.objects.for_tenant(invoice.tenant_id).select_for_update().get(pk=invoice.pk)
+        if row.is_credit_note or row.state != Invoice.State.OPEN:
+            raise Conflict("Only open invoices can be written off.")
+        cents = sum_outstanding(row)
+        nano = cents * nano_a_cent(row.currency)
+        entries = [PostedEntry(Account.BAD_DEBT, nano, row.pk), PostedEntry(Account.RECEIVABLE, -nano, row.pk)]
+        key = next_key(row, "bad-debt")
+        post(row.tenant_id, key, entries)
+        _end(row, Invoice.State.UNCOLLECTIBLE, "invoice.written_off", reason)
+        emit_written_off(row, key, cents)
+    return row
+
+
+def _end(invoice: Invoice, state: Invoice.State, action: str, reason: str) -> None:
+    before = audit.serialize_for_audit(invoice)
+    invoice.state = state
+    invoice.save(update_fields=["state"])
+    after = audit.serialize_for_audit(invoice) | {"reason": reason}
+    audit.record(action, invoice, tenant_id=invoice.tenant_id, before=before, after=after)

@@ -1,0 +1,470 @@
+"""Actions that close a billing period and draft its invoices. They are safe to run concurrently and after a crash."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import structlog
+from django.db import connection
+from django.db.models import Case, F, Q, QuerySet, Sum, When
+
+from billing.currencies.amounts import DEFAULT_CURRENCY, femto_a_cent
+from billing.invoicing.lines import (
+    Count,
+    UsageLine,
+    count_usage,
+    find_usage,
+    line,
+    lines_of,
+    rerated_lines,
+    select_usage,
+)
+from billing.invoicing.metered_lines import metered_in, metered_lines
+from billing.invoicing.term_lines import active_terms, term_change, term_lines
+from billing.ledger import credits
+from billing.ledger.booking import booking
+from billing.metering.archives import require_usage
+from billing.models import (
+    ADDRESS,
+    CHARGES,
+    Adjustment,
+    BillingProfile,
+    Commitment,
+    CreditGrant,
+    Invoice,
+    InvoiceLine,
+    OneOffLine,
+    Period,
+    PriceTerm,
+    ReratedInvoice,
+)
+from billing.periods import close_after, default_entity
+from billing.pricing.currencies import currency_of, other_currencies
+from billing.rates.terms import TermType
+from billing.reservations.reservations import open_before
+from billing.taxes.taxes import NoTaxRule, compute_tax, tax_for, vat_party
+from tenants import audit
+from tenants.actions import Conflict
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import AuditEntry, Tenant
+
+log = structlog.get_logger(__name__)
+RETURNED_CREDIT = "Returned as credit"
+
+
+def do_close_period(period: Period, now: datetime | None = None) -> bool:
+    """Close a billing period. Later usage goes to the next one. Return False if it was closed before.
+
+    Raises:
+        Conflict: it is not over, or requests admitted in it still run.
+    """
+    now = now or datetime.now(UTC)
+    with all_tenants_scope(BypassReason.BILLING):
+        row = Period.objects.select_for_update().get(pk=period.pk)
+        if row.closed_at is not None:
+            return False
+        if row.ends_at > now:
+            raise Conflict(f"The period {row.label} is not over.")
+        if row.ends_at + close_after() > now:
+            raise Conflict(f"Requests admitted in {row.label} may still run. Try again {close_after()} after its end.")
+        with connection.cursor() as cursor:
+            if running := open_before(cursor, row.ends_at):
+                raise Conflict(f"Requests admitted in {row.label} may still run: {running} reservations are open.")
+        row.closed_at = now
+        row.save(update_fields=["closed_at"])
+        audit.record("period.closed", row, tenant_id=None, after={"label": row.label, "entity": row.entity_id})
+    log.info("period_closed", entity=row.entity_id, label=row.label)
+    return True
+
+
+def do_draft(
+    period: Period, tenant: Tenant | None = None, on_error: Callable[[Tenant, Exception], None] | None = None
+) -> list[Invoice]:
+    """Draft the period's invoices and corrections again, for one tenant or all. Final ones do not change.
+
+    Args:
+        on_error: receives the error of a tenant, which then does not stop the others.
+
+    Raises:
+        Conflict: usage of the period is archived.
+    """
+    only = None if tenant is None else tenant.pk
+    with all_tenants_scope(BypassReason.BILLING):
+        # NOTE: the period first: once it is closed, all events of the period are visible below.
+        period = Period.objects.select_related("entity").get(pk=period.pk)
+        uses, counts = find_usage(period, only), count_usage(period, only)
+        require_usage(period.pk)
+        due = {*uses, *_find_committed(period, only)}
+        tenants = list(Tenant.objects.all_tenants().filter(pk__in=due).order_by("pk"))
+    found = []
+    for row in tenants:
+        try:
+            found += _draft(period, row.pk, uses.get(row.pk, []), counts.get(row.pk, Count()))
+        except Exception as exc:
+            if on_error is None:
+                raise
+            on_error(row, exc)
+    return found
+
+
+def _find_committed(period: Period, tenant_id: int | None) -> list[int]:
+    """Return the tenants whose invoice has lines without usage of requests, and that the period's entity bills."""
+    tenants = set(credits.active_commitments(period, tenant_id).values_list("tenant_id", flat=True))
+    tenants |= set(metered_in(period, tenant_id).values_list("tenant_id", flat=True))
+    tenants |= set(_minimums(period, tenant_id).values_list("tenant_id", flat=True))
+    tenants |= set(_due_lines(period, tenant_id).values_list("tenant_id", flat=True))
+    tenants |= _leaving_with_rounding(tenant_id)
+    others = dict(BillingProfile.objects.all_tenants().filter(tenant__in=tenants).values_list("tenant_id", "entity_id"))
+    default = default_entity().pk
+    return [pk for pk in tenants if others.get(pk, default) == period.entity_id]
+
+
+def _leaving_with_rounding(tenant_id: int | None) -> set[int]:
+    """Return the deleted tenants, of one or all, to whom at least a cent of rounding was not billed."""
+    tenants = Tenant.objects.all_tenants().filter(Q(purge_after__isnull=False) | Q(status=Tenant.Status.PURGED))
+    if tenant_id is not None:
+        tenants = tenants.filter(pk=tenant_id)
+    carried, others = carried_rounding(tenants.values("pk")), other_currencies()
+    return {pk for pk, femto in carried.items() if femto <= -femto_a_cent(others.get(pk, DEFAULT_CURRENCY))}
+
+
+def _draft(period: Period, tenant_id: int, uses: list[UsageLine], count: Count) -> list[Invoice]:
+    """Return a tenant's drafts: the invoice, and a correction of each invoice whose usage was reversed."""
+    found = []
+    with booking(tenant_id) as tenant:
+        commitments = credits.grant_commitments(period, tenant_id)
+        taken = select_usage(Invoice.InvoiceType.INVOICE, uses)
+        due = bool(taken or commitments) or _due_lines(period, tenant_id).exists()
+        due = due or _minimums(period, tenant_id).exists() or metered_in(period, tenant_id).exists()
+        if (due or _leaving_with_rounding(tenant_id)) and (
+            invoice := _blank(period, tenant, Invoice.InvoiceType.INVOICE)
+        ):
+            invoice.events, invoice.saved_femto = count.events, max(0, count.saved)
+            lines = [line(invoice, number, use) for number, use in enumerate(taken, 1)]
+            lines += metered_lines(invoice, len(lines))
+            lines += term_lines(invoice, lines)
+            lines += [fee(invoice, number, commitment) for number, commitment in enumerate(commitments, len(lines) + 1)]
+            found.append(write(invoice, lines))
+        back = [use for use in uses if use.femto < 0]
+        found += _draft_corrections(period, tenant, back) if back else []
+    return found
+
+
+def _draft_corrections(period: Period, tenant: Tenant, back: list[UsageLine]) -> list[Invoice]:
+    """Return a draft for each invoice that billed some of the usage. Usage that no invoice billed is not credited."""
+    found = []
+    billed = Invoice.objects.for_tenant(tenant).filter(
+        Q(period__in=[use.billed_period for use in back]) | Q(period__label__in=[use.usage_month for use in back]),
+        invoice_type=Invoice.InvoiceType.INVOICE,
+        period__ends_at__lt=period.ends_at,
+    )
+    for invoice in billed.exclude(state__in=[Invoice.State.DRAFT, Invoice.State.VOID]).order_by("period__starts_at"):
+        uses = select_usage(Invoice.InvoiceType.CORRECTION, back, invoice.period)
+        if uses and (note := _blank(period, tenant, Invoice.InvoiceType.CORRECTION, invoice)):
+            note.reason, note.refers_to = "Corrections to invoiced usage", invoice
+            lines = [line(note, number, use) for number, use in enumerate(uses, 1)]
+            lines += rerated_lines(note, len(lines))
+            found.append(write(note, [*lines, *term_change(note, lines)]))
+    return found
+
+
+def waits_for_drafts(period: Period) -> bool:
+    """Return whether usage reversed in the period may be on earlier drafts: its corrections follow their invoices."""
+    with all_tenants_scope(BypassReason.BILLING):
+        drafts = Invoice.objects.all_tenants().filter(
+            state=Invoice.State.DRAFT, invoice_type=Invoice.InvoiceType.INVOICE, period__ends_at__lt=period.ends_at
+        )
+        reversed_usage = Adjustment.objects.all_tenants().filter(invoice_period=period.pk, cost_femto__lt=0)
+        return reversed_usage.filter(tenant_id__in=drafts.values("tenant_id")).exists()
+
+
+def _blank(
+    period: Period, tenant: Tenant, invoice_type: Invoice.InvoiceType, corrected: Invoice | None = None
+) -> Invoice | None:
+    """Return the draft of this type to fill. None: there is a final document that was not voided."""
+    documents = Invoice.objects.for_tenant(tenant).filter(period=period, invoice_type=invoice_type)
+    newest = documents.filter(refers_to=corrected).order_by("-revision").first()
+    if newest is not None and newest.state == Invoice.State.DRAFT:
+        draft = newest
+        lines_of(draft).delete()
+    elif newest is None or newest.state == Invoice.State.VOID:
+        is_first = newest is None and corrected is None
+        draft = Invoice(
+            tenant=tenant,
+            entity=period.entity,
+            period=period,
+            invoice_type=invoice_type,
+            revision=1 if is_first else documents.count() + 1,
+            currency=currency_of(tenant.pk),
+        )
+    else:
+        return None
+    draft.period, draft.complete = period, period.closed_at is not None
+    return draft
+
+
+def fee(invoice: Invoice, position: int, commitment: Commitment) -> InvoiceLine:
+    """Return the line of a commitment's monthly fee."""
+    return InvoiceLine(
+        invoice=invoice,
+        tenant_id=invoice.tenant_id,
+        position=position,
+        line_type=InvoiceLine.LineType.COMMITMENT,
+        description=commitment.name,
+        femto=commitment.fee * femto_a_cent(invoice.currency),
+        cents=commitment.fee,
+    )
+
+
+def _minimums(period: Period, tenant_id: int | None) -> QuerySet[PriceTerm]:
+    """Return the minimum charges of the period, of one tenant or all."""
+    return active_terms(period, tenant_id).filter(rule__term_type=TermType.MINIMUM.value)
+
+
+def _due_lines(period: Period, tenant_id: int | None) -> QuerySet[OneOffLine]:
+    """Return the one-off lines, of one tenant or all, that an invoice of the period bills."""
+    rows = OneOffLine.objects.all_tenants() if tenant_id is None else OneOffLine.objects.for_tenant(tenant_id)
+    return rows.filter(invoice=None, month__lte=period.label).order_by("pk")
+
+
+def one_offs(invoice: Invoice, lines: list[InvoiceLine]) -> list[InvoiceLine]:
+    """Return the lines of the tenant's due one-off lines. Only invoices of usage bill them."""
+    if invoice.invoice_type != Invoice.InvoiceType.INVOICE:
+        return []
+    return [
+        InvoiceLine(
+            invoice=invoice,
+            tenant_id=invoice.tenant_id,
+            position=number,
+            line_type=InvoiceLine.LineType.ONE_OFF,
+            description=row.description,
+            femto=row.cents * femto_a_cent(invoice.currency),
+            cents=row.cents,
+        )
+        for number, row in enumerate(_due_lines(invoice.period, invoice.tenant_id), len(lines) + 1)
+    ]
+
+
+def bill_one_offs(invoice: Invoice, lines: Iterable[InvoiceLine]) -> None:
+    """Mark the due one-off lines as billed by an invoice of usage, whose `lines` contain them."""
+    is_invoice = invoice.invoice_type == Invoice.InvoiceType.INVOICE  # lines of debit notes have the same type
+    if is_invoice and any(line.line_type == InvoiceLine.LineType.ONE_OFF for line in lines):
+        _due_lines(invoice.period, invoice.tenant_id).update(invoice=invoice)
+
+
+def rounding(invoice: Invoice, lines: list[InvoiceLine]) -> list[InvoiceLine]:
+    """Return the line, if any, that bills the rounding of the tenant's earlier invoices in whole cents.
+
+    The rest, and the rounding of the invoice itself, are carried to the next invoice. An invoice of a tenant whose
+    deletion is scheduled also bills its own rounding. The invoice's subtotal does not become negative.
+    """
+    if invoice.invoice_type != Invoice.InvoiceType.INVOICE:
+        return []
+    unit = femto_a_cent(invoice.currency)
+    billed_more = carried_rounding([invoice.tenant_id]).get(invoice.tenant_id, 0)
+    if invoice.tenant.purge_after is not None or invoice.tenant.status == Tenant.Status.PURGED:
+        billed_more += sum(line.cents * unit - int(line.femto) for line in lines)
+    whole = abs(billed_more) // unit
+    cents = max(-whole if billed_more > 0 else whole, -sum(line.cents for line in lines))
+    if not cents:
+        return []
+    return [
+        InvoiceLine(
+            invoice=invoice,
+            tenant_id=invoice.tenant_id,
+            position=len(lines) + 1,
+            line_type=InvoiceLine.LineType.ROUNDING,
+            description="Rounding of earlier invoices",
+            femto=0,
+            cents=cents,
+        )
+    ]
+
+
+def carried_rounding(tenant_ids: Any) -> dict[int, int]:
+    """Return the femto-USD that rounding billed too much so far, by tenant, on documents that are not void."""
+    sign = Case(When(invoice_type__in=CHARGES, then=1), default=-1)
+    final = Invoice.objects.all_tenants().filter(tenant__in=tenant_ids, number__isnull=False)
+    notes = ReratedInvoice.objects.all_tenants().filter(tenant__in=tenant_ids)
+    final = final.exclude(state=Invoice.State.VOID).order_by()
+    notes = notes.exclude(invoice__state=Invoice.State.VOID).order_by()
+    sums = final.values_list("tenant").annotate(sum=Sum(F("rounding_femto") * sign))
+    found: dict[int, int] = defaultdict(int)
+    for tenant_id, femto in sums.union(notes.values_list("tenant").annotate(sum=Sum("rounding_femto")), all=True):
+        found[tenant_id] += int(femto)
+    return found
+
+
+def write(invoice: Invoice, lines: list[InvoiceLine]) -> Invoice:
+    address(invoice)
+    lines = [*lines, *one_offs(invoice, lines)]
+    lines += rounding(invoice, lines)
+    with suppress(NoTaxRule):  # a draft may lack it; finalizing then fails
+        total(invoice, lines)
+    invoice.save()
+    InvoiceLine.objects.all_tenants().bulk_create(lines)
+    return invoice
+
+
+def address(invoice: Invoice) -> BillingProfile | None:
+    """Store the current addresses of seller and buyer. Return the buyer's billing profile.
+
+    A note has the VAT IDs of its invoice.
+    """
+    entity = invoice.entity
+    invoice.seller = (
+        entity.party()
+        | {
+            "registration": entity.registration,
+            "email": entity.email,
+            "payment_details": entity.payment_details,
+        }
+        | {name: value for name in ("iban", "bic") if (value := getattr(entity, name))}
+    )
+    profile = BillingProfile.objects.for_tenant(invoice.tenant_id).first()
+    if profile is None:
+        nowhere = dict.fromkeys(ADDRESS, "")
+        invoice.buyer = {**nowhere, "name": _tenant_name(invoice.tenant), "country": entity.country, "po_number": ""}
+    else:
+        invoice.buyer = profile.party() | {"po_number": profile.po_number}
+    for party, billed in note_parties(invoice):
+        party["vat_id"] = vat_party(party, billed)["vat_id"]
+    return profile
+
+
+def note_parties(invoice: Invoice) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return seller and buyer of a note, each with the party on its invoice. Other documents have none."""
+    billed = invoice.refers_to
+    return [] if billed is None else [(invoice.seller, billed.seller), (invoice.buyer, billed.buyer)]
+
+
+def _tenant_name(tenant: Tenant) -> str:
+    """Return the name of a tenant. A purged tenant is invoiced with the name that it had, from the audit log."""
+    if tenant.status != Tenant.Status.PURGED:
+        return tenant.name
+    purges = AuditEntry.objects.for_tenant(tenant).filter(action="tenant.purged", object_id=tenant.pk)
+    entry = purges.order_by("-pk").first()
+    return str(((entry and entry.before) or {}).get("name", tenant.name))
+
+
+def total(invoice: Invoice, lines: list[InvoiceLine], grants: list[Any] | None = None) -> list[tuple[CreditGrant, int]]:
+    """Compute the totals from the lines. Return the credit to apply, from `grants` or from all usable grants.
+
+    Prepaid credit that is not taxed yet pays the total with tax. Other credit is deducted before tax, from usage only.
+    A purchase has its tax already.
+
+    Raises:
+        NoTaxRule: no tax rule matches the buyer.
+    """
+    kinds = InvoiceLine.LineType
+    of_usage = (kinds.USAGE, kinds.METERED, kinds.TERM, kinds.ROUNDING)
+    use = sum(line.cents for line in lines if line.line_type in of_usage)
+    invoice.subtotal = sum(line.cents for line in lines)
+    unit = femto_a_cent(invoice.currency)
+    invoice.rounding_femto = sum(line.cents * unit - int(line.femto) for line in lines)
+    applied: list[tuple[CreditGrant, int]] = []
+    payments: list[Any] = []
+    if invoice.is_credit_note:
+        invoice.taxable, invoice.taxes = _given_back(invoice)
+        rest = invoice.subtotal - invoice.taxable
+        returned = min(rest, _credit_left(invoice))
+        shares = ((RETURNED_CREDIT, returned), ("Credited before", rest - returned))
+        invoice.credits = [{"label": label, "cents": cents} for label, cents in shares if cents]
+    elif invoice.invoice_type == Invoice.InvoiceType.PURCHASE:
+        invoice.taxable = invoice.subtotal
+    else:
+        usable = credits.usable(invoice.tenant_id, invoice.period) if grants is None else grants
+        payments = [grant for grant in usable if grant.is_payment]
+        applied = credits.applied_credit([grant for grant in usable if not grant.is_payment], use, invoice.currency)
+        invoice.credits = [_deduct_credit(grant, cents) for grant, cents in applied]
+        invoice.taxable = invoice.subtotal - sum(cents for _, cents in applied)
+        invoice.taxes = [compute_tax(_rule(invoice), invoice.taxable)]
+    invoice.total = invoice.taxable + sum(tax["tax"] for tax in invoice.taxes)
+    if invoice.invoice_type == Invoice.InvoiceType.PURCHASE:
+        invoice.prepaid = invoice.total
+        return []
+    paid = credits.applied_credit(payments, invoice.total, invoice.currency)
+    invoice.prepaid = sum(cents for _, cents in paid)
+    return [*applied, *paid]
+
+
+def _deduct_credit(grant: CreditGrant, cents: int) -> dict[str, Any]:
+    """Return credit that is deducted before tax, with the number of the purchase that was taxed."""
+    if grant.purchase is None:
+        return {"label": str(grant), "cents": cents}
+    label = f"Prepaid credit, taxed on {grant.purchase.number}"
+    return {"label": label, "cents": cents, "taxed_on": grant.purchase.number}
+
+
+def _given_back(note: Invoice) -> tuple[int, list[dict[str, Any]]]:
+    """Return of a credit note the part that was charged in money, and its taxes.
+
+    The last credit note on an invoice returns the rest of its tax, so that together they return all of it.
+    """
+    billed = note.refers_to
+    if billed is None:
+        return 0, [compute_tax(_rule(note), 0)]
+    earlier = _earlier_notes(note)
+    left = billed.taxable - sum(other.taxable for other in earlier)
+    base = min(note.subtotal, left)
+    taxes = []
+    for index, tax in enumerate(billed.taxes):
+        share = compute_tax({name: tax[name] for name in ("category", "rate_ppm", "label", "note")}, base)
+        if base == left:
+            share["tax"] = tax["tax"] - sum(other.taxes[index]["tax"] for other in earlier)
+        taxes.append(share)
+    return base, taxes
+
+
+def _credit_left(note: Invoice) -> int:
+    """Return the cents of credit that were applied to the note's invoice and not returned by earlier notes."""
+    if note.refers_to is None:
+        return 0
+    applied: int = sum(credit["cents"] for credit in note.refers_to.credits)
+    return max(0, applied - sum(returned_credit(other) for other in _earlier_notes(note)))
+
+
+def returned_credit(note: Invoice) -> int:
+    """Return the cents that a credit note returns as credit."""
+    return sum(item["cents"] for item in note.credits if item["label"] == RETURNED_CREDIT)
+
+
+def _earlier_notes(note: Invoice) -> list[Invoice]:
+    if note.refers_to is None:
+        return []
+    return list(notes_on(note.refers_to).exclude(state=Invoice.State.DRAFT).exclude(pk=note.pk))
+
+
+def notes_on(invoice: Invoice) -> QuerySet[Invoice]:
+    """Return the credit notes on an invoice."""
+    return debits_and_credits(invoice).exclude(invoice_type=Invoice.InvoiceType.DEBIT_NOTE)
+
+
+def debits_and_credits(invoice: Invoice) -> QuerySet[Invoice]:
+    """Return the credit notes and debit notes on an invoice."""
+    return Invoice.objects.for_tenant(invoice.tenant_id).filter(refers_to=invoice)
+
+
+def creditable(invoice: Invoice) -> int:
+    """Return the cents before tax of a final invoice that credit notes have not returned yet."""
+    note = Invoice(tenant_id=invoice.tenant_id, refers_to=invoice, invoice_type=Invoice.InvoiceType.CREDIT_NOTE)
+    money = invoice.taxable - sum(other.taxable for other in _earlier_notes(note))
+    return money + _credit_left(note)
+
+
+def _rule(invoice: Invoice) -> dict[str, Any]:
+    if invoice.refers_to is not None:  # a debit note has the tax of its invoice
+        (tax,) = invoice.refers_to.taxes
+        return {name: tax[name] for name in ("category", "rate_ppm", "label", "note")}
+    last_day = (invoice.period.ends_at - timedelta(microseconds=1)).astimezone(zone(invoice)).date()
+    return tax_for(invoice.entity_id, invoice.seller, invoice.buyer, last_day)
+
+
+def zone(invoice: Invoice) -> ZoneInfo:
+    return ZoneInfo(invoice.entity.time_zone)

@@ -1,0 +1,1 @@
+"""The ledger: bookings, credits, the matching of payments, and the gate of prepaid tenants."""

@@ -1,0 +1,74 @@
+"""Transactions of billing's actions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from billing.currencies.amounts import MAX_NANO, dollars, nano_a_cent
+from billing.ledger.prepayment import update_gate
+from billing.models import CHARGES, BillingProfile, Invoice
+from tenants.actions import ActionRefused, do_resume_tenant
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import Tenant
+
+_BOOKED: ContextVar[frozenset[int]] = ContextVar("tenants with an open booking", default=frozenset())
+
+
+@contextmanager
+def booking(tenant_id: int) -> Iterator[Tenant]:
+    """Open a transaction that changes the tenant's ledger, after any other such transaction.
+
+    Unlike `locked_tenant`, it accepts a deleted tenant, whose last invoice is still to be issued and paid. At the end
+    of the outermost booking, the gate of a prepaid tenant follows its balance, and a paid debt ends its suspension.
+    """
+    with all_tenants_scope(BypassReason.BILLING):
+        tenant = Tenant.objects.all_tenants().select_for_update(no_key=True).get(pk=tenant_id)
+        outer = _BOOKED.get()
+        token = _BOOKED.set(outer | {tenant_id})
+        try:
+            yield tenant
+        finally:
+            _BOOKED.reset(token)
+        if tenant_id not in outer:
+            _follow_balance(tenant)
+
+
+def _follow_balance(tenant: Tenant) -> None:
+    profile = BillingProfile.objects.for_tenant(tenant).select_related("entity").first()
+    if profile is None or tenant.status == Tenant.Status.PURGED:
+        return
+    update_gate(tenant, profile)
+    if profile.suspended_at is None:
+        return
+    if overdue_invoice(profile, max(datetime.now(UTC), profile.suspended_at)) is None:
+        profile.suspended_at = None
+        profile.save(update_fields=["suspended_at"])
+        do_resume_tenant(tenant)
+
+
+def require_bookable(cents: int, currency: str) -> None:
+    """Check that the ledger can book an amount of one line or payment.
+
+    Raises:
+        ActionRefused: it is too large.
+    """
+    if abs(cents) * nano_a_cent(currency) > MAX_NANO:
+        most = dollars(MAX_NANO // nano_a_cent(currency), currency)
+        raise ActionRefused(f"cents: The largest amount is {most}. Divide it into several.")
+
+
+def overdue_invoice(profile: BillingProfile, now: datetime) -> Invoice | None:
+    """Return the tenant's oldest invoice that is overdue for its entity's time of suspension, by its clocks."""
+    today = now.astimezone(ZoneInfo(profile.entity.time_zone)).date()
+    days = profile.entity.suspend_after_days
+    if days is None:
+        return None
+    late = Invoice.objects.for_tenant(profile.tenant_id).filter(
+        state=Invoice.State.OPEN, invoice_type__in=CHARGES, due_on__lte=today - timedelta(days=days)
+    )
+    return late.order_by("due_on", "pk").first()

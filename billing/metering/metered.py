@@ -1,0 +1,88 @@
+"""The action that records metered usage. A reference is recorded once."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from django.db import connection
+from django.db.models import Q
+
+from billing.ledger.booking import booking
+from billing.models import CompiledRateCard, MeteredUsage
+from billing.periods import stamps
+from billing.rates.metered import MAX_AMOUNT, MAX_TIME, METERED, metered_cost, metered_units
+from billing.rates.pricing import Component, PriceIndex, Rate, Tier, prices
+from tenants import audit
+from tenants.actions import ActionRefused, Conflict
+from tenants.actions.common import check
+from tenants.models import Tenant
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def do_record_metered_usage(
+    tenant: Tenant,
+    component: Component,
+    model: str,
+    amount: int,
+    started_at: datetime,
+    ended_at: datetime,
+    *,
+    reference: str,
+) -> tuple[MeteredUsage, bool]:
+    """Record an amount of stored tokens or machines over a time. Return the row and whether it is new.
+
+    The price is the one at the start. The cost is on the invoice of that month, or of the next open month.
+
+    Raises:
+        ActionRefused: the component, amount or times are not right, or there is no price.
+        Conflict: the reference was recorded with other values.
+    """
+    if component not in METERED:
+        raise ActionRefused(f"component: Choose one of {', '.join(METERED)}.")
+    if not 0 < amount <= MAX_AMOUNT:
+        raise ActionRefused(f"amount: Choose a number from 1 to {MAX_AMOUNT}.")
+    if not started_at < ended_at <= started_at + MAX_TIME:
+        raise ActionRefused(f"ended_at: Choose a time after started_at, at most {MAX_TIME.days} days later.")
+    if ended_at > datetime.now(UTC) + timedelta(days=1):
+        raise ActionRefused("ended_at: Choose a time that has passed.")
+    with booking(tenant.pk) as locked, connection.cursor() as cursor:
+        known = MeteredUsage.objects.for_tenant(locked).filter(reference=reference).first()
+        if known is not None:
+            values = (known.component, known.model, known.amount, known.started_at, known.ended_at)
+            if values != (component, model, amount, started_at, ended_at):
+                raise Conflict(f"reference: {reference} was already recorded with other values.")
+            return known, False
+        rate = _rate(locked.pk, model, component, started_at)
+        (period,) = stamps(cursor, [(locked.pk, started_at)])
+        row = MeteredUsage(
+            tenant=locked,
+            reference=reference,
+            component=component.value,
+            model=model,
+            amount=amount,
+            started_at=started_at,
+            ended_at=ended_at,
+            price_id=rate.price_id,
+            nano_per_million=rate.nano_per_million,
+            cost_femto=metered_cost(
+                component, metered_units(component, amount, started_at, ended_at), rate.nano_per_million
+            ),
+            invoice_period=period,
+        )
+        check(row)
+        row.save(force_insert=True)
+        audit.record("metered_usage.recorded", row, tenant_id=locked.pk, after=audit.serialize_for_audit(row))
+    return row, True
+
+
+def _rate(tenant_id: int, model: str, component: Component, at: datetime) -> Rate:
+    index = PriceIndex()
+    owners = Q(tenant_id=tenant_id) | Q(tenant_id=None)
+    index.add(row.decode() for row in CompiledRateCard.objects.filter(owners, model=model).order_by("pk"))
+    moment = (at - _EPOCH) // timedelta(microseconds=1)
+    rate_card = index.find(tenant_id, model, Tier.STANDARD, moment)
+    rate = None if rate_card is None else prices(rate_card, 0, moment).get(component)
+    if rate is None:
+        raise ActionRefused(f"model: {model} has no price for {component} at that time. Publish one.")
+    return rate

@@ -1,0 +1,1 @@
+"""Budget leases and reservations, in the gateway and in the settler."""

@@ -1,0 +1,1 @@
+"""Tax rules and their rates, and the check of VAT IDs."""

@@ -1,0 +1,165 @@
+"""What a worker's engine can compute with on its device, and which options of a deployment it refuses.
+
+The engine refuses an option when it loads a model, and the platform when the deployment is added, with the same text.
+A worker sends its `ComputeSupport` with its heartbeats. The console translates the texts (tools/backend_texts.py).
+docs/reference/model-formats.md has the table of the choices.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple, get_args
+
+import msgspec
+
+from inference_worker.contract.engine_config import DTypeName, KVCacheDTypeName, QuantizationName
+
+
+class SlowReason(StrEnum):
+    """Why a model is computed by a slower backend than the machine's default."""
+
+    KERNELS_OFF = "kernels_off"
+    KERNELS_MISSING = "kernels_missing"
+    KERNELS_WRONG = "kernels_wrong"
+    DTYPE = "dtype"
+    ATTENTION = "attention"
+    BLOCK_SIZE = "block_size"
+    SHAPE = "shape"
+
+    @property
+    def cause(self) -> str:
+        """Return the cause, as the end of a sentence about the replica or the model."""
+        return _TEXTS[self][0]
+
+    @property
+    def instruction(self) -> str:
+        """Return what an operator can do."""
+        return _TEXTS[self][1]
+
+
+_TEXTS = {
+    SlowReason.KERNELS_OFF: (
+        "MILLRACE_CPU_KERNELS turns the C kernels off",
+        "Set MILLRACE_CPU_KERNELS to auto, and restart the worker.",
+    ),
+    SlowReason.KERNELS_MISSING: (
+        "the C kernels could not be built",
+        "Install a C compiler, and restart the worker. Its log has the reason.",
+    ),
+    SlowReason.KERNELS_WRONG: (
+        "the results of the C kernels are wrong on its CPU",
+        "Report the line of the worker's log and the CPU's model.",
+    ),
+    SlowReason.DTYPE: (
+        "the C kernels do not compute in its dtype",
+        "Set the dtype of the deployment to auto.",
+    ),
+    SlowReason.ATTENTION: (
+        "its attention uses a slower backend, because the default one failed its check",
+        "Report the line of the worker's log. It names both backends and the reason.",
+    ),
+    SlowReason.BLOCK_SIZE: (
+        "the default attention does not support its block size",
+        "Set block_size of the deployment, or MILLRACE_BLOCK_SIZE, to 32.",
+    ),
+    SlowReason.SHAPE: (
+        "the default kernels do not support a size in its configuration",
+        "Choose another model, or accept the speed. The worker's log names the size.",
+    ),
+}
+
+
+class ComputeSupport(msgspec.Struct, frozen=True):
+    """What a worker's engine can compute with. The values of the options are those that are not the default."""
+
+    device: str  # cpu or cuda
+    dtypes: tuple[DTypeName, ...]
+    quantizations: tuple[QuantizationName, ...]
+    kv_cache_dtypes: tuple[KVCacheDTypeName, ...]
+    instruction_set: str = ""  # instruction set of the C kernels; empty: PyTorch computes
+    slow: SlowReason | None = None  # why PyTorch computes on a CPU
+
+
+class OptionRefused(ValueError):
+    """An error: this machine does not support an option. The message names the nearest one that it supports."""
+
+
+class RefusedOption(NamedTuple):
+    """An option that a worker refuses, and the reason with the nearest option that is supported."""
+
+    option: str
+    message: str
+
+
+def describe_support(
+    device: str, instruction_set: str, slow: SlowReason | None, *, has_bfloat16: bool = True, has_float16: bool = True
+) -> ComputeSupport:
+    """Return what an engine can compute with.
+
+    Args:
+        instruction_set: of the C kernels; empty without them.
+        has_bfloat16, has_float16: whether PyTorch has products in the dtype for the device.
+    """
+    is_cpu, has_kernels = device == "cpu", bool(instruction_set)
+    dtypes: dict[DTypeName, bool] = {
+        "bfloat16": has_bfloat16 or has_kernels,
+        "float16": has_float16,
+        "float32": True,
+    }
+    kv_cache_dtypes: dict[KVCacheDTypeName, bool] = {"int8": has_kernels, "fp8": not is_cpu}
+    return ComputeSupport(
+        device,
+        tuple(name for name, is_known in dtypes.items() if is_known),
+        tuple(name for name in get_args(QuantizationName) if name != "none"),
+        tuple(name for name, is_known in kv_cache_dtypes.items() if is_known),
+        instruction_set,
+        slow,
+    )
+
+
+def find_refusal(
+    support: ComputeSupport, dtype: DTypeName, kv_cache_dtype: KVCacheDTypeName = "auto"
+) -> RefusedOption | None:
+    """Return the first option that the engine refuses, or None.
+
+    Args:
+        kv_cache_dtype: auto for a model without a KV cache.
+    """
+    cause = "" if support.slow is None else f" ({support.slow.cause})"
+    if dtype != "auto" and dtype not in support.dtypes:
+        if dtype == "float16":
+            return RefusedOption("dtype", "float16 needs a GPU, or a CPU with AVX-512 FP16 or AMX; set dtype to auto.")
+        return RefusedOption("dtype", f"bfloat16 on this CPU needs the C kernels{cause}; set dtype to auto or float32.")
+    if kv_cache_dtype == "auto":
+        return None
+    is_in_bfloat16 = dtype in ("auto", "bfloat16")
+    supported = [name for name in support.kv_cache_dtypes if name != "int8" or is_in_bfloat16]
+    if kv_cache_dtype in supported:
+        return None
+    nearest = " or int8" if "int8" in supported else ""
+    if kv_cache_dtype == "fp8":
+        text = f"A KV cache in fp8 needs a GPU; set kv_cache_dtype to auto{nearest}."
+    elif support.device != "cpu":
+        text = "A KV cache in int8 needs a CPU with the C kernels; set kv_cache_dtype to auto or fp8."
+    elif "int8" in support.kv_cache_dtypes:
+        text = (
+            f"A KV cache in int8 needs the C kernels, which do not compute in {dtype};"
+            " set dtype or kv_cache_dtype to auto."
+        )
+    else:
+        text = f"A KV cache in int8 needs the C kernels{cause}; set kv_cache_dtype to auto."
+    return RefusedOption("kv_cache_dtype", text)
+
+
+def find_slow_dtype(support: ComputeSupport, dtype: DTypeName, *, is_encoder: bool) -> SlowReason | None:
+    """Return why an engine computes more slowly in the dtype than in the machine's default, or None.
+
+    An encoder's default is float32, since its vectors must stay comparable with stored ones.
+    """
+    if support.device != "cpu":
+        return None
+    if is_encoder and dtype in ("float16", "float32"):
+        return None
+    if support.slow is not None:
+        return support.slow
+    return SlowReason.DTYPE if dtype in ("float16", "float32") else None

@@ -1,0 +1,117 @@
+"""Streams whose first token takes long: headers after a delay, then pings, and later failures as events."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from inference_worker.contract.messages import AnswerEvent, End
+from inference_worker.contract.request import TokenCounts
+from millrace.gateway.core.errors import ApiError
+from millrace.gateway.http import stream_heartbeat
+from millrace.gateway.http.consumer import HttpConsumer
+from millrace.gateway.http.endpoints.inference import ChatCompletions, Completions
+from millrace.gateway.http.endpoints.messages import Messages
+from millrace.gateway.http.endpoints.responses import CreateResponse
+from millrace.gateway.http.endpoints.resume import ResumeStream
+from tests.support.gateway.streamed_request import TOKENS, RunningRequest, call_endpoint, install_gateway
+
+ENDPOINTS = [ChatCompletions, Completions, CreateResponse, Messages]
+PING_SECONDS, HEADERS_SECONDS, SILENT_SECONDS = 0.03, 0.06, 0.2
+LOST = ApiError("worker_lost", "The worker was lost.")
+
+
+class SilentRequest(RunningRequest):
+    """A request whose first token comes late, or that fails instead."""
+
+    def __init__(self, seconds: float, error: ApiError | None = None, pause: float = 0.0) -> None:
+        super().__init__()
+        self.ignored = ("store",)
+        self._seconds, self._error, self._pause = seconds, error, pause
+
+    async def events(self) -> AsyncIterator[AnswerEvent]:
+        await asyncio.sleep(self._seconds)
+        if self._error is not None:
+            raise self._error
+        yield TOKENS
+        await asyncio.sleep(self._pause)
+        yield End("req_1", 1, 1, "stop", None, TokenCounts(1, output=1))
+
+
+async def call(
+    monkeypatch: pytest.MonkeyPatch, request: SilentRequest, consumer: type[HttpConsumer], seconds: float
+) -> tuple[list[dict[str, Any]], float]:
+    """Return the messages of the response and the time of the call."""
+    monkeypatch.setattr(stream_heartbeat, "PING_SECONDS", PING_SECONDS)
+    install_gateway(monkeypatch, request, stream_headers_seconds=seconds)
+    called = asyncio.get_running_loop().time()
+    async with asyncio.timeout(60):
+        return await call_endpoint(consumer), called
+
+
+def pings(consumer: type[HttpConsumer]) -> bytes:
+    is_anthropic = consumer is Messages
+    return b'event: ping\ndata: {"type": "ping"}\n\n' if is_anthropic else b": ping\n\n"
+
+
+@pytest.mark.parametrize("consumer", [*ENDPOINTS, ResumeStream])
+async def test_headers_and_pings_precede_a_late_token(
+    monkeypatch: pytest.MonkeyPatch, consumer: type[HttpConsumer]
+) -> None:
+    (start, *bodies), called = await call(monkeypatch, SilentRequest(SILENT_SECONDS), consumer, HEADERS_SECONDS)
+    assert start["status"] == 200
+    assert HEADERS_SECONDS <= start["time"] - called < SILENT_SECONDS
+    headers = dict(start["headers"])
+    assert headers[b"content-type"].startswith(b"text/event-stream")
+    assert headers.get(b"x-millrace-ignored") == (None if consumer is ResumeStream else b"store")
+    assert b"x-millrace-model" not in headers
+    texts = [body["body"] for body in bodies]
+    count = texts.count(pings(consumer))
+    assert count >= 2
+    assert texts[:count] == [pings(consumer)] * count
+    assert all(b"data: " in text for text in texts[count:])
+    assert [body["more_body"] for body in bodies] == [True] * (len(bodies) - 1) + [False]
+
+
+@pytest.mark.parametrize("consumer", ENDPOINTS)
+async def test_a_failure_after_the_headers_is_an_event(
+    monkeypatch: pytest.MonkeyPatch, consumer: type[HttpConsumer]
+) -> None:
+    (start, *bodies), _ = await call(monkeypatch, SilentRequest(SILENT_SECONDS, LOST), consumer, HEADERS_SECONDS)
+    assert start["status"] == 200
+    *_, last = [line for line in bodies[-1]["body"].splitlines() if line.startswith(b"data: ")]
+    error = msgspec.json.decode(last.removeprefix(b"data: "))
+    assert error.get("error", error)["message"] == LOST.message
+    assert not bodies[-1]["more_body"]
+
+
+@pytest.mark.parametrize("consumer", ENDPOINTS)
+async def test_a_failure_before_the_headers_is_a_status(
+    monkeypatch: pytest.MonkeyPatch, consumer: type[HttpConsumer]
+) -> None:
+    (start, body), _ = await call(monkeypatch, SilentRequest(0.01, LOST), consumer, 60)
+    assert start["status"] >= 500
+    assert not body["more_body"]
+
+
+async def test_a_pause_in_a_stream_has_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = SilentRequest(0.0, pause=SILENT_SECONDS)
+    (start, first, *bodies), _ = await call(monkeypatch, request, ChatCompletions, HEADERS_SECONDS)
+    assert (b"x-millrace-model", b"m") in start["headers"]
+    assert b"data: " in first["body"]
+    *quiet, last = bodies
+    assert len(quiet) >= 2
+    assert {body["body"] for body in quiet} == {pings(ChatCompletions)}
+    assert not last["more_body"]
+
+
+async def test_a_response_without_a_stream_has_no_early_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = SilentRequest(SILENT_SECONDS, LOST)
+    request.request = dataclasses.replace(request.request, stream=False)
+    (start, _), _called = await call(monkeypatch, request, ChatCompletions, HEADERS_SECONDS)
+    assert start["status"] == 503
