@@ -216,6 +216,7 @@ if (form) {
     if (message.type === "started") {
       run.id = message.request_id;
       state(run.column, "info", _("Answering"));
+      showSampling(run.column, message.sampling_defaults || {});
     } else if (message.type === "chunk") {
       const [choice] = message.chunk.choices;
       run.reason = choice?.finish_reason || run.reason;
@@ -272,6 +273,13 @@ if (form) {
   const errorText = ({ error, retry_after }) => {
     const later = retry_after && !/try again/.test(error.message) ? ` ${_("Try again in %(seconds)s s.", { seconds: Math.ceil(retry_after) })}` : "";
     return `${(window.TEXTS && reasons[error.code]) || error.message}${later} (${error.code})`;
+  };
+
+  // The sampling parameters that the request took from the model's deployment.
+  const showSampling = (column, defaults) => {
+    const text = Object.entries(defaults).map(([name, value]) => `${name}=${value}`).join(", ");
+    setText(column, "sampling", text);
+    $("[data-sampling]", column.card).parentElement.hidden = !text;
   };
 
   const show = (run, usage, model) => {

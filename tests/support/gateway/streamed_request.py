@@ -19,7 +19,7 @@ from millrace.gateway.core.cors import CrossOrigin
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.http.consumer import HttpConsumer
-from millrace.gateway.http.endpoints import resume
+from millrace.gateway.http.endpoints import inference, resume
 from millrace.gateway.protocols.openai import chat
 from tenants.keys.snapshot import ApiKeySnapshot
 from tests.support.gateway.keys import KEY
@@ -52,6 +52,7 @@ class RunningRequest:
         )
         self.further_prompts: list[Any] = []
         self.ignored = ()
+        self.decision_record: dict[str, Any] = {}
         self.model, self.request_id = "m", "req_1"
         self.is_streaming = asyncio.Event()
 
@@ -128,7 +129,8 @@ def install_gateway(
     )
     for module in ("consumer", "endpoints.websocket"):
         monkeypatch.setattr(f"millrace.gateway.http.{module}.running_gateway", lambda: gateway)
-    monkeypatch.setattr(resume, "StreamFollower", FakeFollower)
+    for endpoints in (inference, resume):
+        monkeypatch.setattr(endpoints, "StreamFollower", FakeFollower)
     running.end_requests = gateway.active_requests.end  # type: ignore[attr-defined]
 
 

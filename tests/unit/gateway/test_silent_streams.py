@@ -21,6 +21,33 @@ from millrace.gateway.http.endpoints.responses import CreateResponse
 from millrace.gateway.http.endpoints.resume import ResumeStream
 from tests.support.gateway.streamed_request import TOKENS, RunningRequest, call_endpoint, install_gateway
 
+
+class UnfinishedCall:
+    """An idempotent call whose request was started by an earlier call. It stores nothing."""
+
+    unfinished_request_id = "req_1"
+    keeps_running = failed = False
+    restarted: str | None = None
+
+    async def restart(self, request_id: str) -> None:
+        self.restarted = request_id
+
+    def record_start(self, *_: Any) -> None: ...
+
+    def record_body(self, *_: Any) -> None: ...
+
+    async def store_response(self, *_: Any) -> None: ...
+
+    async def end(self) -> None: ...
+
+
+class RepeatedCompletions(ChatCompletions):
+    """The second call with an Idempotency-Key."""
+
+    async def begin_idempotent_call(self, content: bytes) -> None:
+        self.idempotent_call = UnfinishedCall()  # type: ignore[assignment]
+
+
 ENDPOINTS = [ChatCompletions, Completions, CreateResponse, Messages]
 PING_SECONDS, HEADERS_SECONDS, SILENT_SECONDS = 0.03, 0.06, 0.2
 LOST = ApiError("worker_lost", "The worker was lost.")
@@ -59,7 +86,7 @@ def pings(consumer: type[HttpConsumer]) -> bytes:
     return b'event: ping\ndata: {"type": "ping"}\n\n' if is_anthropic else b": ping\n\n"
 
 
-@pytest.mark.parametrize("consumer", [*ENDPOINTS, ResumeStream])
+@pytest.mark.parametrize("consumer", [*ENDPOINTS, RepeatedCompletions, ResumeStream])
 async def test_headers_and_pings_precede_a_late_token(
     monkeypatch: pytest.MonkeyPatch, consumer: type[HttpConsumer]
 ) -> None:
@@ -68,7 +95,7 @@ async def test_headers_and_pings_precede_a_late_token(
     assert HEADERS_SECONDS <= start["time"] - called < SILENT_SECONDS
     headers = dict(start["headers"])
     assert headers[b"content-type"].startswith(b"text/event-stream")
-    assert headers.get(b"x-millrace-ignored") == (None if consumer is ResumeStream else b"store")
+    assert headers.get(b"x-millrace-ignored") == (b"store" if consumer in ENDPOINTS else None)
     assert b"x-millrace-model" not in headers
     texts = [body["body"] for body in bodies]
     count = texts.count(pings(consumer))
@@ -97,6 +124,25 @@ async def test_a_failure_before_the_headers_is_a_status(
     (start, body), _ = await call(monkeypatch, SilentRequest(0.01, LOST), consumer, 60)
     assert start["status"] >= 500
     assert not body["more_body"]
+
+
+async def test_a_repeated_call_whose_request_failed_is_restarted_unless_its_headers_are_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[UnfinishedCall] = []
+
+    class Repeated(ChatCompletions):
+        async def begin_idempotent_call(self, content: bytes) -> None:
+            calls.append(UnfinishedCall())
+            self.idempotent_call = calls[-1]  # type: ignore[assignment]
+
+    await call(monkeypatch, SilentRequest(0.01, LOST), Repeated, 60)
+    assert calls[-1].restarted is not None
+    (start, *bodies), _ = await call(monkeypatch, SilentRequest(SILENT_SECONDS, LOST), Repeated, HEADERS_SECONDS)
+    assert start["status"] == 200
+    assert (b"x-request-id", b"req_1") in start["headers"]
+    assert LOST.message.encode() in bodies[-1]["body"]
+    assert (calls[-1].restarted, calls[-1].keeps_running, calls[-1].failed) == (None, False, True)
 
 
 async def test_a_pause_in_a_stream_has_pings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -576,6 +576,7 @@ class InferenceService:
 
     def _execution(self, active: ActiveRequest, admitted: AdmittedRequest, echo: list[list[int]] | None) -> Execution:
         request = active.request
+        active.decision_record.pop("sampling_defaults", None)  # those of a model that failed
         if defaults := request.defaults_of(admitted.demand.model):
             active.decision_record["sampling_defaults"] = defaults
         if active.prompt.truncated_inputs:

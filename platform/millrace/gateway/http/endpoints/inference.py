@@ -19,6 +19,7 @@ from millrace.gateway.core.errors import ApiError, unknown_url
 from millrace.gateway.core.request_body import too_large, without_mark
 from millrace.gateway.core.types import InferenceRequest, ResponseSpec, Writer
 from millrace.gateway.dispatch.stream_follower import StreamFollower, StreamNotFound
+from millrace.gateway.dispatch.streams import STREAM_LOST
 from millrace.gateway.http.client_paths import DEPLOYMENT
 from millrace.gateway.http.consumer import ANY_METHOD, Headers, HttpConsumer
 from millrace.gateway.lifecycle.active_request import ActiveRequest
@@ -154,16 +155,23 @@ class InferenceConsumer(PromptConsumer):
             return False
         follower = StreamFollower(self.gateway.dispatcher, call.unfinished_request_id, key.tenant_id, None)
         call.keeps_running = True
+        new_request_id, self.request_id = self.request_id, call.unfinished_request_id
         async with self.gateway.subscribers.subscription(call.unfinished_request_id):
+            if request.stream:
+                self.begin_heartbeat(lambda: ignored_headers(request))
             try:
                 events = checked_events(follower.events(), follower.response_spec)
                 first = await anext(events)
                 response_spec = await follower.response_spec()
-            except (ApiError, StreamNotFound):  # it was not sent, failed or was cancelled
+            except (ApiError, StreamNotFound) as exc:  # it was not sent, failed or was cancelled
                 call.keeps_running = False
+                if self.heartbeat is not None:
+                    await self.heartbeat.stop()
+                if self._responding:  # the headers name the request that has failed
+                    raise exc if isinstance(exc, ApiError) else ApiError("stream_lost", STREAM_LOST) from exc
+                self.request_id = new_request_id
                 await call.restart(self.request_id)
                 return False
-            self.request_id = call.unfinished_request_id
             if self.trace is not None:
                 self.trace.replay_of = call.unfinished_request_id
             writer = self.gateway.service.writer(response_spec)

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import time
 from codecs import BOM_UTF8
-from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -287,7 +286,7 @@ class Socket:
             trace.set_request(request, message)
             active = await service.begin(key, request, chat.DIALECT, trace.request_id, trace)
             try:
-                await self._forward(name, active, active.request.ignored)
+                await self._forward(name, active)
             except (ApiError, OSError):  # the request has ended, or the client has disconnected
                 raise
             except Exception:
@@ -296,13 +295,17 @@ class Socket:
             finally:
                 service.release(active)
 
-    async def _forward(self, name: str, active: ActiveRequest, ignored: Sequence[str]) -> None:
+    async def _forward(self, name: str, active: ActiveRequest) -> None:
         events = self._gateway.service.events(active)
         event: AnswerEvent = await anext(events)
         writer = active.writer()
         self._streams[name] = writer, active
         started = {"type": "started", "id": name, "request_id": active.request_id, "model": active.model}
-        await self._send({**started, **({"ignored": ignored} if ignored else {})})
+        details = {
+            "ignored": active.request.ignored,
+            "sampling_defaults": active.decision_record.get("sampling_defaults"),
+        }
+        await self._send(started | {field: value for field, value in details.items() if value})
         while True:
             for data in writer.stream(event):
                 if data != DONE:
