@@ -48,9 +48,9 @@ def page(signed_in: Page) -> Iterator[Page]:
     assert complaints == []
 
 
-def submit(page: Page, prompt: str, max_tokens: int | None = None) -> None:
+def submit(page: Page, prompt: str, max_tokens: int | None = None, temperature: str = "0") -> None:
     page.get_by_label("Max output tokens").fill("" if max_tokens is None else str(max_tokens))
-    page.get_by_label("Temperature").fill("0")
+    page.get_by_label("Temperature").fill(temperature)
     page.get_by_label("Message").fill(prompt)
     user_messages = page.locator(".chat-message.user:visible")
     before = user_messages.count()
@@ -85,6 +85,15 @@ def test_output_is_streamed_and_its_cost_equals_the_usage_event(page, stack):
     submit(page, "And of Italy?", 8)
     expect(state(page)).to_have_text(ANSWERED, timeout=60_000)
     expect(column(page).locator(".chat-message")).to_have_count(4)
+
+
+def test_the_sampling_parameters_of_the_models_deployment_are_shown(page):
+    submit(page, "Hello", 4)
+    expect(state(page)).to_have_text(ANSWERED, timeout=60_000)
+    assert not column(page).get_by_text("Sampling defaults").is_visible()  # greedy requests take none
+    submit(page, "Hello again", 4, temperature="")
+    expect(column(page).locator("[data-sampling]")).to_have_text("temperature=0.2, top_p=0.9")  # of the model's card
+    expect(state(page)).to_have_text(ANSWERED, timeout=60_000)
 
 
 def test_escape_cancels_the_request(page):

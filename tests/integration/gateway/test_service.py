@@ -310,7 +310,7 @@ async def test_a_job_has_the_requests_billing_context(gate: Gate, a: Replica) ->
         ServiceClass.FLEX,
     )
     assert call.execution.response_spec.shows_special_tokens
-    assert call.execution.response_spec.last_prompt_id == 4
+    assert call.execution.response_spec.last_prompt_ids == [4]
     decision_record = await gate.decision_record(call)
     assert (decision_record["metadata"], decision_record["user"]) == ({"order": "7"}, "u")
 

@@ -134,9 +134,13 @@ def install_gateway(
     running.end_requests = gateway.active_requests.end  # type: ignore[attr-defined]
 
 
-async def call_endpoint(consumer: type[HttpConsumer]) -> list[dict[str, Any]]:
-    """Call an endpoint and return the messages that it sends, each with the `time` of the loop."""
-    sent: list[dict[str, Any]] = []
+async def call_endpoint(consumer: type[HttpConsumer], sent: list[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """Call an endpoint and return the messages that it sends, each with the `time` of the loop.
+
+    Args:
+        sent: a list to which each message is appended as it is sent.
+    """
+    sent = [] if sent is None else sent
     over, loop = asyncio.Event(), asyncio.get_running_loop()
     has_body = consumer.method == "POST"
     messages = iter([{"type": "http.request", "body": b"{}", "more_body": False}] * has_body)

@@ -20,6 +20,7 @@ from millrace.gateway.http.endpoints.messages import Messages
 from millrace.gateway.http.endpoints.responses import CreateResponse
 from millrace.gateway.http.endpoints.resume import ResumeStream
 from tests.support.gateway.streamed_request import TOKENS, RunningRequest, call_endpoint, install_gateway
+from tests.support.waiting import eventually_async
 
 
 class UnfinishedCall:
@@ -49,36 +50,43 @@ class RepeatedCompletions(ChatCompletions):
 
 
 ENDPOINTS = [ChatCompletions, Completions, CreateResponse, Messages]
-PING_SECONDS, HEADERS_SECONDS, SILENT_SECONDS = 0.03, 0.06, 0.2
+PING_SECONDS, HEADERS_SECONDS = 0.03, 0.06
 LOST = ApiError("worker_lost", "The worker was lost.")
 
 
 class SilentRequest(RunningRequest):
-    """A request whose first token comes late, or that fails instead."""
+    """A request whose first token or error comes once its response has some messages.
 
-    def __init__(self, seconds: float, error: ApiError | None = None, pause: float = 0.0) -> None:
+    Args:
+        messages: number of messages before the first event.
+        then: number of messages before the end.
+        seconds: further time without an event.
+    """
+
+    def __init__(self, messages: int, error: ApiError | None = None, then: int = 0, seconds: float = 0.0) -> None:
         super().__init__()
         self.ignored = ("store",)
-        self._seconds, self._error, self._pause = seconds, error, pause
+        self.sent: list[dict[str, Any]] = []
+        self._messages, self._error, self._then, self._seconds = messages, error, then, seconds
 
     async def events(self) -> AsyncIterator[AnswerEvent]:
+        await eventually_async(lambda: len(self.sent) >= self._messages)
         await asyncio.sleep(self._seconds)
         if self._error is not None:
             raise self._error
         yield TOKENS
-        await asyncio.sleep(self._pause)
+        await eventually_async(lambda: len(self.sent) >= self._then)
         yield End("req_1", 1, 1, "stop", None, TokenCounts(1, output=1))
 
 
 async def call(
     monkeypatch: pytest.MonkeyPatch, request: SilentRequest, consumer: type[HttpConsumer], seconds: float
-) -> tuple[list[dict[str, Any]], float]:
-    """Return the messages of the response and the time of the call."""
+) -> list[dict[str, Any]]:
+    """Return the messages of the response."""
     monkeypatch.setattr(stream_heartbeat, "PING_SECONDS", PING_SECONDS)
     install_gateway(monkeypatch, request, stream_headers_seconds=seconds)
-    called = asyncio.get_running_loop().time()
-    async with asyncio.timeout(60):
-        return await call_endpoint(consumer), called
+    await call_endpoint(consumer, request.sent)
+    return request.sent
 
 
 def pings(consumer: type[HttpConsumer]) -> bytes:
@@ -90,9 +98,10 @@ def pings(consumer: type[HttpConsumer]) -> bytes:
 async def test_headers_and_pings_precede_a_late_token(
     monkeypatch: pytest.MonkeyPatch, consumer: type[HttpConsumer]
 ) -> None:
-    (start, *bodies), called = await call(monkeypatch, SilentRequest(SILENT_SECONDS), consumer, HEADERS_SECONDS)
+    called = asyncio.get_running_loop().time()
+    start, *bodies = await call(monkeypatch, SilentRequest(3), consumer, HEADERS_SECONDS)
     assert start["status"] == 200
-    assert HEADERS_SECONDS <= start["time"] - called < SILENT_SECONDS
+    assert start["time"] - called >= HEADERS_SECONDS
     headers = dict(start["headers"])
     assert headers[b"content-type"].startswith(b"text/event-stream")
     assert headers.get(b"x-millrace-ignored") == (b"store" if consumer in ENDPOINTS else None)
@@ -109,7 +118,7 @@ async def test_headers_and_pings_precede_a_late_token(
 async def test_a_failure_after_the_headers_is_an_event(
     monkeypatch: pytest.MonkeyPatch, consumer: type[HttpConsumer]
 ) -> None:
-    (start, *bodies), _ = await call(monkeypatch, SilentRequest(SILENT_SECONDS, LOST), consumer, HEADERS_SECONDS)
+    start, *bodies = await call(monkeypatch, SilentRequest(1, LOST), consumer, HEADERS_SECONDS)
     assert start["status"] == 200
     *_, last = [line for line in bodies[-1]["body"].splitlines() if line.startswith(b"data: ")]
     error = msgspec.json.decode(last.removeprefix(b"data: "))
@@ -121,7 +130,7 @@ async def test_a_failure_after_the_headers_is_an_event(
 async def test_a_failure_before_the_headers_is_a_status(
     monkeypatch: pytest.MonkeyPatch, consumer: type[HttpConsumer]
 ) -> None:
-    (start, body), _ = await call(monkeypatch, SilentRequest(0.01, LOST), consumer, 60)
+    start, body = await call(monkeypatch, SilentRequest(0, LOST), consumer, 60)
     assert start["status"] >= 500
     assert not body["more_body"]
 
@@ -136,9 +145,9 @@ async def test_a_repeated_call_whose_request_failed_is_restarted_unless_its_head
             calls.append(UnfinishedCall())
             self.idempotent_call = calls[-1]  # type: ignore[assignment]
 
-    await call(monkeypatch, SilentRequest(0.01, LOST), Repeated, 60)
+    await call(monkeypatch, SilentRequest(0, LOST), Repeated, 60)
     assert calls[-1].restarted is not None
-    (start, *bodies), _ = await call(monkeypatch, SilentRequest(SILENT_SECONDS, LOST), Repeated, HEADERS_SECONDS)
+    start, *bodies = await call(monkeypatch, SilentRequest(1, LOST), Repeated, HEADERS_SECONDS)
     assert start["status"] == 200
     assert (b"x-request-id", b"req_1") in start["headers"]
     assert LOST.message.encode() in bodies[-1]["body"]
@@ -146,8 +155,8 @@ async def test_a_repeated_call_whose_request_failed_is_restarted_unless_its_head
 
 
 async def test_a_pause_in_a_stream_has_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = SilentRequest(0.0, pause=SILENT_SECONDS)
-    (start, first, *bodies), _ = await call(monkeypatch, request, ChatCompletions, HEADERS_SECONDS)
+    request = SilentRequest(0, then=4)
+    start, first, *bodies = await call(monkeypatch, request, ChatCompletions, 60)
     assert (b"x-millrace-model", b"m") in start["headers"]
     assert b"data: " in first["body"]
     *quiet, last = bodies
@@ -157,7 +166,7 @@ async def test_a_pause_in_a_stream_has_pings(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_a_response_without_a_stream_has_no_early_headers(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = SilentRequest(SILENT_SECONDS, LOST)
+    request = SilentRequest(0, LOST, seconds=3 * HEADERS_SECONDS)
     request.request = dataclasses.replace(request.request, stream=False)
-    (start, _), _called = await call(monkeypatch, request, ChatCompletions, HEADERS_SECONDS)
+    start, _ = await call(monkeypatch, request, ChatCompletions, HEADERS_SECONDS)
     assert start["status"] == 503

@@ -48,7 +48,7 @@ def events_of(
 
 
 def spec_of(tokenizer: Tokenizer, prompt: list[int], **fields: Any) -> ResponseSpec:
-    return ResponseSpec("d", "req_1", "m", 123, len(prompt), last_prompt_id=prompt[-1], **fields)
+    return ResponseSpec("d", "req_1", "m", 123, len(prompt), last_prompt_ids=[prompt[-1]], **fields)
 
 
 def check(tokenizer: Tokenizer, prompt: list[int], output: list[int], *, is_echo: bool, shows_special: bool) -> None:
@@ -96,6 +96,24 @@ def test_each_token_is_at_its_offset(
         is_echo=is_echo,
         shows_special=shows_special,
     )
+
+
+def test_each_prompts_completions_are_spelled_after_its_own_last_token(tmp_path: Path) -> None:
+    write_pieces(tmp_path)
+    tokenizer = Tokenizer.from_dir(tmp_path)
+    word = tokenizer.encode("a b", add_special_tokens=False)[-1:]
+    prompts = [[tokenizer.encode("x", add_special_tokens=False)[-1]], []]
+    scores = [TokenLogprobs(token, -1.0, 1, ((token, -1.0),)) for token in word]
+    last_ids = [ids[-1] if ids else None for ids in prompts]
+    spec = ResponseSpec("d", "req_1", "m", 123, 1, n=2, prompts=2, last_prompt_ids=last_ids)
+    texts = [tokenizer.detokenizer(SamplingParams(), continues=bool(prompts[index // 2])) for index in range(4)]
+    written = [text.push(word[0]) + text.flush() for text in texts]
+    events: list[AnswerEvent] = [
+        Tokens("r", 1, number, word, text, index=number, logprobs=scores) for number, text in enumerate(written)
+    ]
+    end = End("r", 1, 4, "stop", None, TokenCounts(1, output=4))
+    choices = CompletionWriter(spec, tokenizer).build_response([*events, end])["choices"]
+    assert [choice["logprobs"]["tokens"][0] for choice in choices] == written == [" b", " b", "b", "b"]
 
 
 def test_offsets_after_a_special_token_and_a_character_of_several_tokens(tokenizer: Tokenizer) -> None:

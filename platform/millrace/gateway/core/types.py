@@ -258,7 +258,7 @@ class ResponseSpec(msgspec.Struct, frozen=True):
     echoed_parameters: dict[str, Any] = {}
     checked: CheckedSchemas | None = None
     truncated: str = ""  # the number of truncated inputs of all inputs, such as "3 of 40"; empty: none
-    last_prompt_id: int | None = None  # the last token of the first prompt
+    last_prompt_ids: list[int | None] = []  # the last token of each prompt; without log-probabilities, of the first
     shows_special_tokens: bool = False  # the text has special tokens
 
     @property

@@ -422,12 +422,13 @@ class InferenceService:
             [model, *active.remaining_candidates],
             len(active.executions),
         )
-        echo = await self._echo(model, active) if request.echo else None
+        needs_prompts = request.echo or (request.more_prompts and request.sampling.logprobs is not None)
+        prompts = await self._prompt_ids(model, active) if needs_prompts else None
         admitted = await self._admit_with_room(active, demand) if summarizes else None
         summarized_prompt = None if admitted is None else whole_prompt
         if admitted is None:
             admitted = await self._admission.admit(demand)
-        await self._start(active, admitted, echo, rejection, reserves=True, summarized_prompt=summarized_prompt)
+        await self._start(active, admitted, prompts, rejection, reserves=True, summarized_prompt=summarized_prompt)
 
     async def _admit_with_room(self, active: ActiveRequest, demand: AdmissionRequest) -> AdmittedRequest | None:
         """Admit a prompt with room for a summary of its dropped messages. Return None if that does not fit a limit."""
@@ -477,7 +478,7 @@ class InferenceService:
         return prompt
 
     async def _run_summarized(
-        self, active: ActiveRequest, admitted: AdmittedRequest, execution: Execution, echo: list[list[int]] | None
+        self, active: ActiveRequest, admitted: AdmittedRequest, execution: Execution, prompts: list[list[int]] | None
     ) -> Execution:
         """Return the execution of the prompt with a summary of its dropped messages, or without one if that fails.
 
@@ -497,7 +498,7 @@ class InferenceService:
         active.reserved = [
             with_prompt(each, active.prompt) if each.demand.prompt is room_prompt else each for each in active.reserved
         ]
-        summarized = self._execution(active, with_prompt(admitted, active.prompt), echo)
+        summarized = self._execution(active, with_prompt(admitted, active.prompt), prompts)
         summarized.answer, summarized.whole_prompt = execution.answer, execution.whole_prompt
         if summarized.answer is not None and not is_summarized:
             summarized.answer.seconds = 0  # later requests get an answer with a summary
@@ -525,7 +526,7 @@ class InferenceService:
         self,
         active: ActiveRequest,
         admitted: AdmittedRequest,
-        echo: list[list[int]] | None = None,
+        prompts: list[list[int]] | None = None,
         rejection: ApiError | None = None,
         *,
         reserves: bool = False,
@@ -534,6 +535,7 @@ class InferenceService:
         """Serve an admitted execution from the answer cache or dispatch it, unless there is a rejection.
 
         Args:
+            prompts: the tokens of all prompts, if the response needs more than those of the first.
             reserves: whether the escalations that may follow are reserved first.
             summarized_prompt: the whole prompt, if a part of it is summarized before the execution is dispatched.
 
@@ -545,13 +547,13 @@ class InferenceService:
             if reserves:
                 await self._reserves.reserve(active, admitted)
             asked = admitted if summarized_prompt is None else with_prompt(admitted, active.prompt)
-            execution = self._execution(active, asked, echo)
+            execution = self._execution(active, asked, prompts)
             execution.whole_prompt = summarized_prompt
             if not await self._answers.serve(execution, request, key, active.question):
                 if rejection is not None:
                     raise rejection
                 if summarized_prompt is not None:
-                    execution = await self._run_summarized(active, admitted, execution, echo)
+                    execution = await self._run_summarized(active, admitted, execution, prompts)
                 self._dispatcher.submit(execution)
                 if reserves and not active.executions and self._shadows is not None:
                     active.shadowed = self._shadows.start(active, execution, self._tokenize)
@@ -566,15 +568,17 @@ class InferenceService:
         active.executions.append(execution)
         self._metrics.in_flight.set(self._dispatcher.in_flight)
 
-    async def _echo(self, model: ServedModel, active: ActiveRequest) -> list[list[int]]:
-        """Return the tokens of all prompts, for completions that begin with them."""
+    async def _prompt_ids(self, model: ServedModel, active: ActiveRequest) -> list[list[int]]:
+        """Return the tokens of all prompts."""
         further_prompts = enumerate(active.request.more_prompts, 1)
         others = [
             dataclasses.replace(active.request, prompt=prompt, number=number) for number, prompt in further_prompts
         ]
         return [active.prompt.ids, *[(await self._tokenize(model, other)).ids for other in others]]
 
-    def _execution(self, active: ActiveRequest, admitted: AdmittedRequest, echo: list[list[int]] | None) -> Execution:
+    def _execution(
+        self, active: ActiveRequest, admitted: AdmittedRequest, prompts: list[list[int]] | None
+    ) -> Execution:
         request = active.request
         active.decision_record.pop("sampling_defaults", None)  # those of a model that failed
         if defaults := request.defaults_of(admitted.demand.model):
@@ -592,12 +596,12 @@ class InferenceService:
             request.service_class,
             request.sampling.n,
             1 + len(request.more_prompts),
-            echo=echo,
+            echo=prompts if request.echo else None,
             echoed_parameters=request.echoed_parameters
             | {name: value for name, value in defaults.items() if name in request.echoed_parameters},
             checked=request.checked,
             truncated=active.prompt.truncated,
-            last_prompt_id=active.prompt.ids[-1] if active.prompt.ids else None,
+            last_prompt_ids=[ids[-1] if ids else None for ids in prompts or [active.prompt.ids]],
             shows_special_tokens=not request.sampling.skip_special_tokens,
             **call_fields(request, admitted.demand.model),
         )

@@ -89,7 +89,8 @@ class OpenAIWriter(ABC):
     def _speller(self, index: int) -> TokenSpeller:
         """Return the speller of a choice, which is at the choice's first token in the first call."""
         if index not in self._spellers:
-            last = self._spec.last_prompt_id
+            number = index // self._spec.n
+            last = next(iter(self._spec.last_prompt_ids[number : number + 1]), None)
             self._spellers[index] = TokenSpeller(
                 self._tokenizer,
                 continues=self._tokenizer.is_continued([] if last is None else [last]),
