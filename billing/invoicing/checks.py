@@ -11,17 +11,9 @@ from django.db import connection
 from billing.currencies.amounts import femto_a_cent, nano_a_cent
 from billing.invoicing import document, pdf
 from billing.invoicing.files import stored_pdf
-from billing.invoicing.lines import (
-    Count,
-    UsageLine,
-    count_usage,
-    find_usage,
-    line,
-    lines_of,
-    rerated_lines,
-    select_usage,
-)
-from billing.invoicing.metered_lines import metered_lines
+from billing.invoicing.line_sources import MonthDraft
+from billing.invoicing.lines import Count, UsageLine, count_usage, find_usage, lines_of
+from billing.invoicing.month_charges import month_charges, number_lines
 from billing.ledger.ledger import sum_booked
 from billing.metering.archives import require_usage
 from billing.models import Account, Invoice, InvoiceLine
@@ -76,14 +68,11 @@ def recompute_document(invoice: Invoice, uses: Iterable[UsageLine], count: Count
 
     What was decided at issue (number, dates, parties, fees, credits, tax rule) is taken from the invoice.
     """
-    billed = None if invoice.refers_to is None else invoice.refers_to.period
-    lines = [
-        line(invoice, number, use) for number, use in enumerate(select_usage(invoice.invoice_type, uses, billed), 1)
-    ]
-    lines += rerated_lines(invoice, len(lines))
-    lines += metered_lines(invoice, len(lines))
-    stored = lines_of(invoice).exclude(line_type=InvoiceLine.LineType.METERED)
-    lines += [item for item in stored if item.price_id is None]
+    stored = list(lines_of(invoice))
+    lines = month_charges(MonthDraft(invoice, list(uses)), stored)
+    fixed = (InvoiceLine.LineType.CREDIT, InvoiceLine.LineType.PREPAID)
+    lines += [row for row in stored if row.line_type in fixed and row.price_id is None]
+    number_lines(lines)
     made = Invoice(**{field.attname: getattr(invoice, field.attname) for field in Invoice._meta.concrete_fields})
     made.period, made.entity, made.refers_to = invoice.period, invoice.entity, invoice.refers_to
     made.subtotal = sum(item.cents for item in lines)

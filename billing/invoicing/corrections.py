@@ -31,7 +31,7 @@ def do_issue_credit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], r
         if billed.sells_credit:
             raise Conflict("A purchase of prepaid credit cannot be credited. Refund its payment instead.")
         note = note_on(billed, Invoice.InvoiceType.CREDIT_NOTE, reason)
-        lines = [amount_line(note, number, *amount) for number, amount in enumerate(amounts, 1)]
+        lines = [amount_line(note, *amount) for amount in amounts]
         left = creditable(billed)
         if left < sum(cents for _, cents in amounts):
             raise Conflict(f"Only {dollars(left, billed.currency)} of this invoice can still be credited.")
@@ -51,7 +51,7 @@ def do_issue_debit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], re
         if billed.invoice_type != Invoice.InvoiceType.INVOICE or billed.state not in final:
             raise Conflict("Only final invoices that are not void can be debited. Add a one-off line instead.")
         note = note_on(billed, Invoice.InvoiceType.DEBIT_NOTE, reason)
-        lines = [amount_line(note, number, *amount) for number, amount in enumerate(amounts, 1)]
+        lines = [amount_line(note, *amount) for amount in amounts]
         return do_finalize(write(note, lines))
 
 
@@ -85,13 +85,12 @@ def note_on(billed: Invoice, invoice_type: Invoice.InvoiceType, reason: str) -> 
     )
 
 
-def amount_line(note: Invoice, position: int, description: str, cents: int) -> InvoiceLine:
+def amount_line(note: Invoice, description: str, cents: int) -> InvoiceLine:
     """Return a line of a fixed amount on a credit note or debit note."""
     line_type = InvoiceLine.LineType.CREDIT if note.is_credit_note else InvoiceLine.LineType.ONE_OFF
     return InvoiceLine(
         invoice=note,
         tenant_id=note.tenant_id,
-        position=position,
         line_type=line_type,
         description=description,
         femto=cents * femto_a_cent(note.currency),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,41 +10,26 @@ from zoneinfo import ZoneInfo
 
 import structlog
 from django.db import connection
-from django.db.models import Case, F, Q, QuerySet, Sum, When
+from django.db.models import Q, QuerySet
 
-from billing.currencies.amounts import DEFAULT_CURRENCY, femto_a_cent
-from billing.invoicing.lines import (
-    Count,
-    UsageLine,
-    count_usage,
-    find_usage,
-    line,
-    lines_of,
-    rerated_lines,
-    select_usage,
-)
-from billing.invoicing.metered_lines import metered_in, metered_lines
-from billing.invoicing.term_lines import active_terms, term_change, term_lines
+from billing.currencies.amounts import femto_a_cent
+from billing.invoicing.line_sources import BilledMonth, MonthDraft, read_month
+from billing.invoicing.lines import Count, lines_of
+from billing.invoicing.month_charges import find_billed, month_charges, store_lines
 from billing.ledger import credits
 from billing.ledger.booking import booking
 from billing.metering.archives import require_usage
 from billing.models import (
     ADDRESS,
-    CHARGES,
     Adjustment,
     BillingProfile,
-    Commitment,
     CreditGrant,
     Invoice,
     InvoiceLine,
-    OneOffLine,
     Period,
-    PriceTerm,
-    ReratedInvoice,
 )
-from billing.periods import close_after, default_entity
-from billing.pricing.currencies import currency_of, other_currencies
-from billing.rates.terms import TermType
+from billing.periods import close_after
+from billing.pricing.currencies import currency_of
 from billing.reservations.reservations import open_before
 from billing.taxes.taxes import NoTaxRule, compute_tax, tax_for, vat_party
 from tenants import audit
@@ -94,18 +78,16 @@ def do_draft(
     Raises:
         Conflict: usage of the period is archived.
     """
-    only = None if tenant is None else tenant.pk
     with all_tenants_scope(BypassReason.BILLING):
         # NOTE: the period first: once it is closed, all events of the period are visible below.
         period = Period.objects.select_related("entity").get(pk=period.pk)
-        uses, counts = find_usage(period, only), count_usage(period, only)
+        month = read_month(period, None if tenant is None else tenant.pk)
         require_usage(period.pk)
-        due = {*uses, *_find_committed(period, only)}
-        tenants = list(Tenant.objects.all_tenants().filter(pk__in=due).order_by("pk"))
+        tenants = find_billed(month, tenant)
     found = []
     for row in tenants:
         try:
-            found += _draft(period, row.pk, uses.get(row.pk, []), counts.get(row.pk, Count()))
+            found += _draft(month, row.pk)
         except Exception as exc:
             if on_error is None:
                 raise
@@ -113,65 +95,51 @@ def do_draft(
     return found
 
 
-def _find_committed(period: Period, tenant_id: int | None) -> list[int]:
-    """Return the tenants whose invoice has lines without usage of requests, and that the period's entity bills."""
-    tenants = set(credits.active_commitments(period, tenant_id).values_list("tenant_id", flat=True))
-    tenants |= set(metered_in(period, tenant_id).values_list("tenant_id", flat=True))
-    tenants |= set(_minimums(period, tenant_id).values_list("tenant_id", flat=True))
-    tenants |= set(_due_lines(period, tenant_id).values_list("tenant_id", flat=True))
-    tenants |= _leaving_with_rounding(tenant_id)
-    others = dict(BillingProfile.objects.all_tenants().filter(tenant__in=tenants).values_list("tenant_id", "entity_id"))
-    default = default_entity().pk
-    return [pk for pk in tenants if others.get(pk, default) == period.entity_id]
-
-
-def _leaving_with_rounding(tenant_id: int | None) -> set[int]:
-    """Return the deleted tenants, of one or all, to whom at least a cent of rounding was not billed."""
-    tenants = Tenant.objects.all_tenants().filter(Q(purge_after__isnull=False) | Q(status=Tenant.Status.PURGED))
-    if tenant_id is not None:
-        tenants = tenants.filter(pk=tenant_id)
-    carried, others = carried_rounding(tenants.values("pk")), other_currencies()
-    return {pk for pk, femto in carried.items() if femto <= -femto_a_cent(others.get(pk, DEFAULT_CURRENCY))}
-
-
-def _draft(period: Period, tenant_id: int, uses: list[UsageLine], count: Count) -> list[Invoice]:
+def _draft(month: BilledMonth, tenant_id: int) -> list[Invoice]:
     """Return a tenant's drafts: the invoice, and a correction of each invoice whose usage was reversed."""
-    found = []
     with booking(tenant_id) as tenant:
-        commitments = credits.grant_commitments(period, tenant_id)
-        taken = select_usage(Invoice.InvoiceType.INVOICE, uses)
-        due = bool(taken or commitments) or _due_lines(period, tenant_id).exists()
-        due = due or _minimums(period, tenant_id).exists() or metered_in(period, tenant_id).exists()
-        if (due or _leaving_with_rounding(tenant_id)) and (
-            invoice := _blank(period, tenant, Invoice.InvoiceType.INVOICE)
-        ):
-            invoice.events, invoice.saved_femto = count.events, max(0, count.saved)
-            lines = [line(invoice, number, use) for number, use in enumerate(taken, 1)]
-            lines += metered_lines(invoice, len(lines))
-            lines += term_lines(invoice, lines)
-            lines += [fee(invoice, number, commitment) for number, commitment in enumerate(commitments, len(lines) + 1)]
-            found.append(write(invoice, lines))
-        back = [use for use in uses if use.femto < 0]
-        found += _draft_corrections(period, tenant, back) if back else []
-    return found
+        credits.grant_commitments(month.period, tenant_id)
+        invoice = _draft_document(month, tenant, Invoice.InvoiceType.INVOICE)
+        return [*([] if invoice is None else [invoice]), *_draft_corrections(month, tenant)]
 
 
-def _draft_corrections(period: Period, tenant: Tenant, back: list[UsageLine]) -> list[Invoice]:
+def _draft_document(
+    month: BilledMonth, tenant: Tenant, invoice_type: Invoice.InvoiceType, corrected: Invoice | None = None
+) -> Invoice | None:
+    """Return the draft of a document. None: it is final, or there is nothing to bill."""
+    document = _blank(month.period, tenant, invoice_type, corrected)
+    if document is None:
+        return None
+    draft = fill_draft(document, month)
+    lines = month_charges(draft)
+    if lines:
+        return write(document, lines)
+    if document.pk is not None:
+        document.delete()
+    return None
+
+
+def fill_draft(invoice: Invoice, month: BilledMonth) -> MonthDraft:
+    """Return the draft of a document with the usage of a month."""
+    if invoice.invoice_type == Invoice.InvoiceType.INVOICE:
+        count = month.counts.get(invoice.tenant_id, Count())
+        invoice.events, invoice.saved_femto = count.events, max(0, count.saved)
+    return MonthDraft(invoice, month.usage.get(invoice.tenant_id, []))
+
+
+def _draft_corrections(month: BilledMonth, tenant: Tenant) -> list[Invoice]:
     """Return a draft for each invoice that billed some of the usage. Usage that no invoice billed is not credited."""
-    found = []
+    back = [use for use in month.usage.get(tenant.pk, []) if use.femto < 0]
+    if not back:
+        return []
     billed = Invoice.objects.for_tenant(tenant).filter(
         Q(period__in=[use.billed_period for use in back]) | Q(period__label__in=[use.usage_month for use in back]),
         invoice_type=Invoice.InvoiceType.INVOICE,
-        period__ends_at__lt=period.ends_at,
+        period__ends_at__lt=month.period.ends_at,
     )
-    for invoice in billed.exclude(state__in=[Invoice.State.DRAFT, Invoice.State.VOID]).order_by("period__starts_at"):
-        uses = select_usage(Invoice.InvoiceType.CORRECTION, back, invoice.period)
-        if uses and (note := _blank(period, tenant, Invoice.InvoiceType.CORRECTION, invoice)):
-            note.reason, note.refers_to = "Corrections to invoiced usage", invoice
-            lines = [line(note, number, use) for number, use in enumerate(uses, 1)]
-            lines += rerated_lines(note, len(lines))
-            found.append(write(note, [*lines, *term_change(note, lines)]))
-    return found
+    final = billed.exclude(state__in=[Invoice.State.DRAFT, Invoice.State.VOID]).order_by("period__starts_at")
+    notes = [_draft_document(month, tenant, Invoice.InvoiceType.CORRECTION, invoice) for invoice in final]
+    return [note for note in notes if note is not None]
 
 
 def waits_for_drafts(period: Period) -> bool:
@@ -201,6 +169,8 @@ def _blank(
             period=period,
             invoice_type=invoice_type,
             revision=1 if is_first else documents.count() + 1,
+            refers_to=corrected,
+            reason="" if corrected is None else "Corrections to invoiced usage",
             currency=currency_of(tenant.pk),
         )
     else:
@@ -209,106 +179,13 @@ def _blank(
     return draft
 
 
-def fee(invoice: Invoice, position: int, commitment: Commitment) -> InvoiceLine:
-    """Return the line of a commitment's monthly fee."""
-    return InvoiceLine(
-        invoice=invoice,
-        tenant_id=invoice.tenant_id,
-        position=position,
-        line_type=InvoiceLine.LineType.COMMITMENT,
-        description=commitment.name,
-        femto=commitment.fee * femto_a_cent(invoice.currency),
-        cents=commitment.fee,
-    )
-
-
-def _minimums(period: Period, tenant_id: int | None) -> QuerySet[PriceTerm]:
-    """Return the minimum charges of the period, of one tenant or all."""
-    return active_terms(period, tenant_id).filter(rule__term_type=TermType.MINIMUM.value)
-
-
-def _due_lines(period: Period, tenant_id: int | None) -> QuerySet[OneOffLine]:
-    """Return the one-off lines, of one tenant or all, that an invoice of the period bills."""
-    rows = OneOffLine.objects.all_tenants() if tenant_id is None else OneOffLine.objects.for_tenant(tenant_id)
-    return rows.filter(invoice=None, month__lte=period.label).order_by("pk")
-
-
-def one_offs(invoice: Invoice, lines: list[InvoiceLine]) -> list[InvoiceLine]:
-    """Return the lines of the tenant's due one-off lines. Only invoices of usage bill them."""
-    if invoice.invoice_type != Invoice.InvoiceType.INVOICE:
-        return []
-    return [
-        InvoiceLine(
-            invoice=invoice,
-            tenant_id=invoice.tenant_id,
-            position=number,
-            line_type=InvoiceLine.LineType.ONE_OFF,
-            description=row.description,
-            femto=row.cents * femto_a_cent(invoice.currency),
-            cents=row.cents,
-        )
-        for number, row in enumerate(_due_lines(invoice.period, invoice.tenant_id), len(lines) + 1)
-    ]
-
-
-def bill_one_offs(invoice: Invoice, lines: Iterable[InvoiceLine]) -> None:
-    """Mark the due one-off lines as billed by an invoice of usage, whose `lines` contain them."""
-    is_invoice = invoice.invoice_type == Invoice.InvoiceType.INVOICE  # lines of debit notes have the same type
-    if is_invoice and any(line.line_type == InvoiceLine.LineType.ONE_OFF for line in lines):
-        _due_lines(invoice.period, invoice.tenant_id).update(invoice=invoice)
-
-
-def rounding(invoice: Invoice, lines: list[InvoiceLine]) -> list[InvoiceLine]:
-    """Return the line, if any, that bills the rounding of the tenant's earlier invoices in whole cents.
-
-    The rest, and the rounding of the invoice itself, are carried to the next invoice. An invoice of a tenant whose
-    deletion is scheduled also bills its own rounding. The invoice's subtotal does not become negative.
-    """
-    if invoice.invoice_type != Invoice.InvoiceType.INVOICE:
-        return []
-    unit = femto_a_cent(invoice.currency)
-    billed_more = carried_rounding([invoice.tenant_id]).get(invoice.tenant_id, 0)
-    if invoice.tenant.purge_after is not None or invoice.tenant.status == Tenant.Status.PURGED:
-        billed_more += sum(line.cents * unit - int(line.femto) for line in lines)
-    whole = abs(billed_more) // unit
-    cents = max(-whole if billed_more > 0 else whole, -sum(line.cents for line in lines))
-    if not cents:
-        return []
-    return [
-        InvoiceLine(
-            invoice=invoice,
-            tenant_id=invoice.tenant_id,
-            position=len(lines) + 1,
-            line_type=InvoiceLine.LineType.ROUNDING,
-            description="Rounding of earlier invoices",
-            femto=0,
-            cents=cents,
-        )
-    ]
-
-
-def carried_rounding(tenant_ids: Any) -> dict[int, int]:
-    """Return the femto-USD that rounding billed too much so far, by tenant, on documents that are not void."""
-    sign = Case(When(invoice_type__in=CHARGES, then=1), default=-1)
-    final = Invoice.objects.all_tenants().filter(tenant__in=tenant_ids, number__isnull=False)
-    notes = ReratedInvoice.objects.all_tenants().filter(tenant__in=tenant_ids)
-    final = final.exclude(state=Invoice.State.VOID).order_by()
-    notes = notes.exclude(invoice__state=Invoice.State.VOID).order_by()
-    sums = final.values_list("tenant").annotate(sum=Sum(F("rounding_femto") * sign))
-    found: dict[int, int] = defaultdict(int)
-    for tenant_id, femto in sums.union(notes.values_list("tenant").annotate(sum=Sum("rounding_femto")), all=True):
-        found[tenant_id] += int(femto)
-    return found
-
-
 def write(invoice: Invoice, lines: list[InvoiceLine]) -> Invoice:
+    """Store a draft with its lines and totals."""
     address(invoice)
-    lines = [*lines, *one_offs(invoice, lines)]
-    lines += rounding(invoice, lines)
     with suppress(NoTaxRule):  # a draft may lack it; finalizing then fails
         total(invoice, lines)
     invoice.save()
-    InvoiceLine.objects.all_tenants().bulk_create(lines)
+    store_lines(lines)
     return invoice
 
 

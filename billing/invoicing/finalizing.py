@@ -12,17 +12,13 @@ from billing.currencies.amounts import DEFAULT_CURRENCY, minor_digits, nano_a_ce
 from billing.invoicing import document
 from billing.invoicing.drafts import (
     address,
-    bill_one_offs,
     note_parties,
     notes_on,
-    one_offs,
     returned_credit,
-    rounding,
     total,
     zone,
 )
-from billing.invoicing.lines import lines_of
-from billing.invoicing.term_lines import term_change
+from billing.invoicing.month_charges import mark_billed, renew_charges
 from billing.ledger import credits
 from billing.ledger.booking import booking
 from billing.ledger.ledger import PostedEntry, post
@@ -68,7 +64,8 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
         if not row.complete:
             raise Conflict("The period was still open when this draft was created. Close the period and draft again.")
         profile = address(row)
-        lines = _with_rounding(row)
+        charged = renew_charges(row)
+        lines = charged.lines
         _require_one_currency(row, lines)
         try:
             applied = total(row, lines)
@@ -77,7 +74,7 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
             raise Conflict(str(exc)) from exc
         _issue(row, now, profile)
         _fix(row, lines)
-        bill_one_offs(row, lines)
+        mark_billed(charged)
         emit_finalized(row)
         credits.apply_credit(row, applied)
         _book(row)
@@ -118,27 +115,6 @@ def _reopen_later_months(invoice: Invoice) -> None:
     reversed_in = Adjustment.objects.for_tenant(invoice.tenant_id).filter(cost_femto__lt=0).values("invoice_period")
     later = Period.objects.filter(entity=invoice.entity_id, starts_at__gte=invoice.period.ends_at, pk__in=reversed_in)
     later.update(invoiced_at=None)
-
-
-def _with_rounding(invoice: Invoice) -> list[InvoiceLine]:
-    """Return the lines of a draft, with the one-off lines that are due and the rounding of the final invoices now."""
-    if invoice.invoice_type == Invoice.InvoiceType.CORRECTION:  # other notes may be final now
-        lines_of(invoice).filter(line_type=InvoiceLine.LineType.TERM).delete()
-        lines = list(lines_of(invoice))
-        added = term_change(invoice, lines)
-        InvoiceLine.objects.all_tenants().bulk_create(added)
-        return [*lines, *added]
-    if invoice.invoice_type != Invoice.InvoiceType.INVOICE:
-        return list(lines_of(invoice))
-    renewed = [InvoiceLine.LineType.ONE_OFF, InvoiceLine.LineType.ROUNDING]
-    stored = list(lines_of(invoice))
-    lines = [line for line in stored if line.line_type not in renewed]
-    if len(lines) < len(stored):
-        lines_of(invoice).filter(line_type__in=renewed).delete()
-    added = one_offs(invoice, lines)
-    added += rounding(invoice, [*lines, *added])
-    InvoiceLine.objects.all_tenants().bulk_create(added)
-    return [*lines, *added]
 
 
 def _issue(invoice: Invoice, now: datetime, profile: BillingProfile | None) -> None:

@@ -183,13 +183,12 @@ def select_usage(invoice_type: str, uses: Iterable[UsageLine], billed: Period | 
     return []
 
 
-def line(invoice: Invoice, position: int, use: UsageLine) -> InvoiceLine:
+def line(invoice: Invoice, use: UsageLine) -> InvoiceLine:
     """Return the line of an invoice, or of a credit note with a positive amount."""
     sign = -1 if invoice.is_credit_note else 1
     return InvoiceLine(
         invoice=invoice,
         tenant_id=invoice.tenant_id,
-        position=position,
         line_type=InvoiceLine.LineType.CREDIT if invoice.is_credit_note else InvoiceLine.LineType.USAGE,
         model=use.model,
         tier=use.tier,
@@ -209,7 +208,7 @@ def line(invoice: Invoice, position: int, use: UsageLine) -> InvoiceLine:
     )
 
 
-def difference_line(note: Invoice, position: int, item: RatedDifference) -> InvoiceLine:
+def difference_line(note: Invoice, item: RatedDifference) -> InvoiceLine:
     """Return the line of a difference. Its price is the absolute difference of the prices."""
     sign = 1 if (item.new_nano > item.old_nano) != note.is_credit_note else -1
     femto = -item.femto if note.is_credit_note else item.femto
@@ -217,7 +216,6 @@ def difference_line(note: Invoice, position: int, item: RatedDifference) -> Invo
     return InvoiceLine(
         invoice=note,
         tenant_id=note.tenant_id,
-        position=position,
         line_type=InvoiceLine.LineType.CREDIT if note.is_credit_note else InvoiceLine.LineType.USAGE,
         description=f"price corrected from {old} to {new} per million",
         model=item.model,
@@ -237,8 +235,8 @@ def difference_line(note: Invoice, position: int, item: RatedDifference) -> Invo
     )
 
 
-def rerated_lines(note: Invoice, before: int = 0) -> list[InvoiceLine]:
-    """Return the lines of a note that come from re-ratings, after `before` others.
+def rerated_differences(note: Invoice) -> list[RatedDifference]:
+    """Return the differences of re-ratings that are on a note.
 
     The note of a re-rating has the differences of its invoice. A correction has the differences of the usage that it
     reverses, for re-ratings that did not include the reversal.
@@ -246,11 +244,11 @@ def rerated_lines(note: Invoice, before: int = 0) -> list[InvoiceLine]:
     if note.refers_to is None:
         return []
     rows = ReratedInvoice.objects.for_tenant(note.tenant_id).select_related("rerating")
-    found: list[RatedDifference] = []
     if note.invoice_type == Invoice.InvoiceType.CORRECTION:
+        found: list[RatedDifference] = []
         later = rows.filter(invoice=note.refers_to).exclude(closed_periods__contains=[note.period_id])
         for row in later.order_by("rerating__number"):
             found += differences(row.rerating, note.refers_to, [note.period_id], with_events=False)
-    elif note.pk is not None and (rerated := rows.filter(note=note).first()):
-        found = differences(rerated.rerating, note.refers_to, rerated.closed_periods)
-    return [difference_line(note, number, item) for number, item in enumerate(found, before + 1)]
+        return found
+    rerated = None if note.pk is None else rows.filter(note=note).first()
+    return [] if rerated is None else differences(rerated.rerating, note.refers_to, rerated.closed_periods)

@@ -20,15 +20,13 @@ def metered_in(period: Period, tenant_id: int | None = None) -> QuerySet[Metered
     return rows.filter(invoice_period=period.pk)
 
 
-def metered_lines(invoice: Invoice, before: int) -> list[InvoiceLine]:
-    """Return a line for each price of metered usage, after `before` others. Only invoices of usage have them."""
-    if invoice.invoice_type != Invoice.InvoiceType.INVOICE:
-        return []
+def metered_lines(invoice: Invoice) -> list[InvoiceLine]:
+    """Return a line for each price of an invoice's metered usage."""
     groups: dict[tuple[str, str, int, int], list[MeteredUsage]] = defaultdict(list)
     for row in metered_in(invoice.period, invoice.tenant_id).order_by("model", "component", "price_id", "pk"):
         groups[row.model, row.component, row.price_id, row.nano_per_million].append(row)
     lines = []
-    for position, ((model, name, _, nano), rows) in enumerate(groups.items(), before + 1):
+    for (model, name, _, nano), rows in groups.items():
         component = Component(name)
         units = sum(metered_units(component, row.amount, row.started_at, row.ended_at) for row in rows)
         thousandths = half_up(units * 10**_DIGITS, units_an_hour(component))
@@ -39,7 +37,6 @@ def metered_lines(invoice: Invoice, before: int) -> list[InvoiceLine]:
             InvoiceLine(
                 invoice=invoice,
                 tenant_id=invoice.tenant_id,
-                position=position,
                 line_type=InvoiceLine.LineType.METERED,
                 description=f"{label}: {amount} {unit} at {symbol(invoice.currency)}{price} per million",
                 model=model,

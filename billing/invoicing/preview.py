@@ -6,10 +6,9 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from billing.invoicing.drafts import address, fee, one_offs, rounding, total
-from billing.invoicing.lines import Count, count_usage, find_usage, line, select_usage
-from billing.invoicing.metered_lines import metered_lines
-from billing.invoicing.term_lines import term_lines
+from billing.invoicing.drafts import address, fill_draft, total
+from billing.invoicing.line_sources import read_month
+from billing.invoicing.month_charges import month_charges, number_lines
 from billing.ledger import credits
 from billing.models import BillingEntity, BillingProfile, CreditGrant, Invoice, InvoiceLine, Period
 from billing.pricing.currencies import currency_of
@@ -34,17 +33,11 @@ def preview(tenant: Tenant, now: datetime) -> tuple[Invoice, list[InvoiceLine]] 
         period = period_at(tenant, now)
         if period is None:
             return None
-        invoice = Invoice(tenant=tenant, entity=period.entity, period=period, currency=currency_of(tenant.pk))
-        count = count_usage(period, tenant.pk).get(tenant.pk, Count())
-        invoice.events, invoice.saved_femto = count.events, max(0, count.saved)
-        uses = select_usage(Invoice.InvoiceType.INVOICE, find_usage(period, tenant.pk).get(tenant.pk, []))
-        lines = [line(invoice, number, use) for number, use in enumerate(uses, 1)]
-        lines += metered_lines(invoice, len(lines))
-        lines += term_lines(invoice, lines)
-        commitments = credits.active_commitments(period, tenant.pk)
-        lines += [fee(invoice, number, commitment) for number, commitment in enumerate(commitments, len(lines) + 1)]
-        lines += one_offs(invoice, lines)
-        lines += rounding(invoice, lines)
+        draft = fill_draft(
+            Invoice(tenant=tenant, entity=period.entity, period=period, currency=currency_of(tenant.pk)),
+            read_month(period, tenant.pk),
+        )
+        invoice, lines = draft.invoice, number_lines(month_charges(draft))
         address(invoice)
         with suppress(NoTaxRule):
             total(invoice, lines, _usable(period, tenant.pk))

@@ -149,7 +149,6 @@ def _line(invoice: Invoice, line_type: InvoiceLine.LineType, cents: int) -> Invo
     return InvoiceLine(
         invoice=invoice,
         tenant_id=invoice.tenant_id,
-        position=1,
         line_type=line_type,
         description="Prepaid credit",
         femto=cents * femto_a_cent(invoice.currency),

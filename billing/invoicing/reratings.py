@@ -20,8 +20,8 @@ from billing.invoicing.corrected_prices import RatedDifference, affected_invoice
 from billing.invoicing.corrections import amount_line, note_on
 from billing.invoicing.drafts import creditable, debits_and_credits, write
 from billing.invoicing.finalizing import do_finalize
-from billing.invoicing.lines import difference_line
-from billing.invoicing.term_lines import term_change
+from billing.invoicing.line_sources import MonthDraft
+from billing.invoicing.month_charges import month_charges
 from billing.ledger.booking import booking
 from billing.metering.archives import require_usage
 from billing.models import Invoice, InvoiceLine, Period, PriceBook, ReratedInvoice, Rerating
@@ -250,7 +250,7 @@ def _change(rerating: Rerating, invoice: Invoice, closed: list[int]) -> _Change:
         part = min(excess, creditable(debit))
         if part > 0:
             elsewhere.append((debit, part))
-            lines.append(amount_line(note, len(lines) + 1, f"Credited on debit note {debit.number}", -part))
+            lines.append(amount_line(note, f"Credited on debit note {debit.number}", -part))
             excess -= part
     return _Change(note if amount else None, lines, femto, elsewhere)
 
@@ -259,15 +259,14 @@ def _lines(
     invoice: Invoice, found: list[RatedDifference], note_type: Invoice.InvoiceType, reason: str
 ) -> tuple[Invoice, list[InvoiceLine]]:
     note = note_on(invoice, note_type, reason)
-    lines = [difference_line(note, number, item) for number, item in enumerate(found, 1)]
-    return note, [*lines, *term_change(note, lines)]
+    return note, month_charges(MonthDraft(note, differences=found))
 
 
 def _credit_debit_notes(change: _Change, invoice: Invoice, rerating: Rerating) -> list[Invoice]:
     notes = []
     for debit, part in change.elsewhere:
         note = note_on(debit, Invoice.InvoiceType.CREDIT_NOTE, rerating.reason)
-        line = amount_line(note, 1, f"Correction of prices of invoice {invoice.number}", part)
+        line = amount_line(note, f"Correction of prices of invoice {invoice.number}", part)
         notes.append(do_finalize(write(note, [line])))
     return notes
 

@@ -30,7 +30,7 @@ def term_lines(invoice: Invoice, lines: list[InvoiceLine]) -> list[InvoiceLine]:
         if femto:
             amount = max(cents(femto, invoice.currency), -subtotal)
             subtotal += amount
-            found.append(_line(invoice, len(lines) + len(found) + 1, term.description, femto, amount))
+            found.append(_line(invoice, term.description, femto, amount))
     return found
 
 
@@ -51,7 +51,7 @@ def term_change(note: Invoice, lines: Iterable[InvoiceLine]) -> list[InvoiceLine
     femto = (old - new) if note.is_credit_note else (new - old)
     if not femto:
         return []
-    return [_line(note, len(lines) + 1, "Tiers, discounts and minimum", femto, cents(femto, note.currency))]
+    return [_line(note, "Tiers, discounts and minimum", femto, cents(femto, note.currency))]
 
 
 def usage_of(lines: Iterable[InvoiceLine]) -> dict[UsageKey, MonthlyUsage]:
@@ -68,11 +68,10 @@ def usage_of(lines: Iterable[InvoiceLine]) -> dict[UsageKey, MonthlyUsage]:
     return found
 
 
-def _line(invoice: Invoice, position: int, description: str, femto: int, amount: int) -> InvoiceLine:
+def _line(invoice: Invoice, description: str, femto: int, amount: int) -> InvoiceLine:
     return InvoiceLine(
         invoice=invoice,
         tenant_id=invoice.tenant_id,
-        position=position,
         line_type=InvoiceLine.LineType.TERM,
         description=description,
         femto=femto,

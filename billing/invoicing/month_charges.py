@@ -1,0 +1,97 @@
+"""The lines that a month charges a tenant. Drafts, previews, final invoices, notes and checks use this function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from django.db.models import Q
+
+from billing.invoicing.line_sources import (
+    BilledMonth,
+    CommitmentSource,
+    LineSource,
+    MeteredSource,
+    MonthDraft,
+    OneOffSource,
+    RoundingSource,
+    TermSource,
+    UsageSource,
+)
+from billing.invoicing.lines import lines_of
+from billing.models import Invoice, InvoiceLine
+from tenants.models import Tenant
+
+SOURCES: list[LineSource] = [
+    UsageSource(),
+    MeteredSource(),
+    TermSource(),
+    CommitmentSource(),
+    OneOffSource(),
+    RoundingSource(),
+]
+
+
+def find_billed(month: BilledMonth, tenant: Tenant | None = None) -> list[Tenant]:
+    """Return the tenants to whom a source has something to bill in the month, or only `tenant` if it is one of them."""
+    billed = Q()
+    for source in SOURCES:
+        billed |= Q(pk__in=source.tenants(month))
+    rows = Tenant.objects.all_tenants().filter(billed)
+    return list((rows if tenant is None else rows.filter(pk=tenant.pk)).order_by("pk"))
+
+
+def month_charges(
+    draft: MonthDraft, stored: Iterable[InvoiceLine] | None = None, *, at_issue: bool = False
+) -> list[InvoiceLine]:
+    """Return the lines of a month's invoice, or of a note on one: what it changes.
+
+    Args:
+        stored: the lines of the document. The result has only some of the lines computed, and others from here.
+        at_issue: with `stored`, compute the lines that are decided at issue. By default, compute all other lines.
+    """
+    known = None if stored is None else list(stored)
+    for source in SOURCES:
+        if known is None or source.is_decided_at_issue(draft) is at_issue:
+            draft.lines += source.lines(draft)
+        else:
+            draft.lines += [row for row in known if row.line_type in source.line_types]
+    return draft.lines
+
+
+def renew_charges(invoice: Invoice) -> MonthDraft:
+    """Compute and store the lines of a draft that are decided at issue. Return it with its lines.
+
+    Notes of operators and purchases are returned as they are.
+    """
+    stored = list(lines_of(invoice))
+    if invoice.invoice_type not in (Invoice.InvoiceType.INVOICE, Invoice.InvoiceType.CORRECTION):
+        return MonthDraft(invoice, lines=stored)
+    draft = MonthDraft(invoice)
+    month_charges(draft, stored, at_issue=True)
+    same = 0  # the first lines, which are stored at their position
+    while same < len(draft.lines) and draft.lines[same].pk is not None and draft.lines[same].position == same + 1:
+        same += 1
+    if same < len(stored):
+        lines_of(invoice).filter(position__gt=same).delete()
+    store_lines(draft.lines[same:], same)
+    return draft
+
+
+def store_lines(lines: list[InvoiceLine], before: int = 0) -> None:
+    """Store the lines of a draft, after `before` others."""
+    for row in number_lines(lines, before):
+        row.pk = None
+    InvoiceLine.objects.all_tenants().bulk_create(lines)
+
+
+def number_lines(lines: list[InvoiceLine], before: int = 0) -> list[InvoiceLine]:
+    """Set the positions of lines that follow `before` others. Return the lines."""
+    for position, row in enumerate(lines, before + 1):
+        row.position = position
+    return lines
+
+
+def mark_billed(draft: MonthDraft) -> None:
+    """Mark what a final document has billed, so that no other one bills it."""
+    for source in SOURCES:
+        source.mark_billed(draft)
