@@ -17,8 +17,8 @@ from billing.invoicing.corrections import do_issue_credit_note, do_void, do_writ
 from billing.invoicing.drafts import do_close_period, do_draft
 from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.purchases import do_sell_credit
-from billing.ledger.credits import do_commit, do_grant_credit, with_rest
-from billing.models import BillingEntity, CreditGrant, ExchangeRate, Invoice, PaymentEvent, Period, TaxRule
+from billing.ledger.credits import do_commit, do_end_commitment, do_grant_credit, with_rest
+from billing.models import BillingEntity, Commitment, CreditGrant, ExchangeRate, Invoice, PaymentEvent, Period, TaxRule
 from billing.payments.events import do_dismiss_event
 from billing.payments.recording import Received, do_record_payment
 from tenants.api.idempotency import idempotent
@@ -182,6 +182,15 @@ class TenantCredits(MoneyView):
 
 class TenantCommitments(MoneyView):
     @extend_schema(
+        operation_id="operator_tenant_commitments", parameters=[Query], responses=s.CommitmentSerializer(many=True)
+    )
+    def get(self, request: Request, pk: int) -> Response:
+        """Return the tenant's monthly commitments, newest first."""
+        tenant = self.find(pk)
+        with self.scope():
+            return self.page(Commitment.objects.for_tenant(tenant), s.CommitmentSerializer)
+
+    @extend_schema(
         operation_id="operator_tenant_commitment",
         request=s.CommitmentCreateSerializer,
         responses={201: s.CommitmentSerializer},
@@ -195,6 +204,19 @@ class TenantCommitments(MoneyView):
             ).data,
             status=201,
         )
+
+
+class CommitmentEnd(MoneyView):
+    serializer_class = s.CommitmentSerializer
+
+    @extend_schema(operation_id="operator_commitment_end", request=s.CommitmentEndSerializer)
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """End a commitment after a month. Later months must not be invoiced yet."""
+        with self.scope():
+            commitment = self.row(Commitment.objects.all_tenants(), pk)
+        last_month = validate_body(s.CommitmentEndSerializer, request.data)["last_month"]
+        return Response(s.CommitmentSerializer(do_end_commitment(commitment, last_month)).data)
 
 
 class TenantPayments(MoneyView):

@@ -221,6 +221,10 @@ class CommitmentCreateSerializer(StrictSerializer):
     last_month = serializers.RegexField(MONTH, required=False)
 
 
+class CommitmentEndSerializer(StrictSerializer):
+    last_month = serializers.RegexField(MONTH, help_text="The last month with the commitment.")
+
+
 class PaymentSerializer(serializers.ModelSerializer[Payment]):
     invoice = serializers.CharField(source="invoice.number", default=None, allow_null=True)
 

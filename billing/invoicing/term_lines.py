@@ -8,14 +8,19 @@ from django.db.models import Q, QuerySet
 
 from billing.currencies.amounts import cents
 from billing.models import Invoice, InvoiceLine, Period, PriceTerm
-from billing.rates.terms import MonthlyUsage, UsageKey, changes
+from billing.rates.terms import MonthlyUsage, TermType, UsageKey, changes
+from tenants.deletions import deleted_throughout
 
 
 def active_terms(period: Period, tenant_id: int | None = None) -> QuerySet[PriceTerm]:
-    """Return the price terms of the period's month, of one tenant or all."""
+    """Return the price terms of the period's month, of one tenant or all.
+
+    A tenant that was deleted for the whole period has no minimum. Late usage still has its tiers and discounts.
+    """
     rows = PriceTerm.objects.all_tenants() if tenant_id is None else PriceTerm.objects.for_tenant(tenant_id)
     active = rows.filter(Q(last_month="") | Q(last_month__gte=period.label), first_month__lte=period.label)
-    return active.order_by("pk")
+    is_minimum = Q(rule__term_type=TermType.MINIMUM.value)
+    return active.exclude(is_minimum & deleted_throughout(period.starts_at, period.ends_at)).order_by("pk")
 
 
 def term_lines(invoice: Invoice, lines: list[InvoiceLine]) -> list[InvoiceLine]:

@@ -12,6 +12,7 @@ from django.db.models.functions import Cast, Coalesce
 from billing.currencies.amounts import nano_a_cent
 from billing.ledger.booking import booking, require_bookable
 from billing.ledger.ledger import PostedEntry, post
+from billing.ledger.open_months import end_after, newest_invoiced_month, require_open_months
 from billing.models import (
     Account,
     BillingProfile,
@@ -25,6 +26,7 @@ from billing.pricing.currencies import currency_of
 from tenants import audit
 from tenants.actions import ActionRefused
 from tenants.actions.common import check
+from tenants.deletions import deleted_throughout
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
@@ -87,10 +89,13 @@ def grant_credit(grant: CreditGrant, source: Account | None = None) -> None:
 
 
 def active_commitments(period: Period, tenant_id: int | None = None) -> QuerySet[Commitment]:
-    """Return the commitments that are active in the period, of one tenant or all."""
+    """Return the commitments that are active in the period, of one tenant or all.
+
+    A tenant that was deleted for the whole period has none.
+    """
     rows = Commitment.objects.all_tenants() if tenant_id is None else Commitment.objects.for_tenant(tenant_id)
     active = rows.filter(Q(last_month="") | Q(last_month__gte=period.label), first_month__lte=period.label)
-    return active.order_by("pk")
+    return active.exclude(deleted_throughout(period.starts_at, period.ends_at)).order_by("pk")
 
 
 def grant_commitments(period: Period, tenant_id: int) -> list[Commitment]:
@@ -264,14 +269,13 @@ def do_commit(
     without an end.
 
     Raises:
-        ActionRefused: the amounts or months make no sense.
+        ActionRefused: the amounts or months make no sense. Conflict: the first month is closed.
     """
     if fee < 0 or included_nano <= 0:
         raise ActionRefused("The included usage must be greater than zero, and the fee must not be negative.")
-    if last_month and last_month < first_month:
-        raise ActionRefused("The last month must not be before the first.")
     with booking(tenant.pk) as locked:
         require_bookable(fee, currency_of(locked.pk))
+        require_open_months(locked.pk, first_month, last_month)
         row = Commitment(
             tenant=locked,
             name=name,
@@ -284,4 +288,19 @@ def do_commit(
         check(row)
         row.save(force_insert=True)
         audit.record("commitment.created", row, tenant_id=locked.pk, after=audit.serialize_for_audit(row))
+    return row
+
+
+def do_end_commitment(commitment: Commitment, last_month: str) -> Commitment:
+    """End a commitment after a month.
+
+    Raises:
+        ActionRefused: the month is before the first.
+        Conflict: a later month is invoiced or its credit is granted, or the commitment ended.
+    """
+    with booking(commitment.tenant_id) as locked:
+        row = Commitment.objects.for_tenant(locked).select_for_update(no_key=True).get(pk=commitment.pk)
+        granted = CreditGrant.objects.for_tenant(locked).filter(commitment=row)
+        months = granted.order_by("-period__label").values_list("period__label", flat=True)
+        end_after(row, last_month, max(newest_invoiced_month(locked.pk), months.first() or ""))
     return row

@@ -16,6 +16,7 @@ from billing.models import (
     CHARGES,
     Account,
     BillingProfile,
+    Commitment,
     CreditGrant,
     Invoice,
     Price,
@@ -31,7 +32,6 @@ from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money, exact, page_currency
 from frontend.core.page_context import PageContext, first_or_404
 from frontend.operator.tenants import spending
-from frontend.operator.tenants.page import commitments
 from frontend.tenant.keys.key_limits import NAMES
 from inference_worker.contract.messages import decode_usage
 from millrace.apps.health.budget_usage import highest_budgets
@@ -93,10 +93,16 @@ def plan(ctx: PageContext) -> dict[str, Any]:
         "tenant": tenant,
         "book": assigned.book.name if assigned else PriceBook.LIST,
         "own_prices": own.count(),
-        "commitments": ", ".join(commitments(ctx.now).get(tenant.pk, ())),
+        "commitments": list(unended_commitments(ctx)),
         "profile": BillingProfile.objects.for_tenant(tenant).select_related("entity").first(),
         "live_keys": live.filter(Q(expires_at=None) | Q(expires_at__gt=ctx.now)).count(),
     }
+
+
+def unended_commitments(ctx: PageContext) -> QuerySet[Commitment]:
+    """Return the tenant's commitments of this month and later ones, oldest first. Call inside `ctx.scope()`."""
+    rows = Commitment.objects.for_tenant(tenant_of(ctx)).order_by("pk")
+    return rows.filter(Q(last_month="") | Q(last_month__gte=f"{ctx.now:%Y-%m}"))
 
 
 def limits(ctx: PageContext) -> dict[str, Any]:

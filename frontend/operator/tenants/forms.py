@@ -116,6 +116,16 @@ class PriceBookForm(forms.Form):
         field.choices = [(name, name) for name in books]
 
 
+class EndCommitmentForm(forms.Form):
+    last_month = forms.RegexField(
+        r"^\d{4}-(0[1-9]|1[0-2])\Z",
+        label=_lazy("Last month"),
+        help_text=_lazy("For example 2026-12. Must not be before an invoiced month"),
+        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
+        error_messages={"invalid": _lazy("Enter a month, such as 2026-12.")},
+    )
+
+
 def day_end(day: date | None) -> datetime | None:
     """Return the first instant after the day, in UTC."""
     return None if day is None else datetime.combine(day + timedelta(days=1), datetime.min.time(), UTC)

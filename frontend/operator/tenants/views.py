@@ -11,6 +11,7 @@ from django.urls import path
 from django.utils.translation import gettext as _
 
 from billing.budgets.budgets import do_change_budget
+from billing.ledger.credits import do_end_commitment
 from billing.models import Budget, PriceBook, PriceBookAssignment
 from billing.pricing.prices import do_assign_book
 from frontend.core import impersonation
@@ -199,6 +200,23 @@ def book(ctx: PageContext) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
+def end_commitment(ctx: PageContext) -> HttpResponse:
+    with ctx.scope():
+        found = detail.tenant_of(ctx)
+        commitment = first_or_404(detail.unended_commitments(ctx).filter(pk=ctx.arguments["commitment"]))
+    return _form_view(
+        ctx,
+        found,
+        _("End “%(name)s”") % {"name": commitment.name},
+        forms.EndCommitmentForm(bound_data(ctx), initial={"last_month": f"{ctx.now:%Y-%m}"}),
+        lambda data: do_end_commitment(commitment, data["last_month"]),
+        submit=_("End commitment"),
+        message=lambda ended: _("“%(name)s” ends after %(month)s.") % {"name": ended.name, "month": ended.last_month},
+        effect=_("Later months have neither the fee nor the included usage. An ended commitment cannot be extended."),
+    )
+
+
+@operator_page(methods=FORM, step_up=True)
 def invite(ctx: PageContext) -> HttpResponse:
     found = _tenant(ctx)
     back = ctx.url("operator-tenants-detail", found.pk)
@@ -295,5 +313,10 @@ urlpatterns = [
     path("operator/tenants/<int:tenant>/invitations/<int:invitation>", invitation, name="operator-tenants-invitation"),
     path("operator/tenants/<int:tenant>/view", view, name="operator-tenants-view"),
     path("operator/tenants/<int:tenant>/budgets/<int:budget>/raise", raise_budget, name="operator-tenants-raise"),
+    path(
+        "operator/tenants/<int:tenant>/commitments/<int:commitment>/end",
+        end_commitment,
+        name="operator-tenants-end-commitment",
+    ),
     DETAIL_PANELS.operator_url("operator/tenants/<int:tenant>/"),
 ]

@@ -177,7 +177,16 @@ def test_operators_grant_credits_and_commitments(operator, client, acme):
     terms = {"name": "Committed use", "fee": 45_000, "included_nano": 500 * 10**9, "first_month": "2026-11"}
     assert operator.post(f"{tenant}/commitments", terms).status_code == 201
     assert operator.post(f"{tenant}/commitments", terms | {"last_month": "2026-10"}).status_code == 400
-    assert [row["fee"] for row in client.get("/api/commitments").json()["results"]] == [45_000]
+    (row,) = client.get("/api/commitments").json()["results"]
+    assert operator.get(f"{tenant}/commitments").json()["results"] == [row]
+    url = f"/api/operator/commitments/{row['id']}/end"
+    assert operator.post(url, {"last_month": "2026-10"}).status_code == 400
+    assert operator.post(url, {"last_month": "2026-13"}).status_code == 400
+    assert operator.post(url, {"last_month": "2026-12"}).json() == row | {"last_month": "2026-12"}
+    assert operator.post(url, {"last_month": "2027-01"}).status_code == 409
+    assert operator.post("/api/operator/commitments/999/end", {"last_month": "2026-12"}).status_code == 404
+    assert client.post(url, {"last_month": "2026-11"}).status_code == 403
+    assert (row["fee"], row["last_month"]) == (45_000, "")
 
 
 def test_the_webhook_accepts_signed_requests(acme, invoice, settings):

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from billing.invoicing.reratings import continue_reratings
+from billing.ledger.credits import do_commit
 from billing.models import PriceBook, PriceBookAssignment, Rerating
 from inference_worker.contract.command_line import format_command
 from millrace import cli
@@ -242,6 +243,11 @@ def test_money_of_the_tenant(run, operate, furnished_acme):
     assert "W-1" in run("invoices", "payments").stdout
     assert "$12.50" in run("invoices", "ledger").stdout
     run("invoices", "commitments")
+    agreed = do_commit(furnished_acme.tenant, "Base", fee=4_200, included_nano=1, first_month="2999-01")
+    assert "$42.00" in operate("tenants", "commitments", furnished_acme.tenant.pk).stdout
+    ended = operate("tenants", "end-commitment", agreed.pk, "2999-02").stdout
+    assert ended == "Ended the commitment Base after 2999-02.\n"
+    assert "Choose the first month" in operate("tenants", "end-commitment", agreed.pk, "2998-12", fails=True).output
     rate_card()
     assert "uncached" in run("usage", "prices").stdout
 

@@ -11,7 +11,8 @@ from django.test import Client
 from billing.budgets.alerts import check_thresholds
 from billing.budgets.budgets import do_make_budget
 from billing.invoicing.setup import do_add_exchange_rate
-from billing.models import Budget, BudgetPeriod, CreditGrant
+from billing.ledger.credits import do_commit
+from billing.models import Budget, BudgetPeriod, Commitment, CreditGrant
 from billing.pricing.rate_cards import current_prices
 from frontend.core import impersonation
 from frontend.operator.tenants import spending
@@ -248,6 +249,22 @@ def test_a_budget_is_raised_for_a_while(client, operator, acme):
     assert (row.temporary_increase, row.increase_expires_at.date()) == (500, tomorrow + timedelta(days=1))
     other = actions.do_create_tenant("lab", "Lab")
     assert client.post(f"/operator/tenants/{other.pk}/budgets/{budget.pk}/raise", {"more": 1}).status_code == 404
+
+
+def test_a_commitment_is_ended(client, operator, acme):
+    row = do_commit(acme, "Base", fee=100, included_nano=1, first_month="2999-01")
+    detail = f"/operator/tenants/{acme.pk}/"
+    url = f"{detail}commitments/{row.pk}/end"
+    assert f'href="{url}"' in client.get(detail).content.decode()
+    refused = client.post(url, {"last_month": "2998-12"})
+    assert (refused.status_code, "Choose the first month or a later one." in refused.content.decode()) == (422, True)
+    assert client.post(url, {"last_month": "2999"}).status_code == 422
+    assert client.post(url, {"last_month": "2999-02"}).status_code == 303
+    assert [row.last_month for row in of(Commitment, acme)] == ["2999-02"]
+    assert "until 2999-02" in client.get(detail).content.decode()
+    other = actions.do_create_tenant("lab", "Lab")
+    elsewhere = f"/operator/tenants/{other.pk}/commitments/{row.pk}/end"
+    assert client.post(elsewhere, {"last_month": "2999-01"}).status_code == 404
 
 
 def test_another_price_book_is_assigned(client, operator, acme):

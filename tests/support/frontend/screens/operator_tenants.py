@@ -9,7 +9,7 @@ from tests.support.frontend.console import Screen, World, register
 
 def prepare(world: World) -> None:
     from billing.budgets.budgets import do_make_budget  # here: this file is read before Django is set up
-    from billing.ledger.credits import do_grant_credit
+    from billing.ledger.credits import do_commit, do_grant_credit
     from billing.models import CreditGrant
     from tenants import actions
 
@@ -23,6 +23,8 @@ def prepare(world: World) -> None:
     world.rows["empty.tenant"] = world.tenants["empty"].pk
     world.rows["over.tenant"] = world.tenants["over"].pk
     world.rows["populated.tenant_budget"] = budget.pk
+    agreed = do_commit(tenant, "Base", fee=1, included_nano=1, first_month="2999-01")  # it changes no other screen
+    world.rows["populated.tenant_commitment"] = agreed.pk
     actions.do_start_viewing(tenant, datetime.now(UTC), "ticket 12")
 
 
@@ -30,6 +32,14 @@ def _a_budget(tenant):
     from billing.models import Budget
 
     return Budget.objects.for_tenant(tenant).first().pk
+
+
+def _a_commitment(tenant):
+    from billing.ledger.credits import do_commit
+    from billing.models import Commitment
+
+    row = Commitment.objects.for_tenant(tenant).first()
+    return (row or do_commit(tenant, "Base", fee=100_000, included_nano=10**12, first_month="2999-01")).pk
 
 
 def form(name: str) -> Screen:
@@ -53,6 +63,13 @@ register(
         who="operator",
         states=("populated",),
     ),
+    Screen(
+        "operator-tenants-end-commitment",
+        "/operator/tenants/{tenant}/commitments/{tenant_commitment}/end",
+        queries=9,
+        who="operator",
+        states=("populated",),
+    ),
     prepare=prepare,
-    demo={"tenant": lambda tenant: tenant.pk, "tenant_budget": _a_budget},
+    demo={"tenant": lambda tenant: tenant.pk, "tenant_budget": _a_budget, "tenant_commitment": _a_commitment},
 )

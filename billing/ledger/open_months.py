@@ -1,0 +1,64 @@
+"""Months of recurring charges: commitments and price terms apply to whole months that are not invoiced yet."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from django.db import connection
+
+from billing.models import BillingProfile, Commitment, Invoice, Period, PriceTerm
+from billing.periods import default_entity
+from tenants import audit
+from tenants.actions import ActionRefused, Conflict
+
+R = TypeVar("R", Commitment, PriceTerm)
+_OPEN = "SELECT id FROM billing_period WHERE entity_id = %s AND closed_at IS NULL ORDER BY id FOR SHARE"
+
+
+def require_open_months(tenant_id: int, first_month: str, last_month: str) -> None:
+    """Check the months of a new charge. Open months remain open until the transaction ends. Call inside `booking`.
+
+    A closed month is invoiced or about to be, also if the tenant has no invoice. It would never bill the charge.
+
+    Raises:
+        ActionRefused: the last month is before the first. Conflict: the first month, or a later one, is closed.
+    """
+    if last_month and last_month < first_month:
+        raise ActionRefused("last_month: Choose the first month or a later one.")
+    profile = BillingProfile.objects.for_tenant(tenant_id).first()
+    entity_id = default_entity().pk if profile is None else profile.entity_id
+    with connection.cursor() as cursor:
+        cursor.execute(_OPEN, [entity_id])
+    closed = Period.objects.filter(entity=entity_id, closed_at__isnull=False, label__gte=first_month)
+    newest = closed.order_by("-label").values_list("label", flat=True).first()
+    if newest is not None:
+        raise Conflict(f"first_month: {newest} is invoiced or about to be. Choose a later month.")
+
+
+def end_after(row: R, last_month: str, newest: str) -> None:
+    """End a charge after a month, with an audit entry. Call inside `booking` with the locked row.
+
+    Args:
+        newest: the newest month that is invoiced with the charge; empty without one.
+
+    Raises:
+        ActionRefused: the month is before the first. Conflict: a later month is invoiced, or the charge ended.
+    """
+    if last_month < row.first_month:
+        raise ActionRefused("last_month: Choose the first month or a later one.")
+    if row.last_month and row.last_month <= last_month:
+        raise Conflict(f"last_month: {row} already ends after {row.last_month}.")
+    if newest > last_month:
+        raise Conflict(f"last_month: {newest} is invoiced with {row}. Choose {newest} or later.")
+    before = audit.serialize_for_audit(row)
+    row.last_month = last_month
+    row.save(update_fields=["last_month"])
+    name = "commitment" if isinstance(row, Commitment) else "price_term"
+    after = audit.serialize_for_audit(row)
+    audit.record(f"{name}.ended", row, tenant_id=row.tenant_id, before=before, after=after)
+
+
+def newest_invoiced_month(tenant_id: int) -> str:
+    """Return the newest month with a complete invoice of the tenant, also a draft; empty without one."""
+    rows = Invoice.objects.for_tenant(tenant_id).filter(invoice_type=Invoice.InvoiceType.INVOICE, complete=True)
+    return rows.order_by("-period__label").values_list("period__label", flat=True).first() or ""

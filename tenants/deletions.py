@@ -1,0 +1,24 @@
+"""The times in which tenants were deleted, from the audit log."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from django.db.models import Exists, OuterRef, Q, Subquery
+
+from tenants.models import AuditEntry
+
+_DELETED, _RESTORED = "tenant.deleted", "tenant.restored"
+
+
+def deleted_throughout(starts_at: datetime, ends_at: datetime) -> Q:
+    """Return the condition that the tenant of a row was deleted from the start of a time to its end.
+
+    The result for a time that has passed never changes. An all-tenants scope must be open.
+    """
+    entries = AuditEntry.objects.all_tenants().filter(
+        tenant_id=OuterRef("tenant_id"), object_type="tenant", object_id=OuterRef("tenant_id")
+    )
+    before = entries.filter(action__in=(_DELETED, _RESTORED), created_at__lte=starts_at).order_by("-pk")
+    restored = entries.filter(action=_RESTORED, created_at__gt=starts_at, created_at__lt=ends_at)
+    return Q(Exists(before.filter(pk=Subquery(before.values("pk")[:1]), action=_DELETED))) & ~Q(Exists(restored))
