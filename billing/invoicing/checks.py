@@ -64,7 +64,7 @@ def check(invoice: Invoice) -> InvoiceCheckResult:
     return InvoiceCheckResult(
         events=counts.events,
         unrated=unrated,
-        ledger_difference=revenue - (invoice.taxable if invoice.is_credit_note else invoice.subtotal),
+        ledger_difference=revenue - invoice.booked_revenue,
         same_data=data == invoice.sha256,
         same_pdf=pdf.render_pdf(made) == stored_pdf(invoice),
         sha256=data,
@@ -76,21 +76,23 @@ def recompute_document(invoice: Invoice, uses: Iterable[UsageLine], count: Count
 
     What was decided at issue (number, dates, parties, fees, credits, tax rule) is taken from the invoice.
     """
-    billed = None if invoice.refers_to is None else invoice.refers_to.period
+    charged = invoice.cancels or invoice  # a cancellation has the lines of the document that it cancels
+    billed = None if charged.refers_to is None else charged.refers_to.period
     lines = [
-        line(invoice, number, use) for number, use in enumerate(select_usage(invoice.invoice_type, uses, billed), 1)
+        line(charged, number, use) for number, use in enumerate(select_usage(charged.invoice_type, uses, billed), 1)
     ]
-    lines += rerated_lines(invoice, len(lines))
-    lines += metered_lines(invoice, len(lines))
+    lines += rerated_lines(charged, len(lines))
+    lines += metered_lines(charged, len(lines))
     stored = lines_of(invoice).exclude(line_type=InvoiceLine.LineType.METERED)
     lines += [item for item in stored if item.price_id is None]
     made = Invoice(**{field.attname: getattr(invoice, field.attname) for field in Invoice._meta.concrete_fields})
     made.period, made.entity, made.refers_to = invoice.period, invoice.entity, invoice.refers_to
+    made.replaces = invoice.replaces
     made.subtotal = sum(item.cents for item in lines)
     unit = femto_a_cent(invoice.currency)
     made.rounding_femto = sum(item.cents * unit - int(item.femto) for item in lines)
     made.taxable = made.subtotal - sum(credit["cents"] for credit in invoice.credits)
-    if invoice.invoice_type == Invoice.InvoiceType.INVOICE:  # a credit note's tax is a share of its invoice's
+    if invoice.invoice_type == Invoice.InvoiceType.INVOICE:  # a note's tax is a share of its invoice's
         made.events, made.saved_femto = count.events, max(0, count.saved)
         rules = ({name: tax[name] for name in tax if name not in ("base", "tax")} for tax in invoice.taxes)
         made.taxes = [compute_tax(rule, made.taxable) for rule in rules]

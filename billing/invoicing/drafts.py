@@ -201,12 +201,21 @@ def _blank(
             period=period,
             invoice_type=invoice_type,
             revision=1 if is_first else documents.count() + 1,
+            replaces=find_cancelled(newest),
             currency=currency_of(tenant.pk),
         )
     else:
         return None
     draft.period, draft.complete = period, period.closed_at is not None
     return draft
+
+
+def find_cancelled(voided: Invoice | None) -> Invoice | None:
+    """Return the voided invoice if it has a cancellation. Invoices that an earlier release voided have none."""
+    if voided is None:
+        return None
+    notes = debits_and_credits(voided).filter(invoice_type=Invoice.InvoiceType.CANCELLATION)
+    return voided if notes.exists() else None
 
 
 def fee(invoice: Invoice, position: int, commitment: Commitment) -> InvoiceLine:
@@ -292,7 +301,7 @@ def carried_rounding(tenant_ids: Any) -> dict[int, int]:
     sign = Case(When(invoice_type__in=CHARGES, then=1), default=-1)
     final = Invoice.objects.all_tenants().filter(tenant__in=tenant_ids, number__isnull=False)
     notes = ReratedInvoice.objects.all_tenants().filter(tenant__in=tenant_ids)
-    final = final.exclude(state=Invoice.State.VOID).order_by()
+    final = final.exclude(state=Invoice.State.VOID).exclude(invoice_type=Invoice.InvoiceType.CANCELLATION).order_by()
     notes = notes.exclude(invoice__state=Invoice.State.VOID).order_by()
     sums = final.values_list("tenant").annotate(sum=Sum(F("rounding_femto") * sign))
     found: dict[int, int] = defaultdict(int)
@@ -357,7 +366,7 @@ def total(invoice: Invoice, lines: list[InvoiceLine], grants: list[Any] | None =
     """Compute the totals from the lines. Return the credit to apply, from `grants` or from all usable grants.
 
     Prepaid credit that is not taxed yet pays the total with tax. Other credit is deducted before tax, from usage only.
-    A purchase has its tax already.
+    A purchase has its tax already. A cancellation has the totals of its invoice.
 
     Raises:
         NoTaxRule: no tax rule matches the buyer.
@@ -368,6 +377,10 @@ def total(invoice: Invoice, lines: list[InvoiceLine], grants: list[Any] | None =
     invoice.subtotal = sum(line.cents for line in lines)
     unit = femto_a_cent(invoice.currency)
     invoice.rounding_femto = sum(line.cents * unit - int(line.femto) for line in lines)
+    if (cancelled := invoice.cancels) is not None:
+        for name in ("credits", "taxable", "taxes", "total", "prepaid"):
+            setattr(invoice, name, getattr(cancelled, name))
+        return []
     applied: list[tuple[CreditGrant, int]] = []
     payments: list[Any] = []
     if invoice.is_credit_note:
