@@ -28,7 +28,7 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.permissions import Permission
 from tenants.problems import StateConflict
 
-_RELATED = ("period", "refers_to")
+_RELATED = ("period", "refers_to", "replaces")
 
 
 class _InvoiceView(TenantView):

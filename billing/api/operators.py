@@ -48,7 +48,7 @@ class MoneyView(OperatorView):
 
     def invoice(self, pk: int) -> Invoice:
         with self.scope():
-            return self.row(Invoice.objects.all_tenants().select_related("period", "refers_to"), pk)
+            return self.row(Invoice.objects.all_tenants().select_related("period", "refers_to", "replaces"), pk)
 
 
 class Entities(MoneyView):
@@ -276,7 +276,7 @@ class InvoiceFinalize(MoneyView):
 class InvoiceActionView(MoneyView):
     action_name: ClassVar[str] = ""
     action_texts: ClassVar[dict[str, str]] = {
-        "void": "Void the invoice.",
+        "void": "Void the invoice by a cancellation, which is a credit note over all of it.",
         "write-off": "Write off the invoice as uncollectible.",
     }
     serializer_class = s.InvoiceSerializer

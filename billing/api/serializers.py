@@ -42,6 +42,9 @@ class InvoiceSerializer(serializers.ModelSerializer[Invoice]):
 
     month = serializers.CharField(source="period.label")
     refers_to = serializers.CharField(source="refers_to.number", default=None, allow_null=True)
+    replaces = serializers.CharField(
+        source="replaces.number", default=None, allow_null=True, help_text="The number of the cancelled invoice."
+    )
 
     class Meta:
         model = Invoice
@@ -56,6 +59,7 @@ class InvoiceSerializer(serializers.ModelSerializer[Invoice]):
                 "issued_at",
                 "due_on",
                 "refers_to",
+                "replaces",
                 "reason",
             ),
             *("events", "currency", "subtotal", "taxable", "total", "prepaid", "sha256"),

@@ -56,7 +56,7 @@ def check(invoice: Invoice) -> InvoiceCheckResult:
     return InvoiceCheckResult(
         events=counts.events,
         unrated=unrated,
-        ledger_difference=revenue - (invoice.taxable if invoice.is_credit_note else invoice.subtotal),
+        ledger_difference=revenue - invoice.booked_revenue,
         same_data=data == invoice.sha256,
         same_pdf=pdf.render_pdf(made) == stored_pdf(invoice),
         sha256=data,
@@ -68,18 +68,20 @@ def recompute_document(invoice: Invoice, uses: Iterable[UsageLine], count: Count
 
     What was decided at issue (number, dates, parties, fees, credits, tax rule) is taken from the invoice.
     """
+    charged = invoice.cancels or invoice  # a cancellation has the lines of the document that it cancels
     stored = list(lines_of(invoice))
-    lines = month_charges(MonthDraft(invoice, list(uses)), stored)
+    lines = month_charges(MonthDraft(charged, list(uses)), stored)
     fixed = (InvoiceLine.LineType.CREDIT, InvoiceLine.LineType.PREPAID)
     lines += [row for row in stored if row.line_type in fixed and row.price_id is None]
     number_lines(lines)
     made = Invoice(**{field.attname: getattr(invoice, field.attname) for field in Invoice._meta.concrete_fields})
     made.period, made.entity, made.refers_to = invoice.period, invoice.entity, invoice.refers_to
+    made.replaces = invoice.replaces
     made.subtotal = sum(item.cents for item in lines)
     unit = femto_a_cent(invoice.currency)
     made.rounding_femto = sum(item.cents * unit - int(item.femto) for item in lines)
     made.taxable = made.subtotal - sum(credit["cents"] for credit in invoice.credits)
-    if invoice.invoice_type == Invoice.InvoiceType.INVOICE:  # a credit note's tax is a share of its invoice's
+    if invoice.invoice_type == Invoice.InvoiceType.INVOICE:  # a note's tax is a share of its invoice's
         made.events, made.saved_femto = count.events, max(0, count.saved)
         rules = ({name: tax[name] for name in tax if name not in ("base", "tax")} for tax in invoice.taxes)
         made.taxes = [compute_tax(rule, made.taxable) for rule in rules]

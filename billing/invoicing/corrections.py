@@ -1,18 +1,20 @@
-"""Actions that correct a final invoice: credit note, void and write-off."""
+"""Actions that correct a final invoice: credit note, debit note, void and write-off."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 
 from billing.currencies.amounts import dollars, femto_a_cent, nano_a_cent
 from billing.invoicing.drafts import creditable, debits_and_credits, write
 from billing.invoicing.finalizing import do_finalize
+from billing.invoicing.lines import lines_of
 from billing.ledger import credits
 from billing.ledger.booking import booking, require_bookable
 from billing.ledger.ledger import PostedEntry, post
 from billing.ledger.matching import next_key, sum_outstanding
 from billing.ledger.webhook_events import emit_voided, emit_written_off
-from billing.models import Account, Invoice, InvoiceLine, LedgerEntry, OneOffLine, ReratedInvoice
+from billing.models import Account, Invoice, InvoiceLine, OneOffLine, ReratedInvoice
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 
@@ -98,14 +100,17 @@ def amount_line(note: Invoice, description: str, cents: int) -> InvoiceLine:
     )
 
 
-def do_void(invoice: Invoice, reason: str) -> Invoice:
-    """Void an invoice without payments or credit notes. It keeps its number, and may be drafted again.
+def do_void(invoice: Invoice, reason: str, now: datetime | None = None) -> Invoice:
+    """Void an invoice without payments or credit notes, by a cancellation with a number and a date of its own.
+
+    The invoice keeps its number, and may be drafted again. Its tax counts in the month of its issue. The cancellation
+    returns the tax in the month of the void.
 
     Raises:
         Conflict: it is not open, or something was, or a re-rating issued it.
     """
     with booking(invoice.tenant_id):
-        row = Invoice.objects.for_tenant(invoice.tenant_id).select_for_update().get(pk=invoice.pk)
+        row = _lock_billed(invoice)
         if row.sells_credit:
             raise Conflict("A purchase of prepaid credit cannot be voided. Refund its payment instead.")
         if ReratedInvoice.objects.for_tenant(row.tenant_id).filter(note=row).exists():
@@ -116,12 +121,18 @@ def do_void(invoice: Invoice, reason: str) -> Invoice:
             raise Conflict("Only open invoices without payments or credits can be voided. Issue a credit note instead.")
         credits.do_give_back(row)
         OneOffLine.objects.for_tenant(row.tenant_id).filter(invoice=row).update(invoice=None)
-        booked = LedgerEntry.objects.for_tenant(row.tenant_id).filter(transaction__key=f"invoice:{row.pk}")
-        undone = [PostedEntry(Account(entry.account), -entry.nano, row.pk) for entry in booked.order_by("pk")]
-        post(row.tenant_id, f"void:{row.pk}", undone)
+        cancellation = _cancel(row, reason, now)
         _end(row, Invoice.State.VOID, "invoice.voided", reason)
-        emit_voided(row)
+        emit_voided(row, str(cancellation.number))
     return row
+
+
+def _cancel(invoice: Invoice, reason: str, now: datetime | None) -> Invoice:
+    """Issue the cancellation of an invoice or debit note: a credit note with its lines, credits, taxes and total."""
+    note = note_on(invoice, Invoice.InvoiceType.CANCELLATION, reason)
+    copied = [field.attname for field in InvoiceLine._meta.concrete_fields if field.attname not in ("id", "invoice_id")]
+    lines = [InvoiceLine(invoice=note, **{name: getattr(line, name) for name in copied}) for line in lines_of(invoice)]
+    return do_finalize(write(note, lines), now)
 
 
 def do_write_off(invoice: Invoice, reason: str) -> Invoice:

@@ -34,6 +34,7 @@ TITLES = {
     "correction": "Credit note",
     "credit_note": "Credit note",
     "debit_note": "Debit note",
+    "cancellation": "Cancellation",
 }
 _LINE = (
     *(
@@ -82,9 +83,15 @@ def describe_invoice(invoice: Invoice, lines: Iterable[InvoiceLine]) -> dict[str
         "rounding_femto": str(int(invoice.rounding_femto)),
         "saved_femto": str(int(invoice.saved_femto)),
         "display": _display(invoice),
+        **_describe_replaced(invoice),
         **_describe_payment(invoice),
         **_tax_currency(invoice),
     }
+
+
+def _describe_replaced(invoice: Invoice) -> dict[str, Any]:
+    """Return the number of the cancelled invoice that the document replaces, if it replaces one."""
+    return {} if invoice.replaces is None else {"replaces": invoice.replaces.number}
 
 
 def _describe_payment(invoice: Invoice) -> dict[str, Any]:
@@ -139,7 +146,6 @@ def _instant(moment: datetime | None) -> str | None:
 def in_words(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the texts of the HTML and PDF."""
     zone = ZoneInfo(document["period"]["time_zone"])
-    given_back = document["invoice_type"] not in CHARGES
     return {
         "title": _title(document),
         "number": document["number"] or "Draft",
@@ -147,8 +153,8 @@ def in_words(document: Mapping[str, Any]) -> dict[str, Any]:
         "due": _day(document["due_on"], zone) if document["due_on"] else "",
         "period": _month(document["period"], zone),
         "time_zone": document["period"]["time_zone"],
-        "refers_to": document["refers_to"] or "",
-        "refers_label": "Credits" if given_back else "Charges more on",
+        "refers_to": document["refers_to"] or document.get("replaces", ""),
+        "refers_label": _refers_label(document),
         "reason": document["reason"],
         "seller": _party(document["seller"]),
         "buyer": _party(document["buyer"]),
@@ -158,7 +164,7 @@ def in_words(document: Mapping[str, Any]) -> dict[str, Any]:
             _group(key, list(lines), document["currency"]) for key, lines in groupby(document["lines"], key=_group_of)
         ],
         "totals": [*_totals(document)],
-        "due_label": "Amount credited" if given_back else "Amount due",
+        "due_label": "Amount credited" if document["invoice_type"] not in CHARGES else "Amount due",
         "currency": document["currency"],
         "total": dollars(document["total"] - document.get("prepaid", 0), document["currency"]),
         "display": _display_words(document["display"], document["currency"]),
@@ -173,6 +179,15 @@ def _title(document: Mapping[str, Any]) -> str:
     if document["invoice_type"] == "purchase" and document["taxes"][0]["category"] == "O":
         return "Receipt"
     return TITLES[document["invoice_type"]]
+
+
+def _refers_label(document: Mapping[str, Any]) -> str:
+    """Return the relation of the document to the one that it names."""
+    if "replaces" in document:
+        return "Replaces"
+    if document["invoice_type"] == "cancellation":
+        return "Cancels"
+    return "Charges more on" if document["invoice_type"] in CHARGES else "Credits"
 
 
 def _day(text: str, zone: ZoneInfo) -> str:

@@ -171,12 +171,21 @@ def _blank(
             revision=1 if is_first else documents.count() + 1,
             refers_to=corrected,
             reason="" if corrected is None else "Corrections to invoiced usage",
+            replaces=find_cancelled(newest),
             currency=currency_of(tenant.pk),
         )
     else:
         return None
     draft.period, draft.complete = period, period.closed_at is not None
     return draft
+
+
+def find_cancelled(voided: Invoice | None) -> Invoice | None:
+    """Return the voided invoice if it has a cancellation. Invoices that an earlier release voided have none."""
+    if voided is None:
+        return None
+    notes = debits_and_credits(voided).filter(invoice_type=Invoice.InvoiceType.CANCELLATION)
+    return voided if notes.exists() else None
 
 
 def write(invoice: Invoice, lines: list[InvoiceLine]) -> Invoice:
@@ -234,7 +243,7 @@ def total(invoice: Invoice, lines: list[InvoiceLine], grants: list[Any] | None =
     """Compute the totals from the lines. Return the credit to apply, from `grants` or from all usable grants.
 
     Prepaid credit that is not taxed yet pays the total with tax. Other credit is deducted before tax, from usage only.
-    A purchase has its tax already.
+    A purchase has its tax already. A cancellation has the totals of its invoice.
 
     Raises:
         NoTaxRule: no tax rule matches the buyer.
@@ -245,6 +254,10 @@ def total(invoice: Invoice, lines: list[InvoiceLine], grants: list[Any] | None =
     invoice.subtotal = sum(line.cents for line in lines)
     unit = femto_a_cent(invoice.currency)
     invoice.rounding_femto = sum(line.cents * unit - int(line.femto) for line in lines)
+    if (cancelled := invoice.cancels) is not None:
+        for name in ("credits", "taxable", "taxes", "total", "prepaid"):
+            setattr(invoice, name, getattr(cancelled, name))
+        return []
     applied: list[tuple[CreditGrant, int]] = []
     payments: list[Any] = []
     if invoice.is_credit_note:

@@ -30,7 +30,7 @@ class InvoiceEmailOutbox(EmailOutbox[InvoiceEmail]):
     name = "invoice_email"
     reason = BypassReason.BILLING
     model = InvoiceEmail
-    related = ("invoice__period", "invoice__tenant")
+    related = ("invoice__period", "invoice__tenant", "invoice__refers_to")
     message_id_salt = "billing.invoicing.emails"
 
     def compose(self, row: InvoiceEmail) -> EmailMessage:
@@ -38,9 +38,10 @@ class InvoiceEmailOutbox(EmailOutbox[InvoiceEmail]):
         to, owed = _addresses(invoice.tenant_id), sum_outstanding(invoice)
         total, unpaid_amount = (dollars(cents, invoice.currency) for cents in (invoice.total, owed))
         noun = TITLES[invoice.invoice_type]
+        cancels = f" It cancels {invoice.cancels.number}." if invoice.cancels else ""
         due = f" It is due on {invoice.due_on:%-d %B %Y}." if invoice.due_on and owed else ""
         month = date.fromisoformat(f"{invoice.period.label}-01")
-        text = f"{noun} {invoice.number} of {total} for {month:%B %Y} is attached.{due}"
+        text = f"{noun} {invoice.number} of {total} for {month:%B %Y} is attached.{due}{cancels}"
         subject = f"{noun} {invoice.number}"
         if row.email_type == InvoiceEmail.EmailType.REMINDER:
             subject = f"Reminder: {subject}"

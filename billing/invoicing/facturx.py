@@ -25,7 +25,10 @@ _NAMESPACES = {
 for _prefix, _uri in _NAMESPACES.items():
     register_namespace(_prefix, _uri)
 # UNTDID 1001
-_TYPES = {"invoice": "380", "purchase": "386", "correction": "381", "credit_note": "381", "debit_note": "383"}
+_TYPES = {
+    **{"invoice": "380", "purchase": "386", "correction": "381", "credit_note": "381", "debit_note": "383"},
+    "cancellation": "381",  # no code of EN 16931 means a cancellation: it is a credit note over the whole invoice
+}
 _MAX_DIGITS = 2  # decimals of amounts; prices may have more
 _SEPA_TRANSFER = "58"  # UNTDID 4461
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -216,8 +219,8 @@ def _settlement(parent: Element, document: Mapping[str, Any], tax: Mapping[str, 
     else:
         _add(terms, "ram:Description", "Credited to the account.")
     _summation(_add(parent, "ram:SpecifiedTradeSettlementHeaderMonetarySummation"), document, sums)
-    if document["refers_to"]:
-        _add(_add(parent, "ram:InvoiceReferencedDocument"), "ram:IssuerAssignedID", document["refers_to"])
+    if preceding := document["refers_to"] or document.get("replaces"):
+        _add(_add(parent, "ram:InvoiceReferencedDocument"), "ram:IssuerAssignedID", preceding)
 
 
 def _payment_means(parent: Element, seller: Mapping[str, str]) -> None:

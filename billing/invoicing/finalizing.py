@@ -31,6 +31,7 @@ from billing.models import (
     Invoice,
     InvoiceEmail,
     InvoiceLine,
+    LedgerEntry,
     Period,
     Price,
     TaxCategory,
@@ -177,6 +178,9 @@ def _book(invoice: Invoice) -> None:
     unit = nano_a_cent(invoice.currency)
     nano = {name: getattr(invoice, name) * unit for name in ("subtotal", "taxable", "total", "prepaid")}
     tax, key = nano["total"] - nano["taxable"], f"invoice:{invoice.pk}"
+    if (cancelled := invoice.cancels) is not None:
+        _book_cancellation(invoice, cancelled)
+        return
     if invoice.is_credit_note:
         _book_note(invoice, nano, tax)
         return
@@ -197,6 +201,20 @@ def _book(invoice: Invoice) -> None:
     note_balance(invoice)  # an amount of zero is paid
     if match_deposits(invoice.tenant_id, invoice.pk if invoice.sells_credit else None):
         invoice.refresh_from_db(fields=["state"])
+
+
+def _book_cancellation(note: Invoice, cancelled: Invoice) -> None:
+    """Reverse the entries of the cancelled document. Its receivable is settled, and the rest belongs to the note."""
+    booked = LedgerEntry.objects.for_tenant(note.tenant_id).filter(transaction__key=f"invoice:{cancelled.pk}")
+    entries = [
+        PostedEntry(
+            Account(entry.account), -entry.nano, cancelled.pk if entry.account == Account.RECEIVABLE else note.pk
+        )
+        for entry in booked.order_by("pk")
+    ]
+    post(note.tenant_id, f"invoice:{note.pk}", entries, note.currency)
+    note.state = Invoice.State.PAID
+    note.save(update_fields=["state"])
 
 
 def _book_note(note: Invoice, nano: dict[str, int], tax: int) -> None:

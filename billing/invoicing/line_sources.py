@@ -36,7 +36,8 @@ _CARRIED = """
 SELECT tenant_id, currency, sum(femto) AS femto FROM (
     SELECT tenant_id, currency,
         rounding_femto * CASE WHEN invoice_type = ANY(%s) THEN 1 ELSE -1 END AS femto
-    FROM billing_invoice WHERE {tenants} AND number IS NOT NULL AND state <> 'void'
+    FROM billing_invoice
+    WHERE {tenants} AND number IS NOT NULL AND state <> 'void' AND invoice_type <> 'cancellation'
     UNION ALL
     SELECT r.tenant_id, i.currency, r.rounding_femto
     FROM billing_reratedinvoice r JOIN billing_invoice i ON i.id = r.invoice_id

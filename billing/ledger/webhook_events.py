@@ -32,9 +32,9 @@ def emit_past_due(invoice: Invoice, number: int, owed_cents: int) -> None:
     enqueue(invoice.tenant_id, event_types.INVOICE_PAST_DUE, f"invoice:{invoice.pk}:past_due:{number}", data)
 
 
-def emit_voided(invoice: Invoice) -> None:
-    """Emit the event of a voided invoice."""
-    data = event_types.InvoiceData(**_describe_fields(invoice))
+def emit_voided(invoice: Invoice, cancelled_by: str) -> None:
+    """Emit the event of an invoice that was voided by a cancellation with this number."""
+    data = event_types.VoidedInvoiceData(**_describe_fields(invoice), cancelled_by=cancelled_by)
     enqueue(invoice.tenant_id, event_types.INVOICE_VOIDED, f"invoice:{invoice.pk}:voided", data)
 
 
@@ -72,4 +72,5 @@ def _describe_fields(invoice: Invoice) -> dict[str, Any]:
         "issued_at": invoice.issued_at and invoice.issued_at.isoformat(),
         "due_on": invoice.due_on and invoice.due_on.isoformat(),
         "refers_to": invoice.refers_to and invoice.refers_to.number,
+        "replaces": invoice.replaces and invoice.replaces.number,
     }

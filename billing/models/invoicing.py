@@ -310,7 +310,7 @@ class NumberSeries(models.Model):
 
 
 class Invoice(models.Model):
-    """An invoice, a credit note, a debit note or a purchase of prepaid credit.
+    """An invoice, a credit note, a cancellation, a debit note or a purchase of prepaid credit.
 
     Once it has a number, triggers reject changes of anything but its state.
 
@@ -325,6 +325,7 @@ class Invoice(models.Model):
         CORRECTION = "correction"  # a credit note for usage that was corrected after the invoice
         CREDIT_NOTE = "credit_note"  # issued by an operator
         DEBIT_NOTE = "debit_note"  # charges more on a final invoice
+        CANCELLATION = "cancellation"  # the credit note over the whole of a voided document
 
     class State(models.TextChoices):
         DRAFT = "draft"
@@ -340,6 +341,9 @@ class Invoice(models.Model):
     revision = models.SmallIntegerField(default=1)
     state = models.CharField(max_length=14, choices=State, default=State.DRAFT)
     refers_to = models.ForeignKey("self", null=True, on_delete=models.PROTECT, related_name="credit_notes")
+    replaces = models.ForeignKey(
+        "self", null=True, on_delete=models.PROTECT, related_name="replacements", help_text="the cancelled invoice"
+    )
     reason = models.CharField(max_length=200, blank=True, validators=[check_line])
     number = models.CharField(max_length=40, null=True)
     complete = models.BooleanField(default=False, help_text="drafted after its billing period was closed")
@@ -384,6 +388,9 @@ class Invoice(models.Model):
             models.UniqueConstraint(fields=["tenant", "period", "invoice_type", "revision"], name="invoice_once"),
             models.UniqueConstraint(fields=["entity", "number"], name="invoice_number_once"),
             models.UniqueConstraint(fields=["id", "tenant"], name="invoice_of_tenant"),
+            models.UniqueConstraint(
+                fields=["refers_to"], condition=Q(invoice_type="cancellation"), name="invoice_cancelled_once"
+            ),
             models.CheckConstraint(
                 name="invoice_numbered",
                 condition=Q(state="draft", number__isnull=True, issued_at__isnull=True)
@@ -400,6 +407,20 @@ class Invoice(models.Model):
     @property
     def is_credit_note(self) -> bool:
         return self.invoice_type not in CHARGES
+
+    @property
+    def cancels(self) -> Invoice | None:
+        """Return the voided document of a cancellation. Other documents have none."""
+        return self.refers_to if self.invoice_type == self.InvoiceType.CANCELLATION else None
+
+    @property
+    def booked_revenue(self) -> int:
+        """Return the cents that the document books as revenue or, if it sells credit, as credit.
+
+        A credit note books only what was charged in money. It returns credit in a transaction of its own. A
+        cancellation reverses all entries of its invoice.
+        """
+        return self.taxable if self.is_credit_note and self.cancels is None else self.subtotal
 
     @property
     def sells_credit(self) -> bool:

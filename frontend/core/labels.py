@@ -45,6 +45,7 @@ _CHOICES = {
     "Batch": _lazy("Batch"),
     "Batch Output": _lazy("Batch output"),
     "Billing": _lazy("Billing"),
+    "Cancellation": _lazy("Cancellation"),
     "Cancelled": _lazy("Cancelled"),
     "Cancelling": _lazy("Cancelling"),
     "Commitment": _lazy("Commitment"),

@@ -106,7 +106,7 @@ class InvoiceData(EventData):
     invoice_id: Annotated[int, "ID of the document"]
     number: Annotated[str | None, "number of the document"]
     invoice_type: Annotated[
-        str, "`invoice`, `purchase` (of prepaid credit), `correction`, `credit_note` or `debit_note`"
+        str, "`invoice`, `purchase` (of prepaid credit), `correction`, `credit_note`, `debit_note` or `cancellation`"
     ]
     state: Annotated[str, "`open`, `paid`, `void` or `uncollectible`"]
     period: Annotated[str, "billing period, such as `2026-11`"]
@@ -116,13 +116,19 @@ class InvoiceData(EventData):
     prepaid_cents: Annotated[int, "part of the total that prepaid credit paid"]
     issued_at: Annotated[str | None, "time of issue"]
     due_on: Annotated[str | None, "date on which payment is due, `null` for a credit note"]
-    refers_to: Annotated[str | None, "number of the corrected invoice, else `null`"]
+    refers_to: Annotated[str | None, "number of the corrected or cancelled invoice, else `null`"]
+    replaces: Annotated[str | None, "number of the cancelled invoice that an invoice replaces, else `null`"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PastDueInvoiceData(InvoiceData):
     owed_cents: Annotated[int, "unpaid amount"]
     reminder: Annotated[int, "number of the reminder: 1, 2 or 3"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VoidedInvoiceData(InvoiceData):
+    cancelled_by: Annotated[str, "number of the cancellation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +199,11 @@ BUDGET_THRESHOLD_REACHED = EventType(
     is_alert=True,
 )
 CREDIT_NOTE_FINALIZED = EventType(
-    "credit_note.finalized", "credit note issued", "a credit note is issued", InvoiceData, _invoice_summary
+    "credit_note.finalized",
+    "credit note issued",
+    "a credit note or a cancellation is issued",
+    InvoiceData,
+    _invoice_summary,
 )
 INVOICE_FINALIZED = EventType(
     "invoice.finalized", "invoice issued", "an invoice or debit note is issued", InvoiceData, _invoice_summary
@@ -214,7 +224,7 @@ INVOICE_PAST_DUE = EventType(
     lambda _: "warning",
 )
 INVOICE_VOIDED = EventType(
-    "invoice.voided", "invoice voided", "an operator voids an invoice", InvoiceData, _invoice_summary
+    "invoice.voided", "invoice voided", "an operator voids an invoice", VoidedInvoiceData, _invoice_summary
 )
 INVOICE_WRITTEN_OFF = EventType(
     "invoice.written_off",

@@ -209,9 +209,8 @@ def _ledger_totals(rows: list[Invoice]) -> Mapping[int, bool]:
 
 
 def _matches_ledger(row: Invoice, earned_nano: int, lined_cents: int) -> bool:
-    billed = row.taxable if row.is_credit_note else row.subtotal
     sign = 1 if row.is_credit_note else -1
-    return lined_cents == row.subtotal and sign * earned_nano == billed * nano_a_cent(row.currency)
+    return lined_cents == row.subtotal and sign * earned_nano == row.booked_revenue * nano_a_cent(row.currency)
 
 
 def _row(ctx: PageContext, row: Invoice, owed: Money, agrees: bool | None) -> dict[str, Any]:

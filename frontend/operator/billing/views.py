@@ -296,8 +296,8 @@ def void(ctx: PageContext) -> HttpResponse:
         title=_("Void %(number)s") % {"number": found.number},
         submit=_("Void"),
         effect=_(
-            "%(number)s has no balance due. The number is kept, applied credits are restored and the month can "
-            "be drafted again. This cannot be undone."
+            "A cancellation with today’s date is issued and emailed. %(number)s keeps its number and has no balance "
+            "due. Applied credits are restored and the month can be drafted again. This cannot be undone."
         )
         % {"number": found.number},
         message=lambda row: _("%(number)s was voided.") % {"number": row.number},

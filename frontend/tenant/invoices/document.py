@@ -22,6 +22,7 @@ from frontend.tenant.invoices.states import owed_on, state_of, today_of
 _WORDS = {
     "Amount credited": _lazy("Amount credited"),
     "Amount due": _lazy("Amount due"),
+    "Cancellation": _lazy("Cancellation"),
     "Credit note": _lazy("Credit note"),
     "Debit note": _lazy("Debit note"),
     "Invoice": _lazy("Invoice"),
@@ -72,6 +73,7 @@ def document_of(
         "saved": Money(int(invoice.saved_femto), currency),
         "versions": sorted({line.price_version for line in lines if line.price_version}),
         "refers_url": invoice_url(invoice.refers_to_id) if invoice.refers_to_id else "",
+        "related": _find_related(invoice, invoice_url) if final else [],
         "details": list(_details(invoice, words)),
         "happened": _activity(invoice) if final else [],
     }
@@ -80,6 +82,17 @@ def document_of(
 def format_rounding(residue: Money) -> str:
     """Return the difference that rounding made, with its sign."""
     return f"{'+' if residue.femto > 0 else '−'}{Money(abs(residue.femto), residue.currency).exact_text}"
+
+
+def _find_related(invoice: Invoice, invoice_url: Callable[[int], str]) -> list[tuple[str, str, str]]:
+    """Return the documents that cancel or replace the invoice or that it replaces: relation, number and URL."""
+    documents = Invoice.objects.for_tenant(invoice.tenant_id).exclude(number=None).order_by("pk")
+    cancellations = documents.filter(refers_to=invoice, invoice_type=Invoice.InvoiceType.CANCELLATION)
+    found = [(_("Cancelled by"), row) for row in cancellations]
+    found += [(_("Replaced by"), row) for row in documents.filter(replaces=invoice)]
+    if invoice.replaces is not None:
+        found.append((_("Replaces"), invoice.replaces))
+    return [(label, str(row.number), invoice_url(row.pk)) for label, row in found]
 
 
 def _key(line: InvoiceLine) -> tuple[str, str]:
@@ -164,7 +177,9 @@ def _movement(entry: LedgerEntry, notes: dict[int, Invoice], invoice_url: Callab
     kind, _sign, rest = entry.transaction.key.partition(":")
     amount, at, url = Money.nano(entry.nano, entry.transaction.currency), entry.transaction.created_at, ""
     if kind == "invoice" and rest.isdigit() and int(rest) in notes:
-        label, url = _("Credit note %(number)s") % {"number": notes[int(rest)].number}, invoice_url(int(rest))
+        note = notes[int(rest)]
+        text = _("Cancellation %(number)s") if note.cancels else _("Credit note %(number)s")
+        label, url = text % {"number": note.number}, invoice_url(note.pk)
     elif kind == "match":
         label = _("Payment") if entry.nano < 0 else _("Payment reversed")
     else:

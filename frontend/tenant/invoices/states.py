@@ -39,7 +39,7 @@ def state_of(invoice: Invoice, today: date, owed: Money) -> State:
     """Return the state of an invoice with its entity. `today` is the date in the entity's time zone."""
     label, kind = _STATES[invoice.state]
     if invoice.is_credit_note and invoice.state != Invoice.State.DRAFT:
-        return State(_("Credit note"), "good", "")
+        return State(_("Cancellation") if invoice.cancels else _("Credit note"), "good", "")
     if invoice.state == Invoice.State.DRAFT:
         return State(label, kind, _("Updated until finalized. No number assigned yet."))
     if invoice.state == Invoice.State.OPEN and invoice.due_on is not None:

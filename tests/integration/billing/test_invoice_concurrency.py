@@ -11,6 +11,7 @@ from django.core import mail
 from django.db import connection
 
 from billing.invoicing import checks, document, emails, pdf
+from billing.invoicing.corrections import do_void
 from billing.invoicing.drafts import do_close_period, do_draft
 from billing.invoicing.files import store_pdfs
 from billing.invoicing.finalizing import do_finalize
@@ -98,6 +99,37 @@ def test_a_killed_finalization_leaves_no_trace(october, monkeypatch, step):
     row = unscoped(Invoice).get()
     assert (row.state, row.number, unscoped(LedgerEntry).count()) == ("draft", None, 0)
     assert do_finalize(draft, now=october.ends_at).number == "INV-2026-000001"
+
+
+def test_two_voids_at_once_issue_one_cancellation(october):
+    (draft,) = drafts(october, 1)
+    invoice = do_finalize(draft, now=october.ends_at)
+    answers = run_in_threads([lambda: do_void(invoice, "Wrong address")] * 6)
+    assert sorted(type(answer).__name__ for answer in answers) == ["Conflict"] * 5 + ["Invoice"]
+    notes = unscoped(Invoice).filter(invoice_type="cancellation")
+    assert [row.number[-6:] for row in notes] == ["000001"]
+    assert [row.last for row in unscoped(NumberSeries).filter(prefix="CN")] == [1]
+    assert sum(entry.nano for entry in unscoped(LedgerEntry).all()) == 0
+
+
+@pytest.mark.parametrize(
+    "step", ["finalizing._issue", "finalizing._book", "corrections._end", "corrections.emit_voided"]
+)
+def test_a_killed_void_leaves_no_trace(october, monkeypatch, step):
+    (draft,) = drafts(october, 1)
+    invoice = do_finalize(draft, now=october.ends_at)
+    before = unscoped(LedgerEntry).count()
+
+    def end(*args: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(f"billing.invoicing.{step}", end)
+        do_void(invoice, "Wrong address")
+    row = unscoped(Invoice).get()
+    assert (row.state, unscoped(LedgerEntry).count()) == ("open", before)
+    do_void(invoice, "Wrong address")
+    assert unscoped(Invoice).get(invoice_type="cancellation").number.endswith("000001")
 
 
 def test_one_tenants_error_does_not_delay_the_others(october, monkeypatch):

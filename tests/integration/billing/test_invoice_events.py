@@ -40,7 +40,7 @@ def test_a_finalized_invoice_sends_an_event(acme, invoice):
     expected = {
         **{"invoice_id": invoice.pk, "number": invoice.number, "invoice_type": "invoice", "state": "open"},
         **{"period": "2026-10", "currency": "USD", "subtotal_cents": 200, "total_cents": 200, "refers_to": None},
-        "prepaid_cents": 0,
+        **{"prepaid_cents": 0, "replaces": None},
         **{"issued_at": invoice.issued_at.isoformat(), "due_on": invoice.due_on.isoformat()},
     }
     assert event.payload == expected
@@ -109,8 +109,11 @@ def test_payments_and_refunds_send_an_event_each(acme, invoice):
 
 def test_a_void_and_each_write_off_send_an_event(acme, invoice):
     do_void(invoice, "wrong address")
-    (event,) = events_of(acme)[1:]
-    assert (event.event_type, event.payload["state"]) == ("invoice.voided", "void")
+    issued, voided = events_of(acme)[1:]
+    assert (issued.event_type, issued.payload["invoice_type"]) == ("credit_note.finalized", "cancellation")
+    assert issued.payload["refers_to"] == voided.payload["number"]
+    assert (voided.event_type, voided.payload["state"]) == ("invoice.voided", "void")
+    assert voided.payload["cancelled_by"] == issued.payload["number"]
     use(acme, NOVEMBER, (price("3", model="b"), 10**6))
     do_write_off(invoiced(acme, NOVEMBER), "insolvent")
     event = events_of(acme)[-1]

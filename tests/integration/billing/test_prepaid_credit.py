@@ -76,7 +76,7 @@ def check_documents(tenant: Tenant) -> None:
 
 
 def check_ledger(tenant: Tenant) -> None:
-    rows = [row for row in unscoped(Invoice).all() if row.state != "void"]
+    rows = unscoped(Invoice).all()  # a void invoice and its cancellation sum to zero
     taxed = sum((-1 if row.is_credit_note else 1) * item["tax"] for row in rows for item in row.taxes)
     assert on(Account.TAX, tenant) == -taxed
     granted = sum(grant.nano for grant in unscoped(CreditGrant).all())
