@@ -1,4 +1,4 @@
-"""Authentication of the management API: an API key with the scope `manage`, or a signed-in user."""
+"""Authentication of the management API: an API key with the scope `manage` or `billing`, or a signed-in user."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.keys import ip_allowlist, snapshot
 from tenants.keys.process_throttle import process_throttle
 from tenants.models import ApiKey, Membership, Tenant
-from tenants.permissions import EVERYTHING, KEY, ROLES, Permission
+from tenants.permissions import EVERYTHING, KEY_SCOPES, ROLES, Permission
 
 _one_at_a_time = threading.Lock()
 
@@ -43,8 +43,6 @@ class KeyCaller:
 class ApiKeyAuthentication(BaseAuthentication):
     """Authentication by `Authorization: Bearer sk-…` or `x-api-key: sk-…`."""
 
-    scope = "manage"
-
     def authenticate(self, request: Request) -> tuple[Any, ApiKey] | None:
         secret = _secret(request)
         if secret is None:
@@ -56,8 +54,9 @@ class ApiKeyAuthentication(BaseAuthentication):
             )
         if key.tenant.is_suspended:
             raise exceptions.PermissionDenied("This account is suspended. Contact the operator.")
-        if self.scope not in key.scopes:
-            raise exceptions.PermissionDenied(f"This API key lacks the scope {self.scope!r}.")
+        if KEY_SCOPES.keys().isdisjoint(key.scopes):
+            wanted = " or ".join(map(repr, KEY_SCOPES))
+            raise exceptions.PermissionDenied(f"This API key lacks the scope {wanted}.")
         return KeyCaller(key), key
 
     def authenticate_header(self, request: Request) -> str:
@@ -91,7 +90,8 @@ def access_of(caller: Any, slug: str | None) -> Access:
         tenant = caller.key.tenant
         if slug is not None and slug != tenant.slug:
             raise exceptions.NotFound
-        return Access(tenant, None, KEY)
+        granted = (KEY_SCOPES.get(scope, frozenset()) for scope in caller.key.scopes)
+        return Access(tenant, None, frozenset[Permission]().union(*granted))
     found = accesses(caller, slug)
     if slug is None and len(found) != 1:
         raise exceptions.ValidationError({"tenant": ["You have several tenants. Send ?tenant=<slug>."]})

@@ -48,6 +48,10 @@ ROLES: Mapping[str, frozenset[Permission]] = {
 }
 # Permissions of a key with the scope `manage`. It cannot create such keys, so revoking a leaked key is enough.
 KEY: frozenset[Permission] = _ADMIN - {P.KEYS_MANAGE}
+# The management API accepts keys with these scopes, and gives them these permissions.
+KEY_SCOPES: Mapping[str, frozenset[Permission]] = {"manage": KEY, "billing": ROLES["billing"]}
+# Permissions that a caller needs to create, change or rotate a key with the scope. Other scopes need KEYS_WRITE only.
+SCOPE_NEEDS: Mapping[str, Permission] = {"manage": P.KEYS_MANAGE, "billing": P.BILLING_WRITE}
 # Permissions that require a recent reauthentication by password or TOTP. API keys are exempt.
 STEP_UP = frozenset(
     {

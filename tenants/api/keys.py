@@ -18,7 +18,7 @@ from tenants.api.idempotency import idempotent
 from tenants.api.views import TenantView, check_query, person, validate_body
 from tenants.authentication import KeyCaller
 from tenants.models import ApiKey, Project
-from tenants.permissions import Permission
+from tenants.permissions import SCOPE_NEEDS, Permission
 
 _RELATED = ("created_by", "usage")
 
@@ -27,9 +27,9 @@ class _KeyView(TenantView):
     serializer_class = s.ApiKeySerializer
 
     def require_for(self, request: Request, scopes: Iterable[str]) -> None:
-        """Require the permission that granting these scopes needs."""
-        if "manage" in scopes:
-            self.require(request, Permission.KEYS_MANAGE)
+        """Require the permissions that granting these scopes needs."""
+        for needed in sorted({SCOPE_NEEDS[scope] for scope in scopes if scope in SCOPE_NEEDS}):
+            self.require(request, needed)
 
     def representation(self, key: ApiKey) -> dict[str, Any]:
         return dict(s.ApiKeySerializer(self.find(ApiKey, key.pk, *_RELATED)).data)

@@ -20,7 +20,7 @@ from tenants.routing_policies.experiments import RunningExperiment
 from tenants.routing_policies.policy import Policy
 
 KEY_START = "sk-mr-"
-SCOPES = ("inference", "manage", "models", "endpoints", "cache")
+SCOPES = ("inference", "manage", "models", "endpoints", "cache", "billing")
 _VISIBLE = 12  # displayed characters of a secret: the prefix and six of its 43 random characters
 VALKEY_SECONDS = 60  # TTL of the gateways' shared copy
 _VALKEY_PREFIX = "millrace:api_key:"

@@ -14,7 +14,7 @@ from inference_worker.contract.request import TOKEN_CLASSES
 from millrace.apps.policy_results.limiting_factor import binding
 from millrace.apps.request_log.selectors import Filters, requests_page
 from tenants.models import ApiKey, AuditEntry
-from tenants.permissions import Permission
+from tenants.permissions import SCOPE_NEEDS, Permission
 
 MAX_REQUESTS = 6
 _WEEK = timedelta(days=7)
@@ -46,8 +46,9 @@ def header(ctx: PageContext) -> dict[str, Any]:
 
 
 def may_change(ctx: PageContext, key: ApiKey) -> bool:
-    """Return whether the user may change the key. Keys with management scopes need KEYS_MANAGE."""
-    return ctx.may(Permission.KEYS_MANAGE if "manage" in key.scopes else Permission.KEYS_WRITE)
+    """Return whether the user may change the key. Some scopes need a permission of their own."""
+    needed = {SCOPE_NEEDS[scope] for scope in key.scopes if scope in SCOPE_NEEDS}
+    return all(map(ctx.may, needed | {Permission.KEYS_WRITE}))
 
 
 def stats(ctx: PageContext) -> dict[str, Any]:

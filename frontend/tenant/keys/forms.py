@@ -19,7 +19,7 @@ from frontend.core.page_context import PageContext
 from frontend.tenant.keys.page import SCOPES, owner
 from millrace.apps.deployments.deployments import served_specs
 from tenants.models import ApiKey, Project, RoutingPolicy
-from tenants.permissions import Permission
+from tenants.permissions import SCOPE_NEEDS, Permission
 
 OVERLAPS = (
     ("0", _lazy("None: revoke the old key now")),
@@ -63,7 +63,7 @@ class KeyForm(forms.Form):
         super().__init__(data, initial=_initial(ctx, key))
         self._zone = ctx.zone
         self.fields["scopes"].choices = [  # type: ignore[attr-defined]
-            (name, label) for name, label in SCOPES.items() if name != "manage" or ctx.may(Permission.KEYS_MANAGE)
+            (name, label) for name, label in SCOPES.items() if ctx.may(SCOPE_NEEDS.get(name, Permission.KEYS_WRITE))
         ]
         known = dict.fromkeys([*_models(ctx), *((key.allowed_models or ()) if key else ())])
         self.fields["models"].choices = [(name, name) for name in known]  # type: ignore[attr-defined]

@@ -35,6 +35,7 @@ SCOPES = {
     "models": _lazy("List models"),
     "endpoints": _lazy("Manage endpoints"),
     "cache": _lazy("Replace cached answers"),
+    "billing": _lazy("Read invoices and usage, pay and change the billing profile"),
     "manage": _lazy("Manage this organization: keys, limits, budgets, members"),
 }
 VIEWS = {

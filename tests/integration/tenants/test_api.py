@@ -433,6 +433,40 @@ def test_a_key_cannot_create_management_keys(client, furnished_acme):
     assert by_role(furnished_acme.tenant, "admin").post("/api/keys", sent).status_code == 201
 
 
+def test_a_key_with_the_scope_billing_has_the_permissions_of_that_role(furnished_acme):
+    _, secret = actions.do_create_api_key(only_default(furnished_acme.tenant), "finance", scopes=["billing", "models"])
+    client = APIClient()
+    client.credentials(HTTP_AUTHORIZATION=f"Bearer {secret}")
+    assert [client.get(f"/api/{path}").status_code for path in ("invoices", "ledger", "usage", "tenant")] == [200] * 4
+    assert client.patch("/api/billing/profile", {"po_number": "PO-1"}).json()["po_number"] == "PO-1"
+    for method, path in (
+        ("get", "keys"),
+        ("post", "keys"),
+        ("patch", "tenant"),
+        ("get", "audit"),
+        ("post", "webhooks"),
+    ):
+        assert getattr(client, method)(f"/api/{path}", {"name": "x"}).status_code == 403, path
+    assert client.get("/api/operator/entities").status_code in (401, 403)
+
+
+@pytest.mark.parametrize("role", ["owner", "admin", "developer"])
+def test_only_who_may_change_billing_grants_the_scope_billing(client, furnished_acme, role):
+    """An admin, or a key with the scope `manage`, would give itself the permission by such a key."""
+    caller, expected = by_role(furnished_acme.tenant, role), 201 if role == "owner" else 403
+    sent = {"name": "finance", "scopes": ["inference", "billing"]}
+    assert caller.post("/api/keys", sent).status_code == expected
+    key, _ = actions.do_create_api_key(only_default(furnished_acme.tenant), "k", scopes=["billing"])
+    other, _ = actions.do_create_api_key(only_default(furnished_acme.tenant), "o", scopes=["inference"])
+    assert caller.post(f"/api/keys/{key.pk}/rotate", {}).status_code == expected
+    assert caller.patch(f"/api/keys/{other.pk}", {"scopes": ["billing"]}).status_code == (
+        200 if role == "owner" else 403
+    )
+    assert client.post("/api/keys", sent).status_code == 403
+    assert client.post(f"/api/keys/{key.pk}/rotate", {}).status_code == 403
+    assert client.patch(f"/api/keys/{key.pk}", {"name": "y"}).status_code == 403
+
+
 # Idempotency-Key
 
 
