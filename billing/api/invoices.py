@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from django.http import HttpResponse
@@ -14,7 +15,7 @@ from rest_framework.response import Response
 from billing.api import serializers as s
 from billing.api.usage import NewestEvents
 from billing.api.usage_serializers import UsageEventSerializer
-from billing.invoicing import checks, document
+from billing.invoicing import checks, document, facturx, ubl
 from billing.invoicing.exports import as_csv, html
 from billing.invoicing.files import stored_pdf
 from billing.invoicing.lines import events_of, lines_of
@@ -28,6 +29,7 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.permissions import Permission
 from tenants.problems import StateConflict
 
+SYNTAXES: dict[str, Callable[[dict[str, Any]], bytes]] = {"cii": facturx.xml, "ubl": ubl.xml}
 _RELATED = ("period", "refers_to", "replaces")
 
 
@@ -87,6 +89,23 @@ class InvoicePdf(_InvoiceView):
             made = stored_pdf(_find_invoice(pk))
         answer = HttpResponse(made, content_type="application/pdf")
         answer.headers["Content-Disposition"] = f'inline; filename="{invoice.number}.pdf"'
+        return answer
+
+
+class InvoiceXml(_InvoiceView):
+    @extend_schema(
+        operation_id="invoice_xml",
+        parameters=[s.InvoiceXmlQuery],
+        responses={(200, "application/xml"): OpenApiTypes.BINARY},
+    )
+    def get(self, request: Request, pk: int) -> HttpResponse:
+        """Return the e-invoice of EN 16931, or an XRechnung if the billing profile has a buyer reference."""
+        syntax = check_query(s.InvoiceXmlQuery, request).validated_data["syntax"]
+        if self.find(Invoice, pk).state == Invoice.State.DRAFT:
+            raise StateConflict("A draft has no XML yet. Finalize it first.")
+        invoice, shown = self.document(pk)
+        answer = HttpResponse(SYNTAXES[syntax](shown), content_type="application/xml")
+        answer.headers["Content-Disposition"] = f'attachment; filename="{invoice.number}-{syntax}.xml"'
         return answer
 
 

@@ -74,6 +74,14 @@ class InvoiceQuery(Query):
     names = {"month": "period__label"}  # noqa: RUF012
 
 
+class InvoiceXmlQuery(Query):
+    syntax = serializers.ChoiceField(
+        (("cii", "CII"), ("ubl", "UBL")),
+        default="cii",
+        help_text="cii: the Factur-X XML that is attached to the PDF. ubl: UBL 2.1.",
+    )
+
+
 class InvoiceDetailSerializer(serializers.Serializer[Any]):
     """An invoice with its document. `sha256` of a final one is the hash of `document`."""
 
@@ -140,6 +148,7 @@ class BillingProfileSerializer(serializers.ModelSerializer[BillingProfile]):
             *_ADDRESS,
             "emails",
             "po_number",
+            "buyer_reference",
             "currency",
             "billing_currency",
             "entity",
@@ -157,7 +166,7 @@ class BillingProfileUpdateSerializer(StrictModelSerializer):
 
     class Meta:
         model = BillingProfile
-        fields = (*_ADDRESS, "emails", "po_number", "currency", "top_up_below", "top_up_cents")
+        fields = (*_ADDRESS, "emails", "po_number", "buyer_reference", "currency", "top_up_below", "top_up_cents")
 
 
 class TopUpCreateSerializer(StrictSerializer):
@@ -314,7 +323,8 @@ class BillingEntitySerializer(serializers.ModelSerializer[BillingEntity]):
     class Meta:
         model = BillingEntity
         fields = (
-            *("id", "slug", *_ADDRESS, "registration", "email", "time_zone", "invoice_prefix", "credit_note_prefix"),
+            *("id", "slug", *_ADDRESS, "registration", "email", "contact_name", "contact_phone", "time_zone"),
+            *("invoice_prefix", "credit_note_prefix"),
             *("terms_days", "payment_details", "iban", "bic", "voucher_type", "tax_currency", "suspend_after_days"),
             *("issued_email_text", "reminder_email_text", "suspension_email_text"),
         )

@@ -29,6 +29,7 @@ urlpatterns = [
     path("invoices", invoices.Invoices.as_view(), name="api-invoices"),
     path("invoices/<int:pk>", invoices.InvoiceDetail.as_view(), name="api-invoice"),
     path("invoices/<int:pk>/pdf", invoices.InvoicePdf.as_view(), name="api-invoice-pdf"),
+    path("invoices/<int:pk>/xml", invoices.InvoiceXml.as_view(), name="api-invoice-xml"),
     path("invoices/<int:pk>/html", invoices.InvoiceHtml.as_view(), name="api-invoice-html"),
     path("invoices/<int:pk>/csv", invoices.InvoiceCsv.as_view(), name="api-invoice-csv"),
     path("invoices/<int:pk>/events", invoices.InvoiceEvents.as_view(), name="api-invoice-events"),

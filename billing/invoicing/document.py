@@ -27,6 +27,7 @@ from billing.pricing.currencies import CrossRate
 from billing.rates.pricing import Component
 from tenants.currencies import DEFAULT_MINOR_DIGITS
 
+FORMAT_VERSION = 2  # version of the texts and XML of new documents; a final document keeps its own
 _RATE_UNITS = {RATE_DIGITS: "micro", FINE_RATE_DIGITS: "pico"}  # by the decimals of exchange rates
 TITLES = {
     "invoice": "Invoice",
@@ -36,6 +37,7 @@ TITLES = {
     "debit_note": "Debit note",
     "cancellation": "Cancellation",
 }
+TRANSFERS = ("invoice", "debit_note")  # documents that are paid by transfer
 _LINE = (
     *(
         "position",
@@ -84,6 +86,7 @@ def describe_invoice(invoice: Invoice, lines: Iterable[InvoiceLine]) -> dict[str
         "saved_femto": str(int(invoice.saved_femto)),
         "display": _display(invoice),
         **_describe_replaced(invoice),
+        **_describe_format(invoice),
         **_describe_payment(invoice),
         **_tax_currency(invoice),
     }
@@ -92,6 +95,11 @@ def describe_invoice(invoice: Invoice, lines: Iterable[InvoiceLine]) -> dict[str
 def _describe_replaced(invoice: Invoice) -> dict[str, Any]:
     """Return the number of the cancelled invoice that the document replaces, if it replaces one."""
     return {} if invoice.replaces is None else {"replaces": invoice.replaces.number}
+
+
+def _describe_format(invoice: Invoice) -> dict[str, Any]:
+    """Return the version of the format. Documents of the first version have no such field."""
+    return {"format_version": invoice.format_version} if invoice.format_version > 1 else {}
 
 
 def _describe_payment(invoice: Invoice) -> dict[str, Any]:
@@ -158,8 +166,10 @@ def in_words(document: Mapping[str, Any]) -> dict[str, Any]:
         "reason": document["reason"],
         "seller": _party(document["seller"]),
         "buyer": _party(document["buyer"]),
+        "buyer_reference": document["buyer"].get("buyer_reference", ""),
         "po_number": document["buyer"].get("po_number", ""),
         "payment": document["seller"].get("payment_details", ""),
+        "bank": _bank_words(document),
         "groups": [
             _group(key, list(lines), document["currency"]) for key, lines in groupby(document["lines"], key=_group_of)
         ],
@@ -172,6 +182,16 @@ def in_words(document: Mapping[str, Any]) -> dict[str, Any]:
         "saved": _format_saved(document),
         "notes": [item["note"] for item in document["taxes"] if item["note"]],
     }
+
+
+def _bank_words(document: Mapping[str, Any]) -> str:
+    """Return the account to which the document is paid. Documents of the first format show it only in the XML."""
+    seller = document["seller"]
+    if document.get("format_version", 1) == 1 or not seller.get("iban") or document["invoice_type"] not in TRANSFERS:
+        return ""
+    iban = " ".join(seller["iban"][start : start + 4] for start in range(0, len(seller["iban"]), 4))
+    bic = f", BIC {seller['bic']}" if seller.get("bic") else ""
+    return f"Bank account: IBAN {iban}{bic}. Reference: {document['number']}"
 
 
 def _title(document: Mapping[str, Any]) -> str:

@@ -204,21 +204,13 @@ def address(invoice: Invoice) -> BillingProfile | None:
     A note has the VAT IDs of its invoice.
     """
     entity = invoice.entity
-    invoice.seller = (
-        entity.party()
-        | {
-            "registration": entity.registration,
-            "email": entity.email,
-            "payment_details": entity.payment_details,
-        }
-        | {name: value for name in ("iban", "bic") if (value := getattr(entity, name))}
-    )
+    invoice.seller = entity.seller()
     profile = BillingProfile.objects.for_tenant(invoice.tenant_id).first()
     if profile is None:
         nowhere = dict.fromkeys(ADDRESS, "")
         invoice.buyer = {**nowhere, "name": _tenant_name(invoice.tenant), "country": entity.country, "po_number": ""}
     else:
-        invoice.buyer = profile.party() | {"po_number": profile.po_number}
+        invoice.buyer = profile.buyer()
     for party, billed in note_parties(invoice):
         party["vat_id"] = vat_party(party, billed)["vat_id"]
     return profile

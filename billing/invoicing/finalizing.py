@@ -121,7 +121,7 @@ def _reopen_later_months(invoice: Invoice) -> None:
 def _issue(invoice: Invoice, now: datetime, profile: BillingProfile | None) -> None:
     """Set the dates and the display rate, and take the next number. The series is locked from here on."""
     entity, today = invoice.entity, now.astimezone(zone(invoice)).date()
-    invoice.issued_at = now
+    invoice.issued_at, invoice.format_version = now, document.FORMAT_VERSION
     if not invoice.is_credit_note:
         invoice.due_on = today if invoice.sells_credit else today + timedelta(days=entity.terms_days)
     _set_tax_currency(invoice, today)

@@ -27,25 +27,27 @@ _TEMPLATE = Path(__file__).with_name("invoice.typ")
 _NOT_ASCII = re.compile(r"[^\n\x20-\x7e]")
 _FX = "urn:factur-x:pdfa:CrossIndustryDocument:invoice:1p0#"
 _PROPERTIES = {
-    "DocumentFileName": ("factur-x.xml", "name of the embedded XML invoice file"),
-    "DocumentType": ("INVOICE", "INVOICE"),
-    "Version": ("1.0", "version of the Factur-X XML schema used"),
-    "ConformanceLevel": (facturx.PROFILE, "conformance level of the embedded Factur-X data"),
+    "DocumentFileName": "name of the embedded XML invoice file",
+    "DocumentType": "INVOICE",
+    "Version": "version of the Factur-X XML schema used",
+    "ConformanceLevel": "conformance level of the embedded Factur-X data",
 }
 
 
 def render_pdf(document: Mapping[str, Any]) -> bytes:
     """Return the PDF of a final invoice."""
-    made = _typeset(in_words(document), facturx.xml(document).decode(), document["issued_at"])
+    profile, file_name = facturx.profile_of(document)
+    xml = {"xml": facturx.xml(document).decode(), "xml_name": file_name}
+    made = _typeset(in_words(document), xml, document["issued_at"])
     with pikepdf.open(io.BytesIO(made)) as file:
         metadata = file.Root.Metadata
-        metadata.write(_with_factur_x(metadata.read_bytes().decode()).encode())
+        metadata.write(_with_factur_x(metadata.read_bytes().decode(), profile, file_name).encode())
         out = io.BytesIO()
         file.save(out, deterministic_id=True, fix_metadata_version=False)
     return out.getvalue()
 
 
-def _typeset(words: dict[str, Any], xml: str, issued_at: str) -> bytes:
+def _typeset(words: dict[str, Any], xml: dict[str, str], issued_at: str) -> bytes:
     """Typeset the document, at most twice.
 
     PDF/A requires a glyph for every character. If the typesetter lacks one in spite of the fonts' character maps, the
@@ -58,11 +60,11 @@ def _typeset(words: dict[str, Any], xml: str, issued_at: str) -> bytes:
     return _compile(_each_text(words, _ascii), xml, issued_at)
 
 
-def _compile(words: Any, xml: str, issued_at: str) -> bytes:
+def _compile(words: Any, xml: dict[str, str], issued_at: str) -> bytes:
     return typst.compile(
         _TEMPLATE.read_bytes(),
         format="pdf",
-        sys_inputs={"words": json.dumps(words), "xml": xml},
+        sys_inputs={"words": json.dumps(words), **xml},
         pdf_standards="a-3b",
         font_paths=_fonts(),
         timestamp=int(datetime.fromisoformat(issued_at).timestamp()),
@@ -90,20 +92,21 @@ def _fonts() -> typst.Fonts:
     return typst.Fonts(include_system_fonts=False, font_paths=list(font_directories()))
 
 
-def _with_factur_x(xmp: str) -> str:
+def _with_factur_x(xmp: str, profile: str, file_name: str) -> str:
     """Declare and set the metadata properties of Factur-X, as PDF/A requires."""
+    shown = dict(zip(_PROPERTIES, (file_name, "INVOICE", "1.0", profile), strict=True))
     described = "".join(
         f'<rdf:li rdf:parseType="Resource"><pdfaProperty:name>{name}</pdfaProperty:name>'
         "<pdfaProperty:valueType>Text</pdfaProperty:valueType><pdfaProperty:category>external</pdfaProperty:category>"
         f"<pdfaProperty:description>{what}</pdfaProperty:description></rdf:li>"
-        for name, (_, what) in _PROPERTIES.items()
+        for name, what in _PROPERTIES.items()
     )
     schema = (
         '<rdf:li rdf:parseType="Resource"><pdfaSchema:schema>Factur-X PDFA Extension Schema</pdfaSchema:schema>'
         f"<pdfaSchema:namespaceURI>{_FX}</pdfaSchema:namespaceURI><pdfaSchema:prefix>fx</pdfaSchema:prefix>"
         f"<pdfaSchema:property><rdf:Seq>{described}</rdf:Seq></pdfaSchema:property></rdf:li>"
     )
-    values = "".join(f"<fx:{name}>{value}</fx:{name}>" for name, (value, _) in _PROPERTIES.items())
+    values = "".join(f"<fx:{name}>{value}</fx:{name}>" for name, value in shown.items())
     schemas, end = "<pdfaExtension:schemas><rdf:Bag>", "</rdf:RDF>"
     if xmp.count(schemas) != 1 or xmp.count(end) != 1:
         raise ValueError("unexpected metadata of the typesetter: adapt _with_factur_x")

@@ -18,6 +18,8 @@ from tenants.isolation.scopes import TenantManager
 from tenants.models import OutboxRow, Tenant
 
 ADDRESS = ("name", "street", "postcode", "city", "region", "country", "vat_id")
+MIN_PHONE_DIGITS = 3
+_PHONE = re.compile(r"\+?[0-9 ()/.-]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufffe\uffff]")
 
 
@@ -96,6 +98,16 @@ def _email_text(subject: str) -> models.TextField[str, str]:
     )
 
 
+def check_phone(number: str) -> None:
+    """Validate a telephone number.
+
+    Raises:
+        ValidationError: it has other characters than those of a number, or too few digits for XRechnung.
+    """
+    if not _PHONE.fullmatch(number) or sum(char.isdigit() for char in number) < MIN_PHONE_DIGITS:
+        raise ValidationError("Use a telephone number, for example +49 30 901820.", code="phone")
+
+
 class Party(models.Model):
     """A name and address as printed on invoices."""
 
@@ -126,7 +138,8 @@ class BillingEntity(Party):
         MULTI_PURPOSE = "multi_purpose"  # usage that prepaid credit pays is taxed when it is invoiced
 
     AUDITED: ClassVar = (
-        *("slug", *ADDRESS, "registration", "email", "time_zone", "terms_days", "payment_details", "iban", "bic"),
+        *("slug", *ADDRESS, "registration", "email", "contact_name", "contact_phone", "time_zone", "terms_days"),
+        *("payment_details", "iban", "bic"),
         *("voucher_type", "tax_currency", "suspend_after_days"),
         *("issued_email_text", "reminder_email_text", "suspension_email_text"),
     )
@@ -134,6 +147,22 @@ class BillingEntity(Party):
     slug = models.SlugField(max_length=50, unique=True)
     registration = models.CharField(max_length=50, blank=True, validators=[check_line])
     email = models.EmailField(blank=True)
+    contact_name = models.CharField(
+        max_length=100,
+        blank=True,
+        db_default="",
+        default="",
+        validators=[check_line],
+        help_text="of the seller, for XRechnung",
+    )
+    contact_phone = models.CharField(
+        max_length=50,
+        blank=True,
+        db_default="",
+        default="",
+        validators=[check_phone],
+        help_text="of the seller, for XRechnung",
+    )
     time_zone = models.CharField(max_length=64, default="UTC")
     invoice_prefix = models.CharField(max_length=16, default="INV")
     credit_note_prefix = models.CharField(max_length=16, default="CN")
@@ -162,16 +191,33 @@ class BillingEntity(Party):
     reminder_email_text = _email_text("reminders")
     suspension_email_text = _email_text("suspensions")
 
+    def seller(self) -> dict[str, str]:
+        """Return the seller that an invoice stores. Optional facts that are not set have no key."""
+        optional = ("iban", "bic", "contact_name", "contact_phone")
+        shown = {name: getattr(self, name) for name in ("registration", "email", "payment_details")}
+        return self.party() | shown | {name: value for name in optional if (value := getattr(self, name))}
+
 
 class BillingProfile(Party):
     """A tenant's name, address and recipients on invoices. The billing entity never changes."""
 
-    AUDITED: ClassVar = (*ADDRESS, "emails", "po_number", "currency", "is_prepaid", "top_up_below", "top_up_cents")
+    AUDITED: ClassVar = (
+        *(*ADDRESS, "emails", "po_number", "buyer_reference", "currency"),
+        *("is_prepaid", "top_up_below", "top_up_cents"),
+    )
 
     tenant = models.OneToOneField(Tenant, on_delete=models.PROTECT)
     entity = models.ForeignKey(BillingEntity, on_delete=models.PROTECT)
     emails = ArrayField(models.EmailField(), default=list, blank=True)
     po_number = models.CharField(max_length=100, blank=True, validators=[check_line])
+    buyer_reference = models.CharField(
+        max_length=100,
+        blank=True,
+        db_default="",
+        default="",
+        validators=[check_line],
+        help_text="BT-10 of EN 16931, such as a Leitweg-ID; with it, the XML is an XRechnung",
+    )
     currency = models.CharField(
         max_length=3, default="USD", validators=[check_currency], help_text="shown in addition to USD"
     )
@@ -192,6 +238,14 @@ class BillingProfile(Party):
     )
 
     objects = TenantManager()
+
+    def buyer(self) -> dict[str, str]:
+        """Return the buyer that an invoice stores. A buyer reference comes with an electronic address."""
+        found = self.party() | {"po_number": self.po_number}
+        if not self.buyer_reference:
+            return found
+        address = {"email": self.emails[0]} if self.emails else {}
+        return found | {"buyer_reference": self.buyer_reference} | address
 
 
 class TaxCategory(models.TextChoices):
@@ -394,6 +448,9 @@ class Invoice(models.Model):
         default=DEFAULT_MINOR_DIGITS, db_default=DEFAULT_MINOR_DIGITS, help_text="decimals in the display currency"
     )
     currency = models.CharField(max_length=3, default="USD", db_default="USD", help_text="of all other amounts")
+    format_version = models.SmallIntegerField(
+        default=1, db_default=1, help_text="of the texts and XML; a final document keeps its own"
+    )
     sha256 = models.CharField(max_length=64, blank=True)  # hash of the JSON document
 
     objects = TenantManager()

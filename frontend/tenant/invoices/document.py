@@ -194,8 +194,12 @@ def _details(invoice: Invoice, words: dict[str, Any]) -> Iterable[tuple[str, str
         yield _("Terms"), _("Net %(days)s") % {"days": (invoice.due_on - today_of(invoice, invoice.issued_at)).days}
     if words["payment"]:
         yield _("Payment"), words["payment"]
+    if words["bank"]:
+        yield _("Bank transfer"), words["bank"]
     if words["po_number"]:
         yield _("PO number"), words["po_number"]
+    if words["buyer_reference"]:
+        yield _("Buyer reference"), words["buyer_reference"]
     if invoice.revision > 1:
         yield _("Revision"), str(invoice.revision)
     yield _("Currency"), invoice.currency

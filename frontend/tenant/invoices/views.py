@@ -8,7 +8,7 @@ from django.http import Http404, HttpResponse
 from django.urls import path
 from django.utils.translation import gettext as _
 
-from billing.invoicing import document, facturx
+from billing.invoicing import document, facturx, ubl
 from billing.invoicing.exports import as_csv
 from billing.invoicing.files import stored_pdf
 from billing.invoicing.lines import lines_of
@@ -31,11 +31,13 @@ from tenants.permissions import Permission
 from tenants.request_costs import PAGE_COST
 
 NEEDS = Permission.BILLING_READ
-FORMS = {"pdf": "PDF", "csv": "CSV", "xml": "Factur-X XML", "json": "JSON"}
+FORMS = {"pdf": "PDF", "csv": "CSV", "xml": "Factur-X XML", "ubl": "UBL XML", "json": "JSON"}
+_ENDINGS = {"xml": "-cii.xml", "ubl": "-ubl.xml"}  # ends of file names by form, if they are not the form
 _TYPES = {
     "pdf": "application/pdf",
     "csv": "text/csv; charset=utf-8",
     "xml": "application/xml",
+    "ubl": "application/xml",
     "json": "application/json",
 }
 
@@ -127,12 +129,13 @@ def file(ctx: PageContext) -> HttpResponse:
     """Return the invoice as a file."""
     found, form = find(ctx), ctx.arguments["form"]
     final = found.state != Invoice.State.DRAFT
-    if form not in FORMS or (form in ("pdf", "xml") and not final):
+    if form not in FORMS or (form in ("pdf", "xml", "ubl") and not final):
         raise Http404
     with all_tenants_scope(BypassReason.BILLING):
         body = _body(found, form)
     answer = HttpResponse(body, content_type=_TYPES[form])
-    answer.headers["Content-Disposition"] = f'attachment; filename="{found.number or "draft"}.{form}"'
+    name = f"{found.number or 'draft'}{_ENDINGS.get(form, f'.{form}')}"
+    answer.headers["Content-Disposition"] = f'attachment; filename="{name}"'
     return answer
 
 
@@ -140,8 +143,8 @@ def _body(found: Invoice, form: str) -> bytes | str:
     if form == "pdf":
         return stored_pdf(found)
     described = document.describe_invoice(found, lines_of(found))
-    if form == "xml":
-        return facturx.xml(described)
+    if form in ("xml", "ubl"):
+        return facturx.xml(described) if form == "xml" else ubl.xml(described)
     return as_csv(described) if form == "csv" else document.encode_document(described)
 
 

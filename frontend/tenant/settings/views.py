@@ -114,6 +114,12 @@ class SettingsViewsBilling(forms.Form):
     country = forms.CharField(label=_lazy("Country"), max_length=2, help_text=_lazy("Two-letter code, e.g. DE, US, JP"))
     vat_id = forms.CharField(label=_lazy("VAT ID"), max_length=20, required=False)
     po_number = forms.CharField(label=_lazy("PO number"), max_length=100, required=False)
+    buyer_reference = forms.CharField(
+        label=_lazy("Buyer reference"),
+        max_length=100,
+        required=False,
+        help_text=_lazy("For example a Leitweg-ID. With it, the XML of invoices is an XRechnung"),
+    )
     currency = forms.CharField(
         label=_lazy("Additional display currency"),
         max_length=3,
@@ -211,7 +217,8 @@ def _group_form_view(
 @tenant_page(Permission.BILLING_WRITE, methods=FORM)
 def billing(ctx: PageContext) -> HttpResponse:
     row = page.profile(ctx)
-    names = ("name", "street", "postcode", "city", "region", "country", "vat_id", "po_number", "currency")
+    address = ("name", "street", "postcode", "city", "region", "country", "vat_id")
+    names = (*address, "po_number", "buyer_reference", "currency")
     initial: dict[str, Any] = {"name": ctx.tenant.name, "currency": "USD"}
     if row is not None:
         initial = {field: getattr(row, field) for field in names} | {"emails": "\n".join(row.emails)}

@@ -20,6 +20,7 @@ from millrace.cli.output import (
 )
 from millrace.cli.plain_commands import columns_of, instant
 
+_ENDINGS = {"cii": "-cii.xml", "ubl": "-ubl.xml"}  # ends of file names by format
 GROUPS = click.Choice(["model", "key", "project", "tier", "miss_reason"])
 _GROUP_FIELDS = {"key": "key_id", "project": "project_id", "miss_reason": "miss_reason"}
 _COUNTS = [
@@ -172,18 +173,27 @@ def show_invoice(session: Session, id: int) -> None:
 
 @command(invoices, "download", example="millrace invoices download 7 --format pdf --output invoice.pdf")
 @click.argument("id", type=int)
-@click.option("--format", "kind", type=click.Choice(["pdf", "html", "csv"]), default="pdf", help="Default: pdf.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["pdf", "html", "csv", "cii", "ubl"]),
+    default="pdf",
+    help="cii and ubl are the XML of an e-invoice. Default: pdf.",
+)
 @click.option(
     "--output", "path", type=click.Path(path_type=Path), metavar="FILE", help="Default: invoice-<id>.<format>."
 )
 def download(session: Session, id: int, kind: str, path: Path | None) -> None:
-    """Save an invoice as a file. PDFs have the Factur-X XML attached."""
+    """Save an invoice as a file. PDFs have the CII XML (Factur-X) attached."""
     invoices = session.client.invoices
     if kind == "pdf":
         content = invoices.pdf(id)
+    elif kind in ("cii", "ubl"):
+        content = invoices.xml(id) if kind == "cii" else invoices.xml(id, syntax="ubl")
     else:
         content = (invoices.html(id) if kind == "html" else invoices.csv(id)).encode()
-    _save(session, path or Path(f"invoice-{id}.{kind}"), content)
+    path = path or Path(f"invoice-{id}{_ENDINGS.get(kind, f'.{kind}')}")
+    _save(session, path, content)
 
 
 def _save(session: Session, path: Path, content: bytes) -> None:

@@ -64,6 +64,12 @@ def test_other_formats(client, invoice):
     assert response["content-type"].startswith("text/html")
     assert f"Invoice {invoice.number}" in response.content.decode()
     assert client.get(f"{url}/csv").content.decode().splitlines()[1].startswith(f"{invoice.number},1,usage,,alpha")
+    for syntax, root in (("", "CrossIndustryInvoice"), ("cii", "CrossIndustryInvoice"), ("ubl", "ubl:Invoice")):
+        response = client.get(f"{url}/xml", {"syntax": syntax} if syntax else {})
+        assert (response.status_code, response["content-type"]) == (200, "application/xml")
+        assert response["content-disposition"] == f'attachment; filename="{invoice.number}-{syntax or "cii"}.xml"'
+        assert root in response.content.decode()
+    assert client.get(f"{url}/xml", {"syntax": "edifact"}).status_code == 400
     assert client.get(f"{url}/check").json() == {
         **{"events": 3, "unrated": 0, "ledger_difference": 0, "currency": "USD", "same_data": True, "same_pdf": True},
         "sha256": invoice.sha256,
@@ -83,7 +89,7 @@ def test_every_line_links_to_its_usage_events(client, invoice):
 
 def test_a_draft_has_no_pdf(client, acme):
     draft = draft_for(acme)
-    for form in ("pdf", "check"):
+    for form in ("pdf", "xml", "check"):
         assert client.get(f"/api/invoices/{draft.pk}/{form}").status_code == 409
     assert "Draft" in client.get(f"/api/invoices/{draft.pk}/html").content.decode()
 
@@ -95,6 +101,7 @@ def test_the_billing_profile(acme, client):
         **{
             "emails": [],
             "po_number": "",
+            "buyer_reference": "",
             "currency": "USD",
             "billing_currency": "USD",
             "entity": "",
@@ -112,7 +119,7 @@ def test_the_billing_profile(acme, client):
     for wrong in (
         *({"country": "Germany"}, {"country": "ZZ"}, {"currency": "euro"}, {"currency": "XXX"}),
         *({"emails": ["x"]}, {"nmae": "x"}, {"name": "Acme\a"}, {"street": "1 Mill Lane\nBerlin"}),
-        *({"vat_id": "x"}, {"vat_id": "DE123456789"}, {"country": "FR"}),
+        *({"vat_id": "x"}, {"vat_id": "DE123456789"}, {"country": "FR"}, {"buyer_reference": "04\n11"}),
     ):
         answer = billing.patch(url, wrong)
         assert answer.status_code == 400, wrong
@@ -129,6 +136,10 @@ def test_operators_set_up_billing_entities_and_taxes(operator, acme):
     url = f"/api/operator/entities/{response.json()['id']}"
     assert operator.patch(url, {"vat_id": "NL123456789B13", "time_zone": "Mars/Base"}).status_code == 400
     assert operator.patch(url, {"vat_id": "NL1"}).status_code == 400
+    for phone in ("x", "12", "+49 (30) 1x2"):
+        assert operator.patch(url, {"contact_phone": phone}).status_code == 400, phone
+    contact = {"contact_name": "Ann Berg", "contact_phone": "+31 (20) 123-45/67"}
+    assert operator.patch(url, contact).json() | contact == operator.patch(url, {}).json()
     assert operator.patch(url, {"slug": "other"}).status_code == 400
     changed = operator.patch(url, {"vat_id": "NL123456789B13"})
     assert (changed.status_code, changed.json().get("vat_id")) == (200, "NL123456789B13"), changed.content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 from datetime import datetime, timedelta
@@ -24,6 +25,7 @@ from billing.invoicing.facturx import xml as facturx_xml
 from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.price_terms import do_add_price_term
 from billing.invoicing.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
+from billing.invoicing.ubl import xml as ubl_xml
 from billing.ledger import credits
 from billing.models import (
     BillingEntity,
@@ -47,7 +49,15 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
 from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, price, use
-from tests.support.billing.invoice_forms import attached, document_of, failed_rules, furnish
+from tests.support.billing.invoice_forms import (
+    attached,
+    document_of,
+    failed_rules,
+    failed_ubl_rules,
+    failed_xrechnung_rules,
+    furnish,
+    furnish_xrechnung,
+)
 from tests.support.emails import check_email
 from tests.support.rows import unscoped
 
@@ -63,18 +73,58 @@ def month(tenant: Tenant) -> Invoice:
     return invoiced(tenant, OCTOBER)
 
 
+@pytest.mark.parametrize("is_xrechnung", [False, True])
 @pytest.mark.parametrize(("category", "rate"), [("AE", 0), ("S", 210_000), ("G", 0), ("E", 0), ("Z", 0), ("O", 0)])
-def test_the_xml_is_valid_against_schema_and_schematron(acme, category, rate):
+def test_the_xml_is_valid_against_schema_and_schematron(acme, category, rate, is_xrechnung):
     furnish(acme, category, rate)
+    if is_xrechnung:
+        furnish_xrechnung(acme)
     credits.do_grant_credit(acme, CreditGrant.GrantType.PROMOTIONAL, 12 * 10**7, starts_at=OCTOBER, note="Welcome")
     invoice = month(acme)
     note = do_issue_credit_note(invoice, [("SLA credit", 55)], "SLA credit, 20 October")
     debit = do_issue_debit_note(invoice, [("Support", 110)], "Support in October")
-    for row, code in ((invoice, 380), (note, 381), (debit, 383)):
+    for row, code in ((invoice, 380), (note, 381), (debit, 380 if is_xrechnung else 383)):
         _, xml = attached(row)
+        other = ubl_xml(document_of(row))
         assert f"<ram:TypeCode>{code}</ram:TypeCode>".encode() in xml
         assert facturx.xml_check_xsd(xml, flavor="factur-x", level="en16931")
-        assert failed_rules(xml) == []
+        assert (failed_rules(xml), failed_ubl_rules(other)) == ([], [])
+        assert (b"xrechnung_3.0" in xml, b"xrechnung_3.0" in other) == (is_xrechnung, is_xrechnung)
+        if is_xrechnung:
+            assert (failed_xrechnung_rules(xml), failed_xrechnung_rules(other)) == ([], [])
+        with all_tenants_scope(BypassReason.BILLING):
+            rows = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to__period")
+            result = checks.check(rows.get(pk=row.pk))
+        assert (result.same_data, result.same_pdf) == (True, True)
+
+
+def test_a_document_of_the_first_format_keeps_its_bytes(acme, monkeypatch):
+    """It was issued before the page had the bank account and the XML had payment instructions of notes."""
+    furnish(acme, "O")
+    with all_tenants_scope(BypassReason.BILLING):
+        BillingEntity.objects.update(iban="NL91ABNA0417164300", bic="ABNANL2A")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(document, "FORMAT_VERSION", 1)
+        invoice = month(acme)
+        note = do_issue_credit_note(invoice, [("SLA credit", 55)], "SLA credit")
+    for row in (invoice, note):
+        shown = document_of(row)
+        assert "format_version" not in shown
+        assert b"RateApplicablePercent" not in facturx_xml(shown)
+        assert hashlib.sha256(document.encode_document(shown)).hexdigest() == row.sha256
+    assert b"PaymentMeans" not in facturx_xml(document_of(note))
+    assert "IBAN" not in html(document_of(invoice))
+    current = do_issue_credit_note(invoice, [("SLA credit", 45)], "SLA credit")
+    assert document_of(current)["format_version"] == document.FORMAT_VERSION
+    assert b"<ram:TypeCode>97</ram:TypeCode>" in attached(current)[1]
+
+
+def test_the_page_has_the_bank_account_and_the_buyer_reference(acme):
+    furnish(acme)
+    furnish_xrechnung(acme)
+    page = html(document_of(month(acme)))
+    assert "Bank account: IBAN NL91 ABNA 0417 1643 00, BIC ABNANL2A. Reference: INV-" in page
+    assert "<dt>Buyer reference</dt><dd>04011000-12345-34</dd>" in page
 
 
 @pytest.mark.parametrize(("category", "rate"), [("S", 210_000), ("Z", 0), ("G", 0), ("E", 0)])

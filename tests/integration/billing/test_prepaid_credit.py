@@ -7,7 +7,7 @@ from datetime import date
 import facturx
 import pytest
 
-from billing.invoicing import checks
+from billing.invoicing import checks, ubl
 from billing.invoicing.corrections import do_issue_credit_note, do_issue_debit_note, do_void, do_write_off
 from billing.invoicing.drafts import creditable, do_close_period, do_draft
 from billing.invoicing.finalizing import do_finalize
@@ -29,7 +29,7 @@ from tests.support.billing.books import (
     start_credit_in_november,
     take_back,
 )
-from tests.support.billing.invoice_forms import attached, document_of, failed_rules, furnish
+from tests.support.billing.invoice_forms import attached, document_of, failed_rules, failed_ubl_rules, furnish
 from tests.support.billing.prepaid_credit import CENT, MULTI, NOW, SINGLE, bill, change_entity, pay
 from tests.support.rows import unscoped
 
@@ -68,7 +68,7 @@ def check_documents(tenant: Tenant) -> None:
     for row in rows:
         _, xml = attached(row)
         assert facturx.xml_check_xsd(xml, flavor="factur-x", level="en16931")
-        assert failed_rules(xml) == []
+        assert (failed_rules(xml), failed_ubl_rules(ubl.xml(document_of(row)))) == ([], [])
         with all_tenants_scope(BypassReason.BILLING):
             loaded = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=row.pk)
             assert checks.check(loaded)[1:5] == (0, 0, True, True)

@@ -137,6 +137,8 @@ def test_usage_requests_and_invoices(run, furnished_acme, tmp_path):
     path = tmp_path / "invoice.csv"
     run("invoices", "download", id, "--format", "csv", "--output", str(path))
     assert path.stat().st_size > 0
+    for kind in ("cii", "ubl"):  # a draft has no XML
+        assert "Finalize it first" in run("invoices", "download", id, "--format", kind, fails=True).output
 
 
 def test_projects_and_the_organization(run):

@@ -288,11 +288,11 @@ def test_the_current_month_equals_its_later_draft(client: Client, acme: Tenant) 
 
 
 @pytest.mark.django_db
-def test_an_invoice_has_four_formats_and_a_draft_two(operator: Client, acme: Tenant) -> None:
+def test_an_invoice_has_five_formats_and_a_draft_two(operator: Client, acme: Tenant) -> None:
     draft = drafted(operator)
     owner = Client()
     owner.force_login(User.objects.get(email="owner@example.com"))
-    for form, status in (("csv", 200), ("json", 200), ("pdf", 404), ("xml", 404), ("html", 404)):
+    for form, status in (("csv", 200), ("json", 200), ("pdf", 404), ("xml", 404), ("ubl", 404), ("html", 404)):
         assert owner.get(f"/t/acme/invoices/{draft.pk}/files/{form}").status_code == status
     send(operator, f"/operator/billing/{draft.pk}/finalize", typed="acme")
     bill = only()
@@ -300,6 +300,9 @@ def test_an_invoice_has_four_formats_and_a_draft_two(operator: Client, acme: Ten
     assert hashlib.sha256(data).hexdigest() == bill.sha256
     xml = owner.get(f"/t/acme/invoices/{bill.pk}/files/xml").content.decode()
     assert str(bill.number) in xml and "CrossIndustryInvoice" in xml
+    other = owner.get(f"/t/acme/invoices/{bill.pk}/files/ubl")
+    assert "ubl:Invoice" in other.content.decode()
+    assert other["content-disposition"] == f'attachment; filename="{bill.number}-ubl.xml"'
     for client, search, url in (
         (owner, "/t/acme/search", "/t/acme/invoices/"),
         (operator, "/operator/search", "/operator/billing/"),

