@@ -15,7 +15,7 @@ def _email_text(subject: str) -> models.TextField[str, str]:
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('billing', '0002_sql'),
+        ('billing', '0005_cancellations'),
     ]
 
     operations = [

@@ -9,7 +9,7 @@ import billing.models.invoicing
 
 class Migration(migrations.Migration):
 
-    dependencies = [("billing", "0002_sql")]
+    dependencies = [("billing", "0008_ledger_created")]
 
     operations = [
         migrations.AddField(
