@@ -1,5 +1,7 @@
 """The charts of accounts, which only the system's role sees, and the texts of a billing entity's emails."""
 
+from __future__ import annotations
+
 import django.core.validators
 import django.db.models.deletion
 from django.db import migrations, models
