@@ -26,7 +26,7 @@ from billing.invoicing.lines import (
 )
 from billing.invoicing.metered_lines import metered_in, metered_lines
 from billing.invoicing.term_lines import active_terms, term_change, term_lines
-from billing.ledger import credits
+from billing.ledger.commitments import active_commitments
 from billing.models import CHARGES, Invoice, InvoiceLine, OneOffLine, Period
 from billing.rates.terms import TermType
 from tenants.models import Tenant
@@ -158,12 +158,12 @@ class CommitmentCharges(LineSource):
     line_types = (InvoiceLine.LineType.COMMITMENT,)
 
     def tenants(self, month: BilledMonth) -> Any:
-        return _of_entity(month, credits.active_commitments(month.period))
+        return _of_entity(month, active_commitments(month.period))
 
     def lines(self, draft: MonthDraft) -> list[InvoiceLine]:
         if not draft.is_invoice:
             return []
-        active = credits.active_commitments(draft.invoice.period, draft.invoice.tenant_id)
+        active = active_commitments(draft.invoice.period, draft.invoice.tenant_id)
         return [_amount_line(draft.invoice, self.line_types[0], row.name, row.fee) for row in active]
 
     def is_decided_at_issue(self, draft: MonthDraft) -> bool:

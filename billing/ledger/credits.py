@@ -11,6 +11,7 @@ from django.db.models.functions import Cast, Coalesce
 
 from billing.currencies.amounts import nano_a_cent
 from billing.ledger.booking import booking, require_bookable
+from billing.ledger.commitments import active_commitments, granted_commitments
 from billing.ledger.ledger import PostedEntry, post
 from billing.models import (
     Account,
@@ -86,21 +87,12 @@ def grant_credit(grant: CreditGrant, source: Account | None = None) -> None:
     )
 
 
-def active_commitments(period: Period, tenant_id: int | None = None) -> QuerySet[Commitment]:
-    """Return the commitments that are active in the period, of one tenant or all."""
-    rows = Commitment.objects.all_tenants() if tenant_id is None else Commitment.objects.for_tenant(tenant_id)
-    active = rows.filter(Q(last_month="") | Q(last_month__gte=period.label), first_month__lte=period.label)
-    return active.order_by("pk")
-
-
 def grant_commitments(period: Period, tenant_id: int) -> list[Commitment]:
     """Grant the credit of the active commitments in the period, if it is missing. Return the commitments."""
     active = list(active_commitments(period, tenant_id))
     if not active:
         return []
-    granted = set(
-        CreditGrant.objects.for_tenant(tenant_id).filter(period=period).values_list("commitment_id", flat=True)
-    )
+    granted = granted_commitments(period, tenant_id)
     for commitment in active:
         if commitment.pk not in granted:
             grant_credit(
