@@ -10,7 +10,7 @@ import pypdf
 import pytest
 
 from billing.currencies.amounts import FEMTO_A_CENT
-from billing.invoicing import checks, month_charges
+from billing.invoicing import checks, month_charges, term_lines
 from billing.invoicing.drafts import do_close_period, do_draft
 from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.line_sources import BilledMonth, LineSource, MonthDraft
@@ -81,12 +81,17 @@ def lines(invoice: Invoice) -> list[tuple[str, str, int]]:
     return [(row.line_type, row.description, row.cents) for row in rows]
 
 
+def check(invoice: Invoice) -> checks.InvoiceCheckResult:
+    with all_tenants_scope(BypassReason.BILLING):
+        rows = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to__period")
+        return checks.check(rows.get(pk=invoice.pk))
+
+
 def assert_recomputed(*invoices: Invoice) -> None:
     for invoice in invoices:
-        with all_tenants_scope(BypassReason.BILLING):
-            rows = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to__period")
-            result = checks.check(rows.get(pk=invoice.pk))
-        assert (result.ledger_difference, result.same_data, result.same_pdf) == (0, True, True)
+        result = check(invoice)
+        differences = (result.ledger_difference, result.month_difference)
+        assert (differences, result.same_data, result.same_pdf) == ((0, 0), True, True)
 
 
 @pytest.mark.parametrize("at_issue", [False, True])
@@ -305,3 +310,46 @@ def test_a_re_rating_of_an_earlier_release_does_not_charge_metered_usage(acme):
     assert continue_reratings().issued == []
     rerate("6000", "cache_storage")
     assert billed(acme) == 90000
+
+
+def test_a_check_reports_months_that_an_earlier_release_charged_wrongly(acme, monkeypatch):
+    """Earlier minimums did not cover metered usage. The check has the amount, and changes nothing."""
+    add_minimum(acme, 1000)
+    publish_storage_price("4.5")
+    record_storage(acme, hours=20)
+    with monkeypatch.context() as patch:
+        patch.setattr(term_lines, "_covered_by_terms", lambda lines: [row for row in lines if row.price_id is not None])
+        october = invoiced(acme, OCTOBER)
+    assert october.subtotal == 1900
+    found = check(october)
+    assert (found.month_difference, found.same_data, found.ledger_difference) == (-900, False, 0)
+    assert billed(acme) == 1900
+
+
+def test_a_check_reports_re_ratings_that_an_earlier_release_forgot(acme, monkeypatch):
+    """Usage of 10.00 with a minimum of 50.00, at 8.00 and then at 60.00, was charged with 62.00."""
+    add_minimum(acme, 5000)
+    use(acme, OCTOBER, (price("10"), MILLION))
+    october = invoiced(acme, OCTOBER)
+    with monkeypatch.context() as patch:
+        patch.setattr(term_lines, "_recompute_lines", lambda row, invoice: [])
+        (debit,) = [*rerate("8"), *rerate("60")]
+    assert billed(acme) == 6200
+    assert [check(row).month_difference for row in (october, debit)] == [-200, -200]
+
+
+def test_every_amount_of_a_month_comes_from_the_sources(acme, monkeypatch):
+    """Without sources there are no drafts, previews, corrections or notes of re-ratings."""
+    alpha = price("3")
+    use(acme, OCTOBER, (alpha, MILLION))
+    invoiced(acme, OCTOBER)
+    take_back(unscoped(UsageEvent).all()[0], NOVEMBER)
+    use(acme, NOVEMBER, (price("2", model="beta"), MILLION))
+    month = period(NOVEMBER)
+    do_close_period(month, now=over(month))
+    with monkeypatch.context() as patch:
+        patch.setattr(month_charges, "SOURCES", [])
+        shown = preview(acme, NOVEMBER)
+        assert shown is not None
+        assert (shown[1], do_draft(month), rerate("9")) == ([], [], [])
+    assert sorted(row.subtotal for row in do_draft(month)) == [200, 300]
