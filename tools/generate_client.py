@@ -40,6 +40,7 @@ METHODS = {  # operation -> method, where the path does not give a good name
     "operator_tenant_one_off_line": "add_one_off_line",
     "operator_tenant_one_off_lines": "one_off_lines",
     "operator_price_term_end": "end",
+    "operator_metered_usage_reverse": "reverse",
     "operator_tenant_metered_usage": "record_metered_usage",
     "operator_tenant_metered_usages": "metered_usage",
     "operator_tenant_payment": "record_payment",

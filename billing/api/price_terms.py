@@ -15,7 +15,7 @@ from billing.api.serializers import MONTH
 from billing.api.usage_serializers import usd
 from billing.currencies.amounts import MAX_CENTS, NANO_DIGITS, PPM, decimal
 from billing.invoicing.price_terms import do_add_price_term, do_end_price_term
-from billing.metering.metered import do_record_metered_usage
+from billing.metering.metered import do_record_metered_usage, do_reverse_metered_usage
 from billing.models import MeteredUsage, PriceTerm
 from billing.rates.metered import MAX_AMOUNT, METERED
 from billing.rates.price_book import MAX_NAME_LENGTH, nano_per_million
@@ -96,16 +96,17 @@ class MeteredUsageCreateSerializer(StrictSerializer):
 
 
 class MeteredUsageSerializer(serializers.ModelSerializer[MeteredUsage]):
-    """Metered usage with its cost."""
+    """Metered usage with its cost. A reversal has the negative amount and cost of the record that it reverses."""
 
     usd_per_million = serializers.SerializerMethodField(help_text="Of token-hours, machine-hours or searches.")
     cost_usd = serializers.SerializerMethodField()
+    reverses_id = serializers.IntegerField(allow_null=True, read_only=True, help_text="Null: no reversal.")
 
     class Meta:
         model = MeteredUsage
         fields = (
             *("id", "reference", "component", "model", "amount", "started_at", "ended_at", "recorded_at"),
-            *("usd_per_million", "cost_usd"),
+            *("usd_per_million", "cost_usd", "reverses_id"),
         )
         read_only_fields = fields
 
@@ -138,6 +139,18 @@ class TenantMeteredUsage(MoneyView):
         component = Component(fields.pop("component"))
         row, _ = do_record_metered_usage(self.find(pk), component, **fields)
         return Response(MeteredUsageSerializer(row).data, status=201)
+
+
+class MeteredUsageReverse(MoneyView):
+    serializer_class = MeteredUsageSerializer
+
+    @extend_schema(operation_id="operator_metered_usage_reverse", request=None)
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """Reverse metered usage that was recorded by mistake, once. Invoiced usage is credited by the next run."""
+        with self.scope():
+            usage = self.row(MeteredUsage.objects.all_tenants(), pk)
+        return Response(MeteredUsageSerializer(do_reverse_metered_usage(usage)).data)
 
 
 class TenantPriceTerms(MoneyView):

@@ -104,6 +104,9 @@ class InvoiceCheckSerializer(serializers.Serializer[Any]):
     events = serializers.IntegerField()
     unrated = serializers.IntegerField()
     ledger_difference = serializers.IntegerField(help_text="cents")
+    month_difference = serializers.IntegerField(
+        help_text="Cents before tax that the documents of the month lack. Negative: they charge too much."
+    )
     currency = serializers.CharField()
     same_data = serializers.BooleanField()
     same_pdf = serializers.BooleanField()

@@ -97,6 +97,11 @@ urlpatterns = [
         name="api-operator-tenant-metered-usage",
     ),
     path("operator/commitments/<int:pk>/end", operators.CommitmentEnd.as_view(), name="api-operator-commitment-end"),
+    path(
+        "operator/metered-usage/<int:pk>/reverse",
+        price_terms.MeteredUsageReverse.as_view(),
+        name="api-operator-metered-usage-reverse",
+    ),
     path("operator/price-terms/<int:pk>/end", price_terms.PriceTermEnd.as_view(), name="api-operator-price-term-end"),
     path("operator/one-off-lines/<int:pk>", reratings.OneOffLineOne.as_view(), name="api-operator-one-off-line"),
     path("operator/reratings", reratings.Reratings.as_view(), name="api-operator-reratings"),

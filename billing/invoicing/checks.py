@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 
 from django.db import connection
 
-from billing.currencies.amounts import femto_a_cent, nano_a_cent
+from billing.currencies.amounts import cents, femto_a_cent, nano_a_cent
 from billing.invoicing import document, pdf
 from billing.invoicing.files import stored_pdf
 from billing.invoicing.line_sources import MonthDraft
 from billing.invoicing.lines import Count, UsageLine, count_usage, find_usage, lines_of
 from billing.invoicing.month_charges import month_charges, number_lines
+from billing.invoicing.term_lines import month_difference
 from billing.ledger.ledger import sum_booked
 from billing.metering.archives import require_usage
 from billing.models import Account, Invoice, InvoiceLine
@@ -34,6 +35,7 @@ class InvoiceCheckResult(NamedTuple):
     same_data: bool  # whether the recomputed JSON is the same
     same_pdf: bool  # whether the recomputed PDF is the same
     sha256: str  # hash of the recomputed JSON
+    month_difference: int  # cents that the documents of the month lack; 0, unless an earlier release computed them
 
 
 def check(invoice: Invoice) -> InvoiceCheckResult:
@@ -60,7 +62,16 @@ def check(invoice: Invoice) -> InvoiceCheckResult:
         same_data=data == invoice.sha256,
         same_pdf=pdf.render_pdf(made) == stored_pdf(invoice),
         sha256=data,
+        month_difference=_month_difference(invoice),
     )
+
+
+def _month_difference(document: Invoice) -> int:
+    """Return the cents before tax that the documents of a month lack. `document` is its invoice, or a note on it."""
+    billed = document if document.refers_to is None else document.refers_to
+    if billed.invoice_type != Invoice.InvoiceType.INVOICE or billed.state == Invoice.State.VOID:
+        return 0
+    return cents(month_difference(billed), billed.currency)
 
 
 def recompute_document(invoice: Invoice, uses: Iterable[UsageLine], count: Count) -> dict[str, Any]:

@@ -16,8 +16,15 @@ import msgspec
 from django.db import connection
 
 from billing.models import Invoice, Rerating
+from billing.rates.metered import METERED, units_an_hour
 from billing.rates.price_book import parse
 from inference_worker.contract.request import PROMPT_CLASSES, TOKEN_COLUMNS
+
+
+def _cost(nano: str) -> str:
+    """Return SQL of the cost of usage, rounded half up to a femto-unit as when it was recorded."""
+    return f"sign(tokens) * div(2 * abs(tokens) * {nano} + divisor, 2 * divisor)"
+
 
 # Usage of a billing period with its adjustments of some billing periods, by charged price and pair of corrected ones.
 _DIFFERENCES = """
@@ -25,7 +32,7 @@ WITH corrected AS (
     SELECT * FROM jsonb_to_recordset(%(corrected)s::jsonb) AS c(number int, book_id bigint, tenant_id bigint,
         starts_at timestamptz, ends_at timestamptz, model text, tier text, component text, nano_per_million bigint,
         from_tokens int, until_tokens int, from_minute int, until_minute int,
-        from_weekday int, until_weekday int, time_zone text)
+        from_weekday int, until_weekday int, time_zone text, has_metered boolean)
 ), changes AS (
     SELECT e.admitted_at, e.request_id, e.execution, {of_event}, e.price_ids, 1 AS events, {prompt} AS prompt
     FROM billing_usageevent e
@@ -37,10 +44,18 @@ WITH corrected AS (
     WHERE a.tenant_id = %(tenant)s AND e.invoice_period = %(period)s AND a.invoice_period = ANY(%(adjusted_in)s)
         AND a.admitted_at >= %(starts_at)s AND a.admitted_at < %(ends_at)s AND a.model = ANY(%(models)s)
 ), used AS (
-    SELECT c.admitted_at, c.prompt, c.events, line.component, line.tokens, line.price_id
+    SELECT c.admitted_at, c.prompt, c.events, line.component, line.tokens::numeric, line.price_id, 1::numeric AS divisor
     FROM changes c CROSS JOIN LATERAL unnest(ARRAY[{names}], ARRAY[{of_change}], c.price_ids)
         AS line (component, tokens, price_id)
     WHERE line.price_id IS NOT NULL AND line.tokens <> 0
+    UNION ALL
+    SELECT m.started_at, 0, 0, m.component,
+        m.amount * round(extract(epoch FROM m.ended_at - m.started_at) * 1000000), m.price_id, %(units_an_hour)s
+    FROM billing_meteredusage m LEFT JOIN billing_meteredusage reversed ON reversed.id = m.reverses_id
+    WHERE m.tenant_id = %(tenant)s AND m.component = ANY(%(metered)s) AND m.model = ANY(%(models)s)
+        AND m.started_at >= %(starts_at)s AND m.started_at < %(ends_at)s
+        AND (%(with_events)s AND m.reverses_id IS NULL AND m.invoice_period = %(period)s
+            OR reversed.invoice_period = %(period)s AND m.invoice_period = ANY(%(adjusted_in)s))
 ), priced AS (
     SELECT u.*, p.model, p.tier, v.number AS version, new.from_tokens, new.from_minute, new.until_minute,
         new.from_weekday, new.until_weekday, new.time_zone, new.nano_per_million AS new_nano, coalesce((
@@ -51,8 +66,8 @@ WITH corrected AS (
     CROSS JOIN LATERAL (SELECT c.* FROM corrected c WHERE c.number = %(number)s AND {matches}) AS new
 )
 SELECT model, tier, component, from_tokens, from_minute, until_minute, price_id, version, old_nano, new_nano,
-    sum(events)::bigint, sum(tokens)::bigint, min(admitted_at), max(admitted_at),
-    from_weekday, until_weekday, time_zone
+    sum(events)::bigint, sum(tokens), min(admitted_at), max(admitted_at),
+    from_weekday, until_weekday, time_zone, sum({cost_at_new} - {cost_at_old})
 FROM priced WHERE old_nano <> new_nano
 GROUP BY 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15, 16, 17 HAVING sum(tokens) <> 0
 ORDER BY 1, 2, 3, 4, 5, 6, 15, 16, 17, 8, 7, 9, 10
@@ -62,7 +77,10 @@ ORDER BY 1, 2, 3, 4, 5, 6, 15, 16, 17, 8, 7, 9, 10
     of_adjustment=", ".join(f"a.{name}" for name in TOKEN_COLUMNS),
     of_change=", ".join(f"c.{name}" for name in TOKEN_COLUMNS),
     prompt=" + ".join(f"e.{name}" for name in (*PROMPT_CLASSES, "answer_hit_input")),
-    matches="""c.book_id = p.book_id AND c.tenant_id IS NOT DISTINCT FROM p.tenant_id
+    cost_at_new=_cost("new_nano"),
+    cost_at_old=_cost("old_nano"),
+    matches="""(c.has_metered OR u.divisor = 1)
+                AND c.book_id = p.book_id AND c.tenant_id IS NOT DISTINCT FROM p.tenant_id
                 AND c.model = p.model AND c.tier = p.tier AND c.component = p.component
                 AND u.admitted_at >= c.starts_at AND u.admitted_at < c.ends_at
                 AND u.prompt >= c.from_tokens AND u.prompt < c.until_tokens
@@ -72,7 +90,7 @@ ORDER BY 1, 2, 3, 4, 5, 6, 15, 16, 17, 8, 7, 9, 10
                 AND extract(isodow FROM u.admitted_at AT TIME ZONE c.time_zone) <= c.until_weekday""",
 )
 _AFFECTED = """
-SELECT DISTINCT i.id, i.tenant_id
+SELECT i.id, i.tenant_id
 FROM billing_invoice i JOIN billing_invoiceline l ON l.invoice_id = i.id JOIN billing_price p ON p.id = l.price_id
 WHERE i.invoice_type = 'invoice' AND i.state IN ('open', 'paid', 'uncollectible')
     AND p.book_id = %(book)s AND p.tenant_id IS NOT DISTINCT FROM %(tenant)s
@@ -81,13 +99,24 @@ WHERE i.invoice_type = 'invoice' AND i.state IN ('open', 'paid', 'uncollectible'
     AND l.first_at < %(ends_at)s AND l.last_at >= %(starts_at)s
     AND (%(invoice)s::bigint IS NULL OR i.id = %(invoice)s)
     AND NOT EXISTS (SELECT FROM billing_reratedinvoice r WHERE r.rerating_id = %(rerating)s AND r.invoice_id = i.id)
-ORDER BY i.tenant_id, i.id
+UNION
+SELECT i.id, i.tenant_id
+FROM billing_meteredusage m JOIN billing_price p ON p.id = m.price_id
+    JOIN billing_invoice i ON i.tenant_id = m.tenant_id AND i.period_id = m.invoice_period
+WHERE i.invoice_type = 'invoice' AND i.state IN ('open', 'paid', 'uncollectible') AND %(has_metered)s
+    AND m.reverses_id IS NULL AND p.book_id = %(book)s AND p.tenant_id IS NOT DISTINCT FROM %(tenant)s
+    AND (p.model, p.tier, p.component) IN (SELECT * FROM unnest(%(models)s::text[], %(tiers)s::text[],
+        %(components)s::text[]))
+    AND m.started_at >= %(starts_at)s AND m.started_at < %(ends_at)s
+    AND (%(invoice)s::bigint IS NULL OR i.id = %(invoice)s)
+    AND NOT EXISTS (SELECT FROM billing_reratedinvoice r WHERE r.rerating_id = %(rerating)s AND r.invoice_id = i.id)
+ORDER BY 2, 1
 """
 _NEXT = 2**31 - 1  # the number of a draft: after all others
 
 
 class RatedDifference(NamedTuple):
-    """The usage of one charged price that a re-rating gives another price."""
+    """The usage of one charged price that a re-rating gives another price. `tokens` of metered usage are its units."""
 
     model: str
     tier: str
@@ -106,11 +135,11 @@ class RatedDifference(NamedTuple):
     from_weekday: int
     until_weekday: int
     time_zone: str
+    femto: int  # the cost that the corrected price adds; negative: it costs less
 
     @property
-    def femto(self) -> int:
-        """Return the cost that the corrected price adds. Negative: it costs less."""
-        return self.tokens * (self.new_nano - self.old_nano)
+    def is_metered(self) -> bool:
+        return self.component in METERED
 
 
 def differences(
@@ -141,6 +170,7 @@ def differences(
             "tenant_id": row.tenant_id,
             "starts_at": row.starts_at.isoformat(),
             "ends_at": row.ends_at.isoformat(),
+            "has_metered": row.has_metered,
         }
         for place, row in rows
         for price in parse(row.body).prices
@@ -155,10 +185,13 @@ def differences(
         "starts_at": rerating.starts_at,
         "ends_at": rerating.ends_at,
         "models": sorted({price.model for price in parse(rerating.body).prices}),
+        "metered": [component.value for component in METERED],
+        "units_an_hour": units_an_hour(METERED[0]),
     }
     with connection.cursor() as cursor:
         cursor.execute(_DIFFERENCES, parameters)
-        return [RatedDifference(*row) for row in cursor.fetchall()]
+        rows_found = [RatedDifference(*row) for row in cursor.fetchall()]
+    return [item._replace(tokens=int(item.tokens), femto=int(item.femto)) for item in rows_found]
 
 
 def affected_invoices(rerating: Rerating, invoice_id: int | None = None) -> list[tuple[int, int]]:
@@ -175,6 +208,7 @@ def affected_invoices(rerating: Rerating, invoice_id: int | None = None) -> list
         "models": models,
         "tiers": tiers,
         "components": components,
+        "has_metered": rerating.has_metered,
     }
     with connection.cursor() as cursor:
         cursor.execute(_AFFECTED, parameters)

@@ -15,7 +15,8 @@ from django.db.models import Q, QuerySet
 from billing.currencies.amounts import femto_a_cent
 from billing.invoicing.line_sources import BilledMonth, MonthDraft, read_month
 from billing.invoicing.lines import Count, lines_of
-from billing.invoicing.month_charges import find_billed, month_charges, store_lines
+from billing.invoicing.metered_lines import reversed_metered
+from billing.invoicing.month_charges import changes_balance, find_billed, month_charges, store_lines
 from billing.ledger import credits
 from billing.ledger.booking import booking
 from billing.metering.archives import require_usage
@@ -27,6 +28,7 @@ from billing.models import (
     Invoice,
     InvoiceLine,
     Period,
+    ReratedInvoice,
 )
 from billing.periods import close_after
 from billing.pricing.currencies import currency_of
@@ -106,16 +108,23 @@ def _draft(month: BilledMonth, tenant_id: int) -> list[Invoice]:
 def _draft_document(
     month: BilledMonth, tenant: Tenant, invoice_type: Invoice.InvoiceType, corrected: Invoice | None = None
 ) -> Invoice | None:
-    """Return the draft of a document. None: it is final, or there is nothing to bill."""
+    """Return the draft of a document. None: it is final, or there is nothing to bill.
+
+    A correction that changes no cent has no document. Later notes on its invoice include the reversed usage.
+    """
     document = _blank(month.period, tenant, invoice_type, corrected)
     if document is None:
         return None
-    draft = fill_draft(document, month)
-    lines = month_charges(draft)
-    if lines:
+    lines = month_charges(fill_draft(document, month))
+    if changes_balance(document, lines):
         return write(document, lines)
     if document.pk is not None:
         document.delete()
+    if corrected is not None and lines and document.complete:
+        carried = sum(int(line.femto) for line in lines)
+        ReratedInvoice.objects.create(
+            tenant=tenant, invoice=corrected, closed_periods=[month.period.pk], rounding_femto=carried
+        )
     return None
 
 
@@ -130,14 +139,21 @@ def fill_draft(invoice: Invoice, month: BilledMonth) -> MonthDraft:
 def _draft_corrections(month: BilledMonth, tenant: Tenant) -> list[Invoice]:
     """Return a draft for each invoice that billed some of the usage. Usage that no invoice billed is not credited."""
     back = [use for use in month.usage.get(tenant.pk, []) if use.femto < 0]
-    if not back:
+    metered = list(reversed_metered(month.period, tenant.pk).values_list("reverses__invoice_period", flat=True))
+    if not back and not metered:
         return []
     billed = Invoice.objects.for_tenant(tenant).filter(
-        Q(period__in=[use.billed_period for use in back]) | Q(period__label__in=[use.usage_month for use in back]),
+        Q(period__in=[*metered, *(use.billed_period for use in back)])
+        | Q(period__label__in=[use.usage_month for use in back]),
         invoice_type=Invoice.InvoiceType.INVOICE,
         period__ends_at__lt=month.period.ends_at,
     )
-    final = billed.exclude(state__in=[Invoice.State.DRAFT, Invoice.State.VOID]).order_by("period__starts_at")
+    absorbed = ReratedInvoice.objects.for_tenant(tenant).filter(rerating=None, closed_periods=[month.period.pk])
+    final = (
+        billed.exclude(pk__in=absorbed.values("invoice"))
+        .exclude(state__in=[Invoice.State.DRAFT, Invoice.State.VOID])
+        .order_by("period__starts_at")
+    )
     notes = [_draft_document(month, tenant, Invoice.InvoiceType.CORRECTION, invoice) for invoice in final]
     return [note for note in notes if note is not None]
 
@@ -148,8 +164,11 @@ def waits_for_drafts(period: Period) -> bool:
         drafts = Invoice.objects.all_tenants().filter(
             state=Invoice.State.DRAFT, invoice_type=Invoice.InvoiceType.INVOICE, period__ends_at__lt=period.ends_at
         )
-        reversed_usage = Adjustment.objects.all_tenants().filter(invoice_period=period.pk, cost_femto__lt=0)
-        return reversed_usage.filter(tenant_id__in=drafts.values("tenant_id")).exists()
+        adjusted = Adjustment.objects.all_tenants().filter(invoice_period=period.pk, cost_femto__lt=0)
+        return any(
+            rows.filter(tenant_id__in=drafts.values("tenant_id")).exists()
+            for rows in (adjusted, reversed_metered(period))
+        )
 
 
 def _blank(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from datetime import UTC, date, datetime, timedelta
 
 from django.db import connection
+from django.db.models import Q
 
 from billing.currencies.amounts import DEFAULT_CURRENCY, minor_digits, nano_a_cent
 from billing.invoicing import document
@@ -18,7 +19,7 @@ from billing.invoicing.drafts import (
     total,
     zone,
 )
-from billing.invoicing.month_charges import mark_billed, renew_charges
+from billing.invoicing.month_charges import MONTHLY, changes_balance, mark_billed, renew_charges
 from billing.ledger import credits
 from billing.ledger.booking import booking
 from billing.ledger.ledger import PostedEntry, post
@@ -32,6 +33,7 @@ from billing.models import (
     InvoiceEmail,
     InvoiceLine,
     LedgerEntry,
+    MeteredUsage,
     Period,
     Price,
     TaxCategory,
@@ -67,6 +69,8 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
         profile = address(row)
         charged = renew_charges(row)
         lines = charged.lines
+        if row.invoice_type in MONTHLY and not changes_balance(row, lines):
+            raise Conflict("This draft has no amount any more. Draft the month again.")
         _require_one_currency(row, lines)
         try:
             applied = total(row, lines)
@@ -113,8 +117,10 @@ def _reopen_later_months(invoice: Invoice) -> None:
     """Let the next run draft corrections of usage that was reversed while the invoice's month was void."""
     if invoice.invoice_type != Invoice.InvoiceType.INVOICE or invoice.revision == 1:
         return
-    reversed_in = Adjustment.objects.for_tenant(invoice.tenant_id).filter(cost_femto__lt=0).values("invoice_period")
-    later = Period.objects.filter(entity=invoice.entity_id, starts_at__gte=invoice.period.ends_at, pk__in=reversed_in)
+    adjusted = Adjustment.objects.for_tenant(invoice.tenant_id).filter(cost_femto__lt=0).values("invoice_period")
+    metered = MeteredUsage.objects.for_tenant(invoice.tenant_id).exclude(reverses=None).values("invoice_period")
+    later = Period.objects.filter(entity=invoice.entity_id, starts_at__gte=invoice.period.ends_at)
+    later = later.filter(Q(pk__in=adjusted) | Q(pk__in=metered))
     later.update(invoiced_at=None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from django.db import connection
@@ -20,13 +21,12 @@ from billing.invoicing.lines import (
     count_usage,
     difference_line,
     find_usage,
-    line,
     rerated_differences,
-    select_usage,
+    usage_lines,
 )
 from billing.invoicing.metered_lines import metered_in, metered_lines
 from billing.invoicing.term_lines import active_terms, term_change, term_lines
-from billing.ledger import credits
+from billing.ledger.commitments import active_commitments
 from billing.models import CHARGES, Invoice, InvoiceLine, OneOffLine, Period
 from billing.rates.terms import TermType
 from tenants.models import Tenant
@@ -67,12 +67,21 @@ def read_month(period: Period, tenant_id: int | None = None) -> BilledMonth:
 
 @dataclass
 class MonthDraft:
-    """A document of a month for which lines are computed. `lines` has those of earlier sources."""
+    """A document of a month for which lines are computed. `lines` has those of earlier sources.
+
+    `usage` is that of the period in which the document is drafted, and `differences` those of the re-rating that
+    issues it.
+    """
 
     invoice: Invoice
-    usage: Sequence[UsageLine] = ()  # of the period in which the document is drafted
-    differences: Sequence[RatedDifference] = ()  # of the re-rating that issues the note
+    usage: Sequence[UsageLine] = ()
+    differences: Sequence[RatedDifference] = ()
     lines: list[InvoiceLine] = field(default_factory=list)
+
+    @cached_property
+    def changed(self) -> list[RatedDifference]:
+        """Return the differences of re-ratings that are on the document."""
+        return [*self.differences, *rerated_differences(self.invoice)]
 
     @property
     def is_invoice(self) -> bool:
@@ -101,8 +110,8 @@ class LineSource:
         """Mark what a final document has billed."""
 
 
-class UsageSource(LineSource):
-    """Usage at the prices pinned at its admission, and what applied re-ratings change."""
+class UsageCharges(LineSource):
+    """Usage at the prices pinned at its admission, its reversals, and what applied re-ratings change."""
 
     line_types = (InvoiceLine.LineType.USAGE, InvoiceLine.LineType.CREDIT)
 
@@ -110,15 +119,11 @@ class UsageSource(LineSource):
         return list(month.usage)
 
     def lines(self, draft: MonthDraft) -> list[InvoiceLine]:
-        invoice = draft.invoice
-        billed = None if invoice.refers_to is None else invoice.refers_to.period
-        uses = select_usage(invoice.invoice_type, draft.usage, billed)
-        changed = [*draft.differences, *rerated_differences(invoice)]
-        return [*(line(invoice, use) for use in uses), *(difference_line(invoice, item) for item in changed)]
+        return usage_lines(draft.invoice, draft.usage, (item for item in draft.changed if not item.is_metered))
 
 
-class MeteredSource(LineSource):
-    """Metered usage."""
+class MeteredCharges(LineSource):
+    """Metered usage, its reversals, and what applied re-ratings change."""
 
     line_types = (InvoiceLine.LineType.METERED,)
 
@@ -126,10 +131,11 @@ class MeteredSource(LineSource):
         return metered_in(month.period).values("tenant_id")
 
     def lines(self, draft: MonthDraft) -> list[InvoiceLine]:
-        return metered_lines(draft.invoice) if draft.is_invoice else []
+        changed = [difference_line(draft.invoice, item) for item in draft.changed if item.is_metered]
+        return [*metered_lines(draft.invoice), *changed]
 
 
-class TermSource(LineSource):
+class TermCharges(LineSource):
     """Price terms: tiers, discounts and minimums."""
 
     line_types = (InvoiceLine.LineType.TERM,)
@@ -147,25 +153,25 @@ class TermSource(LineSource):
         return not draft.is_invoice  # other notes may be final now
 
 
-class CommitmentSource(LineSource):
+class CommitmentCharges(LineSource):
     """Monthly fees of commitments."""
 
     line_types = (InvoiceLine.LineType.COMMITMENT,)
 
     def tenants(self, month: BilledMonth) -> Any:
-        return _of_entity(month, credits.active_commitments(month.period))
+        return _of_entity(month, active_commitments(month.period))
 
     def lines(self, draft: MonthDraft) -> list[InvoiceLine]:
         if not draft.is_invoice:
             return []
-        active = credits.active_commitments(draft.invoice.period, draft.invoice.tenant_id)
+        active = active_commitments(draft.invoice.period, draft.invoice.tenant_id)
         return [_amount_line(draft.invoice, self.line_types[0], row.name, row.fee) for row in active]
 
     def is_decided_at_issue(self, draft: MonthDraft) -> bool:
         return True
 
 
-class OneOffSource(LineSource):
+class OneOffCharges(LineSource):
     """One-off lines that are due."""
 
     line_types = (InvoiceLine.LineType.ONE_OFF,)
@@ -188,7 +194,7 @@ class OneOffSource(LineSource):
             due.update(invoice=draft.invoice)
 
 
-class RoundingSource(LineSource):
+class RoundingCharges(LineSource):
     """Rounding of earlier invoices in whole cents.
 
     The rest, and the rounding of the invoice itself, are carried to the next invoice. An invoice of a tenant whose

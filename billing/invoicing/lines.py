@@ -16,9 +16,10 @@ from django.db.models import QuerySet
 
 from billing.currencies.amounts import NANO_DIGITS, cents, decimal, symbol
 from billing.invoicing.corrected_prices import RatedDifference, differences
-from billing.models import Invoice, InvoiceLine, Period, ReratedInvoice, UsageEvent
+from billing.models import Invoice, InvoiceLine, Period, ReratedInvoice, Rerating, UsageEvent
+from billing.rates.metered import metered_amount
 from billing.rates.price_book import WEEKDAYS
-from billing.rates.pricing import COMPONENTS, DAYS_A_WEEK, MINUTES_A_DAY, UTC_ZONE
+from billing.rates.pricing import COMPONENTS, DAYS_A_WEEK, MINUTES_A_DAY, UTC_ZONE, Component
 from inference_worker.contract.request import TOKEN_COLUMNS
 
 _COUNTS = ", ".join(TOKEN_COLUMNS)
@@ -209,15 +210,32 @@ def line(invoice: Invoice, use: UsageLine) -> InvoiceLine:
 
 
 def difference_line(note: Invoice, item: RatedDifference) -> InvoiceLine:
-    """Return the line of a difference. Its price is the absolute difference of the prices."""
+    """Return the line of a difference. Its price is the absolute difference of the prices.
+
+    A line of metered usage has its amount in the description.
+    """
     sign = 1 if (item.new_nano > item.old_nano) != note.is_credit_note else -1
     femto = -item.femto if note.is_credit_note else item.femto
     old, new = (f"{symbol(note.currency)}{decimal(nano, NANO_DIGITS, 2)}" for nano in (item.old_nano, item.new_nano))
+    change = f"price corrected from {old} to {new} per million"
+    if item.is_metered:
+        return InvoiceLine(
+            invoice=note,
+            tenant_id=note.tenant_id,
+            line_type=InvoiceLine.LineType.METERED,
+            description=f"{metered_amount(Component(item.component), sign * item.tokens)}, {change}",
+            model=item.model,
+            component=item.component,
+            first_at=item.first_at,
+            last_at=item.last_at,
+            femto=femto,
+            cents=cents(femto, note.currency),
+        )
     return InvoiceLine(
         invoice=note,
         tenant_id=note.tenant_id,
         line_type=InvoiceLine.LineType.CREDIT if note.is_credit_note else InvoiceLine.LineType.USAGE,
-        description=f"price corrected from {old} to {new} per million",
+        description=change,
         model=item.model,
         tier=item.tier,
         component=item.component,
@@ -235,6 +253,15 @@ def difference_line(note: Invoice, item: RatedDifference) -> InvoiceLine:
     )
 
 
+def usage_lines(
+    invoice: Invoice, usage: Iterable[UsageLine], changed: Iterable[RatedDifference] = ()
+) -> list[InvoiceLine]:
+    """Return the lines of usage that belongs on a document, and of differences of re-ratings."""
+    billed = None if invoice.refers_to is None else invoice.refers_to.period
+    uses = select_usage(invoice.invoice_type, usage, billed)
+    return [*(line(invoice, use) for use in uses), *(difference_line(invoice, item) for item in changed)]
+
+
 def rerated_differences(note: Invoice) -> list[RatedDifference]:
     """Return the differences of re-ratings that are on a note.
 
@@ -243,12 +270,14 @@ def rerated_differences(note: Invoice) -> list[RatedDifference]:
     """
     if note.refers_to is None:
         return []
-    rows = ReratedInvoice.objects.for_tenant(note.tenant_id).select_related("rerating")
+    rows = ReratedInvoice.objects.for_tenant(note.tenant_id)
     if note.invoice_type == Invoice.InvoiceType.CORRECTION:
         found: list[RatedDifference] = []
         later = rows.filter(invoice=note.refers_to).exclude(closed_periods__contains=[note.period_id])
-        for row in later.order_by("rerating__number"):
-            found += differences(row.rerating, note.refers_to, [note.period_id], with_events=False)
+        for rerating in Rerating.objects.filter(invoices__in=later).order_by("number"):
+            found += differences(rerating, note.refers_to, [note.period_id], with_events=False)
         return found
-    rerated = None if note.pk is None else rows.filter(note=note).first()
-    return [] if rerated is None else differences(rerated.rerating, note.refers_to, rerated.closed_periods)
+    rerated = None if note.pk is None else rows.filter(note=note).select_related("rerating").first()
+    if rerated is None or rerated.rerating is None:
+        return []
+    return differences(rerated.rerating, note.refers_to, rerated.closed_periods)

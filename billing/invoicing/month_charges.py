@@ -8,32 +8,37 @@ from django.db.models import Q
 
 from billing.invoicing.line_sources import (
     BilledMonth,
-    CommitmentSource,
+    CommitmentCharges,
     LineSource,
-    MeteredSource,
+    MeteredCharges,
     MonthDraft,
-    OneOffSource,
-    RoundingSource,
-    TermSource,
-    UsageSource,
+    OneOffCharges,
+    RoundingCharges,
+    TermCharges,
+    UsageCharges,
 )
 from billing.invoicing.lines import lines_of
 from billing.models import Invoice, InvoiceLine
 from tenants.models import Tenant
 
+MONTHLY = (Invoice.InvoiceType.INVOICE, Invoice.InvoiceType.CORRECTION)  # drafted by the run of a month
 SOURCES: list[LineSource] = [
-    UsageSource(),
-    MeteredSource(),
-    TermSource(),
-    CommitmentSource(),
-    OneOffSource(),
-    RoundingSource(),
+    UsageCharges(),
+    MeteredCharges(),
+    TermCharges(),
+    CommitmentCharges(),
+    OneOffCharges(),
+    RoundingCharges(),
 ]
 
 
 def find_billed(month: BilledMonth, tenant: Tenant | None = None) -> list[Tenant]:
-    """Return the tenants to whom a source has something to bill in the month, or only `tenant` if it is one of them."""
-    billed = Q()
+    """Return the tenants to whom a source has something to bill in the month, or only `tenant` if it is one of them.
+
+    Tenants with a draft are included: there may be nothing to bill to them any more.
+    """
+    drafts = Invoice.objects.all_tenants().filter(period=month.period, state=Invoice.State.DRAFT)
+    billed = Q(pk__in=drafts.values("tenant_id"))
     for source in SOURCES:
         billed |= Q(pk__in=source.tenants(month))
     rows = Tenant.objects.all_tenants().filter(billed)
@@ -58,13 +63,24 @@ def month_charges(
     return draft.lines
 
 
+def changes_balance(document: Invoice, lines: Iterable[InvoiceLine]) -> bool:
+    """Return whether a document changes what its tenant owes. Others are not drafted.
+
+    An invoice of less than a cent does: its rounding is carried to the next one. The rounding of a correction is
+    carried without a document.
+    """
+    lines = list(lines)
+    is_carried = document.invoice_type == Invoice.InvoiceType.INVOICE and sum(int(line.femto) for line in lines) != 0
+    return is_carried or sum(line.cents for line in lines) != 0
+
+
 def renew_charges(invoice: Invoice) -> MonthDraft:
     """Compute and store the lines of a draft that are decided at issue. Return it with its lines.
 
     Notes of operators and purchases are returned as they are.
     """
     stored = list(lines_of(invoice))
-    if invoice.invoice_type not in (Invoice.InvoiceType.INVOICE, Invoice.InvoiceType.CORRECTION):
+    if invoice.invoice_type not in MONTHLY:
         return MonthDraft(invoice, lines=stored)
     draft = MonthDraft(invoice)
     month_charges(draft, stored, at_issue=True)

@@ -11,6 +11,7 @@ from django.db.models.functions import Cast, Coalesce
 
 from billing.currencies.amounts import nano_a_cent
 from billing.ledger.booking import booking, require_bookable
+from billing.ledger.commitments import active_commitments, granted_commitments
 from billing.ledger.ledger import PostedEntry, post
 from billing.ledger.open_months import end_after, newest_invoiced_month, require_open_months
 from billing.models import (
@@ -26,7 +27,6 @@ from billing.pricing.currencies import currency_of
 from tenants import audit
 from tenants.actions import ActionRefused
 from tenants.actions.common import check
-from tenants.deletions import deleted_throughout
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
@@ -88,24 +88,12 @@ def grant_credit(grant: CreditGrant, source: Account | None = None) -> None:
     )
 
 
-def active_commitments(period: Period, tenant_id: int | None = None) -> QuerySet[Commitment]:
-    """Return the commitments that are active in the period, of one tenant or all.
-
-    A tenant that was deleted for the whole period has none.
-    """
-    rows = Commitment.objects.all_tenants() if tenant_id is None else Commitment.objects.for_tenant(tenant_id)
-    active = rows.filter(Q(last_month="") | Q(last_month__gte=period.label), first_month__lte=period.label)
-    return active.exclude(deleted_throughout(period.starts_at, period.ends_at)).order_by("pk")
-
-
 def grant_commitments(period: Period, tenant_id: int) -> list[Commitment]:
     """Grant the credit of the active commitments in the period, if it is missing. Return the commitments."""
     active = list(active_commitments(period, tenant_id))
     if not active:
         return []
-    granted = set(
-        CreditGrant.objects.for_tenant(tenant_id).filter(period=period).values_list("commitment_id", flat=True)
-    )
+    granted = granted_commitments(period, tenant_id)
     for commitment in active:
         if commitment.pk not in granted:
             grant_credit(

@@ -4,12 +4,15 @@ The limit is what the budget has used, plus what the balance still pays. Settlem
 other and does not change the limit, so the limit changes only with the ledger, and when credit starts or expires.
 `booking` updates it in the transaction that changes the ledger, and stores the time of the next start or expiry.
 
+The fees of commitments and the credit that they will grant count before the month is drafted.
+
 Credit counts from its start. After its expiration it counts only for the uninvoiced usage of its months, which it still
 pays.
 """
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
@@ -17,6 +20,7 @@ from zoneinfo import ZoneInfo
 from django.db import connection
 
 from billing.currencies.amounts import FEMTO_A_NANO, MAX_BALANCE, PPM, femto_a_cent
+from billing.ledger.commitments import expected_commitments
 from billing.ledger.ledger import balance
 from billing.models import Account, BillingProfile, Budget, BudgetPeriod
 from billing.pricing.currencies import currency_of
@@ -26,11 +30,16 @@ from tenants.models import ChangeEventRow, Tenant
 
 NAME = "Prepaid balance"
 
+# Unused credit, with the credit that commitments will grant.
 _REST = """
     SELECT g.id, g.priority, g.created_at, g.starts_at, g.expires_at,
         g.grant_type = 'prepaid' AND NOT g.is_taxed AS is_payment, g.nano - coalesce(sum(a.nano), 0) AS nano
     FROM billing_creditgrant g LEFT JOIN billing_creditapplication a ON a.grant_id = g.id
     WHERE g.tenant_id = %(tenant)s GROUP BY g.id
+    UNION ALL
+    SELECT NULL, priority, starts_at, starts_at, expires_at, false, nano
+    FROM jsonb_to_recordset(%(expected)s::jsonb)
+        AS expected (priority smallint, starts_at timestamptz, expires_at timestamptz, nano bigint)
 """
 _DUE = """
     SELECT p.id, p.starts_at, p.ends_at FROM billing_period p WHERE p.entity_id = %(entity)s AND NOT EXISTS (
@@ -53,6 +62,8 @@ WITH rest AS ({_REST}), active AS (
     UNION ALL
     SELECT cents * %(femto_a_cent)s::numeric FROM billing_oneoffline
     WHERE tenant_id = %(tenant)s AND invoice_id IS NULL AND month <= %(month)s
+    UNION ALL
+    SELECT %(fees)s * %(femto_a_cent)s::numeric
 )
 SELECT
     (SELECT coalesce(sum(nano), 0) FROM active WHERE is_payment),
@@ -124,16 +135,20 @@ class _Balance(NamedTuple):
 
     available: int
     used: int
-    changes_at: datetime | None  # the next time at which credit starts or expires
+    changes_at: datetime | None  # the next time at which credit starts or expires, or a month of commitments begins
 
 
 def _balance(tenant: Tenant, profile: BillingProfile, budget_id: int | None, now: datetime) -> _Balance:
     month = f"{now.astimezone(ZoneInfo(profile.entity.time_zone)):%Y-%m}"
     parameters = {"tenant": tenant.pk, "entity": profile.entity_id, "budget": budget_id, "now": now, "month": month}
     parameters["femto_a_cent"] = femto_a_cent(currency_of(tenant.pk))
+    commitments = expected_commitments(profile, now)
+    parameters["fees"] = commitments.fees
+    parameters["expected"] = json.dumps([grant._asdict() for grant in commitments.grants], default=str)
     with connection.cursor() as cursor:
         cursor.execute(_SUMS, parameters)
         *sums, has_expired, changes_at = cursor.fetchone()
+    changes_at = min((at for at in (changes_at, commitments.changes_at) if at is not None), default=None)
     payments, other, uninvoiced, used = map(int, sums)
     money = payments - balance(tenant.pk, Account.DEPOSITS) - balance(tenant.pk, Account.RECEIVABLE)
     taxed = PPM + _tax_rate(profile, now) if money > 0 or has_expired else PPM

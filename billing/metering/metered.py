@@ -1,4 +1,4 @@
-"""The action that records metered usage. A reference is recorded once."""
+"""Actions that record and reverse metered usage. A reference is recorded once."""
 
 from __future__ import annotations
 
@@ -74,6 +74,38 @@ def do_record_metered_usage(
         row.save(force_insert=True)
         audit.record("metered_usage.recorded", row, tenant_id=locked.pk, after=audit.serialize_for_audit(row))
     return row, True
+
+
+def do_reverse_metered_usage(usage: MeteredUsage) -> MeteredUsage:
+    """Reverse metered usage that was recorded by mistake, and return the reversal. It is reversed once.
+
+    If its month is invoiced, the run of the next month credits it. Record the right amount with another reference.
+
+    Raises:
+        Conflict: it is a reversal itself.
+    """
+    with booking(usage.tenant_id) as locked, connection.cursor() as cursor:
+        row = MeteredUsage.objects.for_tenant(locked).get(pk=usage.pk)
+        if row.reverses_id is not None:
+            raise Conflict("This is a reversal. Record the usage again with another reference.")
+        known: MeteredUsage | None = MeteredUsage.objects.for_tenant(locked).filter(reverses=row).first()
+        if known is not None:
+            return known
+        (period,) = stamps(cursor, [(locked.pk, row.started_at)])
+        reversal = MeteredUsage(
+            **{name: getattr(row, name) for name in ("component", "model", "started_at", "ended_at", "price_id")},
+            tenant=locked,
+            reference=f"reversal:{row.pk}",
+            amount=-row.amount,
+            nano_per_million=row.nano_per_million,
+            cost_femto=-row.cost_femto,
+            invoice_period=period,
+            reverses=row,
+        )
+        check(reversal)
+        reversal.save(force_insert=True)
+        audit.record("metered_usage.reversed", reversal, tenant_id=locked.pk, after=audit.serialize_for_audit(reversal))
+    return reversal
 
 
 def _rate(tenant_id: int, model: str, component: Component, at: datetime) -> Rate:

@@ -13,9 +13,12 @@ from tenants.models import Tenant
 
 
 class MeteredUsage(models.Model):
-    """An amount of a metered component over a time, with its price and cost. Written once for each reference."""
+    """An amount of a metered component over a time, with its price and cost. Written once for each reference.
 
-    AUDITED: ClassVar = ("component", "model", "amount", "started_at", "ended_at", "reference")
+    A reversal is a row with the negative amount and cost of the row that it reverses.
+    """
+
+    AUDITED: ClassVar = ("component", "model", "amount", "started_at", "ended_at", "reference", "reverses_id")
 
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)
     reference = models.CharField(max_length=200, help_text="the sender's identifier")
@@ -29,15 +32,18 @@ class MeteredUsage(models.Model):
     cost_femto = models.DecimalField(max_digits=38, decimal_places=0)
     invoice_period = models.BigIntegerField(help_text="the billing period whose invoice includes it")
     recorded_at = models.DateTimeField(auto_now_add=True)
+    reverses = models.OneToOneField("self", on_delete=models.PROTECT, null=True, related_name="reversal")
 
     objects = TenantManager()
 
     class Meta:
         constraints: ClassVar = [
             models.UniqueConstraint(fields=["tenant", "reference"], name="metered_usage_once"),
+            models.UniqueConstraint(fields=["id", "tenant"], name="metered_usage_of_tenant"),
             models.CheckConstraint(
                 name="metered_usage_amounts",
-                condition=Q(amount__gt=0, cost_femto__gte=0, ended_at__gte=F("started_at")),
+                condition=Q(reverses=None, amount__gt=0, cost_femto__gte=0, ended_at__gte=F("started_at"))
+                | Q(reverses__isnull=False, amount__lt=0, cost_femto__lte=0),
             ),
         ]
         indexes: ClassVar = [models.Index(fields=["invoice_period", "tenant"], name="metered_usage_period")]

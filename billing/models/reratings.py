@@ -40,6 +40,11 @@ class Rerating(models.Model):
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
     decided_at = models.DateTimeField(null=True)
     decided_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, related_name="+")
+    has_metered = models.BooleanField(
+        default=True,
+        db_default=False,
+        help_text="whether it corrects metered usage; False: an earlier release drafted it",
+    )
 
     class Meta:
         ordering: ClassVar = ["-id"]
@@ -59,9 +64,12 @@ class Rerating(models.Model):
 
 
 class ReratedInvoice(models.Model):
-    """An invoice that a re-rating was applied to, once, with the note that it issued. Written with the note."""
+    """An invoice that a re-rating was applied to, once, with the note that it issued. Written with the note.
 
-    rerating = models.ForeignKey(Rerating, on_delete=models.PROTECT, related_name="invoices")
+    Without a re-rating, usage of the invoice was reversed in a billing period, and this changed no cent.
+    """
+
+    rerating = models.ForeignKey(Rerating, on_delete=models.PROTECT, null=True, related_name="invoices")
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)
     invoice = models.ForeignKey(Invoice, on_delete=models.PROTECT, related_name="reratings")
     note = models.OneToOneField(
@@ -77,7 +85,16 @@ class ReratedInvoice(models.Model):
     objects = TenantManager()
 
     class Meta:
-        constraints: ClassVar = [models.UniqueConstraint(fields=["rerating", "invoice"], name="rerated_invoice_once")]
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["rerating", "invoice"], name="rerated_invoice_once"),
+            models.UniqueConstraint(
+                fields=["invoice", "closed_periods"], condition=Q(rerating=None), name="absorbed_reversal_once"
+            ),
+            models.CheckConstraint(
+                name="absorbed_reversal_without_note", condition=Q(rerating__isnull=False) | Q(note=None)
+            ),
+        ]
 
     def __str__(self) -> str:
-        return f"re-rating {self.rerating_id} of invoice {self.invoice_id}"
+        what = "reversal" if self.rerating_id is None else f"re-rating {self.rerating_id}"
+        return f"{what} of invoice {self.invoice_id}"

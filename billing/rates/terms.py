@@ -97,10 +97,15 @@ def tiered_cost(rule: TermRule, tokens: int) -> int:
     return cost
 
 
-def changes(rules: Sequence[TermRule], usage: Mapping[UsageKey, MonthlyUsage], currency: str) -> list[int]:
+def changes(
+    rules: Sequence[TermRule], usage: Mapping[UsageKey, MonthlyUsage], currency: str, metered: int = 0
+) -> list[int]:
     """Return what each term adds to the cost of a month's usage in a currency, in femto-units and the order of `rules`.
 
     A discount is rounded half up to a femto-unit.
+
+    Args:
+        metered: the cost of metered usage, which minimums cover and other terms do not change.
     """
     costs = {key: item.femto for key, item in usage.items()}
     added = [0] * len(rules)
@@ -118,10 +123,11 @@ def changes(rules: Sequence[TermRule], usage: Mapping[UsageKey, MonthlyUsage], c
                 added[place] -= part
                 costs[key] -= part
         else:
-            added[place] = max(0, rule.cents * femto_a_cent(currency) - sum(costs.values()) - _minimums(rules, added))
+            covered = sum(costs.values()) + metered + added_by_minimums(rules, added)
+            added[place] = max(0, rule.cents * femto_a_cent(currency) - covered)
     return added
 
 
-def _minimums(rules: Sequence[TermRule], added: Sequence[int]) -> int:
+def added_by_minimums(rules: Sequence[TermRule], added: Sequence[int]) -> int:
     """Return what minimums added so far: of several ones, the highest applies."""
     return sum(amount for rule, amount in zip(rules, added, strict=True) if rule.term_type == TermType.MINIMUM)

@@ -110,6 +110,7 @@ _VERBS = {
     "restored": _lazy("restored"),
     "resumed": _lazy("resumed"),
     "returned": _lazy("returned"),
+    "reversed": _lazy("reversed"),
     "reverted": _lazy("reverted"),
     "revoked": _lazy("revoked"),
     "rotated": _lazy("rotated"),

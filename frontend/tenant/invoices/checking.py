@@ -33,6 +33,7 @@ def check_invoice(pk: int, now: datetime) -> dict[str, Any]:
             return {"message": translate_message(str(exc))}
         lines = lines_of(invoice).count()
     difference = Money.cents(check.ledger_difference, invoice.currency)
+    missing = Money.cents(check.month_difference, invoice.currency)
     lined = ngettext(
         "difference %(difference)s across %(lines)s line", "difference %(difference)s across %(lines)s lines", lines
     ) % {"difference": difference.text, "lines": lines}
@@ -42,6 +43,12 @@ def check_invoice(pk: int, now: datetime) -> dict[str, Any]:
     findings = (  # whether it is good, what was checked, details, and whether these are code
         (not check.unrated, _("%(events)s usage records") % {"events": exact(check.events)}, unrated, False),
         (not check.ledger_difference, _("Ledger equals line items"), lined, False),
+        (
+            not check.month_difference,
+            _("Documents equal the month’s charges"),
+            _("difference %(difference)s before tax") % {"difference": missing.text},
+            False,
+        ),
         (
             check.same_data,
             _("Recomputed from raw usage") if check.same_data else _("Raw usage differs"),

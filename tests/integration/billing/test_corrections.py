@@ -10,7 +10,7 @@ from billing.invoicing import checks
 from billing.invoicing.corrections import do_issue_credit_note, do_void, do_write_off
 from billing.invoicing.drafts import do_close_period, do_draft
 from billing.invoicing.finalizing import do_finalize
-from billing.invoicing.line_sources import MonthDraft, TermSource
+from billing.invoicing.line_sources import MonthDraft, TermCharges
 from billing.invoicing.purchases import do_sell_credit
 from billing.invoicing.runs import invoice_months
 from billing.invoicing.setup import do_set_profile
@@ -253,15 +253,15 @@ def test_one_failing_draft_does_not_stop_the_others(acme, monkeypatch):
     one = price("1")
     for tenant in (acme, other):
         use(tenant, OCTOBER, (one, MILLION))
-    real = TermSource.lines
+    real = TermCharges.lines
 
-    def broken(self: TermSource, draft: MonthDraft) -> list:
+    def broken(self: TermCharges, draft: MonthDraft) -> list:
         if draft.invoice.tenant_id == acme.pk:
             raise ValueError("no such term")
         return real(self, draft)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TermSource, "lines", broken)
+        patch.setattr(TermCharges, "lines", broken)
         report = invoice_months(now=over(period(OCTOBER)))
     assert (len(report.finalized), report.left) == (1, ["acme 2026-10: no such term"])
     assert period(OCTOBER).invoiced_at is None

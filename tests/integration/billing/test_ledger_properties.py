@@ -78,6 +78,7 @@ TERMS = (
         tiers=(VolumeTier(0, 0), VolumeTier(4_000_000, 2_345_678_901)),
     ),
     TermRule(TermType.DISCOUNT, ppm=77_777),
+    TermRule(TermType.MINIMUM, cents=1_234),
 )
 
 
@@ -338,10 +339,10 @@ class BillingHistory(RuleBasedStateMachine):
         )
         ended = {period(month).pk for month in MONTHS[: self.closed]}
         of_events = dict(UsageEvent.objects.for_tenant(tenant_id).values_list("request_id", "invoice_period"))
-        usage: dict[int, dict[UsageKey, MonthlyUsage]] = {}
+        usage: dict[int, dict[UsageKey, MonthlyUsage]] = {pk: {} for pk in ended}
         for model in (UsageEvent, Adjustment):
             for item in model.objects.for_tenant(tenant_id).filter(invoice_period__in=ended):
-                month = usage.setdefault(of_events[item.request_id], {})
+                month = usage[of_events[item.request_id]]
                 key = item.model, "standard", "uncached"
                 known = month.get(key, MonthlyUsage(0, 0))
                 cost = known.femto + item.uncached * self.price_of(item)

@@ -133,3 +133,10 @@ def test_api(acme):
     assert client.post(url, body | {"amount": 1}).status_code == 409
     assert client.post(url, body | {"component": "output"}).status_code == 400
     assert len(client.get(url).json()["results"]) == 1
+    reverse = f"/api/operator/metered-usage/{made.json()['id']}/reverse"
+    reversal = client.post(reverse)
+    found = reversal.json()
+    assert (reversal.status_code, found["amount"], found["cost_usd"]) == (200, -100_000, "-0.675")
+    assert (found["reverses_id"], client.post(reverse).json()["id"]) == (made.json()["id"], found["id"])
+    again = client.post(f"/api/operator/metered-usage/{found['id']}/reverse")
+    assert (again.status_code, client.post("/api/operator/metered-usage/0/reverse").status_code) == (409, 404)

@@ -18,9 +18,20 @@ from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.one_off_lines import do_add_one_off_line, do_count_due_lines
 from billing.invoicing.purchases import do_sell_credit
 from billing.invoicing.setup import do_set_prepaid, do_set_profile
-from billing.ledger.credits import do_follow_credits, do_grant_credit
+from billing.ledger.booking import booking
+from billing.ledger.credits import do_commit, do_follow_credits, do_grant_credit
+from billing.ledger.prepayment import available_nano
 from billing.metering.metered import do_record_metered_usage
-from billing.models import BillingEntity, Budget, BudgetPeriod, CreditGrant, Invoice, InvoiceEmail, LedgerEntry
+from billing.models import (
+    BillingEntity,
+    BillingProfile,
+    Budget,
+    BudgetPeriod,
+    CreditGrant,
+    Invoice,
+    InvoiceEmail,
+    LedgerEntry,
+)
 from billing.pricing.prices import do_propose_prices, do_publish_prices
 from billing.rates.price_files import read_csv
 from billing.rates.pricing import Component
@@ -121,6 +132,29 @@ def test_a_tenant_that_owes_has_no_balance(acme):
     assert limit() == 0  # $2.00 of credit, $3.00 of usage
     pay(250, "p2", as_credit=True)
     assert limit() == 100
+
+
+def test_commitments_count_before_their_month_is_drafted(acme):
+    """$100 of credit, a fee of $60 and $10 of included usage allow usage of $50, before and after the draft."""
+    now = datetime.now(UTC)
+    month = period(now)
+    do_set_prepaid(acme, is_prepaid=True)
+    do_commit(acme, "Trial", fee=0, included_nano=1_000 * CENT, first_month=month.label, last_month=month.label)
+    assert limit() == 1_000
+    pay(12_500, as_credit=True)
+    do_commit(acme, "Support", fee=6_000, included_nano=CENT, first_month=month.label)
+    assert limit() == 5_001
+    assert unscoped(BillingProfile).get(tenant=acme).balance_changes_at == month.ends_at
+    do_draft(month, acme)
+    assert limit() == 5_001
+    with booking(acme.pk) as locked:  # in the next month, its fee is due as well, and its usage is included
+        profile = BillingProfile.objects.for_tenant(acme).select_related("entity").get()
+        assert available_nano(locked, profile, month.ends_at) == -2_000 * CENT + CENT
+    do_close_period(month, now=over(month))
+    (draft,) = do_draft(month, acme)
+    do_finalize(draft, now=over(month))  # credit pays the fee
+    with booking(acme.pk) as locked:
+        assert available_nano(locked, profile, month.ends_at) == -2_000 * CENT + CENT
 
 
 def tenant_state(tenant: Tenant) -> str:

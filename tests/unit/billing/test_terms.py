@@ -59,6 +59,13 @@ def test_included_tokens_with_overage_then_discount_then_minimum():
     ]
 
 
+def test_a_minimum_covers_metered_usage_and_a_discount_does_not_change_it():
+    rules = [TermRule(TermType.MINIMUM, cents=1000), TermRule(TermType.DISCOUNT, ppm=500_000)]
+    usage = {KEY: MonthlyUsage(1, 100 * FEMTO_A_CENT)}
+    assert changes(rules, usage, "USD", 900 * FEMTO_A_CENT) == [50 * FEMTO_A_CENT, -50 * FEMTO_A_CENT]
+    assert changes(rules, usage, "USD", 960 * FEMTO_A_CENT) == [0, -50 * FEMTO_A_CENT]
+
+
 def test_the_highest_of_several_minimums_applies():
     rules = [TermRule(TermType.MINIMUM, cents=200), TermRule(TermType.MINIMUM, cents=500)]
     assert sum(changes(rules, {KEY: MonthlyUsage(1, 100 * FEMTO_A_CENT)}, "USD")) == 400 * FEMTO_A_CENT
