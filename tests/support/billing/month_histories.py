@@ -273,7 +273,8 @@ class MonthHistory:
         do_close_period(month, now=over(month))
         month.refresh_from_db()
         self.closed.append(month)
-        shown = [preview(tenant, month.starts_at) for tenant in self.tenants]
+        rows = Tenant.objects.all_tenants()  # their current state: deleted or not
+        shown = [preview(rows.get(pk=tenant.pk), month.starts_at) for tenant in self.tenants]
         drafts = do_draft(month)
         for tenant, found in zip(self.tenants, shown, strict=True):
             own = [row for row in drafts if row.tenant_id == tenant.pk]
