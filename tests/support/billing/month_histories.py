@@ -116,9 +116,13 @@ class MonthHistory:
 
     def run(self, steps: Iterable[Step]) -> None:
         """Run the steps and `settle`, and compare the documents with the oracle."""
-        for name, *arguments in steps:
-            getattr(self, name)(*arguments)
-        self.settle()
+        steps = list(steps)
+        try:
+            for name, *arguments in steps:
+                getattr(self, name)(*arguments)
+            self.settle()
+        except Difference as exc:
+            raise Difference(f"{exc}\nin {self.currencies[1]}: {steps}") from None
 
     # Usage
 
@@ -330,7 +334,7 @@ def _compare_preview(shown: tuple[Invoice, list[InvoiceLine]] | None, drafts: li
         raise Difference("a month without a preview")
     invoice, lines = shown
     if not drafts:
-        if lines:
+        if invoice.subtotal or sum(int(line.femto) for line in lines):
             raise Difference(f"a preview of {invoice.subtotal} without a draft")
         return
     (draft,) = drafts
