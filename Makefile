@@ -59,8 +59,8 @@ test: $(VENV)/installed-dev ## run all tests except test-browser, test-faults an
 test-unit: $(VENV)/installed-dev ## run the tests that need no service, model or browser
 	@exec $(PYTEST) $(call TESTS,tests/unit) $(ARGS)
 
-test-ledger: $(VENV)/installed-dev ## run 400 random histories of invoices, payments and corrections; `make test` runs a few
-	@exec $(PYTEST) --dist load -m slow $(call TESTS,tests/integration/billing/test_ledger_properties.py) $(ARGS)
+test-ledger: $(VENV)/installed-dev ## run 400 random histories of invoices, payments and corrections, and 400 of months; `make test` runs a few
+	@exec $(PYTEST) --dist load -m slow $(call TESTS,$(addprefix tests/integration/billing/test_,ledger_properties.py month_properties.py)) $(ARGS)
 
 test-browser: $(VENV)/installed-dev ## run the tests of the console in a real browser; needs Chromium
 	@exec $(PYTEST) $(call TESTS,tests/browser) --browser-must-run $(ARGS)

@@ -29,7 +29,7 @@ def do_add_price_term(
         raise ActionRefused(f"{exc}.") from exc
     with booking(tenant.pk) as locked:
         require_bookable(rule.cents, currency_of(locked.pk))
-        require_open_months(locked.pk, first_month, last_month)
+        require_open_months(locked, first_month, last_month)
         row = PriceTerm(
             tenant=locked,
             description=description,

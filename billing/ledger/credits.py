@@ -263,7 +263,7 @@ def do_commit(
         raise ActionRefused("The included usage must be greater than zero, and the fee must not be negative.")
     with booking(tenant.pk) as locked:
         require_bookable(fee, currency_of(locked.pk))
-        require_open_months(locked.pk, first_month, last_month)
+        require_open_months(locked, first_month, last_month)
         row = Commitment(
             tenant=locked,
             name=name,

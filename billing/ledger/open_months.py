@@ -10,22 +10,26 @@ from billing.models import BillingProfile, Commitment, Invoice, Period, PriceTer
 from billing.periods import default_entity
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
+from tenants.models import Tenant
 
 R = TypeVar("R", Commitment, PriceTerm)
 _OPEN = "SELECT id FROM billing_period WHERE entity_id = %s AND closed_at IS NULL ORDER BY id FOR SHARE"
 
 
-def require_open_months(tenant_id: int, first_month: str, last_month: str) -> None:
+def require_open_months(tenant: Tenant, first_month: str, last_month: str) -> None:
     """Check the months of a new charge. Open months remain open until the transaction ends. Call inside `booking`.
 
     A closed month is invoiced or about to be, also if the tenant has no invoice. It would never bill the charge.
 
     Raises:
-        ActionRefused: the last month is before the first. Conflict: the first month, or a later one, is closed.
+        ActionRefused: the last month is before the first.
+        Conflict: the first month, or a later one, is closed, or the tenant is purged.
     """
+    if tenant.status == Tenant.Status.PURGED:
+        raise Conflict("This tenant no longer exists.")
     if last_month and last_month < first_month:
         raise ActionRefused("last_month: Choose the first month or a later one.")
-    profile = BillingProfile.objects.for_tenant(tenant_id).first()
+    profile = BillingProfile.objects.for_tenant(tenant).first()
     entity_id = default_entity().pk if profile is None else profile.entity_id
     with connection.cursor() as cursor:
         cursor.execute(_OPEN, [entity_id])

@@ -68,6 +68,8 @@ def test_a_deleted_tenant_has_no_charge_after_the_month_of_the_deletion(acme, ad
         do_delete_tenant(acme)
     if is_purged:
         do_purge_tenant(acme, now=datetime.now(UTC) + timedelta(days=10_000))
+        with _refused(Conflict, "This tenant no longer exists."):
+            add(acme, "2026-11")
     assert totals(acme, OCTOBER, NOVEMBER, DECEMBER) == [5_950, 0, 0]
     assert unscoped(Invoice).count() == 1
 

@@ -83,6 +83,15 @@ def test_the_platform_uses_only_the_public_parts_of_other_packages(
     assert [one for one in found if not within(one[1], allowed)] == []
 
 
+def test_the_oracle_of_bills_shares_only_models_with_the_product() -> None:
+    """Otherwise it would have the product's errors. Models have the names of columns, and no amounts."""
+    oracle = "tests/support/billing/month_oracle.py"
+    of_oracle = [name for where, name in imports(ROOT / "tests/support/billing") if where.startswith(f"{oracle}:")]
+    assert "billing.models.UsageEvent" in of_oracle
+    allowed = {"billing.models", "tenants.models.AuditEntry", *sys.stdlib_module_names}
+    assert [name for name in of_oracle if not within(name, allowed)] == []
+
+
 def test_the_gateway_does_not_use_djangos_database_layer() -> None:
     banned = {"django.db", "django.contrib", "channels.db", "torch"}
     assert [found for found in imports(ROOT / "platform/millrace/gateway") if within(found[1], banned)] == []

@@ -120,10 +120,11 @@ def take_back(event: UsageEvent, at: datetime) -> None:
         )
 
 
-def make_months() -> None:
-    """Create the partitions of the months that tests of invoices use."""
+def make_months(first: int = 9, last: int = 12) -> None:
+    """Create the partitions of the months of 2026 that tests of invoices use."""
+    months = [date(2026, month, 1) for month in range(first, last + 1)]
     with all_tenants_scope(BypassReason.HOUSEKEEPING), connection.cursor() as cursor:
-        cursor.execute("SELECT billing_create_partitions(%s)", [[date(2026, month, 1) for month in range(9, 13)]])
+        cursor.execute("SELECT billing_create_partitions(%s)", [months])
 
 
 def period(at: datetime) -> Period:
