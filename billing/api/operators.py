@@ -13,7 +13,7 @@ from rest_framework.response import Response
 
 from billing.api import serializers as s
 from billing.invoicing import setup
-from billing.invoicing.corrections import do_issue_credit_note, do_void, do_write_off
+from billing.invoicing.corrections import do_claim_tax_relief, do_issue_credit_note, do_void, do_write_off
 from billing.invoicing.drafts import do_close_period, do_draft
 from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.purchases import do_sell_credit
@@ -237,7 +237,11 @@ class TenantEntity(MoneyView):
         return Response(s.BillingProfileSerializer(setup.do_assign_entity(tenant, entity)).data)
 
 
-ACTIONS: dict[str, Callable[[Invoice, str], Invoice]] = {"void": do_void, "write-off": do_write_off}
+ACTIONS: dict[str, Callable[[Invoice, str], Invoice]] = {
+    "void": do_void,
+    "write-off": do_write_off,
+    "claim-tax-relief": do_claim_tax_relief,
+}
 
 
 class InvoiceFinalize(MoneyView):
@@ -270,6 +274,7 @@ class InvoiceCreditNotes(MoneyView):
     @extend_schema(
         operation_id="operator_invoice_credit",
         request=s.InvoiceNoteCreateSerializer,
+        "claim-tax-relief": "Record the claim for the relief of a written-off invoice's tax, which is then not owed.",
         responses={201: s.InvoiceSerializer},
     )
     @idempotent

@@ -322,6 +322,7 @@ class BillingEntityUpdateSerializer(StrictModelSerializer):
         fields = BillingEntitySerializer.Meta.fields[2:]
 
 
+            *("max_rate_age_days", "relief_after_claim"),
 _TAX_CATEGORIES = (
     "Of EN 16931. S: standard, AE: reverse charge, Z: zero rate, E: exempt, G: export, O: out of scope of tax."
 )

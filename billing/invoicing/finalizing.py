@@ -25,8 +25,9 @@ from billing.invoicing.lines import lines_of
 from billing.invoicing.term_lines import term_change
 from billing.ledger import credits
 from billing.ledger.booking import booking
+from billing.ledger.bad_debts import reduce_loss, written_off
 from billing.ledger.ledger import PostedEntry, post
-from billing.ledger.matching import match_deposits, note_balance, sum_outstanding, written_off
+from billing.ledger.matching import match_deposits, note_balance, sum_outstanding
 from billing.ledger.webhook_events import emit_finalized
 from billing.models import (
     Account,
@@ -259,7 +260,7 @@ def _book_note(note: Invoice, nano: dict[str, int], tax: int) -> None:
         PostedEntry(Account.CREDITS if note.sells_credit else Account.REVENUE, nano["taxable"], note.pk),
         PostedEntry(Account.TAX, tax, note.pk),
         PostedEntry(Account.RECEIVABLE, -owed, note.refers_to_id),
-        PostedEntry(Account.BAD_DEBT, -lost, note.refers_to_id),
+        *([] if billed is None else reduce_loss(billed, lost)),
         PostedEntry(Account.DEPOSITS, owed + lost - nano["total"]),
     ]
     post(note.tenant_id, f"invoice:{note.pk}", entries, note.currency)

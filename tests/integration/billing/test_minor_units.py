@@ -153,7 +153,7 @@ def test_credit_prepaid_credit_and_payments_are_in_the_minor_unit(currency, unit
     assert (on(Account.CREDITS, tenant), owed(invoice)) == (-unit // 2, 650)
     do_record_payment(Received("manual", "p1", 600, NOVEMBER, tenant="acme", invoice=invoice.number))
     do_write_off(unscoped(Invoice).get(pk=invoice.pk), "Gone")
-    assert on(Account.BAD_DEBT, tenant) == 50 * unit
+    assert on(Account.BAD_DEBT, tenant) == 45 * unit  # without its tax of 5
     do_record_payment(Received("manual", "p2", 50, NOVEMBER, tenant="acme"))
     assert (unscoped(Invoice).get(pk=invoice.pk).state, on(Account.BAD_DEBT, tenant)) == ("paid", 0)
     do_record_payment(Received("manual", "r1", -650, NOVEMBER, invoice=invoice.number))
