@@ -21,6 +21,7 @@ from billing.ledger.credits import do_commit, do_grant_credit, with_rest
 from billing.models import BillingEntity, CreditGrant, ExchangeRate, Invoice, PaymentEvent, Period, TaxRule
 from billing.payments.events import do_dismiss_event
 from billing.payments.recording import Received, do_record_payment
+from billing.pricing.exchange_rates import do_import_rates
 from tenants.api.idempotency import idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.serializers import Query
@@ -108,7 +109,7 @@ class ExchangeRates(MoneyView):
         operation_id="operator_exchange_rates", parameters=[Query], responses=s.ExchangeRateSerializer(many=True)
     )
     def get(self, request: Request) -> Response:
-        """Return the exchange rates for display."""
+        """Return the exchange rates."""
         return self.page(ExchangeRate.objects.all(), s.ExchangeRateSerializer)
 
     @extend_schema(
@@ -122,6 +123,19 @@ class ExchangeRates(MoneyView):
         with self.scope():
             fields = validate_body(s.ExchangeRateCreateSerializer, request.data)
         return Response(s.ExchangeRateSerializer(setup.do_add_exchange_rate(**fields)).data, status=201)
+
+
+class ExchangeRateImport(MoneyView):
+    @extend_schema(
+        operation_id="operator_exchange_rates_import",
+        request=s.ExchangeRateImportCreateSerializer,
+        responses=s.ExchangeRateImportSerializer,
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Store the exchange rates of a file of the European Central Bank. Known rates do not change."""
+        fields = validate_body(s.ExchangeRateImportCreateSerializer, request.data)
+        return Response(s.ExchangeRateImportSerializer(do_import_rates(**fields)).data)
 
 
 class Periods(MoneyView):
@@ -148,7 +162,7 @@ class TenantInvoices(MoneyView):
     @extend_schema(
         operation_id="operator_tenant_draft",
         request=s.InvoiceDraftCreateSerializer,
-        responses=s.InvoiceSerializer(many=True),
+        responses=s.InvoiceDraftSerializer(many=True),
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
@@ -157,7 +171,7 @@ class TenantInvoices(MoneyView):
         with self.scope():
             periods = list(Period.objects.filter(label=month))
         drafts = [invoice for period in periods for invoice in do_draft(period, tenant)]
-        return Response(s.InvoiceSerializer(drafts, many=True).data)
+        return Response(s.InvoiceDraftSerializer(drafts, many=True).data)
 
 
 class TenantCredits(MoneyView):
@@ -260,6 +274,7 @@ class InvoiceActionView(MoneyView):
     action_texts: ClassVar[dict[str, str]] = {
         "void": "Void the invoice by a cancellation, which is a credit note over all of it.",
         "write-off": "Write off the invoice as uncollectible.",
+        "claim-tax-relief": "Record the claim for the relief of a written-off invoice's tax, which is then not owed.",
     }
     serializer_class = s.InvoiceSerializer
 
@@ -274,7 +289,6 @@ class InvoiceCreditNotes(MoneyView):
     @extend_schema(
         operation_id="operator_invoice_credit",
         request=s.InvoiceNoteCreateSerializer,
-        "claim-tax-relief": "Record the claim for the relief of a written-off invoice's tax, which is then not owed.",
         responses={201: s.InvoiceSerializer},
     )
     @idempotent

@@ -13,6 +13,7 @@ from xml.etree.ElementTree import Element, SubElement, register_namespace, tostr
 from zoneinfo import ZoneInfo
 
 from billing.currencies.amounts import NANO_DIGITS, TOKENS_A_PRICE, decimal, decimal_cents, half_up, minor_digits
+from billing.invoicing.document import tax_words
 from tenants.currencies import DEFAULT_MINOR_DIGITS
 
 PROFILE = "EN 16931"
@@ -94,6 +95,9 @@ def _header(parent: Element, document: Mapping[str, Any]) -> None:
     _date(parent, "ram:IssueDateTime", _days(document)[0])
     if document["reason"]:
         _add(_add(parent, "ram:IncludedNote"), "ram:Content", document["reason"])
+    tax = document.get("tax_currency", {})
+    if "rate_on" in tax:  # the profile has no field of the rate
+        _add(_add(parent, "ram:IncludedNote"), "ram:Content", tax_words(tax, document["currency"]))
 
 
 class _Sums(NamedTuple):

@@ -16,6 +16,7 @@ from billing.invoicing.corrections import can_claim_relief, do_claim_tax_relief,
 from billing.invoicing.drafts import notes_on
 from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.lines import lines_of
+from billing.invoicing.tax_rates import find_problem
 from billing.ledger.matching import sum_outstanding
 from billing.models import Invoice, InvoiceLine, Period
 from billing.pricing.currencies import currency_of
@@ -89,7 +90,7 @@ def invoice(ctx: PageContext) -> HttpResponse:
             line_url=line_url,
             invoice_url=lambda pk: url_of("operator-billing-detail", pk),
         )
-        can = _possible(ctx, found)
+        can, problem = _possible(ctx, found), find_problem(found, ctx.now)
     return render_page(
         ctx,
         "operator/billing/detail.html",
@@ -98,6 +99,7 @@ def invoice(ctx: PageContext) -> HttpResponse:
         breadcrumbs=_crumbs(ctx),
         document=document,
         can=can,
+        problem=problem,
         of=found,
     )
 
@@ -113,9 +115,9 @@ def _possible(ctx: PageContext, found: Invoice) -> dict[str, str]:
         "credit-note": billed and (is_open or paid),
         "void": untouched,
         "write-off": billed and is_open,
+        "claim-tax-relief": billed and can_claim_relief(found),
     }
     found_urls = {
-        "claim-tax-relief": billed and can_claim_relief(found),
         name.replace("-", "_"): ctx.url(f"operator-billing-{name}", found.pk) if is_allowed else ""
         for name, is_allowed in able.items()
     }
@@ -332,8 +334,6 @@ def write_off(ctx: PageContext) -> HttpResponse:
 
 
 @operator_page(methods=FORM, step_up=True)
-def credit(ctx: PageContext) -> HttpResponse:
-@operator_page(methods=FORM, step_up=True)
 def claim_tax_relief(ctx: PageContext) -> HttpResponse:
     found = _final(ctx)[0]
     return _on_invoice(
@@ -351,6 +351,8 @@ def claim_tax_relief(ctx: PageContext) -> HttpResponse:
     )
 
 
+@operator_page(methods=FORM, step_up=True)
+def credit(ctx: PageContext) -> HttpResponse:
     """Grant a credit to a tenant."""
     with ctx.scope():
         tenant = first_or_404(Tenant.objects.all_tenants().filter(slug=ctx.arguments["tenant"]))
@@ -443,5 +445,5 @@ urlpatterns = [
     path("operator/billing/<int:invoice>/credit-note", credit_note, name="operator-billing-credit-note"),
     path("operator/billing/<int:invoice>/void", void, name="operator-billing-void"),
     path("operator/billing/<int:invoice>/write-off", write_off, name="operator-billing-write-off"),
-]
     path("operator/billing/<int:invoice>/claim-tax-relief", claim_tax_relief, name="operator-billing-claim-tax-relief"),
+]

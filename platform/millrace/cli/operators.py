@@ -96,6 +96,24 @@ def set_exchange_rate(session: Session, currency: str, rate: str, day: str) -> N
     session.done(made, f"Set the exchange rate of {made['currency']} from {made['on']}.")
 
 
+@command(
+    billing,
+    "import-exchange-rates",
+    example="millrace billing import-exchange-rates eurofxref-hist.csv --since 2026-01-01",
+)
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--since", metavar="DAY", help="First day, such as 2026-01-01; default: all of the file.")
+def import_exchange_rates(session: Session, file: Path, **fields: Any) -> None:
+    """Import a CSV or XML file of exchange rates of the European Central Bank."""
+    try:
+        content = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as exc:
+        raise click.UsageError(f"{file} is not a text. Extract the CSV of an archive first.") from exc
+    found = session.client.operator.exchange_rates.import_file(content=content, **given_options(fields))
+    text = f"Imported {found['new']} exchange rates until {found['newest_on']}; {found['known']} were known."
+    session.done(found, text)
+
+
 def _readiness(session: Session) -> None:
     """Check whether the platform can serve requests. Exits with status 1 if it cannot."""
     import httpx2

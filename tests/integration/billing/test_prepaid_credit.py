@@ -231,7 +231,7 @@ def test_purchases_are_refused_before_they_have_a_number(acme):
 
 def test_the_tax_is_also_in_the_currency_of_the_sellers_returns(acme):
     """EN 16931 BT-6 and BT-111. A credit note has the rate of its invoice."""
-    change_entity(tax_currency="EUR", voucher_type=SINGLE)
+    change_entity(tax_currency="EUR", voucher_type=SINGLE, max_rate_age_days=32_000)
     with pytest.raises(Conflict, match="no exchange rate of EUR"):
         pay(11_900, as_credit=True)
     assert not unscoped(Invoice).all()
@@ -268,7 +268,7 @@ def test_a_refund_reopens_invoices_before_it_takes_back_credit_of_other_payments
 
 def test_credit_notes_return_the_tax_in_the_tax_currency_exactly(acme):
     """Tax of 0.19 is 0.17 in EUR. Halves of 0.095 would return 0.18."""
-    change_entity(tax_currency="EUR")
+    change_entity(tax_currency="EUR", max_rate_age_days=32_000)
     do_add_exchange_rate(currency="EUR", on=date(2026, 1, 1), micro_per_usd=900_000)
     invoice = bill(acme, "1")
     notes = [do_issue_credit_note(invoice, [("SLA", cents)], "SLA") for cents in (50, 50)]
