@@ -60,7 +60,10 @@ def import_prices(session: Session, file: Path, **fields: Any) -> None:
     found = session.client.operator.prices.import_file(file_type=kind, content=content, **given_options(fields))
     version, left_out = found["version"], found["left_out"]
     skipped = len(left_out["not_whole"]) + len(left_out["refused"]) + len(left_out["unpriced"])
-    session.done(found, f"Drafted the version {version['id']}; {skipped} prices were left out (see --json).")
+    text = f"Drafted the version {version['id']}; {skipped} prices were left out (see --json)."
+    if assumed := left_out["assumed"]:
+        text += "\nAssumed, as the file has no such price:\n  " + "\n  ".join(map(output.printable, assumed))
+    session.done(found, text)
 
 
 @command(prices, "preview", example="millrace prices preview 4")
