@@ -19,6 +19,10 @@ BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "billing-follow-credits": {"task": "billing.follow_credits", "schedule": 60.0, "options": {"expires": 60}},
     "billing-collect-payments": {"task": "billing.collect_payments", "schedule": crontab(minute="*/10")},
     "billing-check-vat-ids": {"task": "billing.check_vat_ids", "schedule": crontab(minute="7")},
+    "billing-read-exchange-rates": {
+        "task": "billing.read_exchange_rates",
+        "schedule": crontab(hour="*/4", minute="37"),
+    },
     "billing-top-up": {"task": "billing.top_up", "schedule": 60.0, "options": {"expires": 60}},
     "billing-purge-payment-events": {
         "task": "billing.purge_payment_events",

@@ -18,6 +18,7 @@ from billing.metering.reconciler import reconcile
 from billing.payments.events import do_purge_events
 from billing.payments.file_drop import collect
 from billing.payments.top_ups import do_top_up_all
+from billing.pricing.exchange_rates import read_feed
 from billing.taxes import vies
 
 log = structlog.get_logger(__name__)
@@ -86,6 +87,13 @@ def collect_payments() -> int:
 def check_vat_ids() -> int:
     """Check the EU VAT IDs of billing profiles with VIES. Return how many were answered."""
     return vies.check_profiles()
+
+
+@shared_task(name="billing.read_exchange_rates")
+def read_exchange_rates() -> int:
+    """Import the newest exchange rates of the feed, if it is enabled. Return how many are new."""
+    imported = read_feed()
+    return 0 if imported is None else imported.new
 
 
 @shared_task(name="billing.top_up")

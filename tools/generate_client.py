@@ -27,6 +27,7 @@ METHODS = {  # operation -> method, where the path does not give a good name
     "operator_invoice_credit": "create_credit_note",
     "operator_invoice_debit": "create_debit_note",
     "operator_payment_event_dismiss": "dismiss",
+    "operator_exchange_rates_import": "import_file",
     "operator_prices_import": "import_file",
     "operator_prices_propose": "propose",
     "operator_provider_exports": "compare",

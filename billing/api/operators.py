@@ -13,7 +13,7 @@ from rest_framework.response import Response
 
 from billing.api import serializers as s
 from billing.invoicing import setup
-from billing.invoicing.corrections import do_issue_credit_note, do_void, do_write_off
+from billing.invoicing.corrections import do_claim_tax_relief, do_issue_credit_note, do_void, do_write_off
 from billing.invoicing.drafts import do_close_period, do_draft
 from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.purchases import do_sell_credit
@@ -21,6 +21,7 @@ from billing.ledger.credits import do_commit, do_end_commitment, do_grant_credit
 from billing.models import BillingEntity, Commitment, CreditGrant, ExchangeRate, Invoice, PaymentEvent, Period, TaxRule
 from billing.payments.events import do_dismiss_event
 from billing.payments.recording import Received, do_record_payment
+from billing.pricing.exchange_rates import do_import_rates
 from tenants.api.idempotency import idempotent
 from tenants.api.operators import OperatorView
 from tenants.api.serializers import Query
@@ -113,7 +114,7 @@ class ExchangeRates(MoneyView):
         operation_id="operator_exchange_rates", parameters=[Query], responses=s.ExchangeRateSerializer(many=True)
     )
     def get(self, request: Request) -> Response:
-        """Return the exchange rates for display."""
+        """Return the exchange rates."""
         return self.page(ExchangeRate.objects.all(), s.ExchangeRateSerializer)
 
     @extend_schema(
@@ -127,6 +128,19 @@ class ExchangeRates(MoneyView):
         with self.scope():
             fields = validate_body(s.ExchangeRateCreateSerializer, request.data)
         return Response(s.ExchangeRateSerializer(setup.do_add_exchange_rate(**fields)).data, status=201)
+
+
+class ExchangeRateImport(MoneyView):
+    @extend_schema(
+        operation_id="operator_exchange_rates_import",
+        request=s.ExchangeRateImportCreateSerializer,
+        responses=s.ExchangeRateImportSerializer,
+    )
+    @idempotent
+    def post(self, request: Request) -> Response:
+        """Store the exchange rates of a file of the European Central Bank. Known rates do not change."""
+        fields = validate_body(s.ExchangeRateImportCreateSerializer, request.data)
+        return Response(s.ExchangeRateImportSerializer(do_import_rates(**fields)).data)
 
 
 class Periods(MoneyView):
@@ -153,7 +167,7 @@ class TenantInvoices(MoneyView):
     @extend_schema(
         operation_id="operator_tenant_draft",
         request=s.InvoiceDraftCreateSerializer,
-        responses=s.InvoiceSerializer(many=True),
+        responses=s.InvoiceDraftSerializer(many=True),
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
@@ -162,7 +176,7 @@ class TenantInvoices(MoneyView):
         with self.scope():
             periods = list(Period.objects.filter(label=month))
         drafts = [invoice for period in periods for invoice in do_draft(period, tenant)]
-        return Response(s.InvoiceSerializer(drafts, many=True).data)
+        return Response(s.InvoiceDraftSerializer(drafts, many=True).data)
 
 
 class TenantCredits(MoneyView):
@@ -264,7 +278,11 @@ class TenantEntity(MoneyView):
         return Response(s.BillingProfileSerializer(setup.do_assign_entity(tenant, entity)).data)
 
 
-ACTIONS: dict[str, Callable[[Invoice, str], Invoice]] = {"void": do_void, "write-off": do_write_off}
+ACTIONS: dict[str, Callable[[Invoice, str], Invoice]] = {
+    "void": do_void,
+    "write-off": do_write_off,
+    "claim-tax-relief": do_claim_tax_relief,
+}
 
 
 class InvoiceFinalize(MoneyView):
@@ -283,6 +301,7 @@ class InvoiceActionView(MoneyView):
     action_texts: ClassVar[dict[str, str]] = {
         "void": "Void the invoice by a cancellation, which is a credit note over all of it.",
         "write-off": "Write off the invoice as uncollectible.",
+        "claim-tax-relief": "Record the claim for the relief of a written-off invoice's tax, which is then not owed.",
     }
     serializer_class = s.InvoiceSerializer
 

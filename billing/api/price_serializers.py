@@ -202,6 +202,9 @@ class ImportOmissionsSerializer(serializers.Serializer[Any]):
     refused = serializers.ListField(child=serializers.CharField(), help_text="No prices at all.")
     unpriced = serializers.ListField(child=serializers.CharField(), help_text="Models without a price per token.")
     free = serializers.ListField(child=serializers.CharField(), help_text="Models that are free, as the file says.")
+    assumed = serializers.ListField(
+        child=serializers.CharField(), help_text="Imported prices that the file does not have, with their source."
+    )
     other_fields = serializers.DictField(
         child=serializers.IntegerField(), help_text="Prices of units that are not metered."
     )

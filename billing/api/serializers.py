@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 
 from rest_framework import serializers
 
+from billing.api.price_serializers import MAX_FILE_CHARACTERS
 from billing.currencies.amounts import MAX_CENTS, MAX_TOP_UP_CENTS, MIN_TOP_UP_CENTS
 from billing.currencies.iso_codes import CURRENCY_CODES
+from billing.invoicing.tax_rates import find_problem
 from billing.models import (
     BillingEntity,
     BillingProfile,
@@ -48,7 +50,7 @@ class InvoiceSerializer(serializers.ModelSerializer[Invoice]):
 
     class Meta:
         model = Invoice
-        fields = (
+        fields: tuple[str, ...] = (
             *(
                 "id",
                 "number",
@@ -64,6 +66,20 @@ class InvoiceSerializer(serializers.ModelSerializer[Invoice]):
             ),
             *("events", "currency", "subtotal", "taxable", "total", "prepaid", "sha256"),
         )
+        read_only_fields = fields
+
+
+class InvoiceDraftSerializer(InvoiceSerializer):
+    """A draft, with the reason why it cannot be finalized."""
+
+    problem = serializers.SerializerMethodField(help_text="Why the draft cannot be finalized now; empty: it can.")
+
+    def get_problem(self, row: Invoice) -> str:
+        with all_tenants_scope(BypassReason.BILLING):
+            return find_problem(row)
+
+    class Meta(InvoiceSerializer.Meta):
+        fields = (*InvoiceSerializer.Meta.fields, "problem")
         read_only_fields = fields
 
 
@@ -329,6 +345,7 @@ class BillingEntitySerializer(serializers.ModelSerializer[BillingEntity]):
             *("id", "slug", *_ADDRESS, "registration", "email", "contact_name", "contact_phone", "time_zone"),
             *("invoice_prefix", "credit_note_prefix"),
             *("terms_days", "payment_details", "iban", "bic", "voucher_type", "tax_currency", "suspend_after_days"),
+            *("max_rate_age_days", "relief_after_claim"),
             *("issued_email_text", "reminder_email_text", "suspension_email_text"),
         )
         read_only_fields = fields
@@ -384,6 +401,23 @@ class ExchangeRateCreateSerializer(StrictModelSerializer):
     class Meta:
         model = ExchangeRate
         fields = ExchangeRateSerializer.Meta.fields[1:]
+
+
+class ExchangeRateImportCreateSerializer(StrictSerializer):
+    content = serializers.CharField(
+        max_length=MAX_FILE_CHARACTERS,
+        trim_whitespace=False,
+        help_text="The text of a CSV or XML file of the European Central Bank, such as eurofxref-hist.csv.",
+    )
+    since = serializers.DateField(required=False, help_text="The first day to import; default: all of the file.")
+
+
+class ExchangeRateImportSerializer(serializers.Serializer[Any]):
+    """The result of an import of exchange rates."""
+
+    new = serializers.IntegerField(help_text="Rates that were stored.")
+    known = serializers.IntegerField(help_text="Rates of currencies and days that had one, which did not change.")
+    newest_on = serializers.DateField(help_text="The newest day of the file.")
 
 
 class BillingPeriodSerializer(serializers.ModelSerializer[Period]):

@@ -56,6 +56,11 @@ urlpatterns = [
     path("operator/entities/<int:pk>/chart", accounting.EntityChart.as_view(), name="api-operator-entity-chart"),
     path("operator/tax-rules", operators.TaxRules.as_view(), name="api-operator-tax-rules"),
     path("operator/exchange-rates", operators.ExchangeRates.as_view(), name="api-operator-exchange-rates"),
+    path(
+        "operator/exchange-rates/import",
+        operators.ExchangeRateImport.as_view(),
+        name="api-operator-exchange-rates-import",
+    ),
     path("operator/payment-events", operators.PaymentEvents.as_view(), name="api-operator-payment-events"),
     path("operator/periods", operators.Periods.as_view(), name="api-operator-periods"),
     path("operator/periods/<int:pk>/close", operators.PeriodClose.as_view(), name="api-operator-period-close"),

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
+from typing import Any
 
-from billing.currencies.amounts import dollars, femto_a_cent, nano_a_cent
+from billing.currencies.amounts import decimal_cents, dollars, femto_a_cent, nano_a_cent
 from billing.invoicing.drafts import creditable, debits_and_credits, write
 from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.lines import lines_of
 from billing.ledger import credits
+from billing.ledger.bad_debts import book_relief, book_write_off, convert_tax, has_relief
 from billing.ledger.booking import booking, require_bookable
-from billing.ledger.ledger import PostedEntry, post
-from billing.ledger.matching import next_key, sum_outstanding
+from billing.ledger.matching import sum_outstanding
 from billing.ledger.webhook_events import emit_voided, emit_written_off
-from billing.models import Account, Invoice, InvoiceLine, OneOffLine, ReratedInvoice
+from billing.models import Invoice, InvoiceLine, OneOffLine, ReratedInvoice
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 
@@ -136,28 +137,66 @@ def _cancel(invoice: Invoice, reason: str, now: datetime | None) -> Invoice:
 
 
 def do_write_off(invoice: Invoice, reason: str) -> Invoice:
-    """Write off the outstanding amount of an invoice.
+    """Write off the outstanding amount of an invoice. Its tax is not owed, unless the entity has to claim that first.
 
     Raises:
         Conflict: it is not open.
     """
     with booking(invoice.tenant_id):
-        row = Invoice.objects.for_tenant(invoice.tenant_id).select_for_update().get(pk=invoice.pk)
+        row = _lock_billed(invoice)
         if row.is_credit_note or row.state != Invoice.State.OPEN:
             raise Conflict("Only open invoices can be written off.")
         cents = sum_outstanding(row)
-        nano = cents * nano_a_cent(row.currency)
-        entries = [PostedEntry(Account.BAD_DEBT, nano, row.pk), PostedEntry(Account.RECEIVABLE, -nano, row.pk)]
-        key = next_key(row, "bad-debt")
-        post(row.tenant_id, key, entries)
-        _end(row, Invoice.State.UNCOLLECTIBLE, "invoice.written_off", reason)
+        key = book_write_off(row, cents * nano_a_cent(row.currency))
+        relief = {} if row.entity.relief_after_claim or not _has_tax(row) else _relieve(row)
+        _end(row, Invoice.State.UNCOLLECTIBLE, "invoice.written_off", reason, relief)
         emit_written_off(row, key, cents)
     return row
 
 
-def _end(invoice: Invoice, state: Invoice.State, action: str, reason: str) -> None:
+def do_claim_tax_relief(invoice: Invoice, reason: str) -> Invoice:
+    """Record that the relief of a written-off invoice's tax was claimed, which reduces the output tax from now on.
+
+    Raises:
+        Conflict: it is not written off, its tax was relieved before, or it has no tax.
+    """
+    with booking(invoice.tenant_id):
+        row = _lock_billed(invoice)
+        if row.state != Invoice.State.UNCOLLECTIBLE:
+            raise Conflict("Only written-off invoices have tax to relieve. Write off the invoice first.")
+        if not _has_tax(row):
+            raise Conflict(f"{row.number} has no tax.")
+        if has_relief(row):
+            raise Conflict(f"The tax of {row.number} is relieved already.")
+        before = audit.serialize_for_audit(row)
+        after = before | _relieve(row) | {"reason": reason}
+        audit.record("invoice.tax_relief_claimed", row, tenant_id=row.tenant_id, before=before, after=after)
+    return row
+
+
+def can_claim_relief(invoice: Invoice) -> bool:
+    """Return whether `do_claim_tax_relief` is possible."""
+    return invoice.state == Invoice.State.UNCOLLECTIBLE and _has_tax(invoice) and not has_relief(invoice)
+
+
+def _has_tax(invoice: Invoice) -> bool:
+    return any(tax["tax"] for tax in invoice.taxes)
+
+
+def _relieve(invoice: Invoice) -> dict[str, Any]:
+    """Book the relief of the written-off tax. Return it for the audit log, also in the tax currency if there is one."""
+    nano = book_relief(invoice)
+    shown: dict[str, Any] = {"tax_relief_cents": nano // nano_a_cent(invoice.currency)}
+    if invoice.tax_rate is not None:
+        shown["tax_relief"] = f"{invoice.tax_currency} {decimal_cents(convert_tax(invoice, nano), invoice.tax_digits)}"
+    return shown
+
+
+def _end(
+    invoice: Invoice, state: Invoice.State, action: str, reason: str, details: Mapping[str, Any] | None = None
+) -> None:
     before = audit.serialize_for_audit(invoice)
     invoice.state = state
     invoice.save(update_fields=["state"])
-    after = audit.serialize_for_audit(invoice) | {"reason": reason}
+    after = audit.serialize_for_audit(invoice) | {"reason": reason, **(details or {})}
     audit.record(action, invoice, tenant_id=invoice.tenant_id, before=before, after=after)

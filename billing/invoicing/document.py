@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from itertools import groupby
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -115,12 +115,17 @@ def _tax_currency(invoice: Invoice) -> dict[str, Any]:
     if tax is None:  # issued by an earlier release
         tax = half_up(sum(item["tax"] for item in invoice.taxes) * invoice.tax_rate, 10**invoice.rate_digits)
     shown = {"currency": invoice.tax_currency, _rate_name(invoice): invoice.tax_rate, "tax": tax}
-    return {"tax_currency": shown | _digits(invoice.tax_digits)}
+    return {"tax_currency": shown | _digits(invoice.tax_digits) | _rate_day(invoice.tax_rate_on)}
 
 
 def _digits(digits: int) -> dict[str, int]:
     """Return the decimals of a converted amount, if they are not two. Documents of before have no such field."""
     return {} if digits == DEFAULT_MINOR_DIGITS else {"digits": digits}
+
+
+def _rate_day(day: date | None) -> dict[str, str]:
+    """Return the day of an exchange rate. Documents of before have no such field."""
+    return {} if day is None else {"rate_on": day.isoformat()}
 
 
 def _rate_name(invoice: Invoice) -> str:
@@ -144,7 +149,7 @@ def _display(invoice: Invoice) -> dict[str, Any] | None:
     rate = CrossRate(invoice.display_rate, invoice.rate_digits)
     total = rate.convert(invoice.total, invoice.display_digits - minor_digits(invoice.currency))
     shown = {"currency": invoice.display_currency, _rate_name(invoice): invoice.display_rate, "total": total}
-    return shown | _digits(invoice.display_digits)
+    return shown | _digits(invoice.display_digits) | _rate_day(invoice.display_rate_on)
 
 
 def _instant(moment: datetime | None) -> str | None:
@@ -178,7 +183,7 @@ def in_words(document: Mapping[str, Any]) -> dict[str, Any]:
         "currency": document["currency"],
         "total": dollars(document["total"] - document.get("prepaid", 0), document["currency"]),
         "display": _display_words(document["display"], document["currency"]),
-        "tax_currency": _tax_words(document.get("tax_currency"), document["currency"]),
+        "tax_currency": tax_words(document.get("tax_currency"), document["currency"]),
         "saved": _format_saved(document),
         "notes": [item["note"] for item in document["taxes"] if item["note"]],
     }
@@ -293,21 +298,22 @@ def _display_words(display: Mapping[str, Any] | None, currency: str) -> str:
         return ""
     rate = _rate_words(display, currency)
     total = decimal_cents(display["total"], display.get("digits", DEFAULT_MINOR_DIGITS))
-    return f"{display['currency']} {total} at {rate} per {currency}, for information"
+    return f"{display['currency']} {total} at {rate}, for information"
 
 
-def _tax_words(tax: Mapping[str, Any] | None, currency: str) -> str:
+def tax_words(tax: Mapping[str, Any] | None, currency: str) -> str:
     if tax is None:
         return ""
     rate = _rate_words(tax, currency)
     amount = decimal_cents(tax["tax"], tax.get("digits", DEFAULT_MINOR_DIGITS))
-    return f"Tax in {tax['currency']}: {amount}, at {rate} per {currency}."
+    return f"Tax in {tax['currency']}: {amount}, at {rate}."
 
 
 def _rate_words(amount: Mapping[str, Any], currency: str) -> str:
     names = ((f"{unit}_per_{currency.lower()}", digits) for digits, unit in _RATE_UNITS.items())
     name, digits = next(item for item in names if item[0] in amount)
-    return decimal(amount[name], digits, 2)
+    rate = f"{decimal(amount[name], digits, 2)} per {currency}"
+    return f"{rate} of {_day(amount['rate_on'], ZoneInfo('UTC'))}" if "rate_on" in amount else rate
 
 
 def _format_saved(document: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element, SubElement, register_namespace, tostr
 from zoneinfo import ZoneInfo
 
 from billing.currencies.amounts import NANO_DIGITS, TOKENS_A_PRICE, decimal, decimal_cents, half_up, minor_digits
-from billing.invoicing.document import TRANSFERS
+from billing.invoicing.document import TRANSFERS, tax_words
 from tenants.currencies import DEFAULT_MINOR_DIGITS
 
 _EN_16931 = "urn:cen.eu:en16931:2017"
@@ -135,6 +135,13 @@ def type_code(document: Mapping[str, Any]) -> str:
     """Return the type code (BT-3). XRechnung has none for debit notes and prepayments: they are commercial invoices."""
     code = _TYPES[document["invoice_type"]]
     return code if code in _XRECHNUNG_TYPES or not is_xrechnung(document) else _COMMERCIAL
+
+
+def notes_of(document: Mapping[str, Any]) -> list[str]:
+    """Return the notes: the reason of a correction, and the rate of the tax currency, for which there is no field."""
+    tax = document.get("tax_currency", {})
+    rate = tax_words(tax, document["currency"]) if "rate_on" in tax else ""
+    return [note for note in (document["reason"], rate) if note]
 
 
 def preceding_number(document: Mapping[str, Any]) -> str | None:

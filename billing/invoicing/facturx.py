@@ -56,8 +56,8 @@ def _header(parent: Element, document: Mapping[str, Any]) -> None:
     _add(parent, "ram:ID", document["number"])
     _add(parent, "ram:TypeCode", einvoice.type_code(document))
     _date(parent, "ram:IssueDateTime", einvoice.days_of(document)[0])
-    if document["reason"]:
-        _add(_add(parent, "ram:IncludedNote"), "ram:Content", document["reason"])
+    for note in einvoice.notes_of(document):
+        _add(_add(parent, "ram:IncludedNote"), "ram:Content", note)
 
 
 def _line(parent: Element, line: einvoice.EInvoiceLine, tax: Mapping[str, Any]) -> None:

@@ -20,10 +20,12 @@ from billing.invoicing.drafts import (
     zone,
 )
 from billing.invoicing.month_charges import MONTHLY, changes_balance, mark_billed, renew_charges
+from billing.invoicing.tax_rates import find_tax_rate
 from billing.ledger import credits
+from billing.ledger.bad_debts import reduce_loss, written_off
 from billing.ledger.booking import booking
 from billing.ledger.ledger import PostedEntry, post
-from billing.ledger.matching import match_deposits, note_balance, sum_outstanding, written_off
+from billing.ledger.matching import match_deposits, note_balance, sum_outstanding
 from billing.ledger.webhook_events import emit_finalized
 from billing.models import (
     Account,
@@ -38,7 +40,7 @@ from billing.models import (
     Price,
     TaxCategory,
 )
-from billing.pricing.currencies import CrossRate, exchange_rate
+from billing.pricing.currencies import CrossRate, dated_rate
 from billing.taxes.taxes import NoTaxRule, require_vat_ids, vat_party
 from tenants import audit
 from tenants.actions import Conflict
@@ -133,9 +135,10 @@ def _issue(invoice: Invoice, now: datetime, profile: BillingProfile | None) -> N
     _set_tax_currency(invoice, today)
     if profile is not None and profile.currency not in (DEFAULT_CURRENCY, invoice.currency):
         digits = None if invoice.tax_rate is None else invoice.rate_digits
-        shown = exchange_rate(invoice.currency, profile.currency, today, digits)
+        shown = dated_rate(invoice.currency, profile.currency, today, digits)
         if shown is not None:
-            invoice.display_currency, (invoice.display_rate, invoice.rate_digits) = profile.currency, shown
+            invoice.display_currency, invoice.display_rate_on = profile.currency, shown.on
+            invoice.display_rate, invoice.rate_digits = shown.rate
             invoice.display_digits = minor_digits(profile.currency)
     prefix = entity.credit_note_prefix if invoice.is_credit_note else entity.invoice_prefix
     with connection.cursor() as cursor:
@@ -149,18 +152,17 @@ def _set_tax_currency(invoice: Invoice, today: date) -> None:
     The credit notes on an invoice together return its tax in both currencies exactly.
 
     Raises:
-        Conflict: there is no rate.
+        Conflict: there is no rate, or it is too old.
     """
-    billed, currency = invoice.refers_to, invoice.entity.tax_currency
+    billed = invoice.refers_to
     if billed is not None:
         invoice.tax_currency, invoice.tax_rate = billed.tax_currency, billed.tax_rate
         invoice.rate_digits, invoice.tax_digits = billed.rate_digits, billed.tax_digits
-    elif currency not in ("", invoice.currency) and any(tax["category"] != "O" for tax in invoice.taxes):
-        rate = exchange_rate(invoice.currency, currency, today)
-        if rate is None:
-            raise Conflict(f"There is no exchange rate of {currency}, the tax currency. Add one for {today} or before.")
-        invoice.tax_currency, (invoice.tax_rate, invoice.rate_digits) = currency, rate
-        invoice.tax_digits = minor_digits(currency)
+        invoice.tax_rate_on = billed.tax_rate_on
+    elif (found := find_tax_rate(invoice.entity, invoice.currency, invoice.taxes, today)) is not None:
+        invoice.tax_currency, invoice.tax_rate_on = invoice.entity.tax_currency, found.on
+        invoice.tax_rate, invoice.rate_digits = found.rate
+        invoice.tax_digits = minor_digits(invoice.tax_currency)
     if invoice.tax_rate is not None:
         before = 0
         if billed is not None and invoice.is_credit_note:
@@ -241,7 +243,7 @@ def _book_note(note: Invoice, nano: dict[str, int], tax: int) -> None:
         PostedEntry(Account.CREDITS if note.sells_credit else Account.REVENUE, nano["taxable"], note.pk),
         PostedEntry(Account.TAX, tax, note.pk),
         PostedEntry(Account.RECEIVABLE, -owed, note.refers_to_id),
-        PostedEntry(Account.BAD_DEBT, -lost, note.refers_to_id),
+        *([] if billed is None else reduce_loss(billed, lost)),
         PostedEntry(Account.DEPOSITS, owed + lost - nano["total"]),
     ]
     post(note.tenant_id, f"invoice:{note.pk}", entries, note.currency)

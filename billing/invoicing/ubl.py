@@ -48,7 +48,8 @@ def _header(root: Element, document: Mapping[str, Any], type_name: str) -> None:
     _add(root, "cbc:IssueDate", issued.isoformat())
     _XML.add_given(root, "cbc:DueDate", document["due_on"] or "")
     _add(root, type_name, einvoice.type_code(document))
-    _XML.add_given(root, "cbc:Note", document["reason"])
+    for note in einvoice.notes_of(document):
+        _add(root, "cbc:Note", note)
     _add(root, "cbc:DocumentCurrencyCode", document["currency"])
     if converted is not None:
         _add(root, "cbc:TaxCurrencyCode", converted[0])

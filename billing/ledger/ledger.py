@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from django.db.models import Sum
 
-from billing.models import Account, LedgerEntry, LedgerTransaction
+from billing.models import Account, Invoice, LedgerEntry, LedgerTransaction
 from billing.pricing.currencies import currency_of
 
 
@@ -36,6 +36,17 @@ def post(tenant_id: int, key: str, entries: Iterable[PostedEntry], currency: str
     LedgerEntry.objects.all_tenants().bulk_create(
         LedgerEntry(transaction=transaction, tenant_id=tenant_id, **entry._asdict()) for entry in entries if entry.nano
     )
+
+
+def count_transactions(invoice: Invoice, name: str) -> int:
+    """Return the number of the invoice's ledger transactions of that name."""
+    rows = LedgerTransaction.objects.for_tenant(invoice.tenant_id)
+    return rows.filter(key__startswith=f"{name}:{invoice.pk}:").count()
+
+
+def next_key(invoice: Invoice, name: str) -> str:
+    """Return the key of the invoice's next ledger transaction of that name."""
+    return f"{name}:{invoice.pk}:{count_transactions(invoice, name)}"
 
 
 def balance(tenant_id: int, account: Account, invoice_id: int | None = None) -> int:

@@ -7,20 +7,16 @@ from collections.abc import Callable
 from django.db.models import Sum
 
 from billing.currencies.amounts import nano_a_cent
-from billing.ledger.ledger import PostedEntry, balance, post
+from billing.ledger.bad_debts import reinstate, written_off
+from billing.ledger.ledger import PostedEntry, balance, next_key, post
 from billing.ledger.webhook_events import emit_paid
-from billing.models import CHARGES, Account, Invoice, LedgerEntry, LedgerTransaction, Payment
+from billing.models import CHARGES, Account, Invoice, LedgerEntry, Payment
 from tenants import audit
 
 
 def sum_outstanding(invoice: Invoice) -> int:
     """Return the outstanding cents of an invoice."""
     return balance(invoice.tenant_id, Account.RECEIVABLE, invoice.pk) // nano_a_cent(invoice.currency)
-
-
-def written_off(invoice: Invoice) -> int:
-    """Return the nano-USD of an invoice that were written off and not paid later."""
-    return balance(invoice.tenant_id, Account.BAD_DEBT, invoice.pk)
 
 
 def match_deposits(tenant_id: int, first: int | None = None) -> bool:
@@ -51,22 +47,9 @@ def _pay_from(invoice: Invoice, deposits: int) -> int:
     if part <= 0:
         return 0
     if lost:
-        _reinstate(invoice, part)
+        reinstate(invoice, part)
     _pay(invoice, part)
     return part
-
-
-def next_key(invoice: Invoice, name: str) -> str:
-    """Return the key of the invoice's next ledger transaction of that name."""
-    start = f"{name}:{invoice.pk}:"
-    transactions = LedgerTransaction.objects.for_tenant(invoice.tenant_id).filter(key__startswith=start)
-    return f"{start}{transactions.count()}"
-
-
-def _reinstate(invoice: Invoice, nano: int) -> None:
-    """Make a written-off amount outstanding again; a negative amount is written off again."""
-    entries = [PostedEntry(Account.RECEIVABLE, nano, invoice.pk), PostedEntry(Account.BAD_DEBT, -nano, invoice.pk)]
-    post(invoice.tenant_id, next_key(invoice, "recovery"), entries, invoice.currency)
 
 
 def _pay(invoice: Invoice, nano: int) -> None:
@@ -119,7 +102,7 @@ def reopen(payment: Payment, take_back: Callable[[Invoice, int], None]) -> None:
         if part > 0:
             _pay(invoice, -part)
             if invoice.state == Invoice.State.UNCOLLECTIBLE:
-                _reinstate(invoice, -part)
+                reinstate(invoice, -part)
             missing -= part
 
 

@@ -11,7 +11,7 @@ from tenants.isolation import rls
 
 
 class Migration(migrations.Migration):
-    dependencies: ClassVar = [("billing", "0002_sql")]
+    dependencies: ClassVar = [("billing", "0003_charges")]
 
     operations: ClassVar = [
         migrations.AlterField(

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from django.contrib.postgres.fields import ArrayField
 from django.core.exceptions import ValidationError
-from django.core.validators import MaxValueValidator
+from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models import F, Q
 
@@ -140,7 +140,7 @@ class BillingEntity(Party):
     AUDITED: ClassVar = (
         *("slug", *ADDRESS, "registration", "email", "contact_name", "contact_phone", "time_zone", "terms_days"),
         *("payment_details", "iban", "bic"),
-        *("voucher_type", "tax_currency", "suspend_after_days"),
+        *("voucher_type", "tax_currency", "max_rate_age_days", "relief_after_claim", "suspend_after_days"),
         *("issued_email_text", "reminder_email_text", "suspension_email_text"),
     )
 
@@ -190,6 +190,17 @@ class BillingEntity(Party):
     issued_email_text = _email_text("issued documents")
     reminder_email_text = _email_text("reminders")
     suspension_email_text = _email_text("suspensions")
+    max_rate_age_days = models.PositiveSmallIntegerField(
+        default=7,
+        db_default=7,
+        validators=[MinValueValidator(1)],
+        help_text="days after which an exchange rate is too old for the tax currency",
+    )
+    relief_after_claim = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="owe the tax of a written-off invoice until the claim for its relief is recorded",
+    )
 
     def seller(self) -> dict[str, str]:
         """Return the seller that an invoice stores. Optional facts that are not set have no key."""
@@ -309,7 +320,10 @@ class VatCheck(models.Model):
 
 
 class ExchangeRate(models.Model):
-    """The value of a dollar in another currency, in millionths, from a day on. Only for display."""
+    """The value of a dollar in another currency, in millionths, from a day on.
+
+    Used for the tax currency and the display currency of documents, and for margins.
+    """
 
     currency = models.CharField(max_length=3, validators=[check_currency])
     on = models.DateField()
@@ -435,6 +449,8 @@ class Invoice(models.Model):
     display_rate = models.BigIntegerField(null=True, help_text="of the display currency per unit of the currency")
     tax_currency = models.CharField(max_length=3, blank=True, default="", db_default="")
     tax_rate = models.BigIntegerField(null=True, help_text="of the tax currency per unit of the currency")
+    tax_rate_on = models.DateField(null=True, help_text="day of tax_rate; None: issued by an earlier release")
+    display_rate_on = models.DateField(null=True, help_text="day of display_rate")
     rate_digits = models.SmallIntegerField(
         default=RATE_DIGITS, db_default=RATE_DIGITS, help_text="decimals of display_rate and tax_rate"
     )

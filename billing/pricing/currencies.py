@@ -49,22 +49,36 @@ def dollar_rates(on: date) -> dict[str, CrossRate]:
     return {currency: rate for currency, rate in rates.items() if rate is not None}
 
 
-def exchange_rate(source: str, target: str, on: date, digits: int | None = None) -> CrossRate | None:
-    """Return the target currency per unit of the source, by the newest rates. None: unknown.
+class DatedRate(NamedTuple):
+    """A rate with its day: the earlier one, if it is computed from the rates of two currencies."""
+
+    rate: CrossRate
+    on: date
+
+
+def exchange_rate(source: str, target: str, on: date) -> CrossRate | None:
+    """Return the target currency per unit of the source, by the newest rates. None: unknown."""
+    found = dated_rate(source, target, on)
+    return None if found is None else found.rate
+
+
+def dated_rate(source: str, target: str, on: date, digits: int | None = None) -> DatedRate | None:
+    """Return the target currency per unit of the source with its day, by the newest rates. None: unknown.
 
     Args:
         digits: decimals. By default, rates of a low-valued source have more, so that at least five are significant.
     """
-    numerator, denominator = _per_dollar(target, on), _per_dollar(source, on)
-    if numerator is None or denominator is None:
+    new, old = _per_dollar(target, on), _per_dollar(source, on)
+    if new is None or old is None:
         return None
+    (numerator, first), (denominator, second) = new, old
     if digits is None:
         digits = FINE_RATE_DIGITS if denominator >= _FINE_FROM else RATE_DIGITS
-    return CrossRate(half_up(numerator * 10**digits, denominator), digits)
+    return DatedRate(CrossRate(half_up(numerator * 10**digits, denominator), digits), min(first, second))
 
 
-def _per_dollar(currency: str, on: date) -> int | None:
+def _per_dollar(currency: str, on: date) -> tuple[int, date] | None:
     if currency == DEFAULT_CURRENCY:
-        return PPM
+        return PPM, on
     rates = ExchangeRate.objects.filter(currency=currency, on__lte=on).order_by("-on")
-    return rates.values_list("micro_per_usd", flat=True).first()
+    return rates.values_list("micro_per_usd", "on").first()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from billing.currencies.amounts import NANO_DIGITS, PPM
+from billing.currencies.amounts import NANO_DIGITS, PPM, decimal
 from billing.rates.price_book import MAX_NAME_LENGTH, WEEKDAYS, NewPrice, Proposal, nano_per_million
 from billing.rates.pricing import DAYS_A_WEEK, MINUTES_A_DAY, NO_END, UTC_ZONE, Component, Rate, Tier
 from tenants import csv_tables
@@ -52,6 +52,7 @@ class Imported:
     refused: list[str] = field(default_factory=list)  # invalid prices: negative, or not a number
     unpriced: list[str] = field(default_factory=list)  # models without a price per token
     free: list[str] = field(default_factory=list)  # models with only prices of 0
+    assumed: list[str] = field(default_factory=list)  # imported prices that the file does not have, with their source
     other_fields: Counter[str] = field(
         default_factory=Counter
     )  # prices of units that are not metered: images, seconds, …
@@ -64,8 +65,8 @@ class Imported:
 def read_public(text: str | bytes, *, rounding: bool = False, models: Iterable[str] | None = None) -> Imported:
     """Read the public price file: USD per token or search, by model.
 
-    Classes of cached tokens without a price get the price of uncached ones. If a model has a price for cache writes of
-    5 minutes but not of an hour, the latter has no price, and such requests are rejected.
+    Classes of cached tokens without a price get another one (`_assume`), and `assumed` lists it. If a model has a price
+    for cache writes of 5 minutes but not of an hour, the latter has no price, and such requests are rejected.
 
     Raises: ValueError if it is not such a file.
     """
@@ -97,7 +98,10 @@ def _read_model(model: str, fields: Mapping[str, Any], imported: Imported) -> No
     if len(model) > MAX_NAME_LENGTH or not any((Component.UNCACHED, 0) in found for found in by_tier.values()):
         imported.unpriced.append(model)
         return
-    rows = [row for tier, found in sorted(by_tier.items()) for row in _rows(model, tier, found)]
+    standard = by_tier.get(Tier.STANDARD, {})
+    rows = [
+        row for tier, found in sorted(by_tier.items()) for row in _rows(model, tier, found, standard, imported.assumed)
+    ]
     imported.prices += rows
     if rows and not any(row.nano_per_million for row in rows):
         imported.free.append(model)
@@ -129,20 +133,82 @@ def _nano(place: str, value: Any, imported: Imported) -> int | None:
             return nano_per_million(per_million.quantize(Decimal(1).scaleb(-NANO_DIGITS), ROUND_HALF_UP))
 
 
-def _rows(model: str, tier: Tier, found: Found) -> Iterator[NewPrice]:
-    """Return the prices of a tier, each up to the start of the component's next range."""
+def _rows(model: str, tier: Tier, found: Found, standard: Found, assumed: list[str]) -> Iterator[NewPrice]:
+    """Return the prices of a tier, each up to the start of the component's next range. Note the assumed ones."""
     if (Component.UNCACHED, 0) not in found:
         return
-    priced = {component for component, _ in found}
-    missing = {Component.CACHE_READ} - priced | (set() if _WRITES & priced else _WRITES)
-    for component in missing:
-        found |= {(component, since): nano for (of, since), nano in found.items() if of == Component.UNCACHED}
+    prices = dict(found)
+    for assumption in _assume(found, standard if tier != Tier.STANDARD else {}):
+        if _price_at(prices, assumption.component, assumption.since) != [assumption.nano]:
+            prices[assumption.component, assumption.since] = assumption.nano
+        assumed.append(f"{model}, {tier.value}, {assumption}")
     for component in Component:
-        starts = sorted(since for of, since in found if of == component)
+        starts = sorted(since for of, since in prices if of == component)
         for since, until in pairwise([*starts, NO_END]):
-            nano = found[component, since]
+            nano = prices[component, since]
             if nano is not None:
                 yield NewPrice(model, tier, component, nano, since, until)
+
+
+class _Assumption(NamedTuple):
+    """A price that the file does not have, for prompts from a length on, and the price that it is taken from."""
+
+    component: Component
+    since: int
+    nano: int
+    source: str
+
+    def __str__(self) -> str:
+        band = f" from {self.since} tokens" if self.since else ""
+        return f"{self.component.value}{band} = {decimal(self.nano, NANO_DIGITS, 2)} (as {self.source})"
+
+
+def _assume(found: Found, standard: Found) -> Iterator[_Assumption]:
+    """Yield the prices that a tier lacks, by the ranges of prompt lengths of its uncached tokens.
+
+    A class of cached tokens costs the least of the tier's uncached price, the class's price for shorter prompts, and
+    its price in the standard tier. Other components keep their price for shorter prompts. A price that was left out is
+    not replaced by another.
+    """
+    bands = sorted(since for of, since in found if of == Component.UNCACHED)
+    priced, known = {of for of, _ in found}, {of for of, _ in standard}
+    cached = {Component.CACHE_READ} | (_WRITES & priced or _WRITES & known or _WRITES)
+    for component in Component:
+        if component == Component.UNCACHED or component not in priced | cached:
+            continue
+        own = {since for of, since in found if of == component}
+        others = {since for of, since in standard if of == component} if component in cached else set()
+        last: int | None = None
+        for since in sorted({*bands, *own, *others}):
+            band = max(start for start in bands if start <= since)
+            if any(band <= start <= since for start in own):
+                last = None
+                continue
+            assumption = _assume_one(component, since, found, standard, is_cached=component in cached)
+            if assumption is not None and assumption.nano != last:
+                yield assumption
+            last = None if assumption is None else assumption.nano
+
+
+def _assume_one(
+    component: Component, since: int, found: Found, standard: Found, *, is_cached: bool
+) -> _Assumption | None:
+    """Return the assumed price of a component for prompts from a length on. None: there is none to take it from."""
+    sources = [(_price_at(found, component, since), f"{component.value} of shorter prompts")]
+    if is_cached:
+        sources.append((_price_at(standard, component, since), f"{component.value} of the standard tier"))
+        sources.append((_price_at(found, Component.UNCACHED, since), Component.UNCACHED.value))
+    known = [(prices[0], source) for prices, source in sources if prices]
+    if not known or any(nano is None for nano, _ in known):
+        return None
+    nano, source = min((nano, source) for nano, source in known if nano is not None)
+    return _Assumption(component, since, nano, source)
+
+
+def _price_at(found: Found, component: Component, since: int) -> list[int | None]:
+    """Return the price of a component for prompts of this length, None if it was left out; empty: it has none."""
+    starts = [start for of, start in found if of == component and start <= since]
+    return [found[component, max(starts)]] if starts else []
 
 
 def read_csv(lines: Iterable[str]) -> Proposal:

@@ -99,11 +99,13 @@ class Command(BaseCommand):
             ("No prices, left out", imported.refused),
             ("Models without a price per token, left out", imported.unpriced),
             ("Models that are free, as the file says", imported.free),
+            ("Assumed prices, which the file does not have", imported.assumed),
             ("Prices of what is not metered, left out", [f"{n} x {name}" for name, n in imported.other_fields.items()]),
         ):
             if found:
-                rest = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-                self.stdout.write(f"{title}: {len(found)}\n  " + "\n  ".join(found[:_SHOWN]) + rest)
+                shown = len(found) if found is imported.assumed else _SHOWN  # each assumed price may be wrong
+                rest = f" and {len(found) - shown} more" if len(found) > shown else ""
+                self.stdout.write(f"{title}: {len(found)}\n  " + "\n  ".join(found[:shown]) + rest)
 
     def _preview(self, options: dict[str, Any]) -> None:
         start, end = last_month()

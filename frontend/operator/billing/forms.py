@@ -34,7 +34,7 @@ class BillingRunAmount(forms.DecimalField):
 
 
 class WithReason(Confirm):
-    """Form for voiding and writing off."""
+    """Form for voiding, writing off and the claim for tax relief."""
 
     reason = forms.CharField(max_length=200, label=_lazy("Reason"), help_text=_lazy("Recorded in the audit log"))
     field_order = ("reason", "typed")

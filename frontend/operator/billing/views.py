@@ -12,10 +12,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from billing.currencies.amounts import decimal_cents, dollars, minor_digits, nano_a_cent
-from billing.invoicing.corrections import do_void, do_write_off
+from billing.invoicing.corrections import can_claim_relief, do_claim_tax_relief, do_void, do_write_off
 from billing.invoicing.drafts import notes_on
 from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.lines import lines_of
+from billing.invoicing.tax_rates import find_problem
 from billing.ledger.matching import sum_outstanding
 from billing.models import Invoice, InvoiceLine, Period
 from billing.pricing.currencies import currency_of
@@ -89,7 +90,7 @@ def invoice(ctx: PageContext) -> HttpResponse:
             line_url=line_url,
             invoice_url=lambda pk: url_of("operator-billing-detail", pk),
         )
-        can = _possible(ctx, found)
+        can, problem = _possible(ctx, found), find_problem(found, ctx.now)
     return render_page(
         ctx,
         "operator/billing/detail.html",
@@ -98,6 +99,7 @@ def invoice(ctx: PageContext) -> HttpResponse:
         breadcrumbs=_crumbs(ctx),
         document=document,
         can=can,
+        problem=problem,
         of=found,
     )
 
@@ -113,6 +115,7 @@ def _possible(ctx: PageContext, found: Invoice) -> dict[str, str]:
         "credit-note": billed and (is_open or paid),
         "void": untouched,
         "write-off": billed and is_open,
+        "claim-tax-relief": billed and can_claim_relief(found),
     }
     found_urls = {
         name.replace("-", "_"): ctx.url(f"operator-billing-{name}", found.pk) if is_allowed else ""
@@ -314,9 +317,37 @@ def write_off(ctx: PageContext) -> HttpResponse:
         lambda data: do_write_off(found, data["reason"]),
         title=_("Write off %(number)s") % {"number": found.number},
         submit=_("Write off"),
-        effect=_("The %(dollars)s that %(name)s owes become bad debt. This cannot be undone.")
+        effect=(
+            _(
+                "The %(dollars)s that %(name)s owes become bad debt. Their tax is owed until you record the claim for "
+                "its relief. This cannot be undone."
+            )
+            if found.entity.relief_after_claim
+            else _(
+                "The %(dollars)s that %(name)s owes become bad debt without their tax, which is no longer owed. This "
+                "cannot be undone."
+            )
+        )
         % {"dollars": dollars(owed, found.currency), "name": found.tenant.name},
         message=lambda row: _("%(number)s was written off.") % {"number": row.number},
+    )
+
+
+@operator_page(methods=FORM, step_up=True)
+def claim_tax_relief(ctx: PageContext) -> HttpResponse:
+    found = _final(ctx)[0]
+    return _on_invoice(
+        ctx,
+        found,
+        WithReason(str(found.number), bound_data(ctx)),
+        lambda data: do_claim_tax_relief(found, data["reason"]),
+        title=_("Tax relief of %(number)s") % {"number": found.number},
+        submit=_("Record claim"),
+        effect=_(
+            "Records that you claimed the relief. The tax of the written-off amount is no longer owed, unless it is "
+            "paid later."
+        ),
+        message=lambda row: _("The claim for %(number)s was recorded.") % {"number": row.number},
     )
 
 
@@ -414,4 +445,5 @@ urlpatterns = [
     path("operator/billing/<int:invoice>/credit-note", credit_note, name="operator-billing-credit-note"),
     path("operator/billing/<int:invoice>/void", void, name="operator-billing-void"),
     path("operator/billing/<int:invoice>/write-off", write_off, name="operator-billing-write-off"),
+    path("operator/billing/<int:invoice>/claim-tax-relief", claim_tax_relief, name="operator-billing-claim-tax-relief"),
 ]

@@ -115,15 +115,25 @@ def public(ctx: PageContext) -> HttpResponse:
             return render_form_errors(ctx, "operator/prices/page.html#import", title, form, **context)
         read = form.cleaned_data["imported"]
         left = tuple(
-            (label, rows[:MAX_LISTED], len(rows), max(0, len(rows) - MAX_LISTED))
-            for label, rows in (
-                (_("Rounded to whole nano-USD") if read.rounded else _("Skipped: not whole nano-USD"), read.not_whole),
-                (_("Invalid: negative or not a number"), read.refused),
-                (_("Models without a price per token"), read.unpriced),
-                (_("Models listed as free"), read.free),
+            (label, rows[:limit], len(rows), max(0, len(rows) - limit))
+            for label, rows, limit in (
+                (
+                    _("Rounded to whole nano-USD") if read.rounded else _("Skipped: not whole nano-USD"),
+                    read.not_whole,
+                    MAX_LISTED,
+                ),
+                (_("Invalid: negative or not a number"), read.refused, MAX_LISTED),
+                (_("Models without a price per token"), read.unpriced, MAX_LISTED),
+                (_("Models listed as free"), read.free, MAX_LISTED),
+                (
+                    _("Assumed prices, which the file does not have"),
+                    read.assumed,
+                    len(read.assumed),  # each of them may be wrong
+                ),
                 (
                     _("Prices of unmetered usage"),
                     [f"{k}: {n}" for k, n in read.other_fields.most_common()],
+                    MAX_LISTED,
                 ),
             )
             if rows

@@ -60,7 +60,10 @@ def import_prices(session: Session, file: Path, **fields: Any) -> None:
     found = session.client.operator.prices.import_file(file_type=kind, content=content, **given_options(fields))
     version, left_out = found["version"], found["left_out"]
     skipped = len(left_out["not_whole"]) + len(left_out["refused"]) + len(left_out["unpriced"])
-    session.done(found, f"Drafted the version {version['id']}; {skipped} prices were left out (see --json).")
+    text = f"Drafted the version {version['id']}; {skipped} prices were left out (see --json)."
+    if assumed := left_out["assumed"]:
+        text += "\nAssumed, as the file has no such price:\n  " + "\n  ".join(map(output.printable, assumed))
+    session.done(found, text)
 
 
 @command(prices, "preview", example="millrace prices preview 4")
@@ -115,6 +118,24 @@ def set_exchange_rate(session: Session, currency: str, rate: str, day: str) -> N
     micro = parse_amount(rate, "the rate", 10**6, "PER_USD")
     made = session.client.operator.exchange_rates.create(currency=currency.upper(), on=day, micro_per_usd=micro)
     session.done(made, f"Set the exchange rate of {made['currency']} from {made['on']}.")
+
+
+@command(
+    billing,
+    "import-exchange-rates",
+    example="millrace billing import-exchange-rates eurofxref-hist.csv --since 2026-01-01",
+)
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--since", metavar="DAY", help="First day, such as 2026-01-01; default: all of the file.")
+def import_exchange_rates(session: Session, file: Path, **fields: Any) -> None:
+    """Import a CSV or XML file of exchange rates of the European Central Bank."""
+    try:
+        content = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as exc:
+        raise click.UsageError(f"{file} is not a text. Extract the CSV of an archive first.") from exc
+    found = session.client.operator.exchange_rates.import_file(content=content, **given_options(fields))
+    text = f"Imported {found['new']} exchange rates until {found['newest_on']}; {found['known']} were known."
+    session.done(found, text)
 
 
 def _readiness(session: Session) -> None:

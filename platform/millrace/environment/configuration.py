@@ -302,6 +302,12 @@ class PlatformSettings(SharedSettings):
         "",
         "URL that checks EU VAT IDs, https://ec.europa.eu/taxation_customs/vies/rest-api/check-vat-number; empty: none",
     )
+    exchange_rates_url: str = env.env(
+        str,
+        "",
+        "URL of exchange rates that are read every 4 hours,"
+        " https://www.ecb.europa.eu/stats/eurofxref/eurofxref-hist-90d.xml; empty: none",
+    )
     metrics_token: str = env.env(
         str, "", "bearer token for /metrics; empty: /metrics is available only from localhost", secret=True
     )

@@ -125,13 +125,13 @@ def test_tax_and_display_are_converted_from_the_currency_of_the_bill(acme):
     with pytest.raises(Conflict, match="no exchange rate of EUR"):
         do_finalize(draft, now=month.ends_at)
     for currency, micro in (("EUR", 900_000), ("GBP", 750_000)):
-        do_add_exchange_rate(currency=currency, on=date(2026, 1, 1), micro_per_usd=micro)
+        do_add_exchange_rate(currency=currency, on=date(2026, 10, 30), micro_per_usd=micro)
     with all_tenants_scope(BypassReason.BILLING):
         assert exchange_rate("GBP", "EUR", date(2026, 11, 1)) == (1_200_000, 6)
         assert exchange_rate("GBP", "CHF", date(2026, 11, 1)) is None
     invoice = do_finalize(draft, now=month.ends_at)
     shown = document_of(invoice)
-    assert shown["tax_currency"] == {"currency": "EUR", "micro_per_gbp": 1_200_000, "tax": 240}
+    assert shown["tax_currency"] == {"currency": "EUR", "micro_per_gbp": 1_200_000, "tax": 240, "rate_on": "2026-10-30"}
     assert shown["display"] is None  # CHF has no rate
     assert "at 1.20 per GBP" in html(shown)
     assert_valid(invoice)
@@ -146,14 +146,14 @@ def test_rates_of_low_valued_currencies_have_more_decimals(acme):
     with all_tenants_scope(BypassReason.BILLING):
         BillingProfile.objects.all_tenants().update(currency="GBP")
     for currency, micro in (("EUR", 920_000), ("GBP", 750_000), ("IDR", 16_250_000_000)):
-        do_add_exchange_rate(currency=currency, on=date(2026, 1, 1), micro_per_usd=micro)
+        do_add_exchange_rate(currency=currency, on=date(2026, 10, 30), micro_per_usd=micro)
     invoice = bill(globex, "100000", currency="IDR")
     shown = document_of(invoice)
     assert (invoice.total, shown["tax_currency"]) == (
         12_000_000,
-        {"currency": "EUR", "pico_per_idr": 56_615_385, "tax": 113},
+        {"currency": "EUR", "pico_per_idr": 56_615_385, "tax": 113, "rate_on": "2026-10-30"},
     )
-    assert shown["display"] == {"currency": "GBP", "pico_per_idr": 46_153_846, "total": 554}
+    assert shown["display"] == {"currency": "GBP", "pico_per_idr": 46_153_846, "total": 554, "rate_on": "2026-10-30"}
     page = html(shown)
     assert "at 0.000056615385 per IDR" in page and "GBP 5.54 at 0.000046153846 per IDR" in page
     notes = [do_issue_credit_note(invoice, [("SLA", cents)], "SLA") for cents in (3_333_333, 6_666_667)]
@@ -167,7 +167,7 @@ def test_a_note_has_the_rate_of_an_invoice_that_an_earlier_release_issued(acme):
     furnish(globex, "S", 250_000)
     change_entity(tax_currency="EUR")
     for currency, micro in (("EUR", 920_000), ("GBP", 750_000), ("SEK", 10_500_000)):
-        do_add_exchange_rate(currency=currency, on=date(2026, 1, 1), micro_per_usd=micro)
+        do_add_exchange_rate(currency=currency, on=date(2026, 10, 30), micro_per_usd=micro)
     use(globex, OCTOBER, (price("100", book="sek", model="x", number=10), MILLION))
     month = period(OCTOBER)
     do_close_period(month, now=over(month))
@@ -175,12 +175,17 @@ def test_a_note_has_the_rate_of_an_invoice_that_an_earlier_release_issued(acme):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("billing.pricing.currencies.FINE_RATE_DIGITS", 6)
         invoice = do_finalize(draft, now=month.ends_at)
-    assert document_of(invoice)["tax_currency"] == {"currency": "EUR", "micro_per_sek": 87_619, "tax": 219}
+    assert document_of(invoice)["tax_currency"] == {
+        "currency": "EUR",
+        "micro_per_sek": 87_619,
+        "tax": 219,
+        "rate_on": "2026-10-30",
+    }
     with all_tenants_scope(BypassReason.BILLING):
         BillingProfile.objects.all_tenants().update(currency="GBP")
     note = document_of(do_issue_credit_note(invoice, [("SLA", 10_000)], "SLA"))
-    assert note["tax_currency"] == {"currency": "EUR", "micro_per_sek": 87_619, "tax": 219}
-    assert note["display"] == {"currency": "GBP", "micro_per_sek": 71_429, "total": 893}
+    assert note["tax_currency"] == {"currency": "EUR", "micro_per_sek": 87_619, "tax": 219, "rate_on": "2026-10-30"}
+    assert note["display"] == {"currency": "GBP", "micro_per_sek": 71_429, "total": 893, "rate_on": "2026-10-30"}
 
 
 def test_the_currency_of_a_tenant_never_changes(acme):

@@ -160,6 +160,17 @@ def test_operators_set_up_billing_entities_and_taxes(operator, acme):
     assert operator.patch(url, {"time_zone": "UTC"}).status_code == 409
 
 
+def test_operators_import_exchange_rates(operator):
+    content = "Date,USD,GBP,\n2026-10-30,1.25,0.875,\n2026-10-29,1.16,N/A,\n"
+    url = "/api/operator/exchange-rates/import"
+    made = operator.post(url, {"content": content, "since": "2026-10-30"})
+    assert (made.status_code, made.json()) == (200, {"new": 2, "known": 0, "newest_on": "2026-10-30"})
+    assert operator.post(url, {"content": content}).json() == {"new": 1, "known": 2, "newest_on": "2026-10-30"}
+    refused = operator.post(url, {"content": "Date,USD\nx,1\n"})
+    assert refused.status_code == 400
+    assert "line 2: 'x' is not a day" in refused.content.decode()
+
+
 def test_operators_create_invoices_manually(operator, client, acme):
     use(acme, OCTOBER, (price("3"), MILLION))
     tenant = f"/api/operator/tenants/{acme.pk}"

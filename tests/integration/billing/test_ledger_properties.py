@@ -21,7 +21,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from billing.currencies.amounts import femto_a_cent, nano_a_cent
 from billing.invoicing import document, facturx, pdf
 from billing.invoicing.checks import recompute_document
-from billing.invoicing.corrections import do_issue_credit_note, do_issue_debit_note, do_void, do_write_off
+from billing.invoicing.corrections import (
+    do_claim_tax_relief,
+    do_issue_credit_note,
+    do_issue_debit_note,
+    do_void,
+    do_write_off,
+)
 from billing.invoicing.drafts import do_close_period, do_draft
 from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.lines import Count, UsageLine, count_usage, find_usage
@@ -29,9 +35,10 @@ from billing.invoicing.one_off_lines import do_add_one_off_line
 from billing.invoicing.price_terms import do_add_price_term
 from billing.invoicing.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
 from billing.ledger import credits
+from billing.ledger.bad_debts import has_relief, relieved_tax, tax_in, written_off
 from billing.ledger.credits import with_rest
 from billing.ledger.ledger import balance, sum_booked
-from billing.ledger.matching import sum_outstanding, written_off
+from billing.ledger.matching import sum_outstanding
 from billing.models import (
     CHARGES,
     Account,
@@ -111,6 +118,7 @@ class BillingHistory(RuleBasedStateMachine):
         used=st.lists(USAGE, min_size=3, max_size=8),
         invoiced=st.integers(1, 3),
         voucher_type=st.sampled_from(BillingEntity.VoucherType.values),
+        relief_after_claim=st.booleans(),
         currency=st.sampled_from(["USD", "EUR", "JPY", "KWD"]),
     )
     def start(
@@ -120,6 +128,7 @@ class BillingHistory(RuleBasedStateMachine):
         used: list[tuple[int, int, str, int]],
         invoiced: int,
         voucher_type: str,
+        relief_after_claim: bool,
         currency: str,
     ) -> None:
         for term in TERMS if has_terms else ():
@@ -132,7 +141,9 @@ class BillingHistory(RuleBasedStateMachine):
         }
         do_assign_book(self.tenants[1], self.books[1])
         with all_tenants_scope(BypassReason.BILLING):
-            BillingEntity.objects.filter(pk=default_entity().pk).update(voucher_type=voucher_type)
+            BillingEntity.objects.filter(pk=default_entity().pk).update(
+                voucher_type=voucher_type, relief_after_claim=relief_after_claim
+            )
         if percent:
             with all_tenants_scope(BypassReason.BILLING):
                 TaxRule.objects.create(
@@ -242,6 +253,13 @@ class BillingHistory(RuleBasedStateMachine):
             if row is not None:
                 do_write_off(row, "Insolvent")
 
+    @rule(index=INDEX)
+    def claim_relief(self, index: int) -> None:
+        row = self._document(index)
+        with suppress(Conflict):
+            if row is not None:
+                do_claim_tax_relief(row, "Claimed")
+
     @rule(
         tenant=TENANT,
         model=st.sampled_from(MODELS),
@@ -296,7 +314,7 @@ class BillingHistory(RuleBasedStateMachine):
 
     def check_entries(self) -> None:
         """Every transaction sums to zero and belongs to a document, a payment or a credit."""
-        models = dict.fromkeys(("invoice", "match", "recovery", "bad-debt"), Invoice)
+        models = dict.fromkeys(("invoice", "match", "recovery", "bad-debt", "tax-relief"), Invoice)
         models |= {"payment": Payment, "grant": CreditGrant, "expiry": CreditGrant}
         known = {model: set(model.objects.all_tenants().values_list("tenant_id", "pk")) for model in models.values()}
         for row in LedgerTransaction.objects.all_tenants():
@@ -315,7 +333,11 @@ class BillingHistory(RuleBasedStateMachine):
     def check_tenant(self, tenant_id: int, documents: list[Invoice], unit: int) -> None:
         """The tax of its documents is in the ledger, and it is owed no more money than it paid."""
         taxes = sum((-1 if row.is_credit_note else 1) * sum(tax["tax"] for tax in row.taxes) for row in documents)
-        assert balance(tenant_id, Account.TAX) == -taxes * unit
+        relieved = sum(relieved_tax(row) for row in documents)
+        assert balance(tenant_id, Account.TAX) == relieved - taxes * unit
+        for row in documents:
+            owed_less = tax_in(row, written_off(row)) if has_relief(row) else 0
+            assert relieved_tax(row) == owed_less >= 0, row
         paid = Payment.objects.for_tenant(tenant_id).aggregate(sum=Sum("cents"))["sum"] or 0
         prepaid = with_rest(CreditGrant.objects.for_tenant(tenant_id).filter(grant_type="prepaid"))
         held = -balance(tenant_id, Account.DEPOSITS) + sum(grant.rest for grant in prepaid)

@@ -153,7 +153,7 @@ def test_credit_prepaid_credit_and_payments_are_in_the_minor_unit(currency, unit
     assert (on(Account.CREDITS, tenant), owed(invoice)) == (-unit // 2, 650)
     do_record_payment(Received("manual", "p1", 600, NOVEMBER, tenant="acme", invoice=invoice.number))
     do_write_off(unscoped(Invoice).get(pk=invoice.pk), "Gone")
-    assert on(Account.BAD_DEBT, tenant) == 50 * unit
+    assert on(Account.BAD_DEBT, tenant) == 45 * unit  # without its tax of 5
     do_record_payment(Received("manual", "p2", 50, NOVEMBER, tenant="acme"))
     assert (unscoped(Invoice).get(pk=invoice.pk).state, on(Account.BAD_DEBT, tenant)) == ("paid", 0)
     do_record_payment(Received("manual", "r1", -650, NOVEMBER, invoice=invoice.number))
@@ -208,11 +208,23 @@ def test_tax_and_display_are_converted_to_the_minor_unit_of_their_currency(dinar
     with all_tenants_scope(BypassReason.BILLING):
         BillingProfile.objects.all_tenants().update(currency="BHD")
     for currency, micro in (("JPY", 150_000_000), ("KWD", 300_000), ("BHD", 375_000)):
-        do_add_exchange_rate(currency=currency, on=date(2026, 1, 1), micro_per_usd=micro)
+        do_add_exchange_rate(currency=currency, on=date(2026, 10, 30), micro_per_usd=micro)
     invoice = bill(dinars, "2", currency="KWD")
     shown = document_of(invoice)
-    assert shown["tax_currency"] == {"currency": "JPY", "micro_per_kwd": 500_000_000, "tax": 50, "digits": 0}
-    assert shown["display"] == {"currency": "BHD", "micro_per_kwd": 1_250_000, "total": 2625, "digits": 3}
+    assert shown["tax_currency"] == {
+        "currency": "JPY",
+        "micro_per_kwd": 500_000_000,
+        "tax": 50,
+        "digits": 0,
+        "rate_on": "2026-10-30",
+    }
+    assert shown["display"] == {
+        "currency": "BHD",
+        "micro_per_kwd": 1_250_000,
+        "total": 2625,
+        "digits": 3,
+        "rate_on": "2026-10-30",
+    }
     page = html(shown)
     assert "Tax in JPY: 50, at 500.00 per KWD" in page and "BHD 2.625 at 1.25 per KWD" in page
     notes = [do_issue_credit_note(invoice, [("SLA", cents)], "SLA") for cents in (333, 1667)]
@@ -223,14 +235,19 @@ def test_tax_and_display_are_converted_to_the_minor_unit_of_their_currency(dinar
 def test_a_note_on_a_document_of_an_earlier_release_keeps_its_decimals(dinars):
     change_entity(tax_currency="JPY")
     for currency, micro in (("JPY", 150_000_000), ("KWD", 300_000)):
-        do_add_exchange_rate(currency=currency, on=date(2026, 1, 1), micro_per_usd=micro)
+        do_add_exchange_rate(currency=currency, on=date(2026, 10, 30), micro_per_usd=micro)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("billing.invoicing.finalizing.minor_digits", lambda currency: 3 if currency == "KWD" else 2)
         invoice = bill(dinars, "2", currency="KWD")
     old = document_of(invoice)["tax_currency"]
-    assert old == {"currency": "JPY", "micro_per_kwd": 500_000_000, "tax": 5000}
+    assert old == {"currency": "JPY", "micro_per_kwd": 500_000_000, "tax": 5000, "rate_on": "2026-10-30"}
     note = document_of(do_issue_credit_note(invoice, [("SLA", 1000)], "SLA"))
-    assert note["tax_currency"] == {"currency": "JPY", "micro_per_kwd": 500_000_000, "tax": 2500}
+    assert note["tax_currency"] == {
+        "currency": "JPY",
+        "micro_per_kwd": 500_000_000,
+        "tax": 2500,
+        "rate_on": "2026-10-30",
+    }
     assert "Tax in JPY: 25.00" in html(note)
     assert_valid(invoice)
 

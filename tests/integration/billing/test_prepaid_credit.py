@@ -11,10 +11,11 @@ from billing.invoicing import checks, ubl
 from billing.invoicing.corrections import do_issue_credit_note, do_issue_debit_note, do_void, do_write_off
 from billing.invoicing.drafts import creditable, do_close_period, do_draft
 from billing.invoicing.finalizing import do_finalize
+from billing.invoicing.one_off_lines import do_add_one_off_line
 from billing.invoicing.purchases import do_sell_credit
 from billing.invoicing.setup import do_add_exchange_rate
 from billing.ledger.booking import booking
-from billing.ledger.credits import do_grant_credit, grant_credit
+from billing.ledger.credits import do_commit, do_grant_credit, grant_credit
 from billing.ledger.ledger import balance
 from billing.ledger.matching import sum_outstanding
 from billing.models import Account, CreditApplication, CreditGrant, Invoice, LedgerEntry, UsageEvent
@@ -108,6 +109,23 @@ def test_prepaid_credit_does_not_escape_vat(acme, voucher_type):
     assert (returned.nano // CENT, returned.is_taxed) == ((1_000, True) if is_single else (1_190, False))
     assert (returned.grant_type, returned.purchase_id) == ("prepaid", bought.pk)
     check_documents(acme)
+
+
+@pytest.mark.parametrize("voucher_type", [SINGLE, MULTI])
+def test_only_credit_that_pays_totals_pays_one_off_lines_fees_and_debit_notes(acme, voucher_type):
+    """$10 of usage, a line of $20 and a fee of $30, with VAT of 19 %: $71.40."""
+    change_entity(voucher_type=voucher_type)
+    pay(23_800, as_credit=True)  # $200 before tax
+    do_add_one_off_line(acme, month="2026-11", description="Setup", cents=2_000)
+    do_commit(acme, "Support", fee=3_000, included_nano=1, first_month="2026-11", last_month="2026-11")
+    invoice = bill(acme, "10")
+    debit = do_issue_debit_note(invoice, [("Training", 1_000)], "Training")
+    is_payment = voucher_type == MULTI
+    assert (invoice.taxable, invoice.total, invoice.prepaid) == (
+        (6_000, 7_140, 7_140) if is_payment else (5_000, 5_950, 0)
+    )
+    assert (debit.total, debit.prepaid) == (1_190, 1_190 if is_payment else 0)
+    check_ledger(acme)
 
 
 def test_a_used_purchase_is_a_payment_beside_other_credit(acme):
@@ -231,7 +249,7 @@ def test_purchases_are_refused_before_they_have_a_number(acme):
 
 def test_the_tax_is_also_in_the_currency_of_the_sellers_returns(acme):
     """EN 16931 BT-6 and BT-111. A credit note has the rate of its invoice."""
-    change_entity(tax_currency="EUR", voucher_type=SINGLE)
+    change_entity(tax_currency="EUR", voucher_type=SINGLE, max_rate_age_days=32_000)
     with pytest.raises(Conflict, match="no exchange rate of EUR"):
         pay(11_900, as_credit=True)
     assert not unscoped(Invoice).all()
@@ -268,7 +286,7 @@ def test_a_refund_reopens_invoices_before_it_takes_back_credit_of_other_payments
 
 def test_credit_notes_return_the_tax_in_the_tax_currency_exactly(acme):
     """Tax of 0.19 is 0.17 in EUR. Halves of 0.095 would return 0.18."""
-    change_entity(tax_currency="EUR")
+    change_entity(tax_currency="EUR", max_rate_age_days=32_000)
     do_add_exchange_rate(currency="EUR", on=date(2026, 1, 1), micro_per_usd=900_000)
     invoice = bill(acme, "1")
     notes = [do_issue_credit_note(invoice, [("SLA", cents)], "SLA") for cents in (50, 50)]

@@ -87,6 +87,7 @@ def test_a_file_is_imported(one):
     answer = one.post(f"{URL}/import", {"file_type": "json", "content": FILE.read_text(), "note": "public"}).json()
     assert answer["version"]["state"] == "draft"
     assert len(answer["left_out"]["not_whole"]) > 2
+    assert "gpt-4o, batch, cache_read = 1.25 (as cache_read of the standard tier)" in answer["left_out"]["assumed"]
     assert one.post(f"{URL}/import", {"file_type": "csv", "content": "model\n"}).status_code == 400
     assert one.post(f"{URL}/import", {"file_type": "json", "content": "[]"}).status_code == 400
     assert one.post(f"{URL}/import", {"file_type": "json", "content": "{"}).status_code == 400

@@ -39,6 +39,7 @@ def draft(at: datetime | None = None, **usd: str) -> PriceVersion:
 def test_a_file_is_imported_previewed_and_published():
     said = run("import", str(FILE), "--note", "public")
     assert "1.142857142857143E-7" in said
+    assert "gemini-2.5-pro, batch, cache_read = 0.125 (as cache_read of the standard tier)" in said
     pk = unscoped(PriceVersion).get().pk
     assert "No usage" in run("preview", str(pk))
     assert "version 1" in run("publish", str(pk))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -321,6 +322,107 @@ def test_cached_components_without_a_price_cost_the_uncached_price():
     assert {embedding[name, 0] for name in ("uncached", "cache_read", "cache_write_5m", "cache_write_1h")} == {
         "0.020000000"
     }
+
+
+def imported(**fields: Any) -> tuple[dict[tuple[str, str, int], str], list[str]]:
+    """Read a file with one model; return its prices by tier, component and length of prompts, and the assumed ones."""
+    found = read_public(json.dumps({"m": fields}))
+    prices = {
+        (row.tier.value, row.component.value, row.from_tokens): f"{Decimal(row.nano_per_million).scaleb(-9):f}"
+        for row in found.prices
+    }
+    return {key: amount.rstrip("0").rstrip(".") for key, amount in prices.items()}, found.assumed
+
+
+def test_a_tier_without_a_cached_price_has_the_cheaper_of_its_uncached_and_the_standard_cached_price():
+    prices, assumed = imported(
+        input_cost_per_token=1.25e-6,
+        cache_read_input_token_cost=1.25e-7,
+        cache_creation_input_token_cost=1.5e-6,
+        input_cost_per_token_batches=6.25e-7,
+        input_cost_per_token_flex=1e-7,
+        input_cost_per_token_priority=2e-6,
+    )
+    assert {key[0]: amount for key, amount in prices.items() if key[1] == "cache_read"} == {
+        **{"standard": "0.125", "batch": "0.125", "flex": "0.1", "priority": "0.125"},
+    }
+    assert {key[0]: amount for key, amount in prices.items() if key[1] == "cache_write_5m"} == {
+        **{"standard": "1.5", "batch": "0.625", "flex": "0.1", "priority": "1.5"},
+    }
+    assert assumed == [
+        "m, batch, cache_read = 0.125 (as cache_read of the standard tier)",
+        "m, batch, cache_write_5m = 0.625 (as uncached)",
+        "m, flex, cache_read = 0.10 (as uncached)",
+        "m, flex, cache_write_5m = 0.10 (as uncached)",
+        "m, priority, cache_read = 0.125 (as cache_read of the standard tier)",
+        "m, priority, cache_write_5m = 1.50 (as cache_write_5m of the standard tier)",
+    ]
+
+
+def test_what_is_missing_is_decided_by_range_of_prompt_lengths():
+    """A cached price for long prompts only left short ones without a price, so that their requests were rejected."""
+    prices, assumed = imported(
+        input_cost_per_token=1e-6,
+        input_cost_per_token_above_200k_tokens=2e-6,
+        cache_read_input_token_cost_above_200k_tokens=2e-7,
+        cache_creation_input_token_cost=3e-6,
+        output_cost_per_token=5e-6,
+        input_cost_per_token_batches=5e-7,
+        input_cost_per_token_above_200k_tokens_batches=1e-6,
+    )
+    assert {key: amount for key, amount in prices.items() if key[1] == "cache_read"} == {
+        ("standard", "cache_read", 0): "1",
+        ("standard", "cache_read", 200_001): "0.2",
+        ("batch", "cache_read", 0): "0.5",
+        ("batch", "cache_read", 200_001): "0.2",
+    }
+    assert {key: amount for key, amount in prices.items() if key[1] in ("cache_write_5m", "output")} == {
+        ("standard", "cache_write_5m", 0): "3",
+        ("standard", "cache_write_5m", 200_001): "2",
+        ("standard", "output", 0): "5",
+        ("batch", "cache_write_5m", 0): "0.5",
+        ("batch", "cache_write_5m", 200_001): "1",
+    }
+    assert not any(key[1] == "cache_write_1h" for key in prices)
+    assert assumed == [
+        "m, batch, cache_read = 0.50 (as uncached)",
+        "m, batch, cache_read from 200001 tokens = 0.20 (as cache_read of the standard tier)",
+        "m, batch, cache_write_5m = 0.50 (as uncached)",
+        "m, batch, cache_write_5m from 200001 tokens = 1.00 (as uncached)",
+        "m, standard, cache_read = 1.00 (as uncached)",
+        "m, standard, cache_write_5m from 200001 tokens = 2.00 (as uncached)",
+        "m, standard, output from 200001 tokens = 5.00 (as output of shorter prompts)",
+    ]
+
+
+def test_a_standard_range_that_a_tier_lacks_is_one_of_its_cached_price():
+    prices, _ = imported(
+        input_cost_per_token=1e-6,
+        cache_read_input_token_cost=1e-7,
+        cache_read_input_token_cost_above_200k_tokens=3e-7,
+        input_cost_per_token_batches=5e-7,
+    )
+    assert {key[2]: amount for key, amount in prices.items() if key[:2] == ("batch", "cache_read")} == {
+        **{0: "0.1", 200_001: "0.3"},
+    }
+
+
+def test_a_complete_file_has_no_assumed_price():
+    kinds = ("input_cost_per_token", "cache_read_input_token_cost", "cache_creation_input_token_cost")
+    kinds += ("cache_creation_input_token_cost_above_1hr", "output_cost_per_token")
+    assert imported(**{f"{kind}{tier}": 1e-6 for kind in kinds for tier in ("", "_batches")})[1] == []
+
+
+def test_a_left_out_price_is_not_replaced_in_another_range_or_tier():
+    prices, assumed = imported(
+        input_cost_per_token=1e-6,
+        input_cost_per_token_above_200k_tokens=2e-6,
+        cache_read_input_token_cost=3.2857142857142855e-8,
+        cache_creation_input_token_cost=1e-6,
+        input_cost_per_token_batches=5e-7,
+    )
+    assert not any(key[1] == "cache_read" for key in prices)
+    assert not any("cache_read" in text for text in assumed)
 
 
 def test_fractional_prices_are_left_out_unless_rounding_is_on():

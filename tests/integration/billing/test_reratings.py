@@ -265,7 +265,10 @@ def test_a_second_person_applies_and_the_prices_never_change(acme):
 
 
 def test_one_off_lines_are_billed_once_on_the_next_invoice(acme):
-    """A line for a final month is billed with the next one; a void makes its lines due again. No credit pays them."""
+    """A line for a final month is billed with the next one; a void makes its lines due again.
+
+    Promotional credit does not pay them.
+    """
     globex = do_create_tenant("globex", "Globex")
     setup = do_add_one_off_line(acme, month="2026-10", description="Setup", cents=500)
     do_add_one_off_line(globex, month="2026-11", description="Training", cents=700)

@@ -280,6 +280,10 @@ def test_operator(operate, furnished_acme, tmp_path: Path):
     operate("billing", "tax-rules")
     operate("billing", "set-exchange-rate", "eur", "0.92", "--from", "2026-11-01")
     assert "0.920000" in operate("billing", "exchange-rates").stdout
+    rates = tmp_path / "eurofxref.csv"
+    rates.write_text("Date,USD,GBP,\n2026-10-30,1.25,0.875,\n")
+    imported = operate("billing", "import-exchange-rates", str(rates), "--since", "2026-10-30").stdout
+    assert "Imported 2 exchange rates until 2026-10-30; 0 were known." in imported
     table = tmp_path / "prices.csv"
     table.write_text("model,tier,component,usd_per_million\nnew-model,standard,output,3.75\n")
     version = printed(operate("prices", "import", str(table), "--json"))["version"]

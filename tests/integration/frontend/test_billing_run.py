@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from datetime import date
 from decimal import Decimal
 from html import unescape
 from typing import Any
@@ -16,13 +17,16 @@ from billing.invoicing.preview import preview
 from billing.ledger.ledger import balance
 from billing.models import (
     Account,
+    BillingEntity,
     CreditGrant,
     Invoice,
     InvoiceLine,
     Payment,
     PriceBookAssignment,
+    TaxRule,
     UsageEvent,
 )
+from billing.periods import default_entity
 from tenants import actions
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -242,6 +246,24 @@ def test_an_invoice_is_voided_or_written_off(operator: Client, acme: Tenant, dee
     (entry,) = unscoped(AuditEntry).filter(action=verb)
     assert (entry.after["reason"], entry.actor) == ("Wrong tenant", "op@example.com")
     send(operator, f"/operator/billing/{bill.pk}/{deed}", 422, typed=bill.number, reason="Again")
+
+
+@pytest.mark.django_db
+def test_the_claim_for_tax_relief_is_recorded_once(operator: Client, acme: Tenant) -> None:
+    with all_tenants_scope(BypassReason.BILLING):
+        entity = default_entity()
+        BillingEntity.objects.filter(pk=entity.pk).update(relief_after_claim=True)
+        TaxRule.objects.create(entity=entity, category="S", rate_ppm=100_000, starts_on=date(2026, 1, 1))
+    bill = final(operator)
+    url = f"/operator/billing/{bill.pk}"
+    assert "claim-tax-relief" not in operator.get(url).content.decode()
+    send(operator, f"{url}/write-off", typed=bill.number, reason="Insolvent")
+    assert "claim-tax-relief" in operator.get(url).content.decode()
+    send(operator, f"{url}/claim-tax-relief", typed=bill.number, reason="Claim 7")
+    with all_tenants_scope(BypassReason.BILLING):
+        assert balance(acme.pk, Account.TAX) == 0
+    assert "claim-tax-relief" not in operator.get(url).content.decode()
+    send(operator, f"{url}/claim-tax-relief", 422, typed=bill.number, reason="Claim 7")
 
 
 @pytest.mark.django_db

@@ -116,6 +116,7 @@ def test_the_public_file_is_read_and_omitted_prices_are_listed(client, operator)
     shown = response.content.decode()
     assert "Skipped: not whole nano-USD" in shown
     assert "odd: output_cost_per_token = " in shown
+    assert "one, standard, cache_read = 1.00 (as uncached)" in shown
     assert "pictures" in shown
     assert drafts() == 0
     text = response.context["form"].initial["text"]
