@@ -26,7 +26,13 @@ _QUOTED = re.compile(r'[",;\t\r\n|]|^\s|\s$')
 
 def as_csv(heading: Sequence[str], rows: Iterable[Sequence[Value]]) -> str:
     """Return a table as CSV. A row may be shorter than the heading."""
-    return "".join(_line(row) for row in (heading, *rows))
+    return "".join(csv_lines(heading, rows))
+
+
+def csv_lines(heading: Sequence[str], rows: Iterable[Sequence[Value]]) -> Iterator[str]:
+    """Yield the lines of a table as CSV, each with its line break."""
+    yield _line(heading)
+    yield from map(_line, rows)
 
 
 def guard_cell(text: str) -> str:

@@ -18,6 +18,7 @@ from billing.payments import NotGenuine, Unreadable
 from billing.payments.events import do_record_event
 from billing.payments.providers import by_webhook
 from billing.payments.top_ups import do_start_payment, do_start_top_up
+from billing.periods import billing_zone, month_bounds
 from billing.pricing.currencies import currency_of
 from tenants.api.idempotency import idempotent
 from tenants.api.serializers import Query
@@ -127,12 +128,18 @@ class InvoicePayment(TenantView):
 class Ledger(TenantView):
     permissions: ClassVar = {"GET": Permission.BILLING_READ}
 
-    @extend_schema(operation_id="ledger", parameters=[Query], responses=s.LedgerEntrySerializer(many=True))
+    @extend_schema(operation_id="ledger", parameters=[s.LedgerQuery], responses=s.LedgerEntrySerializer(many=True))
     def get(self, request: Request) -> Response:
         """Return the tenant's ledger entries, newest first."""
-        check_query(Query, request)
+        month = check_query(s.LedgerQuery, request).validated_data.get("month")
+        booked = {}
+        if month is not None:
+            year, number = map(int, month.split("-"))
+            start, end = month_bounds(billing_zone(self.access.tenant.pk).key, year, number)
+            booked = {"transaction__created_at__gte": start, "transaction__created_at__lt": end}
         with self.scope():
-            return self.page(self.rows(LedgerEntry).select_related("transaction", "invoice"), s.LedgerEntrySerializer)
+            rows = self.rows(LedgerEntry).select_related("transaction", "invoice").filter(**booked)
+            return self.page(rows, s.LedgerEntrySerializer)
 
 
 class PaymentWebhook(APIView):

@@ -73,6 +73,11 @@ class Entities(MoneyView):
 class EntityOne(MoneyView):
     serializer_class = s.BillingEntitySerializer
 
+    @extend_schema(operation_id="operator_entity")
+    def get(self, request: Request, pk: int) -> Response:
+        """Return a billing entity."""
+        return Response(s.BillingEntitySerializer(self.row(BillingEntity.objects.all(), pk)).data)
+
     @extend_schema(operation_id="operator_entity_update", request=s.BillingEntityUpdateSerializer)
     def patch(self, request: Request, pk: int) -> Response:
         """Update a billing entity, for the next invoices."""

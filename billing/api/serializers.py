@@ -29,7 +29,7 @@ from tenants.api.serializers import MAX_BIGINT, Query, StrictModelSerializer, St
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
-MONTH = r"^\d{4}-(0[1-9]|1[0-2])\Z"
+MONTH = r"^[12][0-9]{3}-(0[1-9]|1[0-2])\Z"
 _ADDRESS = ("name", "street", "postcode", "city", "region", "country", "vat_id")
 
 
@@ -274,6 +274,12 @@ class LedgerEntrySerializer(serializers.ModelSerializer[LedgerEntry]):
         read_only_fields = fields
 
 
+class LedgerQuery(Query):
+    month = serializers.RegexField(
+        MONTH, required=False, help_text="Only this month, such as 2026-11, in the time zone of the billing entity."
+    )
+
+
 class InvoiceDraftCreateSerializer(StrictSerializer):
     month = serializers.RegexField(MONTH, help_text="For example 2026-11.")
 
@@ -302,6 +308,7 @@ class BillingEntitySerializer(serializers.ModelSerializer[BillingEntity]):
         fields = (
             *("id", "slug", *_ADDRESS, "registration", "email", "time_zone", "invoice_prefix", "credit_note_prefix"),
             *("terms_days", "payment_details", "iban", "bic", "voucher_type", "tax_currency", "suspend_after_days"),
+            *("issued_email_text", "reminder_email_text", "suspension_email_text"),
         )
         read_only_fields = fields
 

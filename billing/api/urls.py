@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.urls import path
 
 from billing.api import (
+    accounting,
     alerts,
     budgets,
     costs,
@@ -50,6 +51,8 @@ urlpatterns = [
     path("operator/provider-exports", costs.ProviderExports.as_view(), name="api-operator-provider-exports"),
     path("operator/entities", operators.Entities.as_view(), name="api-operator-entities"),
     path("operator/entities/<int:pk>", operators.EntityOne.as_view(), name="api-operator-entity"),
+    path("operator/entities/<int:pk>/journal", accounting.EntityJournal.as_view(), name="api-operator-entity-journal"),
+    path("operator/entities/<int:pk>/chart", accounting.EntityChart.as_view(), name="api-operator-entity-chart"),
     path("operator/tax-rules", operators.TaxRules.as_view(), name="api-operator-tax-rules"),
     path("operator/exchange-rates", operators.ExchangeRates.as_view(), name="api-operator-exchange-rates"),
     path("operator/payment-events", operators.PaymentEvents.as_view(), name="api-operator-payment-events"),

@@ -30,7 +30,7 @@ class InvoiceEmailOutbox(EmailOutbox[InvoiceEmail]):
     name = "invoice_email"
     reason = BypassReason.BILLING
     model = InvoiceEmail
-    related = ("invoice__period", "invoice__tenant")
+    related = ("invoice__period", "invoice__tenant", "invoice__entity")
     message_id_salt = "billing.invoicing.emails"
 
     def compose(self, row: InvoiceEmail) -> EmailMessage:
@@ -53,6 +53,8 @@ class InvoiceEmailOutbox(EmailOutbox[InvoiceEmail]):
                 f" It was due on {invoice.due_on:%-d %B %Y}."
                 " Requests are rejected until it is paid. Access is then restored."
             )
+        if added := getattr(invoice.entity, f"{row.email_type}_email_text"):
+            text = f"{text}\n\n{added}"
         link = f"{settings.MILLRACE.base_url}/t/{invoice.tenant.slug}/invoices/{invoice.pk}"
         subject = f"{subject} from {invoice.seller['name']}"
         why = f"You receive this email as a billing contact, owner or billing member of {invoice.tenant.name}."

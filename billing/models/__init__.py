@@ -1,5 +1,6 @@
 """Models of usage, prices, budgets, invoices and the ledger."""
 
+from billing.models.accounting import ChartOfAccounts
 from billing.models.archives import UsageArchive
 from billing.models.budget_leases import (
     Adjustment,

@@ -85,6 +85,17 @@ def check_bic(code: str) -> None:
         raise ValidationError("Use a valid BIC of 8 or 11 characters, for example SOGEDEFF.", code="bic")
 
 
+def _email_text(subject: str) -> models.TextField[str, str]:
+    return models.TextField(
+        max_length=1000,
+        blank=True,
+        db_default="",
+        default="",
+        validators=[check_lines],
+        help_text=f"added to the emails about {subject}",
+    )
+
+
 class Party(models.Model):
     """A name and address as printed on invoices."""
 
@@ -117,6 +128,7 @@ class BillingEntity(Party):
     AUDITED: ClassVar = (
         *("slug", *ADDRESS, "registration", "email", "time_zone", "terms_days", "payment_details", "iban", "bic"),
         *("voucher_type", "tax_currency", "suspend_after_days"),
+        *("issued_email_text", "reminder_email_text", "suspension_email_text"),
     )
 
     slug = models.SlugField(max_length=50, unique=True)
@@ -146,6 +158,9 @@ class BillingEntity(Party):
         validators=[check_currency],
         help_text="currency of the entity's tax returns, if it is not USD",
     )
+    issued_email_text = _email_text("issued documents")
+    reminder_email_text = _email_text("reminders")
+    suspension_email_text = _email_text("suspensions")
 
 
 class BillingProfile(Party):

@@ -246,6 +246,7 @@ class LedgerTransaction(models.Model):
 
     class Meta:
         constraints: ClassVar = [models.UniqueConstraint(fields=["id", "tenant"], name="ledger_of_tenant")]
+        indexes: ClassVar = [models.Index(fields=["created_at"], name="ledger_created")]
 
     def __str__(self) -> str:
         return self.key

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
+import os
 from typing import Any
 
 from django import forms
@@ -25,12 +23,12 @@ from frontend.tenant.batches.forms import BatchForm, usable_keys
 from millrace.apps.batches.actions import storage
 from millrace.apps.batches.models import Batch, File
 from millrace.apps.batches.tenant_actions import do_cancel_batch, do_create_batch, do_delete_file, do_upload_file
+from tenants.file_responses import file_response
 from tenants.permissions import Permission
 from tenants.request_costs import PAGE_COST, REPORT_COST
 
 # Files contain prompts and completions, and batches are billed to a key, like the requests of the playground.
 READS, WRITES = Permission.USAGE_READ, Permission.KEYS_WRITE
-_PART_BYTES = 2**18
 PANELS = Panels(
     "batches-panel",
     (
@@ -141,24 +139,12 @@ def content(ctx: PageContext) -> StreamingHttpResponse:
     """Send a file at the speed at which the browser reads."""
     with ctx.scope():
         row = page.file_of(ctx)
-    stored = storage().path(row.name)
     try:
-        size = stored.stat().st_size
+        stored = storage().path(row.name).open("rb")
     except FileNotFoundError:
         raise Http404 from None
-    response = StreamingHttpResponse(_parts(stored), content_type="application/jsonl; charset=utf-8")
-    response.headers["Content-Length"] = str(size)
-    response.headers["Content-Disposition"] = f'attachment; filename="{row.name}.jsonl"'
-    return response
-
-
-async def _parts(stored: Path) -> AsyncIterator[bytes]:
-    file = await asyncio.to_thread(stored.open, "rb")
-    try:
-        while part := await asyncio.to_thread(file.read, _PART_BYTES):
-            yield part
-    finally:
-        file.close()
+    size = os.fstat(stored.fileno()).st_size
+    return file_response(stored, size, f"{row.name}.jsonl", "application/jsonl; charset=utf-8")
 
 
 def _breadcrumbs(ctx: PageContext) -> tuple[Breadcrumb, ...]:

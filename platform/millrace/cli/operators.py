@@ -85,6 +85,27 @@ def finalize(session: Session, invoice: int) -> None:
     session.done(made, f"Finalized the invoice {made['number']}: {cents(made['total'], made['currency'])}.")
 
 
+@command(billing, "set-chart", example="millrace billing set-chart 1 accounts.csv --consultant 1001 --client 7")
+@click.argument("entity", type=int)
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--consultant", type=int, required=True, metavar="N", help="DATEV's consultant number.")
+@click.option("--client", type=int, required=True, metavar="N", help="DATEV's client number.")
+@click.option("--first-month", type=int, metavar="MONTH", help="First month of the fiscal year; default: 1.")
+@click.option("--account-digits", type=int, metavar="N", help="Digits of general ledger accounts; default: 4.")
+def set_chart(session: Session, entity: int, file: Path, **fields: Any) -> None:
+    """Replace the chart of accounts of a billing entity by a CSV file. If a line is not valid, nothing is stored.
+
+    Columns: account, tax_category, tax_rate, number, tax_key, with_tax.
+    """
+    try:
+        content = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise click.UsageError(f"{file} is not UTF-8. Save it as CSV in UTF-8.") from exc
+    entities = session.client.operator.entities
+    chart = entities.set_chart(entity, file_name=file.name, content=content, **given_options(fields))
+    session.done(chart, f"Stored {len(chart['lines'])} account numbers from {chart['file_name']}.")
+
+
 @command(billing, "set-exchange-rate", example="millrace billing set-exchange-rate EUR 0.92 --from 2026-11-01")
 @click.argument("currency")
 @click.argument("rate", metavar="PER_USD")

@@ -43,6 +43,10 @@ def quarantined_records(reconciliation: Row) -> str:
     return number(sum(reconciliation["quarantine"].values()))
 
 
+def count_lines(chart: Row) -> int:
+    return len(chart["lines"])
+
+
 def kv_blocks(replica: Row) -> str:
     return f"{replica['free_blocks']:,} of {replica['total_blocks']:,}"
 

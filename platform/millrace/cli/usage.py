@@ -183,9 +183,58 @@ def download(session: Session, id: int, kind: str, path: Path | None) -> None:
         content = invoices.pdf(id)
     else:
         content = (invoices.html(id) if kind == "html" else invoices.csv(id)).encode()
-    path = path or Path(f"invoice-{id}.{kind}")
+    _save(session, path or Path(f"invoice-{id}.{kind}"), content)
+
+
+def _save(session: Session, path: Path, content: bytes) -> None:
     try:
         path.write_bytes(content)
     except OSError as exc:
         raise click.ClickException(f"{path}: {exc.strerror}. Choose another file with --output.") from exc
     session.done({"file": str(path), "bytes": len(content)}, f"Saved {path}.")
+
+
+_LEDGER = [
+    Column("id", "id", right=True),
+    Column("time", "created_at", moment),
+    Column("transaction", "transaction"),
+    Column("account", "account"),
+    Column("invoice", "invoice", lambda number: number or ""),
+    Column("amount", "nano", output.nano_amount, right=True),
+]
+
+
+@command(
+    invoices,
+    "ledger",
+    example="millrace invoices ledger --month 2026-11 --format datev --entity default",
+    rows=True,
+)
+@click.option("--month", metavar="MONTH", help="Only this month, such as 2026-11.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["table", "csv", "datev"]),
+    default="table",
+    help="csv and datev save the journal of all tenants of a billing entity in a month (operators). Default: table.",
+)
+@click.option("--entity", default="default", metavar="SLUG", help="Billing entity of the journal; default: default.")
+@click.option(
+    "--output", "path", type=click.Path(path_type=Path), metavar="FILE", help="Default: <entity>-<month>.csv."
+)
+def ledger(session: Session, limit: int, month: str | None, kind: str, entity: str, path: Path | None) -> None:
+    """List the ledger entries, newest first, or save a month's journal of all tenants. Debits are positive."""
+    if kind == "table":
+        entries = session.client.ledger.list(**given_options({"month": month}))
+        session.rows(entries, _LEDGER, limit=limit, empty="No ledger entries.")
+        return
+    if month is None:
+        raise click.UsageError(f"--format {kind} needs --month, such as 2026-11.")
+    entities = session.client.operator.entities
+    ids = [row["id"] for row in entities.list() if row["slug"] == entity]
+    if not ids:
+        raise click.UsageError(f"There is no billing entity {entity!r}. List them with `millrace billing entities`.")
+    file_type: Any = kind
+    content = entities.journal(ids[0], month=month, file_type=file_type)
+    start = "EXTF_" if kind == "datev" else ""  # DATEV finds files by this start
+    _save(session, path or Path(f"{start}{entity}-{month}.csv"), content)

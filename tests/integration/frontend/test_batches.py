@@ -147,7 +147,7 @@ def test_a_file_that_a_batch_reads_is_not_deleted(client, acme, key):
 
 
 async def test_a_file_is_sent_in_parts(monkeypatch):
-    monkeypatch.setattr("frontend.tenant.batches.views._PART_BYTES", 7)
+    monkeypatch.setattr("tenants.file_responses._PART_BYTES", 7)
 
     def prepare() -> tuple[User, str]:
         tenant = actions.do_create_tenant("acme", "Acme")

@@ -1,0 +1,1 @@
+"""The accounting journal of a billing entity, and its export for bookkeeping programs."""

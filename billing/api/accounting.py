@@ -1,0 +1,105 @@
+"""Endpoints of a billing entity's journal and chart of accounts, for operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http.response import HttpResponseBase
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import extend_schema
+from rest_framework import exceptions, serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from billing.accounting.charts import MAX_BYTES, do_set_chart
+from billing.accounting.exports import FILE_TYPES, export_journal
+from billing.api.serializers import MONTH
+from billing.models import Account, BillingEntity, ChartOfAccounts, TaxCategory
+from tenants.api.operators import OperatorView
+from tenants.api.serializers import StrictSerializer
+from tenants.api.views import check_query, find_first, validate_body
+from tenants.file_responses import file_response
+
+
+class JournalQuery(StrictSerializer):
+    month = serializers.RegexField(MONTH, help_text="For example 2026-11, in the time zone of the billing entity.")
+    file_type = serializers.ChoiceField(list(FILE_TYPES), default="csv", help_text="Default: csv.")
+
+
+class ChartLineSerializer(serializers.Serializer[Any]):
+    """An account number, for an account of the ledger and a tax."""
+
+    line = serializers.IntegerField(help_text="In the file.")
+    account = serializers.ChoiceField(Account.choices)
+    tax_category = serializers.ChoiceField(TaxCategory.choices, allow_blank=True, help_text="Empty: every category.")
+    rate_ppm = serializers.IntegerField(allow_null=True, help_text="null: every rate of the category.")
+    number = serializers.CharField()
+    tax_key = serializers.CharField(allow_blank=True)
+    with_tax = serializers.BooleanField(help_text="The bookkeeping program computes the tax.")
+
+
+class ChartSerializer(serializers.ModelSerializer[ChartOfAccounts]):
+    """The account numbers of a billing entity's journal in exports."""
+
+    entity = serializers.CharField(source="entity.slug")
+    lines = ChartLineSerializer(many=True)
+
+    class Meta:
+        model = ChartOfAccounts
+        fields = ("entity", "file_name", "consultant", "client", "first_month", "account_digits", "lines", "changed_at")
+        read_only_fields = fields
+
+
+class ChartUpdateSerializer(StrictSerializer):
+    file_name = serializers.CharField(max_length=100, help_text="Errors name it.")
+    content = serializers.CharField(
+        max_length=MAX_BYTES,
+        trim_whitespace=False,
+        help_text="CSV with the columns account, tax_category, tax_rate, number, tax_key and with_tax.",
+    )
+    consultant = serializers.IntegerField(min_value=1001, max_value=9_999_999, help_text="DATEV's consultant number.")
+    client = serializers.IntegerField(min_value=1, max_value=99_999, help_text="DATEV's client number.")
+    first_month = serializers.IntegerField(min_value=1, max_value=12, default=1, help_text="Of the fiscal year.")
+    account_digits = serializers.IntegerField(
+        min_value=4, max_value=8, default=4, help_text="Digits of general ledger accounts."
+    )
+
+
+class _EntityView(OperatorView):
+    def entity(self, pk: int) -> BillingEntity:
+        with self.scope():
+            return find_first(BillingEntity.objects.filter(pk=pk))
+
+
+class EntityJournal(_EntityView):
+    @extend_schema(
+        operation_id="operator_entity_journal",
+        parameters=[JournalQuery],
+        responses={(200, "application/octet-stream"): OpenApiTypes.BINARY},
+    )
+    def get(self, request: Request, pk: int) -> HttpResponseBase:
+        """Return the journal of all tenants of a billing entity in a month, as CSV or as a DATEV Buchungsstapel."""
+        entity, query = self.entity(pk), check_query(JournalQuery, request).validated_data
+        with self.scope():
+            file = export_journal(entity, query["month"], query["file_type"])
+        return file_response(*file, "application/octet-stream")
+
+
+class EntityChart(_EntityView):
+    serializer_class = ChartSerializer
+
+    @extend_schema(operation_id="operator_entity_chart")
+    def get(self, request: Request, pk: int) -> Response:
+        """Return the chart of accounts of a billing entity."""
+        entity = self.entity(pk)
+        with self.scope():
+            row = ChartOfAccounts.objects.select_related("entity").filter(entity=entity).first()
+        if row is None:
+            raise exceptions.NotFound
+        return Response(ChartSerializer(row).data)
+
+    @extend_schema(operation_id="operator_entity_chart_set", request=ChartUpdateSerializer)
+    def put(self, request: Request, pk: int) -> Response:
+        """Replace the chart of accounts by a CSV file. If a line is not valid, nothing is stored."""
+        row = do_set_chart(self.entity(pk), **validate_body(ChartUpdateSerializer, request.data))
+        return Response(ChartSerializer(row).data)
