@@ -69,6 +69,15 @@ class RecordPayment(WithAmount):
         return day
 
 
+class RecordTenantPayment(RecordPayment):
+    """A payment for no particular invoice, which pays open invoices or buys prepaid credit."""
+
+    amount = BillingRunAmount(_lazy("Amount"), _lazy("Applied to open invoices, the oldest first. The rest is kept"))
+    as_credit = forms.BooleanField(required=False, label=_lazy("Buy prepaid credit with it"))
+    currency = forms.CharField(widget=forms.HiddenInput, max_length=3)
+    field_order = ("amount", "reference", "received_on", "as_credit", "note", "typed")
+
+
 class IssueNote(WithAmount):
     """A credit note. `seen` is the number of notes when the page was shown."""
 
