@@ -60,7 +60,7 @@ class RecordPayment(WithAmount):
     )
     received_on = DayField(label=_lazy("Received on"))
     note = forms.CharField(max_length=200, required=False, label=_lazy("Note"))
-    field_order = ("amount", "reference", "received_on", "note", "typed")
+    field_order: tuple[str, ...] = ("amount", "reference", "received_on", "note", "typed")
 
     def clean_received_on(self) -> date:
         day: date = self.cleaned_data["received_on"]

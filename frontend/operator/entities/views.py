@@ -156,7 +156,7 @@ def _breadcrumb(ctx: PageContext) -> Breadcrumb:
     return Breadcrumb(str(TITLE), ctx.url("operator-entities"))
 
 
-SCREEN = ConsoleScreen("operator-entities", TITLE, icon="organization", letter="s", group="billing", order=15)
+SCREEN = ConsoleScreen("operator-entities", TITLE, icon="invoices", letter="s", group="billing", order=15)
 urlpatterns = [
     path("operator/entities/", entities, name="operator-entities"),
     LIST_PANELS.operator_url("operator/entities/"),
