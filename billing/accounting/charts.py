@@ -23,7 +23,7 @@ COLUMNS = ("account", "tax_category", "tax_rate", "number", "tax_key", "with_tax
 MAX_LINES = 1000
 MAX_BYTES = 200_000
 _YES_NO = {"": False, "no": False, "yes": True}
-_MAX_ACCOUNT_DIGITS = 9
+_FIELD, _CODE = "content", "invalid"
 
 
 class ChartLine(NamedTuple):
@@ -58,21 +58,34 @@ class AccountNumbers:
         keys = [(account.value, tax_category, rate_ppm), (account.value, tax_category, None), (account.value, "", None)]
         line = next((self._lines[key] for key in keys if key in self._lines), None)
         if line is None:
+            file_name, tax = self.row.file_name, f"{tax_category} {format_rate(rate_ppm)} %" if tax_category else "–"
             raise Conflict(
-                f"{self.row.file_name} has no account number for {describe(account, tax_category, rate_ppm)}."
-                " Add a line, import the file again and repeat the export."
+                f"{file_name} has no account number for {account.value} with the tax {tax}. Add a line, import the file"
+                " again and repeat the export."
             )
         return line
-
-
-def describe(account: str, tax_category: str, rate_ppm: int) -> str:
-    """Return the ledger's account and the tax as text."""
-    return f"{account} with tax {tax_category} {format_rate(rate_ppm)} %" if tax_category else f"{account} without tax"
 
 
 def format_rate(rate_ppm: int) -> str:
     """Return a rate in percent, without trailing zeros: 19, 8.1."""
     return f"{Decimal(rate_ppm).scaleb(-4).normalize():f}"
+
+
+def render_chart(row: ChartOfAccounts | None) -> str:
+    """Return the lines as CSV, or a line without a number for each account of the ledger."""
+    if row is None:
+        return csv_tables.as_csv(COLUMNS, [[account.value, *[""] * (len(COLUMNS) - 1)] for account in Account])
+    lines = (ChartLine(**line) for line in row.lines)
+    return csv_tables.as_csv(
+        COLUMNS,
+        [
+            [
+                *(line.account, line.tax_category, "" if line.rate_ppm is None else format_rate(line.rate_ppm)),
+                *(line.number, line.tax_key, "yes" if line.with_tax else ""),
+            ]
+            for line in lines
+        ],
+    )
 
 
 def require_chart(entity: BillingEntity) -> AccountNumbers:
@@ -83,7 +96,8 @@ def require_chart(entity: BillingEntity) -> AccountNumbers:
     """
     row = ChartOfAccounts.objects.filter(entity=entity).first()
     if row is None:
-        raise Conflict(f"The billing entity {entity.slug} has no chart of accounts. Import one first.")
+        slug = entity.slug
+        raise Conflict(f"The billing entity {slug} has no chart of accounts. Import one first.")
     return AccountNumbers(row)
 
 
@@ -115,77 +129,77 @@ def read_chart(file_name: str, content: str, account_digits: int) -> list[ChartL
     Raises:
         FieldRefused: a line is not valid, or an account of the ledger has none. The message names file and line.
     """
+    lines: dict[tuple[str, str, int | None], ChartLine] = {}
+    table = csv_tables.read_table(content.removeprefix("\ufeff").splitlines(), strict=True)
     try:
-        lines = list(_read(file_name, content.removeprefix("\ufeff"), account_digits))
+        _check_heading(table.fieldnames or ())
+        for cells in table:
+            line = _read_line(table.line_num, cells, account_digits)
+            if line is None:
+                continue
+            if same := lines.get((line.account, line.tax_category, line.rate_ppm)):
+                raise FieldRefused(_FIELD, _CODE, f"Line {same.line} has the same account and tax. Remove one.")
+            if len(lines) == MAX_LINES:
+                raise FieldRefused(_FIELD, _CODE, f"The file has more than {MAX_LINES} lines. Remove some.")
+            lines[line.account, line.tax_category, line.rate_ppm] = line
     except csv_tables.Error as exc:
-        raise _refusal(file_name, None, f"The CSV is malformed: {exc}.") from exc
-    missing = [account.value for account in Account if account not in {line.account for line in lines}]
+        raise FieldRefused(_FIELD, _CODE, f"{file_name}: The CSV is malformed: {exc}.") from exc
+    except FieldRefused as exc:
+        raise FieldRefused(_FIELD, _CODE, f"{file_name}, line {table.line_num}: {exc}") from exc
+    missing = ", ".join(account for account in Account.values if account not in {key[0] for key in lines})
     if missing:
-        raise _refusal(file_name, None, f"There is no line for {', '.join(missing)}. Add one for each account.")
-    return lines
+        message = f"{file_name}: There is no line for {missing}. Add a line for each account of the ledger."
+        raise FieldRefused(_FIELD, _CODE, message)
+    return list(lines.values())
 
 
-def _read(file_name: str, content: str, account_digits: int) -> Iterable[ChartLine]:
-    table = csv_tables.read_table(content.splitlines(), strict=True)
-    if unknown := sorted({*(table.fieldnames or ())} - {*COLUMNS}):
-        raise _refusal(file_name, 1, f"Unknown column {unknown[0]!r}. Use {', '.join(COLUMNS)}.")
-    if absent := [name for name in ("account", "number") if name not in (table.fieldnames or ())]:
-        raise _refusal(file_name, 1, f"The column {absent[0]!r} is missing. Use {', '.join(COLUMNS)}.")
-    seen: dict[tuple[str, str, int | None], int] = {}
-    for cells in table:
-        number = table.line_num
-        line = _line(file_name, number, cells, account_digits)
-        if line is None:
-            continue
-        key = (line.account, line.tax_category, line.rate_ppm)
-        if key in seen:
-            raise _refusal(file_name, number, f"Line {seen[key]} has the same account and tax. Remove one.")
-        if len(seen) == MAX_LINES:
-            raise _refusal(file_name, number, f"The file has more than {MAX_LINES} lines. Remove some.")
-        seen[key] = number
-        yield line
+def _check_heading(names: Iterable[str]) -> None:
+    expected, given = ", ".join(COLUMNS), list(names)
+    if unknown := ", ".join(sorted({*given} - {*COLUMNS})):
+        raise FieldRefused(_FIELD, _CODE, f"Unknown columns: {unknown}. Use {expected}.")
+    if absent := ", ".join(name for name in ("account", "number") if name not in given):
+        raise FieldRefused(_FIELD, _CODE, f"Missing columns: {absent}. Use {expected}.")
 
 
-def _line(file_name: str, number: int, cells: Mapping[Any, Any], account_digits: int) -> ChartLine | None:
+def _read_line(line: int, cells: Mapping[Any, Any], account_digits: int) -> ChartLine | None:
+    """Return the line, or None if its cells are empty."""
     if cells.get(None) or any(value is None for value in cells.values()):
-        raise _refusal(file_name, number, "The line has another number of cells than the heading.")
+        raise FieldRefused(_FIELD, _CODE, "The line has another number of cells than the heading.")
     values = {name: csv_tables.unguard_cell(str(cells.get(name, ""))).strip() for name in COLUMNS}
     if not any(values.values()):
         return None
-    account, category, text = values["account"], values["tax_category"], values["tax_rate"]
+    account, category, number = values["account"], values["tax_category"], values["number"]
+    key, with_tax = values["tax_key"], values["with_tax"]
     if account not in Account.values:
-        raise _refusal(file_name, number, f"Unknown account {account!r}. Use {', '.join(Account.values)}.")
+        known = ", ".join(Account.values)
+        raise FieldRefused(_FIELD, _CODE, f"Unknown account {account!r}. Use {known}.")
     if category and category not in TaxCategory.values:
-        raise _refusal(file_name, number, f"Unknown tax category {category!r}. Use {', '.join(TaxCategory.values)}.")
-    rate = _rate(file_name, number, text) if text else None
+        known = ", ".join(TaxCategory.values)
+        raise FieldRefused(_FIELD, _CODE, f"Unknown tax category {category!r}. Use {known}.")
+    rate = _read_rate(values["tax_rate"]) if values["tax_rate"] else None
     if rate is not None and not category:
-        raise _refusal(file_name, number, "A tax_rate needs a tax_category.")
-    if not values["number"]:
-        raise _refusal(file_name, number, f"The account number of {account} is missing. Enter it in the column number.")
-    digits = {account_digits, min(account_digits + 1, _MAX_ACCOUNT_DIGITS)}
-    if not re.fullmatch(r"[0-9]+", values["number"], re.ASCII) or len(values["number"]) not in digits:
-        expected = f"{account_digits} digits, or one more for accounts of customers"
-        raise _refusal(file_name, number, f"{values['number']!r} is not an account number. Use {expected}.")
-    if not re.fullmatch(r"[0-9]{0,4}", values["tax_key"], re.ASCII):
-        raise _refusal(file_name, number, f"{values['tax_key']!r} is not a tax key. Use at most 4 digits.")
-    if values["with_tax"] not in _YES_NO:
-        raise _refusal(file_name, number, f"with_tax is {values['with_tax']!r}. Use yes or no.")
-    with_tax = _YES_NO[values["with_tax"]]
-    if with_tax and (account == Account.TAX or not category):
-        raise _refusal(file_name, number, "with_tax needs a tax_category, and an account other than tax.")
-    return ChartLine(number, account, category, rate, values["number"], values["tax_key"], with_tax)
+        raise FieldRefused(_FIELD, _CODE, "A tax_rate needs a tax_category.")
+    if not number:
+        message = f"The account number of {account} is missing. Enter it in the column number."
+        raise FieldRefused(_FIELD, _CODE, message)
+    if not re.fullmatch(r"[0-9]+", number, re.ASCII) or len(number) - account_digits not in (0, 1):
+        message = f"{number!r} is not an account number. Use {account_digits} digits, or one more for customers."
+        raise FieldRefused(_FIELD, _CODE, message)
+    if not re.fullmatch(r"[0-9]{0,4}", key, re.ASCII):
+        raise FieldRefused(_FIELD, _CODE, f"{key!r} is not a tax key. Use at most 4 digits.")
+    if with_tax not in _YES_NO:
+        raise FieldRefused(_FIELD, _CODE, f"with_tax is {with_tax!r}. Use yes or no.")
+    if _YES_NO[with_tax] and (account == Account.TAX or not category):
+        raise FieldRefused(_FIELD, _CODE, "with_tax needs a tax_category, and an account other than tax.")
+    return ChartLine(line, account, category, rate, number, key, _YES_NO[with_tax])
 
 
-def _rate(file_name: str, number: int, text: str) -> int:
+def _read_rate(text: str) -> int:
     try:
         ppm = Decimal(text).scaleb(4)
     except InvalidOperation:
         ppm = Decimal("NaN")
     if not ppm.is_finite() or ppm != ppm.to_integral_value() or not 0 <= ppm <= PPM:
-        raise _refusal(file_name, number, f"{text!r} is not a tax rate. Use percent from 0 to 100, such as 19 or 8.1.")
+        message = f"{text!r} is not a tax rate. Use percent from 0 to 100, such as 19 or 8.1."
+        raise FieldRefused(_FIELD, _CODE, message)
     return int(ppm)
-
-
-def _refusal(file_name: str, line: int | None, text: str) -> FieldRefused:
-    place = file_name if line is None else f"{file_name}, line {line}"
-    return FieldRefused("content", "invalid", f"{place}: {text}")

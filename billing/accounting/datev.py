@@ -172,8 +172,9 @@ class _LineWriter:
         if (currency, day) not in self._rates:
             rate = exchange_rate(self._books, currency, day, _RATE_DIGITS)
             if rate is None or rate[0] <= 0:
+                books = self._books
                 raise Conflict(
-                    f"There is no exchange rate between {self._books} and {currency} for {day}. Add one for that day"
+                    f"There is no exchange rate between {books} and {currency} for {day}. Add one for that day"
                     " or before, and repeat the export."
                 )
             self._rates[currency, day] = (rate[0], rate[1])

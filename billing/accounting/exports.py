@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import IO, NamedTuple
 
@@ -29,17 +28,6 @@ class JournalFile(NamedTuple):
     name: str
 
 
-class AccountSum(NamedTuple):
-    """The sums of an account in a currency, in nano-units."""
-
-    currency: str
-    account: str
-    tax_category: str
-    rate_ppm: int
-    debit: int
-    credit: int
-
-
 def export_journal(entity: BillingEntity, month: str, file_type: str) -> JournalFile:
     """Return the journal of a month, such as 2026-11. Call in a scope of all tenants.
 
@@ -62,16 +50,6 @@ def export_journal(entity: BillingEntity, month: str, file_type: str) -> Journal
         content.close()
         raise
     return JournalFile(content, size, name.format(entity=entity.slug, month=month))
-
-
-def sum_accounts(entity: BillingEntity, month: str) -> list[AccountSum]:
-    """Return the debits and credits of a month by currency, account and tax. Call in a scope of all tenants."""
-    sums: dict[tuple[str, str, str, int], list[int]] = defaultdict(lambda: [0, 0])
-    for posting in read_postings(entity, month):
-        for entry in posting.entries:
-            found = sums[posting.currency, entry.account.value, entry.tax_category, entry.rate_ppm]
-            found[entry.nano < 0] += abs(entry.nano)
-    return [AccountSum(*key, *found) for key, found in sorted(sums.items())]
 
 
 def _csv(entity: BillingEntity, month: str) -> Iterator[bytes]:

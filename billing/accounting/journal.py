@@ -11,7 +11,8 @@ from datetime import date, datetime
 from typing import NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
-from django.db.models import Q, QuerySet
+from django.db.models import CharField, Q, QuerySet, Sum, Value
+from django.db.models.functions import Cast, Concat
 
 from billing.currencies.amounts import nano_a_cent
 from billing.models import Account, BillingEntity, Invoice, LedgerEntry, LedgerTransaction, Payment
@@ -44,6 +45,15 @@ class Posting(NamedTuple):
     entries: tuple[JournalEntry, ...]
 
 
+class AccountSum(NamedTuple):
+    """The sums of an account in a currency, in nano-units."""
+
+    currency: str
+    account: str
+    debit: int
+    credit: int
+
+
 def first_day(month: str) -> date:
     """Return the first day of a month such as 2026-11."""
     return date.fromisoformat(f"{month}-01")
@@ -54,8 +64,7 @@ def read_postings(entity: BillingEntity, month: str) -> Iterator[Posting]:
 
     At most CHUNK transactions are in memory at the same time.
     """
-    year, number = (int(part) for part in month.split("-"))
-    start, end = month_bounds(entity.time_zone, year, number)
+    start, end = _bounds(entity, month)
     zone = ZoneInfo(entity.time_zone)
     for documents in _chunks(_documents(entity, start, end), "issued_at"):
         issued = {f"{_DOCUMENT}{row.pk}": row for row in documents}
@@ -66,6 +75,23 @@ def read_postings(entity: BillingEntity, month: str) -> Iterator[Posting]:
         yield from _postings(ordered, zone)
     for rows in _chunks(_other_transactions(entity, start, end), "created_at"):
         yield from _postings([(row, row.created_at) for row in rows], zone)
+
+
+def sum_accounts(entity: BillingEntity, month: str) -> list[AccountSum]:
+    """Return the debits and credits of a month by currency and account. Call in a scope of all tenants."""
+    start, end = _bounds(entity, month)
+    issued = _documents(entity, start, end).values_list(Concat(Value(_DOCUMENT), Cast("pk", CharField())))
+    other = _other_transactions(entity, start, end).values("pk")
+    entries = LedgerEntry.objects.all_tenants().filter(Q(transaction__key__in=issued) | Q(transaction__in=other))
+    sums = entries.order_by("transaction__currency", "account").values_list("transaction__currency", "account")
+    debit, credit = Sum("nano", filter=Q(nano__gt=0), default=0), Sum("nano", filter=Q(nano__lt=0), default=0)
+    rows = sums.annotate(debit=debit, credit=credit)
+    return [AccountSum(currency, account, int(more), -int(less)) for currency, account, more, less in rows]
+
+
+def _bounds(entity: BillingEntity, month: str) -> tuple[datetime, datetime]:
+    year, number = (int(part) for part in month.split("-"))
+    return month_bounds(entity.time_zone, year, number)
 
 
 def _documents(entity: BillingEntity, start: datetime, end: datetime) -> QuerySet[Invoice]:

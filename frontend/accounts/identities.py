@@ -20,6 +20,7 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from frontend.accounts.recent_sign_in import leave_to_reauthenticate
+from frontend.core.form_targets import allow_form_target
 from tenants.models import User
 from tenants.reauthentication import recently_authenticated
 
@@ -32,16 +33,14 @@ def has_identity(user: User) -> bool:
 
 
 def allow_provider(response: HttpResponse) -> HttpResponse:
-    """Let the form of a page lead to the provider. Chromium applies `form-action` to the redirects of a form.
+    """Let the form of a page lead to the provider.
 
     No setting names the hosts of these redirects, so every host with HTTPS is allowed, or an HTTP issuer.
     """
     if issuer := settings.MILLRACE.oidc_issuer:
         parts = urlsplit(issuer)
         allowed = "https:" if parts.scheme == "https" else f"{parts.scheme}://{parts.netloc}"
-        policy = settings.SECURITY_HEADERS["Content-Security-Policy"]
-        policy = policy.replace("form-action 'self'", f"form-action 'self' {allowed}")
-        response.headers["Content-Security-Policy"] = policy
+        return allow_form_target(response, allowed)
     return response
 
 

@@ -34,6 +34,7 @@ OBJECTS = {
     "budget": _lazy("Budget"),
     "budget_alert": _lazy("Budget alert"),
     "channel": _lazy("Alert channel"),
+    "chart_of_accounts": _lazy("Chart of accounts"),
     "commitment": _lazy("Commitment"),
     "cost_card": _lazy("Cost card"),
     "credential": _lazy("Credential"),

@@ -60,13 +60,22 @@ class RecordPayment(WithAmount):
     )
     received_on = DayField(label=_lazy("Received on"))
     note = forms.CharField(max_length=200, required=False, label=_lazy("Note"))
-    field_order = ("amount", "reference", "received_on", "note", "typed")
+    field_order: tuple[str, ...] = ("amount", "reference", "received_on", "note", "typed")
 
     def clean_received_on(self) -> date:
         day: date = self.cleaned_data["received_on"]
         if day > datetime.now(UTC).date():
             raise forms.ValidationError(_("Choose today or an earlier date."))
         return day
+
+
+class RecordTenantPayment(RecordPayment):
+    """A payment for no particular invoice, which pays open invoices or buys prepaid credit."""
+
+    amount = BillingRunAmount(_lazy("Amount"), _lazy("Applied to open invoices, the oldest first. The rest is kept"))
+    as_credit = forms.BooleanField(required=False, label=_lazy("Buy prepaid credit with it"))
+    currency = forms.CharField(widget=forms.HiddenInput, max_length=3)
+    field_order = ("amount", "reference", "received_on", "as_credit", "note", "typed")
 
 
 class IssueNote(WithAmount):

@@ -75,10 +75,19 @@ def finalize_all(period: Period) -> Finalized:
 
 def pay(invoice: Invoice, data: Mapping[str, Any]) -> tuple[Payment, bool]:
     """Record a payment of the invoice, once for each reference."""
+    received = _make_received(invoice.tenant, data, invoice.currency)
+    return do_record_payment(received._replace(invoice=str(invoice.number)))
+
+
+def pay_tenant(tenant: Tenant, data: Mapping[str, Any]) -> tuple[Payment, bool]:
+    """Record a payment of the tenant, once for each reference. With `as_credit`, it buys prepaid credit."""
+    return do_record_payment(_make_received(tenant, data, data["currency"])._replace(as_credit=data["as_credit"]))
+
+
+def _make_received(tenant: Tenant, data: Mapping[str, Any], currency: str) -> Received:
     at = datetime.combine(data["received_on"], datetime.min.time(), UTC)
-    cents, number = cents_of(data["amount"], invoice.currency), str(invoice.number)
-    received = Received("manual", data["reference"], cents, at, invoice.tenant.slug, number, note=data["note"])
-    return do_record_payment(received._replace(currency=invoice.currency))
+    cents = cents_of(data["amount"], currency)
+    return Received("manual", data["reference"], cents, at, tenant.slug, note=data["note"], currency=currency)
 
 
 def credit_note(invoice: Invoice, data: Mapping[str, Any]) -> Invoice:

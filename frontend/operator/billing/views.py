@@ -18,7 +18,7 @@ from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.lines import lines_of
 from billing.invoicing.tax_rates import find_problem
 from billing.ledger.matching import sum_outstanding
-from billing.models import Invoice, InvoiceLine, Period
+from billing.models import Invoice, InvoiceLine, Payment, Period
 from billing.pricing.currencies import currency_of
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
@@ -30,7 +30,7 @@ from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_page
 from frontend.core.screens import ConsoleScreen
 from frontend.operator.billing import page, services
-from frontend.operator.billing.forms import GrantCredit, IssueNote, RecordPayment, WithReason
+from frontend.operator.billing.forms import GrantCredit, IssueNote, RecordPayment, RecordTenantPayment, WithReason
 from frontend.tenant.invoices import listing
 from frontend.tenant.invoices.checking import check_invoice
 from frontend.tenant.invoices.document import document_of
@@ -260,9 +260,7 @@ def payment(ctx: PageContext) -> HttpResponse:
         submit=_("Record payment"),
         effect=_("Books the amount as received from %(name)s. Balance due: %(dollars)s.")
         % {"name": found.tenant.name, "dollars": dollars(owed, found.currency)},
-        message=lambda paid: (
-            _("The payment was recorded.") if paid[1] else _("This payment was already recorded. Nothing changed.")
-        ),
+        message=_payment_message,
         danger=False,
     )
 
@@ -376,6 +374,31 @@ def credit(ctx: PageContext) -> HttpResponse:
     )
 
 
+@operator_page(methods=FORM, step_up=True)
+def tenant_payment(ctx: PageContext) -> HttpResponse:
+    """Record a payment of a tenant, for its open invoices or for prepaid credit."""
+    with ctx.scope():
+        tenant = first_or_404(Tenant.objects.all_tenants().filter(slug=ctx.arguments["tenant"]))
+        currency = currency_of(tenant.pk)
+    form = RecordTenantPayment(tenant.slug, currency, bound_data(ctx))
+    form.initial = {"received_on": ctx.now.date(), "currency": currency}
+    return _confirm(
+        ctx,
+        form,
+        lambda data: services.pay_tenant(tenant, data),
+        title=_("Record payment of %(name)s") % {"name": tenant.name},
+        submit=_("Record payment"),
+        effect=_("Books the amount as received from %(name)s.") % {"name": tenant.name},
+        back=ctx.url("operator-tenants-detail", tenant.pk),
+        message=_payment_message,
+        danger=False,
+    )
+
+
+def _payment_message(paid: tuple[Payment, bool]) -> str:
+    return _("The payment was recorded.") if paid[1] else _("This payment was already recorded. Nothing changed.")
+
+
 def _on_invoice(
     ctx: PageContext, found: Invoice, form: Any, action: Callable[[dict[str, Any]], Any], **context: Any
 ) -> HttpResponse:
@@ -437,6 +460,7 @@ urlpatterns = [
     path("operator/billing/months/<int:period>/draft", draft, name="operator-billing-draft"),
     path("operator/billing/months/<int:period>/finalize", finalize_all, name="operator-billing-finalize-all"),
     path("operator/billing/tenants/<slug:tenant>/credit", credit, name="operator-billing-credit"),
+    path("operator/billing/tenants/<slug:tenant>/payment", tenant_payment, name="operator-billing-tenant-payment"),
     path("operator/billing/<int:invoice>", invoice, name="operator-billing-detail"),
     CHECKS.operator_url("operator/billing/<int:invoice>/"),
     path("operator/billing/<int:invoice>/lines/<int:line>", line, name="operator-billing-line"),

@@ -17,13 +17,14 @@ from billing.models import Invoice, InvoiceLine
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
-from frontend.core.page_context import PageContext, first_or_404, tenant_page
+from frontend.core.page_context import FORM, PageContext, first_or_404, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from frontend.core.screens import ConsoleScreen
 from frontend.tenant.invoices import listing
 from frontend.tenant.invoices.checking import check_invoice
 from frontend.tenant.invoices.document import document_of
+from frontend.tenant.invoices.payment import can_pay_online, payment_view, top_up_view
 from frontend.tenant.invoices.tracing import trace_line
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -31,7 +32,7 @@ from tenants.permissions import Permission
 from tenants.request_costs import PAGE_COST
 
 NEEDS = Permission.BILLING_READ
-FORMS = {"pdf": "PDF", "csv": "CSV", "xml": "Factur-X XML", "ubl": "UBL XML", "json": "JSON"}
+FILES = {"pdf": "PDF", "csv": "CSV", "xml": "Factur-X XML", "ubl": "UBL XML", "json": "JSON"}
 _ENDINGS = {"xml": "-cii.xml", "ubl": "-ubl.xml"}  # ends of file names by form, if they are not the form
 _TYPES = {
     "pdf": "application/pdf",
@@ -67,6 +68,7 @@ CHECKS = Panels(
 def invoices(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         context = {"filters": listing.filters(ctx), "metering": metering(ctx.now), **listing.TOOLS.page(ctx)}
+        context["can_top_up"] = can_pay_online(ctx)
     return render_page(ctx, "invoices/page.html", _("Invoices"), panels=PANELS, **context)
 
 
@@ -94,12 +96,28 @@ def invoice(ctx: PageContext) -> HttpResponse:
     found = find(ctx)
     document = _document(ctx, found)
     final = found.state != Invoice.State.DRAFT
-    forms = FORMS if final else {"csv": FORMS["csv"], "json": FORMS["json"]}
+    forms = FILES if final else {"csv": FILES["csv"], "json": FILES["json"]}
     files = [(label, ctx.url("invoices-file", found.pk, form)) for form, label in forms.items()]
     context: dict[str, Any] = {"document": document, "files": files, "final": final}
+    is_open = found.state == Invoice.State.OPEN and not found.is_credit_note
+    context |= {"invoice": found}
+    context["can_pay"] = is_open and can_pay_online(ctx)
     return render_page(
         ctx, "invoices/detail.html", document["title"], panels=CHECKS, breadcrumbs=_crumbs(ctx), **context
     )
+
+
+@tenant_page(Permission.BILLING_WRITE, methods=FORM)
+def pay(ctx: PageContext) -> HttpResponse:
+    found = find(ctx)
+    if found.state != Invoice.State.OPEN or found.is_credit_note:
+        raise Http404
+    return payment_view(ctx, found)
+
+
+@tenant_page(Permission.BILLING_WRITE, methods=FORM)
+def top_up(ctx: PageContext) -> HttpResponse:
+    return top_up_view(ctx)
 
 
 @tenant_page(NEEDS)
@@ -129,7 +147,7 @@ def file(ctx: PageContext) -> HttpResponse:
     """Return the invoice as a file."""
     found, form = find(ctx), ctx.arguments["form"]
     final = found.state != Invoice.State.DRAFT
-    if form not in FORMS or (form in ("pdf", "xml", "ubl") and not final):
+    if form not in FILES or (form in ("pdf", "xml", "ubl") and not final):
         raise Http404
     with all_tenants_scope(BypassReason.BILLING):
         body = _body(found, form)
@@ -192,6 +210,8 @@ urlpatterns = [
     PANELS.tenant_url("t/<slug:slug>/invoices/", NEEDS),
     *listing.TOOLS.tenant_urls("t/<slug:slug>/invoices/", NEEDS),
     path("t/<slug:slug>/invoices/upcoming", upcoming, name="invoices-upcoming"),
+    path("t/<slug:slug>/invoices/top-up", top_up, name="invoices-top-up"),
+    path("t/<slug:slug>/invoices/<int:invoice>/pay", pay, name="invoices-pay"),
     path("t/<slug:slug>/invoices/<int:invoice>", invoice, name="invoices-detail"),
     path("t/<slug:slug>/invoices/<int:invoice>/lines/<int:line>", line, name="invoices-line"),
     path("t/<slug:slug>/invoices/<int:invoice>/files/<slug:form>", file, name="invoices-file"),

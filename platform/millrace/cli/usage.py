@@ -243,7 +243,8 @@ def ledger(session: Session, limit: int, month: str | None, kind: str, entity: s
     entities = session.client.operator.entities
     ids = [row["id"] for row in entities.list() if row["slug"] == entity]
     if not ids:
-        raise click.UsageError(f"There is no billing entity {entity!r}. List them with `millrace billing entities`.")
+        found = format_command("billing entities")
+        raise click.UsageError(f"There is no billing entity {entity!r}. `{found}` lists them.")
     file_type: Any = kind
     content = entities.journal(ids[0], month=month, file_type=file_type)
     start = "EXTF_" if kind == "datev" else ""  # DATEV finds files by this start

@@ -58,6 +58,7 @@ from tests.support.billing.invoice_forms import (
     furnish,
     furnish_xrechnung,
 )
+from tests.support.billing.prepaid_credit import change_entity
 from tests.support.emails import check_email
 from tests.support.rows import unscoped
 
@@ -369,6 +370,18 @@ def test_an_invoice_is_emailed_once(acme):
     name, body, kind = sent.attachments[0]
     assert (name, kind, body[:5]) == (f"{invoice.number}.pdf", "application/pdf", b"%PDF-")
     assert unscoped(InvoiceEmail).get().sent_to == ["bills@acme.example"]
+
+
+def test_emails_have_the_text_of_the_billing_entity_for_their_type(acme):
+    furnish(acme)
+    change_entity(issued_email_text="Thank you.\nAccounting", reminder_email_text="Please pay now.")
+    invoice = month(acme)
+    assert emails.send_all() == 1
+    assert emails.remind(invoice.issued_at + timedelta(days=20)) == 1
+    assert emails.send_all() == 1
+    issued, reminder = (sent.body for sent in mail.outbox)
+    assert "Thank you.\nAccounting" in issued and "Please pay now." not in issued
+    assert "Please pay now." in reminder and "Thank you." not in reminder
 
 
 def test_without_addresses_owners_and_billing_members_receive_the_email(acme):

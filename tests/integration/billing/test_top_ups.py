@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from django.test import Client
 from rest_framework.test import APIClient
 
 from billing.invoicing.setup import do_set_prepaid, do_set_profile
@@ -23,6 +24,7 @@ from tenants.models import Tenant, User
 from tests.support.billing import stripe_events as stripe
 from tests.support.billing.invoice_forms import furnish
 from tests.support.billing.prepaid_credit import NOW, bill, pay
+from tests.support.frontend.console import remembered
 from tests.support.rows import unscoped
 from tests.support.tenants.management_api import by_person
 
@@ -73,6 +75,38 @@ def test_a_tenant_pays_on_hosted_pages(acme, client, fake_stripe):
     assert (fields["metadata[invoice]"], fields["line_items[0][price_data][unit_amount]"]) == (invoice.number, "1250")
     pay(1_250, invoice=invoice.number)
     assert client.post(f"/api/invoices/{invoice.pk}/pay").status_code == 409
+
+
+def test_forms_of_the_console_lead_to_hosted_pages(acme, fake_stripe):
+    user = User.objects.create_user("console@acme.example")
+    do_add_member(acme, user, "billing")
+    browser = Client()
+    browser.force_login(user)
+    remembered(browser.session)
+    invoice = bill(acme, "10")
+    home = browser.get("/t/acme/invoices/").content.decode()
+    assert "/t/acme/invoices/top-up" in home
+    assert f"/invoices/{invoice.pk}/pay" in browser.get(f"/t/acme/invoices/{invoice.pk}").content.decode()
+    form = browser.get("/t/acme/invoices/top-up")
+    assert "form-action 'self' https:" in form.headers["Content-Security-Policy"]
+    for wrong in ("", "0", "x", "1.234", "99999999999"):
+        assert browser.post("/t/acme/invoices/top-up", {"amount": wrong}).status_code == 422
+    assert not fake_stripe.requests
+    sent = browser.post("/t/acme/invoices/top-up", {"amount": "50.00", "save_method": "on"})
+    assert (sent.status_code, sent.headers["Location"]) == (303, "https://checkout.stripe.com/c/pay/cs_test_1")
+    fields = fake_stripe.requests[0][1]
+    assert (fields["line_items[0][price_data][unit_amount]"], fields["metadata[save_method]"]) == ("5000", "true")
+    paid = browser.post(f"/t/acme/invoices/{invoice.pk}/pay", {})
+    assert (paid.status_code, paid.headers["Location"][:28]) == (303, "https://checkout.stripe.com/")
+    assert fake_stripe.requests[1][1]["metadata[invoice]"] == invoice.number
+    pay(invoice.total, invoice=invoice.number)
+    assert browser.post(f"/t/acme/invoices/{invoice.pk}/pay", {}).status_code == 404
+    reader = User.objects.create_user("reader@acme.example")
+    do_add_member(acme, reader, "admin")
+    browser.force_login(reader)
+    remembered(browser.session)
+    assert "/top-up" not in browser.get("/t/acme/invoices/").content.decode()
+    assert browser.get("/t/acme/invoices/top-up").status_code == 403
 
 
 def test_errors_of_hosted_pages_are_typed(client, fake_stripe, settings):

@@ -25,6 +25,7 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.jobs import run_jobs
 from tenants.models import Tenant, User
 from tests.support.billing.books import OCTOBER, invoiced, make_months, price, rate_card, use
+from tests.support.billing.charts import CHART, read_datev
 
 pytestmark = pytest.mark.django_db
 Run = Callable[..., Result]
@@ -63,6 +64,44 @@ def test_keys(run):
     assert run("keys", "rotate", key["id"], "--overlap-hours", "1").stdout.startswith("sk-")
     run("keys", "revoke", key["id"])
     assert key["id"] in [row["id"] for row in printed(run("keys", "list", "--revoked", "--json"))]
+
+
+def test_a_billing_entity_and_its_journal(furnished_acme, run, operate, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_months()
+    use(furnished_acme.tenant, OCTOBER, (price("4", model="journal"), 10**6))
+    invoice = invoiced(furnished_acme.tenant, OCTOBER)
+    default = next(row["id"] for row in printed(operate("billing", "entities", "--json")) if row["slug"] == "default")
+    operate("billing", "update-entity", default, "--name", "Mill GmbH", "--reminder-email-text", "Please pay.")
+    assert "Mill GmbH" in operate("billing", "show-entity", default).stdout
+    operate(
+        "billing", "add-entity", "second", "--name", "Second Ltd", "--country", "IE", "--time-zone", "Europe/Dublin"
+    )
+    operate(
+        *("billing", "add-tax-rule", "--entity", "second", "--country", "IE", "--category", "S"),
+        *("--rate-ppm", "230000", "--starts-on", "2026-01-01"),
+    )
+    journal = ("invoices", "ledger", "--month", "2026-11", "--format")
+    assert "no chart of accounts" in operate(*journal, "datev", fails=True).output
+    (tmp_path / "wrong.csv").write_text(CHART.replace("1200", ""))
+    numbers = ("--consultant", "1001", "--client", "7")
+    refused = operate("billing", "set-chart", default, "wrong.csv", *numbers, fails=True).output
+    assert "wrong.csv, line 3: The account number of cash is missing" in refused
+    operate("billing", "chart", default, fails=True)
+    (tmp_path / "accounts.csv").write_text(CHART)
+    operate("billing", "set-chart", default, "accounts.csv", *numbers)
+    assert "accounts.csv" in operate("billing", "chart", default).stdout
+    operate(*journal, "datev")
+    assert invoice.number in {
+        row["Belegfeld 1"] for row in read_datev(Path("EXTF_default-2026-11.csv").read_bytes())[1]
+    }
+    operate(*journal, "csv", "--output", "journal.csv")
+    assert str(invoice.number) in Path("journal.csv").read_text()
+    assert "no billing entity 'third'" in operate(*journal, "csv", "--entity", "third", fails=True).output
+    assert "needs --month" in operate("invoices", "ledger", "--format", "csv", fails=True).output
+    assert "revenue" in run("invoices", "ledger").stdout
+    assert "No ledger entries." in run("invoices", "ledger", "--month", "2020-01").stdout
+    run(*journal, "csv", fails=True)  # not an operator
 
 
 @pytest.fixture

@@ -52,6 +52,8 @@ register(
     Screen("invoices-upcoming", "/t/{slug}/invoices/upcoming", queries=36, states=("populated", "empty", "over")),
     Screen("invoices-detail", "/t/{slug}/invoices/{invoice}", queries=36, states=("populated", "over", "error")),
     Screen("invoices-line", "/t/{slug}/invoices/{invoice}/lines/1", queries=22, states=("populated",)),
+    Screen("invoices-pay", "/t/{slug}/invoices/{invoice}/pay", queries=16, states=("populated",)),
+    Screen("invoices-top-up", "/t/{slug}/invoices/top-up", queries=14, states=("populated",)),
     prepare=prepare,
     theirs={
         "invoice": lambda world: world.rows["populated.invoice"],

@@ -41,5 +41,6 @@ register(
     _form("void", f"{ONE}/void"),
     _form("write-off", f"{ONE}/write-off"),
     _form("credit", "/operator/billing/tenants/{slug}/credit"),
+    _form("tenant-payment", "/operator/billing/tenants/{slug}/payment"),
     demo={"period": _period, "draft": _draft},
 )

@@ -1,0 +1,1 @@
+"""Billing entities: the sellers on invoices, their tax rules, charts of accounts and journals."""
