@@ -16,6 +16,7 @@ from billing.api import (
     reconciliation,
     reratings,
     usage,
+    vat_reports,
 )
 
 urlpatterns = [
@@ -51,6 +52,10 @@ urlpatterns = [
     path("operator/provider-exports", costs.ProviderExports.as_view(), name="api-operator-provider-exports"),
     path("operator/entities", operators.Entities.as_view(), name="api-operator-entities"),
     path("operator/entities/<int:pk>", operators.EntityOne.as_view(), name="api-operator-entity"),
+    *(
+        path(f"operator/entities/<int:pk>/{name}", view.as_view(), name=f"api-operator-entity-{name}")
+        for name, view in vat_reports.VIEWS.items()
+    ),
     path("operator/tax-rules", operators.TaxRules.as_view(), name="api-operator-tax-rules"),
     path("operator/exchange-rates", operators.ExchangeRates.as_view(), name="api-operator-exchange-rates"),
     path("operator/payment-events", operators.PaymentEvents.as_view(), name="api-operator-payment-events"),
