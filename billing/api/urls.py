@@ -17,6 +17,7 @@ from billing.api import (
     reconciliation,
     reratings,
     usage,
+    vat_reports,
 )
 
 urlpatterns = [
@@ -54,6 +55,10 @@ urlpatterns = [
     path("operator/entities/<int:pk>", operators.EntityOne.as_view(), name="api-operator-entity"),
     path("operator/entities/<int:pk>/journal", accounting.EntityJournal.as_view(), name="api-operator-entity-journal"),
     path("operator/entities/<int:pk>/chart", accounting.EntityChart.as_view(), name="api-operator-entity-chart"),
+    *(
+        path(f"operator/entities/<int:pk>/{name}", view.as_view(), name=f"api-operator-entity-{name}")
+        for name, view in vat_reports.VIEWS.items()
+    ),
     path("operator/tax-rules", operators.TaxRules.as_view(), name="api-operator-tax-rules"),
     path("operator/exchange-rates", operators.ExchangeRates.as_view(), name="api-operator-exchange-rates"),
     path(

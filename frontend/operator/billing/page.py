@@ -22,6 +22,7 @@ from frontend.core.list_tools import MAX_EXPORTED, ListTools
 from frontend.core.lists import Choice, ListPage, changed_url, number_param, text_param
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
+from frontend.operator.billing import tax_reports
 from frontend.tenant.invoices.states import (
     OpenBalances,
     balance_due_of,
@@ -93,7 +94,8 @@ def _run(ctx: PageContext, period: Period, drafts: int) -> dict[str, Any]:
         message, kind = _("Closed. No drafts to finalize."), ""
     else:
         message, kind = _("Closed. All tenants are invoiced."), "good"
-    return {"period": period, "message": message, "kind": kind, "drafts": drafts}
+    reports = tax_reports.links_of(ctx, period)
+    return {"period": period, "message": message, "kind": kind, "drafts": drafts, "reports": reports}
 
 
 def _drafts_left(number: int) -> str:

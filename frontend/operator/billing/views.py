@@ -31,6 +31,7 @@ from frontend.core.rendering import redirect_with_message, render_page
 from frontend.core.screens import ConsoleScreen
 from frontend.operator.billing import page, services
 from frontend.operator.billing.forms import GrantCredit, IssueNote, RecordPayment, RecordTenantPayment, WithReason
+from frontend.operator.billing.tax_reports import tax_report
 from frontend.tenant.invoices import listing
 from frontend.tenant.invoices.checking import check_invoice
 from frontend.tenant.invoices.document import document_of
@@ -459,6 +460,11 @@ urlpatterns = [
     PANELS.operator_url("operator/billing/"),
     path("operator/billing/months/<int:period>/draft", draft, name="operator-billing-draft"),
     path("operator/billing/months/<int:period>/finalize", finalize_all, name="operator-billing-finalize-all"),
+    path(
+        "operator/billing/entities/<slug:billing_entity>/<slug:tax_report>/<slug:tax_period>",
+        tax_report,
+        name="operator-billing-tax-report",
+    ),
     path("operator/billing/tenants/<slug:tenant>/credit", credit, name="operator-billing-credit"),
     path("operator/billing/tenants/<slug:tenant>/payment", tenant_payment, name="operator-billing-tenant-payment"),
     path("operator/billing/<int:invoice>", invoice, name="operator-billing-detail"),

@@ -19,6 +19,7 @@ COSTS: Mapping[str, int] = {
     **dict.fromkeys(
         (
             *("api-cache-warming", "api-experiment-results", "api-invoice-csv", "api-invoice-html", "api-invoice-pdf"),
+            *("api-invoice-xml", "api-operator-entity-ec-sales", "api-operator-entity-oss", "api-operator-entity-vat"),
             *("api-operator-execution-costs", "api-operator-margins", "api-policy-shadow-results"),
             *("api-requests-cache-layers", "api-requests-prompt-advice", "api-requests-rates", "api-requests-success"),
             *("api-usage", "schema"),

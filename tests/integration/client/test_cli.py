@@ -316,6 +316,10 @@ def test_operator(operate, furnished_acme, tmp_path: Path):
         operate("users", action, user["id"])
     assert user["email"] in operate("users", "show", user["id"]).stdout
     assert "invoice prefix" in operate("billing", "entities").stdout
+    entity = printed(operate("billing", "entities", "--json"))[0]["id"]
+    for report, text in (("vat", "No documents"), ("ec-sales", "No sales with reverse"), ("oss", "No sales to")):
+        assert text in operate("billing", report, entity, "--period", "2026-Q4").stdout
+        assert "period" in operate("billing", report, entity, "--period", "2026-13", fails=True).output
     operate("billing", "tax-rules")
     operate("billing", "set-exchange-rate", "eur", "0.92", "--from", "2026-11-01")
     assert "0.920000" in operate("billing", "exchange-rates").stdout

@@ -18,6 +18,9 @@ load_screens()  # before the world is created
 # Arguments of URLs whose rows have another name, and arguments that are no rows.
 _ROWS = {"version": "price_version", "token": "invitation_token"}
 _NAMES = {
+    "billing_entity": "default",
+    "tax_report": "vat",
+    "tax_period": "2026-10",
     "check_id": "none",
     "pk": "1",
     "model": "smollm2-135m",

@@ -68,7 +68,7 @@ def furnished(slug: str) -> Row:
         **dict.fromkeys(("api-credential", "api-credential-rotate"), credential.pk),
         "api-webhook-event": delivery.event_id,
         **dict.fromkeys(("api-invoice", "api-invoice-pdf", "api-invoice-html", "api-invoice-csv"), invoice),
-        **dict.fromkeys(("api-invoice-events", "api-invoice-check", "api-invoice-pay"), invoice),
+        **dict.fromkeys(("api-invoice-events", "api-invoice-check", "api-invoice-pay", "api-invoice-xml"), invoice),
         "api-project": spare.pk,
         "api-key": key.pk,
         "api-key-rotate": key.pk,
