@@ -17,7 +17,7 @@ from billing.accounting.charts import AccountNumbers, ChartLine
 from billing.accounting.journal import JournalEntry, Posting, first_day
 from billing.currencies.amounts import DEFAULT_CURRENCY, half_up
 from billing.models import Account, BillingEntity
-from billing.pricing.currencies import exchange_rate
+from billing.pricing.currencies import dated_rate
 from tenants import csv_tables
 from tenants.actions import Conflict
 
@@ -170,14 +170,14 @@ class _LineWriter:
     def _rate(self, currency: str, day: date) -> tuple[int, int]:
         """Return units of the currency per unit of the books' currency, and the rate's decimals."""
         if (currency, day) not in self._rates:
-            rate = exchange_rate(self._books, currency, day, _RATE_DIGITS)
-            if rate is None or rate[0] <= 0:
+            found = dated_rate(self._books, currency, day, _RATE_DIGITS)
+            if found is None or found.rate[0] <= 0:
                 books = self._books
                 raise Conflict(
                     f"There is no exchange rate between {books} and {currency} for {day}. Add one for that day"
                     " or before, and repeat the export."
                 )
-            self._rates[currency, day] = (rate[0], rate[1])
+            self._rates[currency, day] = found.rate[0], found.rate[1]
         return self._rates[currency, day]
 
 

@@ -139,7 +139,6 @@ def test_an_announcement_ends_the_rest(
     assert set(sent) == {"tenants-run-jobs"}
 
 
-
 def test_a_stored_job_is_announced(acme: Tenant, kind: JobKind, broker: redis.Redis) -> None:
     listener = WorkListener()
     assert listener.wait(0)  # perhaps before the subscription
