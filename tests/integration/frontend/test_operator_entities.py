@@ -26,7 +26,8 @@ SELLER = {
     **{"vat_id": "DE136695976", "email": "billing@muehle.example", "iban": "DE75 5121 0800 1245 1261 99"},
     **{"terms_days": "30", "suspend_after_days": "", "invoice_prefix": "RE", "credit_note_prefix": "GS"},
     **{"time_zone": "Europe/Berlin", "voucher_type": "multi_purpose", "tax_currency": "eur"},
-    "reminder_email_text": "Please transfer\nthe amount.",
+    **{"contact_name": "Mia Mühl", "contact_phone": "+49 30 901820", "max_rate_age_days": "5"},
+    **{"relief_after_claim": "on", "reminder_email_text": "Please transfer\nthe amount."},
 }
 CHART_FORM = {"content": CHART, "consultant": "1001", "client": "7", "first_month": "1", "account_digits": "4"}
 
@@ -59,10 +60,11 @@ def test_an_operator_creates_and_changes_a_billing_entity(operator: Client) -> N
     page(operator, "/operator/entities/new", 303, slug="muehle", **SELLER)
     (row,) = unscoped(BillingEntity).filter(slug="muehle")
     assert (row.country, row.iban, row.tax_currency, row.terms_days) == ("DE", "DE75512108001245126199", "EUR", 30)
-    assert row.suspend_after_days is None
+    assert (row.suspend_after_days, row.max_rate_age_days, row.relief_after_claim) == (None, 5, True)
     assert "already exists" in page(operator, "/operator/entities/new", 422, slug="muehle", **SELLER)
     path = f"/operator/entities/{row.pk}"
     shown = page(operator, f"{path}/")
+    assert "Mia Mühl, +49 30 901820" in shown and "Owed until it is claimed" in shown
     assert "Lindenstraße 14" in shown and "Please transfer<br>the amount." in shown
     page(operator, f"{path}/edit", 303, **SELLER | {"name": "Mühle AG", "suspend_after_days": "45"})
     (row,) = unscoped(BillingEntity).filter(slug="muehle")
