@@ -100,7 +100,6 @@ def do_draft(
 def _draft(month: BilledMonth, tenant_id: int) -> list[Invoice]:
     """Return a tenant's drafts: the invoice, and a correction of each invoice whose usage was reversed."""
     with booking(tenant_id) as tenant:
-        credits.grant_commitments(month.period, tenant_id)
         invoice = _draft_document(month, tenant, Invoice.InvoiceType.INVOICE)
         return [*([] if invoice is None else [invoice]), *_draft_corrections(month, tenant)]
 
@@ -117,6 +116,8 @@ def _draft_document(
         return None
     lines = month_charges(fill_draft(document, month))
     if changes_balance(document, lines):
+        if any(line.line_type == InvoiceLine.LineType.COMMITMENT for line in lines):
+            credits.grant_commitments(month.period, tenant.pk)
         return write(document, lines)
     if document.pk is not None:
         document.delete()
@@ -139,7 +140,7 @@ def fill_draft(invoice: Invoice, month: BilledMonth) -> MonthDraft:
 def _draft_corrections(month: BilledMonth, tenant: Tenant) -> list[Invoice]:
     """Return a draft for each invoice that billed some of the usage. Usage that no invoice billed is not credited."""
     back = [use for use in month.usage.get(tenant.pk, []) if use.femto < 0]
-    metered = list(reversed_metered(month.period, tenant.pk).values_list("reverses__invoice_period", flat=True))
+    metered = month.reversed_metered.get(tenant.pk, [])
     if not back and not metered:
         return []
     billed = Invoice.objects.for_tenant(tenant).filter(

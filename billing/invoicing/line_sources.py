@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,7 +25,7 @@ from billing.invoicing.lines import (
     rerated_differences,
     usage_lines,
 )
-from billing.invoicing.metered_lines import metered_in, metered_lines
+from billing.invoicing.metered_lines import metered_in, metered_lines, reversed_metered
 from billing.invoicing.term_lines import active_terms, term_change, term_lines
 from billing.ledger.commitments import active_commitments
 from billing.models import CHARGES, Invoice, InvoiceLine, OneOffLine, Period
@@ -53,16 +54,24 @@ _OWED_ROUNDING = f"SELECT tenant_id FROM ({_LEAVING}) owed WHERE femto <= -(%s::
 
 
 class BilledMonth(NamedTuple):
-    """A billing period with its usage, of one tenant or all."""
+    """A billing period with its usage, by tenant, of one tenant or all.
+
+    `reversed_metered` has the earlier periods that billed metered usage which is reversed in this one.
+    """
 
     period: Period
     usage: dict[int, list[UsageLine]]
     counts: dict[int, Count]
+    reversed_metered: dict[int, list[int]]
 
 
 def read_month(period: Period, tenant_id: int | None = None) -> BilledMonth:
     """Read the usage of a billing period, of one tenant or all."""
-    return BilledMonth(period, find_usage(period, tenant_id), count_usage(period, tenant_id))
+    back: dict[int, list[int]] = defaultdict(list)
+    rows = reversed_metered(period, tenant_id).values_list("tenant_id", "reverses__invoice_period")
+    for tenant, billed_period in rows:
+        back[tenant].append(billed_period)
+    return BilledMonth(period, find_usage(period, tenant_id), count_usage(period, tenant_id), back)
 
 
 @dataclass
