@@ -249,6 +249,36 @@ def test_an_invoice_is_voided_or_written_off(operator: Client, acme: Tenant, dee
 
 
 @pytest.mark.django_db
+def test_a_draft_shows_why_it_cannot_be_finalized(operator: Client, acme: Tenant) -> None:
+    bill = drafted(operator)
+    url = f"/operator/billing/{bill.pk}"
+    assert "no exchange rate" not in operator.get(url).content.decode()
+    with all_tenants_scope(BypassReason.BILLING):
+        entity = default_entity()
+        BillingEntity.objects.filter(pk=entity.pk).update(tax_currency="EUR")
+        TaxRule.objects.create(entity=entity, category="S", rate_ppm=100_000, starts_on=date(2026, 1, 1))
+    assert "There is no exchange rate of EUR, the tax currency." in operator.get(url).content.decode()
+
+
+@pytest.mark.django_db
+def test_voided_cancellation_and_replacement_link_each_other(operator: Client, acme: Tenant) -> None:
+    bill = final(operator)
+    send(operator, f"/operator/billing/{bill.pk}/void", typed=bill.number, reason="Wrong address")
+    note = unscoped(Invoice).get(invoice_type="cancellation")
+    send(operator, f"/operator/billing/months/{bill.period_id}/draft", typed=month().label)
+    (again,) = unscoped(Invoice).filter(state="draft")
+    send(operator, f"/operator/billing/{again.pk}/finalize", typed="acme")
+    link = '<dt>{}</dt><dd><a class="link" href="/operator/billing/{}">'
+    voided = operator.get(f"/operator/billing/{bill.pk}").content.decode()
+    assert link.format("Cancelled by", note.pk) in voided
+    assert link.format("Replaced by", again.pk) in voided
+    assert link.format("Replaces", bill.pk) in operator.get(f"/operator/billing/{again.pk}").content.decode()
+    page = operator.get(f"/operator/billing/{note.pk}").content.decode()
+    assert f"Cancellation {note.number}" in page
+    assert f'on invoice <a class="link" href="/operator/billing/{bill.pk}">' in page
+
+
+@pytest.mark.django_db
 def test_the_claim_for_tax_relief_is_recorded_once(operator: Client, acme: Tenant) -> None:
     with all_tenants_scope(BypassReason.BILLING):
         entity = default_entity()

@@ -40,6 +40,7 @@ register(
     _form("credit-note", f"{ONE}/credit-note"),
     _form("void", f"{ONE}/void"),
     _form("write-off", f"{ONE}/write-off"),
+    _form("claim-tax-relief", f"{ONE}/claim-tax-relief"),
     _form("credit", "/operator/billing/tenants/{slug}/credit"),
     _form("tenant-payment", "/operator/billing/tenants/{slug}/payment"),
     demo={"period": _period, "draft": _draft},
