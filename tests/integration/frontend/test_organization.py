@@ -206,11 +206,19 @@ def test_settings_are_changed(acme):
     assert client.post("/t/acme/settings/content", {"content_retention_days": "91"}).status_code == 422
     assert client.post("/t/acme/settings/content", {"content_retention_days": "9"}).status_code == 303
     bill = {"name": "Apex", "country": "de", "currency": "eur", "emails": "a@x.example\nb@x.example"}
+    bill |= {"buyer_reference": "04011000-12345-34"}
     assert client.post("/t/acme/settings/billing", bill | {"emails": "unknown"}).status_code == 422
     assert client.post("/t/acme/settings/billing", bill | {"country": "Germany"}).status_code == 422
     assert client.post("/t/acme/settings/billing", bill).status_code == 303
     page = client.get("/t/acme/settings/").content.decode()
-    for said in ("Apex", "9 days", "a@x.example<br>b@x.example", "also shown in EUR", "Billing time zone"):
+    for said in (
+        "Apex",
+        "9 days",
+        "a@x.example<br>b@x.example",
+        "also shown in EUR",
+        "Billing time zone",
+        "04011000-12345-34",
+    ):
         assert said in page
     assert "Billing details" not in log_in("developer").get("/t/acme/settings/").content.decode()
     for name in ("name", "content", "billing", "delete"):
