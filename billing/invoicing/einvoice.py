@@ -32,6 +32,7 @@ _XRECHNUNG_TYPES = ("380", "381")
 # UNTDID 4461
 _UNDEFINED_MEANS = "1"
 _SEPA_TRANSFER = "58"
+_TRANSFER = "30"
 _CLEARING = "97"
 CREDITED = "Credited to the account."  # payment terms of documents without a due date
 _MAX_DIGITS = 2  # decimals of amounts; prices may have more
@@ -185,7 +186,9 @@ def payment_of(document: Mapping[str, Any]) -> PaymentInstructions | None:
     seller = document["seller"]
     is_payable = document["invoice_type"] in TRANSFERS
     if is_payable and "iban" in seller:
-        return PaymentInstructions(_SEPA_TRANSFER, iban=seller["iban"], bic=seller.get("bic", ""))
+        is_sepa = _is_early(document) or document["currency"] == "EUR"
+        code = _SEPA_TRANSFER if is_sepa else _TRANSFER
+        return PaymentInstructions(code, iban=seller["iban"], bic=seller.get("bic", ""))
     if _is_early(document):
         return None
     if is_credit_note(document):

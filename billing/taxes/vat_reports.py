@@ -12,6 +12,9 @@ from datetime import date, datetime
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
+from django.db.models import CharField, Value
+from django.db.models.functions import Cast, Concat
+
 from billing.currencies.amounts import decimal, decimal_cents, half_up, minor_digits, nano_a_cent
 from billing.currencies.iso_codes import EU_COUNTRIES
 from billing.models import CHARGES, Account, BillingEntity, Invoice, LedgerEntry, LedgerTransaction, TaxCategory
@@ -20,7 +23,7 @@ from billing.taxes import vat_ids
 from tenants import csv_tables
 
 PERIOD = r"^20\d\d-(0[1-9]|1[0-2]|Q[1-4])\Z"
-_DOCUMENT_KEY = "invoice:"  # prefixes of the keys of transactions
+_DOCUMENT_KEY = "invoice:"  # prefixes of the keys of transactions, before a document's ID
 _VOID_KEY = "void:"
 _MONTHS_A_QUARTER = 3
 
@@ -201,7 +204,8 @@ def _taxed_amounts(entity: BillingEntity, period: str) -> Iterator[TaxedAmount]:
         yield _amounts_of(document, -1, 1)
     taxes = LedgerEntry.objects.all_tenants().filter(account=Account.TAX, invoice__entity=entity)
     taxes = taxes.filter(transaction__created_at__gte=start, transaction__created_at__lt=end)
-    taxes = taxes.exclude(transaction__key__startswith=_DOCUMENT_KEY).exclude(transaction__key__startswith=_VOID_KEY)
+    of_document = Concat(Value(_DOCUMENT_KEY), Cast("invoice_id", CharField()))
+    taxes = taxes.exclude(transaction__key=of_document).exclude(transaction__key__startswith=_VOID_KEY)
     for entry in taxes.select_related("invoice__refers_to").order_by("pk").iterator():
         if entry.invoice is not None:
             charged = entry.invoice.total - entry.invoice.taxable

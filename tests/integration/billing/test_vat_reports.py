@@ -15,19 +15,20 @@ import pytest
 from django.test import Client
 from rest_framework.test import APIClient
 
-from billing.invoicing.corrections import do_issue_credit_note, do_issue_debit_note, do_void
+from billing.invoicing.corrections import do_issue_credit_note, do_issue_debit_note, do_void, do_write_off
 from billing.invoicing.drafts import do_close_period, do_draft
+from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.purchases import do_sell_credit
 from billing.ledger.booking import booking
 from billing.ledger.ledger import PostedEntry, post
-from billing.models import Account, BillingEntity, BillingProfile, ExchangeRate, Invoice, LedgerEntry, TaxRule
+from billing.models import Account, BillingEntity, BillingProfile, ExchangeRate, Invoice, LedgerEntry, TaxRule, UsageEvent
 from billing.periods import default_entity
 from billing.taxes.vat_reports import EcSalesRow, OssRow, VatRow, ec_sales_list, oss_report, vat_report
 from tenants.actions import do_create_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
-from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, over, price, use
+from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, over, price, take_back, use
 from tests.support.billing.books import period as make_period
 from tests.support.billing.currencies import in_currency
 from tests.support.billing.prepaid_credit import MULTI, SINGLE, pay
@@ -60,7 +61,8 @@ def entity(acme: Tenant) -> BillingEntity:
     with all_tenants_scope(BypassReason.BILLING):
         row = default_entity()
         BillingEntity.objects.filter(pk=row.pk).update(
-            name="Northgate", country="NL", vat_id="NL123456789B13", time_zone="Europe/Amsterdam", tax_currency="EUR"
+            **{"name": "Northgate", "country": "NL", "vat_id": "NL123456789B13", "time_zone": "Europe/Amsterdam"},
+            **{"tax_currency": "EUR", "max_rate_age_days": 1000},
         )
         for country, buyer, category, rate in RULES:
             TaxRule.objects.create(
@@ -215,6 +217,25 @@ def test_a_change_of_tax_without_a_document_is_reported_when_it_is_booked(entity
     assert report(vat_report, entity, "2027-01") == [expected]
     assert report(oss_report, entity, "2027-Q1") == [OssRow("DE", "19", "2026-Q4", 1, "EUR", "-45.00", "-8.55")]
     assert_ledger(entity, ISSUED, "2027-01")
+
+
+def test_write_offs_and_what_follows_change_the_tax_when_they_are_booked(entity, bills, monkeypatch):
+    billed = bills["de-shop"]
+    with at(monkeypatch, LATER):
+        do_write_off(billed, "Insolvent")
+    expected = VatRow("DE", "S", "19", 1, "USD", "-100.00", "-19.00", "EUR", "-90.00", "-17.10")
+    assert report(vat_report, entity, "2027-01") == [expected]
+    assert_ledger(entity, ISSUED, "2027-01")
+    (event,) = [row for row in unscoped(UsageEvent).all() if row.tenant_id == billed.tenant_id]
+    take_back(event, NOVEMBER)
+    month = make_period(NOVEMBER)
+    do_close_period(month, now=over(month))
+    with at(monkeypatch, datetime(2027, 2, 15, 12, tzinfo=UTC)):
+        (note,) = [do_finalize(draft) for draft in do_draft(month, billed.tenant)]
+    assert note.total == 11_900
+    expected = VatRow("DE", "S", "19", 2, "USD", "0.00", "0.00", "EUR", "0.00", "0.00")  # the note and the restored tax
+    assert report(vat_report, entity, "2027-02") == [expected]
+    assert_ledger(entity, ISSUED, "2027-01", "2027-02")
 
 
 def test_the_ec_sales_list_has_the_buyers_with_reverse_charge(entity, bills):

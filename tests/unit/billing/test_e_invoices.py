@@ -134,7 +134,7 @@ def test_the_rules_find_what_is_missing(rule):
 @pytest.mark.parametrize(
     ("name", "kind", "account", "code"),
     [
-        *(("standard", "invoice", IBAN, "58"), ("standard", "debit_note", IBAN, "58")),
+        *(("standard", "invoice", IBAN, "30"), ("standard", "debit_note", IBAN, "30")),
         *(("standard", "invoice", {}, "1"), ("standard", "purchase", IBAN, "1")),
         *(("note", "credit_note", IBAN, "97"), ("note", "correction", {}, "97")),
     ],
@@ -145,10 +145,18 @@ def test_payment_instructions(name, kind, account, code):
     payment = einvoice.payment_of(document)
     assert payment is not None
     assert payment.code == code
-    assert (payment.iban, payment.bic) == ((*IBAN.values(),) if code == "58" else ("", ""))
+    assert (payment.iban, payment.bic) == ((*IBAN.values(),) if code == "30" else ("", ""))
     assert payment.text == ("Pay now" if kind == "invoice" and not account else "")
     shown = in_words(document)["bank"]
-    assert ("IBAN NL91 ABNA 0417 1643 00, BIC ABNANL2A" in shown) == (code == "58")
+    assert ("IBAN NL91 ABNA 0417 1643 00, BIC ABNANL2A" in shown) == (code == "30")
+
+
+def test_a_transfer_in_euros_is_a_sepa_transfer():
+    document = current("standard", currency="EUR")
+    document["seller"] |= IBAN
+    payment = einvoice.payment_of(document)
+    assert payment is not None
+    assert payment.code == "58"
 
 
 def test_a_document_out_of_scope_has_the_rate_0_in_its_breakdown_only():
