@@ -19,6 +19,7 @@ load_screens()  # before the world is created
 _ROWS = {"version": "price_version", "token": "invitation_token"}
 _NAMES = {
     "check_id": "none",
+    "file_type": "csv",
     "pk": "1",
     "model": "smollm2-135m",
     "provider": "stripe",
