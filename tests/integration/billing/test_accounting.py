@@ -11,7 +11,6 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from asgiref.sync import async_to_sync
 
 from billing.accounting import journal
 from billing.accounting.exports import export_journal
@@ -39,6 +38,7 @@ from tests.support.billing.books import OCTOBER, invoiced, price, use
 from tests.support.billing.charts import CHART, read_datev, set_chart
 from tests.support.billing.euros import bill_in_euros
 from tests.support.billing.prepaid_credit import CENT
+from tests.support.downloads import read_download
 from tests.support.rows import unscoped
 from tests.support.tenants.management_api import by_person, by_role
 
@@ -373,13 +373,6 @@ def test_a_chart_with_a_wrong_line_is_refused_and_nothing_is_stored(acme, entity
     assert unscoped(AuditEntry).count() == audited
 
 
-def downloaded(response: Any) -> bytes:
-    async def read() -> bytes:
-        return b"".join([part async for part in response.streaming_content])
-
-    return async_to_sync(read)()
-
-
 def test_the_api_is_for_operators(busy, entity):
     operator, member = by_person(User.objects.create_superuser("op@example.com")), by_role(busy[0], "owner")
     url = f"/api/operator/entities/{entity.pk}"
@@ -396,10 +389,10 @@ def test_the_api_is_for_operators(busy, entity):
     assert operator.get(f"{url}/chart").json() == stored.json()
     response = operator.get(f"{url}/journal", {"month": ISSUED, "file_type": "datev"})
     assert response.headers["Content-Disposition"] == 'attachment; filename="EXTF_Buchungsstapel_default_2026-11.csv"'
-    content = downloaded(response)
+    content = read_download(response)
     assert len(content) == int(response.headers["Content-Length"])
     assert len(read_datev(content)[1]) > 3
-    assert downloaded(operator.get(f"{url}/journal", {"month": ISSUED})) == export(entity, ISSUED)
+    assert read_download(operator.get(f"{url}/journal", {"month": ISSUED})) == export(entity, ISSUED)
     for query in (
         {},
         {"month": "2026-13"},

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.downloads import read_download
 from tests.support.frontend.console import World, meter
 from tests.support.frontend.large_values import enlarge, multiply
 from tests.support.frontend.pages import logged_in
@@ -22,7 +23,7 @@ NOT_A_NUMBER = re.compile(r"(?<![\w-])-?(nan|inf|infinity)(?![\w-])", re.IGNOREC
 NOT_FOUND = re.compile(
     r"account/(mfa|oidc)/.*|api/operator/(upstream-credentials|reratings)/.*|.*/files/<str:file>/content"
     r"|.*/invitations/<int:invitation>/(resend|revoke)|operator/models/<str:worker>/.*|.*/drafts/<int:draft>/discard"
-    r"|operator/alerts/rules/<int:alert_rule>/.*|api/upstream-credentials/.*|api/jobs/.*"
+    r"|operator/alerts/rules/<int:alert_rule>/.*|api/upstream-credentials/.*|api/jobs/.*|api/operator/entities/<int:pk>/chart"
 )
 
 
@@ -80,7 +81,7 @@ def test_every_page_panel_and_report_loads(large_world: World, visited: set[str]
 
 def problems_of(response: Any, route: Route) -> list[str]:
     """Describe what is wrong with a response."""
-    body = response.getvalue() if response.streaming else response.content
+    body = read_download(response) if response.streaming else response.content
     kind = response.headers.get("content-type", "")
     text = "" if "pdf" in kind else body.decode(errors="replace")
     problems = []

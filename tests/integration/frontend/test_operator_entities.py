@@ -7,7 +7,6 @@ from html import unescape
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
 from django.test import Client
 
 from billing.models import BillingEntity, ChartOfAccounts, CreditGrant, Payment, TaxRule
@@ -17,6 +16,7 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, User
 from tests.support.billing.books import OCTOBER, invoiced, make_months, price, use
 from tests.support.billing.charts import CHART, read_datev
+from tests.support.downloads import read_download
 from tests.support.frontend.billing_run import make_billed_acme
 from tests.support.frontend.console import remembered
 from tests.support.rows import unscoped
@@ -114,18 +114,11 @@ def test_an_operator_downloads_the_journal(db: None) -> None:
     assert "/journal/datev" in page(operator, f"{path}/panels/journal?month={month}")
     content = operator.get(f"{path}/journal/datev?month={month}")
     assert content.headers["Content-Disposition"].startswith('attachment; filename="EXTF_')
-    assert invoice.number in {row["Belegfeld 1"] for row in read_datev(downloaded(content))[1]}
-    assert str(invoice.number) in downloaded(operator.get(f"{path}/journal/csv?month={month}")).decode()
+    assert invoice.number in {row["Belegfeld 1"] for row in read_datev(read_download(content))[1]}
+    assert str(invoice.number) in read_download(operator.get(f"{path}/journal/csv?month={month}")).decode()
     assert operator.get(f"{path}/journal/xml").status_code == 404
     for closed in (f"{path}/", f"{path}/journal/csv", f"{path}/accounts", "/operator/entities/"):
         assert owner.get(closed).status_code == 404
-
-
-def downloaded(response: Any) -> bytes:
-    async def read() -> bytes:
-        return b"".join([part async for part in response.streaming_content])
-
-    return async_to_sync(read)()
 
 
 def test_an_operator_records_a_payment_of_a_tenant(db: None) -> None:

@@ -22,6 +22,7 @@ _NAMES = {
     "tax_report": "vat",
     "tax_period": "2026-10",
     "check_id": "none",
+    "file_type": "csv",
     "pk": "1",
     "model": "smollm2-135m",
     "provider": "stripe",
