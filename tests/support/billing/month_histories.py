@@ -24,7 +24,7 @@ from billing.invoicing.preview import preview
 from billing.invoicing.price_terms import do_add_price_term, do_end_price_term
 from billing.invoicing.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
 from billing.ledger.credits import do_commit, do_end_commitment
-from billing.metering.metered import do_record_metered_usage
+from billing.metering.metered import do_record_metered_usage, do_reverse_metered_usage
 from billing.models import (
     Adjustment,
     Commitment,
@@ -34,7 +34,6 @@ from billing.models import (
     Period,
     Price,
     PriceTerm,
-    Rerating,
     UsageEvent,
 )
 from billing.pricing.prices import do_assign_book, do_propose_prices, do_publish_prices
@@ -98,14 +97,9 @@ def create_tenants() -> dict[str, Tenant]:
 class MonthHistory:
     """A history of a tenant in USD and one in another currency. Inside `open_history`."""
 
-    def __init__(self, tenants: dict[str, Tenant], currency: str, *, known: frozenset[str]) -> None:
-        """
-        Args:
-            known: the names of defects that the product still has. Steps that meet them do nothing.
-        """
+    def __init__(self, tenants: dict[str, Tenant], currency: str) -> None:
         self.currencies = ("USD", currency)
         self.tenants = [tenants[each] for each in self.currencies]
-        self.known = known
         self.closed: list[Period] = []
         self.notes = [0, 0]  # cents of operators' debit notes, less credit notes
         self.changes = 0  # deletions and restorations
@@ -145,8 +139,6 @@ class MonthHistory:
 
     def meter(self, tenant: int, month: int, day: int, model: int, tokens: int, minutes: int) -> None:
         """Record cache storage. If its month is closed, it is late."""
-        if "minimum_with_metered_usage" in self.known and self._has_minimum(tenant):
-            return
         at = STARTS[month] + timedelta(days=DAYS[day])
         number = MeteredUsage.objects.all_tenants().count()
         do_record_metered_usage(
@@ -154,6 +146,11 @@ class MonthHistory:
             at + timedelta(minutes=minutes),
             reference=f"storage {number}",
         )
+
+    def reverse_metered(self, index: int) -> None:
+        rows = list(MeteredUsage.objects.all_tenants().filter(reverses=None).order_by("pk"))
+        if rows:
+            do_reverse_metered_usage(rows[index % len(rows)])
 
     def add_one_off(self, tenant: int, month: int, cents: int) -> None:
         do_add_one_off_line(self.tenants[tenant], month=month_label(month), description="Setup", cents=cents)
@@ -178,11 +175,6 @@ class MonthHistory:
                 do_end_commitment(row, month_label(month))
 
     def add_minimum(self, tenant: int, first: int, months: int, cents: int) -> None:
-        if "rerating_under_minimum" in self.known and self._reratings(tenant):
-            return
-        metered = MeteredUsage.objects.for_tenant(self.tenants[tenant]).exists()
-        if "minimum_with_metered_usage" in self.known and metered:
-            return
         self._add_term(tenant, TermRule(TermType.MINIMUM, cents=cents), first, months)
 
     def add_discount(self, tenant: int, first: int, months: int, model: int, ppm: int) -> None:
@@ -206,21 +198,12 @@ class MonthHistory:
             if rows and month_label(month) >= (row := rows[index % len(rows)]).first_month:
                 do_end_price_term(row, month_label(month))
 
-    def _has_minimum(self, tenant: int) -> bool:
-        rows = PriceTerm.objects.for_tenant(self.tenants[tenant])
-        return rows.filter(rule__term_type=TermType.MINIMUM.value).exists()
-
     # Corrections
 
     def rerate(self, tenant: int, model: int, component: int, start: int, halves: int, nano: int) -> None:
         """Correct a price for some half months, also of usage that is not invoiced yet."""
-        if "rerating_under_minimum" in self.known and self._has_minimum(tenant):
-            return
-        part = COMPONENTS[component]
-        if "rerating_of_metered_usage" in self.known and part == Component.CACHE_STORAGE:
-            return
         halves_of = [at + timedelta(days=days) for at in STARTS for days in (0, 14)]
-        new = NewPrice(MODELS[model], Tier.STANDARD, part, nano)
+        new = NewPrice(MODELS[model], Tier.STANDARD, COMPONENTS[component], nano)
         book = BOOKS[self.currencies[tenant]]
         until = halves_of[min(start + halves, len(halves_of) - 1)]
         row = do_propose_rerating(Proposal((new,)), halves_of[start], until, reason="Wrong price", book=book)
@@ -231,9 +214,6 @@ class MonthHistory:
         report = continue_reratings()
         if report.left:
             raise Difference(report.left)
-
-    def _reratings(self, tenant: int) -> bool:
-        return bool(Rerating.objects.filter(book__name=BOOKS[self.currencies[tenant]]).exists())
 
     def credit(self, index: int, cents: int) -> None:
         self._issue(do_issue_credit_note, index, cents, -1)
@@ -285,7 +265,7 @@ class MonthHistory:
             _compare_preview(found, [row for row in own if row.invoice_type == Invoice.InvoiceType.INVOICE])
         for draft in drafts:
             issued = do_finalize(draft, now=month.ends_at)
-            if issued.invoice_type == Invoice.InvoiceType.INVOICE and "minimum_with_rounded_lines" not in self.known:
+            if issued.invoice_type == Invoice.InvoiceType.INVOICE:
                 self._compare_minimum(issued)
 
     def _compare_minimum(self, invoice: Invoice) -> None:
@@ -324,7 +304,7 @@ class MonthHistory:
         if not abs(billed - wanted) < 1 + carried:
             raise Difference(f"{tenant}: billed {billed}, oracle {float(wanted)}, carried {float(carried)}")
         empty = [row.number for row in rows if row.subtotal == 0 and row.refers_to_id]
-        if empty and "empty_documents" not in self.known:
+        if empty:
             raise Difference(f"{tenant}: notes of 0.00: {empty}")
 
 
@@ -357,11 +337,11 @@ def _values(line: InvoiceLine) -> tuple[Any, ...]:
 
 
 @contextmanager
-def open_history(tenants: dict[str, Tenant], currency: str, known: frozenset[str]) -> Iterator[MonthHistory]:
+def open_history(tenants: dict[str, Tenant], currency: str) -> Iterator[MonthHistory]:
     """Open a history whose transaction is rolled back at its end."""
     with suppress(Undone), ExitStack() as scopes:
         scopes.enter_context(transaction.atomic())
         # Inside it, the scope of an action sends two statements to the database instead of four.
         scopes.enter_context(all_tenants_scope(BypassReason.BILLING))
-        yield MonthHistory(tenants, currency, known=known)
+        yield MonthHistory(tenants, currency)
         raise Undone

@@ -59,7 +59,8 @@ def usage_cost(tenant_id: int, month: Period, closed: Iterable[Period], currency
         closed: the months whose adjustments of this month's usage count.
     """
     rules = [row.rule for row in PriceTerm.objects.for_tenant(tenant_id).order_by("pk") if _is_active(row, month)]
-    usage = _usage(tenant_id, month, [each.pk for each in closed])
+    periods = [each.pk for each in closed]
+    usage = _usage(tenant_id, month, periods)
     for rule in rules:
         key = rule.get("model"), rule.get("tier", "standard"), rule.get("component")
         if rule["term_type"] in ("graduated", "volume") and key in usage:
@@ -68,7 +69,7 @@ def usage_cost(tenant_id: int, month: Period, closed: Iterable[Period], currency
         for (model, _, _), row in usage.items():
             if rule["term_type"] == "discount" and rule.get("model", "") in ("", model):
                 row[1] *= 1 - Fraction(rule["ppm"], 10**6)
-    units = sum((row[1] for row in usage.values()), Fraction()) + _metered(tenant_id, month)
+    units = sum((row[1] for row in usage.values()), Fraction()) + _metered(tenant_id, month, periods)
     minimums = [rule["cents"] for rule in rules if rule["term_type"] == "minimum"]
     is_charged = minimums and not is_deleted(tenant_id, month)
     return max(units * MINOR_UNITS[currency], Fraction(max(minimums) if is_charged else 0))
@@ -97,12 +98,14 @@ def _usage(tenant_id: int, month: Period, closed: list[int]) -> Usage:
     return found
 
 
-def _metered(tenant_id: int, month: Period) -> Fraction:
+def _metered(tenant_id: int, month: Period, closed: list[int]) -> Fraction:
+    """Return the cost of the month's metered usage, without what was reversed in a closed month."""
     cost = Fraction()
-    for row in MeteredUsage.objects.for_tenant(tenant_id).filter(invoice_period=month.pk):
-        hours = Fraction((row.ended_at - row.started_at) // timedelta(microseconds=1), MICROSECONDS_AN_HOUR)
-        price = Price.objects.get(pk=row.price_id)
-        cost += row.amount * hours * _final(price, row.started_at, 0) * PER_TOKEN
+    for row in MeteredUsage.objects.for_tenant(tenant_id).filter(invoice_period__in=closed).select_related("reverses"):
+        if (row.reverses or row).invoice_period == month.pk:
+            hours = Fraction((row.ended_at - row.started_at) // timedelta(microseconds=1), MICROSECONDS_AN_HOUR)
+            price = Price.objects.get(pk=row.price_id)
+            cost += row.amount * hours * _final(price, row.started_at, 0) * PER_TOKEN
     return cost
 
 
