@@ -270,7 +270,7 @@ def test_a_recomputed_invoice_is_equal_to_the_byte(acme):
     with all_tenants_scope(BypassReason.BILLING):
         row = Invoice.objects.all_tenants().select_related("period", "entity", "refers_to").get(pk=invoice.pk)
         found = checks.check(row)
-        assert found == checks.InvoiceCheckResult(4, 0, 0, True, True, invoice.sha256)
+        assert found == checks.InvoiceCheckResult(4, 0, 0, True, True, invoice.sha256, 0)
     use(acme, OCTOBER, (price("1", model="late"), MILLION))  # closed, so it belongs to the next month
     with all_tenants_scope(BypassReason.BILLING):
         assert checks.check(row) == found

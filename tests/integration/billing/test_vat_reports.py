@@ -21,7 +21,16 @@ from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.purchases import do_sell_credit
 from billing.ledger.booking import booking
 from billing.ledger.ledger import PostedEntry, post
-from billing.models import Account, BillingEntity, BillingProfile, ExchangeRate, Invoice, LedgerEntry, TaxRule, UsageEvent
+from billing.models import (
+    Account,
+    BillingEntity,
+    BillingProfile,
+    ExchangeRate,
+    Invoice,
+    LedgerEntry,
+    TaxRule,
+    UsageEvent,
+)
 from billing.periods import default_entity
 from billing.taxes.vat_reports import EcSalesRow, OssRow, VatRow, ec_sales_list, oss_report, vat_report
 from tenants.actions import do_create_tenant
