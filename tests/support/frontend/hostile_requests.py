@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 from urllib.parse import quote_from_bytes
 
+from tests.support.downloads import read_download
+
 if TYPE_CHECKING:
     from django.test import Client
 
@@ -133,7 +135,7 @@ class Walker:
         with undone():
             response = self._client.generic(method, path, body, content_type, **({"QUERY_STRING": query} | environ))
             if response.streaming:
-                response.getvalue()
+                read_download(response)
         self._client.cookies = cookies
         self.sent += 1
         if response.status_code >= 500:
