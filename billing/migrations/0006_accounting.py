@@ -17,7 +17,7 @@ def _email_text(subject: str) -> models.TextField[str, str]:
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('billing', '0006_tax_relief_and_rate_dates'),
+        ('billing', '0005_tax_relief_and_rate_dates'),
     ]
 
     operations = [

@@ -9,7 +9,7 @@ class Migration(migrations.Migration):
     atomic = False
 
     dependencies = [
-        ('billing', '0007_accounting'),
+        ('billing', '0006_accounting'),
     ]
 
     operations = [

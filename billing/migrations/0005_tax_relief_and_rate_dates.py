@@ -9,7 +9,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    dependencies: ClassVar = [("billing", "0005_cancellations")]
+    dependencies: ClassVar = [("billing", "0004_cancellations")]
 
     operations: ClassVar = [
         migrations.AddField(

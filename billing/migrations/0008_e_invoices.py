@@ -9,7 +9,7 @@ import billing.models.invoicing
 
 class Migration(migrations.Migration):
 
-    dependencies = [("billing", "0008_ledger_created")]
+    dependencies = [("billing", "0007_ledger_created")]
 
     operations = [
         migrations.AddField(
