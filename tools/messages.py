@@ -44,7 +44,7 @@ _ATTRIBUTE = re.compile(r'\b(?:aria-label|title|placeholder|data-label|alt)="([^
 _MARKED_ARGUMENT = re.compile(r'_\("[^"]*"\)')
 _TABLE, _STAT = re.compile(r"{%\s*table\b(.*?)%}"), re.compile(r'{%\s*stat\s+"([^"]*)"')
 _SHOWN_KEYWORDS = ("label", "help_text", "submit", "effect", "message")
-_SAME_EVERYWHERE = {"Millrace", "MR", "JSON", "CSV", "UTC", "webhook-id", "request-detail"}
+_SAME_EVERYWHERE = {"Millrace", "MR", "JSON", "CSV", "DATEV", "IBAN", "BIC", "UTC", "webhook-id", "request-detail"}
 HEADER = "Content-Type: text/plain; charset=UTF-8\nLanguage: {}\nPlural-Forms: nplurals=2; plural=(n != 1);\n"
 Message = tuple[str, str]  # the text and its plural, which may be empty
 Catalog = dict[Message, tuple[str, ...]]
