@@ -88,17 +88,16 @@ class GrammarSandbox:
         self._vocabulary = vocabulary
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
+        self._state = threading.Lock()  # of the two attributes above
         self._trial = threading.Lock()
 
     def try_out(self, text: str) -> SandboxResult:
         """Return the result of compiling `text`. After `close`, nothing compiles."""
         with self._trial:
-            return _TOO_COMPLEX if self._is_closed else self._compile(text)
+            process = self._running_process()
+            return _TOO_COMPLEX if process is None else self._compile(process, text)
 
-    def _compile(self, text: str) -> SandboxResult:
-        process = self._process
-        if process is None or process.poll() is not None:
-            process = self._process = self._start()
+    def _compile(self, process: subprocess.Popen[bytes], text: str) -> SandboxResult:
         alarm = threading.Timer(_ANSWER_SECONDS, process.kill)
         alarm.start()
         try:
@@ -112,21 +111,27 @@ class GrammarSandbox:
 
     def close(self) -> None:
         """Stop the process permanently. A trial that another thread has started ends with it."""
-        self._is_closed = True
-        if self._process is not None:
-            self._process.kill()
-        with self._trial:  # for _ANSWER_SECONDS at most, if the trial has just started a process
+        with self._state:
+            self._is_closed = True
             if self._process is not None:
                 self._process.kill()
+        with self._trial:
+            if self._process is not None:
                 self._process.communicate()
                 self._process = None
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        vocabulary = asdict(self._vocabulary())
-        command = [sys.executable, "-m", "inference_worker.engine.structured_output.grammar_sandbox"]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 - our own
+    def _running_process(self) -> subprocess.Popen[bytes] | None:
+        """Return the process, which is started if it does not run. None: the sandbox is closed."""
+        with self._state:
+            if self._is_closed:
+                return None
+            if self._process is not None and self._process.poll() is None:
+                return self._process
+            command = [sys.executable, "-m", "inference_worker.engine.structured_output.grammar_sandbox"]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S603 - our own
+            self._process = process
         with contextlib.suppress(OSError):  # the process has ended: the next read reports it
-            _write(process.stdin, vocabulary)
+            _write(process.stdin, asdict(self._vocabulary()))
         return process
 
 

@@ -284,17 +284,31 @@ async def test_a_statement_has_a_time_limit(platform: Platform, monkeypatch: pyt
 
 async def test_an_answer_is_written_without_a_connection(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
-    render = JSONRenderer.render
+    pool, lent, uses = pool_of(WEB), set[int](), 0
+    lend, take_back, render = pool.getconn, pool.putconn, JSONRenderer.render
+
+    def getconn(*args: Any, **kwargs: Any) -> Any:
+        nonlocal uses
+        uses += 1
+        connection = lend(*args, **kwargs)
+        lent.add(id(connection))
+        return connection
+
+    def putconn(connection: Any) -> None:
+        lent.discard(id(connection))
+        take_back(connection)
 
     def observed(*args: Any, **kwargs: Any) -> bytes:
-        stats = pool_of(WEB).get_stats()
-        taken.append(stats["pool_size"] - stats["pool_available"])
+        taken.append(len(lent))
         return render(*args, **kwargs)
 
+    monkeypatch.setattr(pool, "getconn", getconn)
+    monkeypatch.setattr(pool, "putconn", putconn)
     monkeypatch.setattr(JSONRenderer, "render", observed)
     for path in ("/api/usage", "/api/keys", OUTCOMES):
         assert (await platform.get(path, key=platform.credentials.key)).status_code == HTTPStatus.OK
     assert taken == [0, 0, 0]
+    assert uses >= len(taken)
 
 
 async def test_sign_in_works_while_the_pool_of_pages_is_exhausted(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 load_screens()  # before the world is created
 # Arguments of URLs whose rows have another name, and arguments that are no rows.
-_ROWS = {"version": "price_version", "token": "invitation_token"}
+_ROWS = {"version": "price_version", "token": "invitation_token", "commitment": "tenant_commitment"}
 _NAMES = {
     "billing_entity": "default",
     "tax_report": "vat",

@@ -156,7 +156,7 @@ async def test_a_repeated_call_whose_request_failed_is_restarted_unless_its_head
 
 async def test_a_pause_in_a_stream_has_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     request = SilentRequest(0, then=4)
-    start, first, *bodies = await call(monkeypatch, request, ChatCompletions, 60)
+    start, first, *bodies = await call(monkeypatch, request, ChatCompletions, 2)
     assert (b"x-millrace-model", b"m") in start["headers"]
     assert b"data: " in first["body"]
     *quiet, last = bodies
