@@ -88,7 +88,7 @@ class GrammarSandbox:
         self._vocabulary = vocabulary
         self._process: subprocess.Popen[bytes] | None = None
         self._is_closed = False
-        self._state = threading.Lock()  # of the two attributes above
+        self._process_lock = threading.Lock()
         self._trial = threading.Lock()
 
     def try_out(self, text: str) -> SandboxResult:
@@ -111,7 +111,7 @@ class GrammarSandbox:
 
     def close(self) -> None:
         """Stop the process permanently. A trial that another thread has started ends with it."""
-        with self._state:
+        with self._process_lock:
             self._is_closed = True
             if self._process is not None:
                 self._process.kill()
@@ -122,7 +122,7 @@ class GrammarSandbox:
 
     def _running_process(self) -> subprocess.Popen[bytes] | None:
         """Return the process, which is started if it does not run. None: the sandbox is closed."""
-        with self._state:
+        with self._process_lock:
             if self._is_closed:
                 return None
             if self._process is not None and self._process.poll() is None:
