@@ -239,6 +239,8 @@ class Worker:
         self._placement, support = place_worker(settings)
         self._claim_script = str(self._broker.register_script(claims.CLAIM).sha)
         self._draining = threading.Event()
+        self._drain_lock = threading.Lock()
+        self._is_drained = False
         journal_dir = settings.data_dir / "journal" / worker_name(settings)
         journal = self._journal = Journal(journal_dir)
         take_over(self._broker, journal_dir, replica_id)
@@ -331,20 +333,25 @@ class Worker:
         return submitted
 
     def drain(self) -> None:
-        """Claim nothing more, requeue executions without tokens, and let the others run until the shutdown timeout."""
-        if self._draining.is_set():
-            return
+        """Claim nothing more, requeue executions without tokens, and let the others run until the shutdown timeout.
+
+        A concurrent call returns when the first one has ended. So `close` never ends executions that still have time.
+        """
         self._draining.set()
-        for live in self.live():
-            self.requeue(live)
-        self.replicas.close()
-        deadline = time.monotonic() + self.settings.shutdown_timeout_seconds
-        while self.live() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        for live in self.live():
-            self.cancel(
-                live, RequestError("server_is_overloaded", "the worker was stopped before the answer was complete")
-            )
+        with self._drain_lock:
+            if self._is_drained:
+                return
+            for live in self.live():
+                self.requeue(live)
+            self.replicas.close()
+            deadline = time.monotonic() + self.settings.shutdown_timeout_seconds
+            while self.live() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            for live in self.live():
+                self.cancel(
+                    live, RequestError("server_is_overloaded", "the worker was stopped before the answer was complete")
+                )
+            self._is_drained = True
 
     def close(self) -> None:
         """Stop permanently; call after `drain`. Executions that do not end within CLOSING_SECONDS are left.

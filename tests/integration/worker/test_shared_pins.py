@@ -531,3 +531,34 @@ def test_an_execution_that_does_not_end_does_not_delay_the_workers_end(
     left = [call.kwargs["request_id"] for call in log.calls if call.args == ("execution_left",)]
     assert left == [live.job.billing_context.request_id]
     is_released.set()
+
+
+def test_a_worker_that_drains_completes_its_executions_before_it_closes(
+    replicas: Replicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drain as the signal's thread does, and close as the end of Celery's consumer does meanwhile."""
+    for module in ("worker", "engine_client", "publisher"):
+        monkeypatch.setattr(f"inference_worker.worker.{module}.CLOSING_SECONDS", 0.1)
+    monkeypatch.setattr(replicas, "settings", replace(replicas.settings, shutdown_timeout_seconds=60))
+    worker = replicas.start("one")
+    has_begun, is_released = threading.Event(), threading.Event()
+
+    def compute(_: object) -> None:
+        has_begun.set()
+        is_released.wait(60)
+
+    replicas.runners[0].during = compute
+    job = replicas.job(PROMPT)
+    assert worker.serve([replicas.queue(job)])
+    assert has_begun.wait(60)
+    drain = threading.Thread(target=worker.drain)
+    drain.start()
+    eventually(worker._draining.is_set)
+    stop = threading.Thread(target=replicas.stop, args=(worker,))
+    stop.start()
+    stop.join(1)  # longer than CLOSING_SECONDS
+    is_released.set()
+    for thread in (drain, stop):
+        thread.join(60)
+        assert not thread.is_alive()
+    assert replicas.billed(job).outcome == "completed"
