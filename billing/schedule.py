@@ -16,7 +16,7 @@ BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
         "schedule": crontab(hour="9", minute="0"),
     },
     "billing-expire-credits": {"task": "billing.expire_credits", "schedule": crontab(hour="4", minute="41")},
-    "billing-follow-credits": {"task": "billing.follow_credits", "schedule": 60.0, "options": {"expires": 60}},
+    "billing-follow-credits": {"task": "billing.follow_credits", "schedule": 15.0, "options": {"expires": 15}},
     "billing-collect-payments": {"task": "billing.collect_payments", "schedule": crontab(minute="*/10")},
     "billing-check-vat-ids": {"task": "billing.check_vat_ids", "schedule": crontab(minute="7")},
     "billing-read-exchange-rates": {

@@ -21,6 +21,7 @@ urlpatterns = [
     path("logout", views.LogOut.as_view(), name="account_logout"),
     path("invitations/<str:token>", views.invitation, name="invitation"),
     path("account/", views.account, name="account"),
+    path("account/signed-in", views.signed_in, name="account_signed_in"),
     path("account/sessions/end", views.end_sessions, name="account_end_sessions"),
     path("account/alerts", views.alert_emails, name="account_alert_emails"),
     path("account/inactive", account.account_inactive, name="account_inactive"),

@@ -114,7 +114,7 @@ def unstorable_text(request: HttpRequest, name: str) -> HttpResponse:
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    """Return problem details below /api, and the 404 page elsewhere."""
+    """Return problem details below /api, and the 404 page of visitors elsewhere."""
     if request.path_info.startswith("/api/"):
         return _as_json(exceptions.NotFound())
     return defaults.page_not_found(request, exception)

@@ -57,6 +57,12 @@ PLATFORM = [ROOT / "tests" / name for name in ("browser", "e2e", "faults")]  # a
 WAITING = ROOT / "tests" / "integration" / "gateway"  # its tests wait for timeouts more than they compute
 # Files that `pytest -n` runs in one process, so that it starts one platform for all of them: 50 seconds of CPU.
 ONE_PROCESS = "tests/e2e/"
+# The files of the fixture `interpreter`, for the same reason: a process with PyTorch and Triton, 365 MB.
+INTERPRETED = tuple(
+    f"tests/integration/kernels/test_{name}.py" for name in ("backend", "decode", "prefill", "rope", "small_kernels")
+)
+# The longest file of the browser tests, half of their time. Last, it would run while the other processes have ended.
+LONGEST = "tests/browser/test_screens.py"
 # A unit test uses none of these, neither directly nor through another fixture.
 INTEGRATION_FIXTURES = {
     "async_broker",  # Valkey
@@ -107,26 +113,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Return the scheduler of `--dist loadfile`, which gives the files of ONE_PROCESS to one process."""
+    """Return the scheduler of `--dist loadfile`.
+
+    It gives the files of ONE_PROCESS to one process, and those of INTERPRETED.
+    """
     from xdist.scheduler import LoadFileScheduling  # here: only `pytest -n` needs it
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "platform" if nodeid.startswith(ONE_PROCESS) else str(super()._split_scope(nodeid))
+            for scope, files in (("platform", ONE_PROCESS), ("interpreter", INTERPRETED)):
+                if nodeid.startswith(files):
+                    return scope
+            return str(super()._split_scope(nodeid))
 
     return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Put the files of ONE_PROCESS first, and the files of WAITING between the others, at equal distances.
+    """Put ONE_PROCESS and LONGEST first, and the files of WAITING between the others, at equal distances.
 
     The other processes run the rest meanwhile, and while tests wait, others compute.
     """
-    first = [item for item in items if item.nodeid.startswith(ONE_PROCESS)]
+    first = [item for item in items if item.nodeid.startswith((ONE_PROCESS, LONGEST))]
     shared = {item.path for item in first if "stack" in getattr(item, "fixturenames", ())}
     first.sort(key=lambda item: item.path in shared)  # tests with platforms of their own, before the shared one starts
     waiting, computing = [], []
-    rest = (item for item in items if not item.nodeid.startswith(ONE_PROCESS))
+    rest = (item for item in items if not item.nodeid.startswith((ONE_PROCESS, LONGEST)))
     for path, tests in itertools.groupby(rest, key=lambda item: item.path):
         (waiting if path.is_relative_to(WAITING) else computing).append(list(tests))
     distance = len(computing) / (len(waiting) + 1)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LEFT_OUT = {"payment_webhook"}  # called by payment providers
-CLIENT_PARAMETERS = {"cursor", "tenant", "format"}  # set by the pager, by the client, or not at all
+CLIENT_PARAMETERS = {"cursor", "tenant"}  # set by the pager, and by the client
 SINGLETONS = {path: path.replace("/", "_") for path in ("billing/currency", "billing/profile")}  # one resource each
 METHODS = {  # operation -> method, where the path does not give a good name
     "invitation_revoke": "revoke",
@@ -45,6 +45,10 @@ METHODS = {  # operation -> method, where the path does not give a good name
     "operator_tenant_metered_usage": "record_metered_usage",
     "operator_tenant_metered_usages": "metered_usage",
     "operator_tenant_payment": "record_payment",
+    "billing_statement_csv": "statement_csv",
+    "billing_statement_pdf": "statement_pdf",
+    "operator_tenant_statement_csv": "statement_csv",
+    "operator_tenant_statement_pdf": "statement_pdf",
     "operator_tenant_prepaid": "set_prepaid",
     "operator_tenant_price_term": "add_price_term",
     "operator_tenant_price_terms": "price_terms",
@@ -217,7 +221,7 @@ def _operation(
             operation.path_arguments.append((parameter["name"], typed))
         elif place == "header":
             operation.idempotent = True
-        elif parameter["name"] not in CLIENT_PARAMETERS and (parameter["name"] != "limit" or kind == "page"):
+        elif not _is_set_by_client(parameter) and (parameter["name"] != "limit" or kind == "page"):
             operation.query.append(_argument(parameter["name"], typed, False, parameter.get("description", "")))
     body = described.get("requestBody", {}).get("content", {}).get("application/json")
     if body is not None:
@@ -227,6 +231,12 @@ def _operation(
             typed = types.of(value, argument=True)
             operation.body.append(_argument(key, typed, key in required, value.get("description", "")))
     return area + resource.replace("-", "_"), operation
+
+
+def _is_set_by_client(parameter: dict[str, Any]) -> bool:
+    """Return whether a query parameter is no argument. The client reads JSON where `format` has it."""
+    is_format_of_json = parameter["name"] == "format" and "json" in parameter["schema"].get("enum", ())
+    return parameter["name"] in CLIENT_PARAMETERS or is_format_of_json
 
 
 def _argument(wire: str, typed: str, required: bool, text: str) -> Argument:

@@ -28,18 +28,18 @@ class JournalFile(NamedTuple):
     name: str
 
 
-def export_journal(entity: BillingEntity, month: str, file_type: str) -> JournalFile:
+def export_journal(entity: BillingEntity, month: str, file_format: str) -> JournalFile:
     """Return the journal of a month, such as 2026-11. Call in a scope of all tenants.
 
     The file is complete before its first byte is sent, so an error leaves no part of it.
 
     Args:
-        file_type: one of FILE_TYPES.
+        file_format: one of FILE_FORMATS.
 
     Raises:
         Conflict: for DATEV, the chart of accounts or an exchange rate is missing. The message names it.
     """
-    name, encode = FILE_TYPES[file_type]
+    name, encode = FILE_FORMATS[file_format]
     # The caller closes the file.
     content = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115
     try:
@@ -71,7 +71,7 @@ def _datev(entity: BillingEntity, month: str) -> Iterator[bytes]:
     return datev.encode_journal(entity, require_chart(entity), month, read_postings(entity, month))
 
 
-FILE_TYPES: dict[str, tuple[str, Callable[[BillingEntity, str], Iterator[bytes]]]] = {
+FILE_FORMATS: dict[str, tuple[str, Callable[[BillingEntity, str], Iterator[bytes]]]] = {
     "csv": ("journal-{entity}-{month}.csv", _csv),
     "datev": ("EXTF_Buchungsstapel_{entity}_{month}.csv", _datev),
 }

@@ -1,26 +1,25 @@
 """The journal of a billing entity: the ledger's transactions of all its tenants in a month of its time zone.
 
-The transaction of a document is booked on the day of issue, every other one on the day of its creation. So the journal
-of a month that is over does not change.
+The days of transactions are those of `booking_days`, so the journal of a month that is over does not change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from typing import NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
 
-from django.db.models import CharField, Q, QuerySet, Sum, Value
-from django.db.models.functions import Cast, Concat
+from django.db.models import Q, QuerySet, Sum
 
+from billing.accounting.booking_days import DOCUMENT_KEY, document_keys
 from billing.currencies.amounts import nano_a_cent
 from billing.models import Account, BillingEntity, Invoice, LedgerEntry, LedgerTransaction, Payment
 from billing.periods import default_entity, month_bounds
+from tenants.actions.common import FieldRefused
 
 T = TypeVar("T", Invoice, LedgerTransaction)
 CHUNK = 500  # transactions that are in memory at the same time
-_DOCUMENT = "invoice:"  # start of the keys of the documents' transactions
 _PAYMENT = "payment:"
 
 
@@ -64,10 +63,10 @@ def read_postings(entity: BillingEntity, month: str) -> Iterator[Posting]:
 
     At most CHUNK transactions are in memory at the same time.
     """
-    start, end = _bounds(entity, month)
+    start, end = bounds_of_month(entity, month)
     zone = ZoneInfo(entity.time_zone)
     for documents in _chunks(_documents(entity, start, end), "issued_at"):
-        issued = {f"{_DOCUMENT}{row.pk}": row for row in documents}
+        issued = {f"{DOCUMENT_KEY}{row.pk}": row for row in documents}
         transactions = {row.key: row for row in _transactions().filter(key__in=issued)}
         ordered = [
             (transactions[key], row.issued_at) for key, row in issued.items() if row.issued_at and key in transactions
@@ -77,10 +76,28 @@ def read_postings(entity: BillingEntity, month: str) -> Iterator[Posting]:
         yield from _postings([(row, row.created_at) for row in rows], zone)
 
 
+def require_begun(entity: BillingEntity, month: str) -> None:
+    """Check that a month has begun by the entity's clocks.
+
+    Raises:
+        FieldRefused: it is in the future.
+    """
+    if bounds_of_month(entity, month)[0] > datetime.now(UTC):
+        raise FieldRefused("month", "future_month", f"The month {month} has not begun. Choose an earlier month.")
+
+
 def sum_accounts(entity: BillingEntity, month: str) -> list[AccountSum]:
     """Return the debits and credits of a month by currency and account. Call in a scope of all tenants."""
-    start, end = _bounds(entity, month)
-    issued = _documents(entity, start, end).values_list(Concat(Value(_DOCUMENT), Cast("pk", CharField())))
+    return _sum_accounts(entity, *bounds_of_month(entity, month))
+
+
+def sum_accounts_before(entity: BillingEntity, month: str) -> list[AccountSum]:
+    """Return the debits and credits of all earlier months by currency and account. Call in a scope of all tenants."""
+    return _sum_accounts(entity, None, bounds_of_month(entity, month)[0])
+
+
+def _sum_accounts(entity: BillingEntity, start: datetime | None, end: datetime) -> list[AccountSum]:
+    issued = document_keys(_documents(entity, start, end))
     other = _other_transactions(entity, start, end).values("pk")
     entries = LedgerEntry.objects.all_tenants().filter(Q(transaction__key__in=issued) | Q(transaction__in=other))
     sums = entries.order_by("transaction__currency", "account").values_list("transaction__currency", "account")
@@ -89,25 +106,34 @@ def sum_accounts(entity: BillingEntity, month: str) -> list[AccountSum]:
     return [AccountSum(currency, account, int(more), -int(less)) for currency, account, more, less in rows]
 
 
-def _bounds(entity: BillingEntity, month: str) -> tuple[datetime, datetime]:
+def bounds_of_month(entity: BillingEntity, month: str) -> tuple[datetime, datetime]:
+    """Return the start and the end of a month by the clocks of an entity; the end is exclusive."""
     year, number = (int(part) for part in month.split("-"))
     return month_bounds(entity.time_zone, year, number)
 
 
-def _documents(entity: BillingEntity, start: datetime, end: datetime) -> QuerySet[Invoice]:
-    return Invoice.objects.all_tenants().filter(entity=entity, issued_at__gte=start, issued_at__lt=end)
+def is_in_time(name: str, start: datetime | None, end: datetime) -> Q:
+    """Return the condition that a time is before the end and, if there is a start, not before it."""
+    return Q(**{f"{name}__lt": end}) & (Q() if start is None else Q(**{f"{name}__gte": start}))
+
+
+def _documents(entity: BillingEntity, start: datetime | None, end: datetime) -> QuerySet[Invoice]:
+    return Invoice.objects.all_tenants().filter(is_in_time("issued_at", start, end), entity=entity)
 
 
 def _transactions() -> QuerySet[LedgerTransaction]:
     return LedgerTransaction.objects.all_tenants().select_related("tenant")
 
 
-def _other_transactions(entity: BillingEntity, start: datetime, end: datetime) -> QuerySet[LedgerTransaction]:
-    owned = Q(tenant__billingprofile__entity=entity)
-    if entity == default_entity():
-        owned |= Q(tenant__billingprofile__isnull=True)
-    rows = _transactions().filter(owned, created_at__gte=start, created_at__lt=end)
-    return rows.exclude(key__startswith=_DOCUMENT)
+def _other_transactions(entity: BillingEntity, start: datetime | None, end: datetime) -> QuerySet[LedgerTransaction]:
+    rows = _transactions().filter(is_billed_by(entity), is_in_time("created_at", start, end))
+    return rows.exclude(key__startswith=DOCUMENT_KEY)
+
+
+def is_billed_by(entity: BillingEntity) -> Q:
+    """Return the condition that the tenant of a row is billed by the entity."""
+    billed = Q(tenant__billingprofile__entity=entity)
+    return billed | Q(tenant__billingprofile__isnull=True) if entity == default_entity() else billed
 
 
 def _chunks(rows: QuerySet[T], moment: str) -> Iterator[list[T]]:

@@ -162,6 +162,9 @@ class MarginSerializer(serializers.Serializer[MarginRow]):
     costed = serializers.IntegerField(help_text="Executions with a booked cost.")
     estimated = serializers.IntegerField(help_text="Executions whose tokens are estimated.")
     revenue_usd = serializers.CharField(help_text="Usage at the tenants' prices, before credits and tax.")
+    uncosted_revenue_usd = serializers.CharField(
+        help_text="The part of the revenue that is usage without a known cost; not in the margin."
+    )
     cost_usd = serializers.CharField()
     margin_usd = serializers.CharField()
     failed_usd = serializers.CharField(help_text="The part of the cost that failed executions have.")
@@ -179,6 +182,7 @@ class MarginSerializer(serializers.Serializer[MarginRow]):
             "costed": instance.costed,
             "estimated": instance.estimated,
             "revenue_usd": usd(instance.revenue_femto),
+            "uncosted_revenue_usd": usd(instance.uncosted_revenue_femto),
             "cost_usd": usd(instance.cost_femto),
             "margin_usd": usd(instance.margin_femto),
             "failed_usd": usd(instance.failed_femto),

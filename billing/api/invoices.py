@@ -13,7 +13,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from billing.api import serializers as s
-from billing.api.usage import NewestEvents
+from billing.api.usage import NewestEvents, describe_events
 from billing.api.usage_serializers import UsageEventSerializer
 from billing.invoicing import checks, document, facturx, ubl
 from billing.invoicing.exports import as_csv, html
@@ -21,7 +21,7 @@ from billing.invoicing.files import stored_pdf
 from billing.invoicing.lines import events_of, lines_of
 from billing.ledger.matching import sum_outstanding
 from billing.metering.archives import require_usage
-from billing.models import Invoice, InvoiceLine, Price
+from billing.models import Invoice, InvoiceLine
 from tenants.api.serializers import Query
 from tenants.api.views import TenantView, check_query
 from tenants.isolation.db_roles import BypassReason
@@ -141,8 +141,7 @@ class InvoiceEvents(_InvoiceView):
                 raise exceptions.NotFound
             page = self.paginate_queryset(events_of(invoice, line)) or []
             require_usage(invoice.period_id)
-            prices = Price.objects.in_bulk({price for event in page for price in event.price_ids or () if price})
-            return self.get_paginated_response(UsageEventSerializer(page, many=True, context={"prices": prices}).data)
+            return self.get_paginated_response(describe_events(invoice.tenant_id, page))
 
 
 class InvoiceCheck(_InvoiceView):

@@ -262,7 +262,17 @@ class PaymentSerializer(serializers.ModelSerializer[Payment]):
 
     class Meta:
         model = Payment
-        fields = ("id", "provider", "reference", "cents", "currency", "received_at", "recorded_at", "invoice", "note")
+        fields: tuple[str, ...] = (
+            "id",
+            "provider",
+            "reference",
+            "cents",
+            "currency",
+            "received_at",
+            "recorded_at",
+            "invoice",
+            "note",
+        )
         read_only_fields = fields
 
 
@@ -344,7 +354,8 @@ class BillingEntitySerializer(serializers.ModelSerializer[BillingEntity]):
         fields = (
             *("id", "slug", *_ADDRESS, "registration", "email", "contact_name", "contact_phone", "time_zone"),
             *("invoice_prefix", "credit_note_prefix"),
-            *("terms_days", "payment_details", "iban", "bic", "voucher_type", "tax_currency", "suspend_after_days"),
+            *("terms_days", "payment_details", "iban", "bic", "voucher_type", "tax_currency"),
+            *("reminder_days", "suspend_after_days"),
             *("max_rate_age_days", "relief_after_claim"),
             *("issued_email_text", "reminder_email_text", "suspension_email_text"),
         )

@@ -14,6 +14,7 @@ from billing.api import (
     operators,
     price_terms,
     prices,
+    receivables,
     reconciliation,
     reratings,
     usage,
@@ -37,11 +38,16 @@ urlpatterns = [
     path("invoices/<int:pk>/check", invoices.InvoiceCheck.as_view(), name="api-invoice-check"),
     path("invoices/<int:pk>/pay", money.InvoicePayment.as_view(), name="api-invoice-pay"),
     path("billing/top-ups", money.TopUps.as_view(), name="api-top-ups"),
+    path("billing/statement", receivables.TenantStatement.as_view(), name="api-statement"),
+    path("billing/statement/csv", receivables.TenantStatementCsv.as_view(), name="api-statement-csv"),
+    path("billing/statement/pdf", receivables.TenantStatementPdf.as_view(), name="api-statement-pdf"),
     path("billing/currency", money.Currency.as_view(), name="api-billing-currency"),
     path("billing/profile", money.Profile.as_view(), name="api-billing-profile"),
     path("credits", money.Credits.as_view(), name="api-credits"),
     path("commitments", money.Commitments.as_view(), name="api-commitments"),
     path("payments", money.Payments.as_view(), name="api-payments"),
+    path("payments/<int:pk>", receivables.PaymentOne.as_view(), name="api-payment"),
+    path("payments/<int:pk>/receipt", receivables.PaymentReceipt.as_view(), name="api-payment-receipt"),
     path("ledger", money.Ledger.as_view(), name="api-ledger"),
     path("webhooks/payments/<slug:provider>", money.PaymentWebhook.as_view(), name="api-payment-webhook"),
     path("operator/reconciliation", reconciliation.ReconciliationView.as_view(), name="api-operator-reconciliation"),
@@ -55,6 +61,17 @@ urlpatterns = [
     path("operator/entities/<int:pk>", operators.EntityOne.as_view(), name="api-operator-entity"),
     path("operator/entities/<int:pk>/journal", accounting.EntityJournal.as_view(), name="api-operator-entity-journal"),
     path("operator/entities/<int:pk>/chart", accounting.EntityChart.as_view(), name="api-operator-entity-chart"),
+    path(
+        "operator/entities/<int:pk>/trial-balance",
+        accounting.EntityTrialBalance.as_view(),
+        name="api-operator-entity-trial-balance",
+    ),
+    path(
+        "operator/entities/<int:pk>/prepaid-credit",
+        accounting.EntityPrepaidCredit.as_view(),
+        name="api-operator-entity-prepaid-credit",
+    ),
+    path("operator/entities/<int:pk>/ageing", receivables.EntityAgeing.as_view(), name="api-operator-entity-ageing"),
     *(
         path(f"operator/entities/<int:pk>/{name}", view.as_view(), name=f"api-operator-entity-{name}")
         for name, view in vat_reports.VIEWS.items()
@@ -77,6 +94,21 @@ urlpatterns = [
         name="api-operator-tenant-commitments",
     ),
     path("operator/tenants/<int:pk>/payments", operators.TenantPayments.as_view(), name="api-operator-tenant-payments"),
+    *(
+        path(
+            f"operator/tenants/<int:pk>/statement{ending}", view.as_view(), name=f"api-operator-tenant-statement{name}"
+        )
+        for ending, name, view in (
+            ("", "", receivables.OperatorStatement),
+            ("/csv", "-csv", receivables.OperatorStatementCsv),
+            ("/pdf", "-pdf", receivables.OperatorStatementPdf),
+        )
+    ),
+    path(
+        "operator/payments/<int:pk>/receipt",
+        receivables.OperatorPaymentReceipt.as_view(),
+        name="api-operator-payment-receipt",
+    ),
     path("operator/tenants/<int:pk>/prepaid", operators.TenantPrepaid.as_view(), name="api-operator-tenant-prepaid"),
     path(
         "operator/payment-events/<int:pk>/dismiss",

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
+from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.renderers import BaseRenderer, JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
 from billing.api.usage_serializers import UsageEventQuery, UsageEventSerializer, UsageQuery, UsageReportSerializer
 from billing.metering.usage import MAX_ROWS, OddHours, TooManyRows, UsageReport, instant, sums, total
-from billing.models import Price
+from billing.models import Price, UsageEvent
 from tenants import csv_tables
 from tenants.api.pagination import NewestFirst
 from tenants.api.views import TenantView, validate_body
 from tenants.isolation.scopes import tenant_scope
+from tenants.models import ApiKey
 from tenants.permissions import Permission
 
 
@@ -44,6 +46,14 @@ class CsvRenderer(BaseRenderer):
         flat = [dict(_flat(row)) for row in rows]
         names = list(dict.fromkeys(name for row in flat for name in row))
         return csv_tables.as_csv(names, ([row.get(name) for name in names] for row in flat)).encode()
+
+
+class FormatNegotiation(DefaultContentNegotiation):
+    """Content negotiation that leaves the check of the parameter `format` to the view's query, which names it."""
+
+    def filter_renderers(self, renderers: Iterable[BaseRenderer], format: str) -> list[BaseRenderer]:
+        known = list(renderers)
+        return [renderer for renderer in known if renderer.format == format] or known
 
 
 def _flat(row: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -98,10 +108,18 @@ class UsageEventsView(TenantView):
     def get(self, request: Request) -> Response:
         """Return each execution of each request as metered, newest first, in pages."""
         query = validate_body(UsageEventQuery, request.query_params.dict())
+        tenant_id = self.access.tenant.pk
         with tenant_scope(self.access.tenant):
-            page = self.paginate_queryset(_report_of(self.access.tenant.pk, query).events()) or []
-            prices = Price.objects.in_bulk({price for event in page for price in event.price_ids or () if price})
-        return self.get_paginated_response(UsageEventSerializer(page, many=True, context={"prices": prices}).data)
+            page = self.paginate_queryset(_report_of(tenant_id, query).events()) or []
+            return self.get_paginated_response(describe_events(tenant_id, page))
+
+
+def describe_events(tenant_id: int, page: Sequence[UsageEvent]) -> Any:
+    """Return a page of events with their prices, and the cost centers that their keys have now."""
+    prices = Price.objects.in_bulk({price for event in page for price in event.price_ids or () if price})
+    keys = ApiKey.objects.for_tenant(tenant_id).filter(pk__in={event.key_id for event in page})
+    context = {"prices": prices, "cost_centers": dict(keys.values_list("pk", "cost_center"))}
+    return UsageEventSerializer(page, many=True, context=context).data
 
 
 def _report_of(tenant_id: int, query: dict[str, Any]) -> UsageReport:

@@ -238,13 +238,18 @@ class UsageEventLineSerializer(serializers.Serializer[Any]):
 
 
 class UsageEventSerializer(serializers.ModelSerializer[UsageEvent]):
-    """An execution as metered and priced. The context's `prices` are the price book's rows by id."""
+    """An execution as metered and priced. The context has the price book's `prices` and the `cost_centers`, by id."""
 
     tokens = UsageTokensSerializer(source="*")
     answer_hits = AnswerHitTokensSerializer(source="*")
     cost = UsageCostSerializer(source="*")
     lines = serializers.SerializerMethodField(help_text="Empty if not billed.")
+    cost_center = serializers.SerializerMethodField(help_text="The cost center that the key has now; empty: none.")
     miss_reason = serializers.CharField(help_text="The reason of a prefix cache miss; empty without one.")
+
+    def get_cost_center(self, event: UsageEvent) -> str:
+        centers: Mapping[int, str] = self.context.get("cost_centers", {})
+        return centers.get(event.key_id, "")
 
     @extend_schema_field(UsageEventLineSerializer(many=True))
     def get_lines(self, event: UsageEvent) -> list[dict[str, Any]]:
@@ -273,6 +278,7 @@ class UsageEventSerializer(serializers.ModelSerializer[UsageEvent]):
             "settled_at",
             "project_id",
             "key_id",
+            "cost_center",
             "model",
             "outcome",
             "finish_reason",

@@ -11,7 +11,7 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.api.usage import CsvRenderer
+from billing.api.usage import CsvRenderer, FormatNegotiation
 from billing.models import BillingEntity, TaxCategory
 from billing.taxes.vat_reports import PERIOD, REPORTS, report_as_csv
 from tenants.api.operators import OperatorView
@@ -69,6 +69,7 @@ class OssRowSerializer(serializers.Serializer[Any]):
 class _ReportView(OperatorView):
     pagination_class = None
     renderer_classes = (JSONRenderer, CsvRenderer)
+    content_negotiation_class = FormatNegotiation
 
     def report(self, pk: int, name: str, serializer: type[serializers.Serializer[Any]]) -> HttpResponseBase:
         """Return the report of the query's period as a list, or as CSV."""

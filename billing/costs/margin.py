@@ -3,6 +3,9 @@
 Revenue is the cost of usage at the tenants' prices with its adjustments, before credits, discounts of invoices and tax.
 Months are in UTC, by the time of admission. Revenue in another currency is converted to USD at the newest exchange rate
 of the selected months. Without a rate it counts as 0.
+
+The cost of a tenant's usage of a deployment in a month is not known if none of its executions has a booked cost, or if
+their tokens have no cost in a cost card. The margin does not include the revenue of such usage.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ _AMOUNTS = (
     *("executions", "revenue_femto", "costed", "cost_femto", "failed_femto", "unbilled_femto"),
     *("uncosted_tokens", "estimated"),
 )
+_SUMS = (*_AMOUNTS, "uncosted_revenue_femto")
 _CHARGED = ("revenue_femto", "unbilled_femto")  # in the currency of the tenant
 _IN_DOLLARS = """CASE WHEN rates.tenant_id IS NULL THEN sum({0})
         ELSE coalesce(trunc(sum({0}) * 1000000 / micro), 0) END AS {0}"""
@@ -62,7 +66,9 @@ WITH parts AS (
 }
     FROM parts LEFT JOIN rates USING (tenant_id) GROUP BY month, tenant_id, model, micro, rates.tenant_id
 )
-SELECT {{columns}}{", ".join(f"sum({name})" for name in _AMOUNTS)} FROM sums WHERE %(all)s OR costed > 0 {{group}}
+SELECT {{columns}}{", ".join(f"sum({name})" for name in _AMOUNTS)},
+    sum(revenue_femto) FILTER (WHERE costed = 0 OR cost_femto = 0 AND uncosted_tokens > 0)
+FROM sums WHERE %(all)s OR costed > 0 {{group}}
 LIMIT {MAX_ROWS + 1}
 """  # noqa: S608  (column names from above, nothing from outside)
 
@@ -82,10 +88,16 @@ class MarginRow:
     unbilled_femto: int  # the price of tokens above reservations, which is not in the revenue
     uncosted_tokens: int  # without a price in the cost card
     estimated: int  # executions whose tokens are estimated
+    uncosted_revenue_femto: int  # part of the revenue: usage whose cost is not known
+
+    @property
+    def costed_revenue_femto(self) -> int:
+        """The revenue of usage whose cost is known."""
+        return self.revenue_femto - self.uncosted_revenue_femto
 
     @property
     def margin_femto(self) -> int:
-        return self.revenue_femto - self.cost_femto
+        return self.costed_revenue_femto - self.cost_femto
 
 
 @dataclass(frozen=True)
@@ -134,7 +146,7 @@ def margins(query: MarginQuery) -> list[MarginRow]:
     rows = []
     for values in found:
         fields: dict[str, Any] = dict.fromkeys(_COLUMNS.values()) | dict(zip(columns, values, strict=False))
-        fields |= zip(_AMOUNTS, map(_read_int, values[len(columns) :]), strict=True)
+        fields |= zip(_SUMS, map(_read_int, values[len(columns) :]), strict=True)
         rows.append(MarginRow(**fields))
     return rows
 
@@ -142,7 +154,7 @@ def margins(query: MarginQuery) -> list[MarginRow]:
 def total(rows: Iterable[MarginRow]) -> MarginRow:
     """Return the sum of rows."""
     found = list(rows)
-    return MarginRow(None, None, None, *(sum(getattr(row, name) for row in found) for name in _AMOUNTS))
+    return MarginRow(None, None, None, *(sum(getattr(row, name) for row in found) for name in _SUMS))
 
 
 def execution_costs(query: MarginQuery) -> QuerySet[ExecutionCost]:

@@ -15,6 +15,8 @@ those of its currency.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tenants.currencies import DEFAULT_CURRENCY as DEFAULT_CURRENCY
 from tenants.currencies import NANO_DIGITS as NANO_DIGITS
 from tenants.currencies import decimal as decimal
@@ -61,6 +63,19 @@ def femto_a_cent(currency: str) -> int:
 def cents(femto: int, currency: str) -> int:
     """Return an invoice line's amount in the minor unit of its currency."""
     return half_up(femto, femto_a_cent(currency))
+
+
+def divide_cents(parts: Sequence[int], currency: str) -> list[int]:
+    """Return the parts of an invoice line in the minor unit of its currency, so that they sum to the line's amount.
+
+    Parts are rounded down, and the rest goes to those with the largest remainders; of equal ones, to the first.
+    """
+    unit = femto_a_cent(currency)
+    rounded = [part // unit for part in parts]
+    by_remainder = sorted(range(len(parts)), key=lambda place: parts[place] % unit, reverse=True)
+    for place in by_remainder[: cents(sum(parts), currency) - sum(rounded)]:
+        rounded[place] += 1
+    return rounded
 
 
 def whole_units(millionths: int) -> int:

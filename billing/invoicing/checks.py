@@ -12,9 +12,10 @@ from billing.currencies.amounts import cents, femto_a_cent, nano_a_cent
 from billing.invoicing import document, pdf
 from billing.invoicing.files import stored_pdf
 from billing.invoicing.line_sources import MonthDraft
-from billing.invoicing.lines import Count, UsageLine, count_usage, find_usage, lines_of
+from billing.invoicing.lines import Count, UsageLine, attach_shares, count_usage, find_usage, lines_of
 from billing.invoicing.month_charges import month_charges, number_lines
 from billing.invoicing.term_lines import month_difference
+from billing.invoicing.usage_shares import find_shares
 from billing.ledger.ledger import sum_booked
 from billing.metering.archives import require_usage
 from billing.models import Account, Invoice, InvoiceLine
@@ -46,7 +47,7 @@ def check(invoice: Invoice) -> InvoiceCheckResult:
     """
     tenant_id = invoice.tenant_id
     counts = count_usage(invoice.period, tenant_id).get(tenant_id, Count())
-    made = recompute_document(invoice, find_usage(invoice.period, tenant_id).get(tenant_id, []), counts)
+    made = recompute_document(invoice, _find_usage(invoice), counts)
     require_usage(invoice.period_id)
     data = hashlib.sha256(document.encode_document(made)).hexdigest()
     with connection.cursor() as cursor:
@@ -64,6 +65,15 @@ def check(invoice: Invoice) -> InvoiceCheckResult:
         sha256=data,
         month_difference=_month_difference(invoice),
     )
+
+
+def _find_usage(invoice: Invoice) -> list[UsageLine]:
+    """Return the usage of an invoice's tenant in its period, with the shares that the invoice names."""
+    tenant_id, charged = invoice.tenant_id, invoice.cancels or invoice
+    uses = find_usage(invoice.period, tenant_id).get(tenant_id, [])
+    if not charged.usage_labels:
+        return uses
+    return attach_shares(uses, find_shares(invoice.period, {tenant_id: charged.usage_labels}))
 
 
 def _month_difference(document: Invoice) -> int:

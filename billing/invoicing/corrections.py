@@ -118,7 +118,8 @@ def do_void(invoice: Invoice, reason: str, now: datetime | None = None) -> Invoi
             raise Conflict(f"{row.number} is a note of a re-rating. Apply another re-rating to change its prices back.")
         paid_by_credit = row.state == Invoice.State.PAID and row.total == row.prepaid
         is_unpaid = row.state == Invoice.State.OPEN and sum_outstanding(row) == row.total - row.prepaid
-        if row.is_credit_note or not (is_unpaid or paid_by_credit) or debits_and_credits(row).exists():
+        has_notes = debits_and_credits(row).exclude(state=Invoice.State.VOID).exists()
+        if row.is_credit_note or not (is_unpaid or paid_by_credit) or has_notes:
             raise Conflict("Only open invoices without payments or credits can be voided. Issue a credit note instead.")
         credits.do_give_back(row)
         OneOffLine.objects.for_tenant(row.tenant_id).filter(invoice=row).update(invoice=None)

@@ -22,6 +22,7 @@ from billing.currencies.amounts import (
     minor_digits,
     symbol,
 )
+from billing.invoicing.usage_shares import sum_shares
 from billing.models import CHARGES, Invoice, InvoiceLine
 from billing.pricing.currencies import CrossRate
 from billing.rates.pricing import Component
@@ -38,6 +39,8 @@ TITLES = {
     "cancellation": "Cancellation",
 }
 TRANSFERS = ("invoice", "debit_note")  # documents that are paid by transfer
+_SECTIONS = {"project": "Usage by project", "cost_center": "Usage by cost center"}
+_NO_COST_CENTER = "No cost center"
 _LINE = (
     *(
         "position",
@@ -140,7 +143,8 @@ def encode_document(document: Mapping[str, Any]) -> bytes:
 
 def _line(line: InvoiceLine) -> dict[str, Any]:
     exact = {"femto": str(int(line.femto)), "first_at": _instant(line.first_at), "last_at": _instant(line.last_at)}
-    return {name: getattr(line, name) for name in _LINE} | exact
+    shares = {} if line.shares is None else {"shares": line.shares}  # documents of before have no such field
+    return {name: getattr(line, name) for name in _LINE} | exact | shares
 
 
 def _display(invoice: Invoice) -> dict[str, Any] | None:
@@ -169,8 +173,8 @@ def in_words(document: Mapping[str, Any]) -> dict[str, Any]:
         "refers_to": document["refers_to"] or document.get("replaces", ""),
         "refers_label": _refers_label(document),
         "reason": document["reason"],
-        "seller": _party(document["seller"]),
-        "buyer": _party(document["buyer"]),
+        "seller": party_words(document["seller"]),
+        "buyer": party_words(document["buyer"]),
         "buyer_reference": document["buyer"].get("buyer_reference", ""),
         "po_number": document["buyer"].get("po_number", ""),
         "payment": document["seller"].get("payment_details", ""),
@@ -186,7 +190,31 @@ def in_words(document: Mapping[str, Any]) -> dict[str, Any]:
         "tax_currency": tax_words(document.get("tax_currency"), document["currency"]),
         "saved": _format_saved(document),
         "notes": [item["note"] for item in document["taxes"] if item["note"]],
+        "sections": _sections(document),
     }
+
+
+def divide_usage(lines: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[tuple[str, int]]]]:
+    """Return the names of the sections that divide the usage, each with the cents of its projects or cost centers.
+
+    Each section sums to the lines of usage. Usage of one project, or without cost centers, has no section.
+    """
+    lines = list(lines)
+    projects, centers = (sum_shares(lines, name) for name in ("project", "cost_center"))
+    sections = (("project", projects, len(projects) > 1), ("cost_center", centers, any(name for name, _ in centers)))
+    return [(name, sums) for name, sums, is_shown in sections if is_shown]
+
+
+def _sections(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    currency = document["currency"]
+    return [
+        {
+            "title": _SECTIONS[name],
+            "rows": [(label or _NO_COST_CENTER, dollars(cents, currency)) for label, cents in sums],
+            "total": dollars(sum(cents for _, cents in sums), currency),
+        }
+        for name, sums in divide_usage(document["lines"])
+    ]
 
 
 def _bank_words(document: Mapping[str, Any]) -> str:
@@ -194,9 +222,21 @@ def _bank_words(document: Mapping[str, Any]) -> str:
     seller = document["seller"]
     if document.get("format_version", 1) == 1 or not seller.get("iban") or document["invoice_type"] not in TRANSFERS:
         return ""
+    return f"{bank_words(seller)} Reference: {document['number']}"
+
+
+def bank_words(seller: Mapping[str, str]) -> str:
+    """Return the bank account of a seller. Empty: it has none."""
+    if not seller.get("iban"):
+        return ""
     iban = " ".join(seller["iban"][start : start + 4] for start in range(0, len(seller["iban"]), 4))
     bic = f", BIC {seller['bic']}" if seller.get("bic") else ""
-    return f"Bank account: IBAN {iban}{bic}. Reference: {document['number']}"
+    return f"Bank account: IBAN {iban}{bic}."
+
+
+def day_words(day: date) -> str:
+    """Return a day as documents show it, such as 1 October 2026."""
+    return f"{day.day} {day:%B %Y}"
 
 
 def _title(document: Mapping[str, Any]) -> str:
@@ -228,7 +268,8 @@ def _month(period: Mapping[str, str], zone: ZoneInfo) -> str:
     return f"{first.day} – {last.day} {last:%B %Y}"
 
 
-def _party(party: Mapping[str, str]) -> dict[str, Any]:
+def party_words(party: Mapping[str, str]) -> dict[str, Any]:
+    """Return the name, the lines of the address, the VAT ID and the country of a seller or buyer."""
     town = " ".join(part for part in (party.get("postcode"), party.get("city")) if part)
     place = ", ".join(part for part in (town, party.get("region"), party.get("country")) if part)
     lines = [line for line in (party.get("street"), place) if line]

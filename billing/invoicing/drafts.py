@@ -23,6 +23,7 @@ from billing.metering.archives import require_usage
 from billing.models import (
     ADDRESS,
     Adjustment,
+    BillingEntity,
     BillingProfile,
     CreditGrant,
     Invoice,
@@ -134,11 +135,21 @@ def fill_draft(invoice: Invoice, month: BilledMonth) -> MonthDraft:
     if invoice.invoice_type == Invoice.InvoiceType.INVOICE:
         count = month.counts.get(invoice.tenant_id, Count())
         invoice.events, invoice.saved_femto = count.events, max(0, count.saved)
+        invoice.usage_labels = month.labels.get(invoice.tenant_id)
     return MonthDraft(invoice, month.usage.get(invoice.tenant_id, []))
 
 
 def _draft_corrections(month: BilledMonth, tenant: Tenant) -> list[Invoice]:
-    """Return a draft for each invoice that billed some of the usage. Usage that no invoice billed is not credited."""
+    """Return a draft for each invoice that billed some of the usage."""
+    notes = [
+        _draft_document(month, tenant, Invoice.InvoiceType.CORRECTION, invoice)
+        for invoice in find_corrected(month, tenant)
+    ]
+    return [note for note in notes if note is not None]
+
+
+def find_corrected(month: BilledMonth, tenant: Tenant) -> list[Invoice]:
+    """Return each invoice that billed some of the usage. Usage that no invoice billed is not credited."""
     back = [use for use in month.usage.get(tenant.pk, []) if use.femto < 0]
     metered = month.reversed_metered.get(tenant.pk, [])
     if not back and not metered:
@@ -150,13 +161,11 @@ def _draft_corrections(month: BilledMonth, tenant: Tenant) -> list[Invoice]:
         period__ends_at__lt=month.period.ends_at,
     )
     absorbed = ReratedInvoice.objects.for_tenant(tenant).filter(rerating=None, closed_periods=[month.period.pk])
-    final = (
+    return list(
         billed.exclude(pk__in=absorbed.values("invoice"))
         .exclude(state__in=[Invoice.State.DRAFT, Invoice.State.VOID])
         .order_by("period__starts_at")
     )
-    notes = [_draft_document(month, tenant, Invoice.InvoiceType.CORRECTION, invoice) for invoice in final]
-    return [note for note in notes if note is not None]
 
 
 def waits_for_drafts(period: Period) -> bool:
@@ -226,14 +235,18 @@ def address(invoice: Invoice) -> BillingProfile | None:
     entity = invoice.entity
     invoice.seller = entity.seller()
     profile = BillingProfile.objects.for_tenant(invoice.tenant_id).first()
-    if profile is None:
-        nowhere = dict.fromkeys(ADDRESS, "")
-        invoice.buyer = {**nowhere, "name": _tenant_name(invoice.tenant), "country": entity.country, "po_number": ""}
-    else:
-        invoice.buyer = profile.buyer()
+    invoice.buyer = buyer_of(invoice.tenant, profile, entity)
     for party, billed in note_parties(invoice):
         party["vat_id"] = vat_party(party, billed)["vat_id"]
     return profile
+
+
+def buyer_of(tenant: Tenant, profile: BillingProfile | None, entity: BillingEntity) -> dict[str, str]:
+    """Return the current buyer: that of the billing profile, or else the tenant in the entity's country."""
+    if profile is not None:
+        return profile.buyer()
+    nowhere = dict.fromkeys(ADDRESS, "")
+    return {**nowhere, "name": _tenant_name(tenant), "country": entity.country, "po_number": ""}
 
 
 def note_parties(invoice: Invoice) -> list[tuple[dict[str, Any], dict[str, Any]]]:

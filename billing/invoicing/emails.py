@@ -21,17 +21,29 @@ from tenants.outbox.delivery import register
 from tenants.outbox.email_outbox import EmailOutbox, EmailResult
 from tenants.outbox.email_rendering import render_email
 
-REMIND_AFTER = (1, 8, 15)  # days past due
+NO_LONGER_DUE = "The invoice was no longer due."
+_WHILE_DUE = (InvoiceEmail.EmailType.REMINDER, InvoiceEmail.EmailType.SUSPENSION)
 
 
 class InvoiceEmailOutbox(EmailOutbox[InvoiceEmail]):
-    """The emails about invoices. Without a recipient an email is retried, because the tenant can add one."""
+    """The emails about invoices. Without a recipient an email is retried, because the tenant can add one.
+
+    An email about an unpaid invoice is dropped if the invoice was paid, voided or written off before it was sent.
+    """
 
     name = "invoice_email"
     reason = BypassReason.BILLING
     model = InvoiceEmail
     related = ("invoice__period", "invoice__tenant", "invoice__entity", "invoice__refers_to")
     message_id_salt = "billing.invoicing.emails"
+
+    def attempt(self, row: InvoiceEmail) -> EmailResult:
+        if row.email_type in _WHILE_DUE and row.invoice.state != Invoice.State.OPEN:
+            return EmailResult(NO_LONGER_DUE, ())
+        return super().attempt(row)
+
+    def is_final(self, row: InvoiceEmail, result: EmailResult) -> bool:
+        return result.error == NO_LONGER_DUE
 
     def compose(self, row: InvoiceEmail) -> EmailMessage:
         invoice = row.invoice
@@ -68,7 +80,9 @@ class InvoiceEmailOutbox(EmailOutbox[InvoiceEmail]):
             current.sent_at, current.sent_to = now, list(result.to)
         if result.is_success or current.sent_at is None:
             current.error = result.error
-        current.save(update_fields=["sent_at", "sent_to", "error"])
+        if current.state == InvoiceEmail.State.FAILED and self.is_final(row, result):
+            current.state = InvoiceEmail.State.DROPPED
+        current.save(update_fields=["state", "sent_at", "sent_to", "error"])
 
 
 INVOICE_EMAILS = InvoiceEmailOutbox()
@@ -90,7 +104,11 @@ def _addresses(tenant_id: int) -> list[str]:
 
 
 def remind(now: datetime | None = None) -> int:
-    """Create reminders of invoices that are past due by the clocks of their entity. Return how many are new."""
+    """Create the reminders of the days past due that the billing entity has chosen, by its clocks.
+
+    Return how many are new. The reminders of an invoice are numbered, and each is created once. If the entity changes
+    its days, an invoice is reminded of on those whose number it has not reached.
+    """
     now = now or datetime.now(UTC)
     new = 0
     with all_tenants_scope(BypassReason.BILLING):
@@ -100,9 +118,9 @@ def remind(now: datetime | None = None) -> int:
         for invoice in late.select_related("period", "entity").order_by("pk"):
             today = now.astimezone(ZoneInfo(invoice.entity.time_zone)).date()
             days = (today - invoice.due_on).days if invoice.due_on else 0
-            if days <= 0:
+            number = sum(days >= after for after in invoice.entity.reminder_days)
+            if number == 0:
                 continue
-            number = sum(days >= after for after in REMIND_AFTER)
             _, created = InvoiceEmail.objects.all_tenants().get_or_create(
                 invoice=invoice, tenant_id=invoice.tenant_id, email_type=InvoiceEmail.EmailType.REMINDER, number=number
             )

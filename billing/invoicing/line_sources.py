@@ -19,6 +19,7 @@ from billing.invoicing.corrected_prices import RatedDifference
 from billing.invoicing.lines import (
     Count,
     UsageLine,
+    attach_shares,
     count_usage,
     difference_line,
     find_usage,
@@ -27,6 +28,7 @@ from billing.invoicing.lines import (
 )
 from billing.invoicing.metered_lines import metered_in, metered_lines, reversed_metered
 from billing.invoicing.term_lines import active_terms, term_change, term_lines
+from billing.invoicing.usage_shares import UsageLabels, find_labels, find_shares, find_used_labels
 from billing.ledger.commitments import active_commitments
 from billing.models import CHARGES, Invoice, InvoiceLine, OneOffLine, Period
 from billing.rates.terms import TermType
@@ -57,12 +59,14 @@ class BilledMonth(NamedTuple):
     """A billing period with its usage, by tenant, of one tenant or all.
 
     `reversed_metered` has the earlier periods that billed metered usage which is reversed in this one.
+    `labels` has the tenants whose usage is divided by project and cost center.
     """
 
     period: Period
     usage: dict[int, list[UsageLine]]
     counts: dict[int, Count]
     reversed_metered: dict[int, list[int]]
+    labels: dict[int, UsageLabels]
 
 
 def read_month(period: Period, tenant_id: int | None = None) -> BilledMonth:
@@ -71,7 +75,12 @@ def read_month(period: Period, tenant_id: int | None = None) -> BilledMonth:
     rows = reversed_metered(period, tenant_id).values_list("tenant_id", "reverses__invoice_period")
     for tenant, billed_period in rows:
         back[tenant].append(billed_period)
-    return BilledMonth(period, find_usage(period, tenant_id), count_usage(period, tenant_id), back)
+    usage = find_usage(period, tenant_id)
+    labels = find_labels(list(usage))
+    shares = find_shares(period, labels)
+    used = find_used_labels(labels, shares)
+    usage |= {tenant: attach_shares(usage[tenant], shares) for tenant in used}
+    return BilledMonth(period, usage, count_usage(period, tenant_id), back, used)
 
 
 @dataclass
@@ -79,12 +88,13 @@ class MonthDraft:
     """A document of a month for which lines are computed. `lines` has those of earlier sources.
 
     `usage` is that of the period in which the document is drafted, and `differences` those of the re-rating that
-    issues it.
+    issues it. Without `has_minimum`, the month does not owe its minimum yet.
     """
 
     invoice: Invoice
     usage: Sequence[UsageLine] = ()
     differences: Sequence[RatedDifference] = ()
+    has_minimum: bool = True
     lines: list[InvoiceLine] = field(default_factory=list)
 
     @cached_property
@@ -155,7 +165,7 @@ class TermCharges(LineSource):
 
     def lines(self, draft: MonthDraft) -> list[InvoiceLine]:
         if draft.is_invoice:
-            return term_lines(draft.invoice, draft.lines)
+            return term_lines(draft.invoice, draft.lines, has_minimum=draft.has_minimum)
         return term_change(draft.invoice, draft.lines)
 
     def is_decided_at_issue(self, draft: MonthDraft) -> bool:

@@ -6,8 +6,9 @@ of usage that an earlier period billed are separate lines; those with a negative
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -16,37 +17,21 @@ from django.db.models import QuerySet
 
 from billing.currencies.amounts import NANO_DIGITS, cents, decimal, symbol
 from billing.invoicing.corrected_prices import RatedDifference, differences
+from billing.invoicing.usage_shares import LineKey, Shares, UsageShare, describe_shares
+from billing.invoicing.usage_sql import sum_usage
 from billing.models import Invoice, InvoiceLine, Period, ReratedInvoice, Rerating, UsageEvent
 from billing.rates.metered import metered_amount
 from billing.rates.price_book import WEEKDAYS
 from billing.rates.pricing import COMPONENTS, DAYS_A_WEEK, MINUTES_A_DAY, UTC_ZONE, Component
-from inference_worker.contract.request import TOKEN_COLUMNS
 
-_COUNTS = ", ".join(TOKEN_COLUMNS)
-# NOTE: events are summed by their array of prices before it is split, so that few rows are split instead of millions.
-# The result is the same: all events of an array have the same prices.
+_CONDITION = """(%(tenant)s::bigint IS NULL OR {row}tenant_id = %(tenant)s)
+        AND (%(since)s::timestamptz IS NULL OR {settled_at} >= %(since)s)
+        AND (%(before)s::timestamptz IS NULL OR {settled_at} < %(before)s)"""
+_KNOWN = """SELECT %(tenant)s::bigint, price_id, usage_month, billed_period, events, tokens, first_at, last_at
+    FROM jsonb_to_recordset(%(known)s::jsonb) AS known (price_id bigint, usage_month text, billed_period bigint,
+        events bigint, tokens bigint, first_at timestamptz, last_at timestamptz)"""
 _USED = f"""
-WITH change AS (
-    SELECT tenant_id, price_ids, admitted_at, NULL::bigint AS billed_period, {_COUNTS}
-    FROM billing_usageevent
-    WHERE invoice_period = %(period)s AND (%(tenant)s::bigint IS NULL OR tenant_id = %(tenant)s)
-    UNION ALL
-    SELECT a.tenant_id, a.price_ids, a.admitted_at, nullif(e.invoice_period, %(period)s),
-        {", ".join(f"a.{name}" for name in TOKEN_COLUMNS)}
-    FROM billing_adjustment a LEFT JOIN billing_usageevent e USING (admitted_at, request_id, execution)
-    WHERE a.invoice_period = %(period)s AND (%(tenant)s::bigint IS NULL OR a.tenant_id = %(tenant)s)
-), summed AS (
-    SELECT tenant_id, price_ids, billed_period, CASE WHEN admitted_at < %(starts_at)s
-            THEN to_char(admitted_at AT TIME ZONE %(zone)s, 'YYYY-MM') ELSE '' END AS usage_month,
-        count(*) AS events, min(admitted_at) AS first_at, max(admitted_at) AS last_at,
-        {", ".join(f"sum({name}) AS {name}" for name in TOKEN_COLUMNS)}
-    FROM change GROUP BY 1, 2, 3, 4
-), used AS (
-    SELECT tenant_id, line.price_id, usage_month, billed_period, sum(events)::bigint AS events,
-        sum(line.tokens)::bigint AS tokens, min(first_at) AS first_at, max(last_at) AS last_at
-    FROM summed CROSS JOIN LATERAL unnest(ARRAY[{_COUNTS}], price_ids) AS line (tokens, price_id)
-    WHERE line.price_id IS NOT NULL GROUP BY 1, 2, 3, 4
-)
+{sum_usage(_CONDITION, known=_KNOWN)}
 SELECT used.tenant_id, used.price_id, usage_month, billed_period, events, tokens,
     tokens::numeric * p.nano_per_million AS femto, first_at, last_at,
     p.model, p.tier, p.component, p.from_tokens AS prompt_length_band, p.from_minute, p.until_minute,
@@ -82,6 +67,7 @@ class UsageLine(NamedTuple):
     time_zone: str
     nano_per_million: int
     version: int
+    shares: tuple[UsageShare, ...] = ()
 
     @property
     def place(self) -> tuple[object, ...]:
@@ -122,13 +108,28 @@ def window(price: UsageLine | RatedDifference) -> str:
     return " ".join(part for part in parts if part)
 
 
-def find_usage(period: Period, tenant_id: int | None = None) -> dict[int, list[UsageLine]]:
-    """Return the billed usage of each tenant, or of one, in the order of lines."""
+def find_usage(
+    period: Period,
+    tenant_id: int | None = None,
+    known: Sequence[Mapping[str, Any]] = (),
+    *,
+    since: datetime | None = None,
+    before: datetime | None = None,
+) -> dict[int, list[UsageLine]]:
+    """Return the billed usage of each tenant, or of one, in the order of lines.
+
+    Args:
+        known: stored sums of the tenant (`PeriodUsage`), to which the usage is added.
+        since, before: only read usage that was settled in this time.
+    """
     parameters: dict[str, Any] = {
         "period": period.pk,
         "starts_at": period.starts_at,
         "zone": period.entity.time_zone,
         "tenant": tenant_id,
+        "known": json.dumps(list(known)),
+        "since": since,
+        "before": before,
     }
     found = defaultdict(list)
     with connection.cursor() as cursor:
@@ -137,6 +138,15 @@ def find_usage(period: Period, tenant_id: int | None = None) -> dict[int, list[U
             use = UsageLine(*row)
             found[use.tenant_id].append(use._replace(femto=int(use.femto)))
     return {tenant: sorted(uses, key=lambda use: use.place) for tenant, uses in found.items()}
+
+
+def attach_shares(uses: Iterable[UsageLine], shares: Shares) -> list[UsageLine]:
+    """Return the usage with the shares of projects and cost centers in it."""
+    return [use._replace(shares=tuple(sorted(shares.get(_key(use), ())))) for use in uses]
+
+
+def _key(use: UsageLine) -> LineKey:
+    return use.tenant_id, use.price_id, use.usage_month, use.billed_period
 
 
 class Count(NamedTuple):
@@ -206,7 +216,15 @@ def line(invoice: Invoice, use: UsageLine) -> InvoiceLine:
         tokens=sign * use.tokens,
         femto=sign * use.femto,
         cents=cents(sign * use.femto, invoice.currency),
+        shares=_describe_shares(invoice, use),
     )
+
+
+def _describe_shares(invoice: Invoice, use: UsageLine) -> list[dict[str, Any]] | None:
+    labels = invoice.usage_labels
+    if not labels or invoice.is_credit_note:
+        return None
+    return describe_shares(use.shares, use.nano_per_million, labels, invoice.currency)
 
 
 def difference_line(note: Invoice, item: RatedDifference) -> InvoiceLine:

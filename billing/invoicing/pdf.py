@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pikepdf
@@ -23,7 +24,8 @@ from billing.invoicing.document import in_words
 from billing.invoicing.glyphs import REPLACEMENT, font_directories, printable
 
 log = structlog.get_logger(__name__)
-_TEMPLATE = Path(__file__).with_name("invoice.typ")
+_PAGE = Path(__file__).with_name("page.typ")  # the start of every document
+_TEMPLATE = _PAGE.with_name("invoice.typ")
 _NOT_ASCII = re.compile(r"[^\n\x20-\x7e]")
 _FX = "urn:factur-x:pdfa:CrossIndustryDocument:invoice:1p0#"
 _PROPERTIES = {
@@ -38,7 +40,7 @@ def render_pdf(document: Mapping[str, Any]) -> bytes:
     """Return the PDF of a final invoice."""
     profile, file_name = facturx.profile_of(document)
     xml = {"xml": facturx.xml(document).decode(), "xml_name": file_name}
-    made = _typeset(in_words(document), xml, document["issued_at"])
+    made = typeset(_TEMPLATE, in_words(document), datetime.fromisoformat(document["issued_at"]), xml)
     with pikepdf.open(io.BytesIO(made)) as file:
         metadata = file.Root.Metadata
         metadata.write(_with_factur_x(metadata.read_bytes().decode(), profile, file_name).encode())
@@ -47,27 +49,34 @@ def render_pdf(document: Mapping[str, Any]) -> bytes:
     return out.getvalue()
 
 
-def _typeset(words: dict[str, Any], xml: dict[str, str], issued_at: str) -> bytes:
-    """Typeset the document, at most twice.
+def typeset(
+    template: Path, words: dict[str, Any], at: datetime, inputs: Mapping[str, str] = MappingProxyType({})
+) -> bytes:
+    """Typeset a document, at most twice.
 
     PDF/A requires a glyph for every character. If the typesetter lacks one in spite of the fonts' character maps, the
     texts are printed in ASCII.
+
+    Args:
+        words: the texts of the document, with those of `page.typ`: title, number, reason and seller.
+        at: the time in the metadata of the file.
+        inputs: further inputs of the template.
     """
     try:
-        return _compile(_each_text(words, printable), xml, issued_at)
+        return _compile(template, _each_text(words, printable), at, inputs)
     except typst.TypstError as exc:
         log.error("invoice_typeset_in_ascii", number=words["number"], error=str(exc))
-    return _compile(_each_text(words, _ascii), xml, issued_at)
+    return _compile(template, _each_text(words, _ascii), at, inputs)
 
 
-def _compile(words: Any, xml: dict[str, str], issued_at: str) -> bytes:
+def _compile(template: Path, words: Any, at: datetime, inputs: Mapping[str, str]) -> bytes:
     return typst.compile(
-        _TEMPLATE.read_bytes(),
+        _PAGE.read_bytes() + template.read_bytes(),
         format="pdf",
-        sys_inputs={"words": json.dumps(words), **xml},
+        sys_inputs={"words": json.dumps(words), **inputs},
         pdf_standards="a-3b",
         font_paths=_fonts(),
-        timestamp=int(datetime.fromisoformat(issued_at).timestamp()),
+        timestamp=int(at.timestamp()),
     )
 
 

@@ -69,7 +69,7 @@ def do_add_entity(**fields: Any) -> BillingEntity:
     Raises:
         ActionRefused: its slug is taken, or a value is not valid.
     """
-    entity = BillingEntity(**fields)
+    entity = BillingEntity(**_sort_days(fields))
     _check_zone(entity.time_zone)
     _check_vat_id(entity)
     with all_tenants_scope(BypassReason.BILLING):
@@ -79,7 +79,7 @@ def do_add_entity(**fields: Any) -> BillingEntity:
 
 
 def do_change_entity(entity: BillingEntity, **fields: Any) -> BillingEntity:
-    """Update a billing entity, for the next invoices.
+    """Update a billing entity, for the next invoices. Days of reminders and suspensions apply to open invoices, too.
 
     Raises:
         Conflict: the time zone, once there are periods: they are months by its clocks.
@@ -91,7 +91,7 @@ def do_change_entity(entity: BillingEntity, **fields: Any) -> BillingEntity:
         if zone != row.time_zone and Period.objects.filter(entity=row).exists():
             raise Conflict("The entity has billing periods in its time zone. Create another entity instead.")
         before = audit.serialize_for_audit(row)
-        _change(row, fields)
+        _change(row, _sort_days(fields))
         audit.record("billing_entity.updated", row, tenant_id=None, before=before, after=audit.serialize_for_audit(row))
     return row
 
@@ -152,6 +152,11 @@ def _change(row: Party, fields: dict[str, Any]) -> None:
     if {"country", "vat_id"} & fields.keys():
         _check_vat_id(row)
     row.save()
+
+
+def _sort_days(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of an entity with the days of reminders in their order, each once."""
+    return fields | ({"reminder_days": sorted(set(fields["reminder_days"]))} if "reminder_days" in fields else {})
 
 
 def _check_vat_id(party: Party) -> None:

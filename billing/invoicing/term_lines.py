@@ -28,15 +28,16 @@ def active_terms(period: Period, tenant_id: int | None = None) -> QuerySet[Price
     return active.exclude(is_minimum & deleted_throughout(period.starts_at, period.ends_at)).order_by("pk")
 
 
-def term_lines(invoice: Invoice, lines: Iterable[InvoiceLine]) -> list[InvoiceLine]:
+def term_lines(invoice: Invoice, lines: Iterable[InvoiceLine], *, has_minimum: bool = True) -> list[InvoiceLine]:
     """Return the lines of the price terms of an invoice with these lines.
 
     Terms never make it negative. A minimum raises the sum of the rounded lines; its exact amount raises the exact sum.
     """
-    terms = list(active_terms(invoice.period, invoice.tenant_id))
+    found = [(term, term.decode()) for term in active_terms(invoice.period, invoice.tenant_id)]
+    terms = [(term, rule) for term, rule in found if has_minimum or rule.term_type != TermType.MINIMUM]
     if not terms:
         return []
-    rules, covered = [term.decode() for term in terms], _covered_by_terms(lines)
+    rules, covered = [rule for _, rule in terms], _covered_by_terms(lines)
     added = changes(rules, usage_of(covered), invoice.currency, _metered_cost(covered))
     subtotal = sum(line.cents for line in covered)
     amounts = [0] * len(rules)
@@ -46,8 +47,8 @@ def term_lines(invoice: Invoice, lines: Iterable[InvoiceLine]) -> list[InvoiceLi
         else:
             amounts[place] = max(cents(added[place], invoice.currency), -subtotal)
         subtotal += amounts[place]
-    found = zip(terms, added, amounts, strict=True)
-    return [_line(invoice, term.description, femto, amount) for term, femto, amount in found if femto or amount]
+    changed = zip(terms, added, amounts, strict=True)
+    return [_line(invoice, term.description, femto, amount) for (term, _), femto, amount in changed if femto or amount]
 
 
 def term_change(note: Invoice, lines: Iterable[InvoiceLine]) -> list[InvoiceLine]:

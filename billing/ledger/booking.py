@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from billing.currencies.amounts import MAX_NANO, dollars, nano_a_cent
-from billing.ledger.prepayment import update_gate
 from billing.models import CHARGES, BillingProfile, Invoice
 from tenants.actions import ActionRefused, do_resume_tenant
 from tenants.isolation.db_roles import BypassReason
@@ -17,6 +16,12 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 _BOOKED: ContextVar[frozenset[int]] = ContextVar("tenants with an open booking", default=frozenset())
+_followers: list[Callable[[Tenant, BillingProfile], None]] = []
+
+
+def follow_bookings(follower: Callable[[Tenant, BillingProfile], None]) -> None:
+    """Call a function at the end of each booking of a tenant with a billing profile, in its transaction."""
+    _followers.append(follower)
 
 
 @contextmanager
@@ -42,7 +47,8 @@ def _follow_balance(tenant: Tenant) -> None:
     profile = BillingProfile.objects.for_tenant(tenant).select_related("entity").first()
     if profile is None or tenant.status == Tenant.Status.PURGED:
         return
-    update_gate(tenant, profile)
+    for follow in _followers:
+        follow(tenant, profile)
     if profile.suspended_at is None:
         return
     if overdue_invoice(profile, max(datetime.now(UTC), profile.suspended_at)) is None:

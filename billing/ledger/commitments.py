@@ -1,14 +1,14 @@
-"""The fees and the included usage of commitments in months that are not invoiced yet."""
+"""Commitments of a month, and the included usage of those whose month is not drafted yet."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple
 
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Q, QuerySet
 
-from billing.models import BillingProfile, Commitment, CreditGrant, Invoice, Period
-from billing.periods import ensure_periods
+from billing.models import Commitment, CreditGrant, Period
 from tenants.deletions import deleted_throughout
 
 
@@ -19,14 +19,6 @@ class ExpectedGrant(NamedTuple):
     starts_at: datetime
     expires_at: datetime
     nano: int
-
-
-class ExpectedCommitments(NamedTuple):
-    """What commitments charge and grant in the months of a tenant that are not invoiced yet."""
-
-    fees: int  # cents before tax
-    grants: list[ExpectedGrant]
-    changes_at: datetime | None  # the end of the current month, if a commitment may continue
 
 
 def active_commitments(period: Period, tenant_id: int | None = None) -> QuerySet[Commitment]:
@@ -45,27 +37,19 @@ def granted_commitments(period: Period, tenant_id: int) -> set[int | None]:
     return set(grants.values_list("commitment_id", flat=True))
 
 
-def expected_commitments(profile: BillingProfile, now: datetime) -> ExpectedCommitments:
-    """Return the expected fees and credit of a tenant's months up to now that are open or drafted."""
-    tenant_id = profile.tenant_id
+def expected_grants(periods: Iterable[Period], tenant_id: int) -> list[ExpectedGrant]:
+    """Return the credit that the drafts of a tenant's months will grant for its commitments."""
     if not Commitment.objects.for_tenant(tenant_id).exists():
-        return ExpectedCommitments(0, [], None)
-    ensure_periods(profile.entity, now, now)
-    invoices = Invoice.objects.for_tenant(tenant_id).filter(
-        period=OuterRef("pk"), invoice_type=Invoice.InvoiceType.INVOICE
-    )
-    is_final = Exists(invoices.exclude(state__in=[Invoice.State.DRAFT, Invoice.State.VOID]))
-    is_drafted = Exists(invoices.filter(state=Invoice.State.DRAFT))
-    due = Period.objects.filter(~is_final, Q(closed_at=None) | is_drafted, entity=profile.entity, starts_at__lte=now)
-    fees, grants, changes_at = 0, [], None
-    for period in due.order_by("starts_at"):
+        return []
+    grants = []
+    for period in periods:
         granted = granted_commitments(period, tenant_id)
         for row in active_commitments(period, tenant_id):
-            fees += row.fee
             if row.pk not in granted:
                 grants.append(ExpectedGrant(row.priority, period.starts_at, period.ends_at, row.included_nano))
-    current = Period.objects.filter(entity=profile.entity, starts_at__lte=now, ends_at__gt=now).get()
-    later = Commitment.objects.for_tenant(tenant_id).filter(Q(last_month="") | Q(last_month__gt=current.label))
-    if later.exists():
-        changes_at = current.ends_at
-    return ExpectedCommitments(fees, grants, changes_at)
+    return grants
+
+
+def has_later_commitments(tenant_id: int, month: str) -> bool:
+    """Return whether a commitment of the tenant may be active after a month."""
+    return Commitment.objects.for_tenant(tenant_id).filter(Q(last_month="") | Q(last_month__gt=month)).exists()

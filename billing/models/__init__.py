@@ -48,6 +48,7 @@ from billing.models.reratings import ReratedInvoice, Rerating
 from billing.models.rollups import (
     GROUPED,
     SUMMED,
+    PeriodUsage,
     RollupState,
     UsageChange,
     UsageRollup,

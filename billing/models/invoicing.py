@@ -16,31 +16,14 @@ from billing.currencies.iso_codes import COUNTRIES, CURRENCIES
 from tenants.currencies import DEFAULT_MINOR_DIGITS
 from tenants.isolation.scopes import TenantManager
 from tenants.models import OutboxRow, Tenant
+from tenants.one_line_text import check_line as check_line
+from tenants.one_line_text import check_lines as check_lines
 
 ADDRESS = ("name", "street", "postcode", "city", "region", "country", "vat_id")
 MIN_PHONE_DIGITS = 3
+MAX_REMINDERS = 10
+MAX_REMINDER_DAY = 365
 _PHONE = re.compile(r"\+?[0-9 ()/.-]+")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufffe\uffff]")
-
-
-def check_line(text: str) -> None:
-    """Validate a text of one line.
-
-    Raises:
-        ValidationError: it has line breaks or control characters, which documents cannot contain.
-    """
-    if _CONTROL.search(text):
-        raise ValidationError("Remove line breaks and control characters.", code="control_characters")
-
-
-def check_lines(text: str) -> None:
-    """Validate a text that may have several lines.
-
-    Raises:
-        ValidationError: it has control characters, which documents cannot contain.
-    """
-    for line in text.splitlines():
-        check_line(line)
 
 
 def check_country(code: str) -> None:
@@ -108,6 +91,11 @@ def check_phone(number: str) -> None:
         raise ValidationError("Use a telephone number, for example +49 30 901820.", code="phone")
 
 
+def default_reminder_days() -> list[int]:
+    """Return the days past due on which the entities of earlier releases sent reminders."""
+    return [1, 8, 15]
+
+
 class Party(models.Model):
     """A name and address as printed on invoices."""
 
@@ -140,7 +128,8 @@ class BillingEntity(Party):
     AUDITED: ClassVar = (
         *("slug", *ADDRESS, "registration", "email", "contact_name", "contact_phone", "time_zone", "terms_days"),
         *("payment_details", "iban", "bic"),
-        *("voucher_type", "tax_currency", "max_rate_age_days", "relief_after_claim", "suspend_after_days"),
+        *("voucher_type", "tax_currency", "max_rate_age_days", "relief_after_claim"),
+        *("reminder_days", "suspend_after_days"),
         *("issued_email_text", "reminder_email_text", "suspension_email_text"),
     )
 
@@ -167,6 +156,14 @@ class BillingEntity(Party):
     invoice_prefix = models.CharField(max_length=16, default="INV")
     credit_note_prefix = models.CharField(max_length=16, default="CN")
     terms_days = models.PositiveSmallIntegerField(default=14)
+    reminder_days = ArrayField(
+        models.PositiveSmallIntegerField(validators=[MinValueValidator(1), MaxValueValidator(MAX_REMINDER_DAY)]),
+        size=MAX_REMINDERS,
+        blank=True,
+        default=default_reminder_days,
+        db_default=default_reminder_days(),
+        help_text="days past due on which an invoice is reminded of; empty: never",
+    )
     suspend_after_days = models.PositiveSmallIntegerField(
         null=True, blank=True, help_text="days past due after which a tenant is suspended; null: never"
     )
@@ -467,6 +464,9 @@ class Invoice(models.Model):
     format_version = models.SmallIntegerField(
         default=1, db_default=1, help_text="of the texts and XML; a final document keeps its own"
     )
+    usage_labels = models.JSONField(
+        null=True, help_text="names of the projects and cost centers in the usage; null: the usage is not divided"
+    )
     sha256 = models.CharField(max_length=64, blank=True)  # hash of the JSON document
 
     objects = TenantManager()
@@ -555,6 +555,9 @@ class InvoiceLine(models.Model):
     tokens = models.BigIntegerField(default=0)
     femto = models.DecimalField(max_digits=38, decimal_places=0)
     cents = models.BigIntegerField()
+    shares = models.JSONField(
+        null=True, help_text="[{project, cost_center, events, tokens, femto, cents}]; null: not divided"
+    )
 
     objects = TenantManager()
 
@@ -587,6 +590,7 @@ class InvoiceEmail(OutboxRow):
         QUEUED = "queued"  # also after failed attempts
         SENT = "sent"
         FAILED = "failed"  # every attempt failed
+        DROPPED = "dropped"  # not sent: its invoice was no longer due
 
     class EmailType(models.TextChoices):
         ISSUED = "issued"

@@ -129,6 +129,26 @@ def not_rolled_up() -> models.Q:
     return models.Q(settled_at__gte=before)
 
 
+class PeriodUsage(models.Model):
+    """The sums of a tenant's usage of a billing period by price, of what was settled before a time.
+
+    Readers add what was settled since. It is written for months that are not invoiced: see `read_usage`.
+    """
+
+    tenant_id = models.BigIntegerField()
+    period_id = models.BigIntegerField()
+    settled_before = models.DateTimeField()
+    lines = models.JSONField(help_text="[{price_id, usage_month, billed_period, events, tokens, first_at, last_at}]")
+
+    objects = TenantManager()
+
+    class Meta:
+        constraints: ClassVar = [models.UniqueConstraint(fields=["tenant_id", "period_id"], name="period_usage_once")]
+
+    def __str__(self) -> str:
+        return f"usage of period {self.period_id} up to {self.settled_before}"
+
+
 class RollupState(models.Model):
     """The progress of the rollups, in one row."""
 

@@ -14,9 +14,9 @@ from django.conf import settings
 
 from billing.currencies.amounts import nano_a_cent
 from billing.currencies.stripe_amounts import smallest_charge
+from billing.invoicing.prepayment import available_nano
 from billing.ledger.booking import booking
 from billing.ledger.matching import sum_outstanding
-from billing.ledger.prepayment import available_nano
 from billing.models import BillingProfile, Invoice, Payment, TopUp
 from billing.payments.recording import Received, do_record_payment
 from billing.payments.stripe_api import Charge, Declined, HostedPage, charge_saved_method, create_page

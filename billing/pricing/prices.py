@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from typing import Any
 
 import msgspec
 from django.db import IntegrityError, connection, transaction
@@ -69,18 +70,7 @@ def do_propose_prices(
         ActionRefused: the prices are not right, or leave hours of the day without a price and that is not allowed; or
             the book has another currency.
     """
-    body = msgspec.to_builtins(proposal)
-    try:
-        parse(body)
-    except ValueError as exc:
-        raise ActionRefused(f"prices: {exc}.") from exc
-    gaps = unpriced_hours(proposal.prices)
-    if gaps and not allow_unpriced_hours:
-        more = f", and {len(gaps) - 1} more" if len(gaps) > 1 else ""
-        advice = "Add prices, or confirm with allow_unpriced_hours in the API."
-        raise ActionRefused(f"No price for {gaps[0]}{more}. {advice}")
-    if tenant is not None and book != PriceBook.LIST:
-        raise ActionRefused("Tenant prices cannot be part of another price book.")
+    body = _checked_body(proposal, book, tenant, allow_unpriced_hours=allow_unpriced_hours)
     with _changing():
         version = PriceVersion(
             book=_book(book, currency),
@@ -96,6 +86,61 @@ def do_propose_prices(
             "price_version.created", version, tenant_id=version.tenant_id, after=audit.serialize_for_audit(version)
         )
     return version
+
+
+def do_revise_prices(
+    version: PriceVersion,
+    proposal: Proposal,
+    *,
+    by: User | None,
+    book: str = PriceBook.LIST,
+    tenant: Tenant | None = None,
+    effective_from: datetime | None = None,
+    note: str = "",
+) -> PriceVersion:
+    """Replace the prices of a draft. `by` becomes its author, so that a user never publishes what they wrote.
+
+    Raises:
+        Conflict: it is no draft any more.
+        ActionRefused: as `do_propose_prices`.
+    """
+    body = _checked_body(proposal, book, tenant, allow_unpriced_hours=False)
+    with _changing():
+        locked = _draft(version)
+        before = audit.serialize_for_audit(locked)
+        locked.book, locked.tenant_id = _book(book), None if tenant is None else tenant.pk
+        locked.body, locked.effective_from, locked.note, locked.created_by = body, effective_from, note, by
+        check(locked)
+        locked.save()
+        audit.record(
+            "price_version.updated",
+            locked,
+            tenant_id=locked.tenant_id,
+            before=before,
+            after=audit.serialize_for_audit(locked),
+        )
+    return locked
+
+
+def _checked_body(proposal: Proposal, book: str, tenant: Tenant | None, *, allow_unpriced_hours: bool) -> Any:
+    """Return the prices as the JSON of a version.
+
+    Raises:
+        ActionRefused: as `do_propose_prices`.
+    """
+    body = msgspec.to_builtins(proposal)
+    try:
+        parse(body)
+    except ValueError as exc:
+        raise ActionRefused(f"prices: {exc}.") from exc
+    gaps = unpriced_hours(proposal.prices)
+    if gaps and not allow_unpriced_hours:
+        more = f", and {len(gaps) - 1} more" if len(gaps) > 1 else ""
+        advice = "Add prices, or confirm with allow_unpriced_hours in the API."
+        raise ActionRefused(f"No price for {gaps[0]}{more}. {advice}")
+    if tenant is not None and book != PriceBook.LIST:
+        raise ActionRefused("Tenant prices cannot be part of another price book.")
+    return body
 
 
 def do_publish_prices(version: PriceVersion, *, by: User | None, over_billed_usage: bool = True) -> PriceVersion:

@@ -19,7 +19,8 @@ from django.contrib.auth.decorators import login_required
 from django.contrib.auth.password_validation import validate_password
 from django.contrib.auth.views import LogoutView
 from django.db import IntegrityError, transaction
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.middleware.csrf import get_token
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
@@ -174,6 +175,15 @@ class ProfileForm(forms.Form):
     """The name of a user."""
 
     name = forms.CharField(label=_lazy("Name"), max_length=200, widget=forms.TextInput(attrs={"autocomplete": "name"}))
+
+
+@never_cache
+@require_safe
+@login_required
+def signed_in(request: HttpRequest) -> HttpResponse:
+    """Return who is signed in, and the CSRF token of the session, for the script that asked the user to sign in."""
+    found = {"user": signed_in_user(request).email, "token": get_token(request)}
+    return JsonResponse(found, headers={"X-Signed-In": "true"})
 
 
 @never_cache

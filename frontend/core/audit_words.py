@@ -155,6 +155,7 @@ _FIELDS = {
     "is_superuser": _lazy("Superuser"),
     "allowed_ip_ranges": _lazy("Allowed IPs"),
     "allowed_models": _lazy("Allowed models"),
+    "cost_center": _lazy("Cost center"),
     "event_types": _lazy("Events"),
     "scopes": _lazy("Permissions"),
     "thresholds": _lazy("Alert at"),

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import Any, Literal
 
-from billing.currencies.amounts import FEMTO_A_CENT
+from billing.currencies.amounts import FEMTO_A_NANO, MILLIONTHS, half_up
 from frontend.core import timezones
 from frontend.core.languages import day_text, localize
-from frontend.core.numbers import Money, compact, duration, exact, page_currency
+from frontend.core.numbers import Money, compact, duration, exact, share
 
 Unit = Literal["usd", "tokens", "count", "decimal", "ms", "percent"]
 Style = Literal["line", "area", "dash", "dots"]
@@ -20,8 +20,8 @@ Style = Literal["line", "area", "dash", "dots"]
 class Series:
     """One line of a chart. None is a gap.
 
-    Values are tokens, microseconds ("ms") or hundredths ("decimal", "percent"). With the unit "usd", they are in
-    femto-units of the currency of the page.
+    Values are tokens, microseconds ("ms"), hundredths ("decimal") or millionths of the whole ("percent"). With the unit
+    "usd", they are in femto-units of the currency of the page.
 
     `kind` selects its color in console.css: spend, forecast, limit, output, uncached, cached, written, p50, p95, goal.
     The legend shows `total`, unless `in_legend` is false, as for the edges of a band.
@@ -75,7 +75,7 @@ class Chart:
                 for series in self.series
             ],
             "unit": self.unit,
-            **({"currency": page_currency()} if self.unit == "usd" else {}),
+            **({"symbol": Money(0).symbol, "digits": Money(0).digits} if self.unit == "usd" else {}),
             "bucket": self.bucket,
             "zone": timezones.label(self.zone) if self.bucket == "hour" else "UTC",
             "stacked": self.stacked,
@@ -116,8 +116,10 @@ def format_value(value: int | None, unit: Unit) -> str:
         return Money(value).text
     if unit == "ms":
         return duration(value)
-    if unit in ("decimal", "percent"):
-        return localize(f"{value // 100}.{value % 100:02}{'%' if unit == 'percent' else ''}")
+    if unit == "percent":
+        return share(value, MILLIONTHS)
+    if unit == "decimal":
+        return localize(f"{value // 100:,}.{value % 100:02}")
     return exact(value)
 
 
@@ -126,10 +128,12 @@ def _axis_value(value: int | None, unit: Unit) -> float | int | None:
     if value is None:
         return None
     if unit == "usd":
-        return round(value / (100 * FEMTO_A_CENT), 6)
+        return half_up(value, FEMTO_A_NANO * 1000) / 10**6
     if unit == "ms":
         return value / 1000
-    return value / 100 if unit in ("decimal", "percent") else value
+    if unit == "percent":
+        return value / 10_000
+    return value / 100 if unit == "decimal" else value
 
 
 def legend_total(values: Sequence[int | None]) -> str:

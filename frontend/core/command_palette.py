@@ -29,7 +29,7 @@ def _find_actions(ctx: PageContext, typed: str) -> Iterator[SearchResult]:
     words = typed.lower().split()
     for action in chain.from_iterable(screen.actions for screen in screens_of(ctx)):
         if ctx.may(action.needs) and all(word in action.label.lower() for word in words):
-            yield SearchResult(action.label, ctx.url(action.route), action.icon)
+            yield SearchResult(action.label, ctx.url(action.route), action.icon, in_dialog=action.in_dialog)
 
 
 def _find(ctx: PageContext, typed: str) -> Iterator[SearchResultGroup]:

@@ -18,3 +18,17 @@ class DayField(forms.DateField):
 
     widget = forms.DateInput({"type": "date"}, format="%Y-%m-%d")
     default_validators = [MinValueValidator(FIRST, _OUT_OF_RANGE), MaxValueValidator(LAST, _OUT_OF_RANGE)]  # noqa: RUF012
+
+
+def read_day(text: str) -> date | None:
+    """Return the day of a query string, such as 2026-11-30; None if it is empty.
+
+    Raises:
+        ValueError: it is no day, or a `DayField` does not accept it.
+    """
+    if not text:
+        return None
+    day = date.fromisoformat(text)
+    if not FIRST <= day <= LAST:
+        raise ValueError(text)
+    return day

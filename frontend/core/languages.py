@@ -71,6 +71,11 @@ def localize(number: str) -> str:
     return number.translate(_SWAPPED) if is_german() else number
 
 
+def month_text(month: str) -> str:
+    """Return a month such as 2026-10 in words: `Oct 2026`."""
+    return day_text(date(int(month[:4]), int(month[5:]), 1), "M Y")
+
+
 def day_text(at: date, form: str = "j M Y") -> str:
     """Return a day in the language: `24 Nov 2026`, or in German `24. Nov 2026`. `form` is that of Django."""
     return dateformat.format(at, form.replace("j", "j.") if is_german() else form)

@@ -47,6 +47,19 @@ def sections(ctx: PageContext) -> tuple[Section, ...]:
     return tuple(section for section in found if section.links)
 
 
+def screen_of(ctx: PageContext) -> ConsoleScreen | None:
+    """Return the screen of the sidebar that the page belongs to, also one that the user cannot see."""
+    here = ctx.request.resolver_match
+    name = here.view_name if here else ""
+    found = [screen for screen in screens_of(ctx) if _is_page_of(name, screen)]
+    return max(found, key=lambda screen: len(screen.route), default=None)
+
+
+def _is_page_of(name: str, screen: ConsoleScreen) -> bool:
+    """Return whether a URL is that of a screen. Further pages have its name as prefix: "invoices-detail"."""
+    return name == screen.route or name.startswith(f"{screen.route}-")
+
+
 def _links(ctx: PageContext, screens: Iterator[ConsoleScreen]) -> Iterator[Link]:
     here = ctx.request.resolver_match
     name = here.view_name if here else ""
@@ -57,6 +70,4 @@ def _links(ctx: PageContext, screens: Iterator[ConsoleScreen]) -> Iterator[Link]
             url = ctx.url(screen.route)
         except NoReverseMatch:
             continue
-        # Further pages of a screen have its name as prefix: "invoices-detail".
-        current = name == screen.route or name.startswith(f"{screen.route}-")
-        yield Link(screen.label, url, screen.icon, screen.letter, current)
+        yield Link(screen.label, url, screen.icon, screen.letter, _is_page_of(name, screen))

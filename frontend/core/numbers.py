@@ -1,4 +1,8 @@
-"""Formatting of numbers without floats. The exact value is kept next to each rounded one."""
+"""The number grammar of the console, without floats. The exact value is kept next to each rounded one.
+
+Every number is rounded half up. `numbers.js` has the same grammar for charts and the playground;
+`tests/support/frontend/number_cases.py` has the cases that both must pass.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cache
 
 from billing.currencies.amounts import (
@@ -20,6 +25,7 @@ from billing.currencies.amounts import (
 from frontend.core.languages import is_german, localize
 
 _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
+MAX_EXACT_COUNT = 99_999  # a higher count is shown with three digits
 _SMALLEST = 1000 * FEMTO_A_NANO  # amounts below a cent are shown to the millionth of a dollar
 _MAX_PLACES = 9  # decimals of a column: up to nano-dollars
 
@@ -168,13 +174,8 @@ class Margin:
 
     @property
     def share(self) -> str:
-        """The margin in percent of the price, rounded down: 62.4%, −1,850%. Empty without a price."""
-        if self.price <= 0:
-            return ""
-        tenths = self.amount.femto * 1000 // self.price
-        whole, tenth = divmod(abs(tenths), 10)
-        sign = "−" if tenths < 0 else ""
-        return localize(f"{sign}{whole:,}%" if whole >= 1000 else f"{sign}{whole}.{tenth}%")
+        """The margin in percent of the price: 62.4%, −1,850%. Empty without a price."""
+        return share(self.price - self.cost, self.price) if self.price > 0 else ""
 
 
 def exact(value: int) -> str:
@@ -183,27 +184,56 @@ def exact(value: int) -> str:
 
 
 def compact(value: int) -> str:
-    """Return up to four digits, truncated: 999, 12.5K, 9.49M."""
-    for unit, name in _UNITS:
-        if value >= unit:
-            places = 2 if value < 10 * unit else 1 if value < 100 * unit else 0
-            whole, rest = divmod(value * 10**places // unit, 10**places)
-            return localize(f"{whole}.{rest:0{places}}{name}" if places else f"{whole}{name}")
-    return str(value)
+    """Return a count: exact up to 99,999, and three digits above: 12,510, 125K, 9.49M."""
+    if value <= MAX_EXACT_COUNT:
+        return exact(value)
+    unit, name = next((unit, name) for unit, name in _UNITS if half_up(value, unit // 1000) >= 1000)  # 999,999 is 1.00M
+    places = next((places for places in (2, 1) if half_up(value * 10**places, unit) < 1000), 0)
+    whole, rest = divmod(half_up(value * 10**places, unit), 10**places)
+    return localize(f"{whole:,}.{rest:0{places}}{name}" if places else f"{whole:,}{name}")
 
 
 def share(part: int, whole: int) -> str:
-    """Return a part in percent with one decimal, truncated: 60.4%. A dash if the whole is 0."""
+    """Return a part in percent: one decimal, two below 1%, none from 1,000%. A dash if the whole is 0.
+
+    What is not 0 and less than half of the last decimal is shown as "<0.01%".
+    """
     if whole <= 0:
         return "–"
-    tenths = part * 1000 // whole
-    return localize(f"{tenths // 10}.{tenths % 10}%")
+    sign, part = "−" if part < 0 else "", abs(part)
+    hundredths, tenths = half_up(part * 10_000, whole), half_up(part * 1000, whole)
+    if hundredths < 100:
+        text = f"0.{hundredths:02}" if hundredths or not part else "<0.01"
+        return localize(f"{sign}{text}%")
+    if tenths < 10_000:
+        return localize(f"{sign}{tenths // 10}.{tenths % 10}%")
+    return localize(f"{sign}{half_up(part * 100, whole):,}%")
+
+
+def signed_share(part: int, whole: int) -> str:
+    """Return a change in percent of the whole with its sign: +12.4%, −0.52%."""
+    text = share(part, whole)
+    return f"+{text}" if part > 0 and whole > 0 else text
+
+
+def percent(ratio: float) -> str:
+    """Return a ratio in percent, as `share` does: 0.1234 is 12.3%."""
+    exact_ratio = Fraction(str(ratio))
+    return share(exact_ratio.numerator, exact_ratio.denominator)
+
+
+def decimals(ratio: float, places: int = 1) -> str:
+    """Return a number with this number of decimals: 1,234.5."""
+    exact_ratio = Fraction(str(ratio))
+    shown = half_up(exact_ratio.numerator * 10**places, exact_ratio.denominator)
+    whole, rest = divmod(abs(shown), 10**places)
+    return localize(f"{'−' if shown < 0 else ''}{whole:,}" + (f".{rest:0{places}}" if places else ""))
 
 
 def duration(microseconds: int) -> str:
     """Return a time in milliseconds or seconds: 184 ms, 2.31 s."""
-    milliseconds = microseconds // 1000
+    milliseconds = half_up(microseconds, 1000)
     if milliseconds < 1000:
         return f"{milliseconds} ms"
-    hundredths = milliseconds // 10
-    return localize(f"{hundredths // 100}.{hundredths % 100:02} s")
+    hundredths = half_up(microseconds, 10_000)
+    return localize(f"{hundredths // 100:,}.{hundredths % 100:02} s")

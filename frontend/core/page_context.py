@@ -7,13 +7,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, tzinfo
 from functools import partial, wraps
+from http import HTTPStatus
 from typing import Any, TypeVar
 
+from django.conf import settings
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.http.response import HttpResponseBase
+from django.shortcuts import resolve_url
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.http import urlencode
@@ -23,7 +26,7 @@ from billing.currencies.amounts import DEFAULT_CURRENCY
 from billing.pricing.currencies import currency_of
 from frontend.core.impersonation import READ_PERMISSIONS, impersonation_of
 from frontend.core.numbers import shown_currency
-from frontend.core.suspended_forms import resume_form, suspend_form
+from frontend.core.suspended_forms import drop_form, resume_form, suspend_form
 from frontend.core.timezones import zone_of
 from tenants.audit import current_actor
 from tenants.authentication import Access, accesses
@@ -37,6 +40,7 @@ from tenants.site_urls import site_url_in_header
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)
+_CONTEXT = "millrace_page_context"  # the attribute of a request
 READ = ("GET", "HEAD")
 FORM = (*READ, "POST")
 
@@ -116,6 +120,12 @@ class _Permissions:
         return self.ctx.may(Permission[name])
 
 
+def context_of(request: HttpRequest) -> PageContext | None:
+    """Return the context of the page that the request is for; None if the user may not know of the page."""
+    found = getattr(request, _CONTEXT, None)
+    return found if isinstance(found, PageContext) else None
+
+
 def first_or_404(rows: QuerySet[M]) -> M:
     """Return the first of the rows.
 
@@ -186,6 +196,14 @@ def operator_page(
     return decorate
 
 
+class MissingPermission(PermissionDenied):
+    """The user's role lacks the permission that the page needs."""
+
+    def __init__(self, needs: Permission | None) -> None:
+        super().__init__(needs)
+        self.needs = needs
+
+
 class _ImpersonationRequired(Exception):
     """An operator opened a tenant's page without impersonating that tenant."""
 
@@ -215,13 +233,16 @@ def _run(
 ) -> HttpResponseBase:
     user = request.user
     if not isinstance(user, User):
-        return leave_for(request, redirect_to_login(page_of(request)))
+        if is_part_of_page(request):
+            return ask_to_sign_in(settings.LOGIN_URL)
+        return redirect_to_login(page_of(request))
     try:
         ctx = enter(user)
     except _ImpersonationRequired as exc:
         return leave_for(request, HttpResponseRedirect(exc.url))
+    setattr(request, _CONTEXT, ctx)
     if not ctx.may(needs):
-        raise PermissionDenied
+        raise MissingPermission(needs)
     if step_up and not (user.is_staff and ctx.access):  # an impersonation is read-only
         resume_form(request)
     if request.method not in methods:
@@ -246,14 +267,31 @@ def _currency(ctx: PageContext) -> str:
 
 
 def require_reauthentication(request: HttpRequest, user: User) -> HttpResponse:
-    """Ask for the code or passkey, or for the password of a user without them, and then process the submitted form."""
+    """Ask for the code or passkey, or for the password of a user without them, and then process the submitted form.
+
+    A form of a dialog stays on the page, which submits it again.
+    """
     page = reverse(reauthentication_route(user))
-    return leave_for(request, suspend_form(request, page))
+    if is_part_of_page(request):
+        drop_form(request)
+        return ask_to_sign_in(page)
+    return suspend_form(request, page)
+
+
+def is_part_of_page(request: HttpRequest) -> bool:
+    """Return whether a script requests a part of the page."""
+    return request.headers.get("HX-Request") == "true"
+
+
+def ask_to_sign_in(page: str) -> HttpResponse:
+    """Return a 401 with the page that the script shows in a dialog. Afterwards, it sends the request again."""
+    url = f"{resolve_url(page)}?{urlencode({'next': reverse('account_signed_in')})}"
+    return HttpResponse(status=HTTPStatus.UNAUTHORIZED, headers={"X-Sign-In": url})
 
 
 def leave_for(request: HttpRequest, answer: HttpResponseRedirect) -> HttpResponse:
     """Return a redirect of the complete page, also if a part of the page made the request."""
-    if request.headers.get("HX-Request") != "true":
+    if not is_part_of_page(request):
         return answer
     return HttpResponse(status=200, headers={"HX-Redirect": answer.url})
 

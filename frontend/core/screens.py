@@ -45,6 +45,7 @@ class SearchResult:
     icon: str
     detail: str = ""
     letter: str = ""
+    in_dialog: bool = False  # the page opens in a dialog
 
 
 Finder = Callable[[PageContext, str], Iterable[SearchResult]]
@@ -58,6 +59,7 @@ class PaletteAction:
     route: str
     icon: str
     needs: Permission
+    in_dialog: bool = False  # its form opens in a dialog, which focuses the first field
 
 
 @dataclass(frozen=True)

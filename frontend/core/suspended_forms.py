@@ -31,6 +31,11 @@ def suspend_form(request: HttpRequest, page: str) -> HttpResponseRedirect:
     return HttpResponseRedirect(f"{page}?{urlencode({'next': url})}")
 
 
+def drop_form(request: HttpRequest) -> None:
+    """Forget a form that waits for a re-authentication."""
+    request.session.pop(_ALLAUTH, None)
+
+
 def confirm_form(request: HttpRequest, state: dict[str, Any]) -> HttpResponse:
     """Redirect to the URL of the stored form, to be processed there. allauth calls this after a re-authentication.
 

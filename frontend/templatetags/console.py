@@ -23,7 +23,6 @@ from frontend.core.languages import day_text
 from frontend.core.numbers import Money
 from frontend.core.panels import RenderedPanel
 from frontend.tenant.budgets.amounts import BudgetAmount
-from inference_worker.contract.command_line import format_command
 from millrace.apps.request_log.selectors import served_model
 from tenants.models import User
 
@@ -36,12 +35,6 @@ register.filter(served_model)
 def page_currency() -> str:
     """Return the currency of the page's amounts."""
     return numbers.page_currency()
-
-
-@register.filter
-def command(arguments: str) -> str:
-    """Return a command of `millrace` as it can be typed on this machine."""
-    return format_command(arguments)
 
 
 @register.filter
@@ -88,7 +81,7 @@ def _money(amount: Money, parts: tuple[str, str], *, is_exact: bool) -> str:
 
 @register.filter
 def count(value: int | None) -> str:
-    """Return up to four digits, with the exact number as title."""
+    """Return a count: exact up to 99,999, and three digits with the exact number as title above."""
     if value is None:
         return "–"
     short, whole = numbers.compact(value), numbers.exact(value)
@@ -99,8 +92,14 @@ def count(value: int | None) -> str:
 
 @register.filter
 def quantity(amount: BudgetAmount) -> str:
-    """Return an amount of money, or a number with its unit."""
+    """Return a measured amount: money, or a count with its unit."""
     return money(amount.money) if amount.money else format_html("{} {}", count(amount.number), amount.unit)
+
+
+@register.filter
+def in_full(amount: BudgetAmount) -> str:
+    """Return an amount that a user has typed, such as a limit, in full."""
+    return money(amount.money) if amount.money else format_html("{} {}", exact(amount.number), amount.unit)
 
 
 @register.filter
@@ -112,6 +111,12 @@ def exact(value: int) -> str:
 @register.filter
 def duration(microseconds: int | None) -> str:
     return "–" if microseconds is None else numbers.duration(microseconds)
+
+
+@register.filter
+def share(part: int | None, whole: int) -> str:
+    """Return a part in percent."""
+    return "–" if part is None else numbers.share(part, whole)
 
 
 @register.filter
@@ -179,6 +184,12 @@ def clock(at: datetime) -> str:
 def day(of: date) -> str:
     """Return a calendar day without a time zone."""
     return format_html('<time datetime="{}">{}</time>', of.isoformat(), day_text(of))
+
+
+@register.filter
+def month(label: str) -> str:
+    """Return a month such as 2026-10 in words."""
+    return languages.month_text(label)
 
 
 @register.simple_tag

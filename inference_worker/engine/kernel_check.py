@@ -29,7 +29,7 @@ def find_wrong_operator(library: Library) -> str:
     product = functional.linear(x.float(), weight.float(), bias.float())
     if _differ(operators.PackedLinear(library, weight, bias)(x, residual), product + residual.float()):
         return "the product"
-    if _differ(operators.PackedLinear(library, weight, bias).in_float32(x), product):
+    if _differ(operators.PackedLinear(library, weight, bias)(x, residual.float()), product + residual.float()):
         return "the product in float32"
     gate, up = product.chunk(2, dim=-1)
     if _differ(operators.PackedLinear(library, weight, bias, "silu")(x), functional.silu(gate) * up):
@@ -47,9 +47,12 @@ def find_wrong_operator(library: Library) -> str:
     packed = (codes[:, ::2] + 8 | codes[:, 1::2] + 8 << 4).to(torch.uint8)
     if _differ(operators.PackedLinearInt4(library, packed, scales, None, operators.UNIT, bias)(x), exact):
         return "the product with 4-bit weights"
-    scale = randn(inputs).float()
-    if _differ(operators.rms_norm(library, x, scale, 1e-5), reference.rms_norm(x.float(), scale, 1e-5)):
+    scale, wide = randn(inputs).float(), x.float()
+    norm = reference.rms_norm(wide, scale, 1e-5)
+    if _differ(operators.rms_norm(library, x, scale, 1e-5), norm):
         return "the norm"
+    if _differ(operators.rms_norm(library, wide, scale, 1e-5, wide), norm + wide):
+        return "the norm in float32"
     mean = functional.layer_norm(x.float(), (inputs,), scale, scale, 1e-5)
     if _differ(operators.layer_norm(library, x, scale, scale, 1e-5), mean):
         return "the layer normalization"
@@ -58,7 +61,6 @@ def find_wrong_operator(library: Library) -> str:
     attended = functional.scaled_dot_product_attention(query, key, value)[0]
     if _differ(operators.SelfAttention(library, [_ROWS]).attend(queries, keys, values, operators.UNIT**-0.5), attended):
         return "the attention of encoders"
-    wide = x.float()
     if _differ(wide.gather(1, operators.argmax(library, wide)[:, None]), wide.amax(-1, keepdim=True)):
         return "the maximum"
     heads, cos, sin = x.view(_ROWS, 3, -1).clone(), randn(_ROWS, 16).float(), randn(_ROWS, 16).float()

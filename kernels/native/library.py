@@ -27,7 +27,8 @@ class LinearArguments(ctypes.Structure):
     """`struct linear` in kernels.h."""
 
     _fields_ = _fields(
-        pointers="x weight bias residual out wide_out scales short_scales offsets codes row_scales following",
+        pointers="x weight bias residual wide_residual out wide_out scales short_scales offsets codes row_scales "
+        "following",
         sizes="rows inputs outputs x_stride residual_stride out_stride activation format group threads",
     )
 
@@ -62,7 +63,7 @@ class LayerNormArguments(ctypes.Structure):
 class NormArguments(ctypes.Structure):
     """`struct norm` in kernels.h."""
 
-    _fields_ = _fields(pointers="x weight residual out", sizes="rows width", floats="eps")
+    _fields_ = _fields(pointers="x wide_x weight residual out wide_out", sizes="rows width", floats="eps")
 
 
 class RotationArguments(ctypes.Structure):

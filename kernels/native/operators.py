@@ -76,7 +76,12 @@ class Product:
         )  # fmt: skip
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the product for x [rows, inputs], plus `residual` [rows, outputs]."""
+        """Return the product for x [rows, inputs], plus `residual` [rows, outputs].
+
+        A residual in float32 gives a result in float32.
+        """
+        if residual is not None and residual.dtype == torch.float32:
+            return self.in_float32(x, residual)
         out = x.new_empty(len(x), self._width)
         arguments = LinearArguments.from_buffer_copy(self._template)
         arguments.out = out.data_ptr()
@@ -87,12 +92,18 @@ class Product:
         self._multiply(x, arguments)
         return out
 
-    def in_float32(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the product for x [rows, inputs] in float32. Its weight has no activation."""
+    def in_float32(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the product for x [rows, inputs], plus `residual` [rows, outputs], in float32.
+
+        The product has no activation.
+        """
         _require(not self._template.activation)
         out = torch.empty(len(x), self._width, dtype=torch.float32)
         arguments = LinearArguments.from_buffer_copy(self._template)
         arguments.wide_out = out.data_ptr()
+        if residual is not None:
+            _require(residual.shape == out.shape and residual.dtype == out.dtype and residual.stride(-1) == 1)
+            arguments.wide_residual, arguments.residual_stride = residual.data_ptr(), residual.stride(0)
         self._multiply(x, arguments)
         return out
 
@@ -340,9 +351,12 @@ class LayerOperator:
             setattr(self.template, name, None if norm is None else addressof(norm))
         outputs, codes, scales = zip(*(product.row_sizes for product in products), strict=True)
         self.width, self.attended, self.qkv_width = qkv.template.inputs, projection.template.inputs, outputs[0]
-        narrow, wide = max(self.width, self.attended), max(self.width, outputs[0], outputs[2])
+        _, after_attention, _, after_mlp, *_ = norms
+        unnormalized = [0 if norm is None else 4 * self.width for norm in (after_attention, after_mlp)]  # in float32
+        narrow = max(2 * self.width, 2 * self.attended, unnormalized[1])
+        wide = max(2 * outputs[0], 2 * outputs[2], unnormalized[0])
         # Bytes for each row in the memory of a call: narrow, wide, middle, codes and scales of rows.
-        self.row_bytes = (2 * narrow, 2 * wide, 2 * self.width, max(codes), 4 * max(scales))
+        self.row_bytes = (narrow, wide, 4 * self.width, max(codes), 4 * max(scales))
         _require((gated.template.inputs, down.template.inputs) == (self.width, outputs[2]))
         _require(outputs[1] == outputs[3] == self.width)
         _require(all(weight is None or len(weight) == self.width for weight in norms[:4]))
@@ -367,14 +381,14 @@ class LayerStack:
         self._caches: Sequence[LayerCache] = ()
 
     def __call__(self, x: torch.Tensor, rotations: Sequence[RotationStep], attention: StackAttention) -> torch.Tensor:
-        """Return the last layer's output for x [tokens, width].
+        """Return the last layer's output for x, float32 [tokens, width].
 
         Args:
             rotations: of each layer.
         """
         rows, count = len(x), len(self._layers)
         steps = attention.steps[self._span]
-        _require(x.dtype == torch.bfloat16 and x.is_contiguous() and x.shape[1] == self._width)
+        _require(x.dtype == torch.float32 and x.is_contiguous() and x.shape[1] == self._width)
         _require(len(rotations) == len(steps) == count)
         _require(all(rows == rotation.arguments.rows for rotation in dict.fromkeys(rotations)))
         _require(all(rows == step.arguments.tokens for step in dict.fromkeys(steps)))
@@ -410,15 +424,24 @@ class LayerStack:
 def rms_norm(
     library: Library, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the root-mean-square normalization of x [..., width] with `weight`, float32 [width], plus `residual`."""
+    """Return the root-mean-square normalization of x [..., width] with `weight`, float32 [width], plus `residual`.
+
+    Args:
+        x: in bfloat16 or float32.
+        residual: in float32, as x and the result then are.
+    """
     x = x.contiguous()
-    _require(x.dtype == torch.bfloat16 and weight.dtype == torch.float32 and x.shape[-1] == len(weight))
-    _require(residual is None or (residual.shape == x.shape and residual.dtype == x.dtype and residual.is_contiguous()))
-    out = torch.empty_like(x)
-    width = len(weight)
-    arguments = NormArguments(
-        x.data_ptr(), weight.data_ptr(), _address(residual), out.data_ptr(), x.numel() // width, width, eps
-    )
+    is_wide, width = x.dtype == torch.float32, len(weight)
+    _require(x.dtype in (torch.bfloat16, torch.float32) and weight.dtype == torch.float32 and x.shape[-1] == width)
+    arguments = NormArguments(weight=weight.data_ptr(), rows=x.numel() // width, width=width, eps=eps)
+    setattr(arguments, "wide_x" if is_wide else "x", x.data_ptr())
+    if residual is None:
+        out = torch.empty_like(x, dtype=torch.bfloat16)
+        arguments.out = out.data_ptr()
+    else:
+        _require(is_wide and residual.shape == x.shape and residual.dtype == x.dtype and residual.is_contiguous())
+        out = torch.empty_like(x)
+        arguments.residual, arguments.wide_out = residual.data_ptr(), out.data_ptr()
     library.norm(byref(arguments))
     return out
 

@@ -19,7 +19,8 @@ from tenants.models import ApiKey, ChangeEventRow, LimitSet, Project, Tenant, Us
 from tenants.outbox import change_feed
 
 MAX_OVERLAP = timedelta(days=30)
-CHANGEABLE = ("name", "scopes", "allowed_models", "allowed_ip_ranges", "expires_at")
+MAX_COST_CENTERS = 200  # distinct texts of a tenant's keys
+CHANGEABLE = ("name", "scopes", "allowed_models", "allowed_ip_ranges", "cost_center", "expires_at")
 
 
 def do_create_api_key(
@@ -29,13 +30,16 @@ def do_create_api_key(
     scopes: Sequence[str] = ("inference", "models"),
     allowed_models: Sequence[str] | None = None,
     allowed_ip_ranges: Sequence[str] | None = None,
+    cost_center: str = "",
     expires_at: datetime | None = None,
     created_by: User | None = None,
 ) -> tuple[ApiKey, str]:
     """Create a key and return it with its secret, which is not stored.
 
     Raises:
-        ActionRefused: a scope is unknown, an IP range is not valid, or the expiration date is in the past.
+        ActionRefused: a scope is unknown, an IP range or the cost center is not valid, or the expiration date is in the
+            past.
+        Conflict: the keys of the tenant have MAX_COST_CENTERS other cost centers.
     """
     with locked_tenant(project.tenant_id) as tenant:
         key = ApiKey(tenant=tenant, project=project, created_by=created_by)
@@ -46,6 +50,7 @@ def do_create_api_key(
                 "scopes": scopes,
                 "allowed_models": allowed_models,
                 "allowed_ip_ranges": allowed_ip_ranges,
+                "cost_center": cost_center,
                 "expires_at": expires_at,
             },
         )
@@ -97,6 +102,7 @@ def do_rotate_api_key(key: ApiKey, overlap: timedelta, *, created_by: User | Non
             scopes=old.scopes,
             allowed_models=old.allowed_models,
             allowed_ip_ranges=old.allowed_ip_ranges,
+            cost_center=old.cost_center,
             expires_at=None if old.expires_at is None else now + (old.expires_at - old.created_at),
             created_by=created_by,
             replaces=old,
@@ -211,6 +217,9 @@ def _set(key: ApiKey, fields: Mapping[str, Any]) -> None:
         raise ActionRefused("Choose at least one permission.")
     if fields.get("expires_at") is not None and fields["expires_at"] <= datetime.now(UTC):
         raise ActionRefused("The expiration date is in the past. Choose a later date.")
+    if fields.get("cost_center"):
+        key.cost_center = key.cost_center.strip()
+        _require_few_cost_centers(key)
     if key.allowed_ip_ranges is not None:
         try:
             key.allowed_ip_ranges = list(ip_allowlist.normalize_networks(key.allowed_ip_ranges))
@@ -218,6 +227,12 @@ def _set(key: ApiKey, fields: Mapping[str, Any]) -> None:
             raise ActionRefused(f"Allowed IPs: {exc}.") from exc
     if key.pk is not None:
         check(key)
+
+
+def _require_few_cost_centers(key: ApiKey) -> None:
+    others = ApiKey.objects.for_tenant(key.tenant_id).exclude(pk=key.pk).exclude(cost_center__in=("", key.cost_center))
+    if others.values("cost_center").distinct().order_by().count() >= MAX_COST_CENTERS:
+        raise Conflict(f"The keys have {MAX_COST_CENTERS} cost centers. Use one of them, or remove one from its keys.")
 
 
 def _live(tenant: Tenant, key: ApiKey) -> ApiKey:

@@ -86,7 +86,7 @@ class KeyDetail(_KeyView):
 
     @extend_schema(operation_id="key_update", request=s.ApiKeyUpdateSerializer)
     def patch(self, request: Request, pk: int) -> Response:
-        """Change the key's name, scopes, models, IP ranges or expiration date."""
+        """Change the key's name, scopes, models, IP ranges, cost center or expiration date."""
         key = self.find(ApiKey, pk)
         fields = validate_body(s.ApiKeyUpdateSerializer, request.data, partial=True)
         self.require_for(request, [*key.scopes, *fields.get("scopes", ())])

@@ -24,6 +24,8 @@ from tenants.models import (
     RoutingPolicy,
     Tenant,
 )
+from tenants.models.keys import MAX_COST_CENTER_LENGTH
+from tenants.one_line_text import check_line
 from tenants.tenant_settings import SETTINGS, TenantSetting
 
 MAX_BIGINT = 2**63 - 1
@@ -155,6 +157,7 @@ class ApiKeySerializer(serializers.ModelSerializer[ApiKey]):
             "scopes",
             "allowed_models",
             "allowed_ip_ranges",
+            "cost_center",
             "created_at",
             "created_by",
             "expires_at",
@@ -187,6 +190,13 @@ class _KeyFields(StrictSerializer):
         required=False,
         max_length=100,
         help_text="IP addresses and networks that may use the key, such as 192.0.2.7 or 10.0.0.0/8; null: all.",
+    )
+    cost_center = serializers.CharField(
+        max_length=MAX_COST_CENTER_LENGTH,
+        allow_blank=True,
+        required=False,
+        validators=[check_line],
+        help_text="By which invoices divide the usage; empty: none.",
     )
     expires_at = serializers.DateTimeField(allow_null=True, required=False)
 

@@ -12,6 +12,9 @@ from tenants.isolation.scopes import TenantManager
 from tenants.keys import snapshot
 from tenants.models.people import User
 from tenants.models.tenancy import Project, Tenant
+from tenants.one_line_text import check_line
+
+MAX_COST_CENTER_LENGTH = 60
 
 
 class ApiKey(models.Model):
@@ -27,6 +30,7 @@ class ApiKey(models.Model):
         "scopes",
         "allowed_models",
         "allowed_ip_ranges",
+        "cost_center",
         "expires_at",
         "revoked_at",
         "replaces_id",
@@ -41,6 +45,14 @@ class ApiKey(models.Model):
     scopes = ArrayField(models.CharField(max_length=20))
     allowed_models = ArrayField(models.CharField(max_length=64), null=True, blank=True)  # None: all
     allowed_ip_ranges = ArrayField(models.CharField(max_length=43), null=True, blank=True)  # CIDR; None: all
+    cost_center = models.CharField(
+        max_length=MAX_COST_CENTER_LENGTH,
+        blank=True,
+        default="",
+        db_default="",
+        validators=[check_line],
+        help_text="by which invoices divide the usage; empty: none",
+    )
     created_at = models.DateTimeField(auto_now_add=True)
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, blank=True)
     expires_at = models.DateTimeField(null=True, blank=True)

@@ -156,3 +156,16 @@ def test_without_scripts_only_the_charts_are_missing(open_page):
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
     page.get_by_role("link", name="Search or jump to").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Search")
+
+
+def test_an_action_of_the_palette_opens_its_form_with_the_focus_in_it(open_page):
+    page = open_page()
+    page.keyboard.press("Control+k")
+    palette = page.get_by_role("dialog", name="Search")
+    palette.get_by_role("searchbox").fill("create api key")
+    expect(palette.locator("a.is-selected")).to_contain_text("Create API key")
+    page.keyboard.press("Enter")
+    name = page.locator("#dialog").get_by_label("Name", exact=True)
+    expect(name).to_be_focused()
+    page.keyboard.type("by keyboard")
+    expect(name).to_have_value("by keyboard")

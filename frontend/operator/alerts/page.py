@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -67,12 +68,12 @@ def _alert(row: BudgetAlert, currency: str) -> dict[str, Any]:
         "alert": row,
         "is_forecast": row.threshold == BudgetAlert.FORECAST,
         "used": _amount(row.budget.unit, row.used if row.forecast is None else row.forecast, currency),
-        "limit": _amount(row.budget.unit, row.limit, currency),
+        "limit": _amount(row.budget.unit, row.limit, currency, exact),
         "part": share(row.used, row.limit),
     }
 
 
-def _amount(unit: str, amount: int, currency: str) -> str:
+def _amount(unit: str, amount: int, currency: str, number: Callable[[int], str] = compact) -> str:
     if unit == BudgetPeriod.Unit.MONEY:
         return Money.nano(amount, currency).text
-    return f"{compact(amount) if amount >= 10**6 else exact(amount)} {unit}"
+    return f"{number(amount)} {unit}"

@@ -1,4 +1,4 @@
-"""Forms of the actions on invoices. Each requires the name of its object."""
+"""Forms of the actions on invoices. Those that cannot be undone require the name of their object."""
 
 from __future__ import annotations
 
@@ -40,13 +40,18 @@ class WithReason(Confirm):
     field_order = ("reason", "typed")
 
 
+def _use_currency(form: forms.Form, currency: str) -> None:
+    """Let the amount of a form be in the currency in which a tenant is billed, which is part of its label."""
+    declared = form.fields["amount"]
+    form.fields["amount"] = BillingRunAmount(f"{declared.label}, {currency}", str(declared.help_text), currency)
+
+
 class WithAmount(Confirm):
-    """A form about an amount in the currency in which a tenant is billed, which is part of its label."""
+    """A form about an amount in the currency in which a tenant is billed."""
 
     def __init__(self, name: str, currency: str, data: Any = None) -> None:
         super().__init__(name, data)
-        declared = self.fields["amount"]
-        self.fields["amount"] = BillingRunAmount(f"{declared.label}, {currency}", str(declared.help_text), currency)
+        _use_currency(self, currency)
 
 
 class RecordPayment(WithAmount):
@@ -90,8 +95,11 @@ class IssueNote(WithAmount):
     field_order = ("amount", "description", "reason", "typed")
 
 
-class GrantCredit(WithAmount):
-    """Credit for a tenant. `seen` and `currency` are the number of its credits and its currency when it was shown."""
+class GrantCredit(forms.Form):
+    """Credit for a tenant. `seen` and `currency` are the number of its credits and its currency when it was shown.
+
+    It can be given without a typed confirmation.
+    """
 
     kind = forms.ChoiceField(
         label=_lazy("Kind"),
@@ -109,4 +117,8 @@ class GrantCredit(WithAmount):
     )
     seen = forms.IntegerField(widget=forms.HiddenInput, min_value=0)
     currency = forms.CharField(widget=forms.HiddenInput, max_length=3)
-    field_order = ("kind", "amount", "expires_on", "note", "typed")
+    field_order = ("kind", "amount", "expires_on", "note")
+
+    def __init__(self, currency: str, data: Any = None) -> None:
+        super().__init__(data)
+        _use_currency(self, currency)

@@ -18,11 +18,12 @@ from billing.pricing.currencies import other_currencies
 from frontend.core.backend_messages import translate_message
 from frontend.core.filter_chips import choice_chip, filter_bar, text_chip
 from frontend.core.languages import lazy_text as _lazy
+from frontend.core.languages import month_text
 from frontend.core.list_tools import MAX_EXPORTED, ListTools
 from frontend.core.lists import Choice, ListPage, changed_url, number_param, text_param
 from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
-from frontend.operator.billing import tax_reports
+from frontend.operator.billing import reports
 from frontend.tenant.invoices.states import (
     OpenBalances,
     balance_due_of,
@@ -68,7 +69,10 @@ def filters(ctx: PageContext) -> dict[str, Any]:
     month, url, state = month_of(ctx), ctx.url("operator-billing"), ctx.query.get("state", "")
     labels = _labels()
     near = [label for label in labels[:MONTHS] if label != month] + [month]
-    months = [Choice(label, changed_url(ctx, url, month=label), label == month) for label in sorted(near, reverse=True)]
+    months = [
+        Choice(month_text(label), changed_url(ctx, url, month=label), label == month)
+        for label in sorted(near, reverse=True)
+    ]
     chips = (choice_chip(ctx, url, "state", _("State"), STATES.items(), state if state in STATES else None),)
     bar = filter_bar(ctx, url, chips, text_chip(ctx, url, "tenant", _("Tenant or number")))
     return {"months": months, "bar": bar, "month": month}
@@ -94,8 +98,8 @@ def _run(ctx: PageContext, period: Period, drafts: int) -> dict[str, Any]:
         message, kind = _("Closed. No drafts to finalize."), ""
     else:
         message, kind = _("Closed. All tenants are invoiced."), "good"
-    reports = tax_reports.links_of(ctx, period)
-    return {"period": period, "message": message, "kind": kind, "drafts": drafts, "reports": reports}
+    links = reports.links_of(ctx, period)
+    return {"period": period, "message": message, "kind": kind, "drafts": drafts, "reports": links}
 
 
 def _drafts_left(number: int) -> str:

@@ -31,12 +31,15 @@ from frontend.core.rendering import redirect_with_message, render_page
 from frontend.core.screens import ConsoleScreen
 from frontend.operator.billing import page, services
 from frontend.operator.billing.forms import GrantCredit, IssueNote, RecordPayment, RecordTenantPayment, WithReason
-from frontend.operator.billing.tax_reports import tax_report
+from frontend.operator.billing.reports import report
 from frontend.tenant.invoices import listing
 from frontend.tenant.invoices.checking import check_invoice
 from frontend.tenant.invoices.document import document_of
+from frontend.tenant.invoices.statement import STATEMENT_FILES, describe, read_shown, receipt_file, statement_file
 from frontend.tenant.invoices.tracing import trace_line
+from frontend.tenant.invoices.views import file_response
 from tenants.models import Tenant
+from tenants.request_costs import PAGE_COST, REPORT_COST
 
 TITLE = _lazy("Billing runs")
 NO_EXPIRY = _lazy("This cannot be undone. Final invoices can only be corrected by a credit note or voided.")
@@ -219,6 +222,12 @@ def finalize_all(ctx: PageContext) -> HttpResponse:
 # An invoice.
 
 
+@operator_page()
+def file(ctx: PageContext) -> HttpResponse:
+    """Return an invoice as a file, as its tenant gets it."""
+    return file_response(_invoice(ctx), ctx.arguments["form"])
+
+
 @operator_page(methods=FORM, step_up=True)
 def finalize(ctx: PageContext) -> HttpResponse:
     found = _invoice(ctx)
@@ -356,7 +365,7 @@ def credit(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
         tenant = first_or_404(Tenant.objects.all_tenants().filter(slug=ctx.arguments["tenant"]))
         seen, currency = services.credits_of(tenant), currency_of(tenant.pk)
-    form = GrantCredit(tenant.slug, currency, bound_data(ctx))
+    form = GrantCredit(currency, bound_data(ctx))
     form.initial = {"seen": seen, "currency": currency}
     return _confirm(
         ctx,
@@ -394,6 +403,47 @@ def tenant_payment(ctx: PageContext) -> HttpResponse:
         message=_payment_message,
         danger=False,
     )
+
+
+# Statements and receipts.
+
+
+@operator_page(cost=PAGE_COST)
+def statement(ctx: PageContext) -> HttpResponse:
+    """Show a tenant's statement of account."""
+    tenant = _tenant(ctx)
+    described = describe(
+        read_shown(ctx, tenant),
+        invoice_url=lambda pk: ctx.url("operator-billing-detail", pk),
+        receipt_url=lambda pk: ctx.url("operator-billing-receipt", pk),
+        file_url=lambda form: ctx.url(f"operator-billing-statement-{form}", tenant.slug),
+    )
+    tenants = Breadcrumb(_("Tenants"), ctx.url("operator-tenants"))
+    return render_page(
+        ctx,
+        "invoices/statement_page.html",
+        _("Statement of account of %(name)s") % {"name": tenant.name},
+        breadcrumbs=(tenants, Breadcrumb(tenant.name, ctx.url("operator-tenants-detail", tenant.pk))),
+        statement=described,
+    )
+
+
+@operator_page(cost=REPORT_COST)
+def statement_as_file(ctx: PageContext) -> HttpResponse:
+    tenant = _tenant(ctx)
+    return statement_file(ctx, tenant, ctx.arguments["form"], ctx.url("operator-billing-statement", tenant.slug))
+
+
+@operator_page(cost=REPORT_COST)
+def receipt(ctx: PageContext) -> HttpResponse:
+    """Return the receipt of a payment or refund as PDF."""
+    key = ctx.arguments["payment"]
+    payment = ctx.get(lambda: Payment.objects.all_tenants().select_related("tenant").filter(pk=key))
+    return receipt_file(ctx, payment, payment.tenant)
+
+
+def _tenant(ctx: PageContext) -> Tenant:
+    return ctx.get(lambda: Tenant.objects.all_tenants().filter(slug=ctx.arguments["tenant"]))
 
 
 def _payment_message(paid: tuple[Payment, bool]) -> str:
@@ -461,15 +511,27 @@ urlpatterns = [
     path("operator/billing/months/<int:period>/draft", draft, name="operator-billing-draft"),
     path("operator/billing/months/<int:period>/finalize", finalize_all, name="operator-billing-finalize-all"),
     path(
-        "operator/billing/entities/<slug:billing_entity>/<slug:tax_report>/<slug:tax_period>",
-        tax_report,
-        name="operator-billing-tax-report",
+        "operator/billing/entities/<slug:billing_entity>/<slug:report_name>/<slug:report_period>",
+        report,
+        name="operator-billing-report",
     ),
     path("operator/billing/tenants/<slug:tenant>/credit", credit, name="operator-billing-credit"),
     path("operator/billing/tenants/<slug:tenant>/payment", tenant_payment, name="operator-billing-tenant-payment"),
+    path("operator/billing/tenants/<slug:tenant>/statement", statement, name="operator-billing-statement"),
+    *(
+        path(
+            f"operator/billing/tenants/<slug:tenant>/statement/{form}",
+            statement_as_file,
+            {"form": form},
+            name=f"operator-billing-statement-{form}",
+        )
+        for form in STATEMENT_FILES
+    ),
+    path("operator/billing/payments/<int:payment>/receipt", receipt, name="operator-billing-receipt"),
     path("operator/billing/<int:invoice>", invoice, name="operator-billing-detail"),
     CHECKS.operator_url("operator/billing/<int:invoice>/"),
     path("operator/billing/<int:invoice>/lines/<int:line>", line, name="operator-billing-line"),
+    path("operator/billing/<int:invoice>/files/<slug:form>", file, name="operator-billing-file"),
     path("operator/billing/<int:invoice>/finalize", finalize, name="operator-billing-finalize"),
     path("operator/billing/<int:invoice>/payment", payment, name="operator-billing-payment"),
     path("operator/billing/<int:invoice>/credit-note", credit_note, name="operator-billing-credit-note"),

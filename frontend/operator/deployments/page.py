@@ -17,7 +17,7 @@ from billing.models import DailyCost
 from frontend.core.languages import in_sentence
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import Choice, changed_url, text_param
-from frontend.core.numbers import Margin, Money
+from frontend.core.numbers import Margin, Money, common_places
 from frontend.core.page_context import PageContext
 from frontend.core.shared_values import SharedValue
 from inference_worker.contract.upstream_presets import preset_of
@@ -146,15 +146,20 @@ def deployments(ctx: PageContext) -> dict[str, Any]:
         }
         for status in found
     ]
-    return {"rows": rows, "number": len(statuses(ctx)), "objective_ms": settings.MILLRACE.ttft_slo_ms}
+    return {
+        "rows": rows,
+        "places": common_places(row[name] for row in rows for name in ("cost", "price")),
+        "number": len(statuses(ctx)),
+        "objective_ms": settings.MILLRACE.ttft_slo_ms,
+    }
 
 
 def filters(ctx: PageContext) -> dict[str, Any]:
     """Return the typed text, the chosen state, and links to the list of each state that a deployment has."""
     states, chosen, url = [status.state for status in statuses(ctx)], ctx.query.get("state", ""), ctx.url(_PAGE)
-    links = [Choice(_("All %(states)s") % {"states": len(states)}, changed_url(ctx, url, state=""), not chosen)]
+    links = [Choice(_("All"), changed_url(ctx, url, state=""), not chosen)]
     links += [
-        Choice(f"{LABELS[state][0]} {states.count(state)}", changed_url(ctx, url, state=state.value), state == chosen)
+        Choice(str(LABELS[state][0]), changed_url(ctx, url, state=state.value), state == chosen)
         for state in DeploymentState
         if state in states or state == chosen
     ]
@@ -191,7 +196,7 @@ def upstreams(ctx: PageContext) -> dict[str, Any]:
         row["credential_running"] = 0 if known is None else known.running
         row["max_concurrency"] = None if credential is None else credential.max_concurrency
         rows.append(row)
-    return {"rows": rows}
+    return {"rows": rows, "places": common_places(row[name] for row in rows for name in ("spent", "spend_limit"))}
 
 
 def _limits(found: Sequence[DeploymentStatus]) -> dict[str, UpstreamLimits]:

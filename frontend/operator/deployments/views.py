@@ -1,4 +1,4 @@
-"""Deployments: the page, its panels, the form, and the actions load, drain, unload, remove, test and draft price."""
+"""Deployments: the page, its panels, the form, and the actions load, drain, unload, remove and test."""
 
 from __future__ import annotations
 
@@ -170,23 +170,6 @@ def remove(ctx: PageContext) -> HttpResponse:
     )
 
 
-@operator_page(methods=FORM, step_up=True)
-def price(ctx: PageContext) -> HttpResponse:
-    name = _deployment(ctx).name
-    effect = _("Requests for %(name)s receive 503 until it has a price. Another operator publishes the draft.") % {
-        "name": name
-    }
-    return form_view(
-        ctx,
-        _("Draft a price of %(name)s") % {"name": name},
-        forms.Form(bound_data(ctx)),  # a form without fields
-        lambda _: catalog.do_draft_offered_price(name, by=ctx.user),
-        message=lambda draft: _("Draft %(number)s was created. Review it in the price book.") % {"number": draft.pk},
-        then=lambda draft: reverse("operator-prices-detail", args=[draft.pk]),
-        **_sheet(_("Create draft"), effect),
-    )
-
-
 def _credentials(ctx: PageContext) -> list[tuple[int, str]]:
     """Return the platform's credentials, by ID."""
     with ctx.scope():
@@ -250,7 +233,6 @@ urlpatterns = [
     path("operator/deployments/<str:name>/drain", drain, name="operator-deployments-drain"),
     path("operator/deployments/<str:name>/unload", unload, name="operator-deployments-unload"),
     path("operator/deployments/<str:name>/remove", remove, name="operator-deployments-remove"),
-    path("operator/deployments/<str:name>/price", price, name="operator-deployments-price"),
     *fit.urlpatterns,
     PANELS.operator_url("operator/deployments/"),
 ]

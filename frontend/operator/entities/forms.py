@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from typing import Any
 
 from django import forms
 from django.forms.models import fields_for_model
 from django.utils.text import capfirst
+from django.utils.translation import gettext as _
 
 from billing.accounting.charts import MAX_BYTES
 from billing.models import BillingEntity, ChartOfAccounts, TaxCategory, TaxRule
+from billing.models.invoicing import MAX_REMINDER_DAY, MAX_REMINDERS, default_reminder_days
 from frontend.core.day_field import DayField
 from frontend.core.languages import lazy_text as _lazy
 
@@ -31,6 +34,7 @@ _LABELS = {
     "bic": "BIC",
     "payment_details": _lazy("Payment details"),
     "terms_days": _lazy("Payment terms in days"),
+    "reminder_days": _lazy("Reminders on days past due"),
     "suspend_after_days": _lazy("Suspend after days past due"),
     "invoice_prefix": _lazy("Prefix of invoice numbers"),
     "credit_note_prefix": _lazy("Prefix of credit note numbers"),
@@ -50,6 +54,7 @@ _HELP_TEXTS = {
     "email": _lazy("Printed on invoices"),
     "contact_name": _lazy("XRechnung requires a contact with a phone number"),
     "payment_details": _lazy("Printed on invoices, below the amounts"),
+    "reminder_days": _lazy("For example: 1, 8, 15. Leave blank to send no reminders"),
     "suspend_after_days": _lazy("Leave blank to never suspend a tenant"),
     "time_zone": _lazy("Months start and end in it. Can’t be changed after the first billing period"),
     "tax_currency": _lazy("Three-letter code, e.g. EUR. Leave blank for USD"),
@@ -77,15 +82,35 @@ BUYERS = {
 }
 
 
+class _DaysField(forms.CharField):
+    """A list of days as text, such as "1, 8, 15"."""
+
+    def __init__(self, *, label: Any, help_text: Any, required: bool, **_options: Any) -> None:
+        super().__init__(label=label, help_text=help_text, required=required, max_length=100)
+
+    def clean(self, value: Any) -> list[int]:
+        words = re.split(r"[\s,;]+", super().clean(value).strip(" ,;"))
+        days = [int(word) for word in words if re.fullmatch(r"[0-9]{1,3}", word, re.ASCII)]
+        if (words != [""] and len(days) != len(words)) or not all(1 <= day <= MAX_REMINDER_DAY for day in days):
+            raise forms.ValidationError(_("Enter days from 1 to 365, e.g. 1, 8, 15."))
+        if len(set(days)) > MAX_REMINDERS:
+            raise forms.ValidationError(_("Enter at most 10 days."))
+        return days
+
+
 class EntityForm(forms.Form):
     """The fields of a billing entity; those of a new one include the slug."""
 
     def __init__(self, data: Any = None, entity: BillingEntity | None = None) -> None:
         names = [name for name in _LABELS if entity is None or name != "slug"]
         initial = {name: getattr(entity, name) for name in names} if entity is not None else {"time_zone": "UTC"}
-        super().__init__(data, initial=initial)
+        days = default_reminder_days() if entity is None else entity.reminder_days
+        super().__init__(data, initial=initial | {"reminder_days": ", ".join(map(str, days))})
         help_texts = dict.fromkeys(names, "") | _HELP_TEXTS
-        self.fields.update(fields_for_model(BillingEntity, names, labels=_LABELS, help_texts=help_texts))
+        classes = {"reminder_days": _DaysField}
+        self.fields.update(
+            fields_for_model(BillingEntity, names, labels=_LABELS, help_texts=help_texts, field_classes=classes)
+        )
         self.fields["voucher_type"].choices = list(_VOUCHERS.items())  # type: ignore[attr-defined]
         for name in names:
             widget = self.fields[name].widget

@@ -10,7 +10,7 @@ from django.urls import path
 from django.utils.translation import gettext as _
 
 from billing.accounting.charts import do_set_chart, render_chart
-from billing.accounting.exports import FILE_TYPES, export_journal
+from billing.accounting.exports import FILE_FORMATS, export_journal
 from billing.invoicing.setup import do_add_entity, do_add_tax_rule, do_change_entity
 from billing.models import BillingEntity
 from frontend.core.backend_messages import translate_message
@@ -129,13 +129,13 @@ def chart(ctx: PageContext) -> HttpResponse:
 @operator_page(cost=REPORT_COST)
 def journal_file(ctx: PageContext) -> HttpResponseBase:
     """Return the journal of a month as a file. If an account or a rate is missing, the entity's page shows it."""
-    found, file_type = _entity(ctx), ctx.arguments["file_type"]
-    if file_type not in FILE_TYPES:
+    found, file_format = _entity(ctx), ctx.arguments["file_format"]
+    if file_format not in FILE_FORMATS:
         raise Http404
     with ctx.scope():
         month = page.month_of(ctx)
         try:
-            file = export_journal(found, month, file_type)
+            file = export_journal(found, month, file_format)
         except Conflict as exc:
             back = f"{ctx.url('operator-entities-detail', found.pk)}?month={month}"
             return redirect_with_message(ctx, back, translate_message(str(exc)), failed=True)
@@ -166,5 +166,5 @@ urlpatterns = [
     path("operator/entities/<int:entity>/edit", edit_entity, name="operator-entities-edit"),
     path("operator/entities/<int:entity>/tax-rules/new", new_tax_rule, name="operator-entities-tax-rule"),
     path("operator/entities/<int:entity>/accounts", chart, name="operator-entities-accounts"),
-    path("operator/entities/<int:entity>/journal/<slug:file_type>", journal_file, name="operator-entities-journal"),
+    path("operator/entities/<int:entity>/journal/<slug:file_format>", journal_file, name="operator-entities-journal"),
 ]

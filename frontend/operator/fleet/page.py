@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 from frontend.core.charts import Chart, Series, Unit
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import Choice, with_query
-from frontend.core.numbers import Margin
+from frontend.core.numbers import Margin, Money, common_places, decimals
 from frontend.core.page_context import PageContext
 from frontend.core.screens import SearchResult
 from millrace.apps.deployments.deployments import served_specs
@@ -25,6 +25,7 @@ from millrace.apps.health.history import FleetPoint, span
 CHARTS = 5
 COLORS = ("spend", "output", "cached", "written", "failed")
 MINUTE = timedelta(minutes=1)
+WHOLE = 10_000  # hundredths of a percent
 # Selectable ranges: total length, and length of one point.
 RANGES: dict[str, tuple[str, timedelta, timedelta]] = {
     "1h": (_lazy("1 hour"), timedelta(hours=1), 2 * MINUTE),
@@ -69,7 +70,13 @@ def workers(ctx: PageContext) -> list[dict[str, Any]]:
     query = query_of(ctx)
     now = _now()
     return [
-        {"point": point, "model": point.model, "now": now.get((point.worker, point.model))}
+        {
+            "point": point,
+            "model": point.model,
+            "now": now.get((point.worker, point.model)),
+            # More than the whole means that the measured peak of the machine is too low.
+            "is_mfu_known": point.mfu is not None and point.mfu <= WHOLE,
+        }
         for point in _points(query, query.end - query.start)
     ]
 
@@ -88,11 +95,23 @@ def history(ctx: PageContext) -> dict[str, Any]:
     drawn = sorted(sorted(served, key=lambda name: -served[name])[:CHARTS])
     seen = {(point.at, names[point.worker, point.model]): point for point in points}
     kinds: tuple[tuple[str, str, str, Unit, Callable[[FleetPoint], int | None]], ...] = (
-        ("compute", _("Compute use"), _("share of time in forward passes"), "percent", lambda point: point.forward),
+        (
+            "compute",
+            _("Compute use"),
+            _("share of time in forward passes"),
+            "percent",
+            lambda point: _millionths(point.forward),
+        ),
         ("batch", _("Batch size"), _("requests per step, average"), "decimal", lambda point: point.batch),
-        ("memory", _("KV cache use"), _("blocks held by running requests"), "percent", lambda point: point.kv_used),
+        (
+            "memory",
+            _("KV cache use"),
+            _("blocks held by running requests"),
+            "percent",
+            lambda point: _millionths(point.kv_used),
+        ),
         ("queue", _("Queue"), _("requests claimed and not started, maximum"), "count", lambda point: point.waiting),
-        ("hits", _("Prefix-cache hits"), _("share of prompt tokens"), "percent", lambda point: point.hits),
+        ("hits", _("Prefix-cache hits"), _("share of prompt tokens"), "percent", lambda point: _millionths(point.hits)),
         (
             "tokens",
             _("Tokens served"),
@@ -113,6 +132,10 @@ def cost(ctx: PageContext) -> dict[str, Any]:
     found = [cost for cost in costs(query.start, query.end) if not query.model or cost.model == query.model]
     return {
         "rows": [_cost(cost) for cost in found],
+        "hour_places": common_places(Money.nano(cost.nano_per_hour or 0) for cost in found),
+        "places": common_places(
+            Money(amount or 0) for cost in found for amount in (cost.cost_per_million, cost.price_per_million)
+        ),
         "since": query.start.replace(minute=0, second=0, microsecond=0),
         "is_unset": all(cost.nano_per_hour is None for cost in found),
     }
@@ -158,9 +181,13 @@ def _chart(
 
 def _cost(of: ModelCost) -> dict[str, Any]:
     cost, price = of.cost_per_million, of.price_per_million
-    tenths = of.machine_minutes * 10 // 60
     margin = None if cost is None or not price else Margin(price, cost)
-    return {"cost": of, "hours": f"{tenths // 10:,}.{tenths % 10}", "margin": margin}
+    return {"cost": of, "hours": decimals(of.machine_minutes / 60), "margin": margin}
+
+
+def _millionths(hundredths: int | None) -> int | None:
+    """Return a share in millionths of the whole, as charts show it, from hundredths of a percent."""
+    return None if hundredths is None else hundredths * 100
 
 
 def _minutes(bucket: timedelta) -> str:

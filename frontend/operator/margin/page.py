@@ -5,18 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from django.http import Http404
 from django.utils.translation import gettext as _
 
 from billing.costs.margin import Group, MarginQuery, MarginRow, execution_costs, margins, month_of, revenues, total
-from billing.models import DailyCost, ExecutionCost
+from billing.metering.usage import TooManyRows
+from billing.models import CostCard, DailyCost, ExecutionCost, UsageRollup
 from frontend.core.filter_chips import choice_chip, filter_bar
 from frontend.core.languages import lazy_text as _lazy
+from frontend.core.languages import month_text
 from frontend.core.lists import Choice, changed_url, text_param
-from frontend.core.numbers import Margin, Money, common_places
+from frontend.core.numbers import Margin, Money, common_places, share
 from frontend.core.page_context import PageContext
+from millrace.apps.deployments.deployments import served_specs
 from tenants.models import Tenant
 
 MONTHS = 6
@@ -43,7 +47,11 @@ class MarginFilters:
     @property
     def query(self) -> MarginQuery:
         tenant_id = None if self.tenant is None else self.tenant.pk
-        return MarginQuery(self.month, self.month, tenant_id, self.model or None, GROUPS[self.group][1])
+        return MarginQuery(self.month, self.month, tenant_id, self.model or None, GROUPS[self.group][1], True)
+
+    @property
+    def month_label(self) -> str:
+        return month_text(self.month)
 
 
 def filters_of(ctx: PageContext) -> MarginFilters:
@@ -76,11 +84,13 @@ def filters(ctx: PageContext) -> dict[str, Any]:
     while len(near) < MONTHS:
         near.append(_month_before(near[-1]))
     months = sorted({now.month, *near}, reverse=True)
-    models = DailyCost.objects.order_by("model").values_list("model", flat=True).distinct()
-    paid = DailyCost.objects.order_by().values_list("tenant_id", flat=True).distinct()
-    tenants = Tenant.objects.all_tenants().filter(pk__in=list(paid)).order_by("name").values_list("slug", "name")
+    models = [row.model for row in _all_groups(now.month, "model") if row.model]
+    used = [row.tenant_id for row in _all_groups(now.month, "tenant") if row.tenant_id is not None]
+    tenants = Tenant.objects.all_tenants().filter(pk__in=used).order_by("name").values_list("slug", "name")
     return {
-        "months": [Choice(month, changed_url(ctx, url, month=month), month == now.month) for month in months],
+        "months": [
+            Choice(month_text(month), changed_url(ctx, url, month=month), month == now.month) for month in months
+        ],
         "groups": [
             Choice(name, changed_url(ctx, url, group=key), key == now.group) for key, (name, _names) in GROUPS.items()
         ],
@@ -96,6 +106,14 @@ def filters(ctx: PageContext) -> dict[str, Any]:
     }
 
 
+def _all_groups(month: str, group: Group) -> list[MarginRow]:
+    """Return the deployments or tenants with usage or costs in a month, for the filters; none if there are too many."""
+    try:
+        return margins(MarginQuery(month, month, group_by=(group,), with_uncosted=True))
+    except TooManyRows:
+        return []
+
+
 def stats(ctx: PageContext) -> dict[str, Any]:
     """Return the sums of the month."""
     sums = total(margins(filters_of(ctx).query))
@@ -103,7 +121,9 @@ def stats(ctx: PageContext) -> dict[str, Any]:
         "sums": sums,
         "revenue": Money(sums.revenue_femto),
         "cost": Money(sums.cost_femto),
-        "margin": Margin(sums.revenue_femto, sums.cost_femto),
+        "margin": Margin(sums.costed_revenue_femto, sums.cost_femto),
+        "uncosted": Money(sums.uncosted_revenue_femto),
+        "uncosted_share": share(sums.uncosted_revenue_femto, sums.revenue_femto),
         "failed": Money(sums.failed_femto),
         "unbilled": Money(sums.unbilled_femto),
     }
@@ -112,7 +132,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
 def groups(ctx: PageContext) -> dict[str, Any]:
     """Return a row for each group, the highest cost first."""
     now = filters_of(ctx)
-    found = sorted(margins(now.query), key=lambda row: -row.cost_femto)
+    found = sorted(margins(now.query), key=lambda row: (-row.cost_femto, -row.revenue_femto))
     names = tenant_names(row.tenant_id for row in found)
     rows = [_row(ctx, row, names) for row in found[:MAX_LISTED]]
     amounts = [money for row in rows for money in (row["revenue"], row["cost"], row["margin"].amount)]
@@ -120,6 +140,7 @@ def groups(ctx: PageContext) -> dict[str, Any]:
         "rows": rows,
         "label": GROUPS[now.group][0],
         "places": common_places(amounts),
+        "unbilled_places": common_places(row["unbilled"] for row in rows),
         "others": len(found) - len(rows),
     }
 
@@ -133,6 +154,20 @@ def executions(ctx: PageContext) -> dict[str, Any]:
     rows = [_execution(row, earned.get((row.request_id, row.execution)), names) for row in costs]
     amounts = [money for row in rows for money in (row["revenue"], row["cost"]) if money is not None]
     return {"rows": rows, "places": common_places(amounts)}
+
+
+def is_deployment(model: str) -> bool:
+    """Return whether the deployment is served, or has usage or costs. Call inside `ctx.scope()`."""
+    return (
+        any(spec.name == model for spec in served_specs())
+        or DailyCost.objects.filter(model=model).exists()
+        or UsageRollup.objects.all_tenants().filter(model=model).exists()
+    )
+
+
+def current_card(model: str, now: datetime) -> CostCard | None:
+    """Return the active cost card of a deployment. Call inside `ctx.scope()`."""
+    return CostCard.objects.filter(model=model, effective_from__lte=now).order_by("-effective_from", "-id").first()
 
 
 def tenant_names(ids: Iterable[int | None]) -> dict[int, str]:
@@ -149,9 +184,11 @@ def _row(ctx: PageContext, row: MarginRow, names: dict[int, str]) -> dict[str, A
         "row": row,
         "revenue": Money(row.revenue_femto),
         "cost": Money(row.cost_femto),
+        "uncosted": Money(row.uncosted_revenue_femto),
+        "is_costed": row.costed > 0 and (row.cost_femto > 0 or not row.uncosted_tokens),
         "failed": Money(row.failed_femto),
         "unbilled": Money(row.unbilled_femto),
-        "margin": Margin(row.revenue_femto, row.cost_femto),
+        "margin": Margin(row.costed_revenue_femto, row.cost_femto),
     }
 
 

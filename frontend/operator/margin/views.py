@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from django.http import HttpResponse
+from django.http import Http404, HttpResponse
 from django.urls import path
 from django.utils.translation import gettext as _
 
 from billing.api.usage_serializers import usd
+from billing.costs.cost_cards import do_import_costs
 from billing.costs.margin import margins
 from billing.metering.usage import TooManyRows
+from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import lazy_text as _lazy
+from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
-from frontend.core.page_context import PageContext, operator_page
+from frontend.core.page_context import FORM, PageContext, operator_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from frontend.core.screens import ConsoleScreen
 from frontend.operator.margin import page
+from frontend.operator.margin.forms import CostForm
 from tenants import csv_tables
 from tenants.request_costs import REPORT_COST
 
@@ -28,7 +32,7 @@ PANELS = Panels(
     ),
 )
 _COUNTS = ("executions", "costed", "estimated", "uncosted_tokens")
-_AMOUNTS = ("revenue", "cost", "margin", "failed", "unbilled")
+_AMOUNTS = ("revenue", "uncosted_revenue", "cost", "margin", "failed", "unbilled")
 
 
 @operator_page()
@@ -69,9 +73,33 @@ def margin_csv(ctx: PageContext) -> HttpResponse:
     return answer
 
 
+@operator_page(methods=FORM)
+def cost(ctx: PageContext) -> HttpResponse:
+    """Set what the operator pays for the tokens of a deployment, starting from its current cost card."""
+    model, back = ctx.arguments["model"], ctx.url("operator-margin")
+    with ctx.scope():
+        if not page.is_deployment(model):
+            raise Http404
+        form = CostForm(model, page.current_card(model, ctx.now), bound_data(ctx))
+    return form_view(
+        ctx,
+        _("Cost of %(model)s") % {"model": model},
+        form,
+        lambda data: do_import_costs({model: data["prices"]}, note=data["note"]),
+        submit=_("Save"),
+        back=back,
+        message=lambda changes: (
+            (_("Cost of %(model)s saved.") if changes else _("Cost of %(model)s is unchanged.")) % {"model": model}
+        ),
+        breadcrumbs=(Breadcrumb(_("Margin"), back),),
+        effect=form.effect,
+    )
+
+
 SCREEN = ConsoleScreen("operator-margin", _lazy("Margin"), icon="usage", letter="g", group="billing", order=30)
 urlpatterns = [
     path("operator/margin/", margin, name="operator-margin"),
     path("operator/margin/csv", margin_csv, name="operator-margin-csv"),
+    path("operator/margin/costs/<path:model>", cost, name="operator-margin-cost"),
     PANELS.operator_url("operator/margin/"),
 ]

@@ -12,7 +12,7 @@ from billing.models import Price, PriceVersion
 from billing.rates.price_book import NewPrice, PriceRanges, parse
 from billing.rates.pricing import Component, Tier
 from frontend.core.backend_messages import translate_message
-from frontend.core.numbers import Money
+from frontend.core.numbers import Money, common_places, signed_share
 from frontend.core.page_context import PageContext, first_or_404
 from frontend.operator.prices.page import as_new, currency_in, tenant_names, version_row
 from frontend.tenant.prices.page import COLUMNS, TIERS, condition_text, range_of
@@ -93,11 +93,8 @@ def _change_of(key: Key, was: int | None, to_be: int | None, currency: str) -> d
 
 
 def _percent(part: int, whole: int) -> str:
-    """Return a change in percent with its sign and one decimal, truncated."""
-    if not whole:
-        return _("from free")
-    tenths = abs(part) * 1000 // whole
-    return f"{'+' if part > 0 else '−'}{tenths // 10:,}.{tenths % 10}%"
+    """Return a change in percent with its sign."""
+    return signed_share(part, whole) if whole else _("from free")
 
 
 def preview(ctx: PageContext) -> dict[str, Any]:
@@ -125,6 +122,11 @@ def preview(ctx: PageContext) -> dict[str, Any]:
             )
             for comparison in found[:MAX_ROWS]
         ],
+        "places": common_places(
+            Money(amount, currency)
+            for comparison in found[:MAX_ROWS]
+            for amount in (comparison.was_femto, comparison.would_be_femto)
+        ),
         "was": Money(was, currency),
         "would_be": Money(would_be, currency),
         "difference": Money(would_be - was, currency),

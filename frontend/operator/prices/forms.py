@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -93,16 +94,45 @@ class ModelPricesForm(PriceDraftForm):
         label=_lazy("Model"), max_length=MAX_NAME_LENGTH, widget=forms.TextInput(attrs=NO_AUTOCOMPLETE)
     )
     tier = forms.ChoiceField(label=_lazy("Tier"), choices=[(tier.value, label) for tier, label in TIERS.items()])
+    copy_from = forms.ChoiceField(
+        label=_lazy("Copy prices from model"), required=False, help_text=_lazy("Replaces the prices below")
+    )
 
-    def __init__(self, data: Any = None, initial: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, data: Any = None, initial: dict[str, Any] | None = None, models: Sequence[str] = (), copy_url: str = ""
+    ) -> None:
+        """Build the form.
+
+        Args:
+            models: names of models whose prices can be copied.
+            copy_url: the URL of this form; with the chosen model it returns the form with that model's prices.
+        """
         super().__init__(data, initial=initial)
+        copy_from = self.fields["copy_from"]
+        copy_from.choices = [("", _("Choose a model")), *((name, name) for name in models)]  # type: ignore[attr-defined]
+        copy_from.widget.attrs = {
+            "hx-get": copy_url,
+            "hx-trigger": "change",
+            "hx-include": "closest form",
+            "hx-params": "not csrfmiddlewaretoken",
+            "hx-target": "closest form",
+            "hx-swap": "outerHTML",
+        }
+        if not models:
+            del self.fields["copy_from"]
         box = forms.TextInput(attrs=NO_AUTOCOMPLETE | {"inputmode": "decimal"})
         for component, label in COLUMNS:
             self.fields[component.value] = forms.CharField(label=label, max_length=30, required=False, widget=box)
         last = self.fields[COLUMNS[-1][0].value]
         last.help_text = _("Requests using an unpriced token type are rejected. Enter 0 for free")
         self.order_fields(
-            ["model", "tier", *(component.value for component, _label in COLUMNS), *PriceDraftForm.base_fields]
+            [
+                "model",
+                "tier",
+                "copy_from",
+                *(component.value for component, _label in COLUMNS),
+                *PriceDraftForm.base_fields,
+            ]
         )
 
     def clean(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from tenants.models import Tenant
 
 MAX_MODELS = 25
 MAX_VERSIONS = 15
+MAX_COPIED = 500  # models to copy prices from
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,25 @@ def _change(ctx: PageContext, now: PriceBooksQuery, model: str, found: Iterable[
 
 def is_plain(price: NewPrice) -> bool:
     return price.ranges == PriceRanges()
+
+
+def priced_models(ctx: PageContext) -> list[str]:
+    """Return models whose active prices the form can copy. Call inside `ctx.scope()`."""
+    rows = prices_at(_owner_of(ctx), ctx.now)
+    return list(rows.order_by("model").values_list("model", flat=True).distinct()[:MAX_COPIED])
+
+
+def plain_prices(ctx: PageContext, model: str, tier: str) -> list[NewPrice]:
+    """Return the active prices of a model in a tier. Call inside `ctx.scope()`."""
+    return as_new(prices_at(_owner_of(ctx), ctx.now).filter(model=model, tier=tier)) if model else []
+
+
+def _owner_of(ctx: PageContext) -> PriceBooksQuery:
+    """Return the selected price book or tenant; the list for a name that a user has typed and that does not exist."""
+    try:
+        return query_of(ctx)
+    except Http404:
+        return PriceBooksQuery(PriceBook.LIST, None, "", DEFAULT_CURRENCY)
 
 
 def versions(ctx: PageContext) -> dict[str, Any]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from datetime import UTC
 from typing import Any
 
-from django.http import HttpResponse
+from django.http import Http404, HttpResponse
 from django.urls import path
 from django.utils.translation import gettext as _
 
 from billing.models import PriceVersion
-from billing.pricing.prices import do_discard_prices, do_propose_prices, do_publish_prices
-from billing.rates.price_book import parse
+from billing.pricing.prices import do_discard_prices, do_propose_prices, do_publish_prices, do_revise_prices
+from billing.rates.price_book import MAX_NAME_LENGTH, NewPrice, Proposal, parse
 from billing.rates.pricing import Tier
 from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
@@ -68,8 +70,27 @@ def version(ctx: PageContext) -> HttpResponse:
 @operator_page(methods=FORM)
 def model(ctx: PageContext) -> HttpResponse:
     """Draft the prices of one model, starting from the active ones."""
-    form = forms.ModelPricesForm(bound_data(ctx), _plain(ctx))
+    form = _model_form(ctx, _plain(ctx))
     return _draft(ctx, form, _("Prices of a model"), "operator/prices/page.html#model")
+
+
+@operator_page(methods=FORM, cost=REPORT_COST)
+def edit(ctx: PageContext) -> HttpResponse:
+    """Edit a draft: in the form of a model, or as CSV if the form lacks a part of its prices."""
+    with ctx.scope():
+        row = detail.version_of(ctx)
+        if row.state != PriceVersion.State.DRAFT or not row.body:
+            raise Http404
+        proposal, initial = parse(row.body), _owner_and_note(row)
+    if len(proposal.model_tiers) == 1 and not proposal.withdrawn and all(map(page.is_plain, proposal.prices)):
+        ((name, tier),) = proposal.model_tiers
+        initial |= {"model": name, "tier": tier.value} | _usd_fields(proposal.prices)
+        form: forms.PriceDraftForm = _model_form(ctx, _copy_prices(ctx) or initial)
+        template = "operator/prices/page.html#model"
+    else:
+        form = forms.CsvImportForm(bound_data(ctx), ctx.request.FILES or None, initial=initial | _as_csv(proposal))
+        template = "operator/prices/page.html#csv"
+    return _draft(ctx, form, _("Edit draft %(number)s") % {"number": row.pk}, template, row)
 
 
 @operator_page(methods=FORM, cost=REPORT_COST)
@@ -79,30 +100,39 @@ def upload(ctx: PageContext) -> HttpResponse:
     return _draft(ctx, form, _("Prices as CSV"), "operator/prices/page.html#csv")
 
 
-def _draft(ctx: PageContext, form: forms.PriceDraftForm, title: str, template: str) -> HttpResponse:
+def _draft(
+    ctx: PageContext, form: forms.PriceDraftForm, title: str, template: str, row: PriceVersion | None = None
+) -> HttpResponse:
+    """Create a draft, or change `row`."""
     return form_view(
         ctx,
         title,
         form,
-        lambda data: _propose(ctx, data),
-        submit=_("Create draft"),
-        back=ctx.url("operator-prices"),
-        message=lambda _done: _("Draft created. Another operator must publish it."),
+        lambda data: _propose(ctx, data, row),
+        submit=_("Create draft") if row is None else _("Save"),
+        back=ctx.url("operator-prices") if row is None else ctx.url("operator-prices-detail", row.pk),
+        message=lambda _done: (
+            _("Draft created. Another operator must publish it.")
+            if row is None
+            else _("Draft updated. Another operator must publish it.")
+        ),
         then=lambda made: ctx.url("operator-prices-detail", made.pk),
         template=template,
         breadcrumbs=(_book(ctx),),
     )
 
 
-def _propose(ctx: PageContext, data: dict[str, Any]) -> PriceVersion:
-    return do_propose_prices(
-        data["proposal"],
-        book=data["book"],
-        tenant=data["tenant"],
-        effective_from=data["since"],
-        note=data["note"],
-        created_by=ctx.user,
-    )
+def _propose(ctx: PageContext, data: dict[str, Any], row: PriceVersion | None) -> PriceVersion:
+    given = {"book": data["book"], "tenant": data["tenant"], "effective_from": data["since"], "note": data["note"]}
+    if row is None:
+        return do_propose_prices(data["proposal"], created_by=ctx.user, **given)
+    return do_revise_prices(row, data["proposal"], by=ctx.user, **given)
+
+
+def _model_form(ctx: PageContext, initial: dict[str, Any]) -> forms.ModelPricesForm:
+    with ctx.scope():
+        models = page.priced_models(ctx)
+    return forms.ModelPricesForm(bound_data(ctx), initial, models, ctx.request.path)
 
 
 @operator_page(methods=FORM)
@@ -210,27 +240,51 @@ def _price_owner(ctx: PageContext) -> dict[str, Any]:
 
 def _plain(ctx: PageContext) -> dict[str, Any]:
     """Return the initial values of a model's form."""
-    name, tier = ctx.query.get("model", "")[:128], ctx.query.get("tier", Tier.STANDARD.value)
+    if copied := _copy_prices(ctx):
+        return copied
+    name, tier = ctx.query.get("model", "")[:MAX_NAME_LENGTH], ctx.query.get("tier", Tier.STANDARD.value)
     with ctx.scope():
         initial = _price_owner(ctx) | {"model": name, "tier": tier}
-        rows = page.prices_at(page.query_of(ctx), ctx.now).filter(model=name, tier=tier)
-        found = page.as_new(rows) if name else []
-    return initial | {price.component.value: page.usd(price.nano_per_million) for price in found}
+        return initial | _usd_fields(page.plain_prices(ctx, name, tier))
+
+
+def _copy_prices(ctx: PageContext) -> dict[str, Any]:
+    """Return what was typed into a model's form, with the prices of the model to copy from; empty without one."""
+    source = ctx.query.get("copy_from", "")[:MAX_NAME_LENGTH]
+    if not source:
+        return {}
+    with ctx.scope():
+        prices = page.plain_prices(ctx, source, ctx.query.get("tier", Tier.STANDARD.value))
+        prices = prices or page.plain_prices(ctx, source, Tier.STANDARD.value)
+    typed = ("model", "tier", "copy_from", "book", "tenant", "since", "note")
+    return {name: ctx.query.get(name, "") for name in typed} | _usd_fields(prices)
+
+
+def _usd_fields(prices: Iterable[NewPrice]) -> dict[str, str]:
+    return {price.component.value: page.usd(price.nano_per_million) for price in prices if page.is_plain(price)}
+
+
+def _owner_and_note(row: PriceVersion) -> dict[str, Any]:
+    """Return the initial values of a draft's form without its prices. Call inside `ctx.scope()`."""
+    slug = Tenant.objects.all_tenants().filter(pk=row.tenant_id or 0).values_list("slug", flat=True).first()
+    since = "" if row.effective_from is None else f"{row.effective_from.astimezone(UTC):%Y-%m-%d %H:%M}"
+    return {"book": row.book.name, "tenant": slug or "", "since": since, "note": row.note}
+
+
+def _as_csv(proposal: Proposal) -> dict[str, str]:
+    """Return the initial values of the CSV form for these prices."""
+    withdrawn = "\n".join(f"{model},{tier.value}" for model, tier in proposal.withdrawn)
+    return {"text": page.as_text(proposal.prices), "withdrawn": withdrawn}
 
 
 def _rows(ctx: PageContext) -> dict[str, Any]:
     """Return the initial CSV: the prices of a version or of a model."""
-    name, copied = ctx.query.get("model", "")[:128], ctx.query.get("copy", "")
+    name, copied = ctx.query.get("model", "")[:MAX_NAME_LENGTH], ctx.query.get("copy", "")
     with ctx.scope():
         if copied.isascii() and copied.isdigit() and len(copied) < 18:
             row = PriceVersion.objects.select_related("book").filter(pk=int(copied)).first()
             if row is not None and row.body:
-                owners = Tenant.objects.all_tenants().filter(pk=row.tenant_id or 0)
-                slug = owners.values_list("slug", flat=True).first()
-                proposal = parse(row.body)
-                ended = "\n".join(f"{model},{tier.value}" for model, tier in proposal.withdrawn)
-                initial = {"book": row.book.name, "tenant": slug or "", "note": row.note, "withdrawn": ended}
-                return initial | {"text": page.as_text(proposal.prices)}
+                return _owner_and_note(row) | {"since": ""} | _as_csv(parse(row.body))
         rows = page.prices_at(page.query_of(ctx), ctx.now).filter(model=name)
         found = page.as_new(rows) if name else []
         return _price_owner(ctx) | {"text": page.as_text(found)}
@@ -252,6 +306,7 @@ urlpatterns = [
     path("operator/prices/import", public, name="operator-prices-import"),
     BOOK.operator_url("operator/prices/"),
     path("operator/prices/<int:version>/", version, name="operator-prices-detail"),
+    path("operator/prices/<int:version>/edit", edit, name="operator-prices-edit"),
     path("operator/prices/<int:version>/publish", publish, name="operator-prices-publish"),
     path("operator/prices/<int:version>/discard", discard, name="operator-prices-discard"),
     DETAIL_PANELS.operator_url("operator/prices/<int:version>/"),

@@ -17,7 +17,7 @@ from billing.pricing.currencies import dollar_rates
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.list_tools import ListTools
 from frontend.core.lists import Choice, changed_url, number_param, text_param
-from frontend.core.numbers import Margin, Money
+from frontend.core.numbers import Margin, Money, common_places
 from frontend.core.page_context import PageContext
 from frontend.core.screens import MAX_RESULTS_PER_KIND, SearchResult
 from frontend.operator.tenants import spending
@@ -109,10 +109,15 @@ def tenant_list(ctx: PageContext) -> dict[str, Any]:
     found, sort = _select_tenants(ctx)
     page = min(max(number_param(ctx, "page") or 1, 1), max(1, -(-len(found) // PAGE_SIZE)))
     shown = found[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]
+    currencies = {row.currency for row in shown}
+    places = {
+        currency: common_places(row.spend for row in shown if row.currency == currency) for currency in currencies
+    }
     has_margin = any(row.margin is not None for row in found)
     return {
         "headings": [_heading(ctx, *name, sort) for name in SORTS if has_margin or name[0] != "margin"],
-        "rows": shown,
+        "rows": [(row, places[row.currency]) for row in shown],
+        "margin_places": common_places(row.margin.amount for row in shown if row.margin is not None),
         "has_margin": has_margin,
         "first": (page - 1) * PAGE_SIZE + 1,
         "last": (page - 1) * PAGE_SIZE + len(shown),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -51,7 +51,7 @@ class BudgetText:
 
     @property
     def of(self) -> str:
-        return f"{amount(self.usage.limit, self.usage.unit, self.currency)} {PERIODS[self.usage.period]}"
+        return f"{amount(self.usage.limit, self.usage.unit, self.currency, exact)} {PERIODS[self.usage.period]}"
 
     @property
     def used(self) -> str:
@@ -61,11 +61,11 @@ class BudgetText:
 PERIODS = {"day": _lazy("per day"), "month": _lazy("per month"), "lifetime": _lazy("in total")}
 
 
-def amount(value: int, unit: str, currency: str = "") -> str:
-    """Return an amount of a budget's unit."""
+def amount(value: int, unit: str, currency: str = "", number: Callable[[int], str] = compact) -> str:
+    """Return an amount of a budget's unit. `number` formats tokens and requests: `exact` for what a user typed."""
     if unit == "money":
         return Money.nano(value, currency).text
-    return f"{exact(value) if value < 10_000 else compact(value)} {unit}"
+    return f"{number(value)} {unit}"
 
 
 def sum_usage(since: datetime, tenant_id: int | None = None) -> dict[int, Spent]:

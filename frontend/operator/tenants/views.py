@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from django.conf import settings
+from django.forms import Form
 from django.http import HttpResponse
 from django.urls import path
 from django.utils.translation import gettext as _
@@ -149,7 +150,7 @@ def resume(ctx: PageContext) -> HttpResponse:
         ctx,
         found,
         _("Resume %(name)s") % {"name": found.name},
-        Confirm(found.slug, bound_data(ctx)),
+        Form(bound_data(ctx)),
         lambda _: actions.do_resume_tenant(found),
         submit=_("Resume"),
         message=lambda was: (

@@ -13,27 +13,24 @@
   const TOKENS = { spend: "blue", forecast: "blue", uncached: "blue", p50: "blue", cached: "teal", hit: "teal", output: "orange", p95: "orange", written: "violet", limit: "bad", failed: "bad", goal: "ink-3" };
   const DASHES = { dash: [5, 4], dots: [2, 4] };
   const lang = document.documentElement.lang;
-  const compact = new Intl.NumberFormat(lang, { notation: "compact", maximumFractionDigits: 1 });
-  const whole = new Intl.NumberFormat(lang);
-  const two = new Intl.NumberFormat(lang, { minimumFractionDigits: 2, maximumFractionDigits: 2 });
-  const moneyIn = (currency) => {
-    const money = (options) => new Intl.NumberFormat(lang === "en" ? "en-US" : lang, { style: "currency", currency, ...options });
-    const dollars = money();
-    const small = money({ maximumSignificantDigits: 3 });
-    const format = (v) => (v && Math.abs(v) < 0.1 ? small : dollars).format(v);
-    const symbol = dollars.formatToParts(0).find((part) => part.type === "currency").value;
-    const placed = (number) => (lang === "de" ? `${number} ${symbol}` : symbol + number);
-    return [(v) => (v && v < 0.1 ? format(v) : placed(v >= 1000 ? count(v).toLowerCase() : Number.isInteger(v) ? `${v}` : two.format(v))), format];
+  // Labels of an axis: 20K, 1.5M.
+  const tick = (v) => {
+    const [unit, name] = numbers.UNITS.find(([unit]) => v >= unit) || [1, ""];
+    return String(Number((v / Number(unit)).toPrecision(3))).replace(".", numbers.point) + name;
   };
-  const count = (v) => compact.format(v);
+  const ratio = (v) => numbers.share(Math.round(v * 10000), 1000000);
   const AXIS = {
-    tokens: count,
-    count,
-    decimal: count,
-    ms: (v) => (v ? `${whole.format(v)} ms` : "0"),
-    percent: (v) => `${whole.format(v)}%`,
+    tokens: tick,
+    count: tick,
+    decimal: tick,
+    ms: (v) => (v ? numbers.duration(Math.round(v * 1000)) : "0"),
+    percent: (v) => `${tick(v)}%`,
   };
-  const EXACT = { tokens: whole.format, count: whole.format, decimal: two.format, ms: (v) => `${whole.format(Math.round(v))} ms`, percent: (v) => `${two.format(v)}%` };
+  const EXACT = { tokens: numbers.exact, count: numbers.exact, decimal: (v) => numbers.fixed(Math.round(v * 100), 2), ms: AXIS.ms, percent: ratio };
+  const moneyIn = ({ symbol, digits }) => {
+    const format = (v) => numbers.money(Math.round(v * 1e6), symbol, digits);
+    return [(v) => (v >= 1000 || Number.isInteger(v) ? numbers.placed(tick(v), symbol) : format(v)), format];
+  };
   const times = (zone) => {
     const form = (options) => { const f = new Intl.DateTimeFormat(lang === "en" ? "en-GB" : lang, { timeZone: zone, ...options }); return (s) => f.format(new Date(s * 1000)); };
     return { day: form({ day: "numeric", month: "short" }), hour: form({ hour: "2-digit", minute: "2-digit" }) };
@@ -119,7 +116,7 @@
       ? config.series.slice(0, -1).map((item, i) => ({ series: [i + 1, i + 2], fill: color(TOKENS[item.kind] || "blue", 0.36) }))
       : band ? [{ series: [band[0] + 1, band[1] + 1], fill: () => hatch(TOKENS[config.series[band[0]].kind] || "blue") }] : [];
     const ys = config.stacked ? stackValues(config.series) : config.series.map((item) => item.y);
-    const [label, format] = config.unit === "usd" ? moneyIn(config.currency) : [AXIS[config.unit], EXACT[config.unit]];
+    const [label, format] = config.unit === "usd" ? moneyIn(config) : [AXIS[config.unit], EXACT[config.unit]];
     const maxLabel = label(Math.max(...ys.flat().filter((v) => v != null), 0));
     const axis = { stroke: text, font, ticks: { show: false } };
     element.drawn = new uPlot({

@@ -64,101 +64,41 @@ const showError = (text) => {
   toast.textContent = text;
   $("#toasts").append(toast);
 };
-on("htmx:responseError", ({ detail: { xhr } }) => {
-  if (!xhr.getResponseHeader("X-Panel")) showError(_("The request failed (%(status)s). Try again. Request ID: %(id)s.", { status: xhr.status, id: xhr.getResponseHeader("X-Request-Id") || "–" }));
+on("htmx:responseError", ({ detail: { elt, xhr, requestConfig } }) => {
+  const url = xhr.getResponseHeader("X-Sign-In");
+  if (url) return load(signIn).then(() => askAgain(url, () => repeat(elt, requestConfig.triggeringEvent)));
+  const reason = xhr.getResponseHeader("X-Reason");
+  if (reason) showError(decodeURIComponent(reason));
+  else if (!xhr.getResponseHeader("X-Panel")) showError(_("The request failed (%(status)s). Try again. Request ID: %(id)s.", { status: xhr.status, id: xhr.getResponseHeader("X-Request-Id") || "–" }));
 });
 on("htmx:sendError", ({ detail: { elt } }) => elt.matches(".panel") || showError(_("Cannot reach the server. Nothing was changed. Try again.")));
 on("click", (event) => event.target.closest(".toast")?.remove());
 setTimeout(() => document.querySelectorAll(".toast.success").forEach((toast) => toast.remove()), 5000);
 
-for (const tabs of document.querySelectorAll("[data-tabs]")) {
-  const list = $("[role=tablist]", tabs);
-  const buttons = [...list.children];
-  const choose = (chosen) => {
-    for (const button of buttons) {
-      const isChosen = button === chosen;
-      button.setAttribute("aria-selected", String(isChosen));
-      button.tabIndex = isChosen ? 0 : -1;
-      const panel = document.getElementById(button.getAttribute("aria-controls"));
-      panel.hidden = !isChosen;
-    }
-  };
-  for (const button of buttons) {
-    const panel = document.getElementById(button.getAttribute("aria-controls"));
-    panel.setAttribute("role", "tabpanel");
-    panel.setAttribute("aria-labelledby", button.id);
-    $("h3", panel)?.remove();
-  }
-  choose(buttons[0]);
-  on("click", (event) => event.target.closest("[role=tab]") && choose(event.target.closest("[role=tab]")), list);
-  on("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
-    const next = buttons[(buttons.indexOf(event.target) + step + buttons.length) % buttons.length];
-    choose(next);
-    next.focus();
-  }, list);
-}
+// Scripts and styles that few pages need are loaded when they are used.
+const loaded = {};
+const load = (url) => (loaded[url] ||= new Promise((resolve) => {
+  const isStyle = /\.css$/.test(url);
+  const part = document.createElement(isStyle ? "link" : "script");
+  Object.assign(part, isStyle ? { rel: "stylesheet", href: url } : { src: url });
+  on("load", resolve, part);
+  document.head.append(part);
+}));
+const { signIn, copyScript } = $("#toasts").dataset;
+setTimeout(() => load(signIn), 240000);
+on("click", ({ target }) => target.closest("[data-copy]") && load(copyScript).then(() => copyText(target.closest("[data-copy]"))));
+
+const tabs = $("[data-tabs]");
+if (tabs) load(tabs.dataset.tabs);
 
 // Filter forms apply when a choice changes.
 on("change", ({ target }) => target.closest("form[data-auto]")?.requestSubmit());
 
-on("click", async (event) => {
-  const button = event.target.closest("[data-copy]");
-  if (!button) return;
-  await navigator.clipboard.writeText(button.dataset.copy || $("code", button.parentElement).textContent);
-  const [label, title] = [button.getAttribute("aria-label"), button.title];
-  if (title === _("Copied")) return;
-  button.setAttribute("aria-label", _("Copied"));
-  button.title = _("Copied");
-  setTimeout(() => { button.setAttribute("aria-label", label); button.title = title; }, 2000);
-});
-
 const palette = $("#palette");
 const link = $("[data-palette]");
-const results = () => [...palette.querySelectorAll(".search-results a")];
-let searches = 0;
-const moveSelection = (step) => {
-  const all = results();
-  const at = all.findIndex((result) => result.classList.contains("is-selected"));
-  all[at]?.classList.remove("is-selected");
-  const next = all[(at + step + all.length) % all.length];
-  next?.classList.add("is-selected");
-  next?.scrollIntoView({ block: "nearest" });
-  $("#palette-status", palette).textContent = next ? next.textContent.trim() : _("No results");
-};
-const runSearch = async () => {
-  const number = ++searches;
-  const input = $("input", palette);
-  const response = await fetch(`${link.href}?q=${encodeURIComponent(input.value)}`, { headers: { "HX-Request": "true" } });
-  if (number !== searches || !response.ok) return;
-  $(".search-results", palette).innerHTML = await response.text();
-  moveSelection(1);
-};
-const openPalette = () => {
-  if (!palette.childElementCount) {
-    const form = document.createElement("form");
-    form.innerHTML = '<input type="search" autocomplete="off"><kbd>Esc</kbd>';
-    form.firstChild.setAttribute("aria-label", _("Name of a screen, key or tenant"));
-    form.firstChild.placeholder = _("Search or jump to…");
-    const list = document.createElement("div");
-    list.className = "search-results";
-    const status = document.createElement("p");
-    status.id = "palette-status";
-    status.className = "visually-hidden";
-    status.setAttribute("role", "status");
-    palette.append(form, list, status);
-    let wait;
-    on("input", () => { clearTimeout(wait); wait = setTimeout(runSearch, 120); }, form);
-    on("submit", (event) => { event.preventDefault(); $(".search-results a.is-selected", palette)?.click(); }, form);
-    on("keydown", (event) => {
-      if (event.key === "Escape") { event.preventDefault(); palette.close(); }
-      if (event.key === "ArrowDown" || event.key === "ArrowUp") { event.preventDefault(); moveSelection(event.key === "ArrowDown" ? 1 : -1); }
-    }, form);
-  }
-  palette.showModal();
-  $("input", palette).select();
-  runSearch();
+const openPalette = async () => {
+  await Promise.all(link.dataset.palette.split(" ").map(load));
+  showPalette();
 };
 if (link) on("click", (event) => { event.preventDefault(); openPalette(); }, link);
 

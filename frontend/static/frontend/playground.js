@@ -77,12 +77,7 @@ if (form) {
     }
     return femto;
   };
-  const dollars = (femto, places) => {
-    const unit = 10n ** BigInt(15 - places);
-    const digits = String((femto + unit - 1n) / unit).padStart(places + 1, "0");
-    const [whole, rest] = [digits.slice(0, -places), digits.slice(-places)];
-    return document.documentElement.lang === "de" ? `${whole},${rest} $` : `$${whole}.${rest}`;
-  };
+  const dollars = (femto, places) => numbers.amount(femto, 15, places, "$");
 
   const columnOf = (model) => {
     if (shown.has(model)) return shown.get(model);
@@ -95,8 +90,12 @@ if (form) {
     shown.set(model, column);
     return column;
   };
-  const count = (value) => value.toLocaleString(document.documentElement.lang);
   const setText = (column, name, text) => ($(`[data-${name}]`, column.card).textContent = text);
+  const setCount = (column, name, value, note) => {
+    setText(column, name, numbers.count(value));
+    const all = numbers.exact(value);
+    $(`[data-${name}]`, column.card).title = note || (all === numbers.count(value) ? "" : all);
+  };
   const addMessage = (column, role, text) => {
     const element = document.createElement("div");
     element.className = `chat-message ${role}`;
@@ -286,15 +285,13 @@ if (form) {
     run.usage = usage;
     const { column, first, began } = run;
     const now = performance.now();
-    if (first) setText(column, "ttft", first - began < 1000 ? `${Math.round(first - began)} ms` : `${((first - began) / 1000).toFixed(2)} s`);
-    if (first && usage.completion_tokens > 1 && now > first) setText(column, "speed", ((usage.completion_tokens - 1) / ((now - first) / 1000)).toFixed(1));
+    if (first) setText(column, "ttft", numbers.duration(Math.round((first - began) * 1000)));
+    if (first && usage.completion_tokens > 1 && now > first) setText(column, "speed", numbers.fixed(Math.round(((usage.completion_tokens - 1) / (now - first)) * 10000), 1));
     const { cached_tokens: cached, cache_write_tokens: written } = usage.prompt_tokens_details;
-    setText(column, "input", count(usage.prompt_tokens - cached));
-    $("[data-input]", column.card).title = written ? _("%(count)s of them written to the cache", { count: count(written) }) : "";
-    setText(column, "cached", count(cached));
-    setText(column, "output", count(usage.completion_tokens));
+    setCount(column, "input", usage.prompt_tokens - cached, written && _("%(count)s of them written to the cache", { count: numbers.count(written) }));
+    setCount(column, "cached", cached);
     const reasoning = usage.completion_tokens_details?.reasoning_tokens;
-    $("[data-output]", column.card).title = reasoning ? _("%(count)s of them reasoning", { count: count(reasoning) }) : "";
+    setCount(column, "output", usage.completion_tokens, reasoning && _("%(count)s of them reasoning", { count: numbers.count(reasoning) }));
     const femto = cost(model, usage) ?? cost(run.model, usage);
     setText(column, "cost-label", _("Cost so far"));
     setText(column, "cost", femto === null ? _("no price") : dollars(femto, 6));
@@ -338,7 +335,7 @@ if (form) {
       log.append(go);
       log.scrollTop = log.scrollHeight;
     }
-    const used = run.usage ? `, ${_("%(count)s tokens", { count: count(run.usage.completion_tokens) })}, ${$("[data-cost]", run.column.card).textContent}` : "";
+    const used = run.usage ? `, ${_("%(count)s tokens", { count: numbers.count(run.usage.completion_tokens) })}, ${$("[data-cost]", run.column.card).textContent}` : "";
     $("[data-status]", form).textContent = `${run.model}: ${label}${used}. ${text || ""}`;
     updateButtons();
   };

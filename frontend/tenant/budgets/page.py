@@ -15,6 +15,7 @@ from billing.models.budgets import current_periods
 from frontend.core.gauges import Gauge, Mark, percent
 from frontend.core.languages import day_text, in_sentence
 from frontend.core.languages import lazy_text as _lazy
+from frontend.core.numbers import share
 from frontend.core.page_context import PageContext
 from frontend.core.screens import MAX_RESULTS_PER_KIND, SearchResult
 from frontend.tenant.budgets.amounts import BudgetAmount
@@ -58,8 +59,13 @@ class BudgetUsage:
         return self.used.millionths * 100 >= self.limit.millionths * FULL_AT
 
     @property
-    def percent(self) -> int:
-        return self.used.millionths * 100 // self.limit.millionths if self.limit.millionths else 100
+    def is_near(self) -> bool:
+        return self.used.millionths * 100 >= self.limit.millionths * NEAR_AT
+
+    @property
+    def share(self) -> str:
+        """The used part of the limit."""
+        return share(self.used.millionths, self.limit.millionths) if self.limit.millionths else share(1, 1)
 
     @property
     def mode(self) -> str:
@@ -174,7 +180,7 @@ def _row(ctx: PageContext, status: BudgetUsage, sent: set[str]) -> dict[str, Any
         "status": status,
         "used_width": percent(status.used.millionths, whole),
         "taken_width": percent(status.used.millionths + status.reserved.millionths, whole),
-        "level": "over" if status.is_full else "near" if status.percent >= NEAR_AT else "fill",
+        "level": "over" if status.is_full else "near" if status.is_near else "fill",
         "notes": notes,
         "thresholds": [(threshold, str(threshold) in sent) for threshold in budget.thresholds],
         "refused": status.budget_period.rejected if status.budget_period and budget.mode == Budget.Mode.DRY_RUN else 0,

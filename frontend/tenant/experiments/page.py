@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from frontend.core.labels import METRIC_LABELS
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.languages import localize
-from frontend.core.numbers import Money, duration
+from frontend.core.numbers import Money, common_places, decimals, duration, percent, share
 from frontend.core.page_context import PageContext
 from millrace.apps.experiments.metrics import ALPHA, METRICS, MIN_UNITS, Metric
 from millrace.apps.experiments.models import ArmTotal
@@ -107,7 +107,8 @@ def detail(ctx: PageContext, row: Experiment) -> dict[str, Any]:
         "banner": _banner(results),
         "problems": TargetChecks(ctx.tenant.pk, with_replicas=True).of_experiment(row),
         "tables": [_table(arm) for arm in results.arms[1:]],
-        "arms": [(arm, Money(arm.cost_femto), _percent(arm.units, units)) for arm in results.arms],
+        "arms": [(arm, Money(arm.cost_femto), share(arm.units, units)) for arm in results.arms],
+        "cost_places": common_places(Money(arm.cost_femto) for arm in results.arms),
         "ratio_is_wrong": results.sample_ratio_p < SAMPLE_RATIO_ALPHA,
         "ratio_p": f"{results.sample_ratio_p:.2g}",
         "day": _day(ctx, row),
@@ -247,14 +248,13 @@ def _change(change: MetricChange) -> str:
 
 
 def _format_difference(metric: Metric, value: float) -> str:
-    number = f"{abs(value) * 100:.1f}"
-    text, sign = localize(number), "" if number == "0.0" else "−" if value < 0 else "+"
-    return f"{sign}{text}{'%' if metric.is_relative else ' pp'}"
+    text = percent(value) if metric.is_relative else f"{decimals(value * 100)} pt"
+    return f"+{text}" if value > 0 else text
 
 
 def _format_guardrail(metric: Metric, value: float) -> str:
     sign = "+" if metric.is_lower_better else "−"
-    amount = f"{sign}{localize(f'{value * 100:g}')}{'%' if metric.is_relative else ' pp'}"
+    amount = f"{sign}{localize(f'{value * 100:g}')}{'%' if metric.is_relative else ' pt'}"
     return (
         _("at most %(amount)s") % {"amount": amount}
         if metric.is_lower_better
@@ -270,9 +270,5 @@ def _value(metric: Metric, value: float | None) -> str:
     if metric.name == "ttft":
         return duration(round(value * 1000))
     if metric.name == "itl":
-        return localize(f"{value / 1000:.1f} ms")
-    return localize(f"{value:.1%}")
-
-
-def _percent(part: int, whole: int) -> str:
-    return localize(f"{part / whole:.1%}") if whole else "–"
+        return f"{decimals(value / 1000)} ms"
+    return percent(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from itertools import groupby
 from typing import Any
@@ -48,7 +48,8 @@ def document_of(
     Call inside a scope that sees its tenant and its billing entity.
     """
     lines, currency = list(lines), invoice.currency
-    words = document.in_words(document.describe_invoice(invoice, lines))
+    described = document.describe_invoice(invoice, lines)
+    words = document.in_words(described)
     final = invoice.pk is not None and invoice.state != Invoice.State.DRAFT
     owed = (
         owed_on(LedgerEntry.objects.for_tenant(invoice.tenant_id), [invoice])[invoice.pk]
@@ -64,6 +65,7 @@ def document_of(
         "state": state_of(invoice, today_of(invoice, now), owed),
         "groups": [_group(key, list(found), line_url, currency) for key, found in groupby(lines, key=_key)],
         "totals": list(_totals(invoice)),
+        "sections": _sections(described),
         "total": Money.cents(invoice.total - invoice.prepaid, currency),
         "movements": _movements(invoice, invoice_url) if final and not invoice.is_credit_note else [],
         "owed": owed,
@@ -77,6 +79,22 @@ def document_of(
         "details": list(_details(invoice, words)),
         "happened": _activity(invoice) if final else [],
     }
+
+
+def _sections(described: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the usage by project and by cost center."""
+    currency, titles = (
+        described["currency"],
+        {"project": _("Usage by project"), "cost_center": _("Usage by cost center")},
+    )
+    return [
+        {
+            "title": titles[name],
+            "rows": [(label or _("No cost center"), Money.cents(cents, currency)) for label, cents in sums],
+            "total": Money.cents(sum(cents for _label, cents in sums), currency),
+        }
+        for name, sums in document.divide_usage(described["lines"])
+    ]
 
 
 def format_rounding(residue: Money) -> str:

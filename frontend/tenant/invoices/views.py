@@ -13,7 +13,7 @@ from billing.invoicing.exports import as_csv
 from billing.invoicing.files import stored_pdf
 from billing.invoicing.lines import lines_of
 from billing.invoicing.preview import preview
-from billing.models import Invoice, InvoiceLine
+from billing.models import Invoice, InvoiceLine, Payment
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.metering import metering
@@ -25,11 +25,12 @@ from frontend.tenant.invoices import listing
 from frontend.tenant.invoices.checking import check_invoice
 from frontend.tenant.invoices.document import document_of
 from frontend.tenant.invoices.payment import can_pay_online, payment_view, top_up_view
+from frontend.tenant.invoices.statement import STATEMENT_FILES, describe, read_shown, receipt_file, statement_file
 from frontend.tenant.invoices.tracing import trace_line
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.permissions import Permission
-from tenants.request_costs import PAGE_COST
+from tenants.request_costs import PAGE_COST, REPORT_COST
 
 NEEDS = Permission.BILLING_READ
 FILES = {"pdf": "PDF", "csv": "CSV", "xml": "Factur-X XML", "ubl": "UBL XML", "json": "JSON"}
@@ -120,6 +121,37 @@ def top_up(ctx: PageContext) -> HttpResponse:
     return top_up_view(ctx)
 
 
+@tenant_page(NEEDS, cost=PAGE_COST)
+def statement(ctx: PageContext) -> HttpResponse:
+    """Show the statement of account."""
+    shown = read_shown(ctx, ctx.tenant)
+    described = describe(
+        shown,
+        invoice_url=lambda pk: ctx.url("invoices-detail", pk),
+        receipt_url=lambda pk: ctx.url("invoices-receipt", pk),
+        file_url=lambda form: ctx.url(f"invoices-statement-{form}"),
+    )
+    return render_page(
+        ctx,
+        "invoices/statement_page.html",
+        _("Statement of account"),
+        breadcrumbs=_crumbs(ctx),
+        statement=described,
+    )
+
+
+@tenant_page(NEEDS, cost=REPORT_COST)
+def statement_as_file(ctx: PageContext) -> HttpResponse:
+    return statement_file(ctx, ctx.tenant, ctx.arguments["form"], ctx.url("invoices-statement"))
+
+
+@tenant_page(NEEDS, cost=REPORT_COST)
+def receipt(ctx: PageContext) -> HttpResponse:
+    """Return the receipt of a payment or refund as PDF."""
+    payment = ctx.get(lambda: Payment.objects.for_tenant(ctx.tenant).filter(pk=ctx.arguments["payment"]))
+    return receipt_file(ctx, payment, ctx.tenant)
+
+
 @tenant_page(NEEDS)
 def line(ctx: PageContext) -> HttpResponse:
     """Show the usage events of a line."""
@@ -145,7 +177,15 @@ def line(ctx: PageContext) -> HttpResponse:
 @tenant_page(NEEDS)
 def file(ctx: PageContext) -> HttpResponse:
     """Return the invoice as a file."""
-    found, form = find(ctx), ctx.arguments["form"]
+    return file_response(find(ctx), ctx.arguments["form"])
+
+
+def file_response(found: Invoice, form: str) -> HttpResponse:
+    """Return an invoice as a file.
+
+    Raises:
+        Http404: there is no such file, or none of a draft.
+    """
     final = found.state != Invoice.State.DRAFT
     if form not in FILES or (form in ("pdf", "xml", "ubl") and not final):
         raise Http404
@@ -211,6 +251,17 @@ urlpatterns = [
     *listing.TOOLS.tenant_urls("t/<slug:slug>/invoices/", NEEDS),
     path("t/<slug:slug>/invoices/upcoming", upcoming, name="invoices-upcoming"),
     path("t/<slug:slug>/invoices/top-up", top_up, name="invoices-top-up"),
+    path("t/<slug:slug>/invoices/statement", statement, name="invoices-statement"),
+    *(
+        path(
+            f"t/<slug:slug>/invoices/statement/{form}",
+            statement_as_file,
+            {"form": form},
+            name=f"invoices-statement-{form}",
+        )
+        for form in STATEMENT_FILES
+    ),
+    path("t/<slug:slug>/invoices/payments/<int:payment>/receipt", receipt, name="invoices-receipt"),
     path("t/<slug:slug>/invoices/<int:invoice>/pay", pay, name="invoices-pay"),
     path("t/<slug:slug>/invoices/<int:invoice>", invoice, name="invoices-detail"),
     path("t/<slug:slug>/invoices/<int:invoice>/lines/<int:line>", line, name="invoices-line"),

@@ -19,6 +19,8 @@ from frontend.core.page_context import PageContext
 from frontend.tenant.keys.page import SCOPES, owner
 from millrace.apps.deployments.deployments import served_specs
 from tenants.models import ApiKey, Project, RoutingPolicy
+from tenants.models.keys import MAX_COST_CENTER_LENGTH
+from tenants.one_line_text import check_line
 from tenants.permissions import SCOPE_NEEDS, Permission
 
 OVERLAPS = (
@@ -53,6 +55,14 @@ class KeyForm(forms.Form):
         widget=forms.TextInput({**_PLAIN, "placeholder": "203.0.113.0/24, 2001:db8::/32"}),
         help_text=_lazy("IP addresses or networks (CIDR). Leave blank to allow any"),
     )
+    cost_center = forms.CharField(
+        label=_lazy("Cost center"),
+        required=False,
+        max_length=MAX_COST_CENTER_LENGTH,
+        validators=[check_line],
+        widget=forms.TextInput(_PLAIN),
+        help_text=_lazy("Invoices divide the usage by it. For example: 4711 Support"),
+    )
     expires_on = DayField(
         label=_lazy("Expires on"),
         required=False,
@@ -77,6 +87,7 @@ class KeyForm(forms.Form):
             "scopes": data["scopes"],
             "allowed_models": data["models"] or None,
             "allowed_ip_ranges": networks or None,
+            "cost_center": data["cost_center"],
             "expires_at": expiry_of(data["expires_on"], self._zone) if data["expires_on"] else None,
         }
 
@@ -126,6 +137,7 @@ def _initial(ctx: PageContext, key: ApiKey | None) -> dict[str, Any]:
         "scopes": key.scopes,
         "models": key.allowed_models or [],
         "addresses": ", ".join(key.allowed_ip_ranges or []),
+        "cost_center": key.cost_center,
         "expires_on": last,
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from frontend.core.languages import lazy_text as _lazy
+from frontend.core.numbers import share
 from frontend.tenant.budgets.amounts import BudgetAmount
 from millrace.apps.policy_results.limiting_factor import LimitingFactor
 
@@ -51,7 +52,7 @@ def row_of(bound: LimitingFactor) -> dict[str, Any]:
         "left": None if bound.left is None else BudgetAmount.from_units(bound.unit, bound.left),
         "is_budget": is_budget,
         "used": 0 if bound.left is None else bound.limit - bound.left,
-        "share": f"{(1000 - bound.per_mille) // 10}%",
+        "share": "–" if bound.left is None else share(bound.limit - bound.left, bound.limit),
         "level": _level(bound),
     }
 

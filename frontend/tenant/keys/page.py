@@ -111,6 +111,7 @@ def export_rows(ctx: PageContext) -> Iterator[tuple[Any, ...]]:
             *(row.pk, row.name, row.prefix, row.project.slug, owner(row), " ".join(row.scopes)),
             *(None if row.allowed_models is None else " ".join(row.allowed_models),),
             *(None if row.allowed_ip_ranges is None else " ".join(row.allowed_ip_ranges),),
+            row.cost_center,
             *(at.isoformat() if at else None for at in times),
             Money(spent[row.pk]["cost_femto"] if row.pk in spent else 0).exact,
         )
@@ -120,6 +121,7 @@ TOOLS = ListTools(
     "keys",
     exported=(
         *("id", "name", "prefix", "project", "owner", "scopes", "allowed_models", "allowed_ip_ranges"),
+        "cost_center",
         *("created_at", "last_used_at", "expires_at", "revoked_at", "spend_this_month"),
     ),
     rows=export_rows,

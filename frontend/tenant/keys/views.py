@@ -291,8 +291,8 @@ SCREEN = ConsoleScreen(
     order=10,
     needs=Permission.KEYS_READ,
     actions=(
-        PaletteAction(_lazy("Create API key"), "keys-new", "plus", Permission.KEYS_WRITE),
-        PaletteAction(_lazy("Create project"), "keys-project-new", "plus", Permission.PROJECTS_WRITE),
+        PaletteAction(_lazy("Create API key"), "keys-new", "plus", Permission.KEYS_WRITE, in_dialog=True),
+        PaletteAction(_lazy("Create project"), "keys-project-new", "plus", Permission.PROJECTS_WRITE, in_dialog=True),
     ),
     finders={_lazy("API keys"): page.find_keys},
 )

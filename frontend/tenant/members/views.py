@@ -202,7 +202,9 @@ SCREEN = ConsoleScreen(
     group="organization",
     order=10,
     needs=Permission.MEMBERS_READ,
-    actions=(PaletteAction(_lazy("Invite member"), "members-invite", "members", Permission.MEMBERS_WRITE),),
+    actions=(
+        PaletteAction(_lazy("Invite member"), "members-invite", "members", Permission.MEMBERS_WRITE, in_dialog=True),
+    ),
 )
 urlpatterns = [
     path("t/<slug:slug>/members/", members, name="members"),

@@ -9,12 +9,13 @@ from typing import Any, Literal
 
 from django.utils.translation import gettext as _
 
+from billing.currencies.amounts import MILLIONTHS, half_up
 from billing.metering.usage import UsageReport, count_accepted, sums, total
 from billing.models import ExecutionOutcome
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import legend_total as summed
 from frontend.core.date_ranges import date_range_of, days_of
-from frontend.core.languages import day_text, in_sentence, localize
+from frontend.core.languages import day_text, in_sentence
 from frontend.core.numbers import Money, duration, share
 from frontend.core.page_context import PageContext
 from inference_worker.contract.request import PROMPT_CLASSES
@@ -67,7 +68,10 @@ def cache(ctx: PageContext) -> dict[str, Any]:
         tuple(row["start"].astimezone(UTC) for row in days),
         (
             Series(
-                _("Cache hit"), "hit", tuple(part * 10_000 // whole if whole else None for part, whole in read), "area"
+                _("Cache hit"),
+                "hit",
+                tuple(part * MILLIONTHS // whole if whole else None for part, whole in read),
+                "area",
             ),
         ),
         "percent",
@@ -100,8 +104,8 @@ def stats(ctx: PageContext) -> dict[str, Any]:
         "accepted_delta": delta_of(now[0], then[0], ""),
         "cost": _per_thousand(*now),
         "cost_delta": delta_of(now[1] * then[0], then[1] * now[0], "good"),
-        "failed": _rate(traffic.total.failed, traffic),
-        "limited": _rate(traffic.total.limited, traffic),
+        "failed": share(traffic.total.failed, traffic.total.requests),
+        "limited": share(traffic.total.limited, traffic.total.requests),
         "limited_by": _bound(traffic),
         "total": traffic.total,
         "before": _("vs %(first)s – %(last)s")
@@ -115,7 +119,7 @@ def _sum_rows(rows: list[dict[str, Any]]) -> tuple[int, int]:
 
 
 def _per_thousand(requests: int, femto: int) -> Money | None:
-    return Money(femto * 1000 // requests) if requests else None
+    return Money(half_up(femto * 1000, requests)) if requests else None
 
 
 def delta_of(now: int, then: int, when_down: Literal["", "good"]) -> Delta | None:
@@ -125,15 +129,6 @@ def delta_of(now: int, then: int, when_down: Literal["", "good"]) -> Delta | Non
     rose = now > then
     kind: Literal["", "good", "bad"] = "" if not when_down or now == then else "bad" if rose else "good"
     return Delta(share(abs(now - then), then), rose, kind)
-
-
-def _rate(part: int, traffic: Rates) -> str:
-    """Return a rate in percent with two decimals, because errors are rare."""
-    whole = traffic.total.requests
-    if not whole:
-        return "–"
-    hundredths = part * 10_000 // whole
-    return localize(f"{hundredths // 100}.{hundredths % 100:02}%")
 
 
 def _bound(traffic: Rates) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -30,7 +30,13 @@ PAGE_SIZE = 50
 ID_PREFIX = "req_"
 _FILTERS = ("model", "key", "project", "outcome", "code", "slow", "cache", "q")
 SLOW = {"1": _lazy("Over 1 s"), "10": _lazy("Over 10 s"), "60": _lazy("Over 60 s")}
-BINS = 48
+MAX_BARS = 60  # bars of the histogram
+_MINUTE, _HOUR, _DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+BAR_LENGTHS = (
+    *(_MINUTE * number for number in (1, 2, 5, 10, 15, 30)),
+    *(_HOUR * number for number in (1, 2, 3, 6, 12)),
+    *(_DAY * number for number in (1, 2, 7)),
+)
 COLUMNS = {  # after the time, which is always shown
     "status": _lazy("Status"),
     "model": _lazy("Model"),
@@ -159,15 +165,23 @@ def filters(ctx: PageContext) -> FilterBar:
     return filter_bar(ctx, url, chips, text_chip(ctx, url, "q", _("Request ID or stored text")))
 
 
+def bar_length(period: timedelta) -> timedelta:
+    """Return the time of one bar of the histogram: a natural part of a day, or days."""
+    longest = BAR_LENGTHS[-1]
+    weeks = longest * max(1, -(-period // (longest * MAX_BARS)))
+    return next((length for length in BAR_LENGTHS if length * MAX_BARS >= period), weeks)
+
+
 def histogram(ctx: PageContext) -> dict[str, Any]:
     """Return the requests over time with the page's filters, as bars of a drawing of 100 by 100."""
     wanted = _filters(ctx)
     if wanted.start is None or wanted.end is None:  # a search by ID has no period
         return {"bars": ()}
-    bins = selectors.histogram(wanted, BINS)
+    midnight = datetime.combine(wanted.start.astimezone(ctx.zone).date(), time.min, ctx.zone).astimezone(UTC)
+    bins = selectors.histogram(wanted, bar_length(wanted.end - wanted.start), midnight)
     most = max(bar.requests for bar in bins) or 1
     total, failed, limited = (sum(getattr(bar, name) for bar in bins) for name in ("requests", "failed", "limited"))
-    width = 100 / BINS
+    width = 100 / len(bins)
     bars = []
     for number, bar in enumerate(bins):
         parts, top = [], 100.0
@@ -191,7 +205,7 @@ def histogram(ctx: PageContext) -> dict[str, Any]:
         "most": most,
         "total": total,
         "start": wanted.start,
-        "middle": bins[BINS // 2].start,
+        "middle": bins[len(bins) // 2].start,
         "end": wanted.end,
         "completed": share(total - failed - limited, total),
         "limited": share(limited, total),

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
+from frontend.core.numbers import Money, common_places, percent
 from frontend.core.page_context import PageContext
 from frontend.tenant.routing import page, positions
 from frontend.tenant.routing.positions import PolicyError
@@ -46,12 +47,18 @@ class CheckResult:
         return 0 if self.trial is None else self.trial.rejected.total()
 
     @property
+    def cost_places(self) -> int:
+        """The decimals of the costs before and after."""
+        trial = self.trial
+        return common_places(() if trial is None else (Money(trial.cost_femto), Money(trial.new_cost_femto)))
+
+    @property
     def success_rates(self) -> tuple[str, str] | None:
         """Return the expected success rates before and after."""
         trial = self.trial
         if trial is None or trial.success_rate is None or trial.new_success_rate is None:
             return None
-        return f"{trial.success_rate:.1%}", f"{trial.new_success_rate:.1%}"
+        return percent(trial.success_rate), percent(trial.new_success_rate)
 
 
 def check(ctx: PageContext, name: str, text: str) -> CheckResult:

@@ -11,7 +11,7 @@ from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
 from frontend.core.languages import lazy_text as _lazy
-from frontend.core.numbers import Money, duration, exact
+from frontend.core.numbers import Money, common_places, decimals, duration, exact, share, signed_share
 from frontend.core.page_context import PageContext
 from millrace.apps.policy_results.shadow_results import ShadowResult, shadow_results
 from tenants.models import ApiKey, Project, RoutingPolicy, RoutingPolicyDraft
@@ -152,12 +152,21 @@ def _shadow_table(result: ShadowResult) -> ShadowTable:
     ]
     if result.compared:
         before, after = (side.output_tokens / result.compared for side in (live, shadow))
-        rows.append(ShadowRow(_("Output tokens, mean"), f"{before:,.1f}", f"{after:,.1f}", _relative(before, after)))
+        rows.append(
+            ShadowRow(
+                _("Output tokens, mean"),
+                decimals(before),
+                decimals(after),
+                _relative(live.output_tokens, shadow.output_tokens),
+            )
+        )
     if result.priced:
         costs = [Money(side.cost_femto) for side in (live, shadow)]
+        places = common_places(costs)
         change = _relative(live.cost_femto, shadow.cost_femto)
         label = _("Cost of %(count)s requests") % {"count": exact(result.priced)}
-        rows.append(ShadowRow(label, costs[0].text, costs[1].text, change))
+        first_cost, second_cost = ("".join(cost.parts_at(places)) for cost in costs)
+        rows.append(ShadowRow(label, first_cost, second_cost, change))
     for label, column in ((_("Time to first token"), "ttft"), (_("Duration"), "total")):
         for quantile in ("p50", "p95"):
             first, second = (getattr(side, f"{column}_{quantile}_ms") for side in (live, shadow))
@@ -174,12 +183,13 @@ def _shadow_table(result: ShadowResult) -> ShadowTable:
 def _share(label: str, live: int, shadow: int, total: int) -> ShadowRow | None:
     if not total:
         return None
-    points = (shadow - live) * 100 / total
-    return ShadowRow(label, f"{live / total:.1%}", f"{shadow / total:.1%}", f"{points:+.1f} points".replace("-", "−"))
+    points = decimals((shadow - live) * 100 / total)
+    change = f"+{points} points" if shadow > live else f"{points} points"
+    return ShadowRow(label, share(live, total), share(shadow, total), change)
 
 
-def _relative(live: float, shadow: float) -> str:
-    return f"{shadow / live - 1:+.1%}".replace("-", "−") if live else "–"
+def _relative(live: int, shadow: int) -> str:
+    return signed_share(shadow - live, live)
 
 
 def _panel_of(ctx: PageContext, row: RoutingPolicy) -> RoutingPanel | None:
@@ -230,7 +240,7 @@ def _policy_facts(policy: Policy) -> Iterator[str]:
 def _rule(number: int, rule: Rule, keys: Mapping[int, str], projects: Mapping[int, str]) -> dict[str, Any]:
     """Return a rule as text. Without conditions it always matches. Targets without a weight stand by."""
     total = sum(target.weight for target in rule.targets)
-    drawn = [(target, f"{target.weight * 1000 // total / 10:g}%") for target in rule.targets if target.weight]
+    drawn = [(target, share(target.weight, total)) for target in rule.targets if target.weight]
     return {
         "number": number,
         "name": rule.name,

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from billing.currencies.amounts import TOKENS_A_PRICE
+from billing.currencies.amounts import TOKENS_A_PRICE, half_up
 from billing.metering.usage import count_accepted, sums, total
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import legend_total as summed
@@ -16,7 +16,7 @@ from frontend.core.date_ranges import days_of
 from frontend.core.languages import in_sentence
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import with_query
-from frontend.core.numbers import Money, share
+from frontend.core.numbers import Money, common_places, percent, share
 from frontend.core.page_context import PageContext
 from frontend.tenant.requests.log import CACHE_LABELS, bound_label
 from frontend.tenant.usage.query import UsageReportQuery, query_of
@@ -72,7 +72,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
         "input": context,
         "hit": share(counts["cache_read"], context),
         "cost": cost,
-        "per_million": Money(cost.femto * TOKENS_A_PRICE // tokens) if tokens else None,
+        "per_million": Money(half_up(cost.femto * TOKENS_A_PRICE, tokens)) if tokens else None,
     }
 
 
@@ -132,6 +132,7 @@ def caches(ctx: PageContext) -> dict[str, Any]:
     missed = sorted((row for row in rows if row["miss_reason"]), key=lambda row: -row["uncached"])
     all_missed = sum(row["uncached"] for row in missed)
     billed, saved = Money(counts["cost_femto"]), Money(counts["saved_femto"])
+    advice = prompt_advice(ctx.tenant.pk, now.date_range.start, now.date_range.end)
     return {
         "saved": saved,
         "without": billed + saved,
@@ -144,8 +145,9 @@ def caches(ctx: PageContext) -> dict[str, Any]:
         "all_missed": all_missed,
         "advice": [
             {"advice": each, "month": Money(each.month_femto), "url": ctx.url("requests-detail", each.request_ids[0])}
-            for each in prompt_advice(ctx.tenant.pk, now.date_range.start, now.date_range.end)
+            for each in advice
         ],
+        "advice_places": common_places(Money(each.month_femto) for each in advice),
     }
 
 
@@ -171,6 +173,7 @@ def layers(ctx: PageContext) -> dict[str, Any]:
             }
             for layer in found.layers
         ],
+        "places": common_places(Money(layer.saved_femto) for layer in found.layers),
         "filtered": is_filtered(ctx),
     }
 
@@ -181,7 +184,7 @@ def _semantic(ctx: PageContext) -> dict[str, Any]:
         return {"semantic": None}
     status = semantic_status(ctx.tenant)
     rates = {"upper_bound": status.upper_bound, "error_rate": status.error_rate}
-    return {"semantic": status, **{name: f"{100 * (rate or 0):.1f}%" for name, rate in rates.items()}}
+    return {"semantic": status, **{name: percent(rate or 0) for name, rate in rates.items()}}
 
 
 def _warming(ctx: PageContext, start: datetime, end: datetime) -> dict[str, Any]:

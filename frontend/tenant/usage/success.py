@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from billing.metering.usage import TooManyRows
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import Choice, changed_url, with_query
-from frontend.core.numbers import Money, common_places, share
+from frontend.core.numbers import Money, common_places, exact, share
 from frontend.core.page_context import PageContext
 from frontend.tenant.requests.log import CACHE_LABELS
 from frontend.tenant.usage.query import query_of
@@ -87,6 +87,7 @@ def success(ctx: PageContext) -> dict[str, Any]:
         "rows": shown,
         "total": _row(_("All"), total_success_costs([row for _name, row in rows])),
         "others": len(rows) - len(shown),
+        "cost_places": common_places(row["cost"] for row in shown),
         "places": common_places(row["per_success"] for row in shown if row["per_success"] is not None),
         "csv_url": with_query(ctx.url("usage-success-csv"), **ctx.query),
     }
@@ -94,7 +95,7 @@ def success(ctx: PageContext) -> dict[str, Any]:
 
 def _row(name: str, row: SuccessCosts) -> dict[str, Any]:
     per_success = row.cost_per_success_femto
-    signs = [f"{label}: {count:,}" for column, label in _SIGNS.items() if (count := getattr(row, column))]
+    signs = [f"{label}: {exact(count)}" for column, label in _SIGNS.items() if (count := getattr(row, column))]
     return {
         "name": name,
         "usage": row,

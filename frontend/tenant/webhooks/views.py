@@ -232,7 +232,11 @@ SCREEN = ConsoleScreen(
     group="organization",
     order=20,
     needs=Permission.WEBHOOKS_READ,
-    actions=(PaletteAction(_lazy("Add webhook endpoint"), "webhooks-new", "webhooks", Permission.WEBHOOKS_WRITE),),
+    actions=(
+        PaletteAction(
+            _lazy("Add webhook endpoint"), "webhooks-new", "webhooks", Permission.WEBHOOKS_WRITE, in_dialog=True
+        ),
+    ),
 )
 urlpatterns = [
     path(_ROOT, webhooks, name="webhooks"),

@@ -62,12 +62,15 @@ class Decoder:
         prefix = next((p for p in self.prefixes if weights.has(f"{p}.embed_tokens.weight")), self.prefixes[0])
         shape = (config.vocab_size, config.hidden_size)
         name = f"{prefix}.embed_tokens.weight"
-        # The C kernels convert it in parts, and the others at once.
+        # PyTorch takes it converted to the dtype. The C kernels convert it themselves, in parts.
         take = weights.take if layers.kernels is None else weights.take_unconverted
         embedding = take(name, shape)
         is_mapped = weights.is_mapped(name, embedding)
-        dtype = embedding.dtype if layers.kernels is None else torch.bfloat16
+        self.dtype = dtype = embedding.dtype if layers.kernels is None else torch.bfloat16
         device = embedding.device
+        # Of the hidden states between blocks. Their rounding to 16 bits would be most of the model's error. On the CPU
+        # they take little time and memory beside the weights.
+        self._hidden_dtype = torch.float32 if device.type == "cpu" else dtype
         scale = config.hidden_size**0.5 if self.scales_embedding else config.embedding_multiplier
         self._multiplier = torch.tensor(scale).to(dtype).item()
         ropes = [layers.rope(config.rope, config, dtype, device)]
@@ -82,7 +85,7 @@ class Decoder:
             len(ropes) if plain else len(ropes) - 1 if window else 0
             for window, plain in zip(windows, unrotated, strict=True)
         ]
-        smooth = self._start_smoothing(config, weights, embedding, dtype, layers.kernels)
+        smooth = self._start_smoothing(config, weights, embedding, layers.kernels)
         self._layers: list[DecoderLayer] = []
         for index in range(config.num_layers):
             name = f"{prefix}.layers.{index}"
@@ -113,7 +116,6 @@ class Decoder:
         config: ModelConfig,
         weights: Weights,
         embedding: torch.Tensor,
-        dtype: torch.dtype,
         kernels: Library | None,
     ) -> Callable[[str, int], LayerFactors] | None:
         """Return the function that measures the factors of the layer of a name and index, or None if none has factors.
@@ -125,11 +127,12 @@ class Decoder:
         smoothing = Smoothing(
             config,
             self.attention_specs,
-            lambda ids: embedding[ids.to(embedding.device)].to(dtype) * self._multiplier,
+            self.dtype,
+            lambda ids: self._scale(embedding[ids.to(embedding.device)].to(self.dtype)),
         )
         plain = Layers(kernels=kernels)
         rotations: list[Rotation] = [
-            plain.rope(rope, config, dtype, embedding.device).at(smoothing.positions)
+            plain.rope(rope, config, self.dtype, embedding.device).at(smoothing.positions)
             for rope in dict.fromkeys((config.rope, config.local_rope or config.rope))
         ]
         rotations.append(NoRotation())
@@ -143,9 +146,7 @@ class Decoder:
         return measure
 
     def forward(self, token_ids: torch.Tensor, attention: AttentionBackend, metadata: StepMetadata) -> torch.Tensor:
-        hidden = self._embed(token_ids)
-        if self._multiplier != 1:
-            hidden = hidden * self._multiplier
+        hidden = self._scale(self._embed(token_ids))
         rotations: list[Rotation] = [rope.at(metadata.positions) for rope in self._ropes]
         rotations.append(NoRotation())
         native = attention.native(metadata)
@@ -158,6 +159,11 @@ class Decoder:
             for layer, rotation in zip(self._layers[span], of_layers, strict=True):
                 hidden = layer.forward(hidden, rotation, attention, metadata)
         return hidden
+
+    def _scale(self, embedded: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states of embeddings."""
+        hidden = embedded.to(self._hidden_dtype)
+        return hidden if self._multiplier == 1 else hidden * self._multiplier
 
     def normalize(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._norm(hidden)
@@ -188,7 +194,7 @@ class DecoderLayer:
         index: int,
         factors: LayerFactors = LayerFactors(),  # noqa: B008  (immutable)
     ) -> None:
-        self._index = index
+        self._index, self._dtype = index, family.dtype
         self._head_dim = config.head_dim
         self._heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         self._multiplier = config.residual_multiplier
@@ -240,15 +246,14 @@ class DecoderLayer:
     def forward(
         self, hidden: torch.Tensor, rotation: Rotation, attention: AttentionBackend, metadata: StepMetadata
     ) -> torch.Tensor:
-        x = self.before_attention(hidden) if self.before_attention else hidden
+        x = self._prepare(hidden, self.before_attention)
         qkv = self._qkv(x).view(len(x), -1, self._head_dim)
         if self._qk_norms:
             qkv = self._normalize(qkv)
         query, key, value = torch.split(rotation.apply(qkv), self._heads, dim=1)
         attended = attention.attend(self._index, query, key, value, metadata)
         hidden = self._add(self._out, attended, self._after_attention, hidden)
-        x = self.before_mlp(hidden) if self.before_mlp else hidden
-        return self._add(self.mlp, x, self._after_mlp, hidden)
+        return self._add(self.mlp, self._prepare(hidden, self.before_mlp), self._after_mlp, hidden)
 
     def fuse(self, layers: Layers) -> LayerOperator | None:
         """Return the whole layer as an operator of the C kernels, or None if the layer has other parts."""
@@ -258,16 +263,20 @@ class DecoderLayer:
         products = (self._qkv, self._out, self.mlp.gated, self.mlp.down)
         return layers.fuse((*norms, *(self._qk_norms or (None, None))), products)
 
+    def _prepare(self, hidden: torch.Tensor, norm: RMSNorm | None) -> torch.Tensor:
+        """Return the input of a block, in the dtype."""
+        return (norm(hidden) if norm else hidden).to(self._dtype)
+
     def _add(
         self, block: Linear | FeedForward, x: torch.Tensor, norm: RMSNorm | None, hidden: torch.Tensor
     ) -> torch.Tensor:
         """Return the residual addition of the block's output."""
         if norm is None and self._multiplier == 1:
             return block.add(x, hidden)
-        output = norm(block(x)) if norm else block(x)
-        if self._multiplier != 1:
-            output = output * self._multiplier
-        return output + hidden
+        output = block(x)
+        if norm and self._multiplier == 1:
+            return norm.add(output, hidden)
+        return (norm(output) if norm else output).to(hidden.dtype) * self._multiplier + hidden
 
     def _normalize(self, qkv: torch.Tensor) -> torch.Tensor:
         parts = list(torch.split(qkv, self._heads, dim=1))

@@ -86,7 +86,7 @@ class MixtureOfExperts:
         return result
 
     def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return self(x).add_(other)
+        return self(x) + other
 
 
 class SeparateExperts:

@@ -39,9 +39,9 @@ class Linear:
         return self._multiply(x.to(self._dtype)).to(x.dtype)
 
     def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """Return the product plus `other`."""
-        if x.dtype != self._dtype:
-            return self(x) + other
+        """Return the product plus `other`, in the dtype of `other`."""
+        if x.dtype != self._dtype or other.dtype != self._dtype:
+            return (self._multiply(x.to(self._dtype)) + other).to(other.dtype)
         if self.packed is None:
             return functional.linear(x, self._plain, self.bias) + other
         return _tensor(torch.ops.mkldnn._linear_pointwise.binary(x, other, self.packed, self.bias, "add"))
@@ -65,23 +65,30 @@ def _tensor(value: object) -> torch.Tensor:
 
 
 class RMSNorm:
-    """Root-mean-square normalization with a weight.
+    """Root-mean-square normalization with a weight. The result has the weight's dtype.
 
     Args:
-        offset: added to the weight. With an offset, the computation is in float32, as in Gemma.
+        offset: added to the weight. With an offset, and on the CPU, the computation is in float32.
     """
 
     def __init__(self, weight: torch.Tensor, eps: float, offset: float = 0.0) -> None:
-        self.weight = weight.float() + offset if offset else weight
-        self.eps = eps
+        is_wide = offset != 0 or weight.device.type == "cpu"
+        self.weight = weight.float() + offset if is_wide else weight
+        self.eps, self._dtype = eps, weight.dtype
 
     def divide(self, factors: torch.Tensor) -> None:
         """Divide each channel of the output by its factor, a power of two."""
         self.weight = self.weight / factors.to(self.weight.dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.to(self.weight.dtype)
-        return functional.rms_norm(wide, self.weight.shape, self.weight, self.eps).to(x.dtype)
+        return self._normalize(x).to(self._dtype)
+
+    def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """Return the normalization of x plus `other`, in the dtype of `other`."""
+        return (self._normalize(x) + other).to(other.dtype)
+
+    def _normalize(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
 
 
 class InvariantLinear(Linear):
@@ -105,8 +112,8 @@ class InvariantLinear(Linear):
 class InvariantRMSNorm(RMSNorm):
     """Root-mean-square normalization whose rows do not depend on the number of rows."""
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return invariant.in_tiles(super().__call__, x)
+    def _normalize(self, x: torch.Tensor) -> torch.Tensor:
+        return invariant.in_tiles(super()._normalize, x)
 
 
 class NativeLinear(Linear):
@@ -158,6 +165,9 @@ class NativeRMSNorm(RMSNorm):
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return operators.rms_norm(self._library, x, self.weight, self.eps)
 
+    def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return operators.rms_norm(self._library, x.to(other.dtype), self.weight, self.eps, other)
+
 
 class LayerNorm:
     """Layer normalization with a weight, and a bias or none."""
@@ -203,7 +213,7 @@ class Int8Linear(Linear):
         return (out if self.bias is None else out.add_(self.bias)).to(x.dtype)
 
     def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return self(x).add_(other)
+        return self(x) + other
 
     def _multiply_integers(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         rows = len(values)
@@ -227,7 +237,7 @@ class Fp8Linear(Linear):
         return out if self.bias is None else out.add_(self.bias)
 
     def add(self, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return self(x).add_(other)
+        return self(x) + other
 
 
 _MIN_CUDA_ROWS = 32  # rows of a product of 8-bit integers

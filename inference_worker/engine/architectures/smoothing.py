@@ -58,18 +58,23 @@ class Smoothing:
     """The hidden states of random tokens, which pass through the layers one after another.
 
     Args:
+        dtype: of the products and of attention.
         embed: returns the hidden states [tokens, hidden] of token ids.
     """
 
     def __init__(
-        self, config: ModelConfig, specs: Sequence[AttentionSpec], embed: Callable[[torch.Tensor], torch.Tensor]
+        self,
+        config: ModelConfig,
+        specs: Sequence[AttentionSpec],
+        dtype: torch.dtype,
+        embed: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         tokens = min(_TOKENS, config.max_model_len)
         generator = torch.Generator().manual_seed(0)
         hidden = embed(torch.randint(config.vocab_size, (tokens,), generator=generator))
         packing = Packing([tokens], hidden.device)
         self._hidden, self._metadata = hidden, describe(packing)
-        self._attention = PackedAttention(config, specs, hidden.dtype, hidden.device)
+        self._attention = PackedAttention(config, specs, dtype, hidden.device)
         self.positions = packing.positions
 
     def measure(self, layer: SmoothedLayer, rotation: Rotation) -> LayerFactors:

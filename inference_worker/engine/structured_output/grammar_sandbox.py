@@ -29,6 +29,7 @@ CPU_SECONDS = 1
 MAX_GRAMMAR_BYTES = 48 << 20
 _ADDRESS_SPACE = 512 << 20  # in addition to the sandbox's; much of it is reserved but never used
 _ANSWER_SECONDS = 20.0  # also on a busy machine
+_PROCESSES = 2  # for one grammar
 _TRIAL_MASKS = 20
 _MAX_ERROR_LENGTH = 2000  # characters; a pipe accepts them in one write
 _SMALL = '{"grammars": [{"json_schema": {"type": "object"}}]}'
@@ -92,13 +93,31 @@ class GrammarSandbox:
         self._trial = threading.Lock()
 
     def try_out(self, text: str) -> SandboxResult:
-        """Return the result of compiling `text`. After `close`, nothing compiles."""
-        with self._trial:
-            process = self._running_process()
-            return _TOO_COMPLEX if process is None else self._compile(process, text)
+        """Return the result of compiling `text`. After `close`, nothing compiles.
 
-    def _compile(self, process: subprocess.Popen[bytes], text: str) -> SandboxResult:
-        alarm = threading.Timer(_ANSWER_SECONDS, process.kill)
+        A process that ends before the time limit is replaced once: something else may have ended it.
+        """
+        with self._trial:
+            for _ in range(_PROCESSES):
+                process = self._running_process()
+                if process is None:
+                    break
+                answer, is_late = self._compile(process, text)
+                if answer is not None:
+                    return answer
+                if is_late:
+                    break
+            return _TOO_COMPLEX
+
+    def _compile(self, process: subprocess.Popen[bytes], text: str) -> tuple[SandboxResult | None, bool]:
+        """Return the process's answer, or None if the process ended; and whether the time limit ended it."""
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        alarm = threading.Timer(_ANSWER_SECONDS, end)
         alarm.start()
         try:
             _write(process.stdin, text)
@@ -107,7 +126,9 @@ class GrammarSandbox:
             answer = None
         finally:
             alarm.cancel()
-        return _TOO_COMPLEX if answer is None else SandboxResult(**answer)
+        if answer is None:
+            process.wait()  # so that the next trial starts another process
+        return None if answer is None else SandboxResult(**answer), late.is_set()
 
     def close(self) -> None:
         """Stop the process permanently. A trial that another thread has started ends with it."""

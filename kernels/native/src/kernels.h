@@ -27,8 +27,9 @@ struct linear {
     const void *weight;   /* packed */
     const bf16 *bias;     /* [outputs] or null */
     const bf16 *residual; /* [rows, outputs], rows are residual_stride apart; or null */
+    const float *wide_residual; /* the same, with `wide_out` */
     bf16 *out;            /* [rows, outputs], or [rows, outputs / 2] with a gate; or null */
-    float *wide_out;      /* [rows, outputs], instead of `out`, without residual and activation; or null */
+    float *wide_out;      /* [rows, outputs], instead of `out`, without activation; or null */
     /* Of a quantized weight: the inputs are in groups, and `groups` is inputs / group. */
     const float *scales; /* [tiles, groups, COLUMNS]; or null */
     const bf16 *short_scales; /* INT8: the scales, if `scales` is null */
@@ -85,10 +86,12 @@ struct layer_norm {
 };
 
 struct norm {
-    const bf16 *x; /* [rows, width], contiguous */
+    const bf16 *x;       /* [rows, width], contiguous; or null */
+    const float *wide_x; /* instead of `x`; or null */
     const float *weight;
-    const bf16 *residual; /* [rows, width], added to the result; or null */
-    bf16 *out;            /* may be x */
+    const float *residual; /* [rows, width], added to `wide_out`; or null */
+    bf16 *out;             /* may be x; or null */
+    float *wide_out;       /* instead of `out`, of `wide_x`; or null */
     int64_t rows, width;
     float eps;
 };
@@ -104,13 +107,15 @@ struct rotation {
 };
 
 /* One layer of a decoder: norm, query, key and value, their norms, rotation, attention, output, norm and residual; norm,
-gate and up, down, norm and residual. A norm that the layer does not have is null. Its members contain what is the same in all steps, except `rotation` and `attention`. */
+gate and up, down, norm and residual. A norm that the layer does not have is null. The sums of the residual additions are in
+float32: rounded to bfloat16, they would have most of a model's error. The members contain what is the same in all steps,
+except `rotation` and `attention`. */
 struct layer {
-    const bf16 *x; /* [rows, width] */
-    bf16 *out;     /* [rows, width] */
-    bf16 *narrow;  /* memory for [rows, the inputs of `projection` or of `qkv`] */
-    bf16 *wide;    /* memory for [rows, the outputs of `qkv`, of `projection` or of `gated`] */
-    bf16 *middle;  /* memory for [rows, width] */
+    const float *x; /* [rows, width] */
+    float *out;     /* [rows, width] */
+    bf16 *narrow;   /* memory for [rows, the inputs of `projection` or of `qkv`], and in float32 for the input of `after_mlp` */
+    bf16 *wide;     /* memory for [rows, the outputs of `qkv` or of `gated`], and in float32 for the input of `after_attention` */
+    float *middle;  /* memory for [rows, width] */
     bf16 *cache;
     const struct norm *before_attention, *after_attention, *before_mlp, *after_mlp, *query_norm, *key_norm;
     const struct linear *qkv, *projection, *gated, *down;
@@ -127,8 +132,10 @@ struct layers {
     const struct layer *layers; /* [count]; without the members that this structure also has */
     const struct rotation *const *rotations;   /* [count] */
     const struct attention *const *attentions; /* [count] */
-    const bf16 *x;
-    bf16 *out, *narrow, *wide, *middle; /* as in a layer, large enough for each of them */
+    const float *x;
+    float *out;
+    bf16 *narrow, *wide; /* as in a layer, large enough for each of them */
+    float *middle;
     int8_t *codes;
     float *row_scales;
     int64_t count, rows;

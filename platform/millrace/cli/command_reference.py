@@ -35,7 +35,8 @@ def _section(name: str, command: click.Command) -> list[str]:
     lines = [f"#{level} {name}", "", _escape_cell(" ".join((command.help or "").split())), ""]
     if isinstance(command, click.Group):
         return lines
-    pieces = command.collect_usage_pieces(click.Context(command))
+    # A command keeps the names of its help option from its first context.
+    pieces = command.collect_usage_pieces(click.Context(command, **root.context_settings))
     lines += ["```text", " ".join([name, *pieces]), getattr(command, "example", ""), "```", ""]
     options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
     if options:

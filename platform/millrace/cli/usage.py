@@ -204,6 +204,67 @@ def _save(session: Session, path: Path, content: bytes) -> None:
     session.done({"file": str(path), "bytes": len(content)}, f"Saved {path}.")
 
 
+_STATEMENT = [
+    Column("date", "date"),
+    Column("type", "line_type", lambda name: name.replace("_", " ")),
+    Column("number", "number"),
+    Column("details", "details"),
+    Column("amount", "amount", right=True),
+    Column("balance", "balance", right=True),
+]
+
+
+@command(invoices, "statement", example="millrace invoices statement --from 2026-10-01 --format pdf")
+@click.option("--from", "from_", metavar="DAY", help="First day; default: the first one of the last day's year.")
+@click.option("--to", metavar="DAY", help="Last day; default: today.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["table", "csv", "pdf"]),
+    default="table",
+    help="csv and pdf save a file. Default: table.",
+)
+@click.option("--tenant", type=int, metavar="ID", help="Of this tenant (operators).")
+@click.option("--output", "path", type=click.Path(path_type=Path), metavar="FILE", help="Default: statement.<format>.")
+def statement(session: Session, kind: str, tenant: int | None, path: Path | None, **days: str | None) -> None:
+    """Show the statement of account: balances, documents and payments. Amounts that are owed are positive."""
+    given: dict[str, Any] = given_options(days)
+    client = session.client
+    if kind != "table":
+        own, all_of = client.billing, client.operator.tenants
+        if kind == "csv":
+            text = own.statement_csv(**given) if tenant is None else all_of.statement_csv(tenant, **given)
+            content = text.encode()
+        else:
+            content = own.statement_pdf(**given) if tenant is None else all_of.statement_pdf(tenant, **given)
+        _save(session, path or Path(f"statement.{kind}"), content)
+        return
+    found = client.billing.statement(**given) if tenant is None else client.operator.tenants.statement(tenant, **given)
+    if session.as_json:
+        output.print_json(found)
+        return
+    currency = found["currency"]
+    ends = {"number": "", "details": "", "amount": None}
+    rows: list[dict[str, Any]] = [
+        {"date": found["first"], "line_type": "opening_balance", "balance": found["opening"], **ends},
+        *(dict(line) for line in found["lines"]),
+        {"date": found["last"], "line_type": "closing_balance", "balance": found["closing"], **ends},
+    ]
+    shown = [
+        {**row, **{name: "" if row[name] is None else cents(row[name], currency) for name in ("amount", "balance")}}
+        for row in rows
+    ]
+    output.print_table(shown, _STATEMENT, "")
+
+
+@command(invoices, "receipt", example="millrace invoices receipt 12 --output receipt.pdf")
+@click.argument("payment", type=int)
+@click.option("--output", "path", type=click.Path(path_type=Path), metavar="FILE", help="Default: receipt-<id>.pdf.")
+def receipt(session: Session, payment: int, path: Path | None) -> None:
+    """Save the receipt of a payment or refund as PDF. `millrace invoices payments` lists the payments."""
+    _save(session, path or Path(f"receipt-{payment}.pdf"), session.client.payments.receipt(payment))
+
+
 _LEDGER = [
     Column("id", "id", right=True),
     Column("time", "created_at", moment),
@@ -245,7 +306,7 @@ def ledger(session: Session, limit: int, month: str | None, kind: str, entity: s
     if not ids:
         found = format_command("billing entities")
         raise click.UsageError(f"There is no billing entity {entity!r}. `{found}` lists them.")
-    file_type: Any = kind
-    content = entities.journal(ids[0], month=month, file_type=file_type)
+    file_format: Any = kind
+    content = entities.journal(ids[0], month=month, format=file_format)
     start = "EXTF_" if kind == "datev" else ""  # DATEV finds files by this start
     _save(session, path or Path(f"{start}{entity}-{month}.csv"), content)

@@ -19,7 +19,11 @@ COSTS: Mapping[str, int] = {
     **dict.fromkeys(
         (
             *("api-cache-warming", "api-experiment-results", "api-invoice-csv", "api-invoice-html", "api-invoice-pdf"),
+            *("api-operator-entity-ageing", "api-operator-payment-receipt", "api-operator-tenant-statement"),
+            *("api-operator-tenant-statement-csv", "api-operator-tenant-statement-pdf", "api-payment-receipt"),
+            *("api-statement", "api-statement-csv", "api-statement-pdf"),
             *("api-invoice-xml", "api-operator-entity-ec-sales", "api-operator-entity-oss", "api-operator-entity-vat"),
+            *("api-operator-entity-prepaid-credit", "api-operator-entity-trial-balance"),
             *("api-operator-execution-costs", "api-operator-margins", "api-policy-shadow-results"),
             *("api-requests-cache-layers", "api-requests-prompt-advice", "api-requests-rates", "api-requests-success"),
             *("api-usage", "schema"),

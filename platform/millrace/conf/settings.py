@@ -79,6 +79,7 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
 
+CSRF_FAILURE_VIEW = "frontend.core.error_pages.csrf_failure"
 TEMPLATES = [
     {
         "BACKEND": "django.template.backends.django.DjangoTemplates",
@@ -302,6 +303,7 @@ SPECTACULAR_SETTINGS = {
         "Role": "tenants.models.people.Membership.Role",
         "ServiceTier": "billing.api.price_serializers.SERVICE_TIERS",
         "TargetProblemCode": "tenants.api.target_problems.TARGET_PROBLEM_CODES",
+        "StatementLineType": "billing.accounting.statements.LINE_TYPES.items",
         "TaxCategory": "billing.models.invoicing.TaxCategory",
         "TenantJobStatus": "tenants.models.jobs.TenantJob.Status",
         "TenantStatus": "tenants.models.tenancy.Tenant.Status",

@@ -30,5 +30,6 @@ urlpatterns = [
 ]
 if platform_settings().django_admin:
     urlpatterns.append(path("operator/django-admin/", admin.site.urls))
-handler404 = "millrace.conf.unknown_urls.not_found"
+handler403 = "frontend.core.error_pages.permission_denied"
+handler404 = "frontend.core.unknown_urls.not_found"
 handler500 = "tenants.problems.server_error"

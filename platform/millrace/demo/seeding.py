@@ -140,6 +140,7 @@ def _key(demo_tenant: DemoTenant, spec: KeySpec, secrets: Secrets, models: DemoM
                 project,
                 spec.name,
                 allowed_models=models.generating[:1] if spec.first_model_only else None,
+                cost_center=spec.cost_center,
                 expires_at=expires_at or None,
                 created_by=demo_tenant.people[spec.by],
             )

@@ -49,6 +49,7 @@ class KeySpec:
     name: str
     work: DemoWorkload | None = None  # None: never used
     project: str = "default"
+    cost_center: str = ""
     by: str = "owner"
     budgets: tuple[BudgetSpec, ...] = ()
     limits: dict[str, int] = field(default_factory=dict)

@@ -197,20 +197,24 @@ def give(tenant: Tenant, nano: int, **fields: Any) -> None:
 
 
 def test_the_balance_of_a_prepaid_tenant_alerts(tenant):
-    from billing.models import Budget, BudgetPeriod
+    """It counts usage at the tenant's own prices, and what is due beside usage."""
+    from billing.invoicing.one_off_lines import do_add_one_off_line
+    from billing.invoicing.price_terms import do_add_price_term
+    from billing.invoicing.setup import do_set_prepaid
+    from billing.rates.terms import TermRule, TermType
+    from tests.support.billing.books import price, use
 
     do_create_alert_rule(tenant, metric="credit", threshold=10 * 10**9)
-    with all_tenants_scope(BypassReason.COMMAND):
-        gate = Budget.objects.create(
-            tenant=tenant, name="Prepaid", unit="money", period="lifetime", amount=30 * 10**9, is_balance=True
-        )
-        period = BudgetPeriod.objects.create(
-            tenant_id=tenant.pk, budget_id=gate.pk, unit="money", period_start=NOW - DAY, used=20 * 10**15
-        )
+    month = f"{NOW:%Y-%m}"
+    half = TermRule(TermType.DISCOUNT, ppm=500_000)
+    do_add_price_term(tenant, half, description="Half", first_month=month)
+    do_set_prepaid(tenant, is_prepaid=True)
+    give(tenant, 20 * 10**9)
+    use(tenant, NOW, (price("20"), 10**6))
     assert check_rules(NOW) == 0
-    with all_tenants_scope(BypassReason.COMMAND):
-        BudgetPeriod.objects.all_tenants().filter(pk=period.pk).update(used=20 * 10**15 + 1)
+    do_add_one_off_line(tenant, month=month, description="Setup", cents=1)
     assert check_rules(NOW) == 1
+    assert alerts(tenant)[0].summary == "Credit balance is $9.99, below $10.00"
 
 
 # Health of the platform

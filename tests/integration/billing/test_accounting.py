@@ -93,9 +93,9 @@ def pay(reference: str, cents: int, **fields: Any) -> None:
     do_record_payment(Received("manual", reference, cents, NOW, **fields))
 
 
-def export(entity: BillingEntity, month: str, file_type: str = "csv") -> bytes:
+def export(entity: BillingEntity, month: str, file_format: str = "csv") -> bytes:
     with all_tenants_scope(BypassReason.OPERATOR):
-        file = export_journal(entity, month, file_type)
+        file = export_journal(entity, month, file_format)
     with file.content:
         content = file.content.read()
     assert len(content) == file.size
@@ -385,7 +385,7 @@ def test_the_api_is_for_operators(busy, entity):
     for path in (f"{url}/chart", f"{url}/journal?month={ISSUED}"):
         assert member.get(path).status_code == 404
     assert operator.get(f"{url}/chart").status_code == 404
-    assert operator.get(f"{url}/journal", {"month": ISSUED, "file_type": "datev"}).status_code == 409
+    assert operator.get(f"{url}/journal", {"month": ISSUED, "format": "datev"}).status_code == 409
     body = {"file_name": "accounts.csv", "content": CHART, "consultant": 1001, "client": 7}
     wrong = operator.put(f"{url}/chart", body | {"content": CHART.replace("1200", "")})
     assert (wrong.status_code, wrong.json()["errors"]["content"][0][:20]) == (400, "accounts.csv, line 3")
@@ -393,7 +393,7 @@ def test_the_api_is_for_operators(busy, entity):
     stored = operator.put(f"{url}/chart", body)
     assert (stored.status_code, len(stored.json()["lines"]), stored.json()["first_month"]) == (200, 12, 1)
     assert operator.get(f"{url}/chart").json() == stored.json()
-    response = operator.get(f"{url}/journal", {"month": ISSUED, "file_type": "datev"})
+    response = operator.get(f"{url}/journal", {"month": ISSUED, "format": "datev"})
     assert response.headers["Content-Disposition"] == 'attachment; filename="EXTF_Buchungsstapel_default_2026-11.csv"'
     content = read_download(response)
     assert len(content) == int(response.headers["Content-Length"])
@@ -404,7 +404,7 @@ def test_the_api_is_for_operators(busy, entity):
         {"month": "2026-13"},
         {"month": "0000-11"},
         {"month": "٢٠٢٦-11"},
-        {"month": ISSUED, "file_type": "xml"},
+        {"month": ISSUED, "format": "xml"},
     ):
         assert operator.get(f"{url}/journal", query).status_code == 400
     assert operator.get("/api/operator/entities/99999/journal", {"month": ISSUED}).status_code == 404

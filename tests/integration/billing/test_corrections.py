@@ -7,7 +7,7 @@ from datetime import date, timedelta
 import pytest
 
 from billing.invoicing import checks
-from billing.invoicing.corrections import do_issue_credit_note, do_void, do_write_off
+from billing.invoicing.corrections import do_issue_credit_note, do_issue_debit_note, do_void, do_write_off
 from billing.invoicing.drafts import do_close_period, do_draft
 from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.line_sources import MonthDraft, TermCharges
@@ -157,6 +157,19 @@ def test_an_invoice_that_credit_paid_can_be_voided(acme):
     assert on(Account.CREDITS, acme) == -200
     with pytest.raises(Conflict, match="Only open invoices"):
         do_void(invoice, "again")
+
+
+def test_an_invoice_whose_debit_note_is_void_can_be_voided(acme):
+    tax(19, date(2026, 1, 1))
+    use(acme, OCTOBER, (price("1"), MILLION))
+    invoice = invoiced(acme, OCTOBER)
+    debit = do_issue_debit_note(invoice, [("Setup", 100)], "forgotten")
+    with pytest.raises(Conflict, match="Only open invoices"):
+        do_void(invoice, "wrong address")
+    do_void(debit, "wrong address")
+    do_void(invoice, "wrong address")
+    assert (state(debit), state(invoice)) == (("void", 0), ("void", 0))
+    assert [on(account, acme) for account in (Account.REVENUE, Account.TAX, Account.RECEIVABLE)] == [0, 0, 0]
 
 
 def test_credit_that_a_void_restores_after_it_expired_expires_again(acme):

@@ -9,18 +9,19 @@ from typing import Any
 import pypdf
 import pytest
 
-from billing.currencies.amounts import FEMTO_A_CENT
+from billing.currencies.amounts import FEMTO_A_CENT, NANO_A_CENT
 from billing.invoicing import checks, month_charges, term_lines
 from billing.invoicing.drafts import do_close_period, do_draft
 from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.line_sources import BilledMonth, LineSource, MonthDraft
 from billing.invoicing.one_off_lines import do_add_one_off_line
+from billing.invoicing.prepayment import available_nano
 from billing.invoicing.preview import preview
 from billing.invoicing.price_terms import do_add_price_term
 from billing.invoicing.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
 from billing.ledger import credits
 from billing.metering.metered import do_record_metered_usage, do_reverse_metered_usage
-from billing.models import Invoice, InvoiceLine, MeteredUsage, Rerating, UsageEvent
+from billing.models import BillingProfile, Invoice, InvoiceLine, MeteredUsage, Rerating, UsageEvent
 from billing.pricing.prices import do_assign_book, do_propose_prices, do_publish_prices
 from billing.rates.price_book import NewPrice, Proposal
 from billing.rates.price_files import read_csv
@@ -98,7 +99,9 @@ def assert_recomputed(*invoices: Invoice) -> None:
 @pytest.mark.parametrize("place", [0, 1, 6])
 @pytest.mark.parametrize("has_usage", [False, True])
 def test_a_further_source_is_in_every_place(acme, monkeypatch, at_issue, place, has_usage):
-    """A draft, a preview, the final invoice, its check, PDF and XML have the line of a source that is added here."""
+    """A draft, a preview, the balance of a prepaid tenant, the final invoice, its check, PDF and XML have the line of a
+    source that is added here.
+    """
     source = SupportSource(acme, at_issue=at_issue)
     monkeypatch.setattr(month_charges, "SOURCES", list(month_charges.SOURCES))
     month_charges.SOURCES.insert(place, source)
@@ -111,6 +114,7 @@ def test_a_further_source_is_in_every_place(acme, monkeypatch, at_issue, place, 
     shown = preview(acme, OCTOBER)
     assert shown is not None
     assert [(row.line_type, row.description, row.cents) for row in shown[1]] == expected
+    assert balance(acme, OCTOBER) == -sum(cents for _, _, cents in expected)
     do_close_period(month, now=over(month))
     (draft,) = do_draft(month)
     assert (lines(draft), draft.subtotal) == (expected, shown[0].subtotal)
@@ -120,6 +124,13 @@ def test_a_further_source_is_in_every_place(acme, monkeypatch, at_issue, place, 
     pages = pypdf.PdfReader(io.BytesIO(pdf_of(final))).pages
     assert "Support hours" in "".join(page.extract_text() for page in pages)
     assert b"Support hours" in attached(final)[1]
+
+
+def balance(tenant: Tenant, now: datetime) -> int:
+    """Return the balance that a prepaid tenant without credit would have, in cents."""
+    profile = BillingProfile(tenant=tenant, entity=period(now).entity, is_prepaid=True)
+    with all_tenants_scope(BypassReason.BILLING):
+        return available_nano(tenant, profile, now) // NANO_A_CENT
 
 
 def add_minimum(tenant: Tenant, cents: int) -> None:

@@ -6,6 +6,7 @@ The short form runs with the other tests; `-m slow` runs more and longer histori
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 from billing.invoicing import lines
 from billing.models import PriceTerm
 from billing.rates.terms import TermRule
-from tests.support.billing.month_histories import Difference, Step, create_tenants, open_history
+from tests.support.billing.month_histories import STARTS, Difference, Step, create_tenants, open_history
 
 pytestmark = pytest.mark.django_db
 MILLION, DOLLAR = 10**6, 10**9  # a price is in nano-USD per million tokens
@@ -193,3 +194,83 @@ def test_a_broken_rate_is_found(db, monkeypatch):
     monkeypatch.setattr(lines, "_USED", lines._USED.replace(rate, "(p.nano_per_million + 10000000) AS femto"))
     with pytest.raises(Difference), open_history(tenants, "JPY") as history:
         history.run([USED])
+
+
+# The balance of prepaid tenants
+
+OPEN_STEP = st.one_of(
+    USE,
+    USE,
+    step("add_minimum", TENANT, FROM, MONTHS, CENTS),
+    step("add_discount", TENANT, FROM, MONTHS, st.integers(0, 2), PPM),
+    step("add_tiers", TENANT, FROM, MONTHS, MODEL, st.booleans()),
+    step("meter", TENANT, MONTH, DAY, MODEL, st.integers(1, 10**9), st.integers(1, 10_000)),
+    step("add_one_off", TENANT, MONTH, CENTS),
+    step("end_term", INDEX, FROM),
+    step("reverse", INDEX),
+    step("reverse_metered", INDEX),
+)
+EVERYTHING_OPEN: list[Step] = [
+    ("add_tiers", 0, 0, 0, 0, True),
+    ("add_tiers", 1, 1, 1, 1, False),
+    ("add_discount", 0, 0, 2, 2, 123_457),
+    ("add_discount", 0, 0, 0, 0, 500_000),
+    ("add_minimum", 1, 1, 0, 2_999),
+    ("add_minimum", 0, 0, 1, 12_345),
+    ("use", 0, 0, 0, 0, 3_456_789, 77),
+    ("use", 0, 0, 1, 1, 12_345, 4_321),
+    ("use", 1, 1, 1, 1, 5_000_001, 9),
+    ("meter", 0, 1, 0, 0, 123_456_789, 777),
+    ("add_one_off", 1, 1, 777),
+    ("reverse", 1),
+]
+
+
+def check_balances(examples: int) -> None:
+    tenants = create_tenants()
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    )
+    @example(currency="JPY", steps=EVERYTHING_OPEN, month=1, is_start=True)
+    @example(currency="EUR", steps=EVERYTHING_OPEN, month=1, is_start=False)
+    @given(
+        currency=st.sampled_from(["EUR", "JPY"]),
+        steps=st.lists(OPEN_STEP, min_size=3, max_size=12),
+        month=st.integers(0, 3),
+        is_start=st.booleans(),
+    )
+    def check(currency: str, steps: list[Step], month: int, is_start: bool) -> None:
+        now = STARTS[month] if is_start else STARTS[month + 1] - timedelta(microseconds=1)
+        with open_history(tenants, currency) as history:
+            for name, *arguments in steps:
+                getattr(history, name)(*arguments)
+            history.compare_balances(now)
+
+    check()
+
+
+def test_balances_equal_the_oracle(db):
+    check_balances(25)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_many_balances_equal_the_oracle(db):
+    check_balances(400)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_term_is_found_in_the_balance(db, monkeypatch, name):
+    change, steps = BROKEN[name]
+    decode = PriceTerm.decode
+    with open_history(create_tenants(), "JPY") as history:
+        for method, *arguments in steps:
+            getattr(history, method)(*arguments)
+        history.compare_balances(STARTS[1])
+        monkeypatch.setattr(PriceTerm, "decode", lambda term: change(decode(term)))
+        with pytest.raises(Difference):
+            history.compare_balances(STARTS[1])

@@ -16,11 +16,11 @@ from billing.invoicing.drafts import do_close_period, do_draft
 from billing.invoicing.dunning import suspend_overdue
 from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.one_off_lines import do_add_one_off_line, do_count_due_lines
+from billing.invoicing.prepayment import available_nano
 from billing.invoicing.purchases import do_sell_credit
 from billing.invoicing.setup import do_set_prepaid, do_set_profile
 from billing.ledger.booking import booking
 from billing.ledger.credits import do_commit, do_follow_credits, do_grant_credit
-from billing.ledger.prepayment import available_nano
 from billing.metering.metered import do_record_metered_usage
 from billing.models import (
     BillingEntity,
@@ -294,7 +294,7 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[datetime], int]:
     """Return a function that follows the credits at a time, and returns the number of updated gates."""
 
     def follow(now: datetime) -> int:
-        monkeypatch.setattr("billing.ledger.prepayment.datetime", SimpleNamespace(now=lambda zone: now))
+        monkeypatch.setattr("billing.invoicing.prepayment.datetime", SimpleNamespace(now=lambda zone: now))
         return do_follow_credits(now)
 
     return follow
@@ -384,6 +384,6 @@ def test_a_one_off_line_counts_from_its_month_on(acme, monkeypatch):
     assert limit() == whole
     for day, hour, counted in ((31, 23, 0), (32, 7, 0), (32, 8, 2_000)):
         now = datetime(2026, 12, 1, hour, 30, tzinfo=UTC) + timedelta(days=day - 1)
-        monkeypatch.setattr("billing.ledger.prepayment.datetime", SimpleNamespace(now=lambda zone, now=now: now))
+        monkeypatch.setattr("billing.invoicing.prepayment.datetime", SimpleNamespace(now=lambda zone, now=now: now))
         do_count_due_lines(now)
         assert limit() == whole - counted

@@ -6,10 +6,9 @@ import csv
 import io
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, date, datetime, tzinfo
-from typing import Any, Self
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from typing import Any
 
 import pytest
 from django.test import Client
@@ -39,6 +38,7 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
 from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, over, price, take_back, use
 from tests.support.billing.books import period as make_period
+from tests.support.billing.clocks import at
 from tests.support.billing.currencies import in_currency
 from tests.support.billing.prepaid_credit import MULTI, SINGLE, pay
 from tests.support.rows import unscoped
@@ -98,21 +98,6 @@ def make_buyer(entity: BillingEntity, slug: str) -> Tenant:
     with all_tenants_scope(BypassReason.BILLING):
         BillingProfile.objects.create(tenant=tenant, entity=entity, name=slug, country=country, vat_id=vat_id)
     return tenant
-
-
-@contextmanager
-def at(monkeypatch: pytest.MonkeyPatch, moment: datetime) -> Iterator[None]:
-    """Let documents be issued and entries be booked at this time."""
-
-    class Then(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> Self:
-            return cls(*moment.timetuple()[:6], tzinfo=UTC).astimezone(tz)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("billing.invoicing.finalizing.datetime", Then)
-        patch.setattr("django.utils.timezone.now", lambda: moment)
-        yield
 
 
 def report(function: Callable[[BillingEntity, str], list[Any]], entity: BillingEntity, period: str) -> list[Any]:
@@ -304,12 +289,13 @@ def test_the_billing_page_links_to_the_reports_of_the_month_and_the_quarter(enti
     panel = browser.get("/operator/billing/panels/runs?month=2026-10").content.decode()
     urls = re.findall(r'href="(/operator/billing/entities/[^"]+)"', panel)
     start = f"/operator/billing/entities/{entity.slug}"
-    reports = ("vat/2026-10", "vat/2026-Q4", "ec-sales/2026-10", "ec-sales/2026-Q4", "oss/2026-Q4")
+    of_accounts = ("trial-balance/2026-10", "prepaid-credit/2026-10", "prepaid-credit-by-tenant/2026-10")
+    reports = (*of_accounts, "vat/2026-10", "vat/2026-Q4", "ec-sales/2026-10", "ec-sales/2026-Q4", "oss/2026-Q4")
     assert urls == [f"{start}/{report}" for report in reports]
     found = [browser.get(url) for url in urls]
-    assert [len(response.content.splitlines()) for response in found] == [1, 7, 1, 3, 3]
-    assert found[4]["content-disposition"] == f'attachment; filename="oss-{entity.slug}-2026-Q4.csv"'
-    for wrong in ("vat/2026", "sales/2026-10"):
+    assert [len(response.content.splitlines()) for response in found] == [1, 1, 1, 1, 7, 1, 3, 3]
+    assert found[7]["content-disposition"] == f'attachment; filename="oss-{entity.slug}-2026-Q4.csv"'
+    for wrong in ("vat/2026", "sales/2026-10", "trial-balance/2026-Q4", "trial-balance/2999-01", "oss/trial-balance"):
         assert browser.get(f"{start}/{wrong}").status_code == 404
     assert browser.get("/operator/billing/entities/unknown/vat/2026-10").status_code == 404
     browser.force_login(User.objects.create_user("user@example.com"))

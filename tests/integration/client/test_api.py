@@ -125,8 +125,11 @@ def test_invoices_and_money(client, furnished_acme):
     invoice = next(iter(client.invoices.list(state="draft")))
     assert client.invoices.get(invoice["id"])["state"] == "draft"
     assert list(client.invoices.events(invoice["id"])) == []
-    for rows in (client.credits, client.commitments, client.payments, client.ledger):
+    for rows in (client.credits, client.commitments):
         assert list(rows.list()) == []
+    (payment,) = client.payments.list()
+    assert payment["cents"] == 100
+    assert {row["account"] for row in client.ledger.list()} == {"cash", "deposits"}
     with pytest.raises(m.PermissionDenied):  # a key may not change the billing profile
         client.billing_profile.update(city="Paris")
     assert client.billing_profile.get()["entity"]

@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from billing.invoicing.reratings import continue_reratings
-from billing.ledger.credits import do_commit
-from billing.models import PriceBook, PriceBookAssignment, Rerating
+from billing.ledger.credits import do_commit, do_grant_credit
+from billing.models import CreditGrant, PriceBook, PriceBookAssignment, Rerating
 from inference_worker.contract.command_line import format_command
 from millrace import cli
 from millrace.cli import app
@@ -55,10 +55,14 @@ def printed(said: Result) -> Any:
 
 
 def test_keys(run):
-    secret = run("keys", "create", "ci", "--scope", "inference", "--model", "smollm2-135m").stdout.strip()
+    options = ("--scope", "inference", "--model", "smollm2-135m", "--cost-center", "4711")
+    secret = run("keys", "create", "ci", *options).stdout.strip()
     assert secret.startswith("sk-")
     key = next(row for row in printed(run("keys", "--json")) if row["name"] == "ci")
-    assert key["allowed_models"] == ["smollm2-135m"]
+    assert (key["allowed_models"], key["cost_center"]) == (["smollm2-135m"], "4711")
+    run("keys", "set-cost-center", key["id"], "R&D")
+    assert "R&D" in run("keys", "show", key["id"]).stdout
+    assert "60 characters" in run("keys", "set-cost-center", key["id"], "x" * 61, fails=True).output
     run("keys", "rename", key["id"], "build")
     assert "build" in run("keys", "show", key["id"]).stdout
     assert run("keys", "rotate", key["id"], "--overlap-hours", "1").stdout.startswith("sk-")
@@ -73,6 +77,8 @@ def test_a_billing_entity_and_its_journal(furnished_acme, run, operate, tmp_path
     invoice = invoiced(furnished_acme.tenant, OCTOBER)
     default = next(row["id"] for row in printed(operate("billing", "entities", "--json")) if row["slug"] == "default")
     operate("billing", "update-entity", default, "--name", "Mill GmbH", "--reminder-email-text", "Please pay.")
+    operate("billing", "update-entity", default, "--reminder-days", "10", "--reminder-days", "3")
+    assert printed(operate("billing", "show-entity", default, "--json"))["reminder_days"] == [3, 10]
     assert "Mill GmbH" in operate("billing", "show-entity", default).stdout
     operate(
         "billing", "add-entity", "second", "--name", "Second Ltd", "--country", "IE", "--time-zone", "Europe/Dublin"
@@ -81,6 +87,26 @@ def test_a_billing_entity_and_its_journal(furnished_acme, run, operate, tmp_path
         *("billing", "add-tax-rule", "--entity", "second", "--country", "IE", "--category", "S"),
         *("--rate-ppm", "230000", "--starts-on", "2026-01-01"),
     )
+    assert "acme" in operate("billing", "ageing", default).stdout
+    assert (
+        printed(operate("billing", "ageing", default, "--json"))[-1]["total"] == "3.00"
+    )  # the tenant has paid 1.00 before
+    assert "future" in operate("billing", "ageing", default, "--date", "2199-01-01", fails=True).output
+    tenant = next(row["id"] for row in printed(operate("tenants", "--json")) if row["slug"] == "acme")
+    days = ("--from", "2026-11-01", "--to", f"{datetime.now(UTC).date()}")
+    for asked in (run("invoices", "statement", *days), operate("invoices", "statement", "--tenant", tenant, *days)):
+        assert invoice.number in asked.stdout and "closing balance" in asked.stdout
+    assert printed(run("invoices", "statement", *days, "--json"))["lines"][0]["number"] == invoice.number
+    for kind, start in (("csv", b"date,type"), ("pdf", b"%PDF-")):
+        run("invoices", "statement", *days, "--format", kind)
+        assert (tmp_path / f"statement.{kind}").read_bytes().startswith(start)
+    assert (
+        "before the first one"
+        in run("invoices", "statement", "--from", "2026-11-30", "--to", "2026-11-01", fails=True).output
+    )
+    payment = printed(run("invoices", "payments", "--json"))[0]
+    run("invoices", "receipt", payment["id"])
+    assert (tmp_path / f"receipt-{payment['id']}.pdf").read_bytes().startswith(b"%PDF-")
     journal = ("invoices", "ledger", "--month", "2026-11", "--format")
     assert "no chart of accounts" in operate(*journal, "datev", fails=True).output
     (tmp_path / "wrong.csv").write_text(CHART.replace("1200", ""))
@@ -95,6 +121,11 @@ def test_a_billing_entity_and_its_journal(furnished_acme, run, operate, tmp_path
     assert invoice.number in {
         row["Belegfeld 1"] for row in read_datev(Path("EXTF_default-2026-11.csv").read_bytes())[1]
     }
+    assert "revenue" in operate("billing", "trial-balance", default, "--month", "2026-11").stdout
+    do_grant_credit(furnished_acme.tenant, CreditGrant.GrantType.PROMOTIONAL, 10 * 10**9)
+    this_month = f"{datetime.now(UTC):%Y-%m}"
+    credit = printed(operate("billing", "prepaid-credit", default, "--month", this_month, "--by", "tenant", "--json"))
+    assert [(row["tenant"], row["granted"]) for row in credit] == [("acme", "10.00")]
     operate(*journal, "csv", "--output", "journal.csv")
     assert str(invoice.number) in Path("journal.csv").read_text()
     assert "no billing entity 'third'" in operate(*journal, "csv", "--entity", "third", fails=True).output
@@ -320,6 +351,9 @@ def test_operator(operate, furnished_acme, tmp_path: Path):
     for report, text in (("vat", "No documents"), ("ec-sales", "No sales with reverse"), ("oss", "No sales to")):
         assert text in operate("billing", report, entity, "--period", "2026-Q4").stdout
         assert "period" in operate("billing", report, entity, "--period", "2026-13", fails=True).output
+    assert "Nothing was booked" in operate("billing", "trial-balance", entity, "--month", "2020-01").stdout
+    assert "No credit until" in operate("billing", "prepaid-credit", entity, "--month", "2020-01").stdout
+    assert "has not begun" in operate("billing", "trial-balance", entity, "--month", "2999-01", fails=True).output
     operate("billing", "tax-rules")
     operate("billing", "set-exchange-rate", "eur", "0.92", "--from", "2026-11-01")
     assert "0.920000" in operate("billing", "exchange-rates").stdout

@@ -141,4 +141,5 @@ def test_commands_are_as_recorded(connections, furnished_acme, connect, monkeypa
     if os.environ.get("UPDATE_COMMANDS"):
         RECORDING.write_text("\n".join(lines[:-1]) + "\n", encoding="utf-8")
     recorded = RECORDING.read_text(encoding="utf-8").splitlines()
-    assert not list(difflib.unified_diff(recorded, lines[:-1], "recorded", "printed", lineterm=""))
+    difference = "\n".join(difflib.unified_diff(recorded, lines[:-1], "recorded", "printed", lineterm=""))
+    assert not difference, difference

@@ -22,6 +22,7 @@ from inference_worker.engine.structured_output import grammars as grammars_modul
 from inference_worker.engine.structured_output.grammar_cache import CacheCapacity
 from inference_worker.engine.structured_output.grammars import GrammarCompiler
 from tests.support.engine.schema_samples import made_up, suite, tools
+from tests.support.waiting import eventually
 
 VOCAB = 49_152
 TENANT = "1"
@@ -165,6 +166,21 @@ def test_a_killed_grammar_sandbox_is_restarted(tokenizer: Tokenizer) -> None:
     grammars.close()
 
 
+def test_a_grammar_compiles_though_its_sandbox_is_killed(tokenizer: Tokenizer) -> None:
+    grammars = GrammarCompiler(tokenizer, VOCAB)
+    grammars.start(TENANT, json_schema({"type": "integer"}))
+    process = grammars._sandbox._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)  # the next trial gets no answer
+    with ThreadPoolExecutor(1) as pool:
+        trial = pool.submit(grammars.start, TENANT, json_schema({"type": "string"}))
+        eventually(grammars._sandbox._trial.locked)
+        process.kill()
+        trial.result(30)
+    assert process.returncode == -signal.SIGKILL
+    grammars.close()
+
+
 def test_a_closed_compiler_leaves_no_process(tokenizer: Tokenizer) -> None:
     GrammarCompiler(tokenizer, VOCAB).close()  # no process was started
     grammars = GrammarCompiler(tokenizer, VOCAB)
@@ -187,9 +203,7 @@ def test_a_compiler_closes_during_a_compilation(tokenizer: Tokenizer) -> None:
     process.send_signal(signal.SIGSTOP)  # the next trial gets no answer
     with ThreadPoolExecutor(1) as pool:
         trial = pool.submit(grammars.start, TENANT, json_schema({"type": "string"}))
-        deadline = time.monotonic() + 10
-        while not grammars._sandbox._trial.locked() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        eventually(grammars._sandbox._trial.locked)
         began = time.monotonic()
         grammars.close()
         assert time.monotonic() - began < 5

@@ -140,7 +140,7 @@ def test_a_form_sent_twice_creates_one_credit_note_and_one_credit(operator: Clie
     assert given.subtotal == 200
     page = operator.get(f"/operator/billing/{bill.pk}").content.decode()
     assert f"Credit note {given.number}" in page
-    credit = {"kind": "promotional", "amount": "5", "note": "Sorry", "seen": "0", "currency": "USD", "typed": "acme"}
+    credit = {"kind": "promotional", "amount": "5", "note": "Sorry", "seen": "0", "currency": "USD"}
     send(operator, "/operator/billing/tenants/acme/credit", **credit)
     assert "Another credit was added" in send(operator, "/operator/billing/tenants/acme/credit", 422, **credit)
     (grant,) = unscoped(CreditGrant).filter()
@@ -398,3 +398,14 @@ def test_an_invoice_that_differs_from_its_usage_has_a_warning(operator: Client, 
     compared = operator.get(f"/operator/billing/panels/comparison?month={LAST:%Y-%m}").content.decode()
     assert "0 of 1 invoice match" in compared
     assert str(bill.number) in compared
+
+
+@pytest.mark.django_db
+def test_an_operator_downloads_the_files_of_an_invoice(operator: Client, acme: Tenant) -> None:
+    bill = final(operator)
+    page = operator.get(f"/operator/billing/{bill.pk}").content.decode()
+    url = f"/operator/billing/{bill.pk}/files/pdf"
+    assert f'href="{url}" download' in page
+    found = operator.get(url)
+    assert (found["Content-Type"], found.content[:5]) == ("application/pdf", b"%PDF-")
+    assert operator.get(f"/operator/billing/{bill.pk}/files/doc").status_code == 404

@@ -310,3 +310,18 @@ def test_keys_of_others_and_of_managers_are_not_revoked(client, acme, log_in):
     log_in("developer")
     assert client.post("/t/acme/keys/revoke", {"key": [managing.pk]}).status_code == 403
     assert len(unscoped(ApiKey).filter(pk__in=[theirs.pk, managing.pk], revoked_at=None)) == 2
+
+
+def test_a_key_has_a_cost_center(client, acme, log_in):
+    log_in()
+    form = NEW | {"project": only_project(acme).pk}
+    client.post("/t/acme/keys/new", form | {"cost_center": "4711 Support"})
+    key = unscoped(ApiKey).get()
+    assert key.cost_center == "4711 Support"
+    url = f"/t/acme/keys/{key.pk}"
+    assert "4711 Support" in client.get(f"{url}/").content.decode()
+    for wrong, message in (("x" * 61, "60 characters"), ("a\x07b", "control characters")):
+        refused = client.post(f"{url}/edit", form | {"cost_center": wrong})
+        assert message in refused.content.decode()
+    client.post(f"{url}/edit", form | {"cost_center": ""})
+    assert unscoped(ApiKey).get().cost_center == ""

@@ -136,7 +136,7 @@ def test_drawings_have_points_in_every_language(client, acme):
         ("/operator/prices/", "Neuer Entwurf"),
         ("/operator/reratings/", "Noch keine Nachberechnungen"),
         ("/operator/billing/", "Noch keine Abrechnungszeiträume"),
-        ("/operator/margin/", "Keine Kosten in diesem Monat"),
+        ("/operator/margin/", "Keine Nutzung in diesem Monat"),
         ("/operator/users/", "Ohne 2FA"),
         ("/operator/fleet/", "Keine Worker in diesem Zeitraum"),
         ("/operator/audit/", "Audit-Log"),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+from datetime import UTC, datetime
 from decimal import Decimal
 
 import pytest
 from django.test import Client
 
 from billing.metering import rollups
-from billing.models import CompiledRateCard, PriceBook, PriceBookAssignment
+from billing.models import CompiledRateCard, CostCard, PriceBook, PriceBookAssignment
+from frontend.core.numbers import Money
 from millrace.apps.health.health_checks import IssueType, find_issues
 from tenants.actions import do_create_tenant
 from tenants.isolation.db_roles import BypassReason
@@ -51,12 +54,13 @@ def test_the_margin_screen_shows_the_sums_of_its_export(operator: Client, tenant
         found = list(csv.DictReader(io.StringIO(text)))
         assert len(found) == rows
         for row in found:
-            assert Decimal(row["revenue_usd"]) - Decimal(row["cost_usd"]) == Decimal(row["margin_usd"])
+            costed = Decimal(row["revenue_usd"]) - Decimal(row["uncosted_revenue_usd"])
+            assert costed - Decimal(row["cost_usd"]) == Decimal(row["margin_usd"])
     total = sum(
         Decimal(row["cost_usd"]) for row in csv.DictReader(io.StringIO(operator.get(f"{url}csv").content.decode()))
     )
     assert total == Decimal(3 * PAID) / 10**15
-    assert operator.get(url, {"month": "2020-01"}).content.decode().count("No costs in this month") == 1
+    assert operator.get(url, {"month": "2020-01"}).content.decode().count("No usage in this month") == 1
     assert operator.get(url, {"tenant": "nobody"}).status_code == 404
     member = Client()
     member.force_login(User.objects.create_user("member@example.com"))
@@ -74,3 +78,51 @@ def test_the_margin_screen_shows_the_sums_of_its_export(operator: Client, tenant
     assert issues[IssueType.OVERAGE].todo.startswith("€0.0045 + $0.003 was not billed.")
     assert ": 2 executions" in issues[IssueType.OVERAGE].title
     assert issues[IssueType.COST].subject == "uncosted"
+
+
+def figure(page: str, label: str) -> str:
+    """Return a key figure as text."""
+    found = re.search(rf'<dt>{label}</dt><dd><span class="stat-value[^>]*>(.*?)</dd>', page, re.S)
+    assert found
+    return re.sub(r"<[^>]+>", "", found[1]).strip()
+
+
+def test_revenue_is_all_billed_usage_and_costs_are_set_on_the_page(operator: Client, tenant: Tenant) -> None:
+    version = unscoped(CompiledRateCard).get().pk
+    given = {"at": AT, "tenant_id": tenant.pk, "price_version": version, **FULL}
+    settle_all(make_event(**given), make_event(**given))
+    rollups.build()
+    url, month = "/operator/margin/", f"{AT:%b %Y}"
+    billed = Money(2 * PRICE, "USD").text
+    page = operator.get(url).content.decode()
+    assert month in page
+    assert f"{AT:%Y-%m}</a>" not in page
+    assert (figure(page, "Revenue"), figure(page, "No cost known"), figure(page, "Margin")) == (billed, billed, "$0.00")
+    assert "100.0% of revenue" in page
+    assert 'data-label="Cost"><span class="cell-lines"><span class="badge warn">No cost known</span>' in page
+
+    form_url = f"{url}costs/smollm2-135m"
+    assert f'href="{form_url}"' in page
+    assert "Enter at least one cost." in operator.post(form_url, {}).content.decode()
+    refused = operator.post(form_url, {"uncached": "1", "output": "x"}).content.decode()
+    assert 'value="x"' in refused
+    assert unscoped(CostCard).count() == 0
+    sent = {"uncached": "1", "cache_read": "0.10", "output": "$5", "note": "contract"}
+    assert operator.post(form_url, sent).url == url
+    card = unscoped(CostCard).get()
+    assert {rate.component: rate.nano_per_million for rate in card.decode().rates} == {
+        "uncached": 10**9,
+        "cache_read": 10**8,
+        "output": 5 * 10**9,
+    }
+    shown = operator.get(form_url).content.decode()
+    for value in ("1.00", "0.10", "5.00"):
+        assert f'value="{value}"' in shown
+    assert operator.get(f"{url}costs/unknown").status_code == 404
+
+    at = datetime.now(UTC)  # the card applies from now on
+    settle_all(make_event(**(given | {"at": at, "request_id": "req_later"})))
+    rollups.build()
+    row = next(csv.DictReader(io.StringIO(operator.get(f"{url}csv?month={at:%Y-%m}").content.decode())))
+    assert Decimal(row["cost_usd"]).scaleb(15) == PAID
+    assert Decimal(row["revenue_usd"]).scaleb(15) == 3 * PRICE

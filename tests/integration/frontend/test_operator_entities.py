@@ -27,7 +27,7 @@ SELLER = {
     **{"terms_days": "30", "suspend_after_days": "", "invoice_prefix": "RE", "credit_note_prefix": "GS"},
     **{"time_zone": "Europe/Berlin", "voucher_type": "multi_purpose", "tax_currency": "eur"},
     **{"contact_name": "Mia Mühl", "contact_phone": "+49 30 901820", "max_rate_age_days": "5"},
-    **{"relief_after_claim": "on", "reminder_email_text": "Please transfer\nthe amount."},
+    **{"relief_after_claim": "on", "reminder_days": "10, 3; 10", "reminder_email_text": "Please transfer\nthe amount."},
 }
 CHART_FORM = {"content": CHART, "consultant": "1001", "client": "7", "first_month": "1", "account_digits": "4"}
 
@@ -61,10 +61,20 @@ def test_an_operator_creates_and_changes_a_billing_entity(operator: Client) -> N
     (row,) = unscoped(BillingEntity).filter(slug="muehle")
     assert (row.country, row.iban, row.tax_currency, row.terms_days) == ("DE", "DE75512108001245126199", "EUR", 30)
     assert (row.suspend_after_days, row.max_rate_age_days, row.relief_after_claim) == (None, 5, True)
+    assert row.reminder_days == [3, 10]
     assert "already exists" in page(operator, "/operator/entities/new", 422, slug="muehle", **SELLER)
+    for days, text in (
+        ("1, soon", "days from 1 to 365"),
+        ("0", "days from 1"),
+        ("1 2 3 4 5 6 7 8 9 10 11", "at most 10"),
+    ):
+        fields = SELLER | {"reminder_days": days}
+        assert text in page(operator, "/operator/entities/new", 422, slug="other", **fields), days
     path = f"/operator/entities/{row.pk}"
     shown = page(operator, f"{path}/")
     assert "Mia Mühl, +49 30 901820" in shown and "Owed until it is claimed" in shown
+    assert "3, 10 days past due" in shown and "10, 3" not in shown
+    assert 'value="3, 10"' in page(operator, f"{path}/edit")
     assert "Lindenstraße 14" in shown and "Please transfer<br>the amount." in shown
     page(operator, f"{path}/edit", 303, **SELLER | {"name": "Mühle AG", "suspend_after_days": "45"})
     (row,) = unscoped(BillingEntity).filter(slug="muehle")

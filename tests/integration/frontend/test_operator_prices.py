@@ -11,10 +11,11 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 
 from billing.invoicing.repricing import last_month
 from billing.models import PriceVersion
-from billing.pricing.prices import do_propose_prices, do_publish_prices
+from billing.pricing.prices import do_propose_prices, do_publish_prices, do_revise_prices
 from billing.pricing.rate_cards import current_prices
 from billing.rates.price_book import NewPrice, Proposal, nano_per_million, parse
 from billing.rates.pricing import Component, Tier
+from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import AuditEntry, User
@@ -84,6 +85,62 @@ def test_a_form_starts_with_the_active_prices(client, operator):
     page = client.get("/operator/prices/model?model=m").content.decode()
     assert 'value="2.50"' in page
     assert "/operator/prices/model?book=list&amp;model=m" in client.get("/operator/prices/").content.decode()
+
+
+def test_the_form_copies_the_prices_of_another_model_and_keeps_what_was_typed(client, operator):
+    put(price("m", "2.5"), price("m", "1.25", Component.UNCACHED))
+    page = client.get("/operator/prices/model?model=fresh").content.decode()
+    assert 'value="fresh"' in page
+    assert '<option value="m">m</option>' in page
+    assert 'value="2.50"' not in page  # no price is made up
+    sent = {
+        "model": "fresh",
+        "tier": "standard",
+        "copy_from": "m",
+        "note": "as m",
+        "since": "2027-01-01",
+        "output": "9",
+    }
+    form = client.get("/operator/prices/model", sent, headers={"HX-Request": "true"}).content.decode()
+    assert "<html" not in form
+    for value in ("fresh", "as m", "2027-01-01", "2.50", "1.25"):
+        assert f'value="{value}"' in form
+    assert 'value="9"' not in form
+    assert client.get("/operator/prices/model", sent | {"book": "no-such-book"}).status_code == 200
+
+
+def test_a_draft_is_edited_by_any_operator_who_becomes_its_author(client, operator, second):
+    made = draft(
+        price("m", "2.5"), note="first", created_by=second, effective_from=datetime.now(UTC) + timedelta(days=9)
+    )
+    url = f"/operator/prices/{made.pk}/"
+    assert f'href="{url}edit"' in client.get(url).content.decode()
+    page = client.get(f"{url}edit").content.decode()
+    for value in ("m", "2.50", "first", f"{made.effective_from:%Y-%m-%d %H:%M}"):
+        assert f'value="{value}"' in page
+    refused = client.post(f"{url}edit", {"model": "m", "tier": "standard", "output": "x", "note": "typed"})
+    assert (refused.status_code, 'value="typed"' in refused.content.decode()) == (422, True)
+    response = client.post(f"{url}edit", {"model": "m", "tier": "standard", "output": "3", "note": "second"})
+    assert (response.status_code, response.url, drafts()) == (303, url, 1)
+    changed = newest()
+    assert (changed.note, changed.created_by, changed.effective_from) == ("second", operator, None)
+    assert [one.nano_per_million for one in parse(changed.body).prices] == [3 * 10**9]
+    with pytest.raises(ActionRefused, match="someone other than their author"):
+        do_publish_prices(changed, by=operator)
+    with all_tenants_scope(BypassReason.OPERATOR):
+        assert AuditEntry.objects.all_tenants().filter(action="price_version.updated").count() == 1
+    do_publish_prices(changed, by=second)
+    assert client.get(f"{url}edit").status_code == 404
+    with pytest.raises(Conflict):
+        do_revise_prices(changed, Proposal((price("m", "4"),)), by=operator)
+
+
+def test_a_draft_with_bands_is_edited_as_csv(client, operator):
+    made = draft(price("m", "2", until_tokens=200_001), price("m", "4", from_tokens=200_001))
+    url = f"/operator/prices/{made.pk}/edit"
+    text = client.get(url).context["form"].initial["text"]
+    assert client.post(url, {"text": text.replace("4.00", "5"), "withdrawn": ""}).status_code == 303
+    assert {one.nano_per_million for one in parse(newest().body).prices} == {2 * 10**9, 5 * 10**9}
 
 
 def test_bands_are_changed_as_csv(client, operator):

@@ -103,7 +103,9 @@ def test_other_tenants_overviews_return_404(client, acme, member, use):
     use(acme)
     assert "987,654" not in page_of(client)
     assert client.get("/t/other/").status_code == 404
-    assert client.get("/t/other/").content == client.get("/t/unknown/").content
+    theirs, unknown = (client.get(f"/t/{slug}/").content.decode() for slug in ("other", "unknown"))
+    tokens = r'name="csrfmiddlewaretoken" value="\w+"'
+    assert re.sub(tokens, "", theirs) == re.sub(tokens, "", unknown)
     assert client.get("/t/other/panels/spend").status_code == 404
 
 
@@ -111,10 +113,9 @@ def test_an_anonymous_user_is_redirected_to_the_login(client, acme):
     assert client.get("/t/acme/").url == "/login?next=/t/acme/"
 
 
-def test_a_panel_redirects_the_page_to_the_login(client, acme):
-    headers = {"HX-Request": "true", "HX-Current-URL": "http://testserver/t/acme/?range=7d"}
-    response = client.get("/t/acme/panels/spend", headers=headers)
-    assert response.headers["HX-Redirect"] == "/login?next=/t/acme/%3Frange%3D7d"
+def test_a_panel_asks_to_sign_in(client, acme):
+    response = client.get("/t/acme/panels/spend", headers={"HX-Request": "true"})
+    assert (response.status_code, response.headers["X-Sign-In"]) == (401, "/login?next=%2Faccount%2Fsigned-in")
 
 
 def test_an_operator_must_give_a_reason_first(client, acme):
@@ -183,7 +184,7 @@ def test_a_budget_of_the_tenant_is_the_limit(client, acme, member, use):
         do_make_budget(acme, name=str(amount), unit="money", period="month", amount=amount)
     do_make_budget(acme, name="soft", unit="money", period="month", amount=1, mode="soft")
     spent = panel_of(client, "spend")
-    assert (spent.status.limit.text, spent.status.left.text, spent.used) == ("$12.00", "$12.00", "0.0%")
+    assert (spent.status.limit.text, spent.status.left.text, spent.used) == ("$12.00", "$12.00", "0.00%")
     assert [mark.label for mark in spent.gauge.marks] == ["Limit $12.00", "50% alert", "80% alert"]
 
 

@@ -118,14 +118,24 @@ def test_a_form_is_submitted_after_reauthentication(client, acme):
     assert "It is Acme Two now." not in client.get("/t/acme/").content.decode()
 
 
-def test_a_dialogs_form_returns_a_page_after_reauthentication(client, acme):
-    join(client, acme, "owner")
+def test_a_dialogs_form_asks_for_reauthentication_and_is_sent_again(client, acme):
+    user = join(client, acme, "owner")
+    headers, sent = {"HX-Request": "true"}, {"name": "Acme Two"}
+    client.post("/t/acme/rename", {"name": "Of another page"})  # a suspended form, which must not be processed
+    asked = client.post("/t/acme/rename", sent, headers=headers)
+    assert (asked.status_code, asked.headers["X-Sign-In"]) == (401, "/account/confirm?next=%2Faccount%2Fsigned-in")
+    response = client.post(asked.headers["X-Sign-In"], {"password": PASSWORD, "next": "/account/signed-in"})
+    assert (response.status_code, response.url) == (302, "/account/signed-in")
+    found = client.get(response.url)
+    assert (found.headers["X-Signed-In"], found.json()["user"]) == ("true", user.email)
+    assert client.post("/t/acme/rename", sent, headers=headers).headers["HX-Redirect"] == "/t/acme/"
+    assert "Of another page" not in client.get("/t/acme/").content.decode()
+
+
+def test_a_part_of_a_page_asks_to_sign_in(client, acme):
     asked = client.post("/t/acme/rename", {"name": "Acme Two"}, headers={"HX-Request": "true"})
-    assert asked.headers["HX-Redirect"] == "/account/confirm?next=%2Ft%2Facme%2Frename"
-    response = client.post(asked.headers["HX-Redirect"], {"password": PASSWORD, "next": "/t/acme/rename"})
-    assert (response.status_code, response.url) == (302, "/t/acme/rename")
-    response = client.get(response.url)
-    assert (response.status_code, response.url) == (303, "/t/acme/")
+    assert (asked.status_code, asked.headers["X-Sign-In"]) == (401, "/login?next=%2Faccount%2Fsigned-in")
+    assert client.get("/account/signed-in").url == "/login?next=/account/signed-in"
 
 
 def test_a_form_that_waited_is_processed_once_at_its_own_address(client, acme, monkeypatch):

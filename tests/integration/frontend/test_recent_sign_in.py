@@ -46,6 +46,7 @@ OPEN = {
     "/account/alerts": "changes emails of alerts",
     "/account/sessions/end": "ends sessions",
     "/account/inactive": "a text",
+    "/account/signed-in": "shows the user and the CSRF token",
     "/account/signup": "a text: there is no sign-up",
     "/account/confirm": "re-authentication by the password",
     "/account/mfa/": "shows which factors exist",

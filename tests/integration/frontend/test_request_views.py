@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from frontend.tenant.requests.log import bar_length
 from millrace.apps.request_log import selectors
 from millrace.apps.request_log.models import RequestRecord
 from millrace.apps.request_log.selectors import Filters
@@ -56,7 +57,7 @@ def test_each_request_is_in_the_bar_of_its_time(acme):
     record(acme, END - timedelta(microseconds=1), "limited")
     record(acme, START + timedelta(hours=1), "refused")
     with tenant_scope(acme):
-        bins = selectors.histogram(Filters(acme.pk, start=START, end=END), 48)
+        bins = selectors.histogram(Filters(acme.pk, start=START, end=END), timedelta(hours=1), START)
     counts = [(bar.requests, bar.failed, bar.limited) for bar in bins]
     assert counts == [(2, 1, 0), (1, 0, 1), *[(0, 0, 0)] * 45, (1, 0, 1)]
     assert bins[0].start == START and bins[-1].end == END
@@ -65,7 +66,35 @@ def test_each_request_is_in_the_bar_of_its_time(acme):
 
 def test_a_histogram_needs_a_period(acme):
     with tenant_scope(acme), pytest.raises(ValueError, match="period"):
-        selectors.histogram(Filters(acme.pk), 4)
+        selectors.histogram(Filters(acme.pk), timedelta(hours=1), START)
+
+
+def test_the_first_and_the_last_bar_reach_beyond_the_period(acme):
+    record(acme, START + timedelta(minutes=70), "failed")
+    with tenant_scope(acme):
+        period = Filters(acme.pk, start=START + timedelta(minutes=30), end=START + timedelta(minutes=90))
+        bins = selectors.histogram(period, timedelta(hours=1), START - timedelta(days=1))
+    assert [(bar.start, bar.requests, bar.failed) for bar in bins] == [
+        (START, 0, 0),
+        (START + timedelta(hours=1), 1, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("period", "length"),
+    [
+        (timedelta(minutes=5), timedelta(minutes=1)),
+        (timedelta(hours=1), timedelta(minutes=1)),
+        (timedelta(hours=24), timedelta(minutes=30)),
+        (timedelta(days=7), timedelta(hours=3)),
+        (timedelta(days=27, hours=11), timedelta(hours=12)),
+        (timedelta(days=90), timedelta(days=2)),
+        (timedelta(days=365), timedelta(days=7)),
+        (timedelta(days=7 * 61), timedelta(days=14)),
+    ],
+)
+def test_bars_have_natural_lengths(period, length):
+    assert bar_length(period) == length
 
 
 def test_a_bar_selects_its_time(client, acme, owner):

@@ -173,5 +173,5 @@ def test_the_limits_that_relays_have_learned_are_shown(operator: Client, broker:
     panel = operator.get(f"{URL}panels/upstreams", headers={"hx-request": "true"}).content.decode()
     shown = re.sub(r"<[^>]*>", " ", panel)
     assert re.search(r"Paused for (59|60) s", shown), shown
-    assert "1.23K / 5.00K requests" in " ".join(shown.split())
+    assert "1,234 / 5,000 requests" in " ".join(shown.split())
     assert "1 / 4 concurrent" in " ".join(shown.split())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from inference_worker.contract.request import SamplingParams
 from inference_worker.contract.settings import ModelSpec
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import Breakpoint, InferenceRequest, TemplateOptions, Tool
+from millrace.gateway.core.types import MODEL_LENGTH, Breakpoint, InferenceRequest, TemplateOptions, Tool
 from millrace.gateway.protocols.prompts import tokenize
 from tests.support.models import models_data_dir
 
@@ -144,3 +145,13 @@ async def test_a_truncated_prompt_keeps_its_end(model: ServedModel) -> None:
     whole = (await tokenize(model, request("One two three four five"))).ids
     last = await tokenize(model, request("One two three four five", template=TemplateOptions(max_tokens=2)))
     assert last.ids == whole[-2:]
+    assert (await tokenize(model, request(whole, template=TemplateOptions(max_tokens=2)))).ids == whole[-2:]
+
+
+async def test_a_prompt_is_truncated_to_the_room_beside_its_output(model: ServedModel) -> None:
+    """Truncate to the context without the output, or without one token where the request has no maximum."""
+    small, options = replace(model, context_length=6), TemplateOptions(max_tokens=MODEL_LENGTH)
+    ids = list(range(100, 110))
+    for max_tokens, room in ((None, 5), (2, 4), (6, 1), (9, 1)):
+        truncated = await tokenize(small, replace(request(ids, template=options), max_tokens=max_tokens))
+        assert truncated.ids == ids[-room:]

@@ -106,14 +106,15 @@ def test_a_product_in_float32_is_not_rounded(
     kernels: Library, rows: int, units: int, outputs: int, biased: bool
 ) -> None:
     weight, bias = randn(outputs, units * operators.UNIT), randn(outputs) if biased else None
-    x = randn(rows, units * operators.UNIT)
+    x, residual = randn(rows, units * operators.UNIT), torch.randn(rows, outputs + 3)[:, 1 : outputs + 1]
     product = operators.PackedLinear(kernels, weight, bias)
-    got = product.in_float32(x)
+    got, added = product.in_float32(x), product(x, residual)
     want = functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    assert got.dtype == torch.float32
+    assert got.dtype == added.dtype == torch.float32
     assert got.shape == want.shape
     if rows:
         torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(added, got + residual, rtol=1e-5, atol=1e-5)
         assert torch.equal(got.bfloat16(), product(x))
 
 
@@ -378,9 +379,11 @@ def test_a_norm_equals_the_reference(kernels: Library, rows: int, width: int) ->
     got = operators.rms_norm(kernels, x, weight, 1e-5)
     assert got.shape == x.shape
     if rows:
-        want, residual = reference.rms_norm(x.float(), weight, 1e-5), randn(rows, width)
+        want, residual = reference.rms_norm(x.float(), weight, 1e-5), torch.randn(rows, width)
         assert_near(got, want)
-        assert_near(operators.rms_norm(kernels, x, weight, 1e-5, residual), want + residual.float())
+        assert torch.equal(operators.rms_norm(kernels, x.float(), weight, 1e-5), got)
+        added = operators.rms_norm(kernels, x.float(), weight, 1e-5, residual)
+        torch.testing.assert_close(added, want + residual, rtol=1e-5, atol=1e-5)
         assert torch.equal(got[-1:], operators.rms_norm(kernels, x[-1:], weight, 1e-5))
 
 
@@ -412,7 +415,7 @@ def test_tensors_of_other_shapes_and_types_are_rejected(kernels: Library) -> Non
     for x in (randn(3, 2 * operators.UNIT), torch.randn(3, operators.UNIT)):
         with pytest.raises(ValueError, match="documented shapes"):
             product(x)
-    for residual in (randn(2, 40), torch.randn(3, 40)):
+    for residual in (randn(2, 40), torch.randn(2, 40), randn(3, 40).half()):
         with pytest.raises(ValueError, match="documented shapes"):
             product(randn(3, operators.UNIT), residual)
     for weight in (randn(40, operators.UNIT + 2), torch.zeros(40, operators.UNIT, dtype=torch.int8)):
@@ -637,10 +640,12 @@ def test_layers_in_one_call_equal_their_operators(
         return [*norms, None, None]
 
     def normalize(x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        return x if weight is None else operators.rms_norm(kernels, x, weight, 1e-5)
+        return x.bfloat16() if weight is None else operators.rms_norm(kernels, x, weight, 1e-5)
 
     def add(product: operators.Product, norm: torch.Tensor | None, x: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
-        return product(x, rest) if norm is None else operators.rms_norm(kernels, product(x), norm, 1e-5, rest)
+        if norm is None:
+            return product(x, rest)
+        return operators.rms_norm(kernels, product.in_float32(x), norm, 1e-5, rest)
 
     parts = [
         (
@@ -662,7 +667,7 @@ def test_layers_in_one_call_equal_their_operators(
     for spans in ({i: range(length) for i, length in enumerate(lengths)}, {0: range(lengths[0] - 1, lengths[0])}):
         metadata = sequences.metadata(spans)
         tokens = metadata.num_tokens
-        x, all_angles = randn(tokens, width), torch.rand(2, tokens, head_dim // 2)
+        x, all_angles = torch.randn(tokens, width), torch.rand(2, tokens, head_dim // 2)
         rotations = [
             operators.RotationStep(kernels, angles.cos(), angles.sin(), heads + kv_heads, head_dim)
             for angles in all_angles

@@ -103,6 +103,17 @@ def test_keys(client, furnished_acme, row):
     assert client.patch(url, {"name": "x"}).status_code == 409
 
 
+def test_the_cost_center_of_a_key(client):
+    key = client.post("/api/keys", {"name": "web", "cost_center": "4711"}).json()
+    assert key["cost_center"] == "4711"
+    url = f"/api/keys/{key['id']}"
+    for wrong in ("x" * 61, "a\tb", "a\r\nb", "a\0b", None, ["a"]):
+        refused = client.patch(url, {"cost_center": wrong})
+        assert (refused.status_code, list(refused.json()["errors"])) == (400, ["cost_center"]), wrong
+    assert client.patch(url, {"cost_center": "R&D"}).json()["cost_center"] == "R&D"
+    assert client.patch(url, {"cost_center": ""}).json()["cost_center"] == ""
+
+
 def test_members_and_invitations(client, furnished_acme):
     found = client.get("/api/members?role=developer").json()["results"]
     assert [(member["email"], member["role"]) for member in found] == [("dev@acme.example", "developer")]
@@ -354,7 +365,7 @@ def test_lists_contain_no_rows_of_other_tenants(furnished_acme):
     client = by_key(furnished_acme.tenant)
     for route, (path, view) in routes(TenantView).items():
         if "<" not in path and "GET" in view.permissions:
-            assert "other" not in client.get(path).content.decode(), route
+            assert "other" not in client.get(path).content.decode(errors="replace"), route  # also files
             assert client.get(f"{path}?tenant=other").status_code == 404, route
     assert client.get("/api/keys", {"project": only_default(other.tenant).pk}).json()["results"] == []
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tenants import actions, authentication
 from tenants.actions import ActionRefused, Conflict
 from tenants.keys import ip_allowlist, snapshot
-from tenants.models import ApiKey, ApiKeySnapshotRow, ApiKeyUsage, LimitSet, Project
+from tenants.models import ApiKey, ApiKeySnapshotRow, ApiKeyUsage, AuditEntry, LimitSet, Project
 from tests.support.rows import of, only_project, unscoped
 from tests.support.tenants.concurrency import at_once
 
@@ -181,6 +181,9 @@ def test_update(project, row):
         {"allowed_ip_ranges": ["10.0.0.0/33"]},
         {"name": ""},
         {"name": "x" * 201},
+        {"cost_center": "x" * 61},
+        {"cost_center": "a\nb"},
+        {"cost_center": "a\u202fb\u2028c"},
         {"project_id": 1},
         {"revoked_at": None},
     ],
@@ -193,6 +196,29 @@ def test_update_rejects_invalid_values(project, fields, row):
     actions.do_revoke_api_key(key)
     with pytest.raises(Conflict):
         actions.do_update_api_key(key, name="other")
+
+
+def test_a_cost_center_is_stored_rotated_and_audited(project):
+    key, _ = actions.do_create_api_key(project, "k", cost_center=" 4711 Support ")
+    assert key.cost_center == "4711 Support"
+    assert actions.do_rotate_api_key(key, HOUR)[0].cost_center == "4711 Support"
+    assert actions.do_update_api_key(key, cost_center="").cost_center == ""
+    entries = [row for row in of(AuditEntry, project.tenant) if row.action == "key.updated"]
+    assert [(row.before["cost_center"], row.after["cost_center"]) for row in entries] == [("4711 Support", "")]
+
+
+def test_the_cost_centers_of_a_tenant_are_bounded(project, monkeypatch):
+    monkeypatch.setattr("tenants.actions.keys.MAX_COST_CENTERS", 2)
+    first = actions.do_create_api_key(project, "a", cost_center="1")[0]
+    for center in ("2", "2", "1", ""):
+        actions.do_create_api_key(project, "k", cost_center=center)
+    with pytest.raises(Conflict, match="2 cost centers"):
+        actions.do_create_api_key(project, "k", cost_center="3")
+    other = only_project(actions.do_create_tenant("beta", "Beta"))
+    actions.do_create_api_key(other, "k", cost_center="3")
+    with pytest.raises(Conflict):
+        actions.do_update_api_key(first, cost_center="3")  # another key has 1
+    actions.do_update_api_key(first, cost_center="2")
 
 
 @given(st.lists(st.ip_addresses(), min_size=1, max_size=5), st.integers(0, 128))

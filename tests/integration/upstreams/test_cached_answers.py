@@ -70,9 +70,8 @@ def ask(platform: UpstreamPlatform, text: str, key: str = "", **headers: str) ->
     return platform.client.post("/v1/chat/completions", json=body, headers=headers)
 
 
-def test_filtered_and_empty_answers_are_not_kept_in_any_dialect(
-    platform: UpstreamPlatform, server: ProtocolServer
-) -> None:
+def check_filtered_and_empty_answers(platform: UpstreamPlatform, server: ProtocolServer) -> None:
+    """Check that they are not kept, in any dialect."""
     served = []
     for number, (path, stream, name) in enumerate(product(PATHS, (False, True), UNKEPT)):
         body = PATHS[path] | {"model": "gpt", "temperature": 0, "stream": stream, "top_p": 1 - number / 100}
@@ -89,9 +88,8 @@ def test_filtered_and_empty_answers_are_not_kept_in_any_dialect(
     assert len(served) == 24
 
 
-def test_an_answer_is_served_only_with_the_credential_that_paid_for_it(
-    platform: UpstreamPlatform, server: ProtocolServer, tenant: Tenant
-) -> None:
+def check_credentials(platform: UpstreamPlatform, server: ProtocolServer, tenant: Tenant) -> None:
+    """Check that an answer is served only with the credential that paid for it."""
     number = 0
 
     def computed_with(secret: str) -> bool:
@@ -131,7 +129,8 @@ def last(server: ProtocolServer) -> str:
     return server.received[-1].headers["authorization"].removeprefix("Bearer ")
 
 
-def test_projects_share_answers_only_if_the_tenant_chose_so(platform: UpstreamPlatform, tenant: Tenant) -> None:
+def check_projects(platform: UpstreamPlatform, tenant: Tenant) -> None:
+    """Check that projects share answers only if the tenant chose so."""
     project = actions.do_create_project(tenant, "other", "Other")
     _, other = actions.do_create_api_key(project, "other")
     assert ask(platform, "One").headers["x-millrace-cache"] == "miss"
@@ -144,3 +143,10 @@ def test_projects_share_answers_only_if_the_tenant_chose_so(platform: UpstreamPl
     assert ask(platform, "Two").headers["x-millrace-cache"] == "miss"
     _, second = actions.do_create_api_key(project, "second")
     assert ask(platform, "Two", second).headers["x-millrace-cache"] == "exact"
+
+
+def test_cached_answers(platform: UpstreamPlatform, server: ProtocolServer, tenant: Tenant) -> None:
+    """Run all parts with the same processes, whose start takes longer than the requests."""
+    check_filtered_and_empty_answers(platform, server)
+    check_credentials(platform, server, tenant)
+    check_projects(platform, tenant)

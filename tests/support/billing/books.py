@@ -68,6 +68,9 @@ def use(
     times: int = 1,
     stamped: Callable[[], object] = int,
     request_id: str = "",
+    settled_at: datetime | None = None,
+    project_id: int = 1,
+    key_id: int = 1,
 ) -> None:
     """Settle `times` events of (price id, tokens) each, as the settler does; calls `stamped` once they are stamped."""
     with all_tenants_scope(BypassReason.SETTLER), connection.cursor() as cursor:
@@ -82,8 +85,8 @@ def use(
                 request_id=request_id or f"req_{secrets.token_hex(12)}",
                 execution=0,
                 tenant_id=tenant.pk,
-                project_id=1,
-                key_id=1,
+                project_id=project_id,
+                key_id=key_id,
                 model=next(iter(prices.values())).model,
                 attempt=1,
                 outcome="completed",
@@ -97,7 +100,7 @@ def use(
                 price_ids=[ids.get(name) for name in COMPONENTS],
                 cost_femto=sum(prices[pk].nano_per_million * count for pk, count in used),
                 invoice_period=period,
-                settled_at=datetime.now(UTC),
+                settled_at=settled_at or datetime.now(UTC),
             )
             for _ in range(times)
         )
@@ -191,5 +194,5 @@ class _InNovember(datetime):
 
 def start_credit_in_november(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let credit start in November, the month of the invoices, whenever the tests run."""
-    for module in ("ledger.credits", "ledger.prepayment", "invoicing.purchases"):
+    for module in ("ledger.credits", "invoicing.prepayment", "invoicing.purchases"):
         monkeypatch.setattr(f"billing.{module}.datetime", _InNovember)

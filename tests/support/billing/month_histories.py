@@ -20,6 +20,7 @@ from billing.invoicing.drafts import do_close_period, do_draft
 from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.lines import lines_of
 from billing.invoicing.one_off_lines import do_add_one_off_line
+from billing.invoicing.prepayment import available_nano
 from billing.invoicing.preview import preview
 from billing.invoicing.price_terms import do_add_price_term, do_end_price_term
 from billing.invoicing.reratings import continue_reratings, do_apply_rerating, do_propose_rerating
@@ -27,6 +28,7 @@ from billing.ledger.credits import do_commit, do_end_commitment
 from billing.metering.metered import do_record_metered_usage, do_reverse_metered_usage
 from billing.models import (
     Adjustment,
+    BillingProfile,
     Commitment,
     Invoice,
     InvoiceLine,
@@ -46,7 +48,7 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 from tests.support.billing.books import make_months, over, period, take_back, use
 from tests.support.billing.deletions import at_time
-from tests.support.billing.month_oracle import cost_of, usage_cost
+from tests.support.billing.month_oracle import MINOR_UNITS, cost_of, owed_for, usage_cost
 
 FIRST = 6  # June 2026
 STARTS = tuple(datetime(2026, month, 1, tzinfo=UTC) for month in range(FIRST, FIRST + 5))
@@ -57,6 +59,7 @@ COMPONENTS = (Component.UNCACHED, Component.OUTPUT, Component.CACHE_STORAGE)
 PRICES = ((3_337_000_001, 9_870_000_000, 4_500_000), (2_111_111_111, 12_345_678_901, 6_000_001))  # before, after
 BOOKS = {"USD": "list", "EUR": "eur", "JPY": "jpy"}
 TIERS = (VolumeTier(0, 0), VolumeTier(3_000_000, 2_345_678_901), VolumeTier(8_000_000, 1_111_111_111))
+FIRST_OPEN = 3  # the month after those of usage
 LAST_LINE = 10**6  # cents
 
 Step = tuple[Any, ...]  # the name of a method of MonthHistory, and its arguments
@@ -295,6 +298,16 @@ class MonthHistory:
             cursor.execute("SET CONSTRAINTS ALL DEFERRED")
         for number, tenant in enumerate(self.tenants):
             self._compare(number, tenant)
+
+    def compare_balances(self, now: datetime) -> None:
+        """Compare what the gates of the tenants would count at a time, before any invoice, with the oracle."""
+        months = [period(at) for at in STARTS[: FIRST_OPEN + 1]]
+        for tenant, currency in zip(self.tenants, self.currencies, strict=True):
+            profile = BillingProfile(tenant=tenant, entity=months[0].entity, is_prepaid=True)
+            found = available_nano(Tenant.objects.all_tenants().get(pk=tenant.pk), profile, now)
+            wanted = -owed_for(tenant.pk, months, now, currency) * 10**9 / MINOR_UNITS[currency]
+            if not abs(found - wanted) < 2:  # each discount is rounded to a femto-unit, and the balance down
+                raise Difference(f"{tenant} at {now}: {found} is available, oracle {float(wanted)}")
 
     def _compare(self, number: int, tenant: Tenant) -> None:
         rows = list(Invoice.objects.for_tenant(tenant).filter(number__isnull=False))

@@ -52,7 +52,24 @@ def cost_of(tenant_id: int, closed: Iterable[Period], currency: str) -> Fraction
     return cost
 
 
-def usage_cost(tenant_id: int, month: Period, closed: Iterable[Period], currency: str) -> Fraction:
+def owed_for(tenant_id: int, months: Iterable[Period], now: datetime, currency: str) -> Fraction:
+    """Return what the tenant owes for months that are not invoiced, before tax and credit, in minor units.
+
+    A minimum is owed from the end of its month on, all else from its start.
+    """
+    known = sorted(months, key=lambda month: month.starts_at)
+    over = [month for month in known if month.ends_at <= now]
+    cost = cost_of(tenant_id, [month for month in known if month.starts_at <= now], currency)
+    for month in known:
+        if month not in over:
+            cost += usage_cost(tenant_id, month, known, currency, has_minimum=False)
+            cost -= usage_cost(tenant_id, month, known, currency) if month.starts_at <= now else 0
+    return cost
+
+
+def usage_cost(
+    tenant_id: int, month: Period, closed: Iterable[Period], currency: str, *, has_minimum: bool = True
+) -> Fraction:
     """Return the cost of a month's usage under its price terms, in minor units.
 
     Args:
@@ -71,7 +88,7 @@ def usage_cost(tenant_id: int, month: Period, closed: Iterable[Period], currency
                 row[1] *= 1 - Fraction(rule["ppm"], 10**6)
     units = sum((row[1] for row in usage.values()), Fraction()) + _metered(tenant_id, month, periods)
     minimums = [rule["cents"] for rule in rules if rule["term_type"] == "minimum"]
-    is_charged = minimums and not is_deleted(tenant_id, month)
+    is_charged = has_minimum and minimums and not is_deleted(tenant_id, month)
     return max(units * MINOR_UNITS[currency], Fraction(max(minimums) if is_charged else 0))
 
 

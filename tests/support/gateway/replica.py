@@ -49,11 +49,12 @@ class Replica:
         self.model, self.version = model, version
         self.running, self.waiting = running, waiting
         self.name = name
+        self._is_stalled = False
         self._task = asyncio.create_task(self._beat())
 
     async def _beat(self) -> None:
         beat = time.time_ns()
-        while True:
+        while not self._is_stalled:
             beat += 1
             sent = heartbeat(beat, self.running, self.waiting, self.model, self.version)
             await self.broker.hset(REPLICAS_KEY, self.name, sent)  # type: ignore[misc]
@@ -61,9 +62,11 @@ class Replica:
 
     def stall(self) -> None:
         """Send no more heartbeats."""
+        self._is_stalled = True  # redis-py swallows a cancellation that arrives while it connects
         self._task.cancel()
 
     def resume(self) -> None:
+        self._is_stalled = False
         self._task = asyncio.create_task(self._beat())
 
     def kill(self) -> None:

@@ -161,9 +161,11 @@ static void check_linear(int64_t rows, int64_t inputs, int64_t outputs, int64_t 
         .activation = activation, .format = format, .group = group,
     };
     millrace_linear(&l);
-    float *wide = allocate(rows * outputs, sizeof *wide); /* the product without activation and residual */
+    float *wide = allocate(rows * outputs, sizeof *wide); /* the product without activation */
+    float *wide_residual = draw_floats(rows * outputs);
     l.activation = gated ? activation : NONE;
     l.residual = NULL;
+    l.wide_residual = wide_residual;
     l.wide_out = wide;
     if (!gated)
         millrace_linear(&l);
@@ -178,12 +180,12 @@ static void check_linear(int64_t rows, int64_t inputs, int64_t outputs, int64_t 
                     sums[half] += value(x[row * inputs + i]) * weight[output * inputs + i];
             }
             if (!gated)
-                compare_float(&c, wide[row * outputs + column], sums[0]);
+                compare_float(&c, wide[row * outputs + column], sums[0] + wide_residual[row * outputs + column]);
             double want = activate(sums[0] + (residual ? value(residual[row * outputs + column]) : 0), activation);
             compare(&c, out[row * width + column], gated ? want * sums[1] : want);
         }
     report((const char *[]){"the product", "the product of 8-bit integers", "the product with 4-bit weights"}[format], c);
-    void *all[] = {x, plain, bias, residual, out, wide, packed, codes, scales, row_scales, zeros, weight};
+    void *all[] = {x, plain, bias, residual, wide_residual, out, wide, packed, codes, scales, row_scales, zeros, weight};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }
@@ -282,22 +284,28 @@ static void check_self_attention(int64_t length, int64_t width, int64_t before, 
 
 static void check_norms(int64_t rows, int64_t width)
 {
-    bf16 *x = draw_bf16(rows * width), *residual = draw_bf16(rows * width), *out = allocate(rows * width, sizeof *out);
-    float *weight = draw_floats(width), *bias = draw_floats(width);
+    bf16 *x = draw_bf16(rows * width), *out = allocate(rows * width, sizeof *out);
+    float *weight = draw_floats(width), *bias = draw_floats(width), *residual = draw_floats(rows * width);
+    float *wide_out = allocate(rows * width, sizeof *wide_out);
     int64_t *found = allocate(rows, sizeof *found);
     float *wide = allocate(rows * width, sizeof *wide);
     for (int64_t i = 0; i < rows * width; i++)
         wide[i] = value(x[i]);
-    struct norm norm = {x, weight, residual, out, rows, width, 1e-5f};
+    struct norm norm = {.x = x, .weight = weight, .out = out, .rows = rows, .width = width, .eps = 1e-5f};
+    struct norm wide_norm = {
+        .wide_x = wide, .weight = weight, .residual = residual, .wide_out = wide_out, .rows = rows, .width = width, .eps = 1e-5f,
+    };
     struct comparison c = {0}, d = {0};
     millrace_norm(&norm);
+    millrace_norm(&wide_norm);
     for (int64_t row = 0; row < rows; row++) {
         double squares = 0;
         for (int64_t i = row * width; i < (row + 1) * width; i++)
             squares += (double)value(x[i]) * value(x[i]);
         for (int64_t i = 0; i < width; i++) {
             double scaled = value(x[row * width + i]) / sqrt(squares / (double)width + 1e-5) * weight[i];
-            compare(&c, out[row * width + i], scaled + value(residual[row * width + i]));
+            compare(&c, out[row * width + i], scaled);
+            compare_float(&c, wide_out[row * width + i], scaled + residual[row * width + i]);
         }
     }
     report("the norm", c);
@@ -320,7 +328,7 @@ static void check_norms(int64_t rows, int64_t width)
             d.error = INFINITY;
     }
     report("the layer normalization or the maximum", d);
-    void *all[] = {x, residual, out, weight, bias, found, wide};
+    void *all[] = {x, residual, out, wide_out, weight, bias, found, wide};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]);
 }

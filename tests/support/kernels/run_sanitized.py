@@ -28,7 +28,8 @@ from kernels.native.library import (
     SelfAttentionArguments,
 )
 
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1")
+# Without optimizations: they take half of the CPU time of the build, and may remove an error.
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O0")
 # The same checks with less code: AddressSanitizer's are calls, and UndefinedBehaviorSanitizer's have no messages.
 SHORT = ("--param", "asan-instrumentation-with-call-threshold=0", "-fsanitize-undefined-trap-on-error")
 
@@ -94,7 +95,7 @@ def run_linear(library: Library, memory: Memory, rows: int, inputs: int, outputs
     library.pack(byref(PackingArguments(memory.numbers(outputs * inputs), packed, outputs, inputs, is_gated)))
     arguments = LinearArguments(
         memory.numbers(rows * inputs), packed, memory.numbers(outputs),
-        None if activation else memory.numbers(rows * outputs), memory.numbers(rows * width),
+        None if activation else memory.numbers(rows * outputs), None, memory.numbers(rows * width),
         rows=rows, inputs=inputs, outputs=outputs, x_stride=inputs, residual_stride=outputs, out_stride=width,
         activation=activation,
     )  # fmt: skip
@@ -103,7 +104,9 @@ def run_linear(library: Library, memory: Memory, rows: int, inputs: int, outputs
     library.linear(byref(arguments))
     if not activation:
         arguments.wide_out, arguments.residual = memory.factors(rows * outputs), None
-        library.linear(byref(arguments))
+        for residual in (None, memory.factors(rows * outputs)):
+            arguments.wide_residual = residual
+            library.linear(byref(arguments))
         arguments.wide_out = None
     arguments.group = 32
     groups, tiles = inputs // 32, -(-width // columns)
@@ -176,7 +179,12 @@ def run_all(library: Library) -> None:
         factors = memory.factors(width), memory.factors(width)
         library.layer_norm(byref(LayerNormArguments(numbers, *factors, numbers, rows, width, 1e-5)))
         library.argmax(byref(MaximaArguments(memory.factors(rows * width), memory.bytes(8 * rows), rows, width)))
-        library.norm(byref(NormArguments(numbers, memory.factors(width), numbers, numbers, rows, width, 1e-5)))
+        weight, wide, wide_out = memory.factors(width), memory.factors(rows * width), memory.factors(rows * width)
+        for pointers in (
+            (numbers, None, weight, None, numbers, None), (None, wide, weight, None, numbers, None),
+            (None, wide, weight, None, None, wide_out), (None, wide, weight, wide, None, wide_out),
+        ):  # fmt: skip
+            library.norm(byref(NormArguments(*pointers, rows, width, 1e-5)))
     for rows, heads, half, rest in ((1, 1, 1, 0), (9, 3, 20, 5), (2, 2, 32, 0)):
         wide = 2 * half + rest
         angles = memory.factors(rows * half), memory.factors(rows * half)

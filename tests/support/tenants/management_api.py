@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from rest_framework.test import APIClient
 
 from billing.budgets.budgets import do_make_budget
+from billing.payments.recording import Received, do_record_payment
 from millrace.apps.alerts.actions import do_create_alert_rule
 from millrace.apps.alerts.models import AlertRule, RuleAlert
 from millrace.apps.request_log.models import RequestRecord
@@ -52,6 +53,7 @@ def furnished(slug: str) -> Row:
     draft = actions.do_save_policy_draft(tenant, "fast", BODY)
     invoice = draft_for(tenant).pk
     budget = do_make_budget(tenant, name=f"of {slug}", unit="money", period="month", amount=1)
+    payment = do_record_payment(Received("manual", f"of {slug}", 100, datetime.now(UTC), tenant=slug))[0].pk
     endpoint, _ = do_create_endpoint(tenant, f"https://hooks.{slug}.example/")
     delivery = do_send_test_event(endpoint)
     credential = do_create_credential(tenant, "own", f"sk-{slug}", model_names=["remote"])
@@ -69,6 +71,7 @@ def furnished(slug: str) -> Row:
         "api-webhook-event": delivery.event_id,
         **dict.fromkeys(("api-invoice", "api-invoice-pdf", "api-invoice-html", "api-invoice-csv"), invoice),
         **dict.fromkeys(("api-invoice-events", "api-invoice-check", "api-invoice-pay", "api-invoice-xml"), invoice),
+        **dict.fromkeys(("api-payment", "api-payment-receipt"), payment),
         "api-project": spare.pk,
         "api-key": key.pk,
         "api-key-rotate": key.pk,

@@ -184,7 +184,7 @@ def test_the_template_names_the_fonts_that_are_read():
     fonts = pdf._fonts().fonts()
     families = {font.family for font in fonts if font.path}
     assert {Path(font.path) for font in fonts if font.path} == set(glyphs._font_files())
-    template = pdf._TEMPLATE.read_text()
+    template = pdf._PAGE.read_text()
     scripts = json.loads(f"[{template.partition('#let scripts = (')[2].partition(')')[0]}]")
     named = {"Noto Sans", "Noto Emoji", "Noto Sans CJK JP", *(f"Noto Sans {script}" for script in scripts)}
     assert families == named

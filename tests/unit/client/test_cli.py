@@ -118,7 +118,7 @@ def test_example_is_a_valid_command_line(name):
     without_file = {*policies, "prices import", "price quote", "price rerate", "deployments import"}
     without_file |= {"billing import-exchange-rates", "billing set-chart", "costs import", "import litellm"}
     if name not in without_file | {"reconcile", "router train"}:
-        command.make_context(name, words[1 + len(path) :])
+        command.make_context(name, words[1 + len(path) :], **cli.root.context_settings)
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -1,28 +1,75 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from django.utils import translation
 
 from frontend.core.charts import format_value
-from frontend.core.numbers import Margin, Money, common_places, compact, duration, exact, exact_places, share
-
-
-@pytest.mark.parametrize(
-    ("value", "short"),
-    [
-        (0, "0"),
-        (999, "999"),
-        (1000, "1.00K"),
-        (9_999, "9.99K"),
-        (12_510, "12.5K"),
-        (999_999, "999K"),
-        (9_494_999, "9.49M"),
-        (8 * 10**9, "8.00B"),
-        (10**15, "1000T"),
-    ],
+from frontend.core.numbers import (
+    Margin,
+    Money,
+    common_places,
+    compact,
+    decimals,
+    duration,
+    exact,
+    exact_places,
+    percent,
+    share,
+    signed_share,
 )
-def test_compact(value, short):
-    assert compact(value) == short
+from tests.support.frontend import number_cases
+
+LANGUAGES = ("en", "de")
+
+
+def in_languages(show: Callable[[], str]) -> tuple[str, ...]:
+    """Return a text in each language of the cases."""
+    texts = []
+    for language in LANGUAGES:
+        with translation.override(language):
+            texts.append(show())
+    return tuple(texts)
+
+
+@pytest.mark.parametrize("case", number_cases.COUNTS, ids=str)
+def test_compact(case):
+    value, *texts = case
+    assert in_languages(lambda: compact(value)) == tuple(texts)
+
+
+@pytest.mark.parametrize("case", number_cases.SHARES, ids=str)
+def test_share(case):
+    part, whole, *texts = case
+    assert in_languages(lambda: share(part, whole)) == tuple(texts)
+    assert in_languages(lambda: percent(part / whole)) == tuple(texts)
+
+
+@pytest.mark.parametrize("case", number_cases.DURATIONS, ids=str)
+def test_duration(case):
+    time, *texts = case
+    assert in_languages(lambda: duration(time)) == tuple(texts)
+
+
+@pytest.mark.parametrize("case", number_cases.AMOUNTS, ids=str)
+def test_amounts(case):
+    millionths, currency, symbol, digits, *texts = case
+    amount = Money(millionths * 10**9, currency)
+    assert (amount.symbol, amount.digits) == (symbol, digits)
+    assert in_languages(lambda: amount.text) == tuple(texts)
+
+
+@pytest.mark.parametrize("case", number_cases.COLUMNS, ids=str)
+def test_amounts_in_columns(case):
+    millionths, places, *texts = case
+    assert in_languages(lambda: "".join(Money(millionths * 10**9, "USD").parts_at(places))) == tuple(texts)
+
+
+def test_shares_without_a_whole_and_changes():
+    assert (share(0, 0), signed_share(1, 0)) == ("–", "–")
+    assert [signed_share(part, 1000) for part in (124, -5, 0)] == ["+12.4%", "−0.50%", "0.00%"]
+    assert [decimals(value) for value in (1234.45, -0.05, 0.04, 2)] == ["1,234.5", "−0.1", "0.0", "2.0"]
 
 
 @pytest.mark.parametrize(
@@ -78,18 +125,14 @@ def test_exact():
     assert exact(12_510_000) == "12,510,000"
 
 
-def test_share():
-    assert (share(604, 1000), share(1, 3), share(5, 5), share(0, 0)) == ("60.4%", "33.3%", "100.0%", "–")
-
-
 @pytest.mark.parametrize(
     ("price", "cost", "share"),
     [
         (1000, 376, "62.4%"),
-        (1000, 1000, "0.0%"),
+        (1000, 1000, "0.00%"),
         (3, 2, "33.3%"),
         (1000, 1350, "−35.0%"),
-        (10_000, 10_001, "−0.1%"),
+        (10_000, 10_001, "−0.01%"),
         (100, 1950, "−1,850%"),
         (0, 5, ""),
         (0, 0, ""),
@@ -100,20 +143,10 @@ def test_a_margin_is_a_part_of_the_price(price, cost, share):
     assert (margin.share, margin.is_loss, margin.amount.femto) == (share, cost > price, price - cost)
 
 
-def test_duration():
-    assert [duration(us) for us in (0, 999, 184_000, 999_999, 2_319_000)] == [
-        "0 ms",
-        "0 ms",
-        "184 ms",
-        "999 ms",
-        "2.31 s",
-    ]
-
-
 def test_numbers_with_all_digits_have_the_separators_of_the_language():
     amount = Money(8587_301_200_000_000_000)
     assert (amount.exact_text, Money(5 * 10**15).exact_text) == ("$8587.3012", "$5.00")
-    assert format_value(1108, "percent") == "11.08%"
+    assert format_value(110_849, "percent") == "11.1%"
     with translation.override("de"):
         assert (amount.exact, amount.exact_text) == ("8587.3012", "8587,3012\N{NO-BREAK SPACE}$")
-        assert format_value(1108, "percent") == "11,08%"
+        assert format_value(110_849, "percent") == "11,1%"

@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletionMessage
 from inference_worker.contract.output_formats import HERMES
 from inference_worker.contract.request import SamplingParams, ServiceClass, StructuredSpec
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import Breakpoint, InferenceRequest, TemplateOptions, Tool
+from millrace.gateway.core.types import MODEL_LENGTH, Breakpoint, InferenceRequest, TemplateOptions, Tool
 from millrace.gateway.protocols.openai.chat import ChatBody, read_chat
 from millrace.gateway.protocols.openai.completions import read_completion
 from millrace.gateway.protocols.openai.parameters import NO_OP
@@ -241,6 +241,7 @@ def test_vllms_options_of_the_template() -> None:
     )
     assert chat().template == TemplateOptions()
     assert completion(truncate_prompt_tokens=3).template.max_tokens == 3
+    assert chat(truncate_prompt_tokens=-1).template.max_tokens == MODEL_LENGTH
 
 
 def test_sixteen_stop_strings() -> None:
@@ -397,6 +398,7 @@ def test_speculation_can_be_turned_off() -> None:
         ({"guided_json": {}, "structured_outputs": {"regex": "a"}}, "invalid_value", "structured_outputs.regex"),
         ({"continue_final_message": True}, "invalid_value", "continue_final_message"),
         ({"truncate_prompt_tokens": 0}, "invalid_value", "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": -2}, "invalid_value", "truncate_prompt_tokens"),
         ({"skip_special_tokens": 1}, "invalid_type", "skip_special_tokens"),
         ({"prompt_logprobs": 1, "stream": True}, "invalid_value", "prompt_logprobs"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "invalid_value", "guided_regex"),

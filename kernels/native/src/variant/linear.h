@@ -3,12 +3,28 @@ are gate and the second half are up of the same outputs. */
 
 enum { ROW_BLOCK = 256 }; /* rows that stay in a core's cache while the weight's tiles pass */
 
-/* Copy `count` sums and add the bias. */
-INLINE void finish_wide_row(const float *sums, const bf16 *bias, int64_t count, float *out)
+/* Add bias and residual to COLUMNS sums. */
+INLINE void finish_wide_row(const float *sums, const bf16 *bias, const float *residual, float *out)
 {
-    _Alignas(64) float result[COLUMNS];
-    for (int i = 0; i < COLUMNS; i += LANES)
-        store(result + i, bias ? load(sums + i) + load_bf16(bias + i) : load(sums + i));
+    for (int i = 0; i < COLUMNS; i += LANES) {
+        floats x = load(sums + i);
+        if (bias)
+            x += load_bf16(bias + i);
+        if (residual)
+            x += load(residual + i);
+        store(out + i, x);
+    }
+}
+
+/* The same for the first `count` outputs. */
+static void finish_part_of_wide_row(
+    const float *sums, const bf16 *bias, const float *residual, int64_t count, float *out
+)
+{
+    float residuals[COLUMNS] = {0}, result[COLUMNS];
+    if (residual)
+        residual = memcpy(residuals, residual, (size_t)count * 4);
+    finish_wide_row(sums, bias, residual, result);
     memcpy(out, result, (size_t)count * 4);
 }
 
@@ -188,7 +204,14 @@ INLINE void linear_part(const void *data, int64_t part, const int format)
         }
         for (int64_t r = 0; r < rows; r++) {
             if (l->wide_out) {
-                finish_wide_row(sums + r * COLUMNS, bias, count, l->wide_out + (row + r) * l->out_stride + column);
+                float *out = l->wide_out + (row + r) * l->out_stride + column;
+                const float *residual = l->wide_residual;
+                if (residual)
+                    residual += (row + r) * l->residual_stride + column;
+                if (count < columns)
+                    finish_part_of_wide_row(sums + r * COLUMNS, bias, residual, count, out);
+                else
+                    finish_wide_row(sums + r * COLUMNS, bias, residual, out);
                 continue;
             }
             bf16 *out = l->out + (row + r) * l->out_stride + column, *to = count < columns ? result : out;

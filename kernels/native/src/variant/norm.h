@@ -1,32 +1,53 @@
 /* Norms. */
 
-static void norm_row(const bf16 *x, const float *weight, const bf16 *residual, float eps, int64_t width, bf16 *out)
+INLINE floats load_number(const void *x, int64_t i, const int is_wide)
+{
+    return is_wide ? load((const float *)x + i) : load_bf16((const bf16 *)x + i);
+}
+
+INLINE void store_number(void *to, int64_t i, floats x, const int is_wide)
+{
+    if (is_wide)
+        store((float *)to + i, x);
+    else
+        store_bf16((bf16 *)to + i, x);
+}
+
+INLINE int64_t number_bytes(const int is_wide)
+{
+    return is_wide ? sizeof(float) : sizeof(bf16);
+}
+
+/* Normalize a row whose numbers are in bfloat16, or in float32 if it is wide. `residual` is null or added. */
+INLINE void norm_row(
+    const void *x, const float *weight, const float *residual, float eps, int64_t width, void *out, const int has_wide_x,
+    const int has_wide_out
+)
 {
     floats squares = {0};
     float tail = 0;
     int64_t whole = width / LANES * LANES;
+    size_t rest = (size_t)(width - whole);
     for (int64_t i = 0; i < whole; i += LANES) {
-        floats v = load_bf16(x + i);
+        floats v = load_number(x, i, has_wide_x);
         squares += v * v;
     }
-    bf16 last[LANES] = {0};
-    float weights[LANES] = {0};
-    if (whole < width) {
-        memcpy(last, x + whole, (size_t)(width - whole) * 2);
-        memcpy(weights, weight + whole, (size_t)(width - whole) * 4);
-        tail = sum(load_bf16(last) * load_bf16(last));
+    float last[LANES] = {0}, weights[LANES] = {0}, more[LANES] = {0}, result[LANES];
+    if (rest) {
+        memcpy(last, (const char *)x + whole * number_bytes(has_wide_x), rest * (size_t)number_bytes(has_wide_x));
+        memcpy(weights, weight + whole, rest * 4);
+        if (residual)
+            memcpy(more, residual + whole, rest * 4);
+        tail = sum(load_number(last, 0, has_wide_x) * load_number(last, 0, has_wide_x));
     }
     float scale = 1.0f / __builtin_sqrtf((sum(squares) + tail) / (float)width + eps);
     for (int64_t i = 0; i < whole; i += LANES) {
-        floats y = load_bf16(x + i) * scale * load(weight + i);
-        store_bf16(out + i, residual ? y + load_bf16(residual + i) : y);
+        floats y = load_number(x, i, has_wide_x) * scale * load(weight + i);
+        store_number(out, i, residual ? y + load(residual + i) : y, has_wide_out);
     }
-    if (whole < width) {
-        bf16 more[LANES] = {0};
-        if (residual)
-            memcpy(more, residual + whole, (size_t)(width - whole) * 2);
-        store_bf16(last, load_bf16(last) * scale * load(weights) + load_bf16(more));
-        memcpy(out + whole, last, (size_t)(width - whole) * 2);
+    if (rest) {
+        store_number(result, 0, load_number(last, 0, has_wide_x) * scale * load(weights) + load(more), has_wide_out);
+        memcpy((char *)out + whole * number_bytes(has_wide_out), result, rest * (size_t)number_bytes(has_wide_out));
     }
 }
 
@@ -35,7 +56,13 @@ static void norm_part(const void *data, int64_t part)
     const struct norm *n = data;
     for (int64_t row = part * ROWS_PER_PART; row < smaller((part + 1) * ROWS_PER_PART, n->rows); row++) {
         int64_t start = row * n->width;
-        norm_row(n->x + start, n->weight, n->residual ? n->residual + start : NULL, n->eps, n->width, n->out + start);
+        const float *residual = n->residual ? n->residual + start : NULL;
+        if (n->wide_out)
+            norm_row(n->wide_x + start, n->weight, residual, n->eps, n->width, n->wide_out + start, 1, 1);
+        else if (n->wide_x)
+            norm_row(n->wide_x + start, n->weight, NULL, n->eps, n->width, n->out + start, 1, 0);
+        else
+            norm_row(n->x + start, n->weight, NULL, n->eps, n->width, n->out + start, 0, 0);
     }
 }
 

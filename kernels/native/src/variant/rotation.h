@@ -3,7 +3,7 @@
 static void norm_heads(const struct norm *n, bf16 *x, int64_t numbers)
 {
     for (int64_t i = 0; i < numbers; i += n->width)
-        norm_row(x + i, n->weight, NULL, n->eps, n->width, x + i);
+        norm_row(x + i, n->weight, NULL, n->eps, n->width, x + i, 0, 0);
 }
 
 static void rotation_part(const void *data, int64_t part)

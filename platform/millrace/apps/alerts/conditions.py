@@ -13,9 +13,10 @@ from django.db import connection
 from django.db.models import F, Q
 from django.db.models.functions import Coalesce
 
-from billing.currencies.amounts import exact_amount, whole_units
+from billing.currencies.amounts import exact_amount
+from billing.invoicing.prepayment import available_nano
 from billing.ledger.credits import with_rest
-from billing.models import Budget, BudgetPeriod, CreditGrant
+from billing.models import BillingProfile, CreditGrant
 from billing.pricing.currencies import currency_of
 from millrace.apps.alerts.models import AlertRule
 from millrace.apps.deployments.models import MILLRACE, Deployment
@@ -129,10 +130,9 @@ def _credit(rule: AlertRule, now: datetime) -> list[Breach]:
 
 def _credit_left(tenant_id: int, now: datetime) -> int | None:
     """Return the credit in nano-units: a prepaid tenant's balance, else its unused credit. None: it never had any."""
-    gate = Budget.objects.for_tenant(tenant_id).filter(is_balance=True, active=True).first()
-    if gate is not None:
-        period = BudgetPeriod.objects.for_tenant(tenant_id).filter(budget_id=gate.pk).order_by("-period_start").first()
-        return gate.amount - (0 if period is None else whole_units(int(period.used)))
+    profile = BillingProfile.objects.for_tenant(tenant_id).select_related("tenant", "entity").first()
+    if profile is not None and profile.is_prepaid:
+        return available_nano(profile.tenant, profile, now)
     grants = CreditGrant.objects.for_tenant(tenant_id)
     if not grants.exists():
         return None

@@ -630,7 +630,8 @@ def _webhooks(now: datetime) -> Iterator[HealthIssue]:
 def _mails(now: datetime) -> Iterator[HealthIssue]:
     late = now - EMAIL_LATE
     waiting = OutboxEmail.objects.all_tenants().filter(sent_at__isnull=True, created_at__lt=late).count()
-    waiting += InvoiceEmail.objects.all_tenants().filter(sent_at__isnull=True, created_at__lt=late).count()
+    unsent = InvoiceEmail.objects.all_tenants().exclude(state=InvoiceEmail.State.DROPPED)
+    waiting += unsent.filter(sent_at__isnull=True, created_at__lt=late).count()
     if waiting:
         mails = "mail has" if waiting == 1 else "mails have"
         yield HealthIssue(

@@ -482,17 +482,22 @@ class HistogramBin:
     limited: int  # by a limit, or refused
 
 
-def histogram(filters: Filters, bins: int) -> tuple[HistogramBin, ...]:
-    """Return the requests of the filters in equal parts of their period, oldest first, with the empty parts.
+def histogram(filters: Filters, step: timedelta, origin: datetime) -> tuple[HistogramBin, ...]:
+    """Return the requests of the filters in parts of their period, oldest first, with the empty parts.
+
+    Args:
+        step: the length of a part.
+        origin: a time at which a part starts, or would start outside of the period.
 
     Raises:
         ValueError: the filters have no period.
     """
     if filters.start is None or filters.end is None or filters.start >= filters.end:
         raise ValueError("a histogram needs a period")
-    width = max((filters.end - filters.start) / bins, timedelta(microseconds=1))
+    start = origin + (filters.start - origin) // step * step
+    number = -((start - filters.end) // step)
     at = Func(
-        *(Value(width, DurationField()), F("started_at"), Value(filters.start, DateTimeField())),
+        *(Value(step, DurationField()), F("started_at"), Value(start, DateTimeField())),
         function="date_bin",
         output_field=DateTimeField(),
     )
@@ -508,13 +513,11 @@ def histogram(filters: Filters, bins: int) -> tuple[HistogramBin, ...]:
             limited=Count("outcome", filter=Q(outcome__in=(outcome.LIMITED, outcome.REFUSED))),
         )
     )
-    start, counts = filters.start, [[0, 0, 0] for _ in range(bins)]
-    for row in rows:  # the width is rounded to microseconds, so there can be one more at the end
-        into = counts[min((row["bin"] - start) // width, bins - 1)]
-        for place, count in enumerate((row["requests"], row["failed"], row["limited"])):
-            into[place] += count
+    counts = [(0, 0, 0)] * number
+    for row in rows:
+        counts[(row["bin"] - start) // step] = row["requests"], row["failed"], row["limited"]
     return tuple(
-        HistogramBin(start + width * place, start + width * (place + 1), *counts[place]) for place in range(bins)
+        HistogramBin(start + step * place, start + step * (place + 1), *found) for place, found in enumerate(counts)
     )
 
 

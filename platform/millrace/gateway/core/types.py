@@ -41,6 +41,9 @@ class CheckedSchemas(msgspec.Struct, frozen=True):
     tools: dict[str, str] = {}  # schemas of the arguments, by the names of the tools
 
 
+MODEL_LENGTH = -1  # in `truncate_prompt_tokens`: as many tokens as the model has room for
+
+
 @dataclass(frozen=True)
 class TemplateOptions:
     """How the chat template renders a conversation."""
@@ -49,7 +52,7 @@ class TemplateOptions:
     adds_prompt: bool = True  # the prompt ends with the beginning of the assistant's message
     variables: dict[str, Any] = field(default_factory=dict)  # further variables of the template
     special_tokens: bool | None = None  # whether the tokenizer adds them; None: to texts, not to conversations
-    max_tokens: int | None = None  # only the last tokens of the prompt are used, at most this many
+    max_tokens: int | None = None  # only the last tokens of the prompt are used, at most this many or MODEL_LENGTH
 
 
 @dataclass(frozen=True)

@@ -57,18 +57,7 @@ def main() -> None:
     while (frame := _read_frame(source)) is not None and (body := _read_frame(source)) is not None:
         result = do_work(models, _decode_work(frame), body)
         del body
-        _write_frame(target, encode_result(result))
-
-
-def encode_result(result: Result) -> bytes:
-    """Return the encoded result, or an error if the request has integers of more than 64 bits."""
-    try:
-        return _encode(result)
-    except OverflowError:
-        problem = Problem(
-            "invalid_value", "An integer in the request does not fit into 64 bits. Use a smaller one.", None
-        )
-        return _encode(Result(_resident_bytes(), problem))
+        _write_frame(target, _encode(result))
 
 
 def do_work(models: Mapping[str, ServedModel], work: PromptTask, body: bytes) -> Result:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from millrace.gateway.core.errors import ApiError, invalid
+from millrace.gateway.core.json_numbers import decode_json
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.protocols import rerank, tokenization
 from millrace.gateway.protocols.anthropic import messages
@@ -25,7 +26,7 @@ def read_socket_message(body: bytes) -> InferenceRequest:
         ApiError: 400 that names the parameter.
     """
     try:
-        fields = msgspec.json.decode(body)
+        fields = decode_json(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise ApiError("invalid_json", "A message must be a JSON object.") from None
     for name in ("type", "id"):

@@ -16,7 +16,7 @@ from inference_worker.contract.output_formats import HERMES
 from inference_worker.contract.request import CacheBreakpoint, ReasoningSpec
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError, invalid
-from millrace.gateway.core.types import Breakpoint, InferenceRequest, Prompt, TokenizedPrompts
+from millrace.gateway.core.types import MODEL_LENGTH, Breakpoint, InferenceRequest, Prompt, TokenizedPrompts
 from millrace.gateway.protocols import tools
 from millrace.gateway.protocols.encoder_inputs import check_ids, tokenize_inputs, tokenize_pairs
 from millrace.gateway.protocols.prompt_bounds import max_characters, message_count, too_long
@@ -122,14 +122,24 @@ def tokenize_here(model: ServedModel, request: InferenceRequest, max_tokens: int
     prompt = request.prompt
     if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], int)):
         ids = [item for item in prompt if isinstance(item, int)]
-        if max_tokens is not None and len(ids) > max_tokens:
+        if max_tokens is not None and request.template.max_tokens is None and len(ids) > max_tokens:
             raise too_long(max_tokens, f"your prompt has {len(ids)} tokens", request.prompt_param)
         check_ids(model, ids, "prompt")
-        return Prompt(ids)
+        return Prompt(_cut_front(model, request, ids))
     encoded = _Encoding(model, request, max_tokens).prompt()
     if request.prediction and request.speculates:
         return dataclasses.replace(encoded, prediction=_prediction(model, request.prediction))
     return encoded
+
+
+def _cut_front(model: ServedModel, request: InferenceRequest, ids: list[int]) -> list[int]:
+    """Return the part of the prompt that the request uses."""
+    max_tokens = request.template.max_tokens
+    if max_tokens is None:
+        return ids
+    if max_tokens == MODEL_LENGTH:
+        max_tokens = max(1, model.context_length - (request.max_tokens or 1))
+    return ids[-max_tokens:]
 
 
 def _prediction(model: ServedModel, text: str) -> tuple[int, ...]:
@@ -164,9 +174,8 @@ class _Encoding:
     def prompt(self) -> Prompt:
         request = self._request
         if isinstance(request.prompt, str):
-            return Prompt(
-                self._cut_front(self._ids(request.prompt, special=request.template.special_tokens is not False))
-            )
+            ids = self._ids(request.prompt, special=request.template.special_tokens is not False)
+            return Prompt(_cut_front(self._model, request, ids))
         messages: list[dict[str, Any]] = request.prompt
         template_tools = [tools.template_tool(tool) for tool in request.tools] if request.tool_choice != "none" else []
         if template_tools and request.tool_choice != "auto" and self._model.tokenizer.tool_format is None:
@@ -179,15 +188,10 @@ class _Encoding:
             raise invalid("messages", str(exc)) from None
         if request.template.max_tokens is not None:
             # Without its beginning, the prompt has no cached prefix.
-            return Prompt(self._cut_front(ids), reasoning=self._reasoning)
+            return Prompt(_cut_front(self._model, request, ids), reasoning=self._reasoning)
         positions = (self._position(messages, template_tools, ids, breakpoint) for breakpoint in request.breakpoints)
         found = tuple(position for position in positions if position is not None)
         return Prompt(ids, found, reasoning=self._reasoning)
-
-    def _cut_front(self, ids: list[int]) -> list[int]:
-        """Return the part of the prompt that the request uses."""
-        max_tokens = self._request.template.max_tokens
-        return ids if max_tokens is None else ids[-max_tokens:]
 
     def _ids(self, text: str, *, special: bool, separator: str = "") -> list[int]:
         """Return the text's tokens, without those of the separator.

@@ -9,11 +9,9 @@ import msgspec
 
 from inference_worker.contract.request import document
 from millrace.gateway.core.errors import invalid
-from millrace.gateway.core.types import InputTruncation
-from millrace.gateway.protocols.openai.parameters import within
+from millrace.gateway.core.types import MODEL_LENGTH, InputTruncation
+from millrace.gateway.protocols.openai.parameters import check_truncation
 
-MODEL_LENGTH = -1  # in truncate_prompt_tokens: the model's maximum
-_MAX_TOKENS = 2**31 - 1
 # Values of `truncate`: whether inputs are truncated, and whether their end stays.
 _WORDS: Mapping[str, tuple[bool, bool | None]] = {"NONE": (False, None), "END": (True, False), "START": (True, True)}
 _SIDES = {"right": False, "left": True}  # the side that is dropped, and whether the input's end stays
@@ -40,8 +38,7 @@ def read_truncation(body: TruncationFields) -> InputTruncation:
         ApiError: 400 that names the parameter.
     """
     tokens = body.truncate_prompt_tokens
-    if tokens != MODEL_LENGTH:
-        within("truncate_prompt_tokens", tokens, 1, _MAX_TOKENS)
+    check_truncation(tokens)
     switch, keeps_end = body.truncate, None
     if isinstance(switch, str):
         if switch.upper() not in _WORDS:

@@ -37,7 +37,8 @@ def prepare(world: World) -> None:
     world.rows |= {"populated.period": period.pk, "populated.draft": world.rows["over.invoice"]}
     billed = do_finalize(drafts[world.tenants["populated"].pk])
     do_issue_credit_note(billed, [("Slow answers", 150)], "Service level, 3rd of the month")
-    do_record_payment(Received("manual", "bank-1", 1_000, now, invoice=str(billed.number)))
+    payment, _ = do_record_payment(Received("manual", "bank-1", 1_000, now, invoice=str(billed.number)))
+    world.rows["populated.payment"] = payment.pk
 
 
 def _newest(tenant: Any) -> int:
@@ -54,10 +55,12 @@ register(
     Screen("invoices-line", "/t/{slug}/invoices/{invoice}/lines/1", queries=22, states=("populated",)),
     Screen("invoices-pay", "/t/{slug}/invoices/{invoice}/pay", queries=16, states=("populated",)),
     Screen("invoices-top-up", "/t/{slug}/invoices/top-up", queries=14, states=("populated",)),
+    Screen("invoices-statement", "/t/{slug}/invoices/statement", queries=30, states=("populated", "empty")),
     prepare=prepare,
     theirs={
         "invoice": lambda world: world.rows["populated.invoice"],
         "line": lambda world: 1,
+        "payment": lambda world: world.rows["populated.payment"],
         "form": lambda world: "pdf",
     },
     demo={"invoice": _newest},

@@ -21,6 +21,7 @@ def prepare(world: World) -> None:
             search,
             allowed_models=["smollm2-135m"],
             allowed_ip_ranges=["203.0.113.0/24"],
+            cost_center="4711 Support",
             expires_at=now + timedelta(days=3),
         )
         actions.record_key_usage({support.pk: now})

@@ -43,5 +43,6 @@ register(
     _form("claim-tax-relief", f"{ONE}/claim-tax-relief"),
     _form("credit", "/operator/billing/tenants/{slug}/credit"),
     _form("tenant-payment", "/operator/billing/tenants/{slug}/payment"),
+    _form("statement", "/operator/billing/tenants/{slug}/statement"),
     demo={"period": _period, "draft": _draft},
 )

@@ -6,7 +6,7 @@ from tests.support.frontend.console import Screen, World, register
 
 NAME = "bring-your-own"
 UPSTREAM = "remote"
-FORMS = ("edit", "load", "drain", "unload", "remove", "price", "test")
+FORMS = ("edit", "load", "drain", "unload", "remove", "test")
 
 
 def prepare(world: World) -> None:

@@ -52,6 +52,7 @@ register(
     page("operator-prices-own", "/operator/prices/{own_version}/", 24),
     page("operator-prices-model", "/operator/prices/model?model=smollm2-135m"),
     page("operator-prices-csv", "/operator/prices/csv?copy={price_version}"),
+    page("operator-prices-edit", "/operator/prices/{own_version}/edit"),
     page("operator-prices-import", "/operator/prices/import"),
     page("operator-prices-publish", "/operator/prices/{price_version}/publish"),
     page("operator-prices-discard", "/operator/prices/{price_version}/discard"),

@@ -10,6 +10,7 @@ import msgspec
 
 from inference_worker.contract.request import StructuredSpec
 from millrace.gateway.core.errors import invalid
+from millrace.gateway.core.json_numbers import decode_json
 from millrace.gateway.protocols.unknown_fields import IgnoredFields, StrictFields
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def _read_schema(value: dict[str, Any] | str, param: str, ignored: IgnoredFields
     schema: Any = value
     if isinstance(value, str):
         try:
-            schema = msgspec.json.decode(value)
+            schema = decode_json(value)
         except (msgspec.DecodeError, RecursionError):
             return value
         if not isinstance(schema, dict):

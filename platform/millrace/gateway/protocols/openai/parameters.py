@@ -36,6 +36,8 @@ from inference_worker.contract.validation import (
     check_sampling,
 )
 from millrace.gateway.core.errors import ApiError, invalid
+from millrace.gateway.core.json_numbers import decode_json
+from millrace.gateway.core.types import MODEL_LENGTH
 from millrace.gateway.protocols.documented import (
     MAX_LABEL_CHARACTERS,
     MAX_METADATA,
@@ -149,7 +151,7 @@ class Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: Logprobs | None = None
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: Annotated[int, document(minimum=MODEL_LENGTH)] | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     priority: int | None = None
     speculation: Literal["auto", "off"] | None = None
@@ -231,7 +233,7 @@ def _unknown_result(name: str, supported: Collection[str]) -> ApiError:
 
 def _decode(body: bytes) -> dict[str, Any]:
     try:
-        fields = msgspec.json.decode(body)
+        fields = decode_json(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ApiError("invalid_json", f"The request body is not valid JSON: {exc}") from None
     if not isinstance(fields, dict):
@@ -336,7 +338,7 @@ def common_fields(body: Common, ignored: IgnoredFields) -> dict[str, Any]:
         ApiError: 400 that names the parameter.
     """
     within("max_tokens", body.max_tokens, body.fewest_tokens, MAX_TOKENS)
-    within("truncate_prompt_tokens", body.truncate_prompt_tokens, 1, MAX_TOKENS)
+    check_truncation(body.truncate_prompt_tokens)
     within("priority", body.priority, -(2**31), 2**31 - 1)
     options = body.stream_options
     if options is not None and body.stream is None:  # with stream=false they have no effect
@@ -385,6 +387,16 @@ def check_labels(metadata: Mapping[str, str], labels: Mapping[str, str | None]) 
 def within(name: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:
         raise invalid(name, f"{value} is out of range. {name} must be from {low} to {high}.")
+
+
+def check_truncation(max_tokens: int | None) -> None:
+    """Check `truncate_prompt_tokens`.
+
+    Raises:
+        ApiError: 400 that names the parameter.
+    """
+    if max_tokens != MODEL_LENGTH:
+        within("truncate_prompt_tokens", max_tokens, 1, MAX_TOKENS)
 
 
 def _is_no_op(value: Any, no_op_values: tuple[Any, ...]) -> bool:

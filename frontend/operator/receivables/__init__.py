@@ -1,0 +1,1 @@
+"""Receivables: what tenants owe each billing entity, by days past due."""
