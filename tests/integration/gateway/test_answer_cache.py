@@ -466,7 +466,7 @@ async def test_a_follower_of_a_leader_that_leaves_the_queue_runs_at_once(
 
 async def test_a_sequence_that_a_client_has_received_is_not_repeated() -> None:
     """The client follows a leader that fails, and then receives the same answer from another execution."""
-    lookup = AnswerLookup("id", 0, "single_flight", following=asyncio.create_task(asyncio.sleep(0)))
+    lookup = AnswerLookup(None, "id", 0, "single_flight", following=asyncio.create_task(asyncio.sleep(0)))
     logprobs = [TokenLogprobs(each, -0.5, 1) for each in (5, 6)]
     first = Tokens("r", 1, 0, [5], "a", prompt=USAGE, prompt_logprobs=logprobs, reasoning="x", reasoning_tokens=1)
     late = Tokens("r", 1, 1, [], "", logprobs=logprobs[:1])  # log-probabilities may be later than their tokens

@@ -17,6 +17,7 @@ from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt
 from millrace.gateway.dispatch.execution import Execution
+from millrace.gateway.dispatch.execution_state import ExecutionState
 from millrace.gateway.lifecycle import service as lifecycle
 from millrace.gateway.lifecycle.active_request import ActiveRequest
 from millrace.gateway.lifecycle.service import InferenceService
@@ -51,7 +52,7 @@ class SummaryWorkers(Workers):
         context, attempt = execution.job.billing_context, execution.attempt
         self.prompts[context.request_id] = execution.job.prompt_token_ids
         text = self.summary if context.model == "cheap" else "answer"
-        execution.is_finished = True
+        execution.advance(ExecutionState.ENDED)
         counts = TokenCounts(len(execution.job.prompt_token_ids), output=10)
         state = "completed" if text is not None else "failed"
         self.usage.append(ExecutionUsage(context, attempt, state, "stop", counts, "r", 0))

@@ -17,6 +17,7 @@ from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.execution import Execution
+from millrace.gateway.dispatch.execution_state import ExecutionState
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
 from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
@@ -45,7 +46,7 @@ class Workers(Dispatcher):
         counts = TokenCounts(PROMPT, output=execution.job.params.max_tokens)
         self.usage.append(ExecutionUsage(context, attempt, "completed", "stop", counts, "r", 0))
         text = "bad" if context.model == "small" else "good"
-        execution.is_finished = True
+        execution.advance(ExecutionState.ENDED)
         execution.buffer.put(Tokens(context.request_id, attempt, 0, [1], text))
         execution.buffer.put(End(context.request_id, attempt, 1, "stop", None, counts))
 

@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 
 import msgspec
-import redis.asyncio as redis
 import structlog
 
 from inference_worker.contract.messages import AnswerEvent, End, Failed, Tokens
@@ -31,6 +30,7 @@ from millrace.gateway.core.multi_prompt import merge_events, part_id, whole_id
 from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec, Writer
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.execution import Execution
+from millrace.gateway.dispatch.execution_ends import ExecutionEnds
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
 from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
@@ -58,7 +58,6 @@ log = structlog.get_logger(__name__)
 
 RESUME_SECONDS = 30.0  # how long an execution continues without a reader, for a client that intends to return
 POLL_SECONDS = 1.0
-END_SECONDS = 30.0  # how long to wait for the end of a cancelled execution
 
 
 class InferenceService:
@@ -93,7 +92,8 @@ class InferenceService:
         self._shadows = shadows
         self._retry_budgets = RetryBudgets()
         self._reserves = EscalationReserves(admission, dispatcher, self._tokenize)
-        self._summaries = Summaries(router, admission, dispatcher, jobs, self._reserves, self._end, self._abandon)
+        self._ends = ExecutionEnds(admission, dispatcher)
+        self._summaries = Summaries(router, admission, dispatcher, jobs, self._reserves, self._ends)
         self._background: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._tokenizing = asyncio.Lock()
@@ -162,7 +162,7 @@ class InferenceService:
         for part in (active, *active.further_prompts):
             for execution in (*part.summaries, *part.executions):
                 if execution is part.execution or execution.usage is not None:
-                    await self._abandon(execution, code)
+                    await self._ends.end(execution, code)
             if part.question is not None:
                 await self._answers.discard(part.question)
 
@@ -232,7 +232,7 @@ class InferenceService:
                 if answered is None:
                     raise
                 active.skip(exc)
-                await self._close_execution(active.execution)
+                await self._ends.end(active.execution)
                 break
             answered = active.execution, events
             escalation = active.route.escalation if active.escalates else None
@@ -268,7 +268,7 @@ class InferenceService:
             return False
         execution, reserved = active.execution, active.reserved.pop(0)
         active.escalations += 1
-        await self._close_execution(execution)
+        await self._ends.end(execution)
         log.info("escalation_started", request_id=active.request_id, model=active.model, check=check)
         try:
             await self._begin_reserved(active, reserved)
@@ -288,7 +288,7 @@ class InferenceService:
                 try:
                     accepted = execution.answer.accept(next_event)
                 except ApiError as exc:
-                    await self._abandon(execution, exc.code)
+                    await self._ends.end(execution, exc.code)
                     raise
                 if accepted is None:
                     continue
@@ -298,9 +298,8 @@ class InferenceService:
             if isinstance(event, Failed):
                 retry_after = execution.retry_after if event.retry_after is None else event.retry_after
                 error = ApiError(event.code, event.message, event.param, retry_after=retry_after)
-                execution.ended = True
                 if event.code in LOCAL_FAILURES:
-                    await self._abandon(execution, event.code)
+                    await self._ends.end(execution, event.code)
                 if not (is_first and active.take_fallback(error)):
                     raise error
                 await self._fall_back(active, error)
@@ -313,10 +312,9 @@ class InferenceService:
                 if not execution.batch and (execution.answer is None or not execution.answer.layer):
                     self._latencies.record(execution.model, execution.first_token_at - execution.created_at)
             if isinstance(event, End):
-                execution.ended = True
                 execution.completed_at, execution.finish_reason = time.monotonic(), event.finish_reason
                 hit_usage = None if execution.answer is None else execution.answer.usage
-                await self._record_usage(execution, hit_usage or event.usage)
+                await self._ends.record_usage(execution, hit_usage or event.usage)
                 if event.finish_reason == "cancelled":
                     raise ApiError("cancelled", "The request was cancelled.")
             elif isinstance(event, Tokens):
@@ -346,14 +344,9 @@ class InferenceService:
         if not active.take_fallback(error):
             execution.buffer.refill()  # the wait was cancelled, possibly while it read the log
             return await execution.next_event()
-        await self._abandon(execution, error.code)
+        await self._ends.end(execution, error.code)
         await self._fall_back(active, error)
         return None
-
-    async def _record_usage(self, execution: Execution, usage: TokenCounts) -> None:
-        """Record what the execution used, and release the rest of its reservation early."""
-        execution.usage = usage
-        await self._admission.end(execution.admitted, usage)
 
     def writer(self, response_spec: ResponseSpec) -> Writer:
         """Return a writer for a response that is resumed.
@@ -560,8 +553,7 @@ class InferenceService:
         except BaseException:
             if execution is not None:
                 await self._answers.end_flight(execution)
-            await self._dispatcher.record_not_started(admitted.billing_context)
-            await self._admission.close(admitted, None)
+            await self._ends.drop(admitted)
             if reserves:
                 await self._reserves.release(active)
             raise
@@ -618,17 +610,11 @@ class InferenceService:
         """Start an execution with the next candidate, after a failure before the first token."""
         log.info("fallback_started", request_id=active.request_id, model=active.model, code=error.code)
         active.skip(error)
-        await self._close_execution(active.execution)
+        await self._ends.end(active.execution)
         try:
             await self._next_execution(active)
         except ApiError:
             raise error from None  # report the first failure
-
-    async def _close_execution(self, execution: Execution) -> None:
-        """Close an execution that another one follows."""
-        self._dispatcher.release(execution)
-        await self._answers.end_flight(execution)
-        await self._admission.close(execution.admitted, execution.usage)
 
     # End of a request.
 
@@ -636,16 +622,12 @@ class InferenceService:
         execution = active.execution
         if active.shadowed is not None:
             active.shadowed.close()
+        is_served = execution.answer is not None and execution.answer.layer  # no gateway can resume it
+        is_awaited = is_returning and not is_served and not execution.is_read and not execution.is_closed
         try:
-            if not execution.ended:
-                is_served = execution.answer is not None and execution.answer.layer  # no gateway can resume it
-                if is_returning and not is_served and not await self._wait_for_return(active):
-                    return  # the execution continues; only its concurrency slots expire
-                await self._end(execution)
-            await self._admission.close(execution.admitted, execution.usage)
+            is_left = is_awaited and not await self._wait_for_return(active)
+            await self._ends.end(execution, is_continued=is_left)
         finally:
-            self._dispatcher.release(execution)
-            await self._answers.end_flight(execution)
             await self._reserves.release(active)
             self._metrics.in_flight.set(self._dispatcher.in_flight)
             for each in (*active.summaries, *active.executions):
@@ -670,37 +652,6 @@ class InferenceService:
                 await _wait_for_first(key_revoked, self._stopping, seconds=POLL_SECONDS)
                 unread_seconds = 0.0 if await self._subscribers.has_any(request_id) else unread_seconds + POLL_SECONDS
         return True
-
-    async def _abandon(self, execution: Execution, code: str) -> None:
-        """Mark the execution as failed, even if it has already ended, and cancel it."""
-        try:
-            await self._dispatcher.force_fail(execution.job, execution.attempt, code)
-            await self._dispatcher.send_stop(execution)
-        except (redis.RedisError, OSError) as exc:
-            log.warning("cancellation_failed", request_id=execution.request_id, error=str(exc))
-
-    async def _end(self, execution: Execution) -> None:
-        """Cancel the execution and wait for its usage, which is not refunded."""
-        if await self._answers.end(execution):
-            return
-        had_finished = execution.is_finished  # a cancellation in the queue finishes it too, without an event
-        try:
-            end_expected = await self._dispatcher.cancel(execution) or had_finished
-        except redis.RedisError as exc:
-            log.warning("cancellation_failed", request_id=execution.request_id, error=str(exc))
-            end_expected = True
-        try:
-            async with asyncio.timeout(END_SECONDS if end_expected else 0):
-                while not isinstance(event := await execution.next_event(), Failed):
-                    if isinstance(event, End):
-                        await self._record_usage(execution, event.usage)
-                        return
-                    if isinstance(event, Tokens):
-                        execution.output_tokens += len(event.token_ids)
-        except TimeoutError:
-            if execution.output_tokens:  # no end was received; the observed tokens are the minimum
-                prompt_tokens = execution.admitted.demand.prompt_tokens
-                execution.usage = TokenCounts(uncached=prompt_tokens, output=execution.output_tokens)
 
     def _count(self, model: str, usage: TokenCounts) -> None:
         for token_class in TOKEN_CLASSES:

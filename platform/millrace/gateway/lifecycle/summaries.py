@@ -9,7 +9,6 @@ before it starts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +21,7 @@ from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import Prompt, ResponseSpec
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.execution import Execution
+from millrace.gateway.dispatch.execution_ends import ExecutionEnds
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.streams import LOCAL_FAILURES
 from millrace.gateway.lifecycle.escalation import EscalationReserves
@@ -50,22 +50,14 @@ class Summaries:
         dispatcher: Dispatcher,
         jobs: InferenceJobBuilder,
         reserves: EscalationReserves,
-        end: Callable[[Execution], Awaitable[None]],
-        abandon: Callable[[Execution, str], Awaitable[None]],
+        ends: ExecutionEnds,
     ) -> None:
-        """Create an instance.
-
-        Args:
-            end: cancels an execution and waits for its usage.
-            abandon: marks an execution as failed with a code, even if it has ended, and cancels it.
-        """
         self._router = router
         self._admission = admission
         self._dispatcher = dispatcher
         self._jobs = jobs
         self._reserves = reserves
-        self._end = end
-        self._abandon = abandon
+        self._ends = ends
 
     def model_of(self, active: ActiveRequest) -> ServedModel | None:
         """Return the model that summarizes for a request; None if its messages are dropped without a summary."""
@@ -132,15 +124,14 @@ class Summaries:
             execution = Execution(self._dispatcher.broker, admitted, self._jobs.make(admitted), spec, record)
             self._dispatcher.submit(execution)
         except BaseException:
-            await self._dispatcher.record_not_started(admitted.billing_context)
-            await self._admission.close(admitted, None)
+            await self._ends.drop(admitted)
             raise
         active.summaries.append(execution)
         try:
             async with asyncio.timeout(SUMMARY_SECONDS):
                 text = await self._text(execution)
         finally:
-            await asyncio.shield(self._close(execution))
+            await asyncio.shield(self._ends.end(execution))
         if not text:
             raise SummaryError("empty")
         placed = execution.decision_record.get("executions") or [{}]
@@ -156,23 +147,14 @@ class Summaries:
                 execution.output_tokens += len(event.token_ids)
                 parts.append(event.text)
             elif isinstance(event, Failed):
-                execution.ended = True
                 if event.code in LOCAL_FAILURES:
-                    await self._abandon(execution, event.code)
+                    await self._ends.end(execution, event.code)
                 raise SummaryError(event.code)
             elif isinstance(event, End):
-                execution.ended = True
-                execution.usage = event.usage
-                await self._admission.end(execution.admitted, event.usage)
+                await self._ends.record_usage(execution, event.usage)
                 if event.finish_reason == "cancelled":
                     raise SummaryError("cancelled")
                 return "".join(parts).strip()
-
-    async def _close(self, execution: Execution) -> None:
-        if not execution.ended:
-            await self._end(execution)
-        self._dispatcher.release(execution)
-        await self._admission.close(execution.admitted, execution.usage)
 
 
 def with_prompt(admitted: AdmittedRequest, prompt: Prompt) -> AdmittedRequest:
