@@ -155,7 +155,7 @@ async def test_an_equal_request_is_a_hit_that_is_billed_once_by_its_components(c
     assert await client.answer(second) == "Hello there"
     assert second.execution.usage == HIT
     assert (client.origin(first), client.origin(second)) == (("computed", ""), ("exact", first.request_id))
-    answers = client.gate.service._metrics.answers
+    answers = client.gate.service._metrics._metrics.answers
     assert [answers.labels("a", layer)._value.get() for layer in ("computed", "exact")] == [1, 1]
     assert len(await client.hits()) == 1
     note = (await client.gate.decision_record(second))["answer_cache"]

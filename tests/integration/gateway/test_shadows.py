@@ -38,12 +38,12 @@ from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
-from millrace.gateway.lifecycle import shadows as shadows_module
 from millrace.gateway.lifecycle.active_request import ActiveRequest
 from millrace.gateway.lifecycle.request_log import RequestLogWriter, ShadowRecord
 from millrace.gateway.lifecycle.service import InferenceService
-from millrace.gateway.lifecycle.shadows import Shadows, is_selected
 from millrace.gateway.protocols.openai import completions
+from millrace.gateway.stages import shadows as shadows_module
+from millrace.gateway.stages.shadows import Shadows, is_selected
 from tenants.keys.snapshot import ApiKeySnapshot
 from tests.support.billing.books import rate_card
 from tests.support.gateway.budgets import budget_period, check_invariants, settle_events
@@ -59,6 +59,7 @@ from tests.support.gateway.escalations import (
 )
 from tests.support.gateway.replica import GATEWAY, Replica
 from tests.support.gateway.service_gates import Gate, make_key
+from tests.support.gateway.services import replace_stage
 from tests.support.rows import unscoped
 from tests.support.waiting import eventually_async
 
@@ -78,19 +79,20 @@ class ShadowWorkers(Workers):
 def make_shadows(
     service: InferenceService, dispatcher: Dispatcher, request_log: Any, payer: Payer = "tenant", prices: Any = None
 ) -> Shadows:
-    executions = SideExecutions(service._admission, dispatcher, InferenceJobBuilder(GATEWAY, "secret", 60))
-    metrics = GatewayMetrics(dispatcher.replicas)
+    router, admission = service._routing.router, service._starter._admission
+    executions = SideExecutions(admission, dispatcher, InferenceJobBuilder(GATEWAY, "secret", 60))
     made = Shadows(
-        service._router,
-        service._admission,
+        router,
+        admission,
         dispatcher,
         executions,
         prices or PriceIndex(),
         request_log,
-        metrics,
+        GatewayMetrics(dispatcher.replicas),
         payer,
+        service._routing.tokenizer,
     )
-    service._shadows = made
+    replace_stage(service, made)
     return made
 
 
@@ -186,7 +188,7 @@ async def test_the_operators_check_uses_no_budget_and_no_credential_of_the_tenan
     await sync_to_async(rate_card)("small", uncached="1", cache_read="1", output="2")
     await sync_to_async(budget)(amount=0 if is_operator_paid else SMALL)
     workers, local_gateway = ShadowWorkers(broker), await gateway()
-    admission = make_service(broker, workers, local_gateway)._admission
+    admission = make_service(broker, workers, local_gateway)._starter._admission
     executions = SideExecutions(admission, workers, InferenceJobBuilder(GATEWAY, "secret", 60))
     key = msgspec.structs.replace(key, credentials={"small": 99})
     request, prompt = InferenceRequest("small", [1] * PROMPT, SamplingParams(), 500), Prompt([1] * PROMPT)
@@ -424,7 +426,7 @@ async def test_shadows_that_a_policy_does_not_select_do_not_start(gate: Gate, a:
         ({"rules": SHADOWED["rules"]}, None),
     ):
         call = await gate.begin(make_key(mine=policy), "mine")
-        assert call.shadowed is None
+        assert shadows._running == {}
         assert call.decision_record.get("not_shadowing") == reason
         await answer(gate, a, call)
 

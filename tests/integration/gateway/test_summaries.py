@@ -18,7 +18,7 @@ from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt
 from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.execution_state import ExecutionState
-from millrace.gateway.lifecycle import service as lifecycle
+from millrace.gateway.lifecycle import tokenizer
 from millrace.gateway.lifecycle.active_request import ActiveRequest
 from millrace.gateway.lifecycle.service import InferenceService
 from millrace.gateway.protocols import context_overflow, prompts
@@ -28,6 +28,7 @@ from tests.support.billing.books import rate_card
 from tests.support.gateway import escalations
 from tests.support.gateway.budgets import budget_period, check_invariants, settle_events
 from tests.support.gateway.escalations import Workers, make_service, not_started, with_policy
+from tests.support.gateway.services import find_stage
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table", "one_token_per_letter")]
 MODELS = {
@@ -74,7 +75,7 @@ def one_token_per_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(escalations, "MODELS", MODELS)
     monkeypatch.setattr(context_overflow, "tokenize_here", tokenize)
     monkeypatch.setattr(prompts, "tokenize_here", tokenize)
-    monkeypatch.setattr(lifecycle, "is_short", lambda _: True)
+    monkeypatch.setattr(tokenizer, "is_short", lambda _: True)
 
 
 async def run(
@@ -90,6 +91,12 @@ async def run(
     service.release(active)
     assert isinstance(events[-1], End)
     return active
+
+
+def summary_of(active: ActiveRequest) -> str:
+    """Return the summary of the messages that a request has dropped."""
+    shortened: Any = active.stages.find("summaries")
+    return str(shortened.summary)
 
 
 async def prices() -> None:
@@ -120,7 +127,7 @@ async def test_the_sum_is_reserved_first_and_never_overruns_a_budget(
     await sync_to_async(settle_events)(*events)
     used = (await sync_to_async(budget_period)(made)).used
     assert 0 < used <= limit * 10**6
-    summarized = [active for active in answered if active.summary]
+    summarized = [active for active in answered if summary_of(active)]
     spent = sum(
         (1 if event.billing_context.model == "cheap" else 10) * (event.usage.uncached + event.usage.output) * 10**9
         for event in workers.usage
@@ -131,10 +138,10 @@ async def test_the_sum_is_reserved_first_and_never_overruns_a_budget(
         text = "".join(map(chr, workers.prompts[active.request_id]))
         assert text.startswith("s" * 100)
         assert text.endswith("u" * 300)
-        assert ("[Summary of earlier messages: they met]" in text) == bool(active.summary)
+        assert ("[Summary of earlier messages: they met]" in text) == bool(summary_of(active))
         assert active.decision_record["dropped_messages"] == 2
         assert len(text) + OUTPUT <= 2000
-        if active.summary:
+        if summary_of(active):
             assert active.decision_record["summary"]["model"] == "cheap"
             asked = "".join(map(chr, workers.prompts[f"{active.request_id}.0"]))
             assert "user: uuu" in asked
@@ -243,11 +250,11 @@ async def test_a_cached_answer_makes_a_summary_unnecessary(
     await service.drain()
 
     assert isinstance(first, ActiveRequest)
-    assert first.summary
+    assert summary_of(first)
     assert len(workers.usage) == 2  # the summary and the answer
     for other in others:
         assert isinstance(other, ActiveRequest)
-        assert (other.summary, other.execution.cache_layer) == ("", "exact")
+        assert (summary_of(other), other.execution.cache_layer) == ("", "exact")
         assert other.decision_record["dropped_messages"] == 2
         assert "not_summarizing" not in other.decision_record
     hits = await not_started(broker)
@@ -275,7 +282,7 @@ async def test_a_conversation_with_other_dropped_messages_is_not_served_from_the
     await service.drain()
     assert isinstance(other, ActiveRequest)
     assert other.decision_record["dropped_messages"] == 2
-    assert (other.summary, other.execution.cache_layer) == ("they met", "computed")
+    assert (summary_of(other), other.execution.cache_layer) == ("they met", "computed")
 
 
 async def test_an_answer_without_its_summary_is_not_cached(
@@ -293,7 +300,7 @@ async def test_an_answer_without_its_summary_is_not_cached(
     second = await run(service, key, 2, greedy)
     await service.drain()
     assert isinstance(second, ActiveRequest)
-    assert second.summary == "they met"
+    assert summary_of(second) == "they met"
     await sync_to_async(settle_events)(*workers.usage, *await not_started(broker))
     await sync_to_async(check_invariants)()
 
@@ -312,12 +319,13 @@ async def test_a_disconnect_during_the_summary_returns_what_was_reserved_for_esc
     started = asyncio.Event()
 
     async def summarize(active: ActiveRequest, model: ServedModel, dropped: int) -> str:
-        assert active.reserved
+        escalations: Any = active.stages.find("escalation")
+        assert escalations.reserved
         started.set()
         await asyncio.sleep(60)
         return ""
 
-    monkeypatch.setattr(service._summaries, "summarize", summarize)
+    monkeypatch.setattr(find_stage(service, "summaries"), "summarize", summarize)
     running = asyncio.create_task(run(service, key, 1))
     async with asyncio.timeout(30):
         await started.wait()

@@ -138,7 +138,8 @@ class AnswerCache:
         lookup = execution.answer
         if lookup is None or lookup.layer:
             return
-        if not is_keepable(lookup.events, execution.job.params.n):
+        is_partial = execution.whole_prompt is not None and not execution.has_summary  # later answers have a summary
+        if is_partial or not is_keepable(lookup.events, execution.job.params.n):
             await self.end_flight(execution)
             return
         leader, lookup.leader = lookup.leader, ""
@@ -351,8 +352,6 @@ class AnswerCache:
             ApiError: 503, the tenant's queue is full.
         """
         lookup.layer = lookup.source = ""
-        if execution.whole_prompt is not None:
-            lookup.seconds = 0  # it runs without a summary
         execution.decision_record["answer_cache"] = {"miss": "leader_failed"}
         self._dispatcher.submit(execution)
 

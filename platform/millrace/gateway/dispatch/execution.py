@@ -77,10 +77,16 @@ class Execution:
         self.usage: TokenCounts | None = None
         self.answer: AnswerLookup | None = None  # its state in the answer cache, if the cache is used
         self.whole_prompt: list[int] | None = None  # tokens of a conversation of which a part is summarized
+        self.has_summary = False  # the prompt contains the summary of that part
 
     @property
     def attempt(self) -> int:
         return self.buffer.attempt
+
+    def set_job(self, admitted: AdmittedRequest, job: InferenceJob, response_spec: ResponseSpec) -> None:
+        """Replace what an execution that was not dispatched will run."""
+        self.admitted, self.job, self.response_spec = admitted, job, response_spec
+        self.encoded_response_spec = encode_response_spec(response_spec)
 
     def advance(self, state: ExecutionState) -> bool:
         """Change the state, if the transition is allowed. Return whether it is."""

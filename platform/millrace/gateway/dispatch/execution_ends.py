@@ -57,8 +57,10 @@ class ExecutionEnds:
                 if not is_continued:
                     await self._admission.close(execution.admitted, execution.usage)
 
-    async def drop(self, admitted: AdmittedRequest) -> None:
-        """Release what was admitted for an execution that does not start."""
+    async def drop(self, admitted: AdmittedRequest, execution: Execution | None = None) -> None:
+        """Release what was admitted for an execution that does not start. It may have been built already."""
+        if execution is not None and execution.answer is not None:
+            await execution.answer.cache.end_flight(execution)
         await self._dispatcher.record_not_started(admitted.billing_context)
         await self._admission.close(admitted, None)
 

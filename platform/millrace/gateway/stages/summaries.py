@@ -4,33 +4,37 @@ A summary is an execution of its own, with the request ID `<request>.0`, by the 
 is billed once, at its own price. Its maximum cost is reserved together with that of the answer, before it starts. If
 the sum does not fit a budget, or if the summary fails, the messages are dropped without one. The answer cache is read
 before it starts.
+
+The stage fails open: after an internal error the messages are dropped without a summary, or the request is refused as
+too long.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+import contextlib
+from typing import Any
 
 from inference_worker.contract.messages import End, Failed, Tokens
 from inference_worker.contract.request import ServiceClass
-from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest, RateLimitAdmission
+from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import Prompt, ResponseSpec
+from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.execution_ends import ExecutionEnds
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.streams import LOCAL_FAILURES
-from millrace.gateway.lifecycle.escalation import EscalationReserves
+from millrace.gateway.lifecycle.active_request import ActiveRequest
+from millrace.gateway.lifecycle.execution_builder import ExecutionBuilder
+from millrace.gateway.lifecycle.stage import RequestStage, Stage
+from millrace.gateway.lifecycle.tokenizer import PromptTokenizer
 from millrace.gateway.protocols import context_overflow
 from millrace.gateway.protocols.prompts import make_prompt
 from millrace.gateway.routing.router import Router
-
-if TYPE_CHECKING:
-    from millrace.gateway.lifecycle.active_request import ActiveRequest
+from millrace.gateway.stages.escalation import EscalationReserves
+from tenants.keys.snapshot import ApiKeySnapshot
 
 SUMMARY_SECONDS = 60.0
 SUMMARY_DIALECT = "summary"
@@ -40,24 +44,97 @@ class SummaryError(Exception):
     """The reason why there is no summary, for the decision record."""
 
 
-class Summaries:
+class ShortenedConversation(RequestStage):
+    """A conversation that is shortened if it has outgrown its context, and its summary."""
+
+    def __init__(self, summaries: Summaries) -> None:
+        self._summaries = summaries
+        self.summary = ""  # summary of the messages that were dropped
+        self._is_needed = False  # the next execution needs a summary
+
+    async def before_admission(self, active: ActiveRequest) -> None:
+        """Drop messages of a conversation that outgrows the context of the last candidate.
+
+        Raises:
+            ApiError: 400, it cannot be shortened enough.
+        """
+        self._is_needed = False
+        await self._summaries.tokenizer.fit(active)
+        policy, request, model = active.route.policy, active.request, active.served_target
+        if policy is None or policy.context_overflow == "refuse" or active.falls_back("context"):
+            return
+        room = model.context_length - context_overflow.output_room(model, request)
+        if active.prompt.num_tokens <= room or room < 1 or not context_overflow.can_shorten(model, request):
+            return
+        whole_prompt = active.prompt.ids
+        if self.summary or self._summaries.model_of(active) is None:
+            active.prompt = await self._shorten(active, room)
+            return
+        try:
+            active.prompt = await self._shorten(active, room - context_overflow.SUMMARY_ROOM)
+        except ApiError as exc:  # the last message leaves no room for a summary
+            active.decision_record["not_summarizing"] = exc.code
+            active.prompt = await self._shorten(active, room)
+            return
+        self._is_needed, active.whole_prompt, active.spare_tokens = True, whole_prompt, context_overflow.SUMMARY_ROOM
+
+    async def before_dispatch(self, active: ActiveRequest, execution: Execution) -> bool:
+        """Add a summary of the dropped messages to the prompt, or dispatch it without one if that fails."""
+        if active.spare_refusal:
+            active.decision_record["not_summarizing"] = active.spare_refusal
+        if not self._is_needed or active.spare_refusal or active.rejection is not None:
+            return False
+        self._is_needed = False
+        summarizer, dropped = self._summaries.model_of(active), active.prompt.dropped_messages
+        if summarizer is not None:
+            self.summary = await self._summaries.summarize(active, summarizer, dropped)
+        if self.summary:
+            room = active.prompt.num_tokens + context_overflow.SUMMARY_ROOM
+            with contextlib.suppress(ApiError):  # the summary is longer than its room
+                active.prompt = await self._shorten(active, room)
+                self._summaries.builder.set_prompt(active, execution)
+                execution.has_summary = True
+        return False
+
+    async def _shorten(self, active: ActiveRequest, room: int) -> Prompt:
+        request, model, summary = active.request, active.served_target, self.summary
+        prompt = await make_prompt(
+            model,
+            request,
+            lambda: context_overflow.shorten_prompt(model, request, room, summary),
+            lambda prompts: prompts.shorten(model, request.number, room, summary),
+        )
+        active.decision_record["dropped_messages"] = prompt.dropped_messages
+        return prompt
+
+
+class Summaries(Stage):
     """Runs the executions of summaries."""
+
+    name = "summaries"
+    fails_closed = False
 
     def __init__(
         self,
         router: Router,
-        admission: RateLimitAdmission,
         dispatcher: Dispatcher,
         jobs: InferenceJobBuilder,
         reserves: EscalationReserves,
         ends: ExecutionEnds,
+        builder: ExecutionBuilder,
+        tokenizer: PromptTokenizer,
     ) -> None:
+        self.builder = builder
+        self.tokenizer = tokenizer
         self._router = router
-        self._admission = admission
         self._dispatcher = dispatcher
         self._jobs = jobs
         self._reserves = reserves
         self._ends = ends
+
+    def open(self, key: ApiKeySnapshot, request: InferenceRequest, request_id: str) -> ShortenedConversation | None:
+        policy = key.policies.get(request.model)
+        return None if policy is None or policy.context_overflow == "refuse" else ShortenedConversation(self)
 
     def model_of(self, active: ActiveRequest) -> ServedModel | None:
         """Return the model that summarizes for a request; None if its messages are dropped without a summary."""
@@ -92,12 +169,7 @@ class Summaries:
             prompt,
             [model],
         )
-        reserved = await self._admission.reserve_further(demand)
-        try:
-            return await self._admission.admit_reserved(reserved)
-        except BaseException:
-            await self._reserves.return_one(reserved)
-            raise
+        return await self._reserves.admit(await self._reserves.reserve(demand))
 
     async def _prompt(self, active: ActiveRequest, model: ServedModel, dropped: int) -> Prompt:
         request = active.request
@@ -126,7 +198,7 @@ class Summaries:
         except BaseException:
             await self._ends.drop(admitted)
             raise
-        active.summaries.append(execution)
+        active.side_executions.append(execution)
         try:
             async with asyncio.timeout(SUMMARY_SECONDS):
                 text = await self._text(execution)
@@ -155,10 +227,3 @@ class Summaries:
                 if event.finish_reason == "cancelled":
                     raise SummaryError("cancelled")
                 return "".join(parts).strip()
-
-
-def with_prompt(admitted: AdmittedRequest, prompt: Prompt) -> AdmittedRequest:
-    """Return the admission of a shorter prompt. What is reserved for the longer one does not change."""
-    changed = msgspec.structs.replace(admitted, demand=msgspec.structs.replace(admitted.demand, prompt=prompt))
-    vars(changed).clear()  # `replace` copies cached properties
-    return changed
