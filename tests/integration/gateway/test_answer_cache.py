@@ -38,6 +38,7 @@ from millrace.gateway.protocols.responses import body
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 from tests.support.gateway.replica import Replica
 from tests.support.gateway.service_gates import Gate, serving
+from tests.support.gateway.services import recorded
 from tests.support.waiting import eventually_async
 
 PROMPT = (1, 2, 3)
@@ -120,7 +121,7 @@ class Client:
         return call.execution.cache_layer, "" if answer is None else answer.source
 
     def note(self, call: ActiveRequest) -> dict[str, Any]:
-        return dict(call.decision_record["answer_cache"])
+        return dict(recorded(call)["answer_cache"])
 
 
 @pytest_asyncio.fixture

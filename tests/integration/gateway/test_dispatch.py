@@ -38,6 +38,7 @@ from inference_worker.contract.request import ReasoningSpec, SamplingParams, Ser
 from millrace.apps.deployments.gateway_heartbeat import GATEWAYS_KEY, decode_gateway_heartbeat, gateway_heartbeat_key
 from millrace.gateway.admission.admission import AdmittedRequest
 from millrace.gateway.core.commands import CommandConnection
+from millrace.gateway.core.decision_record import DecisionRecord
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.dispatch import monitor, replicas
@@ -77,12 +78,12 @@ async def serving(dispatcher: Dispatcher) -> bool:
     return bool(dispatcher.replicas.serving("m"))
 
 
-def submit(dispatcher: Dispatcher, job: InferenceJob, decision_record: dict[str, Any] | None = None) -> Execution:
+def submit(dispatcher: Dispatcher, job: InferenceJob, decision_record: DecisionRecord | None = None) -> Execution:
     """Submit an execution of the job."""
     billing_context = job.billing_context
     admitted = AdmittedRequest(make_demand(make_key(), billing_context.request_id), job.params.max_tokens)
     response_spec = ResponseSpec("completions", billing_context.request_id, billing_context.model, 0, 2)
-    execution = Execution(dispatcher.broker, admitted, job, response_spec, decision_record or {})
+    execution = Execution(dispatcher.broker, admitted, job, response_spec, decision_record or DecisionRecord())
     dispatcher.submit(execution)
     return execution
 
@@ -638,7 +639,7 @@ async def test_a_claim_that_the_broker_lost_is_written_again(
 async def test_the_reason_of_a_placement_is_recorded(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
-    await send(dispatcher, make_job(), decision_record={"requested_model": "name"})
+    await send(dispatcher, make_job(), decision_record=DecisionRecord(requested_model="name"))
     decision_record = msgspec.json.decode(await broker.get(decision_record_key("req_1")))
     assert decision_record["requested_model"] == "name"
     (execution,) = decision_record["executions"]

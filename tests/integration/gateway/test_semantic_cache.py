@@ -48,7 +48,7 @@ from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapsho
 from tenants.routing_policies.policy import parse
 from tests.support.gateway.replica import GATEWAY, Replica
 from tests.support.gateway.service_gates import Gate, serving
-from tests.support.gateway.services import find_stage, replace_stage
+from tests.support.gateway.services import find_stage, recorded, replace_stage
 from tests.support.waiting import eventually_async
 
 POLICY = parse({"rules": [{"targets": [{"model": "a"}]}], "semantic_cache": True}, version=1)
@@ -229,7 +229,7 @@ async def fill(client: Client, key: ApiKeySnapshot | None = None) -> str:
 
 
 def note(call: ActiveRequest) -> dict[str, Any]:
-    return dict(call.decision_record["answer_cache"])
+    return dict(recorded(call)["answer_cache"])
 
 
 async def test_a_similar_question_is_served_after_enough_checks(client: Client) -> None:

@@ -46,6 +46,7 @@ from tenants.keys.snapshot import LimitSetSnapshot
 from tests.support.engine.tiny_models import make_tokenizer
 from tests.support.gateway.replica import GATEWAY, Replica
 from tests.support.gateway.service_gates import MODELS, Gate, make_key, serving
+from tests.support.gateway.services import recorded
 from tests.support.waiting import eventually_async
 
 LIMIT = LimitSetSnapshot(1, "key", requests_per_day=100, tokens_per_day=1000, concurrency=2)
@@ -72,7 +73,7 @@ async def test_the_request_log_names_the_sampling_defaults_that_a_request_took(g
     call = await gate.service.begin(make_key(LIMIT), request, completions.DIALECT, "req_defaults")
     params = call.execution.job.params
     assert (params.temperature, params.top_k) == (0.7, 5)
-    assert call.decision_record["sampling_defaults"] == {"top_k": 5}
+    assert recorded(call)["sampling_defaults"] == {"top_k": 5}
 
 
 @pytest.mark.usefixtures("b")
@@ -86,7 +87,7 @@ async def test_inputs_are_truncated_to_the_length_of_the_deployment_that_answers
     call = await gate.service.begin(make_key(LIMIT, mine=EITHER), request, embeddings.DIALECT, "req_truncated")
     assert (call.model, call.execution.job.input_lengths) == ("b", (8, 8, 3))
     assert call.execution.response_spec.truncated == "2 of 3"
-    assert call.decision_record["truncated_inputs"] == 2
+    assert recorded(call)["truncated_inputs"] == 2
 
 
 async def test_a_tenants_model_name_is_routed_by_its_policy(gate: Gate, a: Replica) -> None:

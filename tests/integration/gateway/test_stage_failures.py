@@ -40,7 +40,7 @@ from tenants.routing_policies.policy import parse
 from tests.support.billing.books import rate_card
 from tests.support.gateway.budgets import budget_period, check_invariants, settle_events
 from tests.support.gateway.escalations import Workers, not_started
-from tests.support.gateway.services import find_stage, make_parts
+from tests.support.gateway.services import find_stage, make_parts, recorded
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table", "one_token_per_letter")]
 PRICES = {"cheap": 1, "small": 2, "large": 10, "shadow": 5}  # USD of a million tokens of any class
@@ -332,7 +332,7 @@ async def test_a_request_passes_through_all_stages(
     active, end = await fleet.run(make_key(key))
     assert end == text
     assert active is not None
-    record = active.decision_record
+    record = recorded(active)
     assert record["experiment"] == {"id": 7, "arm": 0, "name": "control"}
     assert record["dropped_messages"] == 2
     assert ("escalations" in record, "summary" in record, "shadow" in record) == (not is_hit,) * 3

@@ -28,7 +28,7 @@ from tests.support.billing.books import rate_card
 from tests.support.gateway import escalations
 from tests.support.gateway.budgets import budget_period, check_invariants, settle_events
 from tests.support.gateway.escalations import Workers, make_service, not_started, with_policy
-from tests.support.gateway.services import find_stage
+from tests.support.gateway.services import find_stage, recorded
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table", "one_token_per_letter")]
 MODELS = {
@@ -139,15 +139,15 @@ async def test_the_sum_is_reserved_first_and_never_overruns_a_budget(
         assert text.startswith("s" * 100)
         assert text.endswith("u" * 300)
         assert ("[Summary of earlier messages: they met]" in text) == bool(summary_of(active))
-        assert active.decision_record["dropped_messages"] == 2
+        assert recorded(active)["dropped_messages"] == 2
         assert len(text) + OUTPUT <= 2000
         if summary_of(active):
-            assert active.decision_record["summary"]["model"] == "cheap"
+            assert recorded(active)["summary"]["model"] == "cheap"
             asked = "".join(map(chr, workers.prompts[f"{active.request_id}.0"]))
             assert "user: uuu" in asked
             assert "assistant: aaa" in asked
         else:
-            assert active.decision_record["not_summarizing"] == "budget_exceeded"
+            assert recorded(active)["not_summarizing"] == "budget_exceeded"
     assert bool(summarized) == (limit != 9_000_000)
     await sync_to_async(check_invariants)()
 
@@ -171,7 +171,7 @@ async def test_without_a_summary_the_messages_are_dropped(
     active = await run(service, with_policy(key, policy), 1)
     await service.drain()
     assert isinstance(active, ActiveRequest)
-    assert active.decision_record.get("not_summarizing") == reason
+    assert recorded(active).get("not_summarizing") == reason
     assert "".join(map(chr, workers.prompts["req_1"])) == "s" * 100 + "u" * 300
     await sync_to_async(settle_events)(*workers.usage, *await not_started(broker))
     await sync_to_async(check_invariants)()
@@ -188,7 +188,7 @@ async def test_a_summary_whose_stream_is_lost_is_not_billed(
     active = await run(service, with_policy(key, POLICY), 1)
     await service.drain()
     assert isinstance(active, ActiveRequest)
-    assert active.decision_record["not_summarizing"] == "stream_lost"
+    assert recorded(active)["not_summarizing"] == "stream_lost"
     await sync_to_async(settle_events)(*workers.usage, *await not_started(broker))
     answer = workers.usage[-1]
     assert answer.billing_context.request_id == "req_1"
@@ -255,8 +255,8 @@ async def test_a_cached_answer_makes_a_summary_unnecessary(
     for other in others:
         assert isinstance(other, ActiveRequest)
         assert (summary_of(other), other.execution.cache_layer) == ("", "exact")
-        assert other.decision_record["dropped_messages"] == 2
-        assert "not_summarizing" not in other.decision_record
+        assert recorded(other)["dropped_messages"] == 2
+        assert "not_summarizing" not in recorded(other)
     hits = await not_started(broker)
     assert [event.usage.answer_hit_output for event in hits] == [10, 10]
     await local.budget_admission.stop()
@@ -281,7 +281,7 @@ async def test_a_conversation_with_other_dropped_messages_is_not_served_from_the
     other = await run(service, key, 2, greedy)
     await service.drain()
     assert isinstance(other, ActiveRequest)
-    assert other.decision_record["dropped_messages"] == 2
+    assert recorded(other)["dropped_messages"] == 2
     assert (summary_of(other), other.execution.cache_layer) == ("they met", "computed")
 
 

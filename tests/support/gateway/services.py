@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import redis.asyncio as redis
 
 from millrace.environment.configuration import platform_settings
@@ -18,6 +19,7 @@ from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
 from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
+from millrace.gateway.lifecycle.active_request import ActiveRequest
 from millrace.gateway.lifecycle.service import InferenceService
 from millrace.gateway.lifecycle.stage import Stage
 from millrace.gateway.routing.router import Router
@@ -46,6 +48,11 @@ def make_parts(
         "subscribers": StreamSubscribers(broker),
     }
     return ServiceParts(router=router, admission=admission, dispatcher=dispatcher, **parts | changes)
+
+
+def recorded(active: ActiveRequest) -> dict[str, Any]:
+    """Return the decision record of a request as it is stored."""
+    return dict(msgspec.json.decode(msgspec.json.encode(active.decision_record)))
 
 
 def replace_stage(service: InferenceService, stage: Stage) -> None:

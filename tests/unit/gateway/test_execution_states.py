@@ -23,6 +23,7 @@ from inference_worker.contract.messages import (
 )
 from inference_worker.contract.request import SamplingParams, TokenCounts
 from millrace.gateway.admission.admission import AdmittedRequest
+from millrace.gateway.core.decision_record import DecisionRecord
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.dispatch.dispatcher import Dispatcher
@@ -52,7 +53,8 @@ def make_execution(dispatcher: Dispatcher, number: int = 0) -> Execution:
     context = BillingContext(0, f"req_{number}", 0, 1, 1, 1, "m")
     job = InferenceJob(context, "gw-a", [1, 2], SamplingParams(), b"salt", 0.0)
     admitted = AdmittedRequest(make_demand(make_key(), context.request_id), 20)
-    return Execution(dispatcher.broker, admitted, job, ResponseSpec("completions", context.request_id, "m", 0, 2), {})
+    spec = ResponseSpec("completions", context.request_id, "m", 0, 2)
+    return Execution(dispatcher.broker, admitted, job, spec, DecisionRecord())
 
 
 class Executions(RuleBasedStateMachine):

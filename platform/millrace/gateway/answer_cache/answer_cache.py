@@ -103,7 +103,7 @@ class AnswerCache:
             self._require_run(request)
             return False
         reason = _miss_reason(execution, request, key)
-        execution.decision_record["answer_cache"] = note = dict[str, Any]()
+        execution.decision_record.answer_cache = note = dict[str, Any]()
         stored = key.answer_cache_seconds if _may_store(key, request) else 0
         if NO_STORE in request.cache_directives:
             note["no_store"] = True
@@ -244,7 +244,7 @@ class AnswerCache:
             replaced = TokenCounts(execution.admitted.demand.prompt_tokens, output=end.usage.output)
         if not lookup.seconds:
             note["no_store"] = True
-        execution.decision_record["answer_cache"] = note  # before the record is written
+        execution.decision_record.answer_cache = note  # before the record is written
         await self._record(execution, lookup, replaced, "completed", end.finish_reason)
         events = (_as_hit(event, execution, seq, replaced) for seq, event in enumerate(answer.events))
         execution.buffer.replay(events)
@@ -352,7 +352,7 @@ class AnswerCache:
             ApiError: 503, the tenant's queue is full.
         """
         lookup.layer = lookup.source = ""
-        execution.decision_record["answer_cache"] = {"miss": "leader_failed"}
+        execution.decision_record.answer_cache = {"miss": "leader_failed"}
         self._dispatcher.submit(execution)
 
     async def _fail(self, execution: Execution, error: ApiError) -> None:

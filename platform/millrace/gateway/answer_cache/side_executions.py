@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -17,6 +16,7 @@ from inference_worker.contract.messages import AnswerEvent, End, Failed
 from inference_worker.contract.request import ServiceClass
 from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest, RateLimitAdmission
 from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.decision_record import DecisionRecord
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec
 from millrace.gateway.dispatch.dispatcher import Dispatcher
@@ -43,7 +43,7 @@ class SideExecutions:
         prompt: Prompt,
         model: ServedModel,
         spec: ResponseSpec,
-        decision_record: dict[str, Any],
+        decision_record: DecisionRecord,
         *,
         is_operator_paid: bool = False,
         on_start: Callable[[Execution], None] | None = None,
@@ -73,7 +73,7 @@ class SideExecutions:
         self,
         admitted: AdmittedRequest,
         spec: ResponseSpec,
-        decision_record: dict[str, Any],
+        decision_record: DecisionRecord,
         *,
         may_wait: bool = True,
         on_start: Callable[[Execution], None] | None = None,

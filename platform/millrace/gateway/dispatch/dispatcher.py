@@ -219,8 +219,7 @@ class Dispatcher:
             if choice.replicas_with_prefix and not execution.written:
                 execution.job = msgspec.structs.replace(execution.job, replicas_with_prefix=choice.replicas_with_prefix)
             self.placement.note_sent(choice.replica_id, batch=execution.batch)
-            executions = execution.decision_record.setdefault("executions", [])
-            executions.append(
+            execution.decision_record.place(
                 {
                     "execution": execution.execution,
                     "attempt": execution.attempt,

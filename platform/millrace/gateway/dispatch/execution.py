@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import redis.asyncio as redis
 
@@ -11,6 +10,7 @@ from inference_worker.contract.messages import InferenceJob, Tokens
 from inference_worker.contract.request import ServiceClass, TokenCounts
 from millrace.gateway.admission.admission import AdmittedRequest
 from millrace.gateway.admission.limits import is_long
+from millrace.gateway.core.decision_record import DecisionRecord
 from millrace.gateway.core.types import ResponseSpec, encode_response_spec
 from millrace.gateway.dispatch.answer_lookup import AnswerLookup
 from millrace.gateway.dispatch.execution_state import (
@@ -32,7 +32,7 @@ class Execution:
         admitted: AdmittedRequest,
         job: InferenceJob,
         response_spec: ResponseSpec,
-        decision_record: dict[str, Any],
+        decision_record: DecisionRecord,
         first_attempt: int = 1,
     ) -> None:
         """Create an execution.

@@ -115,7 +115,7 @@ class ActiveRequest:
         if policy is None or not self.falls_back(FALLBACK.get(error.code, "")):
             return False
         if not self._retry_budgets.take((self.key.tenant_id, self.request.model), policy.retries.max_percent):
-            self.decision_record["retry_budget"] = "used up"
+            self.decision_record.retry_budget = "used up"
             return False
         self.fallbacks += 1
         return True
@@ -158,4 +158,4 @@ class ActiveRequest:
 
     def skip(self, error: ApiError) -> None:
         """Record why a candidate did not run the request."""
-        self.decision_record.setdefault("skipped", []).append({"model": self.model, "reason": error.code})
+        self.decision_record.skip(self.model, error.code)

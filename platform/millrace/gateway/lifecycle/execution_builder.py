@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import redis.asyncio as redis
+from msgspec import UNSET
 
 from millrace.gateway.admission.admission import AdmittedRequest
 from millrace.gateway.core.types import Prompt, ResponseSpec
@@ -29,11 +30,10 @@ class ExecutionBuilder:
             prompts: the tokens of all prompts, if the response needs more than those of the first.
         """
         request = active.request
-        active.decision_record.pop("sampling_defaults", None)  # those of a model that failed
-        if defaults := request.defaults_of(admitted.demand.model):
-            active.decision_record["sampling_defaults"] = defaults
+        defaults = request.defaults_of(admitted.demand.model)
+        active.decision_record.sampling_defaults = defaults or UNSET  # instead of those of a model that failed
         if active.prompt.truncated_inputs:
-            active.decision_record["truncated_inputs"] = active.prompt.truncated_inputs
+            active.decision_record.truncated_inputs = active.prompt.truncated_inputs
         response_spec = ResponseSpec(
             active.dialect,
             active.request_id,

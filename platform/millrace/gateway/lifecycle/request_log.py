@@ -19,6 +19,7 @@ import structlog
 
 from millrace.gateway.admission.limits import ENFORCED
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
+from millrace.gateway.core.decision_record import DecisionRecord
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.limit_status import LimitStatus
 from millrace.gateway.core.request_db import TenantConnectionPool
@@ -223,10 +224,10 @@ class RequestTrace:
             limit_statuses = admitted[0].limit_statuses
         reserved = [each.reserved_nano for each in admitted if each.reserved_nano is not None]
         first_token_at = first.execution.first_token_at if first is not None and first.executions else None
-        decision_record = {} if first is None else first.decision_record
+        decision_record = DecisionRecord() if first is None else first.decision_record
         code = "" if error is None else error.code
         outcome = _outcome(status, code, complete=complete)
-        executions = decision_record.get("executions", [])
+        executions = decision_record.placements
         was_rejected = outcome in ("limited", "refused") and not executions
         ended = time.monotonic()
         cache_layer, cache_source = _cache_layer(
@@ -250,7 +251,7 @@ class RequestTrace:
             limited_by=None if error is None else error.bound,
             limits=[_limit(item) for item in limit_statuses[:MAX_LISTED]],
             budget_periods=admitted[0].budget_period_ids if admitted else (),
-            route={name: decision_record[name] for name in _ROUTE if name in decision_record},
+            route=decision_record.select(_ROUTE),
             placements=executions[:MAX_LISTED],
             prompts=max(1, len(self.active_requests)),
             prompt_tokens=_prompt_tokens(self.active_requests),

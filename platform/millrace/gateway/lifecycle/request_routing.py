@@ -42,7 +42,10 @@ class RequestRouting:
         route = self.router.route(key, request.model, facts, request_size(key, request, prompt, facts))
         if route.policy is not None:
             self.retry_budgets.record_request((key.tenant_id, request.model))
-        route.decision_record |= {name: value for name in ("metadata", "user") if (value := getattr(request, name))}
+        if request.metadata:
+            route.decision_record.metadata = request.metadata
+        if request.user:
+            route.decision_record.user = request.user
         return route
 
     def find_current(self, candidate: ServedModel) -> ServedModel:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import structlog
+from msgspec import UNSET
 
 from inference_worker.contract.messages import AnswerEvent, End
 from inference_worker.contract.request import ServiceClass, TokenCounts
@@ -142,14 +143,14 @@ class Escalations(RequestStage):
                     )
                 )
         except ApiError as exc:
-            active.decision_record["not_escalating"] = exc.code
+            active.decision_record.not_escalating = exc.code
             await self._give_back()
         self._escalates = bool(self.reserved)
 
     async def _escalate(self, active: ActiveRequest, check: str) -> bool:
         """Start the execution that is reserved next. Return False if there is none, or it cannot start."""
         entry = {"model": active.model, "check": check}
-        active.decision_record.setdefault("escalations", []).append(entry)
+        active.decision_record.escalate(entry)
         if not self.reserved:
             entry["reason"] = "no target left"
             return False
@@ -185,7 +186,7 @@ class Escalations(RequestStage):
     async def _finish(self, active: ActiveRequest) -> Sequence[AnswerEvent]:
         """Return the events of the last complete answer, and what is still reserved."""
         await self._give_back()
-        if "escalations" in active.decision_record:
+        if active.decision_record.escalations is not UNSET:
             await self._stage.dispatcher.record_decisions(active.execution)
         return await self._return_to_answer()
 

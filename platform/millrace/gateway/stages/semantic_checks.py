@@ -22,6 +22,7 @@ from millrace.gateway.answer_cache.answer_cache import AnswerCache
 from millrace.gateway.answer_cache.semantic_cache import Question
 from millrace.gateway.answer_cache.side_executions import SideExecutions
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
+from millrace.gateway.core.decision_record import DecisionRecord
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.tenant_slots import has_free_slot
 from millrace.gateway.core.types import InferenceRequest
@@ -82,7 +83,7 @@ class SemanticChecks(Stage):
     async def _run(self, hit: Execution, question: Question) -> None:
         demand = hit.admitted.demand
         request = dataclasses.replace(demand.request, service_class=ServiceClass.BATCH)
-        name, record = f"{hit.request_id}.v", {"checks": hit.request_id}
+        name, record = f"{hit.request_id}.v", DecisionRecord(checks=hit.request_id)
         is_operator_paid = self._payer == "operator"
         try:
             async with asyncio.timeout(CHECK_SECONDS):

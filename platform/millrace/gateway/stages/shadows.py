@@ -28,6 +28,7 @@ from millrace.gateway.admission.budget_admission import TIERS
 from millrace.gateway.answer_cache.side_executions import SideExecutions
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.decision_record import DecisionRecord
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.tenant_slots import has_free_slot
 from millrace.gateway.core.types import InferenceRequest, ResponseSpec
@@ -132,10 +133,10 @@ class Shadows(Stage):
         model = self._router.find_served(policy.shadow.model)
         reason = "model_not_found" if model is None else self._obstacle(model, primary, tenant_id)
         if model is None or reason:
-            active.decision_record["not_shadowing"] = reason
+            active.decision_record.not_shadowing = reason
             self._count.labels("" if model is None else model.name, reason).inc()
             return
-        active.decision_record["shadow"] = {"model": model.name}
+        active.decision_record.shadow = {"model": model.name}
         answer.task = task = asyncio.create_task(self._run(active, primary, model, answer))
         self._running[task] = tenant_id
         task.add_done_callback(self._running.pop)
@@ -163,11 +164,11 @@ class Shadows(Stage):
                 async with asyncio.timeout(SHADOW_SECONDS):
                     admitted = await self._admit(active, primary, model)
                     spec = _response_spec(admitted, primary)
-                    record = {"shadow_of": active.request_id}
+                    record = DecisionRecord(shadow_of=active.request_id)
                     execution, events = await self._executions.run_admitted(admitted, spec, record, may_wait=False)
             except (ApiError, TimeoutError) as exc:
                 code = exc.code if isinstance(exc, ApiError) else "timeout"
-                active.decision_record["not_shadowing"] = code
+                active.decision_record.not_shadowing = code
                 await self._dispatcher.record_decisions(active.execution)
             self._count.labels(model.name, code).inc()
             await answer.is_complete.wait()

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+
+from msgspec import UNSET
 
 from inference_worker.contract.messages import End, Failed, Tokens
 from inference_worker.contract.request import ServiceClass
 from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest
 from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.decision_record import DecisionRecord
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec
 from millrace.gateway.dispatch.dispatcher import Dispatcher
@@ -73,7 +75,7 @@ class ShortenedConversation(RequestStage):
         try:
             active.prompt = await self._shorten(active, room - context_overflow.SUMMARY_ROOM)
         except ApiError as exc:  # the last message leaves no room for a summary
-            active.decision_record["not_summarizing"] = exc.code
+            active.decision_record.not_summarizing = exc.code
             active.prompt = await self._shorten(active, room)
             return
         self._is_needed, active.whole_prompt, active.spare_tokens = True, whole_prompt, context_overflow.SUMMARY_ROOM
@@ -81,7 +83,7 @@ class ShortenedConversation(RequestStage):
     async def before_dispatch(self, active: ActiveRequest, execution: Execution) -> bool:
         """Add a summary of the dropped messages to the prompt, or dispatch it without one if that fails."""
         if active.spare_refusal:
-            active.decision_record["not_summarizing"] = active.spare_refusal
+            active.decision_record.not_summarizing = active.spare_refusal
         if not self._is_needed or active.spare_refusal or active.rejection is not None:
             return False
         self._is_needed = False
@@ -104,7 +106,7 @@ class ShortenedConversation(RequestStage):
             lambda: context_overflow.shorten_prompt(model, request, room, summary),
             lambda prompts: prompts.shorten(model, request.number, room, summary),
         )
-        active.decision_record["dropped_messages"] = prompt.dropped_messages
+        active.decision_record.dropped_messages = prompt.dropped_messages
         return prompt
 
 
@@ -138,12 +140,12 @@ class Summaries(Stage):
 
     def model_of(self, active: ActiveRequest) -> ServedModel | None:
         """Return the model that summarizes for a request; None if its messages are dropped without a summary."""
-        policy = active.route.policy
-        if policy is None or policy.context_overflow != "summarize" or "not_summarizing" in active.decision_record:
+        policy, has_failed = active.route.policy, active.decision_record.not_summarizing is not UNSET
+        if policy is None or policy.context_overflow != "summarize" or has_failed:
             return None
         model = self._router.find_served(policy.summarizer)
         if model is None or model.upstream is not None or model.task != "generate":
-            active.decision_record["not_summarizing"] = "model_not_found"
+            active.decision_record.not_summarizing = "model_not_found"
             return None
         return model
 
@@ -153,7 +155,7 @@ class Summaries(Stage):
             return await self._run(active, await self._reserve(active, model, dropped), dropped)
         except (ApiError, SummaryError, TimeoutError) as exc:
             reason = exc.code if isinstance(exc, ApiError) else str(exc) or "timeout"
-            active.decision_record["not_summarizing"] = reason
+            active.decision_record.not_summarizing = reason
             return ""
 
     async def _reserve(self, active: ActiveRequest, model: ServedModel, dropped: int) -> AdmittedRequest:
@@ -191,8 +193,9 @@ class Summaries(Stage):
                 active.admitted_at // 1_000_000,
                 demand.prompt_tokens,
             )
-            record: dict[str, Any] = {"tenant": active.key.tenant_id, "project": active.key.project_id}
-            record["requested_model"] = demand.request.model
+            record = DecisionRecord(
+                tenant=active.key.tenant_id, project=active.key.project_id, requested_model=demand.request.model
+            )
             execution = Execution(self._dispatcher.broker, admitted, self._jobs.make(admitted), spec, record)
             self._dispatcher.submit(execution)
         except BaseException:
@@ -206,9 +209,9 @@ class Summaries(Stage):
             await asyncio.shield(self._ends.end(execution))
         if not text:
             raise SummaryError("empty")
-        placed = execution.decision_record.get("executions") or [{}]
+        placed = execution.decision_record.placements or [{}]
         summary = {"model": execution.model, "messages": dropped, "replica": placed[-1].get("replica", "")}
-        active.decision_record["summary"] = summary
+        active.decision_record.summary = summary
         return text
 
     async def _text(self, execution: Execution) -> str:
