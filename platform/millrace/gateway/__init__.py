@@ -8,7 +8,8 @@ packages:
 3. `protocols` decodes the body from its API dialect into an `InferenceRequest` (core/types.py). Large bodies are
    decoded and tokenized in `prompt_processes`.
 4. `lifecycle.service` tokenizes the prompt and runs the request. `routing` returns the candidate deployments.
-   `admission` checks rate limits and reserves the maximum cost from the budgets.
+   `admission` checks rate limits and reserves the maximum cost from the budgets. `stages` has the parts of the path
+   that only some requests use, such as the answer cache.
 5. `dispatch` queues the execution, selects a replica, writes the job to Valkey and sends a wakeup. A worker claims the
    job and writes its events to Valkey.
 6. `dispatch.streams` receives the events. A writer of `protocols` turns them into the dialect, and the endpoint sends

@@ -36,6 +36,7 @@ from millrace.gateway.answer_cache.embedder import QuestionEmbedder
 from millrace.gateway.answer_cache.semantic_cache import SemanticCache
 from millrace.gateway.answer_cache.semantic_store import SemanticStore
 from millrace.gateway.answer_cache.side_executions import SideExecutions
+from millrace.gateway.assembly import ServiceParts, make_service
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.auth.authentication import KeyStore
 from millrace.gateway.auth.callers import CallerStore
@@ -56,9 +57,7 @@ from millrace.gateway.lifecycle.batch_lines import BatchLineStore
 from millrace.gateway.lifecycle.batch_runner import BatchRunner
 from millrace.gateway.lifecycle.catalog_updates import CatalogUpdater, read_catalog
 from millrace.gateway.lifecycle.request_log import RequestLogWriter
-from millrace.gateway.lifecycle.semantic_checks import SemanticChecks
 from millrace.gateway.lifecycle.service import InferenceService
-from millrace.gateway.lifecycle.shadows import Shadows
 from millrace.gateway.prompt_processes.prompt_pool import PromptPool
 from millrace.gateway.prompt_processes.prompt_reader import PromptReader
 from millrace.gateway.routing.router import Router
@@ -87,21 +86,9 @@ class Gateway:
         self.id = f"gw-{secrets.token_hex(6)}"
         self.broker = valkey.connect_async(settings.valkey_url, valkey.REQUEST_PATH)
         self.blocking_broker = valkey.connect_async(settings.valkey_url, valkey.GATEWAY_READS)
-        self.database = AsyncConnectionPool(
-            db_roles.as_role(settings.database_url, db_roles.SYSTEM),  # a key is looked up before its tenant is known
-            min_size=1,
-            max_size=4,
-            open=False,
-            kwargs={"autocommit": True},
-        )
+        self.database = _make_pool(settings, max_size=4)
         # Separate, so that lookups of keys and leases delay neither revocations nor /readyz.
-        self.control_database = AsyncConnectionPool(
-            db_roles.as_role(settings.database_url, db_roles.SYSTEM),
-            min_size=1,
-            max_size=2,
-            open=False,
-            kwargs={"autocommit": True},
-        )
+        self.control_database = _make_pool(settings, max_size=2)
         self.active_requests = ActiveRequests()
         activity = self.activity = Activity(lambda: bool(self.dispatcher.in_flight or self.active_requests))
         self.keys = KeyStore(self.broker, self.database, settings.key_peppers, activity=activity)
@@ -145,39 +132,7 @@ class Gateway:
         self.metrics.registry.register(self.dispatcher.placement.hit_rates)
         self.disk = DiskWatch(settings.data_dir, settings.min_free_disk, activity)
         self.request_log = RequestLogWriter(self.tenant_db, self.id, self.metrics)
-        jobs = InferenceJobBuilder(self.id, settings.prefix_cache_secret, settings.request_timeout_seconds)
-        store = AnswerStore(self.broker, settings.prefix_cache_secret, settings.request_timeout_seconds)
-        side_executions = SideExecutions(self.admission, self.dispatcher, jobs)
-        semantic = SemanticCache(
-            SemanticStore(self.tenant_db, store.cipher),
-            QuestionEmbedder(settings.semantic_cache_model, self.router, side_executions),
-            settings.semantic_cache_wait_ms / 1000,
-        )
-        answers = AnswerCache(store, self.dispatcher, semantic)
-        self.service = InferenceService(
-            self.router,
-            self.admission,
-            self.dispatcher,
-            self.metrics,
-            self.active_requests,
-            self.subscribers,
-            jobs,
-            answers,
-            self.disk,
-            latencies,
-            BudgetShares(self.database),
-            SemanticChecks(side_executions, answers, settings.semantic_cache_checks_paid_by),
-            Shadows(
-                self.router,
-                self.admission,
-                self.dispatcher,
-                side_executions,
-                self.budget_admission.prices,
-                self.request_log,
-                self.metrics,
-                settings.shadows_paid_by,
-            ),
-        )
+        self.service = self._make_service(latencies)
         self.body_memory = BodyMemory()
         self.prompt_pool = PromptPool(models, settings.prompt_processes)
         self.catalog = CatalogUpdater(
@@ -202,6 +157,38 @@ class Gateway:
             self.prompts,
             self.body_memory,
             activity,
+        )
+
+    def _make_service(self, latencies: LatencyTracker) -> InferenceService:
+        """Return the service that runs the requests."""
+        settings = self.settings
+        jobs = InferenceJobBuilder(self.id, settings.prefix_cache_secret, settings.request_timeout_seconds)
+        store = AnswerStore(self.broker, settings.prefix_cache_secret, settings.request_timeout_seconds)
+        side_executions = SideExecutions(self.admission, self.dispatcher, jobs)
+        semantic = SemanticCache(
+            SemanticStore(self.tenant_db, store.cipher),
+            QuestionEmbedder(settings.semantic_cache_model, self.router, side_executions),
+            settings.semantic_cache_wait_ms / 1000,
+        )
+        return make_service(
+            ServiceParts(
+                router=self.router,
+                admission=self.admission,
+                dispatcher=self.dispatcher,
+                metrics=self.metrics,
+                jobs=jobs,
+                answers=AnswerCache(store, self.dispatcher, semantic),
+                side_executions=side_executions,
+                disk=self.disk,
+                request_log=self.request_log,
+                active_requests=self.active_requests,
+                subscribers=self.subscribers,
+                prices=self.budget_admission.prices,
+                latencies=latencies,
+                budget_shares=BudgetShares(self.database),
+                checks_paid_by=settings.semantic_cache_checks_paid_by,
+                shadows_paid_by=settings.shadows_paid_by,
+            )
         )
 
     async def start(self) -> None:
@@ -311,6 +298,17 @@ class Gateway:
                 return await read_present(self.broker)
         except (redis.RedisError, OSError, TimeoutError):
             return None
+
+
+def _make_pool(settings: PlatformSettings, max_size: int) -> AsyncConnectionPool:
+    """Return a closed pool. Its role sees every tenant, since a key is looked up before its tenant is known."""
+    return AsyncConnectionPool(
+        db_roles.as_role(settings.database_url, db_roles.SYSTEM),
+        min_size=1,
+        max_size=max_size,
+        open=False,
+        kwargs={"autocommit": True},
+    )
 
 
 _running: list[Gateway] = []

@@ -38,6 +38,7 @@ from millrace.gateway.protocols.responses import body
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 from tests.support.gateway.replica import Replica
 from tests.support.gateway.service_gates import Gate, serving
+from tests.support.gateway.services import recorded
 from tests.support.waiting import eventually_async
 
 PROMPT = (1, 2, 3)
@@ -120,7 +121,7 @@ class Client:
         return call.execution.cache_layer, "" if answer is None else answer.source
 
     def note(self, call: ActiveRequest) -> dict[str, Any]:
-        return dict(call.decision_record["answer_cache"])
+        return dict(recorded(call)["answer_cache"])
 
 
 @pytest_asyncio.fixture
@@ -155,7 +156,7 @@ async def test_an_equal_request_is_a_hit_that_is_billed_once_by_its_components(c
     assert await client.answer(second) == "Hello there"
     assert second.execution.usage == HIT
     assert (client.origin(first), client.origin(second)) == (("computed", ""), ("exact", first.request_id))
-    answers = client.gate.service._metrics.answers
+    answers = client.gate.service._metrics._metrics.answers
     assert [answers.labels("a", layer)._value.get() for layer in ("computed", "exact")] == [1, 1]
     assert len(await client.hits()) == 1
     note = (await client.gate.decision_record(second))["answer_cache"]
@@ -466,7 +467,7 @@ async def test_a_follower_of_a_leader_that_leaves_the_queue_runs_at_once(
 
 async def test_a_sequence_that_a_client_has_received_is_not_repeated() -> None:
     """The client follows a leader that fails, and then receives the same answer from another execution."""
-    lookup = AnswerLookup("id", 0, "single_flight", following=asyncio.create_task(asyncio.sleep(0)))
+    lookup = AnswerLookup(None, "id", 0, "single_flight", following=asyncio.create_task(asyncio.sleep(0)))
     logprobs = [TokenLogprobs(each, -0.5, 1) for each in (5, 6)]
     first = Tokens("r", 1, 0, [5], "a", prompt=USAGE, prompt_logprobs=logprobs, reasoning="x", reasoning_tokens=1)
     late = Tokens("r", 1, 1, [], "", logprobs=logprobs[:1])  # log-probabilities may be later than their tokens

@@ -38,6 +38,7 @@ from inference_worker.contract.request import ReasoningSpec, SamplingParams, Ser
 from millrace.apps.deployments.gateway_heartbeat import GATEWAYS_KEY, decode_gateway_heartbeat, gateway_heartbeat_key
 from millrace.gateway.admission.admission import AdmittedRequest
 from millrace.gateway.core.commands import CommandConnection
+from millrace.gateway.core.decision_record import DecisionRecord
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.dispatch import monitor, replicas
@@ -77,12 +78,12 @@ async def serving(dispatcher: Dispatcher) -> bool:
     return bool(dispatcher.replicas.serving("m"))
 
 
-def submit(dispatcher: Dispatcher, job: InferenceJob, decision_record: dict[str, Any] | None = None) -> Execution:
+def submit(dispatcher: Dispatcher, job: InferenceJob, decision_record: DecisionRecord | None = None) -> Execution:
     """Submit an execution of the job."""
     billing_context = job.billing_context
     admitted = AdmittedRequest(make_demand(make_key(), billing_context.request_id), job.params.max_tokens)
     response_spec = ResponseSpec("completions", billing_context.request_id, billing_context.model, 0, 2)
-    execution = Execution(dispatcher.broker, admitted, job, response_spec, decision_record or {})
+    execution = Execution(dispatcher.broker, admitted, job, response_spec, decision_record or DecisionRecord())
     dispatcher.submit(execution)
     return execution
 
@@ -92,7 +93,7 @@ async def send(dispatcher: Dispatcher, job: InferenceJob, **changes: Any) -> Exe
     generation = submit(dispatcher, job, **changes)
 
     async def written() -> bool:
-        return generation.written or generation.queued
+        return generation.written or generation.is_queued
 
     await eventually_async(written)
     return generation
@@ -477,13 +478,13 @@ async def test_no_more_requests_are_sent_than_credits(
 ) -> None:
     generations = await fill(dispatcher, 12)
     await eventually_async(lambda: all_written(generations[:9]))
-    assert [generation.queued for generation in generations] == [False] * 9 + [True] * 3
+    assert [generation.is_queued for generation in generations] == [False] * 9 + [True] * 3
     assert await broker.exists(claim_key("full_9", 0)) == 0
     await replica.claim("full_0")
     await replica.send(End("full_0", 1, 0, "stop", None, TokenCounts(2, output=1)))
 
     async def went() -> bool:
-        return generations[9].written and generations[10].queued
+        return generations[9].written and generations[10].is_queued
 
     await eventually_async(went)
 
@@ -492,7 +493,7 @@ async def test_requests_of_other_gateways_use_credits_too(broker: redis.Redis, d
     busy = Replica(broker, "r1", running=5, waiting=2)
     await eventually_async(lambda: serving(dispatcher))
     generations = await fill(dispatcher, 4)
-    assert [generation.queued for generation in generations] == [False, False, True, True]
+    assert [generation.is_queued for generation in generations] == [False, False, True, True]
     busy.running = 0
     await eventually_async(lambda: all_sent(generations))
     busy.stall()
@@ -503,7 +504,7 @@ async def all_written(generations: list[Execution]) -> bool:
 
 
 async def all_sent(generations: list[Execution]) -> bool:
-    return not any(generation.queued for generation in generations)
+    return not any(generation.is_queued for generation in generations)
 
 
 async def test_tenants_take_turns(dispatcher: Dispatcher, replica: Replica) -> None:
@@ -515,11 +516,11 @@ async def test_tenants_take_turns(dispatcher: Dispatcher, replica: Replica) -> N
         await replica.send(End(f"full_{n}", 1, 0, "stop", None, TokenCounts(2, output=16)))
 
     async def three_went() -> bool:
-        return sum(not generation.queued for generation in first + later) == 3
+        return sum(not generation.is_queued for generation in first + later) == 3
 
     await eventually_async(three_went)
     # The second tenant came later and had none yet; the first had nine.
-    assert [generation.queued for generation in later] == [False, False]
+    assert [generation.is_queued for generation in later] == [False, False]
 
 
 @pytest.mark.usefixtures("replica")
@@ -638,7 +639,7 @@ async def test_a_claim_that_the_broker_lost_is_written_again(
 async def test_the_reason_of_a_placement_is_recorded(
     broker: redis.Redis, dispatcher: Dispatcher, replica: Replica
 ) -> None:
-    await send(dispatcher, make_job(), decision_record={"requested_model": "name"})
+    await send(dispatcher, make_job(), decision_record=DecisionRecord(requested_model="name"))
     decision_record = msgspec.json.decode(await broker.get(decision_record_key("req_1")))
     assert decision_record["requested_model"] == "name"
     (execution,) = decision_record["executions"]
@@ -690,18 +691,18 @@ async def test_batch_requests_use_idle_capacity_only(dispatcher: Dispatcher, rep
     """Nine fit: a batch of eight and one queued."""
     batch = {"service_class": ServiceClass.BATCH}
     lines = [submit(dispatcher, msgspec.structs.replace(make_job(f"line_{n}", tenant=n), **batch)) for n in range(12)]
-    assert [line.queued for line in lines] == [False] * 9 + [True] * 3
+    assert [line.is_queued for line in lines] == [False] * 9 + [True] * 3
     others = [submit(dispatcher, make_job(f"req_{n}", tenant=n)) for n in range(11)]
-    assert [each.queued for each in others] == [False] * 9 + [True] * 2
+    assert [each.is_queued for each in others] == [False] * 9 + [True] * 2
     dispatcher.release(lines[0])
-    assert lines[9].queued  # other classes come first
+    assert lines[9].is_queued  # other classes come first
     for each in others[:3]:
         dispatcher.release(each)
-    assert not any(each.queued for each in others)
-    assert lines[9].queued  # still no room
+    assert not any(each.is_queued for each in others)
+    assert lines[9].is_queued  # still no room
     for each in others[3:]:
         dispatcher.release(each)
-    assert [line.queued for line in lines] == [False] * 10 + [True] * 2
+    assert [line.is_queued for line in lines] == [False] * 10 + [True] * 2
     for line in lines[1:]:
         dispatcher.release(line)
     assert dispatcher.placement.load("r1", batch=True) == 0
@@ -722,7 +723,7 @@ async def test_requests_waiting_for_a_cordoned_replica_move_to_another(
 
 
 async def queued(generation: Execution) -> bool:
-    return generation.queued
+    return generation.is_queued
 
 
 async def sent_to(generation: Execution, replica: str) -> bool:

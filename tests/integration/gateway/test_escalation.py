@@ -21,6 +21,7 @@ from tenants.routing_policies.policy import parse
 from tests.support.billing.books import rate_card
 from tests.support.gateway.budgets import budget_period, check_invariants, settle_events
 from tests.support.gateway.escalations import LARGE, OUTPUT, PROMPT, SMALL, Workers, make_service, not_started
+from tests.support.gateway.services import recorded
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 POLICY = {
@@ -74,8 +75,9 @@ async def test_concurrent_escalations_never_overrun_a_hard_budget(
     await sync_to_async(settle_events)(*events)
     used = (await sync_to_async(budget_period)(made)).used
     assert used == (len(answered) * SMALL + len(escalated) * LARGE) * 10**6 <= limit * 10**6
-    assert all(active.decision_record["escalations"] for active in escalated)
-    assert all(active.reserved == [] for active in answered)
+    assert all(recorded(active)["escalations"] for active in escalated)
+    opened: list[Any] = [active.stages.find("escalation") for active in answered]
+    assert all(each.reserved == [] for each in opened)
     if sums == 100:
         assert len(escalated) == requests
     elif sums:
@@ -83,5 +85,5 @@ async def test_concurrent_escalations_never_overrun_a_hard_budget(
         assert set(results) - set(answered) <= {"budget_exceeded"}
     else:  # only the first execution fits, and the request runs without escalation
         assert (len(answered), escalated) == (1, [])
-        assert answered[0].decision_record["not_escalating"] == "budget_exceeded"
+        assert recorded(answered[0])["not_escalating"] == "budget_exceeded"
     await sync_to_async(check_invariants)()

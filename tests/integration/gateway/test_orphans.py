@@ -28,6 +28,7 @@ from inference_worker.contract.messages import (
 from inference_worker.contract.request import SamplingParams, TokenCounts
 from millrace.apps.deployments.gateway_heartbeat import gateway_heartbeat_key
 from millrace.gateway.admission.admission import AdmittedRequest
+from millrace.gateway.core.decision_record import DecisionRecord
 from millrace.gateway.core.types import ResponseSpec
 from millrace.gateway.dispatch import orphans
 from millrace.gateway.dispatch.dispatcher import EXECUTIONS_KEY, Dispatcher
@@ -72,7 +73,7 @@ class Gateway:
         job = InferenceJob(billing_context, self.name, [1, 2], SamplingParams(), b"salt", time.time() + seconds)
         admitted = AdmittedRequest(make_demand(make_key(), request_id), job.params.max_tokens)
         response_spec = ResponseSpec("completions", request_id, "m", 0, 2)
-        execution = Execution(self.broker, admitted, job, response_spec, {})
+        execution = Execution(self.broker, admitted, job, response_spec, DecisionRecord())
         self.dispatcher.submit(execution)
 
         async def written() -> bool:

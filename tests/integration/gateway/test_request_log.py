@@ -19,6 +19,7 @@ from inference_worker.contract.request import SamplingParams
 from millrace.apps.request_log.models import RequestContent, RequestRecord
 from millrace.gateway.admission.admission import AdmittedRequest, RateLimitAdmission
 from millrace.gateway.admission.limits import LimitCost, make_checks
+from millrace.gateway.core.decision_record import DecisionRecord
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.limit_status import LimitStatus
 from millrace.gateway.core.request_db import TenantConnectionPool
@@ -49,7 +50,7 @@ def call(texts: Sequence[str] = (), **changes: Any) -> Any:
     executions = [
         {"execution": 0, "attempt": 1, "model": "m1", "replica": "r", "by": "prefix", "load": 0, "credits": 9}
     ]
-    decision_record = {
+    decision_record: dict[str, Any] = {
         "tenant": 1,
         "requested_model": "m",
         "policy": {"version": 2, "rule": 0, "draw": 1},
@@ -87,7 +88,7 @@ def call(texts: Sequence[str] = (), **changes: Any) -> Any:
             tool_choice="auto",
             sampling=SamplingParams(),
         ),
-        decision_record=decision_record,
+        decision_record=DecisionRecord(**decision_record),
         prompt=demand.prompt,
         model="m1",
         executions=[execution],
@@ -174,7 +175,7 @@ def test_a_request_that_was_rejected_before_it_ran_has_no_model(ran: bool, serve
     trace = RequestTrace(KEY, "req_1", "completions")
     trace.active_requests.append(call())
     if not ran:
-        del trace.active_requests[0].decision_record["executions"]
+        trace.active_requests[0].decision_record.executions = msgspec.UNSET
     trace.error = ApiError("budget_exceeded", "")
     assert record_of(trace, "429")["served_model"] == served
 

@@ -38,15 +38,17 @@ from millrace.gateway.core.types import InferenceRequest, LastTurn, Prompt
 from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.monitor import DispatchMonitor
-from millrace.gateway.lifecycle import semantic_checks
 from millrace.gateway.lifecycle.active_request import ActiveRequest
-from millrace.gateway.lifecycle.semantic_checks import SemanticChecks
 from millrace.gateway.lifecycle.service import InferenceService
 from millrace.gateway.protocols.openai import completions
+from millrace.gateway.stages import semantic_checks
+from millrace.gateway.stages.answer_cache import AnswerCacheStage
+from millrace.gateway.stages.semantic_checks import SemanticChecks
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 from tenants.routing_policies.policy import parse
 from tests.support.gateway.replica import GATEWAY, Replica
 from tests.support.gateway.service_gates import Gate, serving
+from tests.support.gateway.services import find_stage, recorded, replace_stage
 from tests.support.waiting import eventually_async
 
 POLICY = parse({"rules": [{"targets": [{"model": "a"}]}], "semantic_cache": True}, version=1)
@@ -194,8 +196,9 @@ async def client(broker: redis.Redis, transactional_db: None) -> AsyncIterator[C
     cache = AnswerCache(answers, gate.dispatcher, semantic)
     jobs = InferenceJobBuilder(GATEWAY, "secret", 60)
     service: InferenceService = gate.service
-    service._answers = cache
-    service._semantic_checks = SemanticChecks(SideExecutions(gate.admission, gate.dispatcher, jobs), cache, "operator")
+    replace_stage(service, AnswerCacheStage(cache, service._ends, service._background))
+    side_executions = SideExecutions(gate.admission, gate.dispatcher, jobs)
+    replace_stage(service, SemanticChecks(side_executions, cache, "operator"))
     monitor = DispatchMonitor(gate.dispatcher)
     await gate.dispatcher.start()
     await monitor.start()
@@ -226,7 +229,7 @@ async def fill(client: Client, key: ApiKeySnapshot | None = None) -> str:
 
 
 def note(call: ActiveRequest) -> dict[str, Any]:
-    return dict(call.decision_record["answer_cache"])
+    return dict(recorded(call)["answer_cache"])
 
 
 async def test_a_similar_question_is_served_after_enough_checks(client: Client) -> None:
@@ -295,15 +298,14 @@ async def test_questions_are_stored_only_with_the_consent_of_the_tenant(client: 
 async def test_a_wrong_hit_lowers_its_entry_at_once(
     client: Client, monkeypatch: pytest.MonkeyPatch, payer: str
 ) -> None:
-    monkeypatch.setattr(client.gate.service._semantic_checks, "_payer", payer)
+    monkeypatch.setattr(find_stage(client.gate.service, "semantic_checks"), "_payer", payer)
     await fill(client)
     await client.learn()
-    client.gate.service._answers._semantic._verified_share = 1.0  # type: ignore[union-attr]
+    find_stage(client.gate.service, "answer_cache").answers._semantic._verified_share = 1.0
     hit, text = await client.ask(SIMILAR)
     assert text == HOLD
     await client.compute(f"{hit.request_id}.v", CALL)
-    checks = client.gate.service._semantic_checks
-    assert checks is not None
+    checks = find_stage(client.gate.service, "semantic_checks")
     while checks._running:
         await asyncio.gather(*checks._running)
     entries = await client.rows(1, "SELECT wrong FROM request_log_semanticentry WHERE wrong > 0")
@@ -318,7 +320,7 @@ async def running_check(client: Client) -> str:
     """Have a hit checked. Return the ID of the check, which a replica has claimed."""
     await fill(client)
     await client.learn()
-    client.gate.service._answers._semantic._verified_share = 1.0  # type: ignore[union-attr]
+    find_stage(client.gate.service, "answer_cache").answers._semantic._verified_share = 1.0
     hit, _ = await client.ask(SIMILAR)
     check = f"{hit.request_id}.v"
 
@@ -335,7 +337,7 @@ async def running_check(client: Client) -> str:
 
 
 async def test_no_tenant_uses_all_checks(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    checks: Any = client.gate.service._semantic_checks
+    checks: Any = find_stage(client.gate.service, "semantic_checks")
     monkeypatch.setattr(checks, "_run", lambda hit, question: asyncio.sleep(600))
     for tenant in (1, 2, 3, 4, 5):
         for _ in range(semantic_checks.MAX_CHECKS):
@@ -350,8 +352,7 @@ async def test_no_tenant_uses_all_checks(client: Client, monkeypatch: pytest.Mon
 async def test_a_check_names_its_payer_however_it_ends(
     client: Client, monkeypatch: pytest.MonkeyPatch, seconds: float, payer: str
 ) -> None:
-    checks = client.gate.service._semantic_checks
-    assert checks is not None
+    checks = find_stage(client.gate.service, "semantic_checks")
     monkeypatch.setattr(checks, "_payer", payer)
     monkeypatch.setattr(semantic_checks, "CHECK_SECONDS", seconds or 2.0)
     async with client.gate.broker.pubsub() as control:
@@ -368,8 +369,7 @@ async def test_a_check_names_its_payer_however_it_ends(
 
 
 async def test_a_check_is_released_if_it_cannot_be_cancelled(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    checks, gate = client.gate.service._semantic_checks, client.gate
-    assert checks is not None
+    checks, gate = find_stage(client.gate.service, "semantic_checks"), client.gate
     monkeypatch.setattr(checks, "_payer", "tenant")
     check = await running_check(client)
     closed: list[str] = []
@@ -433,7 +433,7 @@ async def test_a_vector_is_not_billed_if_its_request_is_not(client: Client, reas
 
 async def test_no_tenant_uses_the_vectors_of_all(client: Client) -> None:
     client.embedder.seconds = 30.0
-    semantic = client.gate.service._answers._semantic
+    semantic = find_stage(client.gate.service, "answer_cache").answers._semantic
     assert semantic is not None
     request = InferenceRequest("m", [{}], SamplingParams(temperature=0.0), 20, last_turn=LastTurn(FIRST, b""))
     begun = [semantic.begin(make_key(), request, f"req_{number}") for number in range(20)]
@@ -465,7 +465,9 @@ async def test_a_later_execution_of_a_request_does_not_use_an_earlier_lookup(cli
     assert question.is_hit
     assert question.nearest is not None
     question.is_verified = True
-    assert not await client.gate.service._answers.serve(hit.execution, request, make_key(), question)
+    assert not await find_stage(client.gate.service, "answer_cache").answers.serve(
+        hit.execution, request, make_key(), question
+    )
     assert (question.is_hit, question.is_verified, question.nearest) == (False, False, None)
 
 

@@ -31,11 +31,12 @@ from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import CheckedSchemas, InferenceRequest
 from millrace.gateway.dispatch import execution as execution_module
+from millrace.gateway.dispatch import execution_ends
 from millrace.gateway.dispatch.stream_follower import StreamFollower
 from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
 from millrace.gateway.http.endpoints.inference import ChatCompletions
-from millrace.gateway.lifecycle import service as service_module
-from millrace.gateway.lifecycle.service import ActiveRequest
+from millrace.gateway.lifecycle import client_return, tokenizer
+from millrace.gateway.lifecycle.active_request import ActiveRequest
 from millrace.gateway.protocols.answer_validity import CheckedEnd, checked_events
 from millrace.gateway.protocols.openai import chat, completions, embeddings
 from millrace.gateway.protocols.openai.writer import DONE
@@ -45,6 +46,7 @@ from tenants.keys.snapshot import LimitSetSnapshot
 from tests.support.engine.tiny_models import make_tokenizer
 from tests.support.gateway.replica import GATEWAY, Replica
 from tests.support.gateway.service_gates import MODELS, Gate, make_key, serving
+from tests.support.gateway.services import recorded
 from tests.support.waiting import eventually_async
 
 LIMIT = LimitSetSnapshot(1, "key", requests_per_day=100, tokens_per_day=1000, concurrency=2)
@@ -66,12 +68,12 @@ EITHER_RULE: dict[str, Any] = {"rules": [{"targets": ORDERED, "strategy": "order
 
 async def test_the_request_log_names_the_sampling_defaults_that_a_request_took(gate: Gate, a: Replica) -> None:
     model = dataclasses.replace(MODELS["a"], sampling_defaults=(("temperature", 0.2), ("top_k", 5)))
-    gate.service._router = Router(MODELS | {"a": model})
+    gate.service._routing.router = Router(MODELS | {"a": model})
     request = InferenceRequest("a", [1] * 10, SamplingParams(temperature=0.7), 20, unset_sampling=("top_k",))
     call = await gate.service.begin(make_key(LIMIT), request, completions.DIALECT, "req_defaults")
     params = call.execution.job.params
     assert (params.temperature, params.top_k) == (0.7, 5)
-    assert call.decision_record["sampling_defaults"] == {"top_k": 5}
+    assert recorded(call)["sampling_defaults"] == {"top_k": 5}
 
 
 @pytest.mark.usefixtures("b")
@@ -80,12 +82,12 @@ async def test_inputs_are_truncated_to_the_length_of_the_deployment_that_answers
     core = make_tokenizer()
     tokenizer = Tokenizer(core, chat_template=None, special_tokens={}, eos_token_ids=(), model_max_length=12)
     first = ServedModel("a", tokenizer, 12, core.get_vocab_size(), 0, vector_sizes=(4,))
-    gate.service._router = Router({"a": first, "b": dataclasses.replace(first, name="b", context_length=8)})
+    gate.service._routing.router = Router({"a": first, "b": dataclasses.replace(first, name="b", context_length=8)})
     request = InferenceRequest("mine", [], SamplingParams(max_tokens=0), 0, inputs=("x" * 10, "x" * 9, "x"))
     call = await gate.service.begin(make_key(LIMIT, mine=EITHER), request, embeddings.DIALECT, "req_truncated")
     assert (call.model, call.execution.job.input_lengths) == ("b", (8, 8, 3))
     assert call.execution.response_spec.truncated == "2 of 3"
-    assert call.decision_record["truncated_inputs"] == 2
+    assert recorded(call)["truncated_inputs"] == 2
 
 
 async def test_a_tenants_model_name_is_routed_by_its_policy(gate: Gate, a: Replica) -> None:
@@ -341,7 +343,7 @@ async def test_a_disconnected_client_pays_for_tokens_generated_until_then(gate: 
 async def test_an_execution_without_an_end_costs_the_tokens_seen(
     gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "END_SECONDS", 0.2)
+    monkeypatch.setattr(execution_ends, "END_SECONDS", 0.2)
     key = make_key(LIMIT)
     call = await gate.begin(key, "a")
     await a.claim(call.request_id)
@@ -476,8 +478,8 @@ async def test_a_client_that_disconnects_while_queued_pays_nothing(gate: Gate, a
 async def test_a_resumable_request_runs_on_after_a_disconnect(
     gate: Gate, a: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_module, "POLL_SECONDS", 0.1)
-    monkeypatch.setattr(service_module, "RESUME_SECONDS", 1.5)
+    monkeypatch.setattr(client_return, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(client_return, "RESUME_SECONDS", 1.5)
     readers, key = StreamSubscribers(gate.broker), make_key(LIMIT)
     call = await gate.begin(key, "a")
     await a.claim(call.request_id)
@@ -522,10 +524,10 @@ async def test_the_event_loop_runs_between_two_prompts(gate: Gate, monkeypatch: 
         turns.append(turn)
         return []
 
-    monkeypatch.setattr(service_module, "tokenize", tokenize)
+    monkeypatch.setattr(tokenizer, "tokenize", tokenize)
     count_turn()
     request = InferenceRequest("a", [1] * (SHORT_CHARACTERS + 1), SamplingParams(), 20)
-    await asyncio.gather(*(gate.service._tokenize(MODELS["a"], request) for _ in range(8)))
+    await asyncio.gather(*(gate.service._routing.tokenizer.tokenize(MODELS["a"], request) for _ in range(8)))
     assert len(set(turns)) == 8
 
 

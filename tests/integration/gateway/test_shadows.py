@@ -32,18 +32,19 @@ from inference_worker.contract.request import SamplingParams, TokenCounts
 from millrace.apps.policy_results.models import ShadowComparison
 from millrace.environment.configuration import Payer, platform_settings
 from millrace.gateway.answer_cache.side_executions import SideExecutions
+from millrace.gateway.core.decision_record import DecisionRecord
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.request_db import TenantConnectionPool
 from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.dispatch.metrics import GatewayMetrics
-from millrace.gateway.lifecycle import shadows as shadows_module
 from millrace.gateway.lifecycle.active_request import ActiveRequest
 from millrace.gateway.lifecycle.request_log import RequestLogWriter, ShadowRecord
 from millrace.gateway.lifecycle.service import InferenceService
-from millrace.gateway.lifecycle.shadows import Shadows, is_selected
 from millrace.gateway.protocols.openai import completions
+from millrace.gateway.stages import shadows as shadows_module
+from millrace.gateway.stages.shadows import Shadows, is_selected
 from tenants.keys.snapshot import ApiKeySnapshot
 from tests.support.billing.books import rate_card
 from tests.support.gateway.budgets import budget_period, check_invariants, settle_events
@@ -59,6 +60,7 @@ from tests.support.gateway.escalations import (
 )
 from tests.support.gateway.replica import GATEWAY, Replica
 from tests.support.gateway.service_gates import Gate, make_key
+from tests.support.gateway.services import recorded, replace_stage
 from tests.support.rows import unscoped
 from tests.support.waiting import eventually_async
 
@@ -78,19 +80,20 @@ class ShadowWorkers(Workers):
 def make_shadows(
     service: InferenceService, dispatcher: Dispatcher, request_log: Any, payer: Payer = "tenant", prices: Any = None
 ) -> Shadows:
-    executions = SideExecutions(service._admission, dispatcher, InferenceJobBuilder(GATEWAY, "secret", 60))
-    metrics = GatewayMetrics(dispatcher.replicas)
+    router, admission = service._routing.router, service._starter._admission
+    executions = SideExecutions(admission, dispatcher, InferenceJobBuilder(GATEWAY, "secret", 60))
     made = Shadows(
-        service._router,
-        service._admission,
+        router,
+        admission,
         dispatcher,
         executions,
         prices or PriceIndex(),
         request_log,
-        metrics,
+        GatewayMetrics(dispatcher.replicas),
         payer,
+        service._routing.tokenizer,
     )
-    service._shadows = made
+    replace_stage(service, made)
     return made
 
 
@@ -170,7 +173,7 @@ async def test_the_sum_never_overruns_a_hard_budget(
     assert all((row.cost_femto, row.shadow_cost_femto) == (str(SMALL * 10**6), str(LARGE * 10**6)) for row in shadowed)
     if limit == SMALL:
         assert (len(answered), shadowed) == (1, [])
-        assert answered[0].decision_record["not_shadowing"] == "budget_exceeded"
+        assert recorded(answered[0])["not_shadowing"] == "budget_exceeded"
     elif limit == 12 * (SMALL + LARGE):
         assert 1 <= len(shadowed) < len(answered)
     else:
@@ -186,13 +189,13 @@ async def test_the_operators_check_uses_no_budget_and_no_credential_of_the_tenan
     await sync_to_async(rate_card)("small", uncached="1", cache_read="1", output="2")
     await sync_to_async(budget)(amount=0 if is_operator_paid else SMALL)
     workers, local_gateway = ShadowWorkers(broker), await gateway()
-    admission = make_service(broker, workers, local_gateway)._admission
+    admission = make_service(broker, workers, local_gateway)._starter._admission
     executions = SideExecutions(admission, workers, InferenceJobBuilder(GATEWAY, "secret", 60))
     key = msgspec.structs.replace(key, credentials={"small": 99})
     request, prompt = InferenceRequest("small", [1] * PROMPT, SamplingParams(), 500), Prompt([1] * PROMPT)
     spec = ResponseSpec("shadow", "req_1.v", "small", 0, PROMPT)
     execution, _ = await executions.run(
-        "req_1.v", key, request, prompt, MODELS["small"], spec, {}, is_operator_paid=is_operator_paid
+        "req_1.v", key, request, prompt, MODELS["small"], spec, DecisionRecord(), is_operator_paid=is_operator_paid
     )
     assert execution.admitted.demand.key.credentials == ({} if is_operator_paid else key.credentials)
     assert execution.job.billing_context.lease_id is None or not is_operator_paid
@@ -291,7 +294,7 @@ async def test_a_request_does_not_wait_for_its_shadow(
     call = await gate.begin(KEY, "mine")
     events = await answer(gate, a, call)  # no replica has claimed the shadow
     assert [event.text for event in events if isinstance(event, Tokens)] == ["yes"]
-    assert call.decision_record["shadow"] == {"model": "b"}
+    assert recorded(call)["shadow"] == {"model": "b"}
     assert "shadow" in await gate.decision_record(call)
     assert await log.rows() == []
     await compute_shadow(b, f"{call.request_id}.s", "")
@@ -342,7 +345,7 @@ async def test_a_shadow_is_dropped_if_no_replica_has_a_free_slot(
     call = await gate.begin(KEY, "mine")
     assert isinstance((await answer(gate, a, call))[-1], End)
     await finish(shadows)
-    assert call.decision_record["not_shadowing"] == OVERLOADED
+    assert recorded(call)["not_shadowing"] == OVERLOADED
     assert gate.dispatcher.executions == {}
     assert len(gate.dispatcher._queue("b", batch=False)) == 0
     assert [row.code for row in await log.rows()] == [] if sees_load else [OVERLOADED]
@@ -353,8 +356,8 @@ async def test_the_number_of_shadows_is_bounded(
 ) -> None:
     monkeypatch.setattr(shadows_module, "MAX_SHADOWS", 1)
     first, second = await gate.begin(KEY, "mine"), await gate.begin(KEY, "mine")
-    assert "shadow" in first.decision_record
-    assert second.decision_record["not_shadowing"] == "too_many_shadows"
+    assert "shadow" in recorded(first)
+    assert recorded(second)["not_shadowing"] == "too_many_shadows"
     for call in (first, second):
         await answer(gate, a, call)
 
@@ -365,8 +368,8 @@ async def test_no_tenant_uses_all_shadows(gate: Gate, a: Replica, b: Replica, sh
     for tenant in (1, 2, 3, 4, 5):
         key = msgspec.structs.replace(KEY, tenant_id=tenant)
         sent = [await gate.begin(key, "mine") for _ in range(6 if tenant == 1 else 3)]
-        shares.append(sum("shadow" in call.decision_record for call in sent))
-        dropped = {call.decision_record.get("not_shadowing", "") for call in sent[shares[-1] :]}
+        shares.append(sum("shadow" in recorded(call) for call in sent))
+        dropped = {recorded(call).get("not_shadowing", "") for call in sent[shares[-1] :]}
         assert dropped == {"too_many_shadows"}
         calls += sent
     assert shares == [4, 2, 1, 1, 0]
@@ -424,8 +427,8 @@ async def test_shadows_that_a_policy_does_not_select_do_not_start(gate: Gate, a:
         ({"rules": SHADOWED["rules"]}, None),
     ):
         call = await gate.begin(make_key(mine=policy), "mine")
-        assert call.shadowed is None
-        assert call.decision_record.get("not_shadowing") == reason
+        assert shadows._running == {}
+        assert recorded(call).get("not_shadowing") == reason
         await answer(gate, a, call)
 
 

@@ -17,7 +17,8 @@ from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt
 from millrace.gateway.dispatch.execution import Execution
-from millrace.gateway.lifecycle import service as lifecycle
+from millrace.gateway.dispatch.execution_state import ExecutionState
+from millrace.gateway.lifecycle import tokenizer
 from millrace.gateway.lifecycle.active_request import ActiveRequest
 from millrace.gateway.lifecycle.service import InferenceService
 from millrace.gateway.protocols import context_overflow, prompts
@@ -27,6 +28,7 @@ from tests.support.billing.books import rate_card
 from tests.support.gateway import escalations
 from tests.support.gateway.budgets import budget_period, check_invariants, settle_events
 from tests.support.gateway.escalations import Workers, make_service, not_started, with_policy
+from tests.support.gateway.services import find_stage, recorded
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table", "one_token_per_letter")]
 MODELS = {
@@ -51,7 +53,7 @@ class SummaryWorkers(Workers):
         context, attempt = execution.job.billing_context, execution.attempt
         self.prompts[context.request_id] = execution.job.prompt_token_ids
         text = self.summary if context.model == "cheap" else "answer"
-        execution.is_finished = True
+        execution.advance(ExecutionState.ENDED)
         counts = TokenCounts(len(execution.job.prompt_token_ids), output=10)
         state = "completed" if text is not None else "failed"
         self.usage.append(ExecutionUsage(context, attempt, state, "stop", counts, "r", 0))
@@ -73,7 +75,7 @@ def one_token_per_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(escalations, "MODELS", MODELS)
     monkeypatch.setattr(context_overflow, "tokenize_here", tokenize)
     monkeypatch.setattr(prompts, "tokenize_here", tokenize)
-    monkeypatch.setattr(lifecycle, "is_short", lambda _: True)
+    monkeypatch.setattr(tokenizer, "is_short", lambda _: True)
 
 
 async def run(
@@ -89,6 +91,12 @@ async def run(
     service.release(active)
     assert isinstance(events[-1], End)
     return active
+
+
+def summary_of(active: ActiveRequest) -> str:
+    """Return the summary of the messages that a request has dropped."""
+    shortened: Any = active.stages.find("summaries")
+    return str(shortened.summary)
 
 
 async def prices() -> None:
@@ -119,7 +127,7 @@ async def test_the_sum_is_reserved_first_and_never_overruns_a_budget(
     await sync_to_async(settle_events)(*events)
     used = (await sync_to_async(budget_period)(made)).used
     assert 0 < used <= limit * 10**6
-    summarized = [active for active in answered if active.summary]
+    summarized = [active for active in answered if summary_of(active)]
     spent = sum(
         (1 if event.billing_context.model == "cheap" else 10) * (event.usage.uncached + event.usage.output) * 10**9
         for event in workers.usage
@@ -130,16 +138,16 @@ async def test_the_sum_is_reserved_first_and_never_overruns_a_budget(
         text = "".join(map(chr, workers.prompts[active.request_id]))
         assert text.startswith("s" * 100)
         assert text.endswith("u" * 300)
-        assert ("[Summary of earlier messages: they met]" in text) == bool(active.summary)
-        assert active.decision_record["dropped_messages"] == 2
+        assert ("[Summary of earlier messages: they met]" in text) == bool(summary_of(active))
+        assert recorded(active)["dropped_messages"] == 2
         assert len(text) + OUTPUT <= 2000
-        if active.summary:
-            assert active.decision_record["summary"]["model"] == "cheap"
+        if summary_of(active):
+            assert recorded(active)["summary"]["model"] == "cheap"
             asked = "".join(map(chr, workers.prompts[f"{active.request_id}.0"]))
             assert "user: uuu" in asked
             assert "assistant: aaa" in asked
         else:
-            assert active.decision_record["not_summarizing"] == "budget_exceeded"
+            assert recorded(active)["not_summarizing"] == "budget_exceeded"
     assert bool(summarized) == (limit != 9_000_000)
     await sync_to_async(check_invariants)()
 
@@ -163,7 +171,7 @@ async def test_without_a_summary_the_messages_are_dropped(
     active = await run(service, with_policy(key, policy), 1)
     await service.drain()
     assert isinstance(active, ActiveRequest)
-    assert active.decision_record.get("not_summarizing") == reason
+    assert recorded(active).get("not_summarizing") == reason
     assert "".join(map(chr, workers.prompts["req_1"])) == "s" * 100 + "u" * 300
     await sync_to_async(settle_events)(*workers.usage, *await not_started(broker))
     await sync_to_async(check_invariants)()
@@ -180,7 +188,7 @@ async def test_a_summary_whose_stream_is_lost_is_not_billed(
     active = await run(service, with_policy(key, POLICY), 1)
     await service.drain()
     assert isinstance(active, ActiveRequest)
-    assert active.decision_record["not_summarizing"] == "stream_lost"
+    assert recorded(active)["not_summarizing"] == "stream_lost"
     await sync_to_async(settle_events)(*workers.usage, *await not_started(broker))
     answer = workers.usage[-1]
     assert answer.billing_context.request_id == "req_1"
@@ -242,13 +250,13 @@ async def test_a_cached_answer_makes_a_summary_unnecessary(
     await service.drain()
 
     assert isinstance(first, ActiveRequest)
-    assert first.summary
+    assert summary_of(first)
     assert len(workers.usage) == 2  # the summary and the answer
     for other in others:
         assert isinstance(other, ActiveRequest)
-        assert (other.summary, other.execution.cache_layer) == ("", "exact")
-        assert other.decision_record["dropped_messages"] == 2
-        assert "not_summarizing" not in other.decision_record
+        assert (summary_of(other), other.execution.cache_layer) == ("", "exact")
+        assert recorded(other)["dropped_messages"] == 2
+        assert "not_summarizing" not in recorded(other)
     hits = await not_started(broker)
     assert [event.usage.answer_hit_output for event in hits] == [10, 10]
     await local.budget_admission.stop()
@@ -273,8 +281,8 @@ async def test_a_conversation_with_other_dropped_messages_is_not_served_from_the
     other = await run(service, key, 2, greedy)
     await service.drain()
     assert isinstance(other, ActiveRequest)
-    assert other.decision_record["dropped_messages"] == 2
-    assert (other.summary, other.execution.cache_layer) == ("they met", "computed")
+    assert recorded(other)["dropped_messages"] == 2
+    assert (summary_of(other), other.execution.cache_layer) == ("they met", "computed")
 
 
 async def test_an_answer_without_its_summary_is_not_cached(
@@ -292,7 +300,7 @@ async def test_an_answer_without_its_summary_is_not_cached(
     second = await run(service, key, 2, greedy)
     await service.drain()
     assert isinstance(second, ActiveRequest)
-    assert second.summary == "they met"
+    assert summary_of(second) == "they met"
     await sync_to_async(settle_events)(*workers.usage, *await not_started(broker))
     await sync_to_async(check_invariants)()
 
@@ -311,12 +319,13 @@ async def test_a_disconnect_during_the_summary_returns_what_was_reserved_for_esc
     started = asyncio.Event()
 
     async def summarize(active: ActiveRequest, model: ServedModel, dropped: int) -> str:
-        assert active.reserved
+        escalations: Any = active.stages.find("escalation")
+        assert escalations.reserved
         started.set()
         await asyncio.sleep(60)
         return ""
 
-    monkeypatch.setattr(service._summaries, "summarize", summarize)
+    monkeypatch.setattr(find_stage(service, "summaries"), "summarize", summarize)
     running = asyncio.create_task(run(service, key, 1))
     async with asyncio.timeout(30):
         await started.wait()

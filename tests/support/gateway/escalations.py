@@ -8,22 +8,17 @@ import redis.asyncio as redis
 
 from inference_worker.contract.messages import USAGE_STREAM, End, ExecutionUsage, Tokens, decode_usage
 from inference_worker.contract.request import TokenCounts
-from millrace.environment.configuration import platform_settings
+from millrace.gateway import assembly
 from millrace.gateway.admission.budget_admission import RequestAdmission
-from millrace.gateway.admission.disk import DiskWatch
-from millrace.gateway.answer_cache.answer_cache import AnswerCache
-from millrace.gateway.answer_cache.answer_store import AnswerStore
-from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.execution import Execution
-from millrace.gateway.dispatch.jobs import InferenceJobBuilder
-from millrace.gateway.dispatch.metrics import GatewayMetrics
-from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
+from millrace.gateway.dispatch.execution_state import ExecutionState
 from millrace.gateway.lifecycle.service import InferenceService
 from millrace.gateway.routing.router import Router
 from tenants.keys.snapshot import ApiKeySnapshot
 from tenants.routing_policies.policy import parse
+from tests.support.gateway.services import make_parts
 
 MODELS = {name: ServedModel(name, None, 10_000, 1000, 0) for name in ("small", "large")}  # type: ignore[arg-type]
 PROMPT, OUTPUT = 1000, 500
@@ -45,24 +40,14 @@ class Workers(Dispatcher):
         counts = TokenCounts(PROMPT, output=execution.job.params.max_tokens)
         self.usage.append(ExecutionUsage(context, attempt, "completed", "stop", counts, "r", 0))
         text = "bad" if context.model == "small" else "good"
-        execution.is_finished = True
+        execution.advance(ExecutionState.ENDED)
         execution.buffer.put(Tokens(context.request_id, attempt, 0, [1], text))
         execution.buffer.put(End(context.request_id, attempt, 1, "stop", None, counts))
 
 
 def make_service(broker: redis.Redis, workers: Workers, gateway: Any) -> InferenceService:
-    settings = platform_settings()
-    return InferenceService(
-        Router(MODELS),
-        RequestAdmission(broker, gateway.budget_admission),
-        workers,
-        GatewayMetrics(workers.replicas),
-        ActiveRequests(),
-        StreamSubscribers(broker),
-        InferenceJobBuilder("gw-a", "secret", 60),
-        AnswerCache(AnswerStore(broker, "secret", 60), workers),
-        DiskWatch(settings.data_dir, settings.min_free_disk),
-    )
+    admission = RequestAdmission(broker, gateway.budget_admission)
+    return assembly.make_service(make_parts(broker, Router(MODELS), admission, workers))
 
 
 async def not_started(broker: redis.Redis) -> list[ExecutionUsage]:

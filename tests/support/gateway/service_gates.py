@@ -10,25 +10,19 @@ import redis.asyncio as redis
 
 from inference_worker.contract.request import SamplingParams
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
-from millrace.environment.configuration import platform_settings
 from millrace.gateway.admission import rates
 from millrace.gateway.admission.admission import RateLimitAdmission
-from millrace.gateway.admission.disk import DiskWatch
-from millrace.gateway.answer_cache.answer_cache import AnswerCache
-from millrace.gateway.answer_cache.answer_store import AnswerStore
-from millrace.gateway.auth.active_requests import ActiveRequests
+from millrace.gateway.assembly import make_service
 from millrace.gateway.core.catalog import ServedModel, upstream_model
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.dispatch.dispatcher import Dispatcher, decision_record_key
-from millrace.gateway.dispatch.jobs import InferenceJobBuilder
-from millrace.gateway.dispatch.metrics import GatewayMetrics
-from millrace.gateway.dispatch.stream_subscribers import StreamSubscribers
-from millrace.gateway.lifecycle.service import ActiveRequest, InferenceService
+from millrace.gateway.lifecycle.active_request import ActiveRequest
 from millrace.gateway.protocols.openai import completions
 from millrace.gateway.routing.router import Router
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSetSnapshot, LimitSnapshot
 from tenants.routing_policies.policy import parse
 from tests.support.gateway.replica import GATEWAY
+from tests.support.gateway.services import make_parts
 from tests.support.waiting import eventually_async
 
 UPSTREAM = UpstreamSpec(UpstreamEngine.OPENAI, "https://api.example.com/v1", "x", context_length=1000)
@@ -48,19 +42,9 @@ class Gate:
         self.broker = broker
         self.dispatcher = Dispatcher(broker, broker, GATEWAY, queue_seconds=5, retention_seconds=60)
         self.admission = RateLimitAdmission(broker)
-        settings = platform_settings()
-        self.disk = DiskWatch(settings.data_dir, settings.min_free_disk)
-        self.service = InferenceService(
-            Router(MODELS),
-            self.admission,
-            self.dispatcher,
-            GatewayMetrics(self.dispatcher.replicas),
-            ActiveRequests(),
-            StreamSubscribers(broker),
-            InferenceJobBuilder(GATEWAY, "secret", 60),
-            AnswerCache(AnswerStore(broker, "secret", 60), self.dispatcher),
-            self.disk,
-        )
+        parts = make_parts(broker, Router(MODELS), self.admission, self.dispatcher)
+        self.disk = parts.disk
+        self.service = make_service(parts)
         self.count = 0
 
     async def begin(self, key: ApiKeySnapshot, model: str, prompt: int = 10, max_tokens: int = 20) -> ActiveRequest:

@@ -16,6 +16,7 @@ from inference_worker.contract.request import SamplingParams, TokenCounts
 from millrace.gateway.auth.active_requests import ActiveRequests
 from millrace.gateway.core.body_memory import BodyMemory
 from millrace.gateway.core.cors import CrossOrigin
+from millrace.gateway.core.decision_record import DecisionRecord
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.http.consumer import HttpConsumer
@@ -52,7 +53,7 @@ class RunningRequest:
         )
         self.further_prompts: list[Any] = []
         self.ignored = ()
-        self.decision_record: dict[str, Any] = {}
+        self.decision_record = DecisionRecord()
         self.model, self.request_id = "m", "req_1"
         self.is_streaming = asyncio.Event()
 

@@ -21,6 +21,7 @@ from inference_worker.contract.request import (
 from inference_worker.contract.upstreams import UpstreamRequest
 from millrace.gateway.answer_cache.answer_identity import exact_parts, similar_parts
 from millrace.gateway.answer_cache.answer_store import encode_answer
+from millrace.gateway.core.decision_record import DecisionRecord
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSnapshot
 from tests.support.engine.sampling_values import other_value
 
@@ -72,7 +73,7 @@ FREE_UPSTREAM: dict[str, Any] = {"prompt_tokens": 4, "estimated_tokens": 4, "wai
 def made(job: InferenceJob = JOB, key: ApiKeySnapshot = KEY, policy: int = 1, whole: list[int] | None = None) -> Any:
     request = SimpleNamespace(max_tokens=job.params.max_tokens)
     admitted = SimpleNamespace(demand=SimpleNamespace(key=key, request=request))
-    record = {"policy": {"version": policy}}
+    record = DecisionRecord(policy={"version": policy})
     return SimpleNamespace(job=job, admitted=admitted, decision_record=record, whole_prompt=whole)
 
 

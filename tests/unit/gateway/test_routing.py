@@ -12,10 +12,10 @@ from inference_worker.contract.request import SamplingParams, StructuredSpec, To
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec
-from millrace.gateway.lifecycle.answer_checks import failed_check
 from millrace.gateway.protocols import context_overflow
 from millrace.gateway.routing.retry_budgets import RetryBudgets
 from millrace.gateway.routing.signals import LatencyTracker
+from millrace.gateway.stages.answer_checks import failed_check
 from tenants.routing_policies.policy import Escalation
 
 POLICY = (1, "mine")

@@ -39,6 +39,7 @@ from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.dispatch.answer_lookup import AnswerLookup
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.execution import Execution
+from millrace.gateway.dispatch.execution_state import ExecutionState
 from millrace.gateway.dispatch.streams import EventsLost, read_log
 from tenants.keys.snapshot import ApiKeySnapshot
 
@@ -102,7 +103,7 @@ class AnswerCache:
             self._require_run(request)
             return False
         reason = _miss_reason(execution, request, key)
-        execution.decision_record["answer_cache"] = note = dict[str, Any]()
+        execution.decision_record.answer_cache = note = dict[str, Any]()
         stored = key.answer_cache_seconds if _may_store(key, request) else 0
         if NO_STORE in request.cache_directives:
             note["no_store"] = True
@@ -137,7 +138,8 @@ class AnswerCache:
         lookup = execution.answer
         if lookup is None or lookup.layer:
             return
-        if not is_keepable(lookup.events, execution.job.params.n):
+        is_partial = execution.whole_prompt is not None and not execution.has_summary  # later answers have a summary
+        if is_partial or not is_keepable(lookup.events, execution.job.params.n):
             await self.end_flight(execution)
             return
         leader, lookup.leader = lookup.leader, ""
@@ -183,7 +185,7 @@ class AnswerCache:
             await cancel_and_wait([lookup.following])
             if not lookup.layer:  # it has replaced its leader meanwhile
                 return False
-        execution.is_finished = True
+        execution.advance(ExecutionState.FINISHED)
         if lookup.usage is None:
             received = sum(len(each.token_ids) for each in lookup.sent.values())
             if received:
@@ -200,7 +202,7 @@ class AnswerCache:
             raise ApiError("not_cached", "The answer is not cached. Send the request without only-if-cached.")
 
     def _lookup(self, execution: Execution, seconds: int) -> AnswerLookup:
-        return AnswerLookup(self._store.answer_id(exact_parts(execution)), seconds)
+        return AnswerLookup(self, self._store.answer_id(exact_parts(execution)), seconds)
 
     async def _find(self, execution: Execution, lookup: AnswerLookup, request: InferenceRequest) -> CachedAnswer | None:
         """Return the cached answer. If there is none, lead or follow a flight, if the request permits it."""
@@ -242,11 +244,11 @@ class AnswerCache:
             replaced = TokenCounts(execution.admitted.demand.prompt_tokens, output=end.usage.output)
         if not lookup.seconds:
             note["no_store"] = True
-        execution.decision_record["answer_cache"] = note  # before the record is written
+        execution.decision_record.answer_cache = note  # before the record is written
         await self._record(execution, lookup, replaced, "completed", end.finish_reason)
         events = (_as_hit(event, execution, seq, replaced) for seq, event in enumerate(answer.events))
         execution.buffer.replay(events)
-        execution.is_finished = execution.end_received = True
+        execution.advance(ExecutionState.ENDED)
         return True
 
     async def _record(
@@ -264,7 +266,7 @@ class AnswerCache:
             await self._dispatcher.record_hit(execution, event)
         except (redis.RedisError, OSError) as exc:
             log.warning("answer_hit_not_recorded", request_id=execution.request_id, error=str(exc))
-            execution.is_finished = True
+            execution.advance(ExecutionState.FINISHED)
             await self._dispatcher.force_fail(execution.job, execution.attempt, "internal_error")
             raise unavailable() from exc
         lookup.usage = usage
@@ -329,7 +331,7 @@ class AnswerCache:
                     await _wait(execution)
                 if isinstance(event, End):
                     await self._record(execution, lookup, event.usage, "completed", event.finish_reason)
-                    execution.is_finished = execution.end_received = True
+                    execution.advance(ExecutionState.ENDED)
                 execution.buffer.put(_as_hit(event, execution, next_seq))
                 next_seq += 1
                 if isinstance(event, End):
@@ -350,13 +352,11 @@ class AnswerCache:
             ApiError: 503, the tenant's queue is full.
         """
         lookup.layer = lookup.source = ""
-        if execution.whole_prompt is not None:
-            lookup.seconds = 0  # it runs without a summary
-        execution.decision_record["answer_cache"] = {"miss": "leader_failed"}
+        execution.decision_record.answer_cache = {"miss": "leader_failed"}
         self._dispatcher.submit(execution)
 
     async def _fail(self, execution: Execution, error: ApiError) -> None:
-        execution.is_finished = True
+        execution.advance(ExecutionState.FINISHED)
         execution.retry_after = error.retry_after
         await self._dispatcher.record_not_started(execution.job.billing_context)
         execution.buffer.fail(error.code, error.message, unsent=True)

@@ -40,7 +40,7 @@ def _partition(execution: Execution) -> tuple[object, ...]:
     """
     job, key = execution.job, execution.admitted.demand.key
     project = key.project_id if key.answer_cache_scope == "project" else None
-    policy = (execution.decision_record.get("policy") or {}).get("version", 0)
+    policy = execution.decision_record.policy_version
     version = key.credential_versions.get(job.billing_context.model) if job.is_tenant_credential else None
     return job.cache_salt, job.deployment_key, policy, project, job.credential, version
 

@@ -10,6 +10,7 @@ from inference_worker.contract.messages import Vectors
 from inference_worker.contract.request import SamplingParams
 from millrace.gateway.answer_cache.side_executions import SideExecutions
 from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.decision_record import DecisionRecord
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec
 from millrace.gateway.dispatch.execution import Execution
@@ -71,7 +72,15 @@ class QuestionEmbedder:
         prompt = Prompt(ids, input_lengths=(len(ids),))
         spec = ResponseSpec(_DIALECT, name, model.name, int(time.time()), len(ids))
         _, events = await self._executions.run(
-            name, key, request, prompt, model, spec, {}, is_operator_paid=is_operator_paid, on_start=on_start
+            name,
+            key,
+            request,
+            prompt,
+            model,
+            spec,
+            DecisionRecord(),
+            is_operator_paid=is_operator_paid,
+            on_start=on_start,
         )
         data = b"".join(event.data for event in events if isinstance(event, Vectors))
         import numpy as np  # 14 MB in a gateway whose tenants receive no semantic hits

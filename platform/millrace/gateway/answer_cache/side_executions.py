@@ -9,24 +9,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
-import redis.asyncio as redis
-import structlog
 
 from inference_worker.contract.messages import AnswerEvent, End, Failed
 from inference_worker.contract.request import ServiceClass
 from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest, RateLimitAdmission
 from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.decision_record import DecisionRecord
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.execution import Execution
+from millrace.gateway.dispatch.execution_ends import ExecutionEnds
 from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from tenants.keys.snapshot import ApiKeySnapshot, LimitSnapshot
-
-log = structlog.get_logger(__name__)
 
 
 class SideExecutions:
@@ -36,6 +33,7 @@ class SideExecutions:
         self._admission = admission
         self._dispatcher = dispatcher
         self._jobs = jobs
+        self._ends = ExecutionEnds(admission, dispatcher)
 
     async def run(
         self,
@@ -45,7 +43,7 @@ class SideExecutions:
         prompt: Prompt,
         model: ServedModel,
         spec: ResponseSpec,
-        decision_record: dict[str, Any],
+        decision_record: DecisionRecord,
         *,
         is_operator_paid: bool = False,
         on_start: Callable[[Execution], None] | None = None,
@@ -75,7 +73,7 @@ class SideExecutions:
         self,
         admitted: AdmittedRequest,
         spec: ResponseSpec,
-        decision_record: dict[str, Any],
+        decision_record: DecisionRecord,
         *,
         may_wait: bool = True,
         on_start: Callable[[Execution], None] | None = None,
@@ -96,7 +94,7 @@ class SideExecutions:
             execution = made
             if on_start is not None:
                 on_start(made)
-            if made.queued and not (may_wait or made.is_finished):
+            if made.is_queued and not may_wait:
                 raise self._dispatcher.build_overload_error(made.deployment_key, None)
             return made, await _events(made)
         finally:
@@ -104,30 +102,17 @@ class SideExecutions:
 
     async def discard(self, execution: Execution) -> None:
         """Mark an execution as failed, even if it has ended, so that it is not billed."""
-        try:
-            # First, since a replica that stops earlier settles the tokens that it has computed.
-            await self._dispatcher.force_fail(execution.job, execution.attempt, "discarded")
-            await self._dispatcher.send_stop(execution)
-        except (redis.RedisError, OSError) as exc:  # the failure is sent later
-            log.warning("cancellation_failed", request_id=execution.request_id, error=str(exc))
+        await self._ends.end(execution, "discarded", needs_usage=False)
 
     async def _end(self, admitted: AdmittedRequest, execution: Execution | None) -> None:
-        usage = None
+        if execution is None:
+            await self._ends.drop(admitted)
+            return
         try:
-            if execution is None:
-                await self._dispatcher.record_not_started(admitted.billing_context)
-                return
-            usage = execution.usage
-            if not execution.is_finished:
-                await self._dispatcher.cancel(execution)
-            if usage is not None:
-                await self._admission.end(admitted, usage)
-        except (redis.RedisError, OSError) as exc:
-            log.warning("cancellation_failed", request_id=admitted.demand.request_id, error=str(exc))
+            if execution.usage is not None:
+                await self._admission.end(admitted, execution.usage)
         finally:
-            if execution is not None:
-                self._dispatcher.release(execution)
-            await self._admission.close(admitted, usage)
+            await self._ends.end(execution, needs_usage=False)
 
 
 async def _events(execution: Execution) -> list[AnswerEvent]:

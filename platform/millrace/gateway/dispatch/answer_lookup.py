@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -12,6 +13,9 @@ from inference_worker.contract.messages import AnswerEvent, Finished, Tokens
 from inference_worker.contract.request import TokenCounts
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.dispatch.streams import STREAM_LOST
+
+if TYPE_CHECKING:
+    from millrace.gateway.dispatch.execution import Execution
 
 MAX_EVENTS = 4096  # an answer with more events is too long to be stored
 
@@ -74,10 +78,21 @@ class SentPart:
         return event
 
 
+class AnswerSource(Protocol):
+    """The cache that may serve an execution."""
+
+    async def end(self, execution: Execution) -> bool:
+        """End an execution that the cache serves. Return False if the execution runs and must be cancelled."""
+
+    async def end_flight(self, execution: Execution) -> None:
+        """End the flight that the execution leads, if it does."""
+
+
 @dataclass(eq=False)
 class AnswerLookup:
     """The state of an execution in the answer cache."""
 
+    cache: AnswerSource
     answer_id: str
     seconds: int  # lifetime of the answer in the cache; 0: it is not stored
     layer: str = ""  # "exact", "single_flight" or "semantic" if it is served from the cache

@@ -22,6 +22,7 @@ import structlog
 from inference_worker.contract import claims
 from inference_worker.contract.messages import (
     USAGE_STREAM,
+    AnswerEvent,
     BillingContext,
     Claimed,
     End,
@@ -41,6 +42,7 @@ from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.commands import Command, CommandConnection
 from millrace.gateway.core.errors import OVERLOADED, ApiError, unavailable
 from millrace.gateway.dispatch.execution import Execution
+from millrace.gateway.dispatch.execution_state import ExecutionState
 from millrace.gateway.dispatch.placement import Placement
 from millrace.gateway.dispatch.queues import FairQueue, QueueFull
 from millrace.gateway.dispatch.replicas import ReplicaRegistry
@@ -178,6 +180,7 @@ class Dispatcher:
             self._queue(key, execution.batch).put(tenant, weight, execution.cost, execution, long=execution.is_long)
         except QueueFull:
             raise self.build_overload_error(key, self._wait(key, tenant, weight)) from None
+        execution.advance(ExecutionState.QUEUED)
         self.executions[execution.request_id] = execution
         self.dispatch_ready(key)
 
@@ -191,6 +194,7 @@ class Dispatcher:
         if self.executions.get(execution.request_id) is execution:
             del self.executions[execution.request_id]
         self.finish(execution)
+        execution.advance(ExecutionState.CLOSED)
 
     def dispatch_ready(self, key: str) -> None:
         """Send queued executions to replicas with capacity. Batch requests are sent if no other request waits."""
@@ -208,15 +212,14 @@ class Dispatcher:
                 return
             queue.pop(place)
             waited = time.monotonic() - execution.waiting_since
-            execution.queued, execution.target = False, choice.replica_id
+            execution.advance(ExecutionState.SENT)
+            execution.target = choice.replica_id
             execution.sent_at = execution.notified_at = time.monotonic()
-            execution.is_renotified = False
             execution.prefix_hash, execution.predicted_cached = choice.prefix_hash, choice.predicted
             if choice.replicas_with_prefix and not execution.written:
                 execution.job = msgspec.structs.replace(execution.job, replicas_with_prefix=choice.replicas_with_prefix)
             self.placement.note_sent(choice.replica_id, batch=execution.batch)
-            executions = execution.decision_record.setdefault("executions", [])
-            executions.append(
+            execution.decision_record.place(
                 {
                     "execution": execution.execution,
                     "attempt": execution.attempt,
@@ -235,8 +238,8 @@ class Dispatcher:
     def requeue(self, execution: Execution) -> None:
         """Put an execution back at the head of its queue, for another replica."""
         self._leave_replica(execution)
-        if not execution.is_finished:
-            execution.queued, execution.waiting_since = True, time.monotonic()
+        if execution.advance(ExecutionState.QUEUED):
+            execution.waiting_since = time.monotonic()
             queue = self._queue(execution.deployment_key, execution.batch)
             queue.requeue(execution.tenant, execution.job.weight, execution)
             self.dispatch_ready(execution.deployment_key)
@@ -248,34 +251,42 @@ class Dispatcher:
 
     def renotify(self, execution: Execution) -> None:
         """Send the wakeup again, since it may be lost."""
-        execution.notified_at, execution.is_renotified = time.monotonic(), True
+        if not execution.advance(ExecutionState.RESENT):
+            return
+        execution.notified_at = time.monotonic()
         self._outbox.append(execution)
         self._to_send.set()
 
     def set_owner(self, execution: Execution, replica_id: str) -> None:
-        """Record the replica that has claimed the execution."""
-        if execution.owner == replica_id:
+        """Record the replica that has claimed the execution, unless the execution has finished."""
+        if execution.owner == replica_id or execution.is_finished:
             return
         if execution.target != replica_id:  # an earlier wakeup was used after all
             self._leave_replica(execution)
-            if execution.queued:
-                self._queue(execution.deployment_key, execution.batch).remove(execution.tenant, execution)
-                execution.queued = False
+            self._leave_queue(execution)
             execution.target = replica_id
             self.placement.note_sent(replica_id, batch=execution.batch)
+        execution.advance(ExecutionState.CLAIMED)  # unless its events have arrived already
         execution.owner = replica_id
         self.placement.note_claimed(replica_id, batch=execution.batch)
 
-    def finish(self, execution: Execution, used: int | None = None) -> None:
-        """Finish an execution and free its replica's capacity. `used` is the number of its tokens, if known."""
-        if execution.is_finished:
+    def finish(
+        self, execution: Execution, used: int | None = None, state: ExecutionState = ExecutionState.FINISHED
+    ) -> None:
+        """Finish an execution and free its replica's capacity, at the first call.
+
+        Args:
+            used: the number of its tokens, if known.
+            state: a more specific state of its end.
+        """
+        was_finished = execution.is_finished
+        if not was_finished:
+            self._leave_queue(execution)
+        execution.advance(state)
+        if was_finished:
             return
-        execution.is_finished = True
-        queue = self._queue(execution.deployment_key, execution.batch)
-        if execution.queued:
-            queue.remove(execution.tenant, execution)
-            execution.queued = False
         if used is not None:
+            queue = self._queue(execution.deployment_key, execution.batch)
             queue.refund(execution.tenant, max(0, execution.cost - used))
         if used is not None and not execution.batch:
             seconds = time.monotonic() - execution.sent_at
@@ -284,11 +295,13 @@ class Dispatcher:
         self._leave_replica(execution)
         self.dispatch_ready(execution.deployment_key)
 
-    def fail_locally(self, execution: Execution, error: ApiError) -> None:
-        """End the execution with a failure that is not in its log."""
+    def fail_locally(
+        self, execution: Execution, error: ApiError, state: ExecutionState = ExecutionState.FINISHED
+    ) -> None:
+        """End the execution with a failure that is not in its log. `state` is a more specific state of its end."""
         execution.retry_after = error.retry_after
         execution.buffer.fail(error.code, error.message, unsent=not execution.written)
-        self.finish(execution)
+        self.finish(execution, state=state)
 
     async def cancel(self, execution: Execution) -> bool:
         """Cancel the execution in any state.
@@ -298,7 +311,7 @@ class Dispatcher:
         """
         if execution.is_finished:
             return False
-        if execution.queued:
+        if execution.is_queued:
             self.finish(execution)
             if not execution.written:
                 await self.record_not_started(execution.job.billing_context)
@@ -440,6 +453,10 @@ class Dispatcher:
         queue = self._queue(key, batch=False)
         return (queue.count_waiting(tenant) + 1) * seconds / at_work / queue.share(tenant, weight)
 
+    def _leave_queue(self, execution: Execution) -> None:
+        if execution.is_queued:
+            self._queue(execution.deployment_key, execution.batch).remove(execution.tenant, execution)
+
     def _leave_replica(self, execution: Execution) -> None:
         if execution.target is not None:
             self.placement.note_ended(execution.target, claimed=execution.owner is not None, batch=execution.batch)
@@ -478,7 +495,7 @@ class Dispatcher:
         for execution in batch:
             execution.written = True
             # Cancelled while its claim was being written, unless its end has already been received.
-            if execution.is_finished and execution.owner is None and not execution.end_received:
+            if execution.is_finished and execution.owner is None and execution.state is not ExecutionState.ENDED:
                 await self._cancel_quietly(execution)
 
     async def _fail_unsent(self, batch: list[Execution], error: ApiError) -> None:
@@ -533,25 +550,30 @@ class Dispatcher:
         if execution is None:
             return
         if isinstance(event, Released):
-            if not execution.begun and event.attempt == execution.attempt + 1:
+            if not execution.has_begun and event.attempt == execution.attempt + 1:
                 self.restart(execution, event.attempt)
         elif event.attempt != execution.attempt:
             return  # an event of an attempt that was abandoned
         elif isinstance(event, Claimed):
             self.set_owner(execution, event.replica_id)
         else:
-            if execution.prefix_hash and execution.target and not (execution.begun or isinstance(event, Failed)):
-                self.placement.note_computed(execution.prefix_hash, execution.target)
-            execution.begun = True
+            if execution.state is not ExecutionState.STREAMING:
+                self._begin_stream(execution, event)
             execution.buffer.put(event)
             if isinstance(event, End):
                 self._record_hit_rate(execution, event.usage)
-                self.finish(execution, event.usage.total)
+                self.finish(execution, event.usage.total, ExecutionState.ENDED)
             elif isinstance(event, Failed):
-                self.finish(execution)
+                self.finish(execution, state=ExecutionState.ENDED)
             if isinstance(event, End | Failed):
-                execution.end_received = True
                 self._ended.append(self._member(execution))
+
+    def _begin_stream(self, execution: Execution, event: AnswerEvent | Failed) -> None:
+        """Note the first event of an attempt."""
+        if execution.prefix_hash and execution.target and not (execution.has_begun or isinstance(event, Failed)):
+            self.placement.note_computed(execution.prefix_hash, execution.target)
+        self._leave_queue(execution)  # a replica has used an earlier wakeup
+        execution.advance(ExecutionState.STREAMING)
 
     def _record_hit_rate(self, execution: Execution, usage: TokenCounts) -> None:
         if execution.predicted_cached is None or execution.target is None:
@@ -563,5 +585,5 @@ class Dispatcher:
     def _on_gap(self) -> None:
         self.replicas.extend_liveness()
         for execution in self.executions.values():
-            if not execution.queued:
+            if not execution.is_queued:
                 execution.buffer.refill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import redis.asyncio as redis
 
@@ -11,16 +10,21 @@ from inference_worker.contract.messages import InferenceJob, Tokens
 from inference_worker.contract.request import ServiceClass, TokenCounts
 from millrace.gateway.admission.admission import AdmittedRequest
 from millrace.gateway.admission.limits import is_long
+from millrace.gateway.core.decision_record import DecisionRecord
 from millrace.gateway.core.types import ResponseSpec, encode_response_spec
 from millrace.gateway.dispatch.answer_lookup import AnswerLookup
+from millrace.gateway.dispatch.execution_state import (
+    BEGUN_STATES,
+    FINISHED_STATES,
+    TRANSITIONS,
+    UNCLAIMED_STATES,
+    ExecutionState,
+)
 from millrace.gateway.dispatch.streams import EventBuffer, LogEvent
 
 
 class Execution:
-    """An execution that is queued here, then sent to a replica, then claimed by the replica, then finished.
-
-    It has the state of the run. What was decided before is in `admitted`.
-    """
+    """An execution, with its state (execution_state.py). What was decided before it is in `admitted`."""
 
     def __init__(
         self,
@@ -28,7 +32,7 @@ class Execution:
         admitted: AdmittedRequest,
         job: InferenceJob,
         response_spec: ResponseSpec,
-        decision_record: dict[str, Any],
+        decision_record: DecisionRecord,
         first_attempt: int = 1,
     ) -> None:
         """Create an execution.
@@ -49,19 +53,14 @@ class Execution:
         self.tenant = job.billing_context.tenant_id
         self.batch = job.service_class == ServiceClass.BATCH
         self.buffer = EventBuffer(broker, self.request_id, first_attempt)
-        self.queued = True  # waits for a replica with capacity
-        self.written = False  # its claim record is in Valkey
+        self.state = ExecutionState.NEW
+        self.written = False  # its claim record is in Valkey, in any state
         self.target: str | None = None  # the replica that the wakeup was sent to
         self.owner: str | None = None  # the replica that claimed it
         self.prefix_hash = b""  # identifies the start of its prompt (see placement)
         self.cached: dict[str, int] = {}  # replica -> tokens of its prompt that are cached by the replica's digest,
         self.cached_at = -1  # in this version of the index of digests
         self.predicted_cached: int | None = None  # tokens of its prompt that are cached by the replica's digest
-        self.begun = False  # an event of the current attempt was accepted, so no other attempt may start
-        self.is_finished = False  # no replica sends further events
-        self.end_received = False  # a replica has sent its last event
-        self.overdue = False  # it was failed after its deadline
-        self.ended = False  # its last event was read by the request
         self.retry_after: float | None = None  # seconds, reported with its failure
         self.lost_replicas = 0  # the number of replicas that were lost while they ran it
         self.moves = 0  # how often it was moved away from a suspected replica
@@ -69,7 +68,6 @@ class Execution:
         self.waiting_since = self.created_at  # start of the wait for a replica, in this attempt
         self.sent_at = self.waiting_since
         self.notified_at = self.waiting_since
-        self.is_renotified = False  # the last wakeup was not the first of the placement
         self.first_token_at: float | None = None  # monotonic time of the first token
         self.completed_at: float | None = None  # monotonic time of the end of a completed answer
         self.finish_reason = ""  # reason of a completed answer
@@ -79,15 +77,53 @@ class Execution:
         self.usage: TokenCounts | None = None
         self.answer: AnswerLookup | None = None  # its state in the answer cache, if the cache is used
         self.whole_prompt: list[int] | None = None  # tokens of a conversation of which a part is summarized
+        self.has_summary = False  # the prompt contains the summary of that part
 
     @property
     def attempt(self) -> int:
         return self.buffer.attempt
 
+    def set_job(self, admitted: AdmittedRequest, job: InferenceJob, response_spec: ResponseSpec) -> None:
+        """Replace what an execution that was not dispatched will run."""
+        self.admitted, self.job, self.response_spec = admitted, job, response_spec
+        self.encoded_response_spec = encode_response_spec(response_spec)
+
+    def advance(self, state: ExecutionState) -> bool:
+        """Change the state, if the transition is allowed. Return whether it is."""
+        if state not in TRANSITIONS[self.state]:
+            return False
+        self.state = state
+        return True
+
     @property
-    def unclaimed(self) -> bool:
+    def is_queued(self) -> bool:
+        """Return whether it waits for a replica with capacity."""
+        return self.state is ExecutionState.QUEUED
+
+    @property
+    def is_unclaimed(self) -> bool:
         """Return whether it was sent and no replica has claimed it."""
-        return not (self.queued or self.is_finished or self.begun) and self.owner is None
+        return self.state in UNCLAIMED_STATES
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether an event of the current attempt was accepted, so no other attempt may start."""
+        return self.state in BEGUN_STATES
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether no replica sends further events."""
+        return self.state in FINISHED_STATES
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether what it reserved is released."""
+        return self.state is ExecutionState.CLOSED
+
+    @property
+    def is_read(self) -> bool:
+        """Return whether the request has read its last event."""
+        return self.buffer.is_read
 
     @property
     def cache_layer(self) -> str:

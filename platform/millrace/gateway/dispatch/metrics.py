@@ -55,6 +55,13 @@ class GatewayMetrics:
             ["record_type"],
             registry=self.registry,
         )
+        self.stage_failures = Counter(
+            "millrace_stage_failures",
+            "internal errors of the stages of requests, such as the answer cache or shadows, by their hook. The request"
+            " continues without the stage, or fails if the stage protects something",
+            ["stage", "hook"],
+            registry=self.registry,
+        )
         self.registry.register(process_guard())
         self.registry.register(_WrongKeys())
         self.registry.register(ReplicaMetrics(replicas))

@@ -37,6 +37,7 @@ from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.execution import Execution
+from millrace.gateway.dispatch.execution_state import ExecutionState
 from millrace.gateway.dispatch.orphans import OVERDUE_SECONDS, OrphanSweep
 
 log = structlog.get_logger(__name__)
@@ -112,7 +113,7 @@ class DispatchMonitor:
         now = time.monotonic()
         waiting: dict[tuple[str, bool], list[float]] = {}
         for execution in self._executions():
-            if execution.queued:
+            if execution.is_queued:
                 waiting.setdefault((execution.model, execution.batch), []).append(now - execution.waiting_since)
         depths = (
             QueueDepth(*queue_key, len(waits), round(max(waits) * 1000)) for queue_key, waits in sorted(waiting.items())
@@ -150,7 +151,7 @@ class DispatchMonitor:
                 continue
             if owner in lost or self._replicas.is_lost(owner):
                 await self._owner_lost(execution, owner)
-            elif not execution.begun and self._replicas.is_suspected(owner):
+            elif not execution.has_begun and self._replicas.is_suspected(owner):
                 await self._move(execution, owner)
 
     async def _move(self, execution: Execution, owner: str) -> None:
@@ -172,7 +173,7 @@ class DispatchMonitor:
         attempt = await dispatcher.abandon_script(keys=[key], args=[attempt_to_stop, owner])
         if attempt is None:
             return False
-        if execution.begun:  # its first token arrived during the call
+        if execution.has_begun:  # its first token arrived during the call
             await dispatcher.fail(execution.job, int(attempt), "worker_lost")
             dispatcher.fail_locally(execution, ApiError("worker_lost", WORKER_LOST))
         else:
@@ -187,8 +188,8 @@ class DispatchMonitor:
 
     async def _owner_lost(self, execution: Execution, owner: str) -> None:
         dispatcher = self._dispatcher
-        is_harmful = not execution.begun and execution.lost_replicas + 1 >= MAX_LOST_REPLICAS
-        if not execution.begun and not is_harmful:
+        is_harmful = not execution.has_begun and execution.lost_replicas + 1 >= MAX_LOST_REPLICAS
+        if not execution.has_begun and not is_harmful:
             if await self._restart(execution, owner):
                 execution.lost_replicas += 1
                 return
@@ -207,32 +208,34 @@ class DispatchMonitor:
         dispatcher = self._dispatcher
         for execution in self._executions():
             is_late = now - execution.waiting_since > dispatcher.queue_seconds
-            if is_late and (execution.queued or execution.unclaimed) and await self._withdraw(execution):
+            if is_late and (execution.is_queued or execution.is_unclaimed) and await self._withdraw(execution):
                 dispatcher.fail_locally(execution, dispatcher.build_overload_error(execution.deployment_key, None))
         for execution in list(dispatcher.executions.values()):
-            if not execution.overdue and unix_now > execution.job.deadline + OVERDUE_SECONDS:
+            is_overdue = execution.state is ExecutionState.OVERDUE
+            if not is_overdue and unix_now > execution.job.deadline + OVERDUE_SECONDS:
                 await dispatcher.fail(execution.job, execution.attempt, "timeout")
-                execution.overdue = True
-                dispatcher.fail_locally(execution, ApiError("timeout", "The request exceeded its deadline."))
+                error = ApiError("timeout", "The request exceeded its deadline.")
+                dispatcher.fail_locally(execution, error, ExecutionState.OVERDUE)
 
     async def _withdraw(self, execution: Execution) -> bool:
         """Withdraw an execution that is not claimed. Return False if a replica has claimed it."""
         if not execution.written:
-            if execution.queued:
+            if execution.is_queued:
                 await self._dispatcher.record_not_started(execution.job.billing_context)
-            return execution.queued
+            return execution.is_queued
         return await self._dispatcher.withdraw_claim(execution.job.billing_context)
 
     async def _renotify(self) -> None:
         """Send lost wakeups again: a replica may have failed after it received one and before it claimed the job."""
         now = time.monotonic()
         for execution in self._executions():
-            if not execution.unclaimed or not execution.written:
+            if not execution.is_unclaimed or not execution.written:
                 continue
             must_move = execution.target is None or not self._replicas.takes_work(execution.target)
-            wait = RENOTIFY_SECONDS if execution.is_renotified else FIRST_RENOTIFY_SECONDS
+            is_resent = execution.state is ExecutionState.RESENT
+            wait = RENOTIFY_SECONDS if is_resent else FIRST_RENOTIFY_SECONDS
             is_due = must_move or now - execution.notified_at > wait
-            if not is_due or await self._catch_up(execution) or not execution.unclaimed:
+            if not is_due or await self._catch_up(execution) or not execution.is_unclaimed:
                 continue
             if must_move:
                 self._dispatcher.requeue(execution)
@@ -249,6 +252,8 @@ class DispatchMonitor:
             claim_key(execution.request_id, execution.execution), "attempt", "state", "owner"
         )
         attempt, state, owner = claim
+        if execution.has_begun or execution.is_finished:  # an event has arrived during the call
+            return True
         if attempt is None:  # Valkey has lost it
             execution.written = False
             self._dispatcher.restart(execution, execution.attempt + 1)

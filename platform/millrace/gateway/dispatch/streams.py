@@ -17,6 +17,7 @@ import structlog
 
 from inference_worker.contract.messages import (
     AnswerEvent,
+    End,
     Failed,
     StreamEvent,
     decode_event,
@@ -32,6 +33,7 @@ BUFFERED_EVENTS = 256
 STREAM_SECONDS = 60  # how long a gateway's stream exists after the gateway fails
 _READ = ("XREAD", "COUNT", 200, "BLOCK", 2000, "STREAMS")
 LogEvent = AnswerEvent | Failed
+_LAST = End, Failed  # types of the last event
 LOCAL_FAILURES = ("stream_lost", "timeout")  # failures seen only by this gateway; the execution may have completed
 STREAM_LOST = "A part of this response was lost. Send the request again."
 
@@ -91,6 +93,7 @@ class EventBuffer:
         self._must_read_log = False  # events are missing in the buffer
         self._failure: Failed | None = None  # a failure that is not in the log
         self.attempt = attempt
+        self.is_read = False  # the last event was returned
 
     @property
     def is_full(self) -> bool:
@@ -129,6 +132,7 @@ class EventBuffer:
         self._events.clear()
         self._next_seq = 0
         self._must_read_log = False
+        self.is_read = False
 
     async def get(self) -> LogEvent:
         """Wait for the next event and return it."""
@@ -138,11 +142,15 @@ class EventBuffer:
             if self._events or self._must_read_log:
                 continue
             if self._failure is not None:
+                self.is_read = True
                 return self._failure
             self._ready.clear()
             await self._ready.wait()
         self._next_seq += 1
-        return self._events.popleft()
+        event = self._events.popleft()
+        if isinstance(event, _LAST):
+            self.is_read = True
+        return event
 
     async def _read_log(self) -> None:
         self._must_read_log = False

@@ -7,13 +7,12 @@ import contextlib
 import time
 
 from inference_worker.contract.request import TokenCounts
-from millrace.gateway.admission.admission import AdmittedRequest
 from millrace.gateway.answer_cache.semantic_cache import Question
 from millrace.gateway.core.catalog import ServedModel
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec, Writer
 from millrace.gateway.dispatch.execution import Execution
-from millrace.gateway.lifecycle.shadows import ShadowedAnswer
+from millrace.gateway.lifecycle.stage import RequestStages
 from millrace.gateway.protocols.writers import make_writer
 from millrace.gateway.routing.retry_budgets import RetryBudgets
 from millrace.gateway.routing.router import Route
@@ -49,6 +48,7 @@ class ActiveRequest:
         counting_model: ServedModel,
         route: Route,
         retry_budgets: RetryBudgets,
+        stages: RequestStages,
     ) -> None:
         self.key = key
         self.request = request
@@ -65,19 +65,27 @@ class ActiveRequest:
         self.further_prompts: list[ActiveRequest] = []  # one for each further prompt
         self.executions: list[Execution] = []  # the last one is current
         self.fallbacks = 0
-        self.reserved: list[AdmittedRequest] = []  # for escalations, in their order
-        self.escalates = False  # complete answers are checked
-        self.escalations = 0
-        self.summary = ""  # summary of the messages that were dropped
-        self.summaries: list[Execution] = []
+        self.stages = stages
+        self.side_executions: list[Execution] = []  # executions of stages that are billed with the request
+        self.rejection: ApiError | None = None  # the next execution runs only if a stage serves it
+        self.spare_tokens = 0  # tokens to reserve for what a stage adds to the prompt of the next execution
+        self.spare_refusal = ""  # code of the error if they were not reserved
+        self.whole_prompt: list[int] | None = None  # tokens of a conversation of which a part is to be summarized
+        self.keeps_answer = True  # its answer has passed all checks
         self.question: Question | None = None  # its lookup in the semantic cache
-        self.shadowed: ShadowedAnswer | None = None  # its answer, if it has a shadow
         self._retry_budgets = retry_budgets
 
     @property
     def execution(self) -> Execution:
         """Return the current execution."""
         return self.executions[-1]
+
+    @property
+    def served_target(self) -> ServedModel:
+        """Return the target that is tried."""
+        if self.target is None:
+            raise AssertionError("no target was tried")
+        return self.target
 
     @property
     def model(self) -> str:
@@ -107,7 +115,7 @@ class ActiveRequest:
         if policy is None or not self.falls_back(FALLBACK.get(error.code, "")):
             return False
         if not self._retry_budgets.take((self.key.tenant_id, self.request.model), policy.retries.max_percent):
-            self.decision_record["retry_budget"] = "used up"
+            self.decision_record.retry_budget = "used up"
             return False
         self.fallbacks += 1
         return True
@@ -132,6 +140,16 @@ class ActiveRequest:
         """The request's fields that have no effect with the current deployment."""
         return self.request.ignored if self.prompt.ignored is None else self.prompt.ignored
 
+    def reset_preparation(self) -> None:
+        """Forget what was prepared for the last execution."""
+        self.rejection, self.whole_prompt = None, None
+        self.spare_tokens, self.spare_refusal = 0, ""
+
+    def replace_route(self, route: Route) -> None:
+        """Replace the route before its first target is tried."""
+        self.route, self.decision_record = route, route.decision_record
+        self.target, *self.remaining_candidates = route.candidates
+
     def make_current(self, execution: Execution) -> None:
         """Make an earlier execution the one that the response is written from."""
         self.executions.remove(execution)
@@ -140,4 +158,4 @@ class ActiveRequest:
 
     def skip(self, error: ApiError) -> None:
         """Record why a candidate did not run the request."""
-        self.decision_record.setdefault("skipped", []).append({"model": self.model, "reason": error.code})
+        self.decision_record.skip(self.model, error.code)

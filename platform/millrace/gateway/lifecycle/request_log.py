@@ -19,6 +19,7 @@ import structlog
 
 from millrace.gateway.admission.limits import ENFORCED
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
+from millrace.gateway.core.decision_record import DecisionRecord
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.limit_status import LimitStatus
 from millrace.gateway.core.request_db import TenantConnectionPool
@@ -51,7 +52,7 @@ _ROUTE = (
 )
 
 
-class Record(msgspec.Struct):
+class Record(msgspec.Struct, kw_only=True):
     """A row of request_log_requestrecord. Times are microseconds since 1970."""
 
     tenant_id: int
@@ -223,43 +224,49 @@ class RequestTrace:
             limit_statuses = admitted[0].limit_statuses
         reserved = [each.reserved_nano for each in admitted if each.reserved_nano is not None]
         first_token_at = first.execution.first_token_at if first is not None and first.executions else None
-        decision_record = {} if first is None else first.decision_record
+        decision_record = DecisionRecord() if first is None else first.decision_record
         code = "" if error is None else error.code
         outcome = _outcome(status, code, complete=complete)
-        executions = decision_record.get("executions", [])
+        executions = decision_record.placements
         was_rejected = outcome in ("limited", "refused") and not executions
         ended = time.monotonic()
+        cache_layer, cache_source = _cache_layer(
+            active.execution for active in self.active_requests if active.executions
+        )
+        batch_id, batch_line = self.batch or (None, None)
         return Record(
-            key.tenant_id,
-            self.at,
-            self.request_id,
-            key.project_id,
-            key.key_id,
-            gateway_id,
-            self.endpoint,
-            _clean(self._requested_model, MAX_MODEL_NAME_LENGTH),
-            "" if first is None or was_rejected else _clean(first.model, MAX_MODEL_NAME_LENGTH),
-            self.stream,
-            status,
-            code,
-            outcome,
-            None if error is None else error.bound,
-            [_limit(item) for item in limit_statuses[:MAX_LISTED]],
-            admitted[0].budget_period_ids if admitted else (),
-            {name: decision_record[name] for name in _ROUTE if name in decision_record},
-            executions[:MAX_LISTED],
-            max(1, len(self.active_requests)),
-            sum(active.prompt.expected_tokens for active in self.active_requests) if self.active_requests else None,
-            admitted[0].max_tokens if admitted else None,
-            sum(reserved) if reserved else None,
-            admitted[0].price_version if admitted else None,
-            round((ended - self._started) * 1000),
-            None if first_token_at is None else round((first_token_at - self._started) * 1000),
-            sum(1 for item in limit_statuses if item.wait_ms and item.check.group != ENFORCED),
-            self.replay_of,
-            self.ignored if first is None else first.request.ignored,
-            *_cache_layer(active.execution for active in self.active_requests if active.executions),
-            *(self.batch or (None, None)),
+            tenant_id=key.tenant_id,
+            started_at=self.at,
+            request_id=self.request_id,
+            project_id=key.project_id,
+            key_id=key.key_id,
+            gateway_id=gateway_id,
+            endpoint=self.endpoint,
+            requested_model=_clean(self._requested_model, MAX_MODEL_NAME_LENGTH),
+            served_model="" if first is None or was_rejected else _clean(first.model, MAX_MODEL_NAME_LENGTH),
+            stream=self.stream,
+            status=status,
+            code=code,
+            outcome=outcome,
+            limited_by=None if error is None else error.bound,
+            limits=[_limit(item) for item in limit_statuses[:MAX_LISTED]],
+            budget_periods=admitted[0].budget_period_ids if admitted else (),
+            route=decision_record.select(_ROUTE),
+            placements=executions[:MAX_LISTED],
+            prompts=max(1, len(self.active_requests)),
+            prompt_tokens=_prompt_tokens(self.active_requests),
+            max_tokens=admitted[0].max_tokens if admitted else None,
+            reserved_nano=sum(reserved) if reserved else None,
+            price_version=admitted[0].price_version if admitted else None,
+            total_ms=round((ended - self._started) * 1000),
+            ttft_ms=None if first_token_at is None else round((first_token_at - self._started) * 1000),
+            dry_run_rejections=sum(1 for item in limit_statuses if item.wait_ms and item.check.group != ENFORCED),
+            replay_of=self.replay_of,
+            ignored=self.ignored if first is None else first.request.ignored,
+            cache_layer=cache_layer,
+            cache_source=cache_source,
+            batch_id=batch_id,
+            batch_line=batch_line,
             **success_signals(self.active_requests, self.failure)._asdict(),
         )
 
@@ -377,6 +384,11 @@ def _outcome(status: str, code: str, *, complete: bool) -> str:
     if status.startswith("stream_") or status[0] == "5":
         return "failed"
     return "completed" if status[0] == "2" else "refused"
+
+
+def _prompt_tokens(parts: Sequence[ActiveRequest]) -> int | None:
+    """Return the tokens of all prompts; None if the request was rejected before it was routed."""
+    return sum(active.prompt.expected_tokens for active in parts) if parts else None
 
 
 def _cache_layer(executions: Iterable[Execution]) -> tuple[str, str]:

@@ -6,7 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.decision_record import NOT_SERVED
 from millrace.gateway.core.types import InferenceRequest
 from tenants.keys.snapshot import ApiKeySnapshot
 from tenants.routing_policies.experiments import assign
@@ -36,12 +39,13 @@ def apply_experiment(
     if assignment is None:
         return route
     arm = experiment.arms[assignment.arm]
-    record = route.decision_record | {"experiment": {"id": experiment.id, "arm": assignment.arm, "name": arm.name}}
+    described = {"id": experiment.id, "arm": assignment.arm, "name": arm.name}
+    record = msgspec.structs.replace(route.decision_record, experiment=described)
     candidates = route.candidates
     if arm.model and arm.model not in models:
-        record["skipped"] = [{"model": arm.model, "reason": "not served here"}, *record.get("skipped", ())]
+        record.skip_first(arm.model, NOT_SERVED)
     elif arm.model:
         fallbacks = [model for model in candidates if model.name != arm.model] if route.fallback_on else []
         candidates = [models[arm.model], *fallbacks]
-        record["targets"] = [model.name for model in candidates]
+        record.targets = [model.name for model in candidates]
     return dataclasses.replace(route, candidates=candidates, decision_record=record, assignment=assignment)

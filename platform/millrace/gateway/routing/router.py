@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.decision_record import NOT_SERVED, DecisionRecord
 from millrace.gateway.core.errors import ApiError
 from millrace.gateway.core.types import InferenceRequest
 from millrace.gateway.routing.experiments import apply_experiment
@@ -29,7 +30,7 @@ class Route:
 
     candidates: list[ServedModel]
     fallback_on: tuple[str, ...]
-    decision_record: dict[str, Any]  # the first fields of the request's decision record
+    decision_record: DecisionRecord  # of the request, with the fields that the router knows
     policy: Policy | None = None
     escalation: Escalation | None = None  # escalation of the rule that applied
     assignment: ArmAssignment | None = None  # arm of a running experiment
@@ -129,10 +130,13 @@ class Router:
             ApiError: 404, no rule of the policy applies, or none of its deployments is served.
         """
         policy = key.policies.get(name)
-        decision_record: dict[str, Any] = {"tenant": key.tenant_id, "project": key.project_id}
-        decision_record["requested_model"] = name
-        decision_record["decided_at"] = facts.at.isoformat(timespec="milliseconds")
-        decision_record["facts"] = described_facts(facts, policy)
+        decision_record = DecisionRecord(
+            tenant=key.tenant_id,
+            project=key.project_id,
+            requested_model=name,
+            decided_at=facts.at.isoformat(timespec="milliseconds"),
+            facts=described_facts(facts, policy),
+        )
         if policy is None:
             if name not in self._models:  # removed since the prompt was tokenized
                 raise ApiError("model_not_found", f"The model {name!r} is not served any more.", "model")
@@ -148,16 +152,14 @@ class Router:
         if not known:
             raise ApiError("model_not_found", f"None of the models of the routing policy {name!r} is served.", "model")
         described = {"rule_name": rule.name} if rule.name else {}
-        decision_record |= {
-            "policy": {"version": policy.version, "rule": number, **described, **picked.reasons},
-            "targets": list(picked.models),
-            "prompt_tokens": facts.prompt_tokens,
-        }
+        decision_record.policy = {"version": policy.version, "rule": number, **described, **picked.reasons}
+        decision_record.targets = list(picked.models)
+        decision_record.prompt_tokens = facts.prompt_tokens
         if policy.complexity is not None:
-            decision_record["classifier"] = policy.complexity.fingerprint
-        skipped = [{"model": model, "reason": "not served here"} for model in picked.models if model not in known]
-        if skipped:
-            decision_record["skipped"] = skipped
+            decision_record.classifier = policy.complexity.fingerprint
+        for model in picked.models:
+            if model not in known:
+                decision_record.skip(model, NOT_SERVED)
         candidates = [self._models[model] for model in known]
         return Route(candidates, policy.fallback_on, decision_record, policy, rule.escalate)
 

@@ -4,6 +4,8 @@ A shadow is a side execution with the ID `<request>.s`. It starts after the requ
 never waits for it. Its maximum cost is reserved beside that of the request before it starts. If the sum does not fit a
 budget, or no replica has a free slot, there is no shadow. The setting MILLRACE_SHADOWS_PAID_BY decides who pays. Costs
 of the operator are booked and are on no invoice. If a gateway stops or fails, its comparisons are lost.
+
+The stage fails open: after an internal error the request has no shadow.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import asyncio
 import dataclasses
 import hashlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,22 +28,25 @@ from millrace.gateway.admission.budget_admission import TIERS
 from millrace.gateway.answer_cache.side_executions import SideExecutions
 from millrace.gateway.core.asyncio_utils import cancel_and_wait
 from millrace.gateway.core.catalog import ServedModel
+from millrace.gateway.core.decision_record import DecisionRecord
 from millrace.gateway.core.errors import OVERLOADED, ApiError
 from millrace.gateway.core.tenant_slots import has_free_slot
-from millrace.gateway.core.types import InferenceRequest, Prompt, ResponseSpec
+from millrace.gateway.core.types import InferenceRequest, ResponseSpec
 from millrace.gateway.dispatch.dispatcher import Dispatcher
 from millrace.gateway.dispatch.execution import Execution
 from millrace.gateway.dispatch.metrics import GatewayMetrics
-from millrace.gateway.lifecycle.answer_checks import failed_check
+from millrace.gateway.lifecycle.active_request import ActiveRequest
 from millrace.gateway.lifecycle.request_log import RequestLogWriter, ShadowRecord
+from millrace.gateway.lifecycle.stage import RequestStage, Stage, StageEvent
+from millrace.gateway.lifecycle.tokenizer import PromptTokenizer
 from millrace.gateway.protocols.tools import call_fields
 from millrace.gateway.routing.router import Router
-from tenants.keys.snapshot import LimitSnapshot
+from millrace.gateway.stages.answer_checks import failed_check
+from tenants.keys.snapshot import ApiKeySnapshot, LimitSnapshot
 from tenants.routing_policies.policy import Escalation
 
 if TYPE_CHECKING:
     from millrace.environment.configuration import Payer
-    from millrace.gateway.lifecycle.active_request import ActiveRequest
 
 log = structlog.get_logger(__name__)
 
@@ -50,30 +55,42 @@ SHADOW_SECONDS = 600.0
 SHADOW_DIALECT = "shadow"
 CHECKS = Escalation(("schema", "tool_arguments", "empty"))
 LOWEST_PRIORITY = 2**31 - 1  # among the tenant's requests
-Tokenize = Callable[[ServedModel, InferenceRequest], Awaitable[Prompt]]
 
 
-class ShadowedAnswer:
-    """The answer of a request that has a shadow, as far as it was received."""
+class ShadowedAnswer(RequestStage):
+    """The answer of a request that is selected for a shadow, as far as it was received."""
 
-    def __init__(self) -> None:
+    sees_tokens = True
+
+    def __init__(self, shadows: Shadows) -> None:
+        self._shadows = shadows
         self.events: list[AnswerEvent] = []
         self.is_complete = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
-    def add(self, event: AnswerEvent) -> None:
-        self.events.append(event)
-        if isinstance(event, End):
-            self.is_complete.set()
+    async def before_dispatch(self, active: ActiveRequest, execution: Execution) -> bool:
+        if not active.executions:
+            self._shadows.start(active, execution, self)
+        return False
 
-    def close(self) -> None:
+    async def on_event(self, active: ActiveRequest, event: StageEvent) -> Sequence[StageEvent]:
+        if self.task is not None and not isinstance(event, ApiError):
+            self.events.append(event)
+            if isinstance(event, End):
+                self.is_complete.set()
+        return (event,)
+
+    async def on_close(self, *, is_billed: bool) -> None:
         """Cancel the shadow of a request that ends without a complete answer."""
         if self.task is not None and not self.is_complete.is_set():
             self.task.cancel()
 
 
-class Shadows:
+class Shadows(Stage):
     """The running shadows of one gateway."""
+
+    name = "shadows"
+    fails_closed = False
 
     def __init__(
         self,
@@ -85,6 +102,7 @@ class Shadows:
         request_log: RequestLogWriter,
         metrics: GatewayMetrics,
         payer: Payer,
+        tokenizer: PromptTokenizer,
     ) -> None:
         self._router = router
         self._admission = admission
@@ -94,43 +112,34 @@ class Shadows:
         self._request_log = request_log
         self._count = metrics.shadows
         self._is_operator_paid = payer == "operator"
+        self._tokenizer = tokenizer
         self._running: dict[asyncio.Task[None], int] = {}  # task -> tenant
 
-    def start(self, active: ActiveRequest, primary: Execution, tokenize: Tokenize) -> ShadowedAnswer | None:
-        """Start the shadow of a dispatched execution, if the policy of its request selects it.
-
-        It raises no exception, so that it cannot fail the request.
-        """
-        try:
-            return self._start(active, primary, tokenize)
-        except Exception:
-            log.exception("shadow_failed", request_id=active.request_id)
+    def open(self, key: ApiKeySnapshot, request: InferenceRequest, request_id: str) -> ShadowedAnswer | None:
+        policy = key.policies.get(request.model)
+        if policy is None or policy.shadow is None or not is_selected(request_id, policy.shadow.percent):
             return None
+        return None if request.more_prompts or request.number or request.echo else ShadowedAnswer(self)
 
     async def stop(self) -> None:
         """Cancel the running shadows."""
         await cancel_and_wait(list(self._running))
 
-    def _start(self, active: ActiveRequest, primary: Execution, tokenize: Tokenize) -> ShadowedAnswer | None:
-        policy, request = active.route.policy, active.request
-        shadow = None if policy is None else policy.shadow
-        if shadow is None or not is_selected(active.request_id, shadow.percent):
-            return None
-        if request.more_prompts or request.number or request.echo or not primary.admitted.demand.sequences:
-            return None
-        model = self._router.find_served(shadow.model)
-        tenant_id = active.key.tenant_id
+    def start(self, active: ActiveRequest, primary: Execution, answer: ShadowedAnswer) -> None:
+        """Start the shadow of an execution that is dispatched next, unless it cannot run now."""
+        policy, tenant_id = active.route.policy, active.key.tenant_id
+        if policy is None or policy.shadow is None or not primary.admitted.demand.sequences:
+            return
+        model = self._router.find_served(policy.shadow.model)
         reason = "model_not_found" if model is None else self._obstacle(model, primary, tenant_id)
         if model is None or reason:
-            active.decision_record["not_shadowing"] = reason
+            active.decision_record.not_shadowing = reason
             self._count.labels("" if model is None else model.name, reason).inc()
-            return None
-        active.decision_record["shadow"] = {"model": model.name}
-        answer = ShadowedAnswer()
-        answer.task = task = asyncio.create_task(self._run(active, primary, model, answer, tokenize))
+            return
+        active.decision_record.shadow = {"model": model.name}
+        answer.task = task = asyncio.create_task(self._run(active, primary, model, answer))
         self._running[task] = tenant_id
         task.add_done_callback(self._running.pop)
-        return answer
 
     def _obstacle(self, model: ServedModel, primary: Execution, tenant_id: int) -> str:
         """Return why there is no shadow; empty if there is one."""
@@ -145,21 +154,21 @@ class Shadows:
             return "model_loading"  # a shadow loads no model
         return "" if load < 1 else OVERLOADED
 
-    async def _run(
-        self, active: ActiveRequest, primary: Execution, model: ServedModel, answer: ShadowedAnswer, tokenize: Tokenize
-    ) -> None:
+    async def _run(self, active: ActiveRequest, primary: Execution, model: ServedModel, answer: ShadowedAnswer) -> None:
         """Run a shadow, and compare it with the answer of its request."""
+        if primary not in active.executions:  # it could not be dispatched
+            return
         code, execution, events = "", None, list[AnswerEvent]()
         try:
             try:
                 async with asyncio.timeout(SHADOW_SECONDS):
-                    admitted = await self._admit(active, primary, model, tokenize)
+                    admitted = await self._admit(active, primary, model)
                     spec = _response_spec(admitted, primary)
-                    record = {"shadow_of": active.request_id}
+                    record = DecisionRecord(shadow_of=active.request_id)
                     execution, events = await self._executions.run_admitted(admitted, spec, record, may_wait=False)
             except (ApiError, TimeoutError) as exc:
                 code = exc.code if isinstance(exc, ApiError) else "timeout"
-                active.decision_record["not_shadowing"] = code
+                active.decision_record.not_shadowing = code
                 await self._dispatcher.record_decisions(active.execution)
             self._count.labels(model.name, code).inc()
             await answer.is_complete.wait()
@@ -169,9 +178,7 @@ class Shadows:
         except Exception:
             log.exception("shadow_failed", request_id=active.request_id)
 
-    async def _admit(
-        self, active: ActiveRequest, primary: Execution, model: ServedModel, tokenize: Tokenize
-    ) -> AdmittedRequest:
+    async def _admit(self, active: ActiveRequest, primary: Execution, model: ServedModel) -> AdmittedRequest:
         """Reserve the maximum cost of the shadow.
 
         Raises:
@@ -182,7 +189,7 @@ class Shadows:
             key = msgspec.structs.replace(key, credentials={})
         prompt, running = primary.admitted.demand.prompt, primary.admitted.demand.model
         if model.tokenization != running.tokenization or model.upstream is not None or running.upstream is not None:
-            prompt = await tokenize(model, active.request)
+            prompt = await self._tokenizer.tokenize(model, active.request)
         request = dataclasses.replace(active.request, priority=LOWEST_PRIORITY)
         name = f"{active.request_id}.s"
         demand = AdmissionRequest(name, time.time_ns() // 1000, key, request, prompt, [model])
