@@ -8,6 +8,7 @@ from typing import NamedTuple
 from billing.models import PaymentEvent
 from billing.payments.recording import Received, do_record_payment
 from billing.payments.top_up_results import fail_top_up
+from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
@@ -74,7 +75,7 @@ def do_dismiss_event(event: PaymentEvent) -> PaymentEvent:
     with all_tenants_scope(BypassReason.BILLING):
         row = PaymentEvent.objects.select_for_update().get(pk=event.pk)
         if row.status != PaymentEvent.Status.FAILED:
-            raise Conflict("Only failed events can be dismissed.")
+            raise Conflict(Text("Only failed events can be dismissed."))
         row.status = PaymentEvent.Status.IGNORED
         row.save(update_fields=["status"])
         audit.record("payment_event.dismissed", row, tenant_id=None, after={"reference": row.reference})

@@ -22,6 +22,7 @@ from billing.payments.recording import Received, do_record_payment
 from billing.payments.stripe_api import Charge, Declined, HostedPage, charge_saved_method, create_page
 from billing.payments.top_up_results import end_top_up
 from billing.pricing.currencies import currency_of
+from inference_worker.contract.texts import Text
 from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -53,7 +54,7 @@ def do_start_payment(invoice: Invoice) -> HostedPage:
     with all_tenants_scope(BypassReason.BILLING):
         tenant, owed = Tenant.objects.all_tenants().get(pk=invoice.tenant_id), sum_outstanding(invoice)
     if invoice.is_credit_note or invoice.state != Invoice.State.OPEN or owed <= 0:
-        raise Conflict("Nothing is outstanding on this invoice.")
+        raise Conflict(Text("Nothing is outstanding on this invoice."))
     metadata = {"tenant": tenant.slug, "invoice": str(invoice.number)}
     step = smallest_charge(invoice.currency)  # the rest remains a deposit
     charge = Charge(-(-owed // step) * step, invoice.currency, f"Invoice {invoice.number}", metadata)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from django.conf import settings
 from django.db import connection
 
+from inference_worker.contract.texts import Text
 from tenants.actions.webhooks import do_disable_endpoint
 from tenants.credentials.encryption import NoEncryptionKey, decrypt_secret
 from tenants.isolation.db_roles import BypassReason
@@ -158,5 +159,7 @@ def _post_to_channel(endpoint: WebhookEndpoint, event: WebhookEvent) -> WebhookR
 
 def _reason(response: WebhookResponse) -> str:
     if response.status == GONE:
-        return "The endpoint responded with 410 Gone."
-    return f"No delivery succeeded for {DISABLE_AFTER.days} days. {response.error}"[:200]
+        return Text("The endpoint responded with 410 Gone.")
+    return Text("No delivery succeeded for %(days)s days. %(error)s", days=DISABLE_AFTER.days, error=response.error)[
+        :200
+    ]

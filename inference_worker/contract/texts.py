@@ -1,0 +1,38 @@
+"""Texts for users: an English sentence together with its values, so that the console can show it in another language.
+
+All other readers get the English sentence: APIs, logs, emails and documents. `make messages` extracts the sentences
+from the calls of `Text`, and `frontend/core/backend_messages.py` translates them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Text(str):
+    """An English sentence that the console translates.
+
+    A value may be a `Text`. Integers are counts and get thousands separators, so IDs and line numbers are given as
+    texts.
+    """
+
+    message: str  # with placeholders: `%(name)s exists already.`
+    plural: str  # the message if the value `number` is not 1; empty: always the same message
+    values: Mapping[str, object]
+
+    def __new__(cls, message: str, /, *, plural: str = "", **values: object) -> Text:
+        shown = {name: f"{value:,}" if type(value) is int else value for name, value in values.items()}
+        text = super().__new__(cls, (plural if plural and values["number"] != 1 else message) % shown)
+        text.message, text.plural, text.values = message, plural, values
+        return text
+
+    def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]:
+        """Return the arguments that make a copy."""
+        return (self.message,), {"plural": self.plural, **self.values}
+
+
+def text_of(exc: BaseException) -> str:
+    """Return the message of an error, as a `Text` if it was raised with one."""
+    message = exc.args[0] if len(exc.args) == 1 else None
+    return message if isinstance(message, Text) else str(exc)
