@@ -19,7 +19,7 @@ import structlog
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connection
 
-from inference_worker.contract.texts import Text
+from inference_worker.contract.texts import Text, text_of
 from tenants import audit
 from tenants.actions.common import ActionRefused, locked_tenant
 from tenants.isolation.db_roles import BypassReason
@@ -38,7 +38,7 @@ MAX_ATTEMPTS = 2
 LEASE = timedelta(minutes=15)  # after that, a running job counts as interrupted
 RETENTION = timedelta(days=1)
 STATEMENT_TIMEOUT_SECONDS = 120
-INTERNAL_ERROR = "The job failed because of an internal error."
+INTERNAL_ERROR = Text("The job failed because of an internal error.")
 INTERRUPTED = Text("The job was interrupted.")
 _OPEN = (TenantJob.Status.QUEUED, TenantJob.Status.RUNNING)
 _RUNNING = threading.BoundedSemaphore(MAX_RUNNING)
@@ -163,7 +163,7 @@ def _run(job: TenantJob) -> None:
         fields = {"status": TenantJob.Status.COMPLETED, "result": result.text, "filename": result.filename}
         fields["content_type"] = result.content_type
     except ActionRefused as exc:
-        fields["error"] = str(exc)
+        fields["error"] = text_of(exc)
     except Exception:  # the other jobs must run
         log.exception("tenant_job_failed", job=job.pk, kind=job.kind, tenant_id=job.tenant_id)
         fields["error"] = INTERNAL_ERROR

@@ -55,12 +55,12 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
         if received.currency not in ("", currency):
             raise Conflict(
                 Text(
-                    "Payment %(reference)s is in %(currency)s, but %(slug)s is billed in %(currency_2)s. Record it in"
-                    " this currency.",
+                    "Payment %(reference)s is in %(currency)s, but %(slug)s is billed in %(billed_currency)s. Record it"
+                    " in this currency.",
                     reference=received.reference,
                     currency=received.currency,
                     slug=tenant.slug,
-                    currency_2=currency,
+                    billed_currency=currency,
                 )
             )
         require_bookable(received.cents, currency)

@@ -142,5 +142,5 @@ def _requests() -> Iterator[StripeClient]:
         if status < 400 or status >= 500 or status in _UNAVAILABLE:
             raise Conflict(Text("The payment provider is unavailable. Try again later.")) from exc
         raise ActionRefused(
-            Text("The payment provider rejected the request: %(value)s", value=exc.user_message or status)
+            Text("The payment provider rejected the request: %(reason)s", reason=exc.user_message or status)
         ) from exc

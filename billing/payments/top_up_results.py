@@ -38,7 +38,7 @@ def end_top_up(top_up: TopUp, state: TopUp.State, *, detail: str = "", reference
         row = TopUp.objects.for_tenant(top_up.tenant_id).get(pk=top_up.pk)
         if row.state != TopUp.State.PENDING:
             return
-        row.state, row.detail, row.reference = state, detail[:200], reference
+        row.state, row.detail, row.reference = state, detail, reference
         row.save(update_fields=["state", "detail", "reference"])
         if state == TopUp.State.FAILED:
             BillingProfile.objects.for_tenant(top_up.tenant_id).update(top_up_below=None, top_up_cents=None)

@@ -6,11 +6,17 @@ messages of an upstream, are shown unchanged.
 
 from __future__ import annotations
 
+import re
+from datetime import datetime
+
+from django.utils import timezone
 from django.utils.functional import lazy
 from django.utils.translation import gettext, ngettext
 
-from frontend.core.languages import localize
+from frontend.core.languages import day_text, is_german, localize
 from inference_worker.contract.texts import Text, text_of
+
+_PERCENTAGE = re.compile(r"-?[\d,]+(\.\d+)?%")
 
 
 def translate_message(text: str | BaseException) -> str:
@@ -33,4 +39,8 @@ def translate_lazily(text: str) -> str:
 def _shown_value(value: object) -> object:
     if isinstance(value, Text):
         return translate_message(value)
+    if isinstance(value, datetime):
+        return day_text(timezone.localtime(value), "j M Y, H:i")
+    if isinstance(value, str) and _PERCENTAGE.fullmatch(value) and is_german():
+        return f"{localize(value[:-1])}\N{NO-BREAK SPACE}%"
     return localize(f"{value:,}") if type(value) is int else value

@@ -7,14 +7,15 @@ from the calls of `Text`, and `frontend/core/backend_messages.py` translates the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 
 class Text(str):
     """An English sentence that the console translates.
 
-    A value may be a `Text`. Integers are counts and get thousands separators, so IDs and line numbers are given as
-    texts.
+    A value may be a `Text` or a time. Integers are counts and get thousands separators, so IDs and line numbers are
+    given as texts.
     """
 
     message: str  # with placeholders: `%(name)s exists already.`
@@ -22,7 +23,7 @@ class Text(str):
     values: Mapping[str, object]
 
     def __new__(cls, message: str, /, *, plural: str = "", **values: object) -> Text:
-        shown = {name: f"{value:,}" if type(value) is int else value for name, value in values.items()}
+        shown = {name: _show_in_english(value) for name, value in values.items()}
         text = super().__new__(cls, (plural if plural and values["number"] != 1 else message) % shown)
         text.message, text.plural, text.values = message, plural, values
         return text
@@ -30,6 +31,12 @@ class Text(str):
     def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]:
         """Return the arguments that make a copy."""
         return (self.message,), {"plural": self.plural, **self.values}
+
+
+def _show_in_english(value: object) -> object:
+    if isinstance(value, datetime):
+        return f"{value:%-d %B %Y, %H:%M} UTC"
+    return f"{value:,}" if type(value) is int else value
 
 
 def text_of(exc: BaseException) -> str:

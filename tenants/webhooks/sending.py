@@ -23,7 +23,7 @@ from tenants.webhooks.signing import signature
 DISABLE_AFTER = timedelta(days=3)  # without a success, a permanently failed delivery disables the endpoint
 SENDERS = 8  # concurrent, in all processes
 GONE = 410
-OUTDATED = "It was not sent: the alert has been resolved, and a late event would reopen its incident."
+OUTDATED = Text("It was not sent: the alert has been resolved, and a late event would reopen its incident.")
 
 _WANTED = """
 SELECT count(*) FROM (
@@ -64,7 +64,7 @@ class WebhookOutbox(Outbox[WebhookDelivery, WebhookResponse]):
             return WebhookResponse(None, 0, OUTDATED, is_outdated=True)
         release_connection()
         if not row.endpoint.active:
-            return WebhookResponse(None, 0, "The endpoint is disabled.")
+            return WebhookResponse(None, 0, Text("The endpoint is disabled."))
         if row.endpoint.kind != WebhookEndpoint.Kind.WEBHOOK:
             return _post_to_channel(row.endpoint, row.event)
         now = datetime.now(UTC)
@@ -147,7 +147,8 @@ def _post_to_channel(endpoint: WebhookEndpoint, event: WebhookEvent) -> WebhookR
     try:
         secret = decrypt_secret(endpoint)
     except NoEncryptionKey:
-        return WebhookResponse(None, 0, "The channel's secret cannot be decrypted. Create the channel again.")
+        error = Text("The channel's secret cannot be decrypted. Create the channel again.")
+        return WebhookResponse(None, 0, error)
     if endpoint.kind == WebhookEndpoint.Kind.SLACK:
         url, body = secret, slack_body(event.event_type, event.payload)
     else:
@@ -160,6 +161,4 @@ def _post_to_channel(endpoint: WebhookEndpoint, event: WebhookEvent) -> WebhookR
 def _reason(response: WebhookResponse) -> str:
     if response.status == GONE:
         return Text("The endpoint responded with 410 Gone.")
-    return Text("No delivery succeeded for %(days)s days. %(error)s", days=DISABLE_AFTER.days, error=response.error)[
-        :200
-    ]
+    return Text("No delivery succeeded for %(days)s days. %(error)s", days=DISABLE_AFTER.days, error=response.error)

@@ -353,12 +353,8 @@ def _cache(event: UsageEvent) -> dict[str, Any] | None:
 
 def _miss(event: UsageEvent) -> str:
     text = MISSES.get(event.miss_reason, event.miss_reason.replace("_", " "))
-    if event.miss_reason == "prefix_changed":
-        return text + (
-            _(" from token %(changed_at)s") % {"changed_at": exact(event.changed_at)}
-            if event.changed_at is not None
-            else ""
-        )
+    if event.miss_reason == "prefix_changed" and event.changed_at is not None:
+        return _("%(reason)s from token %(changed_at)s") % {"reason": text, "changed_at": exact(event.changed_at)}
     return text
 
 

@@ -137,7 +137,7 @@ def record_issues(board: FleetStatus | None, now: datetime | None = None) -> lis
             event = known.pop((issue.issue_type, issue.subject), None) or HealthEvent(
                 issue_type=issue.issue_type, subject=issue.subject, opened_at=now
             )
-            title, tenant_id = issue.title[:250], None if issue.tenant is None else issue.tenant.pk
+            title, tenant_id = issue.title, None if issue.tenant is None else issue.tenant.pk
             if (event.title, event.urgent) != (title, issue.urgent):
                 event.title, event.urgent, event.tenant_id = title, issue.urgent, tenant_id
                 event.save()
@@ -461,7 +461,7 @@ def _quarantine(now: datetime) -> Iterator[HealthIssue]:
             IssueType.QUARANTINE,
             row["reason"],
             urgent=True,
-            title=_with_age(title, row["first"], now),
+            title=_add_age(title, row["first"], now),
             todo=todo[UsageQuarantine.Reason(row["reason"])],
         )
 
@@ -534,19 +534,19 @@ def _payment_events(now: datetime) -> Iterator[HealthIssue]:
             IssueType.PAYMENT,
             row["provider"],
             urgent=True,
-            title=_with_age(title, row["first"], now),
+            title=_add_age(title, row["first"], now),
             todo=Text("Check their details, record the payments, then dismiss the events."),
         )
 
 
-def _with_age(title: str, first: datetime, now: datetime) -> str:
+def _add_age(title: str, first: datetime, now: datetime) -> str:
     """Return the title with the age of the oldest object, from a minute on."""
     if now - first < timedelta(minutes=1):
         return title
-    return Text("%(title)s, oldest %(duration)s", title=title, duration=_duration(first, now))
+    return Text("%(title)s, oldest %(duration)s", title=title, duration=_describe_duration(first, now))
 
 
-def _duration(first: datetime, now: datetime) -> Text:
+def _describe_duration(first: datetime, now: datetime) -> Text:
     """Return the time between, in whole minutes, hours or days."""
     minutes = int((now - first) / timedelta(minutes=1))
     if minutes < 60:
@@ -657,7 +657,7 @@ def _reconciliation(now: datetime) -> Iterator[HealthIssue]:
     if last is None or now - last.created_at > RECONCILED_LATE:
         title = Text("No reconciliation yet")
         if last is not None:
-            title = Text("No reconciliation for %(duration)s", duration=_duration(last.created_at, now))
+            title = Text("No reconciliation for %(duration)s", duration=_describe_duration(last.created_at, now))
         yield HealthIssue(
             IssueType.RECONCILIATION,
             "late",
@@ -720,7 +720,7 @@ def _requests(now: datetime) -> Iterator[HealthIssue]:
 
 def _cordons(now: datetime) -> Iterator[HealthIssue]:
     for cordon in Cordon.objects.filter(cordoned_at__lt=now - CORDONED_LONG).order_by("worker"):
-        duration = _duration(cordon.cordoned_at, now)
+        duration = _describe_duration(cordon.cordoned_at, now)
         if cordon.drain:
             title = Text("%(worker)s has been drained for %(duration)s", worker=cordon.worker, duration=duration)
         else:
@@ -744,20 +744,20 @@ def _webhooks(now: datetime) -> Iterator[HealthIssue]:
             IssueType.WEBHOOK,
             str(endpoint.pk),
             urgent=False,
-            title=_webhook_title(endpoint, lost.get(endpoint.pk, 0), now),
+            title=_describe_webhook(endpoint, lost.get(endpoint.pk, 0), now),
             todo=endpoint.disabled_because or Text("Contact the tenant. Failed deliveries can be replayed later."),
             tenant=endpoint.tenant,
         )
 
 
-def _webhook_title(endpoint: WebhookEndpoint, lost: int, now: datetime) -> Text:
+def _describe_webhook(endpoint: WebhookEndpoint, lost: int, now: datetime) -> Text:
     values: dict[str, object] = {"tenant": endpoint.tenant.name, "url": endpoint.url}
     if not endpoint.active:
         title = Text("%(tenant)s: the webhook %(url)s was disabled", **values)
     elif endpoint.failing_since is None:
         title = Text("%(tenant)s: the webhook %(url)s has failed", **values)
     else:
-        values["duration"] = _duration(endpoint.failing_since, now)
+        values["duration"] = _describe_duration(endpoint.failing_since, now)
         title = Text("%(tenant)s: the webhook %(url)s has failed for %(duration)s", **values)
     if not lost:
         return title
