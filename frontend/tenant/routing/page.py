@@ -11,6 +11,7 @@ from django.db.models import QuerySet
 from django.utils.dates import WEEKDAYS_ABBR
 from django.utils.translation import gettext as _
 
+from frontend.core.code_labels import code_text
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money, common_places, decimals, duration, exact, share, signed_share
 from frontend.core.page_context import PageContext
@@ -177,7 +178,7 @@ def _shadow_table(result: ShadowResult) -> ShadowTable:
     return ShadowTable(
         result,
         tuple(row for row in rows if row is not None),
-        tuple((code.replace("_", " "), count) for code, count in result.codes.most_common()),
+        tuple((code_text(code), count) for code, count in result.codes.most_common()),
     )
 
 
