@@ -61,7 +61,7 @@ def _stored_value(value: object) -> object:
         return _packed(value)
     if isinstance(value, datetime):
         return {"at": value.isoformat()}
-    return value if type(value) is int else str(value)[:MAX_VALUE_LENGTH]
+    return value[:MAX_VALUE_LENGTH] if isinstance(value, str) else value
 
 
 def _read_value(stored: Any) -> object:

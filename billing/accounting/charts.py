@@ -145,7 +145,7 @@ def read_chart(file_name: str, content: str, account_digits: int) -> list[ChartL
                 continue
             if same := lines.get((line.account, line.tax_category, line.rate_ppm)):
                 raise FieldRefused(
-                    _FIELD, _CODE, Text("Line %(line)s has the same account and tax. Remove one.", line=same.line)
+                    _FIELD, _CODE, Text("Line %(line)s has the same account and tax. Remove one.", line=str(same.line))
                 )
             if len(lines) == MAX_LINES:
                 raise FieldRefused(

@@ -246,7 +246,7 @@ def read_csv(lines: Iterable[str]) -> Proposal:
                 percentages += [(reader.line_num, part, percentage) for part in _within_days(price)]
     except (ValueError, csv_tables.Error) as exc:
         raise ValueError(
-            Text("line %(line_num)s: %(error)s", line_num=max(reader.line_num, 1), error=text_of(exc))
+            Text("line %(line_num)s: %(error)s", line_num=str(max(reader.line_num, 1)), error=text_of(exc))
         ) from exc
     known = {replace(price, nano_per_million=0): price.nano_per_million for price in prices}
     for number, price, (millionths, component) in percentages:
@@ -255,14 +255,14 @@ def read_csv(lines: Iterable[str]) -> Proposal:
             raise ValueError(
                 Text(
                     "line %(number)s: there is no price of %(component)s with the same other columns",
-                    number=number,
+                    number=str(number),
                     component=component.value,
                 )
             )
         nano, rest = divmod(base * millionths, PPM)
         if rest:
             raise ValueError(
-                Text("line %(number)s: the percentage gives no whole nano-USD per million tokens", number=number)
+                Text("line %(number)s: the percentage gives no whole nano-USD per million tokens", number=str(number))
             )
         prices.append(replace(price, nano_per_million=nano))
     return Proposal(tuple(prices))

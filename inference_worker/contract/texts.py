@@ -7,7 +7,7 @@ from the calls of `Text`, and `frontend/core/backend_messages.py` translates the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 
@@ -23,6 +23,9 @@ class Text(str):
     values: Mapping[str, object]
 
     def __new__(cls, message: str, /, *, plural: str = "", **values: object) -> Text:
+        values = {
+            name: value if isinstance(value, str | int | datetime) else str(value) for name, value in values.items()
+        }
         shown = {name: _show_in_english(value) for name, value in values.items()}
         text = super().__new__(cls, (plural if plural and values["number"] != 1 else message) % shown)
         text.message, text.plural, text.values = message, plural, values
@@ -35,7 +38,7 @@ class Text(str):
 
 def _show_in_english(value: object) -> object:
     if isinstance(value, datetime):
-        return f"{value:%-d %B %Y, %H:%M} UTC"
+        return f"{value.astimezone(UTC):%-d %B %Y, %H:%M} UTC"
     return f"{value:,}" if type(value) is int else value
 
 
