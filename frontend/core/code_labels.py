@@ -26,6 +26,7 @@ CODE_LABELS = {
     "first_use": _lazy("first use"),
     "guard": _lazy("guard"),
     "headers_too_large": _lazy("headers too large"),
+    "idempotency_conflict": _lazy("idempotency conflict"),
     "input_tokens_per_day": _lazy("input tokens per day"),
     "input_tokens_per_minute": _lazy("input tokens per minute"),
     "insufficient_scope": _lazy("insufficient scope"),
