@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -132,7 +133,7 @@ def store_texts(
             if found := pattern.fullmatch(stored):
                 values: dict[str, object] = {"number": number} if plural else {}
                 values |= {name: _read_value(value) for name, value in found.groupdict().items()}
-                return encode_text(Text(sentence, plural=plural, **values))
+                return encode_text(Text(sentence, plural, **values))
         return stored
 
     def forward(apps: Any, schema_editor: Any) -> None:
@@ -141,9 +142,13 @@ def store_texts(
 
     def backward(apps: Any, schema_editor: Any) -> None:
         for (table, column), length in columns.items():
-            _rewrite(schema_editor, table, column, lambda stored, most=length: str(decode_text(stored))[:most])
+            _rewrite(schema_editor, table, column, partial(_cut_english, length))
 
     return migrations.RunPython(forward, backward)
+
+
+def _cut_english(length: int, stored: str) -> str:
+    return str(decode_text(stored))[:length]
 
 
 def _pattern_of(sentence: str) -> re.Pattern[str]:

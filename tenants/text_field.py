@@ -53,7 +53,7 @@ def _packed(text: Text) -> dict[str, Any]:
 
 def _unpacked(packed: dict[str, Any]) -> Text:
     values = {name: _read_value(value) for name, value in packed["values"].items()}
-    return Text(packed["text"], plural=packed.get("plural", ""), **values)
+    return Text(packed["text"], packed.get("plural", ""), **values)
 
 
 def _stored_value(value: object) -> object:

@@ -28,7 +28,7 @@ PACKAGES = tuple(
         *("platform/millrace/environment", "platform/millrace/apps"),
     )
 )
-_NAMES = {"_": False, "_lazy": False, "Text": False, "ngettext": True}  # functions, and whether they have a plural
+_NAMES = {"_": False, "_lazy": False, "Text": True, "ngettext": True}  # functions, and whether they may have a plural
 # Where the texts are that users see: positions or names of the arguments of calls in `PACKAGES`.
 _SHOWN_ARGUMENTS: dict[str, tuple[int | str, ...]] = {
     **dict.fromkeys(("ActionRefused", "Conflict", "NoTaxRule", "PatternError", "TargetRefused", "TooManyJobs"), (0,)),
@@ -104,10 +104,9 @@ def _of_template(source: str) -> Iterator[Message]:
 def _of_module(source: str) -> Iterator[Message]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _NAMES:
-            plurals = [keyword.value for keyword in node.keywords if keyword.arg == "plural"]
-            texts = [part.value for part in [*node.args[:2], *plurals] if isinstance(part, ast.Constant)]
+            texts = [part.value for part in node.args[:2] if isinstance(part, ast.Constant)]
             if texts and _has_words(str(texts[0])):
-                yield (str(texts[0]), str(texts[1]) if plurals or _NAMES[node.func.id] else "")
+                yield (str(texts[0]), str(texts[1]) if _NAMES[node.func.id] and len(texts) > 1 else "")
 
 
 def _has_words(text: str) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
 
 
 class Text(str):
@@ -22,7 +21,7 @@ class Text(str):
     plural: str  # the message if the value `number` is not 1; empty: always the same message
     values: Mapping[str, object]
 
-    def __new__(cls, message: str, /, *, plural: str = "", **values: object) -> Text:
+    def __new__(cls, message: str, plural: str = "", /, **values: object) -> Text:
         values = {
             name: value if isinstance(value, str | int | datetime) else str(value) for name, value in values.items()
         }
@@ -31,9 +30,9 @@ class Text(str):
         text.message, text.plural, text.values = message, plural, values
         return text
 
-    def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]:
+    def __getnewargs_ex__(self) -> tuple[tuple[str, str], Mapping[str, object]]:
         """Return the arguments that make a copy."""
-        return (self.message,), {"plural": self.plural, **self.values}
+        return (self.message, self.plural), self.values
 
 
 def _show_in_english(value: object) -> object:

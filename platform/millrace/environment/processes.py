@@ -39,13 +39,13 @@ class ProcessState(msgspec.Struct, frozen=True):
         if self.running:
             return Text(
                 "running, 1 death lately, last: %(last_end)s",
-                plural="running, %(number)s deaths lately, last: %(last_end)s",
+                "running, %(number)s deaths lately, last: %(last_end)s",
                 number=self.deaths,
                 last_end=self.last_end,
             )
         return Text(
             "restarting, 1 death, last: %(last_end)s, next start in %(seconds)s s",
-            plural="restarting, %(number)s deaths, last: %(last_end)s, next start in %(seconds)s s",
+            "restarting, %(number)s deaths, last: %(last_end)s, next start in %(seconds)s s",
             number=self.deaths,
             last_end=self.last_end,
             seconds=max(0, round(self.next_start_at - time.monotonic())),

@@ -184,7 +184,7 @@ def test_texts_of_other_packages_are_translated_with_their_values():
         (Text("Enter a reason."), "Enter a reason.", "Geben Sie einen Grund ein."),
         *(
             (
-                Text(late, plural="%(number)s emails have not been sent for an hour", number=number),
+                Text(late, "%(number)s emails have not been sent for an hour", number=number),
                 english,
                 german,
             )
@@ -198,7 +198,7 @@ def test_texts_of_other_packages_are_translated_with_their_values():
             )
         ),
         (
-            Text("No reconciliation for %(duration)s", duration=Text("%(number)s\xa0day", plural="…", number=1)),
+            Text("No reconciliation for %(duration)s", duration=Text("%(number)s\xa0day", "…", number=1)),
             "No reconciliation for 1\xa0day",
             "1\xa0Tag lang kein Abgleich",
         ),
@@ -225,7 +225,7 @@ def test_texts_of_other_packages_are_translated_with_their_values():
 
 
 def test_a_text_is_copied_with_its_values():
-    text = Text("%(number)s row", plural="%(number)s rows", number=3, name=Text("x"))
+    text = Text("%(number)s row", "%(number)s rows", number=3, name=Text("x"))
     for other in (copy.deepcopy(text), pickle.loads(pickle.dumps(text))):  # noqa: S301
         assert (other, other.message, other.plural, other.values) == (text, text.message, text.plural, text.values)
     assert type(str(text)) is str
@@ -239,7 +239,7 @@ def test_texts_of_templates_and_modules_are_found(tmp_path: Path) -> None:
     (tmp_path / "page.py").write_text("""LABELS = {"a": _lazy("Four")}
 say(_("One"), other("No"), _(name))
 raise Conflict(Text("%(name)s: five", name=name), Text("%(a)s: %(b)s", a=1, b=2))
-raise Conflict(Text("%(number)s key", plural="%(number)s keys", number=1))
+raise Conflict(Text("%(number)s key", "%(number)s keys", number=1))
 """)
     assert messages.extract(tmp_path) == [
         *[("One", ""), ("Two %(n)s 5%%", ""), ("%(n)s row", "%(n)s rows"), ("Three", ""), ("Four", "")],

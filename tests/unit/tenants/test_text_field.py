@@ -20,7 +20,7 @@ ROWS = "%(number)s row of %(name)s"
         Text("Enter a reason."),
         Text(
             "%(title)s (since %(at)s)",
-            title=Text(ROWS, plural="%(number)s rows of %(name)s", number=3, name="x"),
+            title=Text(ROWS, "%(number)s rows of %(name)s", number=3, name="x"),
             at=AT,
         ),
         Text("%(share)s of 5%%: %(path)s", share="1.5%", path="/tmp/ä"),
@@ -55,8 +55,8 @@ def test_values_are_bounded() -> None:
             "No delivery for 3 days. Gone: 5%",
             Text("No delivery for %(days)s days. %(error)s", days=3, error="Gone: 5%"),
         ),
-        ("1 row of x", Text(ROWS, plural="%(number)s rows of %(name)s", number=1, name="x")),
-        ("1,234 rows of x", Text(ROWS, plural="%(number)s rows of %(name)s", number=1234, name="x")),
+        ("1 row of x", Text(ROWS, "%(number)s rows of %(name)s", number=1, name="x")),
+        ("1,234 rows of x", Text(ROWS, "%(number)s rows of %(name)s", number=1234, name="x")),
     ],
 )
 def test_a_migration_finds_the_sentence_of_a_stored_text(stored: str, expected: Text) -> None:

@@ -199,8 +199,8 @@ def _percent(hundredths: int) -> str:
 def _describe_duration(window: timedelta) -> Text:
     minutes = int(window.total_seconds()) // 60
     if minutes >= 60:
-        return Text("%(number)s hour", plural="%(number)s hours", number=minutes // 60)
-    return Text("%(number)s minute", plural="%(number)s minutes", number=minutes)
+        return Text("%(number)s hour", "%(number)s hours", number=minutes // 60)
+    return Text("%(number)s minute", "%(number)s minutes", number=minutes)
 
 
 def _describe_requests(rule: AlertRule, number: int) -> Text:

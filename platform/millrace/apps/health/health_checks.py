@@ -274,7 +274,7 @@ def _upstreams(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
                 urgent=False,
                 title=Text(
                     "The upstream of %(model)s fails for %(number)s tenant",
-                    plural="The upstream of %(model)s fails for %(number)s tenants",
+                    "The upstream of %(model)s fails for %(number)s tenants",
                     model=model,
                     number=paused,
                 ),
@@ -412,7 +412,7 @@ def _budgets(now: datetime) -> Iterator[HealthIssue]:
         if budget.percent is None:
             title = Text(
                 "%(tenant)s: budget “%(budget)s” has no budget left",
-                plural="%(tenant)s: budget “%(budget)s” has no budget left, and %(more)s more",
+                "%(tenant)s: budget “%(budget)s” has no budget left, and %(more)s more",
                 tenant=tenant.name,
                 budget=budget.name,
                 number=number,
@@ -421,7 +421,7 @@ def _budgets(now: datetime) -> Iterator[HealthIssue]:
         else:
             title = Text(
                 "%(tenant)s: budget “%(budget)s” is %(percent)s%% used",
-                plural="%(tenant)s: budget “%(budget)s” is %(percent)s%% used, and %(more)s more",
+                "%(tenant)s: budget “%(budget)s” is %(percent)s%% used, and %(more)s more",
                 tenant=tenant.name,
                 budget=budget.name,
                 percent=budget.percent,
@@ -453,7 +453,7 @@ def _quarantine(now: datetime) -> Iterator[HealthIssue]:
     for row in rows.annotate(number=Count("pk"), first=Min("received_at")).order_by("reason"):
         title = Text(
             "%(number)s usage record is in quarantine (%(reason)s)",
-            plural="%(number)s usage records are in quarantine (%(reason)s)",
+            "%(number)s usage records are in quarantine (%(reason)s)",
             number=row["number"],
             reason=row["reason"],
         )
@@ -492,9 +492,7 @@ def _invoices(now: datetime) -> Iterator[HealthIssue]:
             IssueType.INVOICE,
             "pdf",
             urgent=True,
-            title=Text(
-                "%(number)s final invoice has no PDF", plural="%(number)s final invoices have no PDF", number=number
-            ),
+            title=Text("%(number)s final invoice has no PDF", "%(number)s final invoices have no PDF", number=number),
             todo=Text("Their emails wait for the PDF. Check the logs of the web jobs for invoice_pdf_failed."),
         )
 
@@ -526,7 +524,7 @@ def _payment_events(now: datetime) -> Iterator[HealthIssue]:
     for row in rows.annotate(number=Count("pk"), first=Min("received_at")).order_by("provider"):
         title = Text(
             "%(number)s payment event of %(provider)s not booked",
-            plural="%(number)s payment events of %(provider)s not booked",
+            "%(number)s payment events of %(provider)s not booked",
             number=row["number"],
             provider=row["provider"],
         )
@@ -550,10 +548,10 @@ def _describe_duration(first: datetime, now: datetime) -> Text:
     """Return the time between, in whole minutes, hours or days."""
     minutes = int((now - first) / timedelta(minutes=1))
     if minutes < 60:
-        return Text("%(number)s\xa0minute", plural="%(number)s\xa0minutes", number=minutes)
+        return Text("%(number)s\xa0minute", "%(number)s\xa0minutes", number=minutes)
     if minutes < 24 * 60:
-        return Text("%(number)s\xa0hour", plural="%(number)s\xa0hours", number=minutes // 60)
-    return Text("%(number)s\xa0day", plural="%(number)s\xa0days", number=minutes // (24 * 60))
+        return Text("%(number)s\xa0hour", "%(number)s\xa0hours", number=minutes // 60)
+    return Text("%(number)s\xa0day", "%(number)s\xa0days", number=minutes // (24 * 60))
 
 
 def _check_unrated(now: datetime) -> Iterator[HealthIssue]:
@@ -668,7 +666,7 @@ def _reconciliation(now: datetime) -> Iterator[HealthIssue]:
     if last is not None and (last.differences or last.overdue_leases):
         title = Text(
             "Reconciliation found %(number)s difference, %(corrected)s corrected; overdue leases: %(overdue)s",
-            plural="Reconciliation found %(number)s differences, %(corrected)s corrected; overdue leases: %(overdue)s",
+            "Reconciliation found %(number)s differences, %(corrected)s corrected; overdue leases: %(overdue)s",
             number=len(last.differences),
             corrected=last.corrected,
             overdue=last.overdue_leases,
@@ -763,7 +761,7 @@ def _describe_webhook(endpoint: WebhookEndpoint, lost: int, now: datetime) -> Te
         return title
     return Text(
         "%(title)s; %(number)s event not delivered",
-        plural="%(title)s; %(number)s events not delivered",
+        "%(title)s; %(number)s events not delivered",
         title=title,
         number=lost,
     )
@@ -781,7 +779,7 @@ def _mails(now: datetime) -> Iterator[HealthIssue]:
             urgent=False,
             title=Text(
                 "%(number)s email has not been sent for an hour",
-                plural="%(number)s emails have not been sent for an hour",
+                "%(number)s emails have not been sent for an hour",
                 number=waiting,
             ),
             todo=Text("Check the mail server (MILLRACE_EMAIL_URL) and the web jobs."),
