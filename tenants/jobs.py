@@ -19,6 +19,7 @@ import structlog
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connection
 
+from inference_worker.contract.texts import Text, text_of
 from tenants import audit
 from tenants.actions.common import ActionRefused, locked_tenant
 from tenants.isolation.db_roles import BypassReason
@@ -37,8 +38,8 @@ MAX_ATTEMPTS = 2
 LEASE = timedelta(minutes=15)  # after that, a running job counts as interrupted
 RETENTION = timedelta(days=1)
 STATEMENT_TIMEOUT_SECONDS = 120
-INTERNAL_ERROR = "The job failed because of an internal error."
-INTERRUPTED = "The job was interrupted."
+INTERNAL_ERROR = Text("The job failed because of an internal error.")
+INTERRUPTED = Text("The job was interrupted.")
 _OPEN = (TenantJob.Status.QUEUED, TenantJob.Status.RUNNING)
 _RUNNING = threading.BoundedSemaphore(MAX_RUNNING)
 # One job of a tenant at a time.
@@ -109,7 +110,8 @@ def do_start_job(tenant: Tenant, kind: JobKind, parameters: Mapping[str, Any] | 
         if queued is not None:
             return queued
         if rows.filter(status__in=_OPEN).count() >= MAX_OPEN:
-            raise TooManyJobs(f"{MAX_OPEN} jobs are unfinished. Wait until one of them has ended.")
+            text = Text("%(number)s jobs are unfinished. Wait until one of them has ended.", number=MAX_OPEN)
+            raise TooManyJobs(text)
         ended = rows.exclude(status__in=_OPEN).order_by("-pk").values_list("pk", flat=True)
         rows.filter(pk__in=list(ended[MAX_STORED - MAX_OPEN :])).delete()
         announce_work()
@@ -161,7 +163,7 @@ def _run(job: TenantJob) -> None:
         fields = {"status": TenantJob.Status.COMPLETED, "result": result.text, "filename": result.filename}
         fields["content_type"] = result.content_type
     except ActionRefused as exc:
-        fields["error"] = str(exc)
+        fields["error"] = text_of(exc)
     except Exception:  # the other jobs must run
         log.exception("tenant_job_failed", job=job.pk, kind=job.kind, tenant_id=job.tenant_id)
         fields["error"] = INTERNAL_ERROR
@@ -180,7 +182,12 @@ def _result_of(job: TenantJob) -> JobResult:
         raise ActionRefused(INTERRUPTED)
     result = _kinds[job.kind].run(job.tenant, job.parameters)
     if len(result.text.encode()) > MAX_RESULT_BYTES:
-        raise ActionRefused(f"The result is larger than {MAX_RESULT_BYTES} bytes. Choose a shorter period.")
+        raise ActionRefused(
+            Text(
+                "The result is larger than %(max_result_bytes)s bytes. Choose a shorter period.",
+                max_result_bytes=MAX_RESULT_BYTES,
+            )
+        )
     return result
 
 

@@ -1,4 +1,4 @@
-"""Operations of migrations: tables that are created together, partitioned tables, and SQL from files.
+"""Operations of migrations: tables that are created together, partitioned tables, SQL from files, and stored texts.
 
 A file of SQL defines one function, view or policy, with the triggers that call the function. `{{name}}` in it is
 replaced by a value.
@@ -6,7 +6,9 @@ replaced by a value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +17,9 @@ from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
 
 from inference_worker.contract.script_files import read_script
+from inference_worker.contract.texts import Text
+from tenants.isolation.db_roles import SYSTEM
+from tenants.text_field import decode_text, encode_text
 
 
 class CreateModels(Operation):
@@ -106,3 +111,70 @@ def combine(*operations: migrations.RunSQL) -> migrations.RunSQL:
     forward = [statement for operation in operations for statement in operation.sql]
     backward = [statement for operation in reversed(operations) for statement in operation.reverse_sql or ()]
     return migrations.RunSQL(forward, backward)
+
+
+def store_texts(
+    columns: Mapping[tuple[str, str], int], sentences: Iterable[str | tuple[str, str]]
+) -> migrations.RunPython:
+    """Return the operation that stores texts of earlier releases as sentences with values, after the columns became
+    those of `UserTextField`.
+
+    Args:
+        columns: table and column -> the greatest length of the earlier column.
+        sentences: those that the earlier release stored, with placeholders, or with their plural. Other texts stay as
+            they are.
+    """
+    pairs = [(each, "") if isinstance(each, str) else each for each in sentences]
+    patterns = [(_pattern_of(form), *pair, number) for pair in pairs for number, form in enumerate(pair, 1) if form]
+    patterns.sort(key=lambda row: -len(row[0].pattern))
+
+    def read(stored: str) -> str:
+        for pattern, sentence, plural, number in patterns:
+            if found := pattern.fullmatch(stored):
+                values: dict[str, object] = {"number": number} if plural else {}
+                values |= {name: _read_value(value) for name, value in found.groupdict().items()}
+                return encode_text(Text(sentence, plural, **values))
+        return stored
+
+    def forward(apps: Any, schema_editor: Any) -> None:
+        for table, column in columns:
+            _rewrite(schema_editor, table, column, read)
+
+    def backward(apps: Any, schema_editor: Any) -> None:
+        for (table, column), length in columns.items():
+            _rewrite(schema_editor, table, column, partial(_cut_english, length))
+
+    return migrations.RunPython(forward, backward)
+
+
+def _cut_english(length: int, stored: str) -> str:
+    return str(decode_text(stored))[:length]
+
+
+def _pattern_of(sentence: str) -> re.Pattern[str]:
+    parts = re.split(r"%\((\w+)\)s", sentence)  # every second one is a name
+    literals = [re.escape(part.replace("%%", "%")) for part in parts[::2]]
+    names = [f"(?P<{name}>.+?)" for name in parts[1::2]]
+    return re.compile("".join(literal + name for literal, name in zip(literals, [*names, ""], strict=True)), re.DOTALL)
+
+
+def _read_value(text: str) -> str | int:
+    return int(text.replace(",", "")) if re.fullmatch(r"\d{1,3}(,\d{3})*", text) else text
+
+
+def _rewrite(schema_editor: Any, table: str, column: str, change: Callable[[str], str]) -> None:
+    """Change the texts of a column, in batches."""
+    last = 0
+    with schema_editor.connection.cursor() as cursor:
+        cursor.execute(f"SET LOCAL ROLE {SYSTEM}")
+        while True:
+            cursor.execute(
+                f"SELECT id, {column} FROM {table} WHERE id > %s AND {column} <> '' ORDER BY id LIMIT 5000",  # noqa: S608
+                [last],
+            )
+            if not (rows := cursor.fetchall()):
+                break
+            last = rows[-1][0]
+            changed = [(changed, pk) for pk, stored in rows if (changed := change(stored)) != stored]
+            cursor.executemany(f"UPDATE {table} SET {column} = %s WHERE id = %s", changed)  # noqa: S608
+        cursor.execute("RESET ROLE")

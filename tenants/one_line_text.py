@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from django.core.exceptions import ValidationError
+from django.utils.translation import gettext_lazy as _lazy
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufffe\uffff]")
 
@@ -16,7 +17,7 @@ def check_line(text: str) -> None:
         ValidationError: it has line breaks or control characters, which documents cannot contain.
     """
     if _CONTROL.search(text):
-        raise ValidationError("Remove line breaks and control characters.", code="control_characters")
+        raise ValidationError(_lazy("Remove line breaks and control characters."), code="control_characters")
 
 
 def check_lines(text: str) -> None:

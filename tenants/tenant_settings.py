@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-UNKNOWN_PARAMETERS = {"default": "platform's default", "reject": "Reject", "warn": "Warn"}
-ANSWER_CACHE_SCOPES = {"tenant": "all projects", "project": "keys of the same project"}
+from inference_worker.contract.texts import Text
+
+UNKNOWN_PARAMETERS = {"default": Text("platform's default"), "reject": Text("Reject"), "warn": Text("Warn")}
+ANSWER_CACHE_SCOPES = {"tenant": Text("all projects"), "project": Text("keys of the same project")}
 
 
 @dataclass(frozen=True)
@@ -23,10 +25,10 @@ class SettingGroup:
     audit_verb: str  # in the audit log
 
 
-CONTENT_RETENTION = SettingGroup("content_retention", "content retention updated")
-UNKNOWN_PARAMETER_HANDLING = SettingGroup("unknown_parameters", "unknown parameters updated")
-ALLOWED_ORIGINS = SettingGroup("allowed_origins", "allowed origins updated")
-ANSWER_CACHE = SettingGroup("answer_cache", "answer cache updated")
+CONTENT_RETENTION = SettingGroup("content_retention", Text("content retention updated"))
+UNKNOWN_PARAMETER_HANDLING = SettingGroup("unknown_parameters", Text("unknown parameters updated"))
+ALLOWED_ORIGINS = SettingGroup("allowed_origins", Text("allowed origins updated"))
+ANSWER_CACHE = SettingGroup("answer_cache", Text("answer cache updated"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +62,9 @@ SETTINGS: Mapping[str, TenantSetting] = {
             maximum=90,
             description="retention of prompts and completions; 0: not stored",
             help="Days for which prompts and completions are stored in the request log; 0: not stored.",
-            label="Days",
-            hint="Enter 0 to turn prompt logging off and delete stored prompts.",
-            audit_label="Prompts stored for",
+            label=Text("Days"),
+            hint=Text("Enter 0 to turn prompt logging off and delete stored prompts."),
+            audit_label=Text("Prompts stored for"),
         ),
         TenantSetting(
             name="unknown_parameters",
@@ -89,9 +91,9 @@ SETTINGS: Mapping[str, TenantSetting] = {
             maximum=30 * 86_400,
             description="lifetime of cached answers; 0: answers are not cached",
             help="Lifetime of cached answers in seconds; 0: answers are not cached.",
-            label="Hours",
-            hint="Time for which answers are cached. Enter 0 to turn the cache off and delete cached answers.",
-            audit_label="Answers cached for",
+            label=Text("Hours"),
+            hint=Text("Time for which answers are cached. Enter 0 to turn the cache off and delete cached answers."),
+            audit_label=Text("Answers cached for"),
         ),
         TenantSetting(
             name="answer_cache_sampled",
@@ -99,9 +101,9 @@ SETTINGS: Mapping[str, TenantSetting] = {
             default=False,
             description="whether answers with a temperature above 0 are cached too",
             help="Whether answers to requests with a temperature above 0 are cached too.",
-            label="Also cache answers to requests with a temperature above 0",
-            hint="Equal requests then receive the same answer instead of a new sample.",
-            audit_label="Sampled answers cached",
+            label=Text("Also cache answers to requests with a temperature above 0"),
+            hint=Text("Equal requests then receive the same answer instead of a new sample."),
+            audit_label=Text("Sampled answers cached"),
         ),
         TenantSetting(
             name="answer_cache_scope",
@@ -111,9 +113,9 @@ SETTINGS: Mapping[str, TenantSetting] = {
             description="whether cached answers are shared by all projects, or only by the keys of a project",
             help="Whether cached answers are shared by all projects of the tenant (tenant), or only by the keys of a"
             " project (project).",
-            label="Cached answers are shared by",
-            hint="Choose one project if projects must not receive each other's answers.",
-            audit_label="Cached answers shared by",
+            label=Text("Cached answers are shared by"),
+            hint=Text("Choose one project if projects must not receive each other's answers."),
+            audit_label=Text("Cached answers shared by"),
         ),
         TenantSetting(
             name="semantic_cache_max_error_percent",
@@ -123,9 +125,11 @@ SETTINGS: Mapping[str, TenantSetting] = {
             description="maximum error rate of answers to similar questions; 0: none are served",
             help="Maximum error rate in percent of cached answers to similar questions, for model names whose routing"
             " policy has semantic_cache; 0: none are served.",
-            label="Maximum error rate for similar questions (%)",
-            hint="Applies to model names whose routing policy serves similar questions. Needs prompt logging. Enter 0"
-            " to serve equal requests only.",
+            label=Text("Maximum error rate for similar questions (%%)"),
+            hint=Text(
+                "Applies to model names whose routing policy serves similar questions. Needs prompt logging. Enter 0"
+                " to serve equal requests only."
+            ),
         ),
         TenantSetting(
             name="cache_warming_nano",
@@ -134,9 +138,11 @@ SETTINGS: Mapping[str, TenantSetting] = {
             maximum=10**15,  # a million USD
             description="budget of cache warming for each day, in nano-USD; 0: caches are not warmed",
             help="Budget of cache warming for each day (UTC), in nano-USD; 0: caches are not warmed.",
-            label="Daily budget for cache warming (USD)",
-            hint="Frequent prompts and shared prefixes are computed ahead in off-peak hours if that should save money."
-            " Needs prompt logging. Enter 0 to turn cache warming off.",
+            label=Text("Daily budget for cache warming (USD)"),
+            hint=Text(
+                "Frequent prompts and shared prefixes are computed ahead in off-peak hours if that should save"
+                " money. Needs prompt logging. Enter 0 to turn cache warming off."
+            ),
         ),
     )
 }
@@ -149,7 +155,7 @@ GROUPS: Mapping[SettingGroup, tuple[TenantSetting, ...]] = {
 def problem(setting: TenantSetting, value: Any) -> str:
     """Return why a value cannot be that of the setting; empty if it can."""
     if setting.maximum is not None and not 0 <= value <= setting.maximum:
-        return f"{setting.name} must be from 0 to {setting.maximum}."
+        return Text("%(name)s must be from 0 to %(maximum)s.", name=setting.name, maximum=setting.maximum)
     if setting.choices is not None and value not in setting.choices:
-        return f"{setting.name} must be one of {', '.join(setting.choices)}."
+        return Text("%(name)s must be one of %(choices)s.", name=setting.name, choices=", ".join(setting.choices))
     return ""

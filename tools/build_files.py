@@ -5,7 +5,6 @@
 - The modules of `millrace.client` with the operations and types of the API, from docs/management-openapi.yaml.
 - The description of the plain commands of `millrace`, from its table and the same document.
 - The compiled translations of the console and the texts of its scripts, from frontend/locale.
-- The texts of other packages that the console translates, from their modules.
 
 `make setup` and the build of a wheel run this. It imports neither Django nor the platform. Files are built only if what
 they are generated from has changed.
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tools import backend_texts, command_table, generate_client, messages
+from tools import command_table, generate_client, messages
 from tools.openapi.formatting import read_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,14 +64,6 @@ def generated_files() -> list[GeneratedFiles]:
             lambda: [command_descriptions(document)],
         ),
     ]
-    found.append(
-        GeneratedFiles(
-            "texts of other packages",
-            (*backend_texts.modules(), Path(backend_texts.__file__)),
-            (messages.BACKEND_TEXTS,),
-            lambda: [messages.backend_file().encode()],
-        )
-    )
     for language, path in messages.catalogs().items():
         found.append(
             GeneratedFiles(

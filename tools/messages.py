@@ -17,13 +17,25 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tools.backend_texts import backend_texts
-
 ROOT = Path(__file__).resolve().parents[1]
 FRONTEND = ROOT / "frontend"
 SCRIPTS = FRONTEND / "static" / "frontend"
-BACKEND_TEXTS = FRONTEND / "locale" / "backend_texts.json"
-_NAMES = {"_": False, "_lazy": False, "ngettext": True}  # functions, and whether they have a plural
+# Packages below the console whose texts it shows: those of `Text`, and labels of Django's forms and validators.
+PACKAGES = tuple(
+    ROOT / name
+    for name in (
+        *("inference_worker/contract", "tenants", "billing"),
+        *("platform/millrace/environment", "platform/millrace/apps"),
+    )
+)
+_NAMES = {"_": False, "_lazy": False, "Text": True, "ngettext": True}  # functions, and whether they may have a plural
+# Where the texts are that users see: positions or names of the arguments of calls in `PACKAGES`.
+_SHOWN_ARGUMENTS: dict[str, tuple[int | str, ...]] = {
+    **dict.fromkeys(("ActionRefused", "Conflict", "NoTaxRule", "PatternError", "TargetRefused", "TooManyJobs"), (0,)),
+    **{"FieldRefused": (2,), "RefusedOption": (1,), "error_at": (1,), "insert": (1,)},
+    **{"EventType": (1,), "SettingGroup": (1,), "TenantSetting": ("label", "hint", "audit_label")},
+    **{"HealthIssue": ("title", "todo"), "do_disable_endpoint": ("because",)},
+}
 _STRING = r"(u?'(?:[^'\\]|\\.)*'|u?\"(?:[^\"\\]|\\.)*\")"
 _TEMPLATE = re.compile(rf"\b(?:_|gettext)\(\s*{_STRING}\s*\)|\bngettext\(\s*{_STRING}\s*,\s*{_STRING}\s*,")
 _SCRIPT_TEXT = re.compile(r'\b_\(("(?:[^"\\]|\\.)*")')
@@ -50,13 +62,14 @@ Message = tuple[str, str]  # the text and its plural, which may be empty
 Catalog = dict[Message, tuple[str, ...]]
 
 
-def extract(directory: Path = FRONTEND) -> list[Message]:
+def extract(*directories: Path) -> list[Message]:
     """Return the texts of all templates and modules, in the order of their names, each once."""
     found: dict[Message, None] = {}
-    for path in sorted(directory.rglob("*.html")):
-        found |= dict.fromkeys(_of_template(path.read_text(encoding="utf-8")))
-    for path in sorted(directory.rglob("*.py")):
-        found |= dict.fromkeys(_of_module(path.read_text(encoding="utf-8")))
+    for directory in directories:
+        for path in sorted(directory.rglob("*.html")):
+            found |= dict.fromkeys(_of_template(path.read_text(encoding="utf-8")))
+        for path in sorted(directory.rglob("*.py")):
+            found |= dict.fromkeys(_of_module(path.read_text(encoding="utf-8")))
     return list(found)
 
 
@@ -76,8 +89,8 @@ def script_texts() -> list[str]:
 
 def all_texts() -> list[Message]:
     """Return all texts of the console, each once: of templates, modules, scripts and other packages."""
-    others = [(text, "") for text in [*script_texts(), *backend_texts()]]
-    return list(dict.fromkeys([*extract(), *others]))
+    scripted = [(text, "") for text in script_texts()]
+    return list(dict.fromkeys([*extract(FRONTEND), *scripted, *extract(*PACKAGES)]))
 
 
 def _of_template(source: str) -> Iterator[Message]:
@@ -92,8 +105,12 @@ def _of_module(source: str) -> Iterator[Message]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _NAMES:
             texts = [part.value for part in node.args[:2] if isinstance(part, ast.Constant)]
-            if texts:
-                yield (str(texts[0]), str(texts[1]) if _NAMES[node.func.id] else "")
+            if texts and _has_words(str(texts[0])):
+                yield (str(texts[0]), str(texts[1]) if _NAMES[node.func.id] and len(texts) > 1 else "")
+
+
+def _has_words(text: str) -> bool:
+    return re.search(r"[A-Za-z]{2}", re.sub(r"%\(\w+\)s", "", text)) is not None
 
 
 def unmarked_in_template(source: str) -> list[str]:
@@ -138,6 +155,44 @@ def unmarked_in_module(source: str) -> list[str]:
             found += [text for text in texts if re.search(r"[A-Za-z]{2,} |^[A-Z][a-z]", text)]
         found += [text for text in _bare_texts(node) if re.search(r"^(?:[A-Z][a-z]+|\d+) [a-z]{2}", text)]
     return found
+
+
+def unmarked_in_package(source: str, errors: tuple[str, ...] = ()) -> list[str]:
+    """Return the texts of errors, issues and settings in a module of `PACKAGES` that are no `Text`.
+
+    Args:
+        errors: further exceptions whose messages are shown.
+    """
+    shown = _SHOWN_ARGUMENTS | dict.fromkeys(errors, (0,))
+    found = []
+    module = ast.parse(source)
+    for scope in [module, *(node for node in ast.walk(module) if isinstance(node, ast.FunctionDef))]:
+        assigned: dict[str, list[ast.expr]] = {}
+        for node in ast.walk(scope):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                assigned.setdefault(node.targets[0].id, []).append(node.value)
+        for node in ast.walk(scope):
+            if isinstance(node, ast.Call):
+                name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+                for value in _chosen_arguments(node, shown.get(name, ())):
+                    named = assigned.get(value.id, []) if isinstance(value, ast.Name) and scope is not module else []
+                    found += [text for each in [value, *named] for text in _bare_parts(each)]
+    return [text for text in dict.fromkeys(found) if _has_words(text)]
+
+
+def _chosen_arguments(call: ast.Call, places: tuple[int | str, ...]) -> Iterator[ast.expr]:
+    for place in places:
+        if isinstance(place, int):
+            yield from call.args[place : place + 1]
+        else:
+            yield from (keyword.value for keyword in call.keywords if keyword.arg == place)
+
+
+def _bare_parts(value: ast.expr) -> Iterator[str]:
+    if isinstance(value, ast.IfExp):
+        yield from (text for branch in (value.body, value.orelse) for text in _bare_parts(branch))
+    parts = value.values if isinstance(value, ast.JoinedStr | ast.BoolOp) else [value]
+    yield from (part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str))
 
 
 def _bare_texts(node: ast.AST) -> Iterator[str]:
@@ -195,11 +250,6 @@ def script_file(language: str, catalog: Catalog) -> str:
     """Return the script with the translations of the scripts' texts."""
     rows = {text: catalog[text, ""][0] for text in script_texts() if all(catalog.get((text, ""), ("",)))}
     return f"window.TEXTS = {json.dumps(rows, ensure_ascii=False, indent=0)};\n"
-
-
-def backend_file() -> str:
-    """Return the content of the file with the texts of other packages."""
-    return f"{json.dumps(backend_texts(), ensure_ascii=False, indent=0)}\n"
 
 
 def merge(texts: list[Message], known: Catalog) -> Catalog:

@@ -13,6 +13,7 @@ from django.db.models import CharField, Min, Q, QuerySet, Value
 from django.db.models.functions import Cast, Concat
 
 from billing.models import BillingEntity, Invoice
+from inference_worker.contract.texts import Text
 from tenants.actions.common import FieldRefused
 
 DOCUMENT_KEY = "invoice:"  # start of the keys of the documents' transactions
@@ -57,7 +58,9 @@ def require_past(field: str, day: date, entity: BillingEntity, now: datetime) ->
     """
     today = today_of(entity, now)
     if day > today:
-        raise FieldRefused(field, "future", f"{day} is in the future. Use {today} or an earlier day.")
+        raise FieldRefused(
+            field, "future", Text("%(day)s is in the future. Use %(today)s or an earlier day.", day=day, today=today)
+        )
 
 
 def require_document(field: str, day: date, documents: QuerySet[Invoice], entity: BillingEntity) -> None:
@@ -70,5 +73,7 @@ def require_document(field: str, day: date, documents: QuerySet[Invoice], entity
     if first is not None and first >= end_of(day, entity):
         issued_on = first.astimezone(ZoneInfo(entity.time_zone)).date()
         raise FieldRefused(
-            field, "before_documents", f"The first document is of {issued_on}. Use this day or a later one."
+            field,
+            "before_documents",
+            Text("The first document is of %(issued_on)s. Use this day or a later one.", issued_on=issued_on),
         )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from billing.currencies.amounts import PPM
 from billing.models import Account, BillingEntity, ChartOfAccounts, TaxCategory
+from inference_worker.contract.texts import Text, text_of
 from tenants import audit, csv_tables
 from tenants.actions import Conflict
 from tenants.actions.common import FieldRefused, check
@@ -60,8 +61,13 @@ class AccountNumbers:
         if line is None:
             file_name, tax = self.row.file_name, f"{tax_category} {format_rate(rate_ppm)} %" if tax_category else "–"
             raise Conflict(
-                f"{file_name} has no account number for {account.value} with the tax {tax}. Add a line, import the file"
-                " again and repeat the export."
+                Text(
+                    "%(file_name)s has no account number for %(account)s with the tax %(tax)s. Add a line, import the"
+                    " file again and repeat the export.",
+                    file_name=file_name,
+                    account=account.value,
+                    tax=tax,
+                )
             )
         return line
 
@@ -97,7 +103,7 @@ def require_chart(entity: BillingEntity) -> AccountNumbers:
     row = ChartOfAccounts.objects.filter(entity=entity).first()
     if row is None:
         slug = entity.slug
-        raise Conflict(f"The billing entity {slug} has no chart of accounts. Import one first.")
+        raise Conflict(Text("The billing entity %(slug)s has no chart of accounts. Import one first.", slug=slug))
     return AccountNumbers(row)
 
 
@@ -138,17 +144,38 @@ def read_chart(file_name: str, content: str, account_digits: int) -> list[ChartL
             if line is None:
                 continue
             if same := lines.get((line.account, line.tax_category, line.rate_ppm)):
-                raise FieldRefused(_FIELD, _CODE, f"Line {same.line} has the same account and tax. Remove one.")
+                raise FieldRefused(
+                    _FIELD, _CODE, Text("Line %(line)s has the same account and tax. Remove one.", line=str(same.line))
+                )
             if len(lines) == MAX_LINES:
-                raise FieldRefused(_FIELD, _CODE, f"The file has more than {MAX_LINES} lines. Remove some.")
+                raise FieldRefused(
+                    _FIELD, _CODE, Text("The file has more than %(max_lines)s lines. Remove some.", max_lines=MAX_LINES)
+                )
             lines[line.account, line.tax_category, line.rate_ppm] = line
     except csv_tables.Error as exc:
-        raise FieldRefused(_FIELD, _CODE, f"{file_name}: The CSV is malformed: {exc}.") from exc
+        raise FieldRefused(
+            _FIELD,
+            _CODE,
+            Text("%(file_name)s: The CSV is malformed: %(error)s.", file_name=file_name, error=text_of(exc)),
+        ) from exc
     except FieldRefused as exc:
-        raise FieldRefused(_FIELD, _CODE, f"{file_name}, line {table.line_num}: {exc}") from exc
+        raise FieldRefused(
+            _FIELD,
+            _CODE,
+            Text(
+                "%(file_name)s, line %(line_num)s: %(error)s",
+                file_name=file_name,
+                line_num=str(table.line_num),
+                error=text_of(exc),
+            ),
+        ) from exc
     missing = ", ".join(account for account in Account.values if account not in {key[0] for key in lines})
     if missing:
-        message = f"{file_name}: There is no line for {missing}. Add a line for each account of the ledger."
+        message = Text(
+            "%(file_name)s: There is no line for %(missing)s. Add a line for each account of the ledger.",
+            file_name=file_name,
+            missing=missing,
+        )
         raise FieldRefused(_FIELD, _CODE, message)
     return list(lines.values())
 
@@ -156,15 +183,19 @@ def read_chart(file_name: str, content: str, account_digits: int) -> list[ChartL
 def _check_heading(names: Iterable[str]) -> None:
     expected, given = ", ".join(COLUMNS), list(names)
     if unknown := ", ".join(sorted({*given} - {*COLUMNS})):
-        raise FieldRefused(_FIELD, _CODE, f"Unknown columns: {unknown}. Use {expected}.")
+        raise FieldRefused(
+            _FIELD, _CODE, Text("Unknown columns: %(unknown)s. Use %(expected)s.", unknown=unknown, expected=expected)
+        )
     if absent := ", ".join(name for name in ("account", "number") if name not in given):
-        raise FieldRefused(_FIELD, _CODE, f"Missing columns: {absent}. Use {expected}.")
+        raise FieldRefused(
+            _FIELD, _CODE, Text("Missing columns: %(absent)s. Use %(expected)s.", absent=absent, expected=expected)
+        )
 
 
 def _read_line(line: int, cells: Mapping[Any, Any], account_digits: int) -> ChartLine | None:
     """Return the line, or None if its cells are empty."""
     if cells.get(None) or any(value is None for value in cells.values()):
-        raise FieldRefused(_FIELD, _CODE, "The line has another number of cells than the heading.")
+        raise FieldRefused(_FIELD, _CODE, Text("The line has another number of cells than the heading."))
     values = {name: csv_tables.unguard_cell(str(cells.get(name, ""))).strip() for name in COLUMNS}
     if not any(values.values()):
         return None
@@ -172,25 +203,35 @@ def _read_line(line: int, cells: Mapping[Any, Any], account_digits: int) -> Char
     key, with_tax = values["tax_key"], values["with_tax"]
     if account not in Account.values:
         known = ", ".join(Account.values)
-        raise FieldRefused(_FIELD, _CODE, f"Unknown account {account!r}. Use {known}.")
+        raise FieldRefused(
+            _FIELD, _CODE, Text("Unknown account %(account)s. Use %(known)s.", account=repr(account), known=known)
+        )
     if category and category not in TaxCategory.values:
         known = ", ".join(TaxCategory.values)
-        raise FieldRefused(_FIELD, _CODE, f"Unknown tax category {category!r}. Use {known}.")
+        raise FieldRefused(
+            _FIELD,
+            _CODE,
+            Text("Unknown tax category %(category)s. Use %(known)s.", category=repr(category), known=known),
+        )
     rate = _read_rate(values["tax_rate"]) if values["tax_rate"] else None
     if rate is not None and not category:
-        raise FieldRefused(_FIELD, _CODE, "A tax_rate needs a tax_category.")
+        raise FieldRefused(_FIELD, _CODE, Text("A tax_rate needs a tax_category."))
     if not number:
-        message = f"The account number of {account} is missing. Enter it in the column number."
+        message = Text("The account number of %(account)s is missing. Enter it in the column number.", account=account)
         raise FieldRefused(_FIELD, _CODE, message)
     if not re.fullmatch(r"[0-9]+", number, re.ASCII) or len(number) - account_digits not in (0, 1):
-        message = f"{number!r} is not an account number. Use {account_digits} digits, or one more for customers."
+        message = Text(
+            "%(number)s is not an account number. Use %(account_digits)s digits, or one more for customers.",
+            number=repr(number),
+            account_digits=account_digits,
+        )
         raise FieldRefused(_FIELD, _CODE, message)
     if not re.fullmatch(r"[0-9]{0,4}", key, re.ASCII):
-        raise FieldRefused(_FIELD, _CODE, f"{key!r} is not a tax key. Use at most 4 digits.")
+        raise FieldRefused(_FIELD, _CODE, Text("%(key)s is not a tax key. Use at most 4 digits.", key=repr(key)))
     if with_tax not in _YES_NO:
-        raise FieldRefused(_FIELD, _CODE, f"with_tax is {with_tax!r}. Use yes or no.")
+        raise FieldRefused(_FIELD, _CODE, Text("with_tax is %(with_tax)s. Use yes or no.", with_tax=repr(with_tax)))
     if _YES_NO[with_tax] and (account == Account.TAX or not category):
-        raise FieldRefused(_FIELD, _CODE, "with_tax needs a tax_category, and an account other than tax.")
+        raise FieldRefused(_FIELD, _CODE, Text("with_tax needs a tax_category, and an account other than tax."))
     return ChartLine(line, account, category, rate, number, key, _YES_NO[with_tax])
 
 
@@ -200,6 +241,6 @@ def _read_rate(text: str) -> int:
     except InvalidOperation:
         ppm = Decimal("NaN")
     if not ppm.is_finite() or ppm != ppm.to_integral_value() or not 0 <= ppm <= PPM:
-        message = f"{text!r} is not a tax rate. Use percent from 0 to 100, such as 19 or 8.1."
+        message = Text("%(text)s is not a tax rate. Use percent from 0 to 100, such as 19 or 8.1.", text=repr(text))
         raise FieldRefused(_FIELD, _CODE, message)
     return int(ppm)

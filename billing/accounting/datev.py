@@ -18,6 +18,7 @@ from billing.accounting.journal import JournalEntry, Posting, first_day
 from billing.currencies.amounts import DEFAULT_CURRENCY, half_up
 from billing.models import Account, BillingEntity
 from billing.pricing.currencies import dated_rate
+from inference_worker.contract.texts import Text
 from tenants import csv_tables
 from tenants.actions import Conflict
 
@@ -174,8 +175,13 @@ class _LineWriter:
             if found is None or found.rate[0] <= 0:
                 books = self._books
                 raise Conflict(
-                    f"There is no exchange rate between {books} and {currency} for {day}. Add one for that day"
-                    " or before, and repeat the export."
+                    Text(
+                        "There is no exchange rate between %(books)s and %(currency)s for %(day)s. Add one for that day"
+                        " or before, and repeat the export.",
+                        books=books,
+                        currency=currency,
+                        day=day,
+                    )
                 )
             self._rates[currency, day] = found.rate[0], found.rate[1]
         return self._rates[currency, day]
@@ -204,7 +210,9 @@ _NAMES = {
 
 def _amount(hundredths: int) -> str:
     if abs(hundredths) >= _MAX_HUNDREDTHS:
-        raise Conflict("An amount has more than 10 digits, which the format DATEV does not have. Export a CSV instead.")
+        raise Conflict(
+            Text("An amount has more than 10 digits, which the format DATEV does not have. Export a CSV instead.")
+        )
     return f"{abs(hundredths) // 100},{abs(hundredths) % 100:02}"
 
 

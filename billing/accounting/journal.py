@@ -16,6 +16,7 @@ from billing.accounting.booking_days import DOCUMENT_KEY, document_keys
 from billing.currencies.amounts import nano_a_cent
 from billing.models import Account, BillingEntity, Invoice, LedgerEntry, LedgerTransaction, Payment
 from billing.periods import default_entity, month_bounds
+from inference_worker.contract.texts import Text
 from tenants.actions.common import FieldRefused
 
 T = TypeVar("T", Invoice, LedgerTransaction)
@@ -83,7 +84,9 @@ def require_begun(entity: BillingEntity, month: str) -> None:
         FieldRefused: it is in the future.
     """
     if bounds_of_month(entity, month)[0] > datetime.now(UTC):
-        raise FieldRefused("month", "future_month", f"The month {month} has not begun. Choose an earlier month.")
+        raise FieldRefused(
+            "month", "future_month", Text("The month %(month)s has not begun. Choose an earlier month.", month=month)
+        )
 
 
 def sum_accounts(entity: BillingEntity, month: str) -> list[AccountSum]:

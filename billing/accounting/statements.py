@@ -22,6 +22,7 @@ from billing.accounting.booking_days import (
 )
 from billing.currencies.amounts import decimal_cents, minor_digits, nano_a_cent
 from billing.models import Account, BillingEntity, Invoice, LedgerEntry, LedgerTransaction, Payment
+from inference_worker.contract.texts import Text
 from tenants import csv_tables
 from tenants.actions import ActionRefused
 from tenants.actions.common import FieldRefused
@@ -114,7 +115,7 @@ def read_statement(
         ActionRefused: there are too many lines.
     """
     if first > last:
-        raise FieldRefused("to", "reversed", "The last day is before the first one. Exchange them.")
+        raise FieldRefused("to", "reversed", Text("The last day is before the first one. Exchange them."))
     require_past("to", last, entity, now or datetime.now(UTC))
     documents = Invoice.objects.for_tenant(tenant).filter(issued_at__isnull=False)
     if not Payment.objects.for_tenant(tenant).filter(recorded_at__lt=end_of(last, entity)).exists():
@@ -174,7 +175,9 @@ def _changes(tenant: Tenant, entries: QuerySet[LedgerEntry]) -> list[_Change]:
     rows = LedgerTransaction.objects.for_tenant(tenant).filter(shown, pk__in=entries.values("transaction_id"))
     found = list(rows.order_by("pk")[: MAX_LINES + 1])
     if len(found) > MAX_LINES:
-        raise ActionRefused(f"The statement has more than {MAX_LINES} lines. Choose fewer days.")
+        raise ActionRefused(
+            Text("The statement has more than %(max_lines)s lines. Choose fewer days.", max_lines=MAX_LINES)
+        )
     ids = {row.pk: _number_in(row.key) for row in found}
     documents = Invoice.objects.for_tenant(tenant).select_related("refers_to").in_bulk(set(ids.values()))
     payments = Payment.objects.for_tenant(tenant).in_bulk(set(ids.values()))

@@ -12,6 +12,7 @@ from typing import Any
 
 from billing.currencies.amounts import MAX_BUDGET
 from billing.models import Budget
+from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, check, locked_tenant
 from tenants.keys.key_snapshots import record_change
@@ -40,7 +41,7 @@ def do_make_budget(
         ActionRefused: a value is wrong, or more than one of project, key and member is named.
     """
     if sum(owner is not None for owner in (project, key, member)) > 1:
-        raise ActionRefused("Choose one project, key or member.")
+        raise ActionRefused(Text("Choose one project, key or member."))
     with locked_tenant(tenant) as locked:
         _check_owner(locked, project, key, member)
         budget = Budget(tenant=locked, project=project, key=key, member=member, **fields)
@@ -58,7 +59,7 @@ def do_change_budget(budget: Budget, **fields: Any) -> Budget:
         Conflict: it was removed. ActionRefused: a value is wrong.
     """
     if fixed := sorted(set(fields) - set(CHANGEABLE)):
-        raise ActionRefused(f"{', '.join(fixed)} cannot be changed. Create a new budget instead.")
+        raise ActionRefused(Text("%(fixed)s cannot be changed. Create a new budget instead.", fixed=", ".join(fixed)))
     with locked_tenant(budget.tenant_id) as tenant:
         row = _active(tenant, budget)
         _check_changeable(row)
@@ -94,40 +95,46 @@ def _report(budget: Budget, pending: Pending) -> None:
 def _active(tenant: Tenant, budget: Budget) -> Budget:
     row = Budget.objects.for_tenant(tenant).filter(pk=budget.pk, active=True).first()
     if row is None:
-        raise Conflict("This budget was removed.")
+        raise Conflict(Text("This budget was removed."))
     return row
 
 
 def _check_changeable(budget: Budget) -> None:
     if budget.is_balance:
-        raise Conflict("This budget follows the prepaid balance. Buy credit to raise it.")
+        raise Conflict(Text("This budget follows the prepaid balance. Buy credit to raise it."))
 
 
 def _check(budget: Budget) -> None:
     check(budget)
     amounts = budget.amount, budget.temporary_increase, budget.rollover_limit
     if min(amounts) < 0:
-        raise ActionRefused("The amount must not be negative.")
+        raise ActionRefused(Text("The amount must not be negative."))
     if max(amounts) > MAX_BUDGET:
-        raise ActionRefused(f"The largest amount of a budget is {MAX_BUDGET:,}.")
+        raise ActionRefused(Text("The largest amount of a budget is %(max_budget)s.", max_budget=MAX_BUDGET))
     if bool(budget.temporary_increase) != (budget.increase_expires_at is not None):
-        raise ActionRefused("Set temporary_increase and increase_expires_at together.")
+        raise ActionRefused(Text("Set temporary_increase and increase_expires_at together."))
     budget.thresholds = sorted(set(budget.thresholds))
     if len(budget.thresholds) > MAX_THRESHOLDS or not all(
         0 < percent <= MAX_THRESHOLD_PERCENT for percent in budget.thresholds
     ):
-        raise ActionRefused(f"Enter up to {MAX_THRESHOLDS} thresholds from 1 to {MAX_THRESHOLD_PERCENT}%.")
+        raise ActionRefused(
+            Text(
+                "Enter up to %(max_thresholds)s thresholds from 1 to %(max_threshold_percent)s%%.",
+                max_thresholds=MAX_THRESHOLDS,
+                max_threshold_percent=MAX_THRESHOLD_PERCENT,
+            )
+        )
     if budget.increase_expires_at is not None and budget.increase_expires_at.tzinfo is None:
         budget.increase_expires_at = budget.increase_expires_at.replace(tzinfo=UTC)
     if budget.rollover_limit and budget.period == Budget.Period.LIFETIME:
-        raise ActionRefused("A budget that never resets cannot roll over. Choose a daily or monthly period.")
+        raise ActionRefused(Text("A budget that never resets cannot roll over. Choose a daily or monthly period."))
     if budget.reduce_max_tokens and budget.unit == "requests":
-        raise ActionRefused("max_tokens can only be reduced for money and token budgets.")
+        raise ActionRefused(Text("max_tokens can only be reduced for money and token budgets."))
 
 
 def _check_owner(tenant: Tenant, project: Project | None, key: ApiKey | None, member: User | None) -> None:
     for row in (project, key):
         if row is not None and row.tenant_id != tenant.pk:
-            raise ActionRefused(f"{row} is not this tenant's.")
+            raise ActionRefused(Text("%(row)s is not this tenant's.", row=row))
     if member is not None and not Membership.objects.for_tenant(tenant).filter(user=member).exists():
-        raise ActionRefused(f"{member} is not a member of this tenant.")
+        raise ActionRefused(Text("%(member)s is not a member of this tenant.", member=member))

@@ -14,6 +14,7 @@ from billing.rates.price_book import MAX_NAME_LENGTH, NewPrice, PriceRanges, Pro
 from billing.rates.price_book import check as check_prices
 from billing.rates.pricing import Component, Rate, Tier, encode_rates
 from inference_worker.contract.request import TOKEN_CLASSES
+from inference_worker.contract.texts import Text, text_of
 from tenants import audit
 from tenants.actions.common import ActionRefused, check
 from tenants.isolation.db_roles import BypassReason
@@ -48,7 +49,7 @@ def deployment_prices(prices: Iterable[NewPrice], models: Mapping[str, str] | No
     if models is None:
         return by_name
     if missing := sorted({name for name in models.values() if name not in by_name}):
-        raise ActionRefused(f"models: the file has no price for {', '.join(missing)}.")
+        raise ActionRefused(Text("models: the file has no price for %(missing)s.", missing=", ".join(missing)))
     return {deployment: by_name[name] for deployment, name in models.items()}
 
 
@@ -70,16 +71,22 @@ def do_import_costs(
         now: datetime = cursor.fetchone()[0]
         at = effective_from or now
         if at < now:
-            raise ActionRefused("effective_from: executions of this time may be booked. Choose a later time.")
+            raise ActionRefused(Text("effective_from: executions of this time may be booked. Choose a later time."))
         cards = read_cards(cursor, prices)
         changes: list[CostChange] = []
         for model, rows in sorted(prices.items()):
             if not 0 < len(model) <= MAX_NAME_LENGTH:
-                raise ActionRefused(f"models: use names of 1 to {MAX_NAME_LENGTH} characters, not {model!r}.")
+                raise ActionRefused(
+                    Text(
+                        "models: use names of 1 to %(max_length)s characters, not %(model)s.",
+                        max_length=MAX_NAME_LENGTH,
+                        model=repr(model),
+                    )
+                )
             try:
                 check_prices(Proposal(tuple(rows)))
             except ValueError as exc:
-                raise ActionRefused(f"prices: {exc}.") from exc
+                raise ActionRefused(Text("prices: %(error)s.", error=text_of(exc))) from exc
             current = cards.find(model, round(at.timestamp() * 1e6))
             changed = _changes(model, () if current is None else current.rates, rows)
             changes += changed

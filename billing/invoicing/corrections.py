@@ -16,6 +16,7 @@ from billing.ledger.booking import booking, require_bookable
 from billing.ledger.matching import sum_outstanding
 from billing.ledger.webhook_events import emit_voided, emit_written_off
 from billing.models import Invoice, InvoiceLine, OneOffLine, ReratedInvoice
+from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 
@@ -30,14 +31,16 @@ def do_issue_credit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], r
     with booking(invoice.tenant_id):
         billed = _lock_billed(invoice)
         if billed.is_credit_note or billed.state not in (Invoice.State.OPEN, Invoice.State.PAID):
-            raise Conflict("Only open or paid invoices can be credited.")
+            raise Conflict(Text("Only open or paid invoices can be credited."))
         if billed.sells_credit:
-            raise Conflict("A purchase of prepaid credit cannot be credited. Refund its payment instead.")
+            raise Conflict(Text("A purchase of prepaid credit cannot be credited. Refund its payment instead."))
         note = note_on(billed, Invoice.InvoiceType.CREDIT_NOTE, reason)
         lines = [amount_line(note, *amount) for amount in amounts]
         left = creditable(billed)
         if left < sum(cents for _, cents in amounts):
-            raise Conflict(f"Only {dollars(left, billed.currency)} of this invoice can still be credited.")
+            raise Conflict(
+                Text("Only %(amount)s of this invoice can still be credited.", amount=dollars(left, billed.currency))
+            )
         return do_finalize(write(note, lines))
 
 
@@ -52,7 +55,7 @@ def do_issue_debit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], re
         billed = _lock_billed(invoice)
         final = (Invoice.State.OPEN, Invoice.State.PAID, Invoice.State.UNCOLLECTIBLE)
         if billed.invoice_type != Invoice.InvoiceType.INVOICE or billed.state not in final:
-            raise Conflict("Only final invoices that are not void can be debited. Add a one-off line instead.")
+            raise Conflict(Text("Only final invoices that are not void can be debited. Add a one-off line instead."))
         note = note_on(billed, Invoice.InvoiceType.DEBIT_NOTE, reason)
         lines = [amount_line(note, *amount) for amount in amounts]
         return do_finalize(write(note, lines))
@@ -61,7 +64,7 @@ def do_issue_debit_note(invoice: Invoice, amounts: Iterable[tuple[str, int]], re
 def _amounts(amounts: Iterable[tuple[str, int]], currency: str) -> list[tuple[str, int]]:
     amounts = list(amounts)
     if not amounts or any(cents <= 0 for _, cents in amounts):
-        raise ActionRefused("Every amount must be greater than zero.")
+        raise ActionRefused(Text("Every amount must be greater than zero."))
     require_bookable(sum(cents for _, cents in amounts), currency)
     return amounts
 
@@ -113,14 +116,21 @@ def do_void(invoice: Invoice, reason: str, now: datetime | None = None) -> Invoi
     with booking(invoice.tenant_id):
         row = _lock_billed(invoice)
         if row.sells_credit:
-            raise Conflict("A purchase of prepaid credit cannot be voided. Refund its payment instead.")
+            raise Conflict(Text("A purchase of prepaid credit cannot be voided. Refund its payment instead."))
         if ReratedInvoice.objects.for_tenant(row.tenant_id).filter(note=row).exists():
-            raise Conflict(f"{row.number} is a note of a re-rating. Apply another re-rating to change its prices back.")
+            raise Conflict(
+                Text(
+                    "%(number)s is a note of a re-rating. Apply another re-rating to change its prices back.",
+                    number=row.number,
+                )
+            )
         paid_by_credit = row.state == Invoice.State.PAID and row.total == row.prepaid
         is_unpaid = row.state == Invoice.State.OPEN and sum_outstanding(row) == row.total - row.prepaid
         has_notes = debits_and_credits(row).exclude(state=Invoice.State.VOID).exists()
         if row.is_credit_note or not (is_unpaid or paid_by_credit) or has_notes:
-            raise Conflict("Only open invoices without payments or credits can be voided. Issue a credit note instead.")
+            raise Conflict(
+                Text("Only open invoices without payments or credits can be voided. Issue a credit note instead.")
+            )
         credits.do_give_back(row)
         OneOffLine.objects.for_tenant(row.tenant_id).filter(invoice=row).update(invoice=None)
         cancellation = _cancel(row, reason, now)
@@ -146,7 +156,7 @@ def do_write_off(invoice: Invoice, reason: str) -> Invoice:
     with booking(invoice.tenant_id):
         row = _lock_billed(invoice)
         if row.is_credit_note or row.state != Invoice.State.OPEN:
-            raise Conflict("Only open invoices can be written off.")
+            raise Conflict(Text("Only open invoices can be written off."))
         cents = sum_outstanding(row)
         key = book_write_off(row, cents * nano_a_cent(row.currency))
         relief = {} if row.entity.relief_after_claim or not _has_tax(row) else _relieve(row)
@@ -164,11 +174,11 @@ def do_claim_tax_relief(invoice: Invoice, reason: str) -> Invoice:
     with booking(invoice.tenant_id):
         row = _lock_billed(invoice)
         if row.state != Invoice.State.UNCOLLECTIBLE:
-            raise Conflict("Only written-off invoices have tax to relieve. Write off the invoice first.")
+            raise Conflict(Text("Only written-off invoices have tax to relieve. Write off the invoice first."))
         if not _has_tax(row):
-            raise Conflict(f"{row.number} has no tax.")
+            raise Conflict(Text("%(number)s has no tax.", number=row.number))
         if has_relief(row):
-            raise Conflict(f"The tax of {row.number} is relieved already.")
+            raise Conflict(Text("The tax of %(number)s is relieved already.", number=row.number))
         before = audit.serialize_for_audit(row)
         after = before | _relieve(row) | {"reason": reason}
         audit.record("invoice.tax_relief_claimed", row, tenant_id=row.tenant_id, before=before, after=after)

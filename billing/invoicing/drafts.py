@@ -35,6 +35,7 @@ from billing.periods import close_after
 from billing.pricing.currencies import currency_of
 from billing.reservations.reservations import open_before
 from billing.taxes.taxes import NoTaxRule, compute_tax, tax_for, vat_party
+from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions import Conflict
 from tenants.isolation.db_roles import BypassReason
@@ -57,12 +58,24 @@ def do_close_period(period: Period, now: datetime | None = None) -> bool:
         if row.closed_at is not None:
             return False
         if row.ends_at > now:
-            raise Conflict(f"The period {row.label} is not over.")
+            raise Conflict(Text("The period %(label)s is not over.", label=row.label))
         if row.ends_at + close_after() > now:
-            raise Conflict(f"Requests admitted in {row.label} may still run. Try again {close_after()} after its end.")
+            raise Conflict(
+                Text(
+                    "Requests admitted in %(label)s may still run. Try again %(close_after)s after its end.",
+                    label=row.label,
+                    close_after=close_after(),
+                )
+            )
         with connection.cursor() as cursor:
             if running := open_before(cursor, row.ends_at):
-                raise Conflict(f"Requests admitted in {row.label} may still run: {running} reservations are open.")
+                raise Conflict(
+                    Text(
+                        "Requests admitted in %(label)s may still run: %(running)s reservations are open.",
+                        label=row.label,
+                        running=running,
+                    )
+                )
         row.closed_at = now
         row.save(update_fields=["closed_at"])
         audit.record("period.closed", row, tenant_id=None, after={"label": row.label, "entity": row.entity_id})

@@ -14,6 +14,7 @@ from billing.invoicing.files import stored_pdf
 from billing.ledger.matching import sum_outstanding
 from billing.ledger.webhook_events import emit_past_due
 from billing.models import CHARGES, BillingProfile, Invoice, InvoiceEmail
+from inference_worker.contract.texts import Text
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Membership
@@ -21,7 +22,7 @@ from tenants.outbox.delivery import register
 from tenants.outbox.email_outbox import EmailOutbox, EmailResult
 from tenants.outbox.email_rendering import render_email
 
-NO_LONGER_DUE = "The invoice was no longer due."
+NO_LONGER_DUE = Text("The invoice was no longer due.")
 _WHILE_DUE = (InvoiceEmail.EmailType.REMINDER, InvoiceEmail.EmailType.SUSPENSION)
 
 

@@ -42,6 +42,7 @@ from billing.models import (
 )
 from billing.pricing.currencies import CrossRate, dated_rate
 from billing.taxes.taxes import NoTaxRule, require_vat_ids, vat_party
+from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions import Conflict
 
@@ -63,16 +64,18 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
         rows = Invoice.objects.for_tenant(invoice.tenant_id).select_related("entity", "period", "tenant", "refers_to")
         row = rows.select_for_update(of=("self",)).filter(pk=invoice.pk).first()
         if row is None:
-            raise Conflict("This draft no longer exists.")
+            raise Conflict(Text("This draft no longer exists."))
         if row.state != Invoice.State.DRAFT:
             return row
         if not row.complete:
-            raise Conflict("The period was still open when this draft was created. Close the period and draft again.")
+            raise Conflict(
+                Text("The period was still open when this draft was created. Close the period and draft again.")
+            )
         profile = address(row)
         charged = renew_charges(row)
         lines = charged.lines
         if row.invoice_type in MONTHLY and not changes_balance(row, lines):
-            raise Conflict("This draft has no amount any more. Draft the month again.")
+            raise Conflict(Text("This draft has no amount any more. Draft the month again."))
         _require_one_currency(row, lines)
         try:
             applied = total(row, lines)
@@ -112,7 +115,13 @@ def _require_one_currency(invoice: Invoice, lines: Iterable[InvoiceLine]) -> Non
     shared = Price.objects.filter(pk__in=priced, tenant_id=None)
     other = shared.exclude(book__currency=invoice.currency).order_by().first() if priced else None
     if other is not None:
-        raise Conflict(f"Usage of {other.model} has a price in another currency than {invoice.currency}.")
+        raise Conflict(
+            Text(
+                "Usage of %(model)s has a price in another currency than %(currency)s.",
+                model=other.model,
+                currency=invoice.currency,
+            )
+        )
 
 
 def _reopen_later_months(invoice: Invoice) -> None:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from billing.ledger.booking import booking, require_bookable
 from billing.models import BillingProfile, OneOffLine
 from billing.pricing.currencies import currency_of
+from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions.common import check
@@ -22,7 +23,7 @@ def do_add_one_off_line(tenant: Tenant, *, month: str, description: str, cents: 
         ActionRefused: nothing, or less.
     """
     if cents <= 0:
-        raise ActionRefused("cents: The amount must be greater than zero. Issue a credit note to return money.")
+        raise ActionRefused(Text("cents: The amount must be greater than zero. Issue a credit note to return money."))
     with booking(tenant.pk) as locked:
         require_bookable(cents, currency_of(locked.pk))
         row = OneOffLine(tenant=locked, month=month, description=description, cents=cents)
@@ -56,6 +57,8 @@ def do_remove_one_off_line(row: OneOffLine) -> None:
         if locked is None:
             return
         if locked.invoice is not None:
-            raise Conflict(f"Invoice {locked.invoice.number} billed this line. Issue a credit note instead.")
+            raise Conflict(
+                Text("Invoice %(number)s billed this line. Issue a credit note instead.", number=locked.invoice.number)
+            )
         audit.record("one_off_line.removed", locked, tenant_id=row.tenant_id, before=audit.serialize_for_audit(locked))
         locked.delete()

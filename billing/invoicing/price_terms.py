@@ -9,6 +9,7 @@ from billing.ledger.open_months import end_after, newest_invoiced_month, require
 from billing.models import PriceTerm
 from billing.pricing.currencies import currency_of
 from billing.rates.terms import TermRule, check_term
+from inference_worker.contract.texts import Text, text_of
 from tenants import audit
 from tenants.actions import ActionRefused
 from tenants.actions.common import check
@@ -26,7 +27,7 @@ def do_add_price_term(
     try:
         check_term(rule)
     except ValueError as exc:
-        raise ActionRefused(f"{exc}.") from exc
+        raise ActionRefused(Text("%(error)s.", error=text_of(exc))) from exc
     with booking(tenant.pk) as locked:
         require_bookable(rule.cents, currency_of(locked.pk))
         require_open_months(locked, first_month, last_month)

@@ -32,6 +32,7 @@ from billing.models import (
 from billing.periods import default_entity, ensure_periods
 from billing.pricing.currencies import currency_of
 from billing.taxes.taxes import NoTaxRule, compute_tax, tax_for
+from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions.common import check
@@ -59,10 +60,14 @@ def do_sell_credit(tenant: Tenant | int, nano: int, **options: Any) -> CreditGra
         currency = currency_of(locked.pk)
         net, rest = divmod(nano, nano_a_cent(currency))
         if net <= 0 or rest:
-            raise ActionRefused(f"Prepaid credit is sold in multiples of {dollars(1, currency)}. Change the amount.")
+            raise ActionRefused(
+                Text(
+                    "Prepaid credit is sold in multiples of %(amount)s. Change the amount.", amount=dollars(1, currency)
+                )
+            )
         purchase = _new_purchase(locked)
         if _deposits(purchase) < net + tax(net, purchase.taxes[0]["rate_ppm"]):
-            raise Conflict("The tenant’s advance payments are too low. Record the payment first.")
+            raise Conflict(Text("The tenant’s advance payments are too low. Record the payment first."))
         return _sell(purchase, net, None, options)
 
 
@@ -138,7 +143,7 @@ def _sell(purchase: Invoice, net: int, payment: Payment | None, options: dict[st
         **{"starts_at": datetime.now(UTC)} | options,
     )
     if grant.expires_at is not None and grant.expires_at <= grant.starts_at:
-        raise ActionRefused("The expiration date is in the past. Choose a later date.")
+        raise ActionRefused(Text("The expiration date is in the past. Choose a later date."))
     check(grant)
     grant.save(force_insert=True)  # booked by the purchase
     audit.record("credit.created", grant, tenant_id=grant.tenant_id, after=audit.serialize_for_audit(grant))

@@ -27,6 +27,7 @@ from billing.metering.archives import require_usage
 from billing.models import Invoice, InvoiceLine, Period, PriceBook, ReratedInvoice, Rerating
 from billing.rates.price_book import Proposal, parse
 from billing.taxes.taxes import compute_tax
+from inference_worker.contract.texts import Text, text_of
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions.common import check
@@ -78,17 +79,17 @@ def do_propose_rerating(
     try:
         parse(body)
     except ValueError as exc:
-        raise ActionRefused(f"prices: {exc}.") from exc
+        raise ActionRefused(Text("prices: %(error)s.", error=text_of(exc))) from exc
     if proposal.withdrawn:
-        raise ActionRefused("withdrawn: A re-rating corrects prices. Set a price of 0 to charge nothing.")
+        raise ActionRefused(Text("withdrawn: A re-rating corrects prices. Set a price of 0 to charge nothing."))
     if starts_at >= ends_at:
-        raise ActionRefused("ends_at: Choose a time after starts_at.")
+        raise ActionRefused(Text("ends_at: Choose a time after starts_at."))
     if tenant is not None and book != PriceBook.LIST:
-        raise ActionRefused("book: Tenant prices cannot be part of another price book.")
+        raise ActionRefused(Text("book: Tenant prices cannot be part of another price book."))
     with all_tenants_scope(BypassReason.PRICES):
         chosen = PriceBook.objects.filter(name=book).first()
         if chosen is None:
-            raise ActionRefused(f"book: Price book {book!r} does not exist.")
+            raise ActionRefused(Text("book: Price book %(book)s does not exist.", book=repr(book)))
         row = Rerating(
             book=chosen,
             tenant_id=None if tenant is None else tenant.pk,
@@ -115,7 +116,7 @@ def do_apply_rerating(rerating: Rerating, *, by: User | None) -> Rerating:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
         row = _draft(rerating)
         if by is not None and by.pk == row.created_by_id:
-            raise ActionRefused("A re-rating must be applied by someone other than its author.")
+            raise ActionRefused(Text("A re-rating must be applied by someone other than its author."))
         latest: int | None = Rerating.objects.aggregate(latest=Max("number"))["latest"]
         _decide(row, Rerating.State.APPLIED, by, number=(latest or 0) + 1)
     return row
@@ -136,7 +137,7 @@ def do_discard_rerating(rerating: Rerating, *, by: User | None) -> Rerating:
 def _draft(rerating: Rerating) -> Rerating:
     row: Rerating = Rerating.objects.select_for_update(of=("self",)).get(pk=rerating.pk)
     if row.state != Rerating.State.DRAFT:
-        raise Conflict(f"This re-rating is already {row.state}.")
+        raise Conflict(Text("This re-rating is already %(state)s.", state=row.state))
     return row
 
 
@@ -209,7 +210,13 @@ def do_rerate_invoice(rerating: Rerating, invoice_id: int, tenant_id: int) -> li
             return []
         for earlier in Rerating.objects.filter(state=Rerating.State.APPLIED, number__lt=rerating.number):
             if affected_invoices(earlier, invoice_id):
-                raise Conflict(f"Re-rating {earlier.pk} must be applied to {invoice.number} first.")
+                raise Conflict(
+                    Text(
+                        "Re-rating %(pk)s must be applied to %(number)s first.",
+                        pk=str(earlier.pk),
+                        number=invoice.number,
+                    )
+                )
         closed = _find_closed_periods(invoice)
         change = _change(rerating, invoice, closed)
         notes = []

@@ -12,13 +12,13 @@ from billing.invoicing.files import store_pdfs
 from billing.invoicing.finalizing import do_finalize
 from billing.models import BillingEntity, InvoiceRunFailure, Period
 from billing.periods import close_after, default_entity, ensure_periods
+from inference_worker.contract.texts import text_of
 from tenants.actions import Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
 log = structlog.get_logger(__name__)
-MAX_REASON_LENGTH = 500
 
 
 @dataclass
@@ -75,11 +75,9 @@ def _invoice_period(
 
 def _store_failure(period: Period, tenant: Tenant | None, error: Exception) -> None:
     """Store the reason for the operators' health issue."""
-    reason = str(error) if isinstance(error, Conflict) else f"{type(error).__name__}: {error}"
+    reason = text_of(error) if isinstance(error, Conflict) else f"{type(error).__name__}: {error}"
     with all_tenants_scope(BypassReason.BILLING):
-        InvoiceRunFailure.objects.update_or_create(
-            period=period, tenant=tenant, defaults={"reason": reason[:MAX_REASON_LENGTH]}
-        )
+        InvoiceRunFailure.objects.update_or_create(period=period, tenant=tenant, defaults={"reason": reason})
 
 
 def _delete_failures(period: Period, tenant: Tenant | None, failed: set[Tenant | None]) -> None:

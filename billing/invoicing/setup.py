@@ -12,6 +12,7 @@ from billing.models import BillingEntity, BillingProfile, ExchangeRate, Invoice,
 from billing.periods import default_entity
 from billing.pricing.currencies import currency_of
 from billing.taxes import vat_ids
+from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions.common import FieldRefused, check, insert
@@ -56,7 +57,7 @@ def do_assign_entity(tenant: Tenant, entity: BillingEntity) -> BillingProfile:
         if profile.entity_id == entity.pk:
             return profile
         if UsageEvent.objects.for_tenant(locked).exists() or Invoice.objects.for_tenant(locked).exists():
-            raise Conflict("The tenant has usage, which its billing entity bills. The entity cannot be changed.")
+            raise Conflict(Text("The tenant has usage, which its billing entity bills. The entity cannot be changed."))
         profile.entity = entity
         profile.save(update_fields=["entity"])
         audit.record("billing_profile.entity_changed", profile, tenant_id=locked.pk, after={"entity": entity.slug})
@@ -73,7 +74,7 @@ def do_add_entity(**fields: Any) -> BillingEntity:
     _check_zone(entity.time_zone)
     _check_vat_id(entity)
     with all_tenants_scope(BypassReason.BILLING):
-        insert(entity, f"An entity with the slug {entity.slug!r} already exists.")
+        insert(entity, Text("An entity with the slug %(slug)s already exists.", slug=repr(entity.slug)))
         audit.record("billing_entity.created", entity, tenant_id=None, after=audit.serialize_for_audit(entity))
     return entity
 
@@ -89,7 +90,7 @@ def do_change_entity(entity: BillingEntity, **fields: Any) -> BillingEntity:
         zone = fields.get("time_zone", row.time_zone)
         _check_zone(zone)
         if zone != row.time_zone and Period.objects.filter(entity=row).exists():
-            raise Conflict("The entity has billing periods in its time zone. Create another entity instead.")
+            raise Conflict(Text("The entity has billing periods in its time zone. Create another entity instead."))
         before = audit.serialize_for_audit(row)
         _change(row, _sort_days(fields))
         audit.record("billing_entity.updated", row, tenant_id=None, before=before, after=audit.serialize_for_audit(row))
@@ -104,9 +105,9 @@ def do_add_tax_rule(**fields: Any) -> TaxRule:
     """
     rule = TaxRule(**fields)
     if (rule.category == "S") != (rule.rate_ppm > 0):
-        raise ActionRefused("rate_ppm must be positive for category S, and 0 for the others.")
+        raise ActionRefused(Text("rate_ppm must be positive for category S, and 0 for the others."))
     with all_tenants_scope(BypassReason.BILLING):
-        insert(rule, "There is a rule for the same buyers from that day on.")
+        insert(rule, Text("There is a rule for the same buyers from that day on."))
         audit.record("tax_rule.created", rule, tenant_id=None, after=audit.serialize_for_audit(rule))
     return rule
 
@@ -119,9 +120,9 @@ def do_add_exchange_rate(**fields: Any) -> ExchangeRate:
     """
     rate = ExchangeRate(**fields)
     if rate.micro_per_usd <= 0:
-        raise ActionRefused("micro_per_usd must be greater than zero.")
+        raise ActionRefused(Text("micro_per_usd must be greater than zero."))
     with all_tenants_scope(BypassReason.BILLING):
-        insert(rate, "There is a rate of that day.")
+        insert(rate, Text("There is a rate of that day."))
         shown = {"currency": rate.currency, "on": rate.on.isoformat(), "micro_per_usd": rate.micro_per_usd}
         audit.record("exchange_rate.created", rate, tenant_id=None, after=shown)
     return rate
@@ -130,18 +131,34 @@ def do_add_exchange_rate(**fields: Any) -> ExchangeRate:
 def _check_top_up(profile: BillingProfile) -> None:
     below, cents = profile.top_up_below, profile.top_up_cents
     if (below is None) != (cents is None):
-        raise FieldRefused("top_up_cents", "incomplete", "Set top_up_below and top_up_cents together, or neither.")
+        raise FieldRefused(
+            "top_up_cents", "incomplete", Text("Set top_up_below and top_up_cents together, or neither.")
+        )
     if cents is not None and not MIN_TOP_UP_CENTS <= cents <= MAX_TOP_UP_CENTS:
         raise FieldRefused(
-            "top_up_cents", "range", f"Use an amount from {MIN_TOP_UP_CENTS} to {MAX_TOP_UP_CENTS} cents."
+            "top_up_cents",
+            "range",
+            Text(
+                "Use an amount from %(min_top_up_cents)s to %(max_top_up_cents)s cents.",
+                min_top_up_cents=MIN_TOP_UP_CENTS,
+                max_top_up_cents=MAX_TOP_UP_CENTS,
+            ),
         )
     step = smallest_charge(currency_of(profile.tenant_id))
     if cents is not None and cents % step:
-        raise FieldRefused("top_up_cents", "multiple", f"Use a multiple of {step}: the payment provider rounds to it.")
+        raise FieldRefused(
+            "top_up_cents",
+            "multiple",
+            Text("Use a multiple of %(step)s: the payment provider rounds to it.", step=step),
+        )
     if below is not None and not 0 < below <= MAX_TOP_UP_CENTS:
-        raise FieldRefused("top_up_below", "range", f"Use an amount from 1 to {MAX_TOP_UP_CENTS} cents.")
+        raise FieldRefused(
+            "top_up_below",
+            "range",
+            Text("Use an amount from 1 to %(max_top_up_cents)s cents.", max_top_up_cents=MAX_TOP_UP_CENTS),
+        )
     if cents is not None and not profile.payment_method:
-        message = "No payment method is saved. Top up once with save_method first."
+        message = Text("No payment method is saved. Top up once with save_method first.")
         raise FieldRefused("top_up_cents", "no_payment_method", message)
 
 
@@ -161,7 +178,11 @@ def _sort_days(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _check_vat_id(party: Party) -> None:
     if party.vat_id and not vat_ids.is_valid(party.country, party.vat_id):
-        message = f"{party.vat_id!r} is not a VAT ID of {party.country}. Check the number, or leave the field empty."
+        message = Text(
+            "%(vat_id)s is not a VAT ID of %(country)s. Check the number, or leave the field empty.",
+            vat_id=repr(party.vat_id),
+            country=party.country,
+        )
         raise FieldRefused("vat_id", "invalid", message)
 
 
@@ -169,4 +190,6 @@ def _check_zone(name: str) -> None:
     try:
         ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError) as exc:
-        raise ActionRefused(f"time_zone: {name!r} is unknown. Use an IANA name, such as Europe/Berlin.") from exc
+        raise ActionRefused(
+            Text("time_zone: %(name)s is unknown. Use an IANA name, such as Europe/Berlin.", name=repr(name))
+        ) from exc

@@ -11,6 +11,7 @@ from billing.invoicing.drafts import address, zone
 from billing.models import BillingEntity, Invoice
 from billing.pricing.currencies import DatedRate, dated_rate
 from billing.taxes.taxes import NoTaxRule, tax_for
+from inference_worker.contract.texts import Text
 from tenants.actions import Conflict
 
 
@@ -27,12 +28,21 @@ def find_tax_rate(
     rate = dated_rate(currency, entity.tax_currency, today)
     if rate is None:
         raise Conflict(
-            f"There is no exchange rate of {entity.tax_currency}, the tax currency. Add one for {today} or before."
+            Text(
+                "There is no exchange rate of %(tax_currency)s, the tax currency. Add one for %(today)s or before.",
+                tax_currency=entity.tax_currency,
+                today=today,
+            )
         )
     if rate.on < today - timedelta(days=entity.max_rate_age_days):
         raise Conflict(
-            f"The newest exchange rate of {entity.tax_currency}, the tax currency, is of {rate.on}. It may be "
-            f"{entity.max_rate_age_days} days old. Import a newer one."
+            Text(
+                "The newest exchange rate of %(tax_currency)s, the tax currency, is of %(on)s. It may be"
+                " %(max_rate_age_days)s days old. Import a newer one.",
+                tax_currency=entity.tax_currency,
+                on=rate.on,
+                max_rate_age_days=entity.max_rate_age_days,
+            )
         )
     return rate
 

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 
 from billing.currencies.amounts import MAX_NANO, dollars, nano_a_cent
 from billing.models import CHARGES, BillingProfile, Invoice
+from inference_worker.contract.texts import Text
 from tenants.actions import ActionRefused, do_resume_tenant
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -65,7 +66,7 @@ def require_bookable(cents: int, currency: str) -> None:
     """
     if abs(cents) * nano_a_cent(currency) > MAX_NANO:
         most = dollars(MAX_NANO // nano_a_cent(currency), currency)
-        raise ActionRefused(f"cents: The largest amount is {most}. Divide it into several.")
+        raise ActionRefused(Text("cents: The largest amount is %(most)s. Divide it into several.", most=most))
 
 
 def overdue_invoice(profile: BillingProfile, now: datetime) -> Invoice | None:

@@ -24,6 +24,7 @@ from billing.models import (
     Period,
 )
 from billing.pricing.currencies import currency_of
+from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions import ActionRefused
 from tenants.actions.common import check
@@ -56,11 +57,13 @@ def do_grant_credit(
     """
     starts_at = starts_at or datetime.now(UTC)
     if nano <= 0:
-        raise ActionRefused("The credit must be greater than zero.")
+        raise ActionRefused(Text("The credit must be greater than zero."))
     if expires_at is not None and expires_at <= starts_at:
-        raise ActionRefused("The expiration date is in the past. Choose a later date.")
+        raise ActionRefused(Text("The expiration date is in the past. Choose a later date."))
     if grant_type == CreditGrant.GrantType.PREPAID:
-        raise ActionRefused("Prepaid credit is sold. Record the payment with credit=true, or sell it from deposits.")
+        raise ActionRefused(
+            Text("Prepaid credit is sold. Record the payment with credit=true, or sell it from deposits.")
+        )
     with booking(tenant if isinstance(tenant, int) else tenant.pk) as locked:
         grant = CreditGrant(
             tenant=locked,
@@ -260,7 +263,7 @@ def do_commit(
         ActionRefused: the amounts or months make no sense. Conflict: the first month is closed.
     """
     if fee < 0 or included_nano <= 0:
-        raise ActionRefused("The included usage must be greater than zero, and the fee must not be negative.")
+        raise ActionRefused(Text("The included usage must be greater than zero, and the fee must not be negative."))
     with booking(tenant.pk) as locked:
         require_bookable(fee, currency_of(locked.pk))
         require_open_months(locked, first_month, last_month)

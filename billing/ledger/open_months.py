@@ -8,6 +8,7 @@ from django.db import connection
 
 from billing.models import BillingProfile, Commitment, Invoice, Period, PriceTerm
 from billing.periods import default_entity
+from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.models import Tenant
@@ -26,9 +27,9 @@ def require_open_months(tenant: Tenant, first_month: str, last_month: str) -> No
         Conflict: the first month, or a later one, is closed, or the tenant is purged.
     """
     if tenant.status == Tenant.Status.PURGED:
-        raise Conflict("This tenant no longer exists.")
+        raise Conflict(Text("This tenant no longer exists."))
     if last_month and last_month < first_month:
-        raise ActionRefused("last_month: Choose the first month or a later one.")
+        raise ActionRefused(Text("last_month: Choose the first month or a later one."))
     profile = BillingProfile.objects.for_tenant(tenant).first()
     entity_id = default_entity().pk if profile is None else profile.entity_id
     with connection.cursor() as cursor:
@@ -36,7 +37,7 @@ def require_open_months(tenant: Tenant, first_month: str, last_month: str) -> No
     closed = Period.objects.filter(entity=entity_id, closed_at__isnull=False, label__gte=first_month)
     newest = closed.order_by("-label").values_list("label", flat=True).first()
     if newest is not None:
-        raise Conflict(f"first_month: {newest} is invoiced or about to be. Choose a later month.")
+        raise Conflict(Text("first_month: %(newest)s is invoiced or about to be. Choose a later month.", newest=newest))
 
 
 def end_after(row: R, last_month: str, newest: str) -> None:
@@ -49,11 +50,15 @@ def end_after(row: R, last_month: str, newest: str) -> None:
         ActionRefused: the month is before the first. Conflict: a later month is invoiced, or the charge ended.
     """
     if last_month < row.first_month:
-        raise ActionRefused("last_month: Choose the first month or a later one.")
+        raise ActionRefused(Text("last_month: Choose the first month or a later one."))
     if row.last_month and row.last_month <= last_month:
-        raise Conflict(f"last_month: {row} already ends after {row.last_month}.")
+        raise Conflict(
+            Text("last_month: %(row)s already ends after %(last_month)s.", row=row, last_month=row.last_month)
+        )
     if newest > last_month:
-        raise Conflict(f"last_month: {newest} is invoiced with {row}. Choose {newest} or later.")
+        raise Conflict(
+            Text("last_month: %(newest)s is invoiced with %(row)s. Choose %(newest)s or later.", newest=newest, row=row)
+        )
     before = audit.serialize_for_audit(row)
     row.last_month = last_month
     row.save(update_fields=["last_month"])

@@ -22,6 +22,7 @@ from billing.metering.archives import Manifest, adjustments_of, events_of
 from billing.metering.partitions import MONTHS_BEHIND, existing_partitions, month_of, partition_name, shift_month
 from billing.models import Invoice, Period, RollupState, UsageArchive
 from billing.reservations.reservations import open_before
+from inference_worker.contract.texts import Text
 from tenants.actions import Conflict
 from tenants.isolation.db_roles import SYSTEM, BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -40,7 +41,9 @@ def do_archive(month: date, directory: Path, *, drop: bool = False) -> Manifest:
     with _alone():
         row = UsageArchive.objects.filter(month=month, restored_at__isnull=True).first()
         if row is not None and (row.dropped_at is not None or not drop):
-            raise Conflict(f"{month:%Y-%m} is already archived{'' if row.dropped_at is None else ', and dropped'}.")
+            if row.dropped_at is None:
+                raise Conflict(Text("%(month)s is already archived.", month=f"{month:%Y-%m}"))
+            raise Conflict(Text("%(month)s is already archived, and dropped.", month=f"{month:%Y-%m}"))
         if row is None:
             manifest = _write(month, directory, _find_settled_periods(month))
         else:
@@ -61,7 +64,7 @@ def do_restore(path: Path) -> Manifest:
     month, name = manifest.first_day, partition_name(manifest.first_day)
     with _alone(), _as_owner() as cursor:
         if name in existing_partitions():
-            raise Conflict(f"{manifest.month} is in the database.")
+            raise Conflict(Text("%(month)s is in the database.", month=manifest.month))
         cursor.execute(f"DROP TABLE IF EXISTS {name}")  # detached, not dropped: the files are the same
         cursor.execute("SELECT billing_create_partitions(%s)", [[month]])
         # NOTE: PostgreSQL does not copy into a table with policies that apply to the current role.
@@ -86,9 +89,9 @@ def _find_settled_periods(month: date) -> list[int]:
     """
     label, name = f"{month:%Y-%m}", partition_name(month)
     if month >= shift_month(month_of(datetime.now(UTC)), -MONTHS_BEHIND):
-        raise Conflict(f"{label} cannot be archived before the following month is over.")
+        raise Conflict(Text("%(label)s cannot be archived before the following month is over.", label=label))
     if name not in existing_partitions():
-        raise Conflict(f"There is no usage of {label}.")
+        raise Conflict(Text("There is no usage of %(label)s.", label=label))
     starts, ends = (datetime.combine(day, datetime.min.time(), UTC) for day in (month, shift_month(month, 1)))
     with all_tenants_scope(BypassReason.COMMAND), connection.cursor() as cursor:
         cursor.execute(f"SELECT DISTINCT invoice_period FROM {name} WHERE invoice_period IS NOT NULL")  # noqa: S608
@@ -96,18 +99,26 @@ def _find_settled_periods(month: date) -> list[int]:
         touched = Period.objects.filter(starts_at__lt=ends, ends_at__gt=starts) | Period.objects.filter(pk__in=stamped)
         periods = list(touched.order_by("pk"))
         if late := [row.label for row in periods if row.invoiced_at is None]:
-            raise Conflict(f"Not invoiced yet: {', '.join(late)}.")
+            raise Conflict(Text("Not invoiced yet: %(late)s.", late=", ".join(late)))
         drafts = Invoice.objects.all_tenants().filter(period__in=periods, state=Invoice.State.DRAFT)
         if number := drafts.count():
-            raise Conflict(f"Finalize the invoice drafts of the month first: {number} are left.")
+            raise Conflict(Text("Finalize the invoice drafts of the month first: %(number)s are left.", number=number))
         if running := open_before(cursor, ends):
-            raise Conflict(f"Requests admitted in {label} may still run: {running} reservations are open.")
+            raise Conflict(
+                Text(
+                    "Requests admitted in %(label)s may still run: %(running)s reservations are open.",
+                    label=label,
+                    running=running,
+                )
+            )
         corrected = f"(SELECT max(created_at) FROM {adjustments_of(month)})"  # noqa: S608
         cursor.execute(f"SELECT greatest(max(settled_at), {corrected}) FROM {name}")  # noqa: S608
         (latest,) = cursor.fetchone()
         state = RollupState.objects.first()
     if latest is not None and (state is None or state.settled_before - rollups.OVERLAP <= latest):
-        raise Conflict(f"The hourly sums do not include all usage of {label} yet. Try again in a few minutes.")
+        raise Conflict(
+            Text("The hourly sums do not include all usage of %(label)s yet. Try again in a few minutes.", label=label)
+        )
     return [row.pk for row in periods]
 
 
@@ -118,7 +129,9 @@ def _write(month: date, directory: Path, periods: list[int]) -> Manifest:
         manifest = archives.write(cursor, month, directory)
         for part, relation in ((manifest.usage, events_of(month)), (manifest.adjustments, adjustments_of(month))):
             if archives.sum_relation(cursor, relation) != (part.rows, part.sums):
-                raise Conflict(f"Usage of {manifest.month} was settled meanwhile. Run the command again.")
+                raise Conflict(
+                    Text("Usage of %(month)s was settled meanwhile. Run the command again.", month=manifest.month)
+                )
     _detach(month, manifest, periods)
     return manifest
 
@@ -133,7 +146,9 @@ def _detach(month: date, manifest: Manifest, periods: list[int]) -> None:
         rows = cursor.fetchone()[0]
         cursor.execute("SET LOCAL ROLE NONE")
         if rows != manifest.usage.rows:
-            raise Conflict(f"Usage of {manifest.month} was settled meanwhile. Run the command again.")
+            raise Conflict(
+                Text("Usage of %(month)s was settled meanwhile. Run the command again.", month=manifest.month)
+            )
         cursor.execute(f"ALTER TABLE billing_usageevent DETACH PARTITION {name}")
         values = {"rows": rows, "sha256": manifest.usage.sha256, "periods": periods, "detached_at": datetime.now(UTC)}
         _archive_rows().update_or_create(month=month, defaults={**values, "dropped_at": None, "restored_at": None})
@@ -174,7 +189,7 @@ def _alone() -> Iterator[None]:
     with connections[OWNER].cursor() as cursor:
         cursor.execute("SELECT pg_try_advisory_lock(%s)", [_LOCK])
         if not cursor.fetchone()[0]:
-            raise Conflict("Another archive or restore is running.")
+            raise Conflict(Text("Another archive or restore is running."))
         try:
             yield
         finally:

@@ -22,6 +22,7 @@ import msgspec
 from billing.metering.partitions import partition_name, shift_month
 from billing.models import Adjustment, UsageArchive, UsageEvent
 from inference_worker.contract.request import TOKEN_COLUMNS
+from inference_worker.contract.texts import Text
 from tenants import csv_tables
 from tenants.actions import Conflict
 
@@ -39,7 +40,7 @@ def require_usage(period_id: int) -> None:
     """
     rows = UsageArchive.objects.filter(periods__contains=[period_id], restored_at__isnull=True).order_by("month")
     if months := ", ".join(map(str, rows)):
-        raise Conflict(f"Usage of {months} is archived. An operator can restore it.")
+        raise Conflict(Text("Usage of %(months)s is archived. An operator can restore it.", months=months))
 
 
 class ArchiveDamagedError(Exception):

@@ -12,6 +12,7 @@ from billing.models import CompiledRateCard, MeteredUsage
 from billing.periods import stamps
 from billing.rates.metered import MAX_AMOUNT, MAX_TIME, METERED, metered_cost, metered_units
 from billing.rates.pricing import Component, PriceIndex, Rate, Tier, prices
+from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions.common import check
@@ -39,19 +40,23 @@ def do_record_metered_usage(
         Conflict: the reference was recorded with other values.
     """
     if component not in METERED:
-        raise ActionRefused(f"component: Choose one of {', '.join(METERED)}.")
+        raise ActionRefused(Text("component: Choose one of %(metered)s.", metered=", ".join(METERED)))
     if not 0 < amount <= MAX_AMOUNT:
-        raise ActionRefused(f"amount: Choose a number from 1 to {MAX_AMOUNT}.")
+        raise ActionRefused(Text("amount: Choose a number from 1 to %(max_amount)s.", max_amount=MAX_AMOUNT))
     if not started_at < ended_at <= started_at + MAX_TIME:
-        raise ActionRefused(f"ended_at: Choose a time after started_at, at most {MAX_TIME.days} days later.")
+        raise ActionRefused(
+            Text("ended_at: Choose a time after started_at, at most %(days)s days later.", days=MAX_TIME.days)
+        )
     if ended_at > datetime.now(UTC) + timedelta(days=1):
-        raise ActionRefused("ended_at: Choose a time that has passed.")
+        raise ActionRefused(Text("ended_at: Choose a time that has passed."))
     with booking(tenant.pk) as locked, connection.cursor() as cursor:
         known = MeteredUsage.objects.for_tenant(locked).filter(reference=reference).first()
         if known is not None:
             values = (known.component, known.model, known.amount, known.started_at, known.ended_at)
             if values != (component, model, amount, started_at, ended_at):
-                raise Conflict(f"reference: {reference} was already recorded with other values.")
+                raise Conflict(
+                    Text("reference: %(reference)s was already recorded with other values.", reference=reference)
+                )
             return known, False
         rate = _rate(locked.pk, model, component, started_at)
         (period,) = stamps(cursor, [(locked.pk, started_at)])
@@ -87,7 +92,7 @@ def do_reverse_metered_usage(usage: MeteredUsage) -> MeteredUsage:
     with booking(usage.tenant_id) as locked, connection.cursor() as cursor:
         row = MeteredUsage.objects.for_tenant(locked).get(pk=usage.pk)
         if row.reverses_id is not None:
-            raise Conflict("This is a reversal. Record the usage again with another reference.")
+            raise Conflict(Text("This is a reversal. Record the usage again with another reference."))
         known: MeteredUsage | None = MeteredUsage.objects.for_tenant(locked).filter(reverses=row).first()
         if known is not None:
             return known
@@ -116,5 +121,11 @@ def _rate(tenant_id: int, model: str, component: Component, at: datetime) -> Rat
     rate_card = index.find(tenant_id, model, Tier.STANDARD, moment)
     rate = None if rate_card is None else prices(rate_card, 0, moment).get(component)
     if rate is None:
-        raise ActionRefused(f"model: {model} has no price for {component} at that time. Publish one.")
+        raise ActionRefused(
+            Text(
+                "model: %(model)s has no price for %(component)s at that time. Publish one.",
+                model=model,
+                component=component,
+            )
+        )
     return rate

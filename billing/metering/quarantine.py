@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 from billing.metering.ingest import UsageMessage, settle
 from billing.models import UsageQuarantine
+from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
@@ -23,7 +24,7 @@ def do_replay_quarantined(pk: int) -> UsageQuarantine:
     row = _open(pk)
     result = settle([UsageMessage(row.stream_id, bytes(row.payload))])
     if not (result.settled or result.repeated):
-        raise ActionRefused(f"The record still cannot be settled: {row.detail}.")
+        raise ActionRefused(Text("The record still cannot be settled: %(detail)s.", detail=row.detail))
     return _resolve(row, "quarantine.replayed", {})
 
 
@@ -33,7 +34,7 @@ def do_dismiss_quarantined(pk: int, reason: str) -> UsageQuarantine:
     Raises: Conflict if it was handled before; ActionRefused without a reason.
     """
     if not reason.strip() or len(reason) > 200:
-        raise ActionRefused("Enter a reason of up to 200 characters.")
+        raise ActionRefused(Text("Enter a reason of up to 200 characters."))
     return _resolve(_open(pk), "quarantine.dismissed", {"why": reason.strip()})
 
 
@@ -41,7 +42,7 @@ def _open(pk: int) -> UsageQuarantine:
     with all_tenants_scope(BypassReason.BILLING):
         row = UsageQuarantine.objects.filter(pk=pk, resolved_at__isnull=True).first()
     if row is None:
-        raise Conflict("This record is no longer in quarantine.")
+        raise Conflict(Text("This record is no longer in quarantine."))
     return row
 
 
@@ -51,6 +52,6 @@ def _resolve(row: UsageQuarantine, action: str, more: dict[str, str]) -> UsageQu
     with all_tenants_scope(BypassReason.BILLING):
         open_still = UsageQuarantine.objects.filter(pk=row.pk, resolved_at__isnull=True)
         if not open_still.update(resolved_at=row.resolved_at):
-            raise Conflict("This record was already handled by another operator.")
+            raise Conflict(Text("This record was already handled by another operator."))
         audit.record(action, row, tenant_id=None, before=before, after=audit.serialize_for_audit(row) | more)
     return row

@@ -10,6 +10,7 @@ from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models import F, Q
+from django.utils.translation import gettext_lazy as _lazy
 
 from billing.currencies.amounts import PPM, RATE_DIGITS
 from billing.currencies.iso_codes import COUNTRIES, CURRENCIES
@@ -18,6 +19,7 @@ from tenants.isolation.scopes import TenantManager
 from tenants.models import OutboxRow, Tenant
 from tenants.one_line_text import check_line as check_line
 from tenants.one_line_text import check_lines as check_lines
+from tenants.text_field import UserTextField
 
 ADDRESS = ("name", "street", "postcode", "city", "region", "country", "vat_id")
 MIN_PHONE_DIGITS = 3
@@ -33,7 +35,7 @@ def check_country(code: str) -> None:
         ValidationError: ISO 3166 has no such code.
     """
     if code not in COUNTRIES:
-        raise ValidationError("Use a two-letter country code of ISO 3166, for example DE.", code="country")
+        raise ValidationError(_lazy("Use a two-letter country code of ISO 3166, for example DE."), code="country")
 
 
 def check_currency(code: str) -> None:
@@ -43,7 +45,7 @@ def check_currency(code: str) -> None:
         ValidationError: ISO 4217 has no such code.
     """
     if code not in CURRENCIES:
-        raise ValidationError("Use a three-letter currency code of ISO 4217, for example EUR.", code="currency")
+        raise ValidationError(_lazy("Use a three-letter currency code of ISO 4217, for example EUR."), code="currency")
 
 
 def check_iban(number: str) -> None:
@@ -55,7 +57,9 @@ def check_iban(number: str) -> None:
     from stdnum import iban  # stdnum and pydoc take 1 MB in a gateway
 
     if not iban.is_valid(number) or number != iban.compact(number):
-        raise ValidationError("Use a valid IBAN without spaces, for example DE75512108001245126199.", code="iban")
+        raise ValidationError(
+            _lazy("Use a valid IBAN without spaces, for example DE75512108001245126199."), code="iban"
+        )
 
 
 def check_bic(code: str) -> None:
@@ -67,7 +71,7 @@ def check_bic(code: str) -> None:
     from stdnum import bic
 
     if not bic.is_valid(code) or code != bic.compact(code):
-        raise ValidationError("Use a valid BIC of 8 or 11 characters, for example SOGEDEFF.", code="bic")
+        raise ValidationError(_lazy("Use a valid BIC of 8 or 11 characters, for example SOGEDEFF."), code="bic")
 
 
 def _email_text(subject: str) -> models.TextField[str, str]:
@@ -88,7 +92,7 @@ def check_phone(number: str) -> None:
         ValidationError: it has other characters than those of a number, or too few digits for XRechnung.
     """
     if not _PHONE.fullmatch(number) or sum(char.isdigit() for char in number) < MIN_PHONE_DIGITS:
-        raise ValidationError("Use a telephone number, for example +49 30 901820.", code="phone")
+        raise ValidationError(_lazy("Use a telephone number, for example +49 30 901820."), code="phone")
 
 
 def default_reminder_days() -> list[int]:
@@ -361,7 +365,7 @@ class InvoiceRunFailure(models.Model):
 
     period = models.ForeignKey(Period, on_delete=models.CASCADE)
     tenant = models.ForeignKey(Tenant, null=True, on_delete=models.CASCADE)
-    reason = models.CharField(max_length=500)
+    reason = UserTextField()
 
     class Meta:
         constraints: ClassVar = [
@@ -605,7 +609,7 @@ class InvoiceEmail(OutboxRow):
     state = models.CharField(max_length=9, choices=State, default=State.QUEUED)
     sent_at = models.DateTimeField(null=True)
     sent_to = ArrayField(models.EmailField(), default=list)
-    error = models.CharField(max_length=200, blank=True, default="", help_text="why the last attempt failed")
+    error = UserTextField(blank=True, default="", help_text="why the last attempt failed")
 
     class Meta:
         constraints: ClassVar = [

@@ -11,6 +11,7 @@ from billing.models.invoicing import Invoice, Period, check_line
 from tenants.isolation.scopes import TenantManager
 from tenants.models import Tenant
 from tenants.models.records import Xid8Field
+from tenants.text_field import UserTextField
 
 
 class Account(models.TextChoices):
@@ -194,7 +195,7 @@ class PaymentEvent(models.Model):
     created_at = models.DateTimeField(help_text="by the provider")
     received_at = models.DateTimeField(auto_now_add=True)
     status = models.CharField(max_length=10, choices=Status)
-    detail = models.CharField(max_length=500, blank=True)
+    detail = UserTextField(blank=True)
 
     class Meta:
         constraints: ClassVar = [
@@ -218,7 +219,7 @@ class TopUp(models.Model):
     cents = models.BigIntegerField()
     state = models.CharField(max_length=9, choices=State, default=State.PENDING)
     reference = models.CharField(max_length=200, blank=True, help_text="of the payment; empty: not requested yet")
-    detail = models.CharField(max_length=200, blank=True)
+    detail = UserTextField(blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
 
     objects = TenantManager()

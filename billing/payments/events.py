@@ -8,6 +8,7 @@ from typing import NamedTuple
 from billing.models import PaymentEvent
 from billing.payments.recording import Received, do_record_payment
 from billing.payments.top_up_results import fail_top_up
+from inference_worker.contract.texts import Text, text_of
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
@@ -46,14 +47,14 @@ def do_record_event(event: ProviderEvent) -> PaymentEvent:
         if event.failed_payment:
             fail_top_up(event.failed_payment, event.failed_tenant, event.detail)
     except ActionRefused as exc:
-        _store(event, PaymentEvent.Status.FAILED, str(exc))
+        _store(event, PaymentEvent.Status.FAILED, text_of(exc))
         raise
     done = PaymentEvent.Status.HANDLED if event.payments else PaymentEvent.Status.IGNORED
     return _store(event, done if event.readable else PaymentEvent.Status.FAILED, event.detail)
 
 
 def _store(event: ProviderEvent, status: PaymentEvent.Status, detail: str) -> PaymentEvent:
-    result = {"status": status, "detail": detail[:500]}
+    result = {"status": status, "detail": detail}
     with all_tenants_scope(BypassReason.BILLING):
         row, _ = PaymentEvent.objects.get_or_create(
             provider=event.provider,
@@ -74,7 +75,7 @@ def do_dismiss_event(event: PaymentEvent) -> PaymentEvent:
     with all_tenants_scope(BypassReason.BILLING):
         row = PaymentEvent.objects.select_for_update().get(pk=event.pk)
         if row.status != PaymentEvent.Status.FAILED:
-            raise Conflict("Only failed events can be dismissed.")
+            raise Conflict(Text("Only failed events can be dismissed."))
         row.status = PaymentEvent.Status.IGNORED
         row.save(update_fields=["status"])
         audit.record("payment_event.dismissed", row, tenant_id=None, after={"reference": row.reference})

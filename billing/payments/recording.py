@@ -16,6 +16,7 @@ from billing.ledger.matching import match_deposits, pay_invoice, reopen
 from billing.ledger.webhook_events import emit_payment
 from billing.models import Account, BillingProfile, CreditGrant, Invoice, Payment
 from billing.pricing.currencies import currency_of
+from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions import Conflict
 from tenants.isolation.db_roles import BypassReason
@@ -53,15 +54,26 @@ def do_record_payment(received: Received) -> tuple[Payment, bool]:
         currency = currency_of(tenant.pk)
         if received.currency not in ("", currency):
             raise Conflict(
-                f"Payment {received.reference} is in {received.currency}, but {tenant.slug} is billed in {currency}."
-                " Record it in this currency."
+                Text(
+                    "Payment %(reference)s is in %(currency)s, but %(slug)s is billed in %(billed_currency)s. Record it"
+                    " in this currency.",
+                    reference=received.reference,
+                    currency=received.currency,
+                    slug=tenant.slug,
+                    billed_currency=currency,
+                )
             )
         require_bookable(received.cents, currency)
         known = Payment.objects.all_tenants().filter(provider=received.provider, reference=received.reference).first()
         if known is not None:
             _save_method(tenant, received)
             if (known.tenant_id, known.cents) != (tenant.pk, received.cents):
-                raise Conflict(f"Payment {received.reference} was already recorded with another amount or tenant.")
+                raise Conflict(
+                    Text(
+                        "Payment %(reference)s was already recorded with another amount or tenant.",
+                        reference=received.reference,
+                    )
+                )
             return known, False
         if received.cents < 0:
             _require_payments(tenant.pk, -received.cents, currency)
@@ -122,8 +134,14 @@ def _payer(received: Received) -> tuple[int, int | None]:
         elif tenant := Tenant.objects.all_tenants().filter(slug=received.tenant).first():
             return tenant.pk, None
     if received.refund_of:
-        raise Conflict(f"Record payment {received.refund_of} first: {received.reference} refunds it.")
-    raise Conflict(f"Payment {received.reference} has no known tenant or invoice.")
+        raise Conflict(
+            Text(
+                "Record payment %(refund_of)s first: %(reference)s refunds it.",
+                refund_of=received.refund_of,
+                reference=received.reference,
+            )
+        )
+    raise Conflict(Text("Payment %(reference)s has no known tenant or invoice.", reference=received.reference))
 
 
 def payer_currency(tenant: str, invoice: str) -> str:
@@ -157,6 +175,8 @@ def _require_payments(tenant_id: int, cents: int, currency: str) -> None:
     received = payments.aggregate(sum=Sum("cents"))["sum"] or 0
     if cents > received:
         raise Conflict(
-            f"The refund exceeds the tenant’s payments of {dollars(received, currency)}."
-            " Record the refunded payment first."
+            Text(
+                "The refund exceeds the tenant’s payments of %(amount)s. Record the refunded payment first.",
+                amount=dollars(received, currency),
+            )
         )

@@ -21,6 +21,7 @@ from billing.currencies.stripe_amounts import from_stripe
 from billing.payments import NotGenuine, Unreadable, buys_credit
 from billing.payments.events import ProviderEvent
 from billing.payments.recording import Received
+from inference_worker.contract.texts import Text, text_of
 
 TOLERANCE = 300  # seconds from the signature's time to the local clock
 _ID = Annotated[str, msgspec.Meta(pattern=r"^[\x21-\x7e]{1,150}\Z")]
@@ -123,7 +124,7 @@ class Stripe:
             intent: _FailedIntent = _decode_message(message.data.object, _FailedIntent)
             reason = intent.last_payment_error and intent.last_payment_error.message
             tenant = (intent.metadata or {}).get("tenant", "")
-            detail = reason or "The payment was not made."
+            detail = reason or Text("The payment was not made.")
             return event._replace(failed_payment=intent.id, failed_tenant=tenant, detail=detail)
         if message.type not in _READERS:
             return event
@@ -131,9 +132,9 @@ class Stripe:
         try:
             return event._replace(payments=tuple(read(_decode_message(message.data.object, object_type), event)))
         except _Unused as exc:
-            return event._replace(detail=str(exc))
+            return event._replace(detail=text_of(exc))
         except Unreadable as exc:
-            return event._replace(detail=str(exc), readable=False)
+            return event._replace(detail=text_of(exc), readable=False)
 
     def _check(self, body: bytes, header: str) -> None:
         from stripe import SignatureVerificationError, WebhookSignature  # few processes receive events
@@ -156,9 +157,10 @@ def _payment(item: _PaymentIntent, event: ProviderEvent) -> list[Received]:
 def _session(item: _CheckoutSession, event: ProviderEvent) -> list[Received]:
     """Return the payment of the session's payment intent, whose own event has the same reference."""
     if item.payment_status != "paid":
-        raise _Unused(f"The checkout session has the payment status {item.payment_status!r}.")
+        text = Text("The checkout session has the payment status %(status)s.", status=repr(item.payment_status))
+        raise _Unused(text)
     if item.payment_intent is None:
-        raise _Unused("The checkout session has no payment intent.")
+        raise _Unused(Text("The checkout session has no payment intent."))
     cents = _cents(item.id, item.amount_total or 0, item.currency or "")
     payer = _payer(item.metadata) | {"currency": (item.currency or "").upper()}
     return [Received(event.provider, item.payment_intent, cents, event.created_at, **payer)]
@@ -166,7 +168,7 @@ def _session(item: _CheckoutSession, event: ProviderEvent) -> list[Received]:
 
 def _charge(item: _Charge, event: ProviderEvent) -> list[Received]:
     if item.refunds is None:
-        raise _Unused("The charge does not include its refunds. Their own events book them.")
+        raise _Unused(Text("The charge does not include its refunds. Their own events book them."))
     return [payment for refund in item.refunds.data for payment in _refund(refund, event)]
 
 
@@ -230,20 +232,23 @@ def _payer(metadata: dict[str, str] | None) -> dict[str, Any]:
     given = metadata or {}
     payer = {name: given.get(name, "") for name in ("tenant", "invoice")}
     if not any(payer.values()):
-        raise _Unused("The metadata name no tenant or invoice.")
+        raise _Unused(Text("The metadata name no tenant or invoice."))
     return payer | {"as_credit": buys_credit(given.get("credit", ""))}
 
 
 def _cents(name: str, amount: int, currency: str) -> int:
     """Return an amount of Stripe in cents."""
     if currency.upper() not in CURRENCIES:
-        raise _Unused(f"{name}: {currency[:10].upper() or 'no currency'} is no currency of bills.")
+        if not currency:
+            raise _Unused(Text("%(name)s: The currency is missing.", name=name))
+        text = Text("%(name)s: %(currency)s is no currency of bills.", name=name, currency=currency[:10].upper())
+        raise _Unused(text)
     try:
         cents = from_stripe(amount, currency.upper())
     except ValueError as exc:
-        raise Unreadable(f"{name}: {exc}") from exc
+        raise Unreadable(Text("%(name)s: %(error)s", name=name, error=text_of(exc))) from exc
     if not 0 < cents <= MAX_CENTS:
-        raise Unreadable(f"{name}: {amount} is no amount")
+        raise Unreadable(Text("%(name)s: %(amount)s is no amount", name=name, amount=str(amount)))
     return cents
 
 
@@ -251,7 +256,7 @@ def _time(created: int) -> datetime:
     try:
         return datetime.fromtimestamp(created, UTC)
     except (OverflowError, ValueError, OSError) as exc:
-        raise Unreadable("`created` is no time") from exc
+        raise Unreadable(Text("`created` is no time")) from exc
 
 
 def _decode_message(body: bytes | msgspec.Raw, message_type: type[Any]) -> Any:

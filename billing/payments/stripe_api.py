@@ -14,6 +14,7 @@ from django.conf import settings
 
 from billing.currencies.amounts import dollars
 from billing.currencies.stripe_amounts import to_stripe
+from inference_worker.contract.texts import Text, text_of
 from tenants.actions import ActionRefused, Conflict
 
 if TYPE_CHECKING:
@@ -107,7 +108,11 @@ def _amount(charge: Charge) -> int:
         return to_stripe(charge.cents, charge.currency)
     except ValueError as exc:
         raise ActionRefused(
-            f"The payment provider cannot charge {dollars(charge.cents, charge.currency)}: {exc}."
+            Text(
+                "The payment provider cannot charge %(amount)s: %(error)s.",
+                amount=dollars(charge.cents, charge.currency),
+                error=text_of(exc),
+            )
         ) from exc
 
 
@@ -118,7 +123,7 @@ def _requests() -> Iterator[StripeClient]:
 
     platform = settings.MILLRACE
     if not platform.stripe_api_key:
-        raise Conflict("Online payments are not configured. Contact the operator.")
+        raise Conflict(Text("Online payments are not configured. Contact the operator."))
     stripe.enable_telemetry = False
     client = stripe.StripeClient(
         platform.stripe_api_key,
@@ -129,11 +134,13 @@ def _requests() -> Iterator[StripeClient]:
     try:
         yield client
     except stripe.APIConnectionError as exc:
-        raise Conflict("The payment provider could not be reached. Try again later.") from exc
+        raise Conflict(Text("The payment provider could not be reached. Try again later.")) from exc
     except stripe.CardError as exc:
         raise Declined(exc.user_message or "The payment method was declined.") from exc
     except stripe.StripeError as exc:
         status = exc.http_status or 500
         if status < 400 or status >= 500 or status in _UNAVAILABLE:
-            raise Conflict("The payment provider is unavailable. Try again later.") from exc
-        raise ActionRefused(f"The payment provider rejected the request: {exc.user_message or status}") from exc
+            raise Conflict(Text("The payment provider is unavailable. Try again later.")) from exc
+        raise ActionRefused(
+            Text("The payment provider rejected the request: %(reason)s", reason=exc.user_message or status)
+        ) from exc

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from billing.ledger.booking import booking
 from billing.models import BillingProfile, TopUp
+from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions import Conflict
 from tenants.isolation.db_roles import BypassReason
@@ -23,7 +24,12 @@ def fail_top_up(reference: str, slug: str, detail: str) -> None:
     if row is not None:
         end_top_up(row, TopUp.State.FAILED, detail=detail, reference=reference)
     elif is_requested:
-        raise Conflict(f"Payment {reference} may be the top-up that is being requested. Send this event again.")
+        raise Conflict(
+            Text(
+                "Payment %(reference)s may be the top-up that is being requested. Send this event again.",
+                reference=reference,
+            )
+        )
 
 
 def end_top_up(top_up: TopUp, state: TopUp.State, *, detail: str = "", reference: str = "") -> None:
@@ -32,7 +38,7 @@ def end_top_up(top_up: TopUp, state: TopUp.State, *, detail: str = "", reference
         row = TopUp.objects.for_tenant(top_up.tenant_id).get(pk=top_up.pk)
         if row.state != TopUp.State.PENDING:
             return
-        row.state, row.detail, row.reference = state, detail[:200], reference
+        row.state, row.detail, row.reference = state, detail, reference
         row.save(update_fields=["state", "detail", "reference"])
         if state == TopUp.State.FAILED:
             BillingProfile.objects.for_tenant(top_up.tenant_id).update(top_up_below=None, top_up_cents=None)

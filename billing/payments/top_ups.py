@@ -22,6 +22,7 @@ from billing.payments.recording import Received, do_record_payment
 from billing.payments.stripe_api import Charge, Declined, HostedPage, charge_saved_method, create_page
 from billing.payments.top_up_results import end_top_up
 from billing.pricing.currencies import currency_of
+from inference_worker.contract.texts import Text, text_of
 from tenants.actions import ActionRefused, Conflict
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -53,7 +54,7 @@ def do_start_payment(invoice: Invoice) -> HostedPage:
     with all_tenants_scope(BypassReason.BILLING):
         tenant, owed = Tenant.objects.all_tenants().get(pk=invoice.tenant_id), sum_outstanding(invoice)
     if invoice.is_credit_note or invoice.state != Invoice.State.OPEN or owed <= 0:
-        raise Conflict("Nothing is outstanding on this invoice.")
+        raise Conflict(Text("Nothing is outstanding on this invoice."))
     metadata = {"tenant": tenant.slug, "invoice": str(invoice.number)}
     step = smallest_charge(invoice.currency)  # the rest remains a deposit
     charge = Charge(-(-owed // step) * step, invoice.currency, f"Invoice {invoice.number}", metadata)
@@ -98,10 +99,11 @@ def _top_up(tenant_id: int, now: datetime) -> bool:
         log.warning("top_up_postponed", tenant=slug, error=str(exc))
         return False
     except (Declined, ActionRefused) as exc:
-        end_top_up(top_up, TopUp.State.FAILED, detail=str(exc))
+        end_top_up(top_up, TopUp.State.FAILED, detail=text_of(exc))
         return False
     if paid.status not in ("succeeded", "processing"):
-        end_top_up(top_up, TopUp.State.FAILED, detail=f"The payment has the status {paid.status}.", reference=paid.id)
+        detail = Text("The payment has the status %(status)s.", status=paid.status)
+        end_top_up(top_up, TopUp.State.FAILED, detail=detail, reference=paid.id)
         return False
     if paid.status == "succeeded":
         at = datetime.fromtimestamp(paid.created, UTC)
@@ -126,7 +128,8 @@ def _find_pending(tenant_id: int, now: datetime) -> TopUp | None:
         elif pending is not None:
             if now - pending.created_at <= RETRY_FOR:
                 return pending
-            pending.state, pending.detail = TopUp.State.FAILED, "The payment provider could not be reached for a day."
+            pending.state = TopUp.State.FAILED
+            pending.detail = Text("The payment provider could not be reached for a day.")
             pending.save(update_fields=["state", "detail"])
         if available_nano(tenant, profile, now) >= profile.top_up_below * nano_a_cent(currency_of(tenant.pk)):
             return None

@@ -17,6 +17,7 @@ from django.conf import settings
 
 from billing.currencies.ecb_rates import DollarRate, read_ecb_rates
 from billing.models import ExchangeRate
+from inference_worker.contract.texts import Text, text_of
 from tenants import audit
 from tenants.actions import ActionRefused
 from tenants.isolation.db_roles import BypassReason
@@ -49,9 +50,11 @@ def do_import_rates(content: str, since: date | None = None) -> RateImport:
     try:
         rates = [rate for rate in read_ecb_rates(content) if since is None or rate.on >= since]
     except ValueError as exc:
-        raise ActionRefused(f"content: {exc}") from exc
+        raise ActionRefused(Text("content: %(error)s", error=text_of(exc))) from exc
     if not rates:
-        raise ActionRefused(f"content: The file has no rates from {since} on. Choose an earlier day.")
+        raise ActionRefused(
+            Text("content: The file has no rates from %(since)s on. Choose an earlier day.", since=since)
+        )
     newest = max(rates, key=lambda rate: rate.on)
     with all_tenants_scope(BypassReason.BILLING):
         new = _insert(rates)

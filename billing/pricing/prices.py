@@ -34,6 +34,7 @@ from billing.models import (
 from billing.pricing.rate_cards import compile_rate_cards
 from billing.rates.price_book import ModelTier, Proposal, parse, unpriced_hours
 from billing.rates.pricing import RateCard, Tier
+from inference_worker.contract.texts import Text, text_of
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, check
 from tenants.isolation.db_roles import BypassReason
@@ -132,14 +133,23 @@ def _checked_body(proposal: Proposal, book: str, tenant: Tenant | None, *, allow
     try:
         parse(body)
     except ValueError as exc:
-        raise ActionRefused(f"prices: {exc}.") from exc
+        raise ActionRefused(Text("prices: %(error)s.", error=text_of(exc))) from exc
     gaps = unpriced_hours(proposal.prices)
     if gaps and not allow_unpriced_hours:
-        more = f", and {len(gaps) - 1} more" if len(gaps) > 1 else ""
-        advice = "Add prices, or confirm with allow_unpriced_hours in the API."
-        raise ActionRefused(f"No price for {gaps[0]}{more}. {advice}")
+        if len(gaps) > 1:
+            raise ActionRefused(
+                Text(
+                    "No price for %(gap)s, and %(more)s more. Add prices, or confirm with allow_unpriced_hours in the"
+                    " API.",
+                    gap=gaps[0],
+                    more=len(gaps) - 1,
+                )
+            )
+        raise ActionRefused(
+            Text("No price for %(gap)s. Add prices, or confirm with allow_unpriced_hours in the API.", gap=gaps[0])
+        )
     if tenant is not None and book != PriceBook.LIST:
-        raise ActionRefused("Tenant prices cannot be part of another price book.")
+        raise ActionRefused(Text("Tenant prices cannot be part of another price book."))
     return body
 
 
@@ -157,13 +167,16 @@ def do_publish_prices(version: PriceVersion, *, by: User | None, over_billed_usa
     with _changing() as now:
         locked = _draft(version)
         if by is not None and by.pk == locked.created_by_id:
-            raise ActionRefused("Prices must be published by someone other than their author.")
+            raise ActionRefused(Text("Prices must be published by someone other than their author."))
         at = locked.effective_from or now
         if at < now and by is not None:
-            raise Conflict("The effective date of these prices has passed. Create a new draft with a later date.")
+            raise Conflict(Text("The effective date of these prices has passed. Create a new draft with a later date."))
         if not over_billed_usage and at < now and _is_used_since(locked, at):
             raise ActionRefused(
-                f"Usage since {at:%F %R} UTC has prices already, which do not change. Confirm with --confirm."
+                Text(
+                    "Usage since %(at)s UTC has prices already, which do not change. Confirm with --confirm.",
+                    at=f"{at:%F %R}",
+                )
             )
         before = audit.serialize_for_audit(locked)
         locked.effective_from, locked.number = at, _next_number(locked.book)
@@ -229,7 +242,7 @@ def do_assign_book(tenant: Tenant, book: str) -> None:
     with _changing() as now:
         chosen = PriceBook.objects.filter(name=book).first()
         if chosen is None:
-            raise ActionRefused(f"Price book {book!r} does not exist.")
+            raise ActionRefused(Text("Price book %(book)s does not exist.", book=repr(book)))
         assigned = PriceBookAssignment.objects.for_tenant(tenant).select_related("book").first()
         before = assigned.book if assigned else _book(PriceBook.LIST)
         if before == chosen:
@@ -258,16 +271,22 @@ def _require_nothing_billed(tenant: Tenant, currency: str) -> None:
     own = Price.objects.filter(tenant_id=tenant.pk)
     if any(model.objects.for_tenant(tenant).exists() for model in amounts) or money.exists() or own.exists():
         raise Conflict(
-            f"The tenant has usage, documents, payments, budgets or prices in {currency}."
-            " Its currency cannot be changed."
+            Text(
+                "The tenant has usage, documents, payments, budgets or prices in %(currency)s. Its currency cannot"
+                " be changed.",
+                currency=currency,
+            )
         )
     drafts = PriceVersion.objects.filter(tenant_id=tenant.pk, state=PriceVersion.State.DRAFT)
     pending = TopUp.objects.for_tenant(tenant).filter(state=TopUp.State.PENDING)
     automatic = BillingProfile.objects.for_tenant(tenant).filter(top_up_cents__isnull=False)
     if drafts.exists() or pending.exists() or automatic.exists():
         raise Conflict(
-            f"The tenant has draft prices, a pending top-up or automatic top-ups in {currency}."
-            " Discard the draft, wait for the top-up or turn automatic top-ups off first."
+            Text(
+                "The tenant has draft prices, a pending top-up or automatic top-ups in %(currency)s. Discard the"
+                " draft, wait for the top-up or turn automatic top-ups off first.",
+                currency=currency,
+            )
         )
 
 
@@ -299,17 +318,22 @@ def _changing() -> Iterator[datetime]:
 def _book(name: str, currency: str = "") -> PriceBook:
     book = PriceBook.objects.filter(name=name).first()
     if currency and currency not in CURRENCIES:
-        raise ActionRefused("currency: Use a three-letter currency code of ISO 4217, for example EUR.")
+        raise ActionRefused(Text("currency: Use a three-letter currency code of ISO 4217, for example EUR."))
     wanted = currency or (DEFAULT_CURRENCY if book is None else book.currency)
     if wanted != (DEFAULT_CURRENCY if name == PriceBook.LIST else wanted if book is None else book.currency):
-        raise ActionRefused(f"currency: Price book {name!r} is in another currency. Choose another name for the book.")
+        raise ActionRefused(
+            Text(
+                "currency: Price book %(name)s is in another currency. Choose another name for the book.",
+                name=repr(name),
+            )
+        )
     return book or PriceBook.objects.create(name=name, currency=wanted)
 
 
 def _draft(version: PriceVersion) -> PriceVersion:
     locked = PriceVersion.objects.select_for_update(of=("self",)).select_related("book").get(pk=version.pk)
     if locked.state != PriceVersion.State.DRAFT:
-        raise Conflict(f"These prices are already {locked.state}.")
+        raise Conflict(Text("These prices are already %(state)s.", state=locked.state))
     return locked
 
 
@@ -343,5 +367,7 @@ def _set_prices(version: PriceVersion, at: datetime) -> None:
         with transaction.atomic():
             Price.objects.bulk_create(rows, batch_size=_BATCH)
     except IntegrityError as exc:
-        raise Conflict("A version with the same or a later effective date already sets some of these prices.") from exc
+        raise Conflict(
+            Text("A version with the same or a later effective date already sets some of these prices.")
+        ) from exc
     compile_rate_cards(version.book, version.tenant_id, model_tiers, at)

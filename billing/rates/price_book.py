@@ -12,6 +12,7 @@ import msgspec
 
 from billing.currencies.amounts import MAX_NANO_PER_MILLION, NANO_DIGITS
 from billing.rates.pricing import DAYS_A_WEEK, MINUTES_A_DAY, NO_END, UTC_ZONE, Component, Tier
+from inference_worker.contract.texts import Text
 
 MAX_NAME_LENGTH = 128
 MAX_ZONE_LENGTH = 64
@@ -83,11 +84,11 @@ def nano_per_million(usd_per_million: str | Decimal) -> int:
             exact = Decimal(usd_per_million).scaleb(NANO_DIGITS)
             whole = int(exact)
     except (DecimalException, ValueError, OverflowError):
-        raise ValueError(f"{usd_per_million!r} is not a number") from None
+        raise ValueError(Text("%(usd_per_million)s is not a number", usd_per_million=repr(usd_per_million))) from None
     if exact != whole:
-        raise ValueError(f"{usd_per_million} is not a whole number of nano-USD")
+        raise ValueError(Text("%(usd_per_million)s is not a whole number of nano-USD", usd_per_million=usd_per_million))
     if not 0 <= whole <= MAX_NANO_PER_MILLION:
-        raise ValueError(f"{usd_per_million} is out of range")
+        raise ValueError(Text("%(usd_per_million)s is out of range", usd_per_million=usd_per_million))
     return whole
 
 
@@ -107,12 +108,12 @@ def check(proposal: Proposal) -> None:
     Raises: ValueError with the reason if they are invalid.
     """
     if not proposal.model_tiers:
-        raise ValueError("the version sets no prices")
+        raise ValueError(Text("the version sets no prices"))
     if len(proposal.prices) > MAX_PRICES:
-        raise ValueError(f"use at most {MAX_PRICES} prices")
+        raise ValueError(Text("use at most %(max_prices)s prices", max_prices=MAX_PRICES))
     both = {price.model_tier for price in proposal.prices} & set(proposal.withdrawn)
     if both:
-        raise ValueError(f"{min(both)[0]} is both priced and withdrawn")
+        raise ValueError(Text("%(both)s is both priced and withdrawn", both=min(both)[0]))
     for price in proposal.prices:
         _check_price(price)
     _check_overlap(proposal.prices)
@@ -152,19 +153,38 @@ def _find_uncovered(rows: Sequence[NewPrice], weekday: int) -> list[tuple[int, i
 
 def _check_price(price: NewPrice) -> None:
     if not 0 < len(price.model) <= MAX_NAME_LENGTH:
-        raise ValueError(f"expected a model name of 1 to {MAX_NAME_LENGTH} characters, not {price.model!r}")
+        raise ValueError(
+            Text(
+                "expected a model name of 1 to %(max_length)s characters, not %(model)s",
+                max_length=MAX_NAME_LENGTH,
+                model=repr(price.model),
+            )
+        )
     if not 0 <= price.nano_per_million <= MAX_NANO_PER_MILLION:
-        raise ValueError(f"{price.model}: {price.component} is out of range")
+        raise ValueError(Text("%(model)s: %(component)s is out of range", model=price.model, component=price.component))
     if not 0 <= price.from_tokens < price.until_tokens <= NO_END:
-        raise ValueError(f"{price.model}: a range of prompt lengths must start before it ends")
+        raise ValueError(Text("%(model)s: a range of prompt lengths must start before it ends", model=price.model))
     if not 0 <= price.from_minute < price.until_minute <= MINUTES_A_DAY:
-        raise ValueError(f"{price.model}: a time range must start before it ends on the same day; split it at midnight")
+        raise ValueError(
+            Text(
+                "%(model)s: a time range must start before it ends on the same day; split it at midnight",
+                model=price.model,
+            )
+        )
     if not 0 <= price.from_weekday < price.until_weekday <= DAYS_A_WEEK:
-        raise ValueError(f"{price.model}: weekdays must be a range from mon to sun; split it after sun")
+        raise ValueError(
+            Text("%(model)s: weekdays must be a range from mon to sun; split it after sun", model=price.model)
+        )
     try:
         ZoneInfo(price.time_zone[:MAX_ZONE_LENGTH])
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ValueError(f"{price.model}: {price.time_zone!r} is no time zone, such as Europe/Berlin") from None
+        raise ValueError(
+            Text(
+                "%(model)s: %(time_zone)s is no time zone, such as Europe/Berlin",
+                model=price.model,
+                time_zone=repr(price.time_zone),
+            )
+        ) from None
 
 
 def _check_overlap(prices: Sequence[NewPrice]) -> None:
@@ -173,7 +193,14 @@ def _check_overlap(prices: Sequence[NewPrice]) -> None:
         same[price.model_tier, price.component].append(price)
     for (model_tier, component), rows in same.items():
         if len({price.time_zone for price in rows}) > 1:
-            raise ValueError(f"{model_tier[0]} ({model_tier[1]}): prices of {component} have several time zones")
+            raise ValueError(
+                Text(
+                    "%(model)s (%(tier)s): prices of %(component)s have several time zones",
+                    model=model_tier[0],
+                    tier=model_tier[1],
+                    component=component,
+                )
+            )
         rows.sort(key=lambda price: price.from_tokens)
         for place, one in enumerate(rows):
             for other in rows[place + 1 :]:
@@ -181,4 +208,11 @@ def _check_overlap(prices: Sequence[NewPrice]) -> None:
                     break
                 minutes = one.from_minute < other.until_minute and other.from_minute < one.until_minute
                 if minutes and one.from_weekday < other.until_weekday and other.from_weekday < one.until_weekday:
-                    raise ValueError(f"{model_tier[0]} ({model_tier[1]}): two prices of {component} overlap")
+                    raise ValueError(
+                        Text(
+                            "%(model)s (%(tier)s): two prices of %(component)s overlap",
+                            model=model_tier[0],
+                            tier=model_tier[1],
+                            component=component,
+                        )
+                    )

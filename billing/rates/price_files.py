@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from billing.currencies.amounts import NANO_DIGITS, PPM, decimal
 from billing.rates.price_book import MAX_NAME_LENGTH, WEEKDAYS, NewPrice, Proposal, nano_per_million
 from billing.rates.pricing import DAYS_A_WEEK, MINUTES_A_DAY, NO_END, UTC_ZONE, Component, Rate, Tier
+from inference_worker.contract.texts import Text, text_of
 from tenants import csv_tables
 
 _COMPONENT = {
@@ -72,7 +73,7 @@ def read_public(text: str | bytes, *, rounding: bool = False, models: Iterable[s
     """
     content = json.loads(text, parse_float=Decimal, parse_int=Decimal)
     if not isinstance(content, dict):
-        raise ValueError("expected a JSON object of models")
+        raise ValueError(Text("expected a JSON object of models"))
     wanted = None if models is None else set(models)
     imported = Imported(rounded=rounding)
     for model, fields in content.items():
@@ -228,9 +229,15 @@ def read_csv(lines: Iterable[str]) -> Proposal:
     try:
         columns = reader.fieldnames or []
         if missing := [name for name in CSV_COLUMNS[:4] if name not in columns]:
-            raise ValueError(f"the columns {', '.join(missing)} are missing")
+            raise ValueError(Text("the columns %(missing)s are missing", missing=", ".join(missing)))
         if unknown := [name for name in columns if name not in CSV_COLUMNS]:
-            raise ValueError(f"unknown columns {', '.join(unknown)}; known are {', '.join(CSV_COLUMNS)}")
+            raise ValueError(
+                Text(
+                    "unknown columns %(unknown)s; known are %(columns)s",
+                    unknown=", ".join(unknown),
+                    columns=", ".join(CSV_COLUMNS),
+                )
+            )
         for row in reader:
             price, percentage = _csv_price(row)
             if percentage is None:
@@ -238,15 +245,25 @@ def read_csv(lines: Iterable[str]) -> Proposal:
             else:
                 percentages += [(reader.line_num, part, percentage) for part in _within_days(price)]
     except (ValueError, csv_tables.Error) as exc:
-        raise ValueError(f"line {max(reader.line_num, 1)}: {exc}") from exc
+        raise ValueError(
+            Text("line %(line_num)s: %(error)s", line_num=str(max(reader.line_num, 1)), error=text_of(exc))
+        ) from exc
     known = {replace(price, nano_per_million=0): price.nano_per_million for price in prices}
     for number, price, (millionths, component) in percentages:
         base = known.get(replace(price, component=component))
         if base is None:
-            raise ValueError(f"line {number}: there is no price of {component.value} with the same other columns")
+            raise ValueError(
+                Text(
+                    "line %(number)s: there is no price of %(component)s with the same other columns",
+                    number=str(number),
+                    component=component.value,
+                )
+            )
         nano, rest = divmod(base * millionths, PPM)
         if rest:
-            raise ValueError(f"line {number}: the percentage gives no whole nano-USD per million tokens")
+            raise ValueError(
+                Text("line %(number)s: the percentage gives no whole nano-USD per million tokens", number=str(number))
+            )
         prices.append(replace(price, nano_per_million=nano))
     return Proposal(tuple(prices))
 
@@ -302,7 +319,7 @@ def _csv_price(row: Mapping[str, str | None]) -> tuple[NewPrice, _Percentage | N
         given.get("time_zone") or UTC_ZONE,
     )
     if price.from_minute == price.until_minute:
-        raise ValueError("from_time and until_time are equal: leave both empty for the whole day")
+        raise ValueError(Text("from_time and until_time are equal: leave both empty for the whole day"))
     return price, percentage
 
 
@@ -317,7 +334,9 @@ def weekdays(text: str) -> tuple[int, int]:
     try:
         start, end = WEEKDAYS.index(first.strip()), WEEKDAYS.index((last or first).strip())
     except ValueError:
-        raise ValueError(f"{text!r} are no weekdays: use mon, tue, wed, thu, fri, sat or sun, or mon-fri") from None
+        raise ValueError(
+            Text("%(text)s are no weekdays: use mon, tue, wed, thu, fri, sat or sun, or mon-fri", text=repr(text))
+        ) from None
     return start, (end if start <= end else end + DAYS_A_WEEK) + 1
 
 
@@ -336,5 +355,5 @@ def minute(text: str) -> int:
     """
     match = re.fullmatch(r"(\d\d):([0-5]\d)", text)
     if match is None or (at := int(match[1]) * 60 + int(match[2])) > MINUTES_A_DAY:
-        raise ValueError(f"{text!r} is not a time of day: use HH:MM")
+        raise ValueError(Text("%(text)s is not a time of day: use HH:MM", text=repr(text)))
     return at

@@ -19,6 +19,7 @@ from msgspec.structs import astuple
 
 from billing.currencies.amounts import whole_units
 from inference_worker.contract.request import TOKEN_COLUMNS, TokenCounts
+from inference_worker.contract.texts import Text
 
 MINUTES_A_DAY = 1440
 DAYS_A_WEEK = 7
@@ -38,21 +39,27 @@ class Component(StrEnum):
         is_optional: whether it is free without a price. A request with another component without a price is rejected.
     """
 
-    UNCACHED = "uncached", "Input", "Input tokens"
-    CACHE_READ = "cache_read", "Cache read", "Input tokens, cached"
-    CACHE_WRITE_5M = "cache_write_5m", "Cache write, 5 min", "Input tokens, cache write (5 minutes)"
-    CACHE_WRITE_1H = "cache_write_1h", "Cache write, 1 h", "Input tokens, cache write (1 hour)"
-    OUTPUT = "output", "Output", "Output tokens", "tokens", "output"
+    UNCACHED = "uncached", Text("Input"), Text("Input tokens")
+    CACHE_READ = "cache_read", Text("Cache read"), Text("Input tokens, cached")
+    CACHE_WRITE_5M = "cache_write_5m", Text("Cache write, 5 min"), Text("Input tokens, cache write (5 minutes)")
+    CACHE_WRITE_1H = "cache_write_1h", Text("Cache write, 1 h"), Text("Input tokens, cache write (1 hour)")
+    OUTPUT = "output", Text("Output"), Text("Output tokens"), "tokens", "output"
     # Tokens that a cached answer made unnecessary: of the prompt, and of the answer.
-    ANSWER_HIT_INPUT = "answer_hit_input", "Cached response, input", "Input tokens of cached responses"
+    ANSWER_HIT_INPUT = "answer_hit_input", Text("Cached response, input"), Text("Input tokens of cached responses")
     ANSWER_HIT_OUTPUT = (
-        *("answer_hit_output", "Cached response, output", "Output tokens of cached responses"),
+        *("answer_hit_output", Text("Cached response, output"), Text("Output tokens of cached responses")),
         *("tokens", "output"),
     )
-    CACHE_STORAGE = "cache_storage", "Cache storage, token-hours", "Cache storage", "token-hours", "cache_storage"
+    CACHE_STORAGE = (
+        "cache_storage",
+        Text("Cache storage, token-hours"),
+        Text("Cache storage"),
+        "token-hours",
+        "cache_storage",
+    )
     # Of a dedicated deployment.
-    MACHINE_HOURS = "machine_hours", "Machine-hours", "Machine time", "machine-hours", "machine_hours"
-    SEARCHES = "searches", "Searches", "Searches", "searches", "searches", True  # billed for cross-encoders
+    MACHINE_HOURS = "machine_hours", Text("Machine-hours"), Text("Machine time"), "machine-hours", "machine_hours"
+    SEARCHES = "searches", Text("Searches"), Text("Searches"), "searches", "searches", True  # billed for cross-encoders
 
     label: str
     invoice_label: str

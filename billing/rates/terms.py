@@ -14,6 +14,7 @@ import msgspec
 
 from billing.currencies.amounts import MAX_NANO_PER_MILLION, PPM, femto_a_cent, half_up
 from billing.rates.pricing import Component, Tier
+from inference_worker.contract.texts import Text
 
 MAX_TIERS = 100
 MAX_MONTHLY_TOKENS = 10**15
@@ -63,25 +64,30 @@ def check_term(rule: TermRule) -> None:
     """
     is_tiered = rule.term_type in (TermType.GRADUATED, TermType.VOLUME)
     if is_tiered != bool(rule.tiers):
-        raise ValueError("tiers: required for graduated and volume prices, and only for them")
+        raise ValueError(Text("tiers: required for graduated and volume prices, and only for them"))
     if is_tiered and (not rule.model or rule.component is None):
-        raise ValueError("model and component: required for graduated and volume prices")
+        raise ValueError(Text("model and component: required for graduated and volume prices"))
     if is_tiered:
         _check_tiers(rule.tiers)
     if (rule.term_type == TermType.DISCOUNT) != (rule.ppm != 0) or not 0 <= rule.ppm <= PPM:
-        raise ValueError(f"ppm: a discount requires 1 to {PPM}")
+        raise ValueError(Text("ppm: a discount requires 1 to %(most)s", most=PPM))
     if (rule.term_type == TermType.MINIMUM) != (rule.cents != 0) or rule.cents < 0:
-        raise ValueError("cents: a minimum requires an amount greater than zero")
+        raise ValueError(Text("cents: a minimum requires an amount greater than zero"))
     if rule.term_type == TermType.MINIMUM and rule.model:
-        raise ValueError("model: a minimum applies to all models")
+        raise ValueError(Text("model: a minimum applies to all models"))
 
 
 def _check_tiers(tiers: Sequence[VolumeTier]) -> None:
     starts = [tier.from_tokens for tier in tiers]
     if starts != sorted(set(starts)) or starts[0] != 0 or len(tiers) > MAX_TIERS or starts[-1] > MAX_MONTHLY_TOKENS:
-        raise ValueError(f"tiers: start the first of up to {MAX_TIERS} tiers at 0 tokens and each other one later")
+        raise ValueError(
+            Text(
+                "tiers: start the first of up to %(max_tiers)s tiers at 0 tokens and each other one later",
+                max_tiers=MAX_TIERS,
+            )
+        )
     if any(not 0 <= tier.nano_per_million <= MAX_NANO_PER_MILLION for tier in tiers):
-        raise ValueError("tiers: a price is out of range")
+        raise ValueError(Text("tiers: a price is out of range"))
 
 
 def tiered_cost(rule: TermRule, tokens: int) -> int:

@@ -10,6 +10,7 @@ from billing.currencies.amounts import tax
 from billing.currencies.iso_codes import EU_COUNTRIES
 from billing.models import TaxCategory, TaxRule
 from billing.taxes import vat_ids, vies
+from inference_worker.contract.texts import Text
 
 _NOTES = {
     TaxCategory.REVERSE_CHARGE: "Reverse charge: the recipient accounts for the tax.",
@@ -54,7 +55,14 @@ def tax_for(entity_id: int, seller: Mapping[str, Any], buyer: Mapping[str, Any],
         shown = {"category": rule.category, "rate_ppm": rule.rate_ppm, "label": rule.label}
         return {**shown, "note": rule.note or _NOTES.get(TaxCategory(rule.category), "")}
     if rules:
-        raise NoTaxRule(f"No tax rule for a {buyer_type.value} in {buyer['country']} on {on}.")
+        raise NoTaxRule(
+            Text(
+                "No tax rule for a %(buyer_type)s in %(country)s on %(on)s.",
+                buyer_type=buyer_type.value,
+                country=buyer["country"],
+                on=on,
+            )
+        )
     return {**_OUT_OF_SCOPE, "note": _NOTES[TaxCategory.OUT_OF_SCOPE]}
 
 
@@ -77,23 +85,44 @@ def require_vat_ids(category: TaxCategory, seller: Mapping[str, Any], buyer: Map
         NoTaxRule: one is missing.
     """
     if category == TaxCategory.REVERSE_CHARGE:
-        for role, party in (("buyer", buyer), ("billing entity", seller)):
+        for role, party in ((Text("buyer"), buyer), (Text("billing entity"), seller)):
             if not _has_vat_id(party):
-                message = f"Reverse charge requires a valid VAT ID of the {role}."
-                raise NoTaxRule(f"{message} Set it, or change the tax rule.")
+                raise NoTaxRule(
+                    Text(
+                        "Reverse charge requires a valid VAT ID of the %(role)s. Set it, or change the tax rule.",
+                        role=role,
+                    )
+                )
     elif category in _WITH_SELLER and seller["country"] in EU_COUNTRIES and not _has_vat_id(seller):
-        message = f"Tax category {category.value} ({category.label}) requires a valid VAT ID of the billing entity."
-        raise NoTaxRule(f"{message} Set it, or change the tax rule.")
+        raise NoTaxRule(
+            Text(
+                "Tax category %(category)s (%(label)s) requires a valid VAT ID of the billing entity. Set it, or change"
+                " the tax rule.",
+                category=category.value,
+                label=category.label,
+            )
+        )
 
 
 def _require_vies(buyer: Mapping[str, Any]) -> None:
     if vies.is_enabled() and buyer["country"] in EU_COUNTRIES:
         found = vies.newest_check(buyer["vat_id"])
         if found is None:
-            raise NoTaxRule(f"VIES has not confirmed the VAT ID {buyer['vat_id']} yet. It is checked every hour.")
+            raise NoTaxRule(
+                Text(
+                    "VIES has not confirmed the VAT ID %(vat_id)s yet. It is checked every hour.",
+                    vat_id=buyer["vat_id"],
+                )
+            )
         if not found.is_valid:
-            message = f"VIES reported on {found.checked_at:%F} that the VAT ID {buyer['vat_id']} is not valid."
-            raise NoTaxRule(f"{message} Correct it, or remove it to charge tax.")
+            raise NoTaxRule(
+                Text(
+                    "VIES reported on %(checked_on)s that the VAT ID %(vat_id)s is not valid. Correct it, or remove it"
+                    " to charge tax.",
+                    checked_on=f"{found.checked_at:%F}",
+                    vat_id=buyer["vat_id"],
+                )
+            )
 
 
 def _precision(rule: TaxRule) -> tuple[object, ...]:

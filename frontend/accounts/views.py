@@ -141,7 +141,7 @@ def invitation(request: HttpRequest, token: str) -> HttpResponse:
                 actions.do_accept_invitation(found, user)
         except actions.ActionRefused as exc:
             found = invitations.find(token) or found
-            refused = translate_message(str(exc)) if found.is_open else ""  # else the page says that it was used
+            refused = translate_message(exc) if found.is_open else ""  # else the page says that it was used
         else:
             if form is not None:  # a new user, who set the password in this form
                 made = Login(user=user, redirect_url=reverse("overview", args=[found.tenant.slug]))

@@ -17,7 +17,8 @@ from django.utils.translation import ngettext
 
 from billing.currencies.amounts import DEFAULT_CURRENCY
 from billing.models import Budget, BudgetPeriod, PriceBookAssignment
-from frontend.core.backend_messages import translate_lazily
+from frontend.core.audit_fields import FIELD_LABELS, VALUE_LABELS
+from frontend.core.backend_messages import translate_lazily, translate_message
 from frontend.core.languages import day_text
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money, exact
@@ -25,7 +26,7 @@ from frontend.core.page_context import PageContext
 from tenants.models import ApiKey, AuditEntry, Project, User
 from tenants.tenant_settings import GROUPS, SETTINGS
 
-NONE = "none"
+NONE = _lazy("none")
 OBJECTS = {
     "alert_rule": _lazy("Alert rule"),
     "batch": _lazy("Batch"),
@@ -135,6 +136,7 @@ _VERBS = {
     **{f"{group.name}_updated": translate_lazily(group.audit_verb) for group in GROUPS},
 }
 _FIELDS = {
+    **FIELD_LABELS,
     "user_id": _lazy("User"),
     "member_id": _lazy("Member"),
     "key_id": _lazy("API key"),
@@ -240,22 +242,28 @@ def units_of(ctx: PageContext, rows: Iterable[AuditEntry]) -> Mapping[int, str]:
 def value_text(field: str, value: Any, names: Names, unit: str = "") -> str:
     """Return the value of a field with its unit, and the name instead of an ID. `unit` is that of a budget."""
     if value is None or value in ([], {}):
-        return NONE
+        return str(NONE)
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        return _("yes") if value else _("no")
     if field in _REFERENCES and isinstance(value, int):
         return names.get((_REFERENCES[field], value), _("ID %(number)s") % {"number": value})
     if isinstance(value, int):
         return _number(field, value, unit)
     if isinstance(value, str):
-        return _time(value) if _TIME.match(value) else value.replace("_", " ") if field in _WORDS else value
+        if field in _WORDS:
+            return str(VALUE_LABELS.get(value, value.replace("_", " ")))
+        return _time(value) if _TIME.match(value) else translate_message(value) if field in _SENTENCES else value
     if isinstance(value, list) and not any(isinstance(part, list | dict) for part in value):
         shown = ", ".join(str(part) for part in value)
         return f"{shown} %" if field == "thresholds" else shown
     return json.dumps(value, ensure_ascii=False)
 
 
-_WORDS = {"mode", "unit", "period", "grant_type", "state", "status", "invoice_type", "role"}
+_WORDS = {
+    *("mode", "unit", "period", "grant_type", "state", "status", "invoice_type", "role", "kind", "metric", "component"),
+    *("answer_cache_scope", "buyer", "stop_metric", "stop_reason", "unknown_parameters", "voucher_type"),
+}
+_SENTENCES = {"detail", "disabled_because"}
 _UNITS: Mapping[str, Callable[[int], str]] = {
     "nano_per_hour": lambda value: f"{Money.nano(value, DEFAULT_CURRENCY).exact_text}/h",
     "rate_ppm": lambda value: f"{value / 10_000:.4f}".rstrip("0").rstrip(".") + " %",
@@ -270,7 +278,11 @@ def _number(field: str, value: int, unit: str) -> str:
     if field == "nano" or field.endswith("_nano"):
         return Money.nano(value).exact_text
     if field in _BUDGET_AMOUNTS and unit:
-        return Money.nano(value).exact_text if unit == BudgetPeriod.Unit.MONEY else f"{exact(value)} {unit}"
+        return (
+            Money.nano(value).exact_text
+            if unit == BudgetPeriod.Unit.MONEY
+            else f"{exact(value)} {VALUE_LABELS.get(unit, unit)}"
+        )
     if field.endswith("_seconds"):
         return f"{exact(value // 3600)} h" if value and value % 3600 == 0 else f"{exact(value)} s"
     if field.endswith("_days"):

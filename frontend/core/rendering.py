@@ -67,7 +67,7 @@ def run_action(form: forms.Form, action: Callable[[dict[str, Any]], T]) -> Actio
     try:
         return ActionResult(action(form.cleaned_data))
     except ActionRefused as exc:
-        form.add_error(None, translate_message(str(exc)))
+        form.add_error(None, translate_message(exc))
         return None
 
 

@@ -56,7 +56,7 @@ def save_view(ctx: PageContext, screen: str) -> HttpResponse:
     try:
         row = actions.do_save_view(ctx.tenant, ctx.user, screen, sent.get("name", ""), query)
     except actions.ActionRefused as exc:
-        return redirect_with_message(ctx, url, translate_message(str(exc)), failed=True)
+        return redirect_with_message(ctx, url, translate_message(exc), failed=True)
     return redirect_with_message(ctx, url, _("View %(name)s saved.") % {"name": row.name})
 
 

@@ -1,7 +1,7 @@
 """What a worker's engine can compute with on its device, and which options of a deployment it refuses.
 
 The engine refuses an option when it loads a model, and the platform when the deployment is added, with the same text.
-A worker sends its `ComputeSupport` with its heartbeats. The console translates the texts (tools/backend_texts.py).
+A worker sends its `ComputeSupport` with its heartbeats.
 docs/reference/model-formats.md has the table of the choices.
 """
 
@@ -13,6 +13,7 @@ from typing import NamedTuple, get_args
 import msgspec
 
 from inference_worker.contract.engine_config import DTypeName, KVCacheDTypeName, QuantizationName
+from inference_worker.contract.texts import Text
 
 
 class SlowReason(StrEnum):
@@ -39,32 +40,32 @@ class SlowReason(StrEnum):
 
 _TEXTS = {
     SlowReason.KERNELS_OFF: (
-        "MILLRACE_CPU_KERNELS turns the C kernels off",
-        "Set MILLRACE_CPU_KERNELS to auto, and restart the worker.",
+        Text("MILLRACE_CPU_KERNELS turns the C kernels off"),
+        Text("Set MILLRACE_CPU_KERNELS to auto, and restart the worker."),
     ),
     SlowReason.KERNELS_MISSING: (
-        "the C kernels could not be built",
-        "Install a C compiler, and restart the worker. Its log has the reason.",
+        Text("the C kernels could not be built"),
+        Text("Install a C compiler, and restart the worker. Its log has the reason."),
     ),
     SlowReason.KERNELS_WRONG: (
-        "the results of the C kernels are wrong on its CPU",
-        "Report the line of the worker's log and the CPU's model.",
+        Text("the results of the C kernels are wrong on its CPU"),
+        Text("Report the line of the worker's log and the CPU's model."),
     ),
     SlowReason.DTYPE: (
-        "the C kernels do not compute in its dtype",
-        "Set the dtype of the deployment to auto.",
+        Text("the C kernels do not compute in its dtype"),
+        Text("Set the dtype of the deployment to auto."),
     ),
     SlowReason.ATTENTION: (
-        "its attention uses a slower backend, because the default one failed its check",
-        "Report the line of the worker's log. It names both backends and the reason.",
+        Text("its attention uses a slower backend, because the default one failed its check"),
+        Text("Report the line of the worker's log. It names both backends and the reason."),
     ),
     SlowReason.BLOCK_SIZE: (
-        "the default attention does not support its block size",
-        "Set block_size of the deployment, or MILLRACE_BLOCK_SIZE, to 32.",
+        Text("the default attention does not support its block size"),
+        Text("Set block_size of the deployment, or MILLRACE_BLOCK_SIZE, to 32."),
     ),
     SlowReason.SHAPE: (
-        "the default kernels do not support a size in its configuration",
-        "Choose another model, or accept the speed. The worker's log names the size.",
+        Text("the default kernels do not support a size in its configuration"),
+        Text("Choose another model, or accept the speed. The worker's log names the size."),
     ),
 }
 
@@ -125,29 +126,39 @@ def find_refusal(
     Args:
         kv_cache_dtype: auto for a model without a KV cache.
     """
-    cause = "" if support.slow is None else f" ({support.slow.cause})"
+    cause = "" if support.slow is None else support.slow.cause
     if dtype != "auto" and dtype not in support.dtypes:
         if dtype == "float16":
-            return RefusedOption("dtype", "float16 needs a GPU, or a CPU with AVX-512 FP16 or AMX; set dtype to auto.")
-        return RefusedOption("dtype", f"bfloat16 on this CPU needs the C kernels{cause}; set dtype to auto or float32.")
+            text = Text("float16 needs a GPU, or a CPU with AVX-512 FP16 or AMX; set dtype to auto.")
+        elif cause:
+            text = Text(
+                "bfloat16 on this CPU needs the C kernels (%(cause)s); set dtype to auto or float32.", cause=cause
+            )
+        else:
+            text = Text("bfloat16 on this CPU needs the C kernels; set dtype to auto or float32.")
+        return RefusedOption("dtype", text)
     if kv_cache_dtype == "auto":
         return None
     is_in_bfloat16 = dtype in ("auto", "bfloat16")
     supported = [name for name in support.kv_cache_dtypes if name != "int8" or is_in_bfloat16]
     if kv_cache_dtype in supported:
         return None
-    nearest = " or int8" if "int8" in supported else ""
-    if kv_cache_dtype == "fp8":
-        text = f"A KV cache in fp8 needs a GPU; set kv_cache_dtype to auto{nearest}."
+    if kv_cache_dtype == "fp8" and "int8" in supported:
+        text = Text("A KV cache in fp8 needs a GPU; set kv_cache_dtype to auto or int8.")
+    elif kv_cache_dtype == "fp8":
+        text = Text("A KV cache in fp8 needs a GPU; set kv_cache_dtype to auto.")
     elif support.device != "cpu":
-        text = "A KV cache in int8 needs a CPU with the C kernels; set kv_cache_dtype to auto or fp8."
+        text = Text("A KV cache in int8 needs a CPU with the C kernels; set kv_cache_dtype to auto or fp8.")
     elif "int8" in support.kv_cache_dtypes:
-        text = (
-            f"A KV cache in int8 needs the C kernels, which do not compute in {dtype};"
-            " set dtype or kv_cache_dtype to auto."
+        text = Text(
+            "A KV cache in int8 needs the C kernels, which do not compute in %(dtype)s; set dtype or kv_cache_dtype"
+            " to auto.",
+            dtype=dtype,
         )
+    elif cause:
+        text = Text("A KV cache in int8 needs the C kernels (%(cause)s); set kv_cache_dtype to auto.", cause=cause)
     else:
-        text = f"A KV cache in int8 needs the C kernels{cause}; set kv_cache_dtype to auto."
+        text = Text("A KV cache in int8 needs the C kernels; set kv_cache_dtype to auto.")
     return RefusedOption("kv_cache_dtype", text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
+from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions.common import Conflict, FieldRefused, locked_tenant
 from tenants.actions.webhooks import MAX_ENDPOINTS, check_endpoint, check_endpoint_url
@@ -41,9 +42,13 @@ def do_create_pagerduty_channel(
         Conflict: the tenant has the maximum of endpoints.
     """
     if not ROUTING_KEY.fullmatch(routing_key):
-        raise FieldRefused("routing_key", "invalid", "Enter the integration key of 32 letters and digits.")
+        raise FieldRefused("routing_key", "invalid", Text("Enter the integration key of 32 letters and digits."))
     if region not in PAGERDUTY_URLS:
-        raise FieldRefused("region", "unknown", f"The region must be one of {', '.join(PAGERDUTY_URLS)}.")
+        raise FieldRefused(
+            "region",
+            "unknown",
+            Text("The region must be one of %(regions)s.", regions=", ".join(PAGERDUTY_URLS)),
+        )
     row = WebhookEndpoint(
         kind=WebhookEndpoint.Kind.PAGERDUTY,
         url=PAGERDUTY_URLS[region],
@@ -56,12 +61,17 @@ def do_create_pagerduty_channel(
 def _create(tenant: Tenant, row: WebhookEndpoint, secret: str) -> WebhookEndpoint:
     with locked_tenant(tenant) as locked:
         if WebhookEndpoint.objects.for_tenant(locked).count() >= MAX_ENDPOINTS:
-            raise Conflict(f"The maximum of {MAX_ENDPOINTS} endpoints is reached. Delete one first.")
+            raise Conflict(
+                Text(
+                    "The maximum of %(max_endpoints)s endpoints is reached. Delete one first.",
+                    max_endpoints=MAX_ENDPOINTS,
+                )
+            )
         row.tenant = locked
         try:
             encrypt_secret(row, secret)
         except NoEncryptionKey as exc:
-            raise Conflict("Channels need an encryption key. Contact the operator.") from exc
+            raise Conflict(Text("Channels need an encryption key. Contact the operator.")) from exc
         check_endpoint(row)
         row.save(force_insert=True)
         audit.record("channel.created", row, tenant_id=locked.pk, after=audit.serialize_for_audit(row))

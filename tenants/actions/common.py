@@ -10,6 +10,7 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, models, transaction
 
+from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import Tenant
@@ -63,7 +64,7 @@ def locked_tenant(tenant: Tenant | int) -> Iterator[Tenant]:
     with tenant_scope(tenant):
         locked = Tenant.objects.for_tenant(tenant).select_for_update(no_key=True).first()
         if locked is None or locked.status == Tenant.Status.PURGED:
-            raise Conflict("This tenant no longer exists.")
+            raise Conflict(Text("This tenant no longer exists."))
         yield locked
 
 
@@ -108,7 +109,7 @@ def acknowledge(alerts: models.QuerySet[Any], tenant: Tenant, action: str) -> bo
     """
     row = alerts.first()
     if row is None:
-        raise Conflict("This alert no longer exists.")
+        raise Conflict(Text("This alert no longer exists."))
     if row.acknowledged_at is not None:
         return False
     before = audit.serialize_for_audit(row)

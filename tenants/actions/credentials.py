@@ -11,6 +11,7 @@ from typing import Any
 from django.db import IntegrityError, connection, transaction
 
 from inference_worker.contract.settings import MODEL_NAME
+from inference_worker.contract.texts import Text, text_of
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, FieldRefused, insert, locked_tenant
 from tenants.credentials.delivery import deliver_after_change
@@ -40,10 +41,12 @@ def do_create_credential(tenant: Tenant | None, name: str, secret: str, **option
     with _owner_locked(None if tenant is None else tenant.pk) as owner:
         row = UpstreamCredential(tenant=owner, name=name, **options)
         if _rows(row.tenant_id).count() >= (MAX_PLATFORM_CREDENTIALS if owner is None else MAX_CREDENTIALS):
-            raise Conflict("The maximum number of credentials is reached. Remove one first.")
+            raise Conflict(Text("The maximum number of credentials is reached. Remove one first."))
         _check(row)
         _encrypt(row, secret)
-        insert(row, f"A credential named {name!r} exists already. Choose another name, or rotate it.")
+        insert(
+            row, Text("A credential named %(name)s exists already. Choose another name, or rotate it.", name=repr(name))
+        )
         audit.record("credential.created", row, tenant_id=row.tenant_id, after=audit.serialize_for_audit(row))
         _apply(owner)
     return row
@@ -56,7 +59,7 @@ def do_update_credential(credential: UpstreamCredential, **changes: Any) -> Upst
         FieldRefused: a value is not valid. Conflict: the name is taken, or the credential no longer exists.
     """
     if unknown := sorted(set(changes) - set(CHANGEABLE)):
-        raise ActionRefused(f"{', '.join(unknown)} cannot be changed.")
+        raise ActionRefused(Text("%(unknown)s cannot be changed.", unknown=", ".join(unknown)))
     with _owner_locked(credential.tenant_id) as owner:
         row = _lock_credential(credential)
         before = audit.serialize_for_audit(row)
@@ -64,7 +67,9 @@ def do_update_credential(credential: UpstreamCredential, **changes: Any) -> Upst
             setattr(row, field, value)
         _check(row)
         if _rows(row.tenant_id).filter(name=row.name).exclude(pk=row.pk).exists():
-            raise Conflict(f"A credential named {row.name!r} exists already. Choose another name.")
+            raise Conflict(
+                Text("A credential named %(name)s exists already. Choose another name.", name=repr(row.name))
+            )
         row.save(update_fields=list(changes))
         after = audit.serialize_for_audit(row)
         audit.record("credential.updated", row, tenant_id=row.tenant_id, before=before, after=after)
@@ -108,7 +113,7 @@ def do_remove_credential(credential: UpstreamCredential) -> None:
                 row.delete()
                 cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")  # otherwise checked at the commit
         except IntegrityError as exc:
-            raise Conflict("A deployment uses this credential. Change or remove the deployment first.") from exc
+            raise Conflict(Text("A deployment uses this credential. Change or remove the deployment first.")) from exc
         row.pk = pk  # for the audit entry
         audit.record("credential.removed", row, tenant_id=row.tenant_id, before=entry)
         _apply(owner)
@@ -129,7 +134,7 @@ def do_reencrypt_credentials() -> int:
             try:
                 encrypt_secret(row, decrypt_secret(row))
             except NoEncryptionKey as exc:
-                raise Conflict(str(exc)) from exc
+                raise Conflict(text_of(exc)) from exc
             row.save(update_fields=["ciphertext", "encryption_key_id"])
             after = {"encryption_key_id": row.encryption_key_id}
             audit.record("credential.reencrypted", row, tenant_id=row.tenant_id, before=before, after=after)
@@ -139,7 +144,7 @@ def do_reencrypt_credentials() -> int:
             try:
                 encrypt_secret(channel, decrypt_secret(channel))
             except NoEncryptionKey as exc:
-                raise Conflict(str(exc)) from exc
+                raise Conflict(text_of(exc)) from exc
             channel.save(update_fields=["ciphertext", "encryption_key_id"])
             count += 1
     return count
@@ -152,7 +157,10 @@ def check_secret(secret: str) -> None:
         FieldRefused: it cannot. The message does not contain the secret.
     """
     if not (1 <= len(secret) <= MAX_SECRET_LENGTH and re.fullmatch(r"[\x21-\x7e]+", secret)):
-        message = f"Enter 1 to {MAX_SECRET_LENGTH} printable ASCII characters without spaces."
+        message = Text(
+            "Enter 1 to %(max_length)s printable ASCII characters without spaces.",
+            max_length=MAX_SECRET_LENGTH,
+        )
         raise FieldRefused("secret", "invalid", message)
 
 
@@ -177,7 +185,7 @@ def _rows(tenant_id: int | None) -> Any:
 def _lock_credential(credential: UpstreamCredential) -> UpstreamCredential:
     row: UpstreamCredential | None = _rows(credential.tenant_id).select_for_update().filter(pk=credential.pk).first()
     if row is None:
-        raise Conflict("This credential no longer exists.")
+        raise Conflict(Text("This credential no longer exists."))
     return row
 
 
@@ -188,33 +196,41 @@ def _check(row: UpstreamCredential) -> None:
         FieldRefused: names the field.
     """
     if not re.fullmatch(MODEL_NAME, row.name):
-        raise FieldRefused("name", "invalid", "Enter 1 to 64 of a-z 0-9 . _ - that start with a letter or digit.")
+        raise FieldRefused("name", "invalid", Text("Enter 1 to 64 of a-z 0-9 . _ - that start with a letter or digit."))
     if row.daily_spend_limit_nano is not None and not 0 <= row.daily_spend_limit_nano < 2**63:
-        raise FieldRefused("daily_spend_limit_nano", "invalid", "Enter an amount of at least 0, or null for no limit.")
+        raise FieldRefused(
+            "daily_spend_limit_nano", "invalid", Text("Enter an amount of at least 0, or null for no limit.")
+        )
     if row.max_concurrency is not None and not 1 <= row.max_concurrency <= 100_000:
-        raise FieldRefused("max_concurrency", "invalid", "Enter a number from 1 to 100000, or null for no limit.")
+        raise FieldRefused("max_concurrency", "invalid", Text("Enter a number from 1 to 100000, or null for no limit."))
     row.model_names = sorted(set(row.model_names))
     if row.tenant_id is None:
         if row.model_names:
-            raise FieldRefused("models", "invalid", "Deployments name the platform's credentials. Remove models.")
+            raise FieldRefused("models", "invalid", Text("Deployments name the platform's credentials. Remove models."))
         return
     if not 1 <= len(row.model_names) <= MAX_MODELS or not all(
         re.fullmatch(MODEL_NAME, name) for name in row.model_names
     ):
         raise FieldRefused(
-            "models", "invalid", f"Enter the names of 1 to {MAX_MODELS} models that use this credential."
+            "models",
+            "invalid",
+            Text("Enter the names of 1 to %(max_models)s models that use this credential.", max_models=MAX_MODELS),
         )
     others = _rows(row.tenant_id).exclude(pk=row.pk).filter(model_names__overlap=row.model_names)
     if (other := others.first()) is not None:
         names = ", ".join(sorted(set(other.model_names) & set(row.model_names)))
-        raise FieldRefused("models", "taken", f"The credential {other.name!r} is already used for {names}.")
+        raise FieldRefused(
+            "models",
+            "taken",
+            Text("The credential %(name)s is already used for %(names)s.", name=repr(other.name), names=names),
+        )
 
 
 def _encrypt(row: UpstreamCredential, secret: str) -> None:
     try:
         encrypt_secret(row, secret)
     except NoEncryptionKey as exc:
-        raise Conflict(str(exc)) from exc
+        raise Conflict(text_of(exc)) from exc
 
 
 def _apply(owner: Tenant | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from django.db import IntegrityError, transaction
 
+from inference_worker.contract.texts import Text, text_of
 from tenants import audit
 from tenants.actions.common import Conflict, FieldRefused, insert, locked_tenant, refuse_problems
 from tenants.keys.key_snapshots import rebuild_key_snapshots
@@ -42,17 +43,20 @@ def do_create_experiment(
     """
     _check_arms(arms, unit)
     if not name.strip() or not model.strip():
-        raise FieldRefused("name" if model.strip() else "model", "required", "Enter a value.")
+        raise FieldRefused("name" if model.strip() else "model", "required", Text("Enter a value."))
     if (unit == Experiment.Unit.METADATA) != bool(metadata_key):
-        raise FieldRefused("metadata_key", "invalid", "Set it if, and only if, the unit is metadata.")
+        raise FieldRefused("metadata_key", "invalid", Text("Set it if, and only if, the unit is metadata."))
     if not 1 <= planned_days <= MAX_DAYS:
-        raise FieldRefused("planned_days", "invalid", f"Enter 1 to {MAX_DAYS} days.")
+        raise FieldRefused("planned_days", "invalid", Text("Enter 1 to %(max_days)s days.", max_days=MAX_DAYS))
     if any(not math.isfinite(allowed) or not 0 <= allowed <= 10 for allowed in guardrails.values()):
-        raise FieldRefused("guardrails", "invalid", "Enter a change from 0 to 10 (1,000%).")
+        raise FieldRefused("guardrails", "invalid", Text("Enter a change from 0 to 10 (1,000%%)."))
     with locked_tenant(tenant) as locked:
         if Experiment.objects.for_tenant(locked).count() >= MAX_EXPERIMENTS:
             raise Conflict(
-                f"An organization can have {MAX_EXPERIMENTS} experiments. Delete drafts that you do not need."
+                Text(
+                    "An organization can have %(max_experiments)s experiments. Delete drafts that you do not need.",
+                    max_experiments=MAX_EXPERIMENTS,
+                )
             )
         row = Experiment(
             tenant=locked,
@@ -66,7 +70,7 @@ def do_create_experiment(
             planned_days=planned_days,
             created_by=created_by,
         )
-        insert(row, f"An experiment named {name!r} exists already.")
+        insert(row, Text("An experiment named %(name)s exists already.", name=repr(name)))
         audit.record("experiment.created", row, tenant_id=locked.pk, after=audit.serialize_for_audit(row))
     return row
 
@@ -81,7 +85,7 @@ def do_start_experiment(experiment: Experiment) -> Experiment:
     with locked_tenant(experiment.tenant_id) as tenant:
         row = _find_current(tenant, experiment)
         if row.state != Experiment.State.DRAFT:
-            raise Conflict("Only a draft can be started.")
+            raise Conflict(Text("Only a draft can be started."))
         refuse_problems("arms", TargetChecks(tenant.pk).of_experiment(row))
         before = audit.serialize_for_audit(row)
         row.state, row.started_at = Experiment.State.RUNNING, datetime.now(UTC)
@@ -89,7 +93,7 @@ def do_start_experiment(experiment: Experiment) -> Experiment:
             with transaction.atomic():
                 row.save(update_fields=["state", "started_at"])
         except IntegrityError as exc:
-            raise Conflict(f"Another experiment runs on {row.model!r}. Stop it first.") from exc
+            raise Conflict(Text("Another experiment runs on %(model)s. Stop it first.", model=repr(row.model))) from exc
         _record(tenant, "experiment.started", row, before)
     return row
 
@@ -121,7 +125,7 @@ def do_delete_experiment(experiment: Experiment) -> bool:
         if row is None:
             return False
         if row.state != Experiment.State.DRAFT:
-            raise Conflict("Only a draft can be deleted.")
+            raise Conflict(Text("Only a draft can be deleted."))
         audit.record("experiment.deleted", row, tenant_id=tenant.pk, before=audit.serialize_for_audit(row))
         row.delete()
     return True
@@ -130,7 +134,7 @@ def do_delete_experiment(experiment: Experiment) -> bool:
 def _find_current(tenant: Tenant, experiment: Experiment) -> Experiment:
     row = Experiment.objects.for_tenant(tenant).filter(pk=experiment.pk).first()
     if row is None:
-        raise Conflict("This experiment does not exist.")
+        raise Conflict(Text("This experiment does not exist."))
     return row
 
 
@@ -141,19 +145,34 @@ def _record(tenant: Tenant, action: str, row: Experiment, before: Mapping[str, A
 
 def _check_arms(arms: Sequence[Mapping[str, Any]], unit: str) -> None:
     if unit not in Experiment.Unit.values:
-        raise FieldRefused("unit", "invalid", f"Choose one of {', '.join(Experiment.Unit.values)}.")
+        raise FieldRefused(
+            "unit", "invalid", Text("Choose one of %(values)s.", values=", ".join(Experiment.Unit.values))
+        )
     try:
         found = [msgspec.convert(arm, ExperimentArm) for arm in arms]
     except msgspec.ValidationError as exc:
-        raise FieldRefused("arms", "invalid", str(exc)) from exc
+        raise FieldRefused("arms", "invalid", text_of(exc)) from exc
     if not 2 <= len(found) <= MAX_ARMS:
-        raise FieldRefused("arms", "invalid", f"An experiment has 2 to {MAX_ARMS} arms.")
+        raise FieldRefused("arms", "invalid", Text("An experiment has 2 to %(max_arms)s arms.", max_arms=MAX_ARMS))
     names = [arm.name for arm in found]
     if len(set(names)) < len(names) or not all(0 < len(name) <= MAX_NAME_LENGTH for name in names):
-        raise FieldRefused("arms", "invalid", f"Each arm needs a different name of up to {MAX_NAME_LENGTH} characters.")
+        raise FieldRefused(
+            "arms",
+            "invalid",
+            Text(
+                "Each arm needs a different name of up to %(max_length)s characters.",
+                max_length=MAX_NAME_LENGTH,
+            ),
+        )
     if any(len(arm.model) > MAX_NAME_LENGTH for arm in found):
-        raise FieldRefused("arms", "invalid", f"A model name has up to {MAX_NAME_LENGTH} characters.")
+        raise FieldRefused(
+            "arms",
+            "invalid",
+            Text("A model name has up to %(max_length)s characters.", max_length=MAX_NAME_LENGTH),
+        )
     if any(not 1 <= arm.share <= 99 for arm in found) or sum(arm.share for arm in found) > 100:
-        raise FieldRefused("arms", "invalid", "Shares are 1 to 99 percent each, and 100 percent in total at most.")
+        raise FieldRefused(
+            "arms", "invalid", Text("Shares are 1 to 99 percent each, and 100 percent in total at most.")
+        )
     if unit != Experiment.Unit.METADATA and len({arm.model for arm in found}) < len(found):
-        raise FieldRefused("arms", "invalid", "Each arm needs a different model.")
+        raise FieldRefused("arms", "invalid", Text("Each arm needs a different model."))

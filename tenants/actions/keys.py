@@ -9,6 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.db import connection
 
+from inference_worker.contract.texts import Text, text_of
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, check, locked_tenant
 from tenants.isolation.db_roles import BypassReason
@@ -88,12 +89,12 @@ def do_rotate_api_key(key: ApiKey, overlap: timedelta, *, created_by: User | Non
         Conflict: the key is revoked or expired, or already rotated.
     """
     if not timedelta(0) <= overlap <= MAX_OVERLAP:
-        raise ActionRefused(f"Choose an overlap of {MAX_OVERLAP.days} days or less.")
+        raise ActionRefused(Text("Choose an overlap of %(days)s days or less.", days=MAX_OVERLAP.days))
     now = datetime.now(UTC)
     with locked_tenant(key.tenant_id) as tenant:
         old = _live(tenant, key)
         if ApiKey.objects.for_tenant(tenant).filter(replaces=old, revoked_at__isnull=True).exists():
-            raise Conflict("This key was already rotated. Rotate its replacement instead.")
+            raise Conflict(Text("This key was already rotated. Rotate its replacement instead."))
         before = audit.serialize_for_audit(old)
         new = ApiKey(
             tenant=tenant,
@@ -159,7 +160,7 @@ def do_create_playground_token(key: ApiKey, user: User) -> str:
     with locked_tenant(key.tenant_id) as tenant:
         row = _live(tenant, key)
         if "inference" not in row.scopes:
-            raise Conflict("This key has no inference permission.")
+            raise Conflict(Text("This key has no inference permission."))
         audit.record("key.playground_token_created", row, tenant_id=row.tenant_id, after={"user_id": user.pk})
     secret = settings.MILLRACE.secret_key
     return playground_tokens.give(
@@ -208,15 +209,21 @@ def _issue(key: ApiKey) -> str:
 def _set(key: ApiKey, fields: Mapping[str, Any]) -> None:
     """Set fields in CHANGEABLE, and validate them."""
     if unknown := sorted(set(fields) - set(CHANGEABLE)):
-        raise ActionRefused(f"A key's {', '.join(unknown)} cannot be changed.")
+        raise ActionRefused(Text("A key's %(unknown)s cannot be changed.", unknown=", ".join(unknown)))
     for name, value in fields.items():
         setattr(key, name, list(value) if name in ("scopes", "allowed_models") and value is not None else value)
     if unknown := sorted(set(key.scopes) - set(snapshot.SCOPES)):
-        raise ActionRefused(f"Unknown scope {', '.join(unknown)}; known are {', '.join(snapshot.SCOPES)}.")
+        raise ActionRefused(
+            Text(
+                "Unknown scope %(unknown)s; known are %(scopes)s.",
+                unknown=", ".join(unknown),
+                scopes=", ".join(snapshot.SCOPES),
+            )
+        )
     if not key.scopes:
-        raise ActionRefused("Choose at least one permission.")
+        raise ActionRefused(Text("Choose at least one permission."))
     if fields.get("expires_at") is not None and fields["expires_at"] <= datetime.now(UTC):
-        raise ActionRefused("The expiration date is in the past. Choose a later date.")
+        raise ActionRefused(Text("The expiration date is in the past. Choose a later date."))
     if fields.get("cost_center"):
         key.cost_center = key.cost_center.strip()
         _require_few_cost_centers(key)
@@ -224,7 +231,7 @@ def _set(key: ApiKey, fields: Mapping[str, Any]) -> None:
         try:
             key.allowed_ip_ranges = list(ip_allowlist.normalize_networks(key.allowed_ip_ranges))
         except ValueError as exc:
-            raise ActionRefused(f"Allowed IPs: {exc}.") from exc
+            raise ActionRefused(Text("Allowed IPs: %(error)s.", error=text_of(exc))) from exc
     if key.pk is not None:
         check(key)
 
@@ -232,13 +239,18 @@ def _set(key: ApiKey, fields: Mapping[str, Any]) -> None:
 def _require_few_cost_centers(key: ApiKey) -> None:
     others = ApiKey.objects.for_tenant(key.tenant_id).exclude(pk=key.pk).exclude(cost_center__in=("", key.cost_center))
     if others.values("cost_center").distinct().order_by().count() >= MAX_COST_CENTERS:
-        raise Conflict(f"The keys have {MAX_COST_CENTERS} cost centers. Use one of them, or remove one from its keys.")
+        raise Conflict(
+            Text(
+                "The keys have %(max_cost_centers)s cost centers. Use one of them, or remove one from its keys.",
+                max_cost_centers=MAX_COST_CENTERS,
+            )
+        )
 
 
 def _live(tenant: Tenant, key: ApiKey) -> ApiKey:
     row = ApiKey.objects.for_tenant(tenant).filter(pk=key.pk).first()
     if row is None or not row.is_live:
-        raise Conflict("This key is revoked or expired. Create a new key.")
+        raise Conflict(Text("This key is revoked or expired. Create a new key."))
     return row
 
 

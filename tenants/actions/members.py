@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from datetime import UTC, datetime, timedelta
 
+from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, insert, locked_tenant
 from tenants.keys.key_snapshots import record_change
@@ -79,7 +80,7 @@ def do_invite(tenant: Tenant, email: str, role: str, *, by: User | None = None) 
     now = datetime.now(UTC)
     with locked_tenant(tenant) as locked:
         if Membership.objects.for_tenant(locked).filter(user__email=email).exists():
-            raise Conflict(f"{email} is already a member.")
+            raise Conflict(Text("%(email)s is already a member.", email=email))
         for old in Invitation.objects.for_tenant(locked).filter(
             email__iexact=email, accepted_at__isnull=True, revoked_at__isnull=True
         ):
@@ -92,7 +93,7 @@ def do_invite(tenant: Tenant, email: str, role: str, *, by: User | None = None) 
             invited_by=by,
             expires_at=now + timedelta(days=INVITATION_DAYS),
         )
-        insert(invitation, f"{email} is already invited.")
+        insert(invitation, Text("%(email)s is already invited.", email=email))
         audit.record("invitation.created", invitation, tenant_id=locked.pk, after=audit.serialize_for_audit(invitation))
         enqueue_invitation(invitation)
     return invitation
@@ -113,7 +114,7 @@ def do_accept_invitation(invitation: Invitation, user: User) -> Membership:
         ActionRefused: the invitation is for another email address.
     """
     if user.email.lower() != invitation.email.lower():
-        raise ActionRefused(f"This invitation is for {invitation.email}.")
+        raise ActionRefused(Text("This invitation is for %(email)s.", email=invitation.email))
     now = datetime.now(UTC)
     with locked_tenant(invitation.tenant_id) as tenant:
         rows = Invitation.objects.for_tenant(tenant)
@@ -121,7 +122,7 @@ def do_accept_invitation(invitation: Invitation, user: User) -> Membership:
             pk=invitation.pk, accepted_at__isnull=True, revoked_at__isnull=True, expires_at__gt=now
         )
         if not still_open.update(accepted_at=now, accepted_by=user):
-            raise Conflict("This invitation was used, revoked or has expired. Request a new one.")
+            raise Conflict(Text("This invitation was used, revoked or has expired. Request a new one."))
         row = rows.get(pk=invitation.pk)
         delete_unsent_invitation(row)  # the operator can also pass on the link
         audit.record(
@@ -151,7 +152,7 @@ def _revoke(tenant: Tenant, invitation: Invitation, now: datetime) -> bool:
 def _member(tenant: Tenant, membership: Membership) -> Membership:
     row = Membership.objects.for_tenant(tenant).select_related("user", "tenant").filter(pk=membership.pk).first()
     if row is None:
-        raise Conflict("This user is no longer a member.")
+        raise Conflict(Text("This user is no longer a member."))
     return row
 
 
@@ -159,12 +160,18 @@ def _require_another_owner(tenant: Tenant, leaving: Membership) -> None:
     """Require another owner if an owner leaves. NOTE: the tenant's row is locked against concurrent changes."""
     owners = Membership.objects.for_tenant(tenant).filter(role=Membership.Role.OWNER)
     if leaving.role == Membership.Role.OWNER and not owners.exclude(pk=leaving.pk).exists():
-        raise Conflict("At least one owner is required. Make another member an owner first.")
+        raise Conflict(Text("At least one owner is required. Make another member an owner first."))
 
 
 def _check_role(role: str) -> None:
     if role not in Membership.Role.values:
-        raise ActionRefused(f"Unknown role {role!r}; known are {', '.join(Membership.Role.values)}.")
+        raise ActionRefused(
+            Text(
+                "Unknown role %(role)s; known are %(values)s.",
+                role=repr(role),
+                values=", ".join(Membership.Role.values),
+            )
+        )
 
 
 def do_set_alert_emails(tenant: Tenant, user: User, *, wanted: bool) -> bool:
@@ -176,7 +183,7 @@ def do_set_alert_emails(tenant: Tenant, user: User, *, wanted: bool) -> bool:
     with locked_tenant(tenant) as locked:
         row = Membership.objects.for_tenant(locked).filter(user=user).first()
         if row is None:
-            raise Conflict("You are no longer a member of this organization.")
+            raise Conflict(Text("You are no longer a member of this organization."))
         if row.alert_emails == wanted:
             return False
         before = audit.serialize_for_audit(row)

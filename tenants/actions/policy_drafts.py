@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, check, locked_tenant, refuse_problems
 from tenants.actions.rules import check_policy, publish_version
@@ -25,14 +26,18 @@ def do_save_policy_draft(
         ActionRefused: the draft is too long, or there are too many.
     """
     if len(json.dumps(body)) > MAX_BODY_LENGTH:
-        raise ActionRefused(f"body: a policy may have at most {MAX_BODY_LENGTH:,} characters.")
+        raise ActionRefused(
+            Text("body: a policy may have at most %(max_length)s characters.", max_length=MAX_BODY_LENGTH)
+        )
     with locked_tenant(tenant) as locked:
         drafts = RoutingPolicyDraft.objects.for_tenant(locked)
         row = drafts.filter(name=name).first()
         before = None if row is None else audit.serialize_for_audit(row)
         if row is None:
             if drafts.count() >= MAX_DRAFTS:
-                raise ActionRefused(f"There are {MAX_DRAFTS} drafts. Publish or discard one first.")
+                raise ActionRefused(
+                    Text("There are %(max_drafts)s drafts. Publish or discard one first.", max_drafts=MAX_DRAFTS)
+                )
             row = RoutingPolicyDraft(tenant=locked, name=name, based_on=_active_version(locked, name))
         row.body, row.updated_by = dict(body), updated_by
         check(row)
@@ -63,12 +68,14 @@ def do_publish_policy_draft(draft: RoutingPolicyDraft, *, created_by: User | Non
     with locked_tenant(draft.tenant_id) as tenant:
         row = RoutingPolicyDraft.objects.for_tenant(tenant).filter(pk=draft.pk).first()
         if row is None:
-            raise Conflict("This draft does not exist any more.")
+            raise Conflict(Text("This draft does not exist any more."))
         if row.updated_at != draft.updated_at:
-            raise Conflict("The draft has changed meanwhile. Read it again.")
+            raise Conflict(Text("The draft has changed meanwhile. Read it again."))
         active = _active_version(tenant, row.name)
         if active is not None and active != row.based_on:
-            raise Conflict(f"Version {active} was published since this draft was created. Discard the draft.")
+            raise Conflict(
+                Text("Version %(active)s was published since this draft was created. Discard the draft.", active=active)
+            )
         check_policy(row.body)
         refuse_problems("body", TargetChecks(tenant.pk).of_policy(row.body))
         made = publish_version(tenant, "policy.published", row.name, row.body, created_by)

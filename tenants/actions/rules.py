@@ -7,6 +7,7 @@ from typing import Any
 
 from django.db.models import Max
 
+from inference_worker.contract.texts import Text, text_of
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, check, locked_tenant, refuse_problems
 from tenants.keys.key_snapshots import rebuild_key_snapshots
@@ -31,13 +32,17 @@ def do_set_limits(
         ActionRefused: a limit is unknown or negative, there is no limit, or both a project and a key are given.
     """
     if unknown := sorted(set(limits) - set(LIMITS)):
-        raise ActionRefused(f"Unknown limit {', '.join(unknown)}; known are {', '.join(LIMITS)}.")
+        raise ActionRefused(
+            Text(
+                "Unknown limit %(unknown)s; known are %(limits)s.", unknown=", ".join(unknown), limits=", ".join(LIMITS)
+            )
+        )
     if all(value is None for value in limits.values()):
-        raise ActionRefused("Enter at least one limit.")
+        raise ActionRefused(Text("Enter at least one limit."))
     if any(value is not None and value < 0 for value in limits.values()):
-        raise ActionRefused("A limit must not be negative.")
+        raise ActionRefused(Text("A limit must not be negative."))
     if project is not None and key is not None:
-        raise ActionRefused("Choose a project or a key, not both.")
+        raise ActionRefused(Text("Choose a project or a key, not both."))
     with locked_tenant(tenant) as locked:
         _check_owner(locked, project, key)
         scope = {"project": project, "key": key, "model": model, "set_by_operator": set_by_operator, "dry_run": dry_run}
@@ -98,7 +103,7 @@ def do_revert_policy(policy_version: RoutingPolicy, *, created_by: User | None =
     with locked_tenant(policy_version.tenant_id) as tenant:
         old = RoutingPolicy.objects.for_tenant(tenant).filter(pk=policy_version.pk).first()
         if old is None:
-            raise Conflict("This version does not exist.")
+            raise Conflict(Text("This version does not exist."))
         refuse_problems("body", TargetChecks(tenant.pk).of_policy(old.body))
         return publish_version(tenant, "policy.reverted", old.name, old.body, created_by)
 
@@ -123,7 +128,7 @@ def check_policy(body: Mapping[str, Any]) -> None:
     try:
         policy.parse(body)
     except ValueError as exc:
-        raise ActionRefused(f"body: {exc}") from exc
+        raise ActionRefused(Text("body: %(error)s", error=text_of(exc))) from exc
 
 
 def publish_version(
@@ -154,7 +159,7 @@ def _deactivate(tenant: Tenant, row: RoutingPolicy, action: str) -> None:
 def _check_owner(tenant: Tenant, project: Project | None, key: ApiKey | None) -> None:
     for row in (project, key):
         if row is not None and row.tenant_id != tenant.pk:
-            raise ActionRefused(f"{row} belongs to another tenant.")
+            raise ActionRefused(Text("%(row)s belongs to another tenant.", row=row))
 
 
 def _where(scope: Mapping[str, Any]) -> dict[str, Any]:

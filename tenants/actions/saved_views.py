@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inference_worker.contract.texts import Text
 from tenants.actions.common import ActionRefused, Conflict, locked_tenant
 from tenants.models import SavedView, Tenant, User
 from tenants.models.views import MAX_VIEW_NAME, MAX_VIEW_QUERY, MAX_VIEWS
@@ -16,13 +17,13 @@ def do_save_view(tenant: Tenant, user: User, screen: str, name: str, query: str)
     """
     name = name.strip()
     if not 1 <= len(name) <= MAX_VIEW_NAME:
-        raise ActionRefused(f"Enter a name of 1 to {MAX_VIEW_NAME} characters.")
+        raise ActionRefused(Text("Enter a name of 1 to %(max_length)s characters.", max_length=MAX_VIEW_NAME))
     if len(query) > MAX_VIEW_QUERY:
-        raise ActionRefused("These filters are too long to be saved. Remove some of them.")
+        raise ActionRefused(Text("These filters are too long to be saved. Remove some of them."))
     with locked_tenant(tenant) as locked:
         own = SavedView.objects.for_tenant(locked).filter(user=user, screen=screen)
         if not own.filter(name=name).exists() and own.count() >= MAX_VIEWS:
-            raise Conflict(f"You have {MAX_VIEWS} views here. Delete one first.")
+            raise Conflict(Text("You have %(max_views)s views here. Delete one first.", max_views=MAX_VIEWS))
         row, _ = own.update_or_create(tenant=locked, user=user, screen=screen, name=name, defaults={"query": query})
     saved: SavedView = row
     return saved

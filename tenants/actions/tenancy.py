@@ -11,6 +11,7 @@ from django.conf import settings
 from django.db import connection
 from django.utils.text import slugify
 
+from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, check, insert, locked_tenant
 from tenants.actions.members import do_add_member
@@ -53,7 +54,7 @@ def do_create_tenant(slug: str, name: str, *, owner: User | None = None, is_demo
     """
     tenant = Tenant(pk=_new_id(), slug=slug, name=name, is_demo=is_demo)
     with tenant_scope(tenant):
-        insert(tenant, f"A tenant with the slug {slug!r} already exists. Choose another slug.")
+        insert(tenant, Text("A tenant with the slug %(slug)s already exists. Choose another slug.", slug=repr(slug)))
         audit.record("tenant.created", tenant, tenant_id=tenant.pk, after=audit.serialize_for_audit(tenant))
         do_create_project(tenant, "default", "Default")
         if owner is not None:
@@ -106,10 +107,12 @@ def _origins(origins: Iterable[str]) -> list[str]:
     setting = SETTINGS["allowed_origins"]
     allowed = sorted({origin.strip().rstrip("/").lower() for origin in origins})
     if len(allowed) > setting.max_items:
-        raise ActionRefused(f"At most {setting.max_items} origins are allowed.")
+        raise ActionRefused(Text("At most %(max_items)s origins are allowed.", max_items=setting.max_items))
     for origin in allowed:
         if len(origin) > setting.max_length or not (origin == "*" or _ORIGIN.fullmatch(origin)):
-            raise ActionRefused(f"{origin[:100]!r} is not an origin. Use https://host, or * for any origin.")
+            raise ActionRefused(
+                Text("%(origin)s is not an origin. Use https://host, or * for any origin.", origin=repr(origin[:100]))
+            )
     return allowed
 
 
@@ -172,7 +175,7 @@ def do_start_viewing(tenant: Tenant, until: datetime, why: str) -> None:
         ActionRefused: the reason is empty. Conflict: the tenant no longer exists.
     """
     if not why.strip():
-        raise ActionRefused("Enter a reason.")
+        raise ActionRefused(Text("Enter a reason."))
     with locked_tenant(tenant) as locked:
         after = {"until": until.isoformat(timespec="seconds"), "why": why.strip()[:200]}
         audit.record("tenant.view_started", locked, tenant_id=locked.pk, after=after)
@@ -206,7 +209,7 @@ def do_create_project(tenant: Tenant, slug: str, name: str) -> Project:
     """
     with locked_tenant(tenant) as locked:
         project = Project(tenant=locked, slug=slug or _free_slug(locked, name), name=name)
-        insert(project, f"A project with the slug {slug!r} already exists. Choose another slug.")
+        insert(project, Text("A project with the slug %(slug)s already exists. Choose another slug.", slug=repr(slug)))
         audit.record("project.created", project, tenant_id=locked.pk, after=audit.serialize_for_audit(project))
     return project
 
@@ -232,7 +235,7 @@ def do_delete_project(project: Project) -> None:
     with locked_tenant(project.tenant_id) as tenant:
         row = _project(project)
         if ApiKey.objects.for_tenant(tenant).filter(project=row).exists():
-            raise Conflict("This project has or had API keys, so it cannot be deleted.")
+            raise Conflict(Text("This project has or had API keys, so it cannot be deleted."))
         audit.record("project.deleted", row, tenant_id=tenant.pk, before=audit.serialize_for_audit(row))
         row.delete()
 
@@ -252,7 +255,7 @@ def _free_slug(tenant: Tenant, name: str) -> str:
 def _project(project: Project) -> Project:
     row = Project.objects.for_tenant(project.tenant_id).filter(pk=project.pk).first()
     if row is None:
-        raise Conflict("This project no longer exists.")
+        raise Conflict(Text("This project no longer exists."))
     return row
 
 

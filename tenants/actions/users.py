@@ -15,6 +15,7 @@ from allauth.mfa.models import Authenticator
 from django.db import transaction
 from django.db.models import Q
 
+from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions.common import Conflict
 from tenants.models import User
@@ -119,7 +120,7 @@ def do_reset_password(user: User) -> str:
     password = secrets.token_urlsafe(15)
     with _changing(user) as (row, _):
         if not row.is_active:
-            raise Conflict("This user is deactivated. Reactivate the user first.")
+            raise Conflict(Text("This user is deactivated. Reactivate the user first."))
         audit.record_person("user.password_reset", row)
         row.set_password(password)
         row.session_generation += 1
@@ -132,19 +133,19 @@ def do_reset_password(user: User) -> str:
 def _changing(user: User) -> Iterator[tuple[User, set[int]]]:
     """Open a transaction and yield the locked row of the user and the IDs of the active operators."""
     if audit.current_actor().user_id == user.pk:
-        raise Conflict("You can’t change your own login here. Ask another operator.")
+        raise Conflict(Text("You can’t change your own login here. Ask another operator."))
     with transaction.atomic():
         wanted = Q(pk=user.pk) | Q(is_staff=True, is_active=True)
         rows = {row.pk: row for row in User.objects.select_for_update(no_key=True).filter(wanted).order_by("pk")}
         if user.pk not in rows:
-            raise Conflict("This user no longer exists.")
+            raise Conflict(Text("This user no longer exists."))
         yield rows[user.pk], {row.pk for row in rows.values() if row.is_staff and row.is_active}
 
 
 def _require_another_operator(row: User, operators: set[int]) -> None:
     """Require another active operator. NOTE: the operators' rows are locked until the transaction ends."""
     if operators == {row.pk}:
-        raise Conflict("The platform needs an active operator. Make another user an operator first.")
+        raise Conflict(Text("The platform needs an active operator. Make another user an operator first."))
 
 
 def _update(row: User, action: str, **changes: object) -> None:

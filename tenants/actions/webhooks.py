@@ -8,6 +8,7 @@ from typing import Any
 
 from django.conf import settings
 
+from inference_worker.contract.texts import Text, text_of
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, FieldRefused, check, locked_tenant
 from tenants.models import Tenant, WebhookDelivery, WebhookEndpoint, WebhookEvent
@@ -35,7 +36,12 @@ def do_create_endpoint(
     url = check_endpoint_url(url)
     with locked_tenant(tenant) as locked:
         if WebhookEndpoint.objects.for_tenant(locked).count() >= MAX_ENDPOINTS:
-            raise Conflict(f"The maximum of {MAX_ENDPOINTS} endpoints is reached. Delete one first.")
+            raise Conflict(
+                Text(
+                    "The maximum of %(max_endpoints)s endpoints is reached. Delete one first.",
+                    max_endpoints=MAX_ENDPOINTS,
+                )
+            )
         endpoint = WebhookEndpoint(
             tenant=locked, url=url, description=description, event_types=sorted(set(event_types or ()))
         )
@@ -52,13 +58,15 @@ def do_update_endpoint(endpoint: WebhookEndpoint, **fields: Any) -> WebhookEndpo
         ActionRefused: the URL or an event type is not allowed. Conflict: the endpoint no longer exists.
     """
     if unknown := sorted(set(fields) - set(CHANGEABLE)):
-        raise ActionRefused(f"{', '.join(unknown)} cannot be changed.")
+        raise ActionRefused(Text("%(unknown)s cannot be changed.", unknown=", ".join(unknown)))
     if "url" in fields:
         fields["url"] = check_endpoint_url(fields["url"])
     with locked_tenant(endpoint.tenant_id) as tenant:
         row = _lock_endpoint(tenant.pk, endpoint.pk)
         if "url" in fields and row.kind != WebhookEndpoint.Kind.WEBHOOK:
-            raise FieldRefused("url", "channel", "The target of a channel cannot be changed. Create a new channel.")
+            raise FieldRefused(
+                "url", "channel", Text("The target of a channel cannot be changed. Create a new channel.")
+            )
         before = audit.serialize_for_audit(row)
         for name, value in fields.items():
             setattr(row, name, sorted(set(value)) if name == "event_types" else value)
@@ -83,7 +91,7 @@ def check_endpoint_url(url: str) -> CheckedUrl:
     try:
         return check_url(url, settings.MILLRACE.webhook_allowed_private_hosts)
     except TargetRefused as exc:
-        raise FieldRefused("url", "webhook_url_refused", str(exc)) from exc
+        raise FieldRefused("url", "webhook_url_refused", text_of(exc)) from exc
 
 
 def do_disable_endpoint(endpoint: WebhookEndpoint, *, because: str) -> bool:
@@ -116,7 +124,7 @@ def do_rotate_webhook_secret(endpoint: WebhookEndpoint) -> str:
     with locked_tenant(endpoint.tenant_id) as tenant:
         row = _lock_endpoint(tenant.pk, endpoint.pk)
         if row.kind != WebhookEndpoint.Kind.WEBHOOK:
-            raise Conflict("A channel has no signing secret.")
+            raise Conflict(Text("A channel has no signing secret."))
         row.previous_nonce, row.previous_expires_at = row.nonce, datetime.now(UTC) + OVERLAP
         row.nonce = new_nonce()
         row.save(update_fields=["nonce", "previous_nonce", "previous_expires_at"])
@@ -145,7 +153,7 @@ def do_send_test_event(endpoint: WebhookEndpoint) -> WebhookDelivery:
     with locked_tenant(endpoint.tenant_id) as tenant:
         row = _lock_endpoint(tenant.pk, endpoint.pk)
         if not row.active:
-            raise Conflict("This endpoint is disabled.")
+            raise Conflict(Text("This endpoint is disabled."))
         public_id = new_public_id()
         event = WebhookEvent.objects.create(
             tenant_id=tenant.pk,
@@ -168,11 +176,11 @@ def do_replay(delivery: WebhookDelivery) -> WebhookDelivery:
     """
     with locked_tenant(delivery.tenant_id) as tenant:
         if not _lock_endpoint(tenant.pk, delivery.endpoint_id).active:
-            raise Conflict("The endpoint of this delivery is disabled. Enable it first.")
+            raise Conflict(Text("The endpoint of this delivery is disabled. Enable it first."))
         rows = WebhookDelivery.objects.for_tenant(tenant).select_related("event", "endpoint")
         row = rows.select_for_update(of=("self",), no_key=True).filter(pk=delivery.pk).first()
         if row is None:
-            raise Conflict("This delivery no longer exists.")
+            raise Conflict(Text("This delivery no longer exists."))
         before = audit.serialize_for_audit(row)
         row.state, row.attempt_count, row.next_attempt_at, row.leased_until = State.PENDING, 0, datetime.now(UTC), None
         row.save(update_fields=["state", "attempt_count", "next_attempt_at", "leased_until"])
@@ -184,7 +192,7 @@ def do_replay(delivery: WebhookDelivery) -> WebhookDelivery:
 def _lock_endpoint(tenant_id: int, pk: int) -> WebhookEndpoint:
     row = WebhookEndpoint.objects.for_tenant(tenant_id).select_for_update().filter(pk=pk).first()
     if row is None:
-        raise Conflict("This endpoint no longer exists.")
+        raise Conflict(Text("This endpoint no longer exists."))
     return row
 
 
@@ -201,7 +209,7 @@ def check_endpoint(endpoint: WebhookEndpoint) -> None:
     """
     check(endpoint)
     if unknown := sorted(set(endpoint.event_types) - set(EVENT_TYPES)):
-        raise ActionRefused(f"Unknown event type {', '.join(unknown)}.")
+        raise ActionRefused(Text("Unknown event type %(unknown)s.", unknown=", ".join(unknown)))
 
 
 def _secret(endpoint: WebhookEndpoint) -> str:

@@ -9,6 +9,7 @@ from rest_framework.exceptions import PermissionDenied, ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from inference_worker.contract.texts import Text
 from tenants import actions
 from tenants.api import serializers as s
 from tenants.api.idempotency import idempotent
@@ -109,7 +110,7 @@ class PolicyDetail(TenantView):
         """Deactivate the routing policy of the name. Its versions are kept and can be published again."""
         row = self.find(RoutingPolicy, pk)
         if not row.active:
-            raise actions.Conflict("This version is not active.")
+            raise actions.Conflict(Text("This version is not active."))
         actions.do_withdraw_policy(self.access.tenant, row.name)
         return Response(status=204)
 

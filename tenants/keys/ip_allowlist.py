@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
+from inference_worker.contract.texts import Text
+
 
 def normalize_networks(networks: Iterable[str]) -> tuple[str, ...]:
     """Return addresses and networks as CIDR without duplicates, in the given order.
@@ -13,7 +15,15 @@ def normalize_networks(networks: Iterable[str]) -> tuple[str, ...]:
     Raises:
         ValueError: the message names the text that is neither an address nor a network.
     """
-    return tuple(dict.fromkeys(str(ip_network(text.strip(), strict=False)) for text in networks))
+    return tuple(dict.fromkeys(str(_read_network(text.strip())) for text in networks))
+
+
+def _read_network(text: str) -> IPv4Network | IPv6Network:
+    try:
+        return ip_network(text, strict=False)
+    except ValueError as exc:
+        message = Text("%(value)s does not appear to be an IPv4 or IPv6 network", value=repr(text))
+        raise ValueError(message) from exc
 
 
 def is_allowed(address: str | None, networks: Sequence[str] | None) -> bool:

@@ -9,6 +9,7 @@ from django.db.models import Q
 
 from tenants.isolation.scopes import TenantManager
 from tenants.models.tenancy import Tenant
+from tenants.text_field import UserTextField
 
 
 class TenantJob(models.Model):
@@ -30,7 +31,7 @@ class TenantJob(models.Model):
     created_at = models.DateTimeField(auto_now_add=True)
     started_at = models.DateTimeField(null=True)
     ended_at = models.DateTimeField(null=True)
-    error = models.TextField(blank=True, help_text="why it failed, for the user")
+    error = UserTextField(blank=True, help_text="why it failed, for the user")
     result = models.TextField(blank=True)
     content_type = models.CharField(max_length=64, blank=True, help_text="of the result")
     filename = models.CharField(max_length=128, blank=True, help_text="of a result that is a file")

@@ -12,6 +12,7 @@ from django.db.models import Q
 from tenants.isolation.scopes import TenantManager
 from tenants.models.outbox import OutboxRow
 from tenants.models.tenancy import Tenant
+from tenants.text_field import UserTextField
 
 
 def new_public_id() -> str:
@@ -46,7 +47,7 @@ class WebhookEndpoint(models.Model):
     description = models.CharField(max_length=200, blank=True)
     event_types = ArrayField(models.CharField(max_length=40), default=list, blank=True, help_text="empty: all types")
     active = models.BooleanField(default=True)
-    disabled_because = models.CharField(max_length=200, blank=True, help_text="why the platform disabled it")
+    disabled_because = UserTextField(blank=True, help_text="why the platform disabled it")
     failing_since = models.DateTimeField(null=True, help_text="the first failure after the last success")
     nonce = models.CharField(max_length=32, default=new_nonce)
     previous_nonce = models.CharField(max_length=32, blank=True)
@@ -127,7 +128,7 @@ class WebhookAttempt(models.Model):
     attempted_at = models.DateTimeField()
     status = models.SmallIntegerField(null=True, help_text="HTTP status of the response; null: no response")
     duration_ms = models.IntegerField()
-    error = models.CharField(max_length=200, blank=True)
+    error = UserTextField(blank=True)
     excerpt = models.TextField(blank=True, help_text="start of the response body")
 
     objects = TenantManager()
@@ -154,9 +155,7 @@ class OutboxEmail(OutboxRow):
     created_at = models.DateTimeField(auto_now_add=True)
     state = models.CharField(max_length=9, choices=State, default=State.QUEUED)
     sent_at = models.DateTimeField(null=True)
-    error = models.CharField(
-        max_length=200, blank=True, default="", db_default="", help_text="why the last attempt failed"
-    )
+    error = UserTextField(blank=True, default="", db_default="", help_text="why the last attempt failed")
 
     class Meta:
         indexes: ClassVar = [

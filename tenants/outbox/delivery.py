@@ -23,6 +23,7 @@ from django.db import connection
 from django.db.models import Min
 
 from inference_worker.contract import valkey
+from inference_worker.contract.texts import Text
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import OutboxRow
@@ -30,7 +31,7 @@ from tenants.outbox.totals import TOTALS_KEY, total_field
 
 log = structlog.get_logger(__name__)
 
-INTERNAL_ERROR = "The message could not be sent because of an internal error."
+INTERNAL_ERROR = Text("The message could not be sent because of an internal error.")
 
 # The conditions are constants of the outboxes.
 _CLAIM = """

@@ -15,6 +15,7 @@ from django.conf import settings
 from django.core.mail import EmailMessage
 from django.utils.crypto import salted_hmac
 
+from inference_worker.contract.texts import Text
 from tenants import invitations
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
@@ -22,8 +23,8 @@ from tenants.models import Invitation, Membership, OutboxEmail, OutboxRow
 from tenants.outbox.delivery import Outbox, register, release_connection
 from tenants.outbox.email_rendering import render_email
 
-NO_RECIPIENT = "No member has a role that receives this email."
-INVITATION_CLOSED = "The invitation was accepted, revoked or has expired."
+NO_RECIPIENT = Text("No member has a role that receives this email.")
+INVITATION_CLOSED = Text("The invitation was accepted, revoked or has expired.")
 
 
 class EmailResult(NamedTuple):
@@ -128,9 +129,9 @@ def error_message(error: OSError | smtplib.SMTPException) -> str:
     """Return the message for the tenant. The mail server's own message can contain host names and logins."""
     match error:
         case smtplib.SMTPRecipientsRefused():
-            return "The mail server rejected the recipients."
+            return Text("The mail server rejected the recipients.")
         case smtplib.SMTPAuthenticationError():
-            return "The mail server rejected the platform’s login."
+            return Text("The mail server rejected the platform’s login.")
         case smtplib.SMTPResponseException():
-            return f"The mail server responded with {error.smtp_code}."
-    return "The mail server could not be reached."
+            return Text("The mail server responded with %(code)s.", code=error.smtp_code)
+    return Text("The mail server could not be reached.")

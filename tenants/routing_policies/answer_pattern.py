@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
+from inference_worker.contract.texts import Text
+
 MAX_PATTERN_LENGTH = 512
 MAX_STATES = 4096
 MAX_REPEAT = 1000
@@ -68,7 +70,11 @@ class AnswerPattern:
             PatternError: it is too long or uses a syntax that is not supported.
         """
         if len(pattern) > MAX_PATTERN_LENGTH:
-            raise PatternError(f"the pattern has more than {MAX_PATTERN_LENGTH} characters")
+            raise PatternError(
+                Text(
+                    "the pattern has more than %(max_pattern_length)s characters", max_pattern_length=MAX_PATTERN_LENGTH
+                )
+            )
         self._text = pattern
         self._at = 1 if pattern.startswith("^") else 0
         self._end = len(pattern)
@@ -78,7 +84,9 @@ class AnswerPattern:
         self._depth = 0
         start, end = self._alternatives()
         if self._at < self._end:
-            raise PatternError(f"unexpected {self._text[self._at]!r} at position {self._at}")
+            raise PatternError(
+                Text("unexpected %(text)s at position %(at)s", text=repr(self._text[self._at]), at=self._at)
+            )
         self._start, self._accepted = start, end
 
     @property
@@ -128,7 +136,7 @@ class AnswerPattern:
     def _alternatives(self) -> tuple[int, int]:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise PatternError(f"groups are nested more than {MAX_DEPTH} deep")
+            raise PatternError(Text("groups are nested more than %(max_depth)s deep", max_depth=MAX_DEPTH))
         parts = [self._sequence()]
         while self._peek() == "|":
             self._at += 1
@@ -178,7 +186,9 @@ class AnswerPattern:
         at, self._at = self._at, begin
         part = self._atom()
         if self._at != end:
-            raise PatternError(f"unexpected {self._text[self._at]!r} at position {self._at}")
+            raise PatternError(
+                Text("unexpected %(text)s at position %(at)s", text=repr(self._text[self._at]), at=self._at)
+            )
         self._at = at
         return part
 
@@ -191,7 +201,7 @@ class AnswerPattern:
             close = self._text.find("}", self._at, self._end)
             low_text, comma, high_text = self._text[self._at + 1 : max(close, self._at)].partition(",")
             if close < 0 or not _is_number(low_text) or not (not high_text or _is_number(high_text)):
-                raise PatternError(f"expected a number of repetitions at position {self._at}")
+                raise PatternError(Text("expected a number of repetitions at position %(at)s", at=self._at))
             low = int(low_text)
             high = (int(high_text) if high_text else None) if comma else low
             self._at = close + 1
@@ -199,9 +209,9 @@ class AnswerPattern:
             low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}[character]
             self._at += 1
         if max(low, high or 0) > MAX_REPEAT or (high is not None and high < low):
-            raise PatternError(f"repetitions must be from 0 to {MAX_REPEAT}")
+            raise PatternError(Text("repetitions must be from 0 to %(max_repeat)s", max_repeat=MAX_REPEAT))
         if self._peek() in ("*", "+", "?", "{"):
-            raise PatternError(f"a quantifier follows another at position {self._at}")
+            raise PatternError(Text("a quantifier follows another at position %(at)s", at=self._at))
         return low, high
 
     def _atom(self) -> tuple[int, int]:
@@ -210,11 +220,11 @@ class AnswerPattern:
         if character == "(":
             if self._text.startswith("?", self._at):
                 if not self._text.startswith("?:", self._at):
-                    raise PatternError(f"unsupported group at position {self._at - 1}")
+                    raise PatternError(Text("unsupported group at position %(at)s", at=self._at - 1))
                 self._at += 2
             part = self._alternatives()
             if self._peek() != ")":
-                raise PatternError("a group is not closed")
+                raise PatternError(Text("a group is not closed"))
             self._at += 1
             return part
         if character == "[":
@@ -224,20 +234,24 @@ class AnswerPattern:
         if character == ".":
             return self._single(_any)
         if character in _SPECIAL or character in "^$":
-            raise PatternError(f"unexpected {character!r} at position {self._at - 1}")
+            raise PatternError(
+                Text("unexpected %(character)s at position %(at)s", character=repr(character), at=self._at - 1)
+            )
         return self._single(_one(character))
 
     def _parse_escape(self) -> Test:
         character = self._peek()
         if not character:
-            raise PatternError("the pattern ends with a backslash")
+            raise PatternError(Text("the pattern ends with a backslash"))
         self._at += 1
         if character in _CLASSES:
             return _CLASSES[character]
         if character in _ESCAPES:
             return _one(_ESCAPES[character])
         if character.isalnum():
-            raise PatternError(f"unsupported escape \\{character} at position {self._at - 2}")
+            raise PatternError(
+                Text("unsupported escape \\%(character)s at position %(at)s", character=character, at=self._at - 2)
+            )
         return _one(character)
 
     def _character_class(self) -> Test:
@@ -254,7 +268,7 @@ class AnswerPattern:
                 self._at += 1
                 high = self._class_member(tests) or ""
                 if high < low:
-                    raise PatternError(f"a range of characters is reversed at position {self._at}")
+                    raise PatternError(Text("a range of characters is reversed at position %(at)s", at=self._at))
             ranges.append((low, high))
         self._at += 1
         return lambda character: (
@@ -266,19 +280,21 @@ class AnswerPattern:
         r"""Return the next character of a class; None if a class such as \d was added to `tests`."""
         character = self._peek()
         if not character:
-            raise PatternError("a class of characters is not closed")
+            raise PatternError(Text("a class of characters is not closed"))
         self._at += 1
         if character != "\\":
             return character
         escaped = self._peek()
         if not escaped:
-            raise PatternError("a class of characters is not closed")
+            raise PatternError(Text("a class of characters is not closed"))
         self._at += 1
         if escaped in _CLASSES:
             tests.append(_CLASSES[escaped])
             return None
         if escaped.isalnum() and escaped not in _ESCAPES:
-            raise PatternError(f"unsupported escape \\{escaped} at position {self._at - 2}")
+            raise PatternError(
+                Text("unsupported escape \\%(escaped)s at position %(at)s", escaped=escaped, at=self._at - 2)
+            )
         return _ESCAPES.get(escaped, escaped)
 
     def _single(self, test: Test) -> tuple[int, int]:
@@ -288,7 +304,7 @@ class AnswerPattern:
 
     def _add_state(self, test: Test | None = None) -> int:
         if len(self._states) >= MAX_STATES:
-            raise PatternError("the pattern has too many repetitions")
+            raise PatternError(Text("the pattern has too many repetitions"))
         self._states.append(_State(test))
         return len(self._states) - 1
 

@@ -21,6 +21,9 @@ from functools import lru_cache
 
 import msgspec
 
+from inference_worker.contract.texts import Text
+from tenants.routing_policies.errors import error_at
+
 MAX_TEXT = 4000  # characters of a message that are read
 MAX_BUCKETS = 2048
 MAX_SCORE = 1000
@@ -76,15 +79,16 @@ def check_model(place: str, model: ComplexityModel) -> None:
     try:
         count = len(_weights(model.weights))
     except (ValueError, binascii.Error):
-        raise ValueError(f"expected base64 - at `{place}.weights`") from None
+        raise error_at(f"{place}.weights", Text("expected base64")) from None
     if not 1 <= count <= MAX_BUCKETS:
-        raise ValueError(f"expected 1 to {MAX_BUCKETS} weights, not {count} - at `{place}.weights`")
+        text = Text("expected 1 to %(max_buckets)s weights, not %(count)s", max_buckets=MAX_BUCKETS, count=count)
+        raise error_at(f"{place}.weights", text)
     if len(model.lengths) != len(LENGTHS):
-        raise ValueError(f"expected {len(LENGTHS)} weights - at `{place}.lengths`")
+        raise error_at(f"{place}.lengths", Text("expected %(number)s weights", number=len(LENGTHS)))
     if not all(math.isfinite(value) and abs(value) < 1e6 for value in (model.scale, model.bias, *model.lengths)):
-        raise ValueError(f"expected numbers between -1,000,000 and 1,000,000 - at `{place}`")
+        raise error_at(place, Text("expected numbers between -1,000,000 and 1,000,000"))
     if len(model.trained) > 200:
-        raise ValueError(f"expected at most 200 characters - at `{place}.trained`")
+        raise error_at(f"{place}.trained", Text("expected at most 200 characters"))
 
 
 @lru_cache(maxsize=256)

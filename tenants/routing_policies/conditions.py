@@ -11,7 +11,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
+from inference_worker.contract.texts import Text
 from tenants.routing_policies.complexity import MAX_SCORE
+from tenants.routing_policies.errors import error_at
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -110,13 +112,13 @@ def check_conditions(place: str, when: When) -> None:
         _check_range(f"{place}.complexity", when.complexity, MAX_SCORE)
     for name in ("keys", "projects"):
         if (ids := getattr(when, name)) is not None:
-            within(f"{place}.{name}", len(ids), 1, MAX_IDS, "IDs")
+            within(f"{place}.{name}", len(ids), 1, MAX_IDS, Text("IDs"))
     if when.task is not None:
         _check_labels(f"{place}.task", when.task)
     if when.metadata is not None:
-        within(f"{place}.metadata", len(when.metadata), 1, MAX_METADATA, "fields")
+        within(f"{place}.metadata", len(when.metadata), 1, MAX_METADATA, Text("fields"))
         for name, values in when.metadata.items():
-            within(f"{place}.metadata", len(name), 1, 64, "characters of a name")
+            within(f"{place}.metadata", len(name), 1, 64, Text("characters of a name"))
             _check_labels(f"{place}.metadata.{name}", values)
     if when.hours is not None:
         _check_hours(f"{place}.hours", when.hours)
@@ -129,8 +131,10 @@ def within(place: str, value: int, low: int, high: int, what: str = "") -> None:
         ValueError: it is not. The message contains the path `place`.
     """
     if not low <= value <= high:
-        text = f"expected {what}: {low} to {high}, not {value}" if what else f"expected {low} to {high}, not {value}"
-        raise ValueError(f"{text} - at `{place}`")
+        values = {"what": what, "low": low, "high": high, "value": value}
+        if what:
+            raise error_at(place, Text("expected %(what)s: %(low)s to %(high)s, not %(value)s", **values))
+        raise error_at(place, Text("expected %(low)s to %(high)s, not %(value)s", **values))
 
 
 def _check_range(place: str, between: Between, high: int) -> None:
@@ -141,9 +145,9 @@ def _check_range(place: str, between: Between, high: int) -> None:
 
 
 def _check_labels(place: str, values: Sequence[str]) -> None:
-    within(place, len(values), 1, MAX_VALUES, "values")
+    within(place, len(values), 1, MAX_VALUES, Text("values"))
     for index, value in enumerate(values):
-        within(f"{place}[{index}]", len(value), 1, MAX_LABEL_LENGTH, "characters")
+        within(f"{place}[{index}]", len(value), 1, MAX_LABEL_LENGTH, Text("characters"))
 
 
 def _check_hours(place: str, hours: Hours) -> None:
@@ -151,15 +155,15 @@ def _check_hours(place: str, hours: Hours) -> None:
         try:
             _time(getattr(hours, name))
         except ValueError:
-            raise ValueError(f"expected a time as HH:MM - at `{place}.{name}`") from None
+            raise error_at(f"{place}.{name}", Text("expected a time as HH:MM")) from None
     if hours.start == hours.end:
-        raise ValueError(f"the end must differ from the start - at `{place}.end`")
+        raise error_at(f"{place}.end", Text("the end must differ from the start"))
     if not hours.days:
-        raise ValueError(f"expected at least one day - at `{place}.days`")
+        raise error_at(f"{place}.days", Text("expected at least one day"))
     try:
         _zone(hours.zone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ValueError(f"{hours.zone!r} is not a time zone - at `{place}.zone`") from None
+        raise error_at(f"{place}.zone", Text("%(zone)s is not a time zone", zone=repr(hours.zone))) from None
 
 
 def _in_hours(hours: Hours, at: datetime) -> bool:

@@ -18,9 +18,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from inference_worker.contract.texts import Text, text_of
 from tenants.routing_policies.answer_pattern import AnswerPattern, PatternError
 from tenants.routing_policies.complexity import ComplexityModel, check_model
 from tenants.routing_policies.conditions import Between, Hours, RoutingFacts, When, check_conditions, is_met, within
+from tenants.routing_policies.errors import error_at, error_of_conversion
 from tenants.routing_policies.strategies import Measure, Strategy, order_targets, unknown_measures
 
 __all__ = [
@@ -153,22 +155,22 @@ def parse(body: Mapping[str, Any], *, version: int = 0) -> Policy:
         ValueError: the body is not a valid policy. The message contains the path of the error.
     """
     policy = _read(body)
-    within("$.rules", len(policy.rules), 1, MAX_RULES, "rules")
+    within("$.rules", len(policy.rules), 1, MAX_RULES, Text("rules"))
     for number, rule in enumerate(policy.rules):
         place = f"$.rules[{number}]"
-        within(f"{place}.targets", len(rule.targets), 1, MAX_TARGETS, "targets")
-        within(f"{place}.name", len(rule.name), 0, MAX_NAME_LENGTH, "characters")
+        within(f"{place}.targets", len(rule.targets), 1, MAX_TARGETS, Text("targets"))
+        within(f"{place}.name", len(rule.name), 0, MAX_NAME_LENGTH, Text("characters"))
         _check_targets(place, rule)
         check_conditions(f"{place}.when", rule.when)
         _check_escalation(f"{place}.escalate", rule)
         if rule.when == When() and number < len(policy.rules) - 1:
-            raise ValueError(f"always matches, so later rules never apply - at `{place}`")
+            raise error_at(place, Text("always matches, so later rules never apply"))
     _check_fallbacks(policy)
     _check_complexity(policy)
     if policy.shadow is not None:
         within("$.shadow.percent", policy.shadow.percent, 1, 100)
         if not policy.shadow.model:
-            raise ValueError("expected a model name - at `$.shadow.model`")
+            raise error_at("$.shadow.model", Text("expected a model name"))
     return msgspec.structs.replace(policy, version=version)
 
 
@@ -215,9 +217,9 @@ def _read(body: Mapping[str, Any]) -> Policy:
             return Policy((Rule(tuple(PolicyTarget(model, int(place == 0)) for place, model in enumerate(models))),))
         policy = msgspec.convert(body, Policy)
     except msgspec.ValidationError as exc:
-        raise ValueError(str(exc)) from exc
+        raise error_of_conversion(exc) from exc
     if policy.version:
-        raise ValueError("the version is assigned on publication - at `$.version`")
+        raise error_at("$.version", Text("the version is assigned on publication"))
     return policy
 
 
@@ -225,11 +227,12 @@ def _check_targets(place: str, rule: Rule) -> None:
     for index, target in enumerate(rule.targets):
         within(f"{place}.targets[{index}].weight", target.weight, 0, MAX_WEIGHT)
         if not target.model:
-            raise ValueError(f"expected a model name - at `{place}.targets[{index}].model`")
+            raise error_at(f"{place}.targets[{index}].model", Text("expected a model name"))
         if any(target.model == other.model for other in rule.targets[:index]):
-            raise ValueError(f"{target.model!r} is listed twice - at `{place}.targets[{index}].model`")
+            text = Text("%(model)s is listed twice", model=repr(target.model))
+            raise error_at(f"{place}.targets[{index}].model", text)
     if not any(target.weight for target in rule.targets):
-        raise ValueError(f"at least one weight must be greater than 0 - at `{place}.targets`")
+        raise error_at(f"{place}.targets", Text("at least one weight must be greater than 0"))
 
 
 def _check_escalation(place: str, rule: Rule) -> None:
@@ -237,17 +240,17 @@ def _check_escalation(place: str, rule: Rule) -> None:
     if escalate is None:
         return
     if not escalate.on:
-        raise ValueError(f"expected at least one check - at `{place}.on`")
+        raise error_at(f"{place}.on", Text("expected at least one check"))
     within(f"{place}.max", escalate.max, 1, MAX_ESCALATIONS)
     if len(rule.targets) < 2:
-        raise ValueError(f"the rule has no second target - at `{place}`")
+        raise error_at(place, Text("the rule has no second target"))
     if ("pattern" in escalate.on) != bool(escalate.pattern):
-        raise ValueError(f"give a pattern together with the check 'pattern' - at `{place}.pattern`")
+        raise error_at(f"{place}.pattern", Text("give a pattern together with the check 'pattern'"))
     if escalate.pattern:
         try:
             AnswerPattern(escalate.pattern)
         except PatternError as exc:
-            raise ValueError(f"{exc} - at `{place}.pattern`") from exc
+            raise error_at(f"{place}.pattern", text_of(exc)) from exc
 
 
 def _check_complexity(policy: Policy) -> None:
@@ -256,14 +259,14 @@ def _check_complexity(policy: Policy) -> None:
         return
     for number, rule in enumerate(policy.rules):
         if rule.when.complexity is not None:
-            raise ValueError(f"the policy has no classifier `complexity` - at `$.rules[{number}].when.complexity`")
+            raise error_at(f"$.rules[{number}].when.complexity", Text("the policy has no classifier `complexity`"))
 
 
 def _check_fallbacks(policy: Policy) -> None:
     if ("timeout" in policy.fallback_on) != (policy.first_token_ms is not None):
-        raise ValueError("give first_token_ms together with the fallback 'timeout' - at `$.first_token_ms`")
+        raise error_at("$.first_token_ms", Text("give first_token_ms together with the fallback 'timeout'"))
     if (policy.context_overflow == "summarize") != bool(policy.summarizer):
-        raise ValueError("give a summarizer together with the overflow 'summarize' - at `$.summarizer`")
+        raise error_at("$.summarizer", Text("give a summarizer together with the overflow 'summarize'"))
     if policy.first_token_ms is not None:
         within("$.first_token_ms", policy.first_token_ms, 1, MAX_FIRST_TOKEN_MS)
     within("$.retries.max_per_request", policy.retries.max_per_request, 0, MAX_TARGETS - 1)

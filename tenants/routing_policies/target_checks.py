@@ -13,6 +13,7 @@ from typing import Any
 from django.conf import settings
 from django.utils.module_loading import import_string
 
+from inference_worker.contract.texts import Text
 from tenants.models import Experiment, RoutingPolicy
 from tenants.routing_policies import policy
 
@@ -47,21 +48,21 @@ class TargetProblem:
     @property
     def text(self) -> str:
         """The message after the place."""
-        return f"{self.place}: {self.message()}"
+        return Text("%(place)s: %(message)s", place=self.place, message=self.message())
 
     def message(self) -> str:
         """Return a description for the user."""
         match self.obstacle:
             case ModelObstacle.UNKNOWN:
-                return f"No deployment has the name {self.model!r}."
+                return Text("No deployment has the name %(model)s.", model=repr(self.model))
             case ModelObstacle.UNLOADED:
-                return f"The model {self.model!r} is unloaded. Contact the operator."
+                return Text("The model %(model)s is unloaded. Contact the operator.", model=repr(self.model))
             case ModelObstacle.UNPRICED:
-                return f"The model {self.model!r} has no price yet. Contact the operator."
+                return Text("The model %(model)s has no price yet. Contact the operator.", model=repr(self.model))
             case ModelObstacle.DRAINED:
-                return f"The model {self.model!r} is drained and accepts no requests now."
+                return Text("The model %(model)s is drained and accepts no requests now.", model=repr(self.model))
             case ModelObstacle.NOT_READY:
-                return f"No replica of the model {self.model!r} is ready now."
+                return Text("No replica of the model %(model)s is ready now.", model=repr(self.model))
 
 
 def find_obstacles(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Generic, TypeVar, get_type_hints
 
+from inference_worker.contract.texts import Text
 from tenants.currencies import DEFAULT_CURRENCY, NANO_DIGITS, dollars, minor_digits
 
 Payload = Mapping[str, Any]  # stored data of an event
@@ -173,7 +174,7 @@ def _currency(payload: Payload) -> str:
 _ALERT = (_alert_severity, _alert_incident, True)
 ALERT_RESOLVED = EventType(
     "alert.resolved",
-    "alert rule resolved",
+    Text("alert rule resolved"),
     "the condition of an alert rule is no longer true",
     AlertData,
     lambda _, payload: f"Resolved: {payload['summary']}",
@@ -181,7 +182,7 @@ ALERT_RESOLVED = EventType(
 )
 ALERT_TRIGGERED = EventType(
     "alert.triggered",
-    "alert rule triggered",
+    Text("alert rule triggered"),
     "the condition of an alert rule becomes true; once until it is resolved",
     AlertData,
     lambda _, payload: str(payload["summary"]),
@@ -189,7 +190,7 @@ ALERT_TRIGGERED = EventType(
 )
 BUDGET_THRESHOLD_REACHED = EventType(
     "budget.threshold_reached",
-    "budget usage or forecast passed a threshold",
+    Text("budget usage or forecast passed a threshold"),
     "usage, or its forecast, passes a threshold; once in each period",
     BudgetAlertData,
     _budget_summary,
@@ -200,49 +201,49 @@ BUDGET_THRESHOLD_REACHED = EventType(
 )
 CREDIT_NOTE_FINALIZED = EventType(
     "credit_note.finalized",
-    "credit note issued",
+    Text("credit note issued"),
     "a credit note or a cancellation is issued",
     InvoiceData,
     _invoice_summary,
 )
 INVOICE_FINALIZED = EventType(
-    "invoice.finalized", "invoice issued", "an invoice or debit note is issued", InvoiceData, _invoice_summary
+    "invoice.finalized", Text("invoice issued"), "an invoice or debit note is issued", InvoiceData, _invoice_summary
 )
 INVOICE_PAID = EventType(
     "invoice.paid",
-    "invoice fully paid",
+    Text("invoice fully paid"),
     "an invoice is fully paid; again if a refund reopened it in between",
     InvoiceData,
     _invoice_summary,
 )
 INVOICE_PAST_DUE = EventType(
     "invoice.past_due",
-    "invoice 1, 8 or 15 days past due",
+    Text("invoice 1, 8 or 15 days past due"),
     "an invoice becomes 1, 8 or 15 days past due",
     PastDueInvoiceData,
     _invoice_summary,
     lambda _: "warning",
 )
 INVOICE_VOIDED = EventType(
-    "invoice.voided", "invoice voided", "an operator voids an invoice", VoidedInvoiceData, _invoice_summary
+    "invoice.voided", Text("invoice voided"), "an operator voids an invoice", VoidedInvoiceData, _invoice_summary
 )
 INVOICE_WRITTEN_OFF = EventType(
     "invoice.written_off",
-    "invoice written off",
+    Text("invoice written off"),
     "an operator writes off the unpaid amount of an invoice; again if a refund reopened it in between",
     WrittenOffInvoiceData,
     _invoice_summary,
 )
 PAYMENT_RECORDED = EventType(
     "payment.recorded",
-    "payment or refund recorded",
+    Text("payment or refund recorded"),
     "a payment or a refund is recorded",
     PaymentData,
     lambda _, payload: f"Payment of {dollars(payload['amount_cents'], _currency(payload))} recorded.",
 )
 WEBHOOK_TEST = EventType(
     "webhook.test",
-    "test event requested",
+    Text("test event requested"),
     "a user requests a test: `POST /api/webhooks/{id}/test`",
     WebhookTestData,
     lambda _, payload: f"Millrace test: {payload['text']}",

@@ -11,6 +11,7 @@ from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from typing import NamedTuple
 
+from inference_worker.contract.texts import Text, text_of
 from tenants.webhooks.targets import TargetRefused, WebhookTarget, addresses, parse
 
 TIMEOUT_SECONDS = 10.0  # without the DNS query
@@ -94,7 +95,8 @@ def post(
         if connection is not None:
             connection.close()
     text = excerpt.decode(errors="replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
-    error = "" if 200 <= response.status < 300 else f"The response status was {response.status}."
+    is_success = 200 <= response.status < 300
+    error = "" if is_success else Text("The response status was %(status)s.", status=response.status)
     return WebhookResponse(response.status, _milliseconds_since(began), error, text)
 
 
@@ -105,13 +107,13 @@ def _milliseconds_since(began: float) -> int:
 def _message(error: Exception, *, is_timeout: bool) -> str:
     """Return the error message for the tenant."""
     if isinstance(error, TargetRefused):
-        return str(error)
+        return text_of(error)
     if is_timeout or isinstance(error, TimeoutError):
-        return "The endpoint did not respond in time."
+        return Text("The endpoint did not respond in time.")
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"The certificate is not valid: {error.verify_message}."[:200]
+        return Text("The certificate is not valid: %(reason)s.", reason=error.verify_message)
     if isinstance(error, ssl.SSLError):
-        return "The TLS connection failed."
+        return Text("The TLS connection failed.")
     if isinstance(error, OSError):
-        return f"The connection failed: {error.strerror or type(error).__name__}."[:200]
-    return "The response was not valid HTTP."
+        return Text("The connection failed: %(reason)s.", reason=error.strerror or type(error).__name__)
+    return Text("The response was not valid HTTP.")

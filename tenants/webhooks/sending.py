@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from django.conf import settings
 from django.db import connection
 
+from inference_worker.contract.texts import Text
 from tenants.actions.webhooks import do_disable_endpoint
 from tenants.credentials.encryption import NoEncryptionKey, decrypt_secret
 from tenants.isolation.db_roles import BypassReason
@@ -22,7 +23,7 @@ from tenants.webhooks.signing import signature
 DISABLE_AFTER = timedelta(days=3)  # without a success, a permanently failed delivery disables the endpoint
 SENDERS = 8  # concurrent, in all processes
 GONE = 410
-OUTDATED = "It was not sent: the alert has been resolved, and a late event would reopen its incident."
+OUTDATED = Text("It was not sent: the alert has been resolved, and a late event would reopen its incident.")
 
 _WANTED = """
 SELECT count(*) FROM (
@@ -63,7 +64,7 @@ class WebhookOutbox(Outbox[WebhookDelivery, WebhookResponse]):
             return WebhookResponse(None, 0, OUTDATED, is_outdated=True)
         release_connection()
         if not row.endpoint.active:
-            return WebhookResponse(None, 0, "The endpoint is disabled.")
+            return WebhookResponse(None, 0, Text("The endpoint is disabled."))
         if row.endpoint.kind != WebhookEndpoint.Kind.WEBHOOK:
             return _post_to_channel(row.endpoint, row.event)
         now = datetime.now(UTC)
@@ -146,7 +147,8 @@ def _post_to_channel(endpoint: WebhookEndpoint, event: WebhookEvent) -> WebhookR
     try:
         secret = decrypt_secret(endpoint)
     except NoEncryptionKey:
-        return WebhookResponse(None, 0, "The channel's secret cannot be decrypted. Create the channel again.")
+        error = Text("The channel's secret cannot be decrypted. Create the channel again.")
+        return WebhookResponse(None, 0, error)
     if endpoint.kind == WebhookEndpoint.Kind.SLACK:
         url, body = secret, slack_body(event.event_type, event.payload)
     else:
@@ -158,5 +160,5 @@ def _post_to_channel(endpoint: WebhookEndpoint, event: WebhookEvent) -> WebhookR
 
 def _reason(response: WebhookResponse) -> str:
     if response.status == GONE:
-        return "The endpoint responded with 410 Gone."
-    return f"No delivery succeeded for {DISABLE_AFTER.days} days. {response.error}"[:200]
+        return Text("The endpoint responded with 410 Gone.")
+    return Text("No delivery succeeded for %(days)s days. %(error)s", days=DISABLE_AFTER.days, error=response.error)

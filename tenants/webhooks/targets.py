@@ -15,11 +15,12 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from inference_worker.contract.ip_addresses import InternalHost, UnresolvedHost, checked_addresses, is_public
+from inference_worker.contract.texts import Text
 
 LOOKUP_SECONDS = 2.0  # to resolve a name while an endpoint is created or changed
 _MAX_LOOKUPS = 16  # concurrent
 _LOCALHOST = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
-_ADVICE = (
+_ADVICE = Text(
     "Use a host with a public address, or have the operator add this host to MILLRACE_WEBHOOK_ALLOWED_PRIVATE_HOSTS."
 )
 _lookups = threading.BoundedSemaphore(_MAX_LOOKUPS)
@@ -51,22 +52,22 @@ def parse(url: str, private_hosts: Collection[str]) -> WebhookTarget:
         TargetRefused: the URL is not an https URL of a public host.
     """
     if not url.isascii() or any(char <= " " or char == "\x7f" for char in url):
-        raise TargetRefused("The URL must contain only ASCII characters without spaces.")
+        raise TargetRefused(Text("The URL must contain only ASCII characters without spaces."))
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
     except ValueError as exc:
-        raise TargetRefused("This is no URL.") from exc
+        raise TargetRefused(Text("This is no URL.")) from exc
     inside = host in private_hosts
     if parts.scheme != "https" and not (inside and parts.scheme == "http"):
-        raise TargetRefused("The URL must begin with https://.")
+        raise TargetRefused(Text("The URL must begin with https://."))
     if not host or port == 0 or "@" in parts.netloc or parts.fragment:
-        raise TargetRefused("The URL must name a host, and neither a user nor a fragment.")
+        raise TargetRefused(Text("The URL must name a host, and neither a user nor a fragment."))
     literal = _literal(host)
     if literal is not None and not inside and not is_public(literal):
-        raise TargetRefused(f"The address {host} is internal. {_ADVICE}")
+        raise TargetRefused(Text("The address %(host)s is internal. %(advice)s", host=host, advice=_ADVICE))
     if not inside and _is_localhost(host):
-        raise TargetRefused(f"The host {host} is internal. {_ADVICE}")
+        raise TargetRefused(Text("The host %(host)s is internal. %(advice)s", host=host, advice=_ADVICE))
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return WebhookTarget(parts.scheme == "https", host, port or (443 if parts.scheme == "https" else 80), path)
 
@@ -81,7 +82,8 @@ def check_url(url: str, private_hosts: Collection[str], seconds: float = LOOKUP_
     """
     target = parse(url, private_hosts)
     if target.host not in private_hosts and _is_internal(target, seconds):
-        raise TargetRefused(f"The host {target.host} has an internal address. {_ADVICE}")
+        text = Text("The host %(host)s has an internal address. %(advice)s", host=target.host, advice=_ADVICE)
+        raise TargetRefused(text)
     return CheckedUrl(url)
 
 
@@ -119,9 +121,9 @@ def addresses(target: WebhookTarget, private_hosts: Collection[str]) -> list[str
     try:
         return checked_addresses(target.host, target.port, allow_internal=target.host in private_hosts)
     except UnresolvedHost as exc:
-        raise TargetRefused("The host's name has no address.") from exc
+        raise TargetRefused(Text("The host's name has no address.")) from exc
     except InternalHost as exc:
-        raise TargetRefused("The host's address is not public.") from exc
+        raise TargetRefused(Text("The host's address is not public.")) from exc
 
 
 def _is_localhost(host: str) -> bool:

@@ -241,7 +241,7 @@ def comparison(ctx: PageContext) -> dict[str, Any]:
         for period in periods:
             require_usage(period.pk)
     except Conflict as exc:
-        return {"message": translate_message(str(exc)), "differences": ()}
+        return {"message": translate_message(exc), "differences": ()}
     standing = _invoices(ctx).filter(invoice_type=Invoice.InvoiceType.INVOICE).exclude(state=Invoice.State.VOID)
     rows = list(standing.select_related("tenant"))
     lines = InvoiceLine.objects.all_tenants().filter(invoice__in=[row.pk for row in rows], price_id__isnull=False)

@@ -66,7 +66,7 @@ def finalize_all(period: Period) -> Finalized:
             do_finalize(row)
         except Exception as exc:  # an error of one tenant must not stop the others
             log.exception("not_finalized", tenant=row.tenant.slug, period=period.label)
-            reason = translate_message(str(exc)) if isinstance(exc, ActionRefused) else _("see the server log")
+            reason = translate_message(exc) if isinstance(exc, ActionRefused) else _("see the server log")
             refused.append(f"{row.tenant.slug}: {reason}")
         else:
             count += 1

@@ -30,7 +30,7 @@ def start(ctx: PageContext) -> HttpResponse:
     try:
         return _fragment(ctx, check_id=do_start_fit_check(options.pop("source"), options))
     except ActionRefused as exc:
-        return _fragment(ctx, error=translate_message(str(exc)))
+        return _fragment(ctx, error=translate_message(exc))
 
 
 @operator_page()

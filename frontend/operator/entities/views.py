@@ -138,7 +138,7 @@ def journal_file(ctx: PageContext) -> HttpResponseBase:
             file = export_journal(found, month, file_format)
         except Conflict as exc:
             back = f"{ctx.url('operator-entities-detail', found.pk)}?month={month}"
-            return redirect_with_message(ctx, back, translate_message(str(exc)), failed=True)
+            return redirect_with_message(ctx, back, translate_message(exc), failed=True)
     return file_response(*file, "application/octet-stream")
 
 

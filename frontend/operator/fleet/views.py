@@ -47,7 +47,7 @@ class FleetMachineCost(forms.Form):
         try:
             return nano_per_million(self.cleaned_data["amount"].strip().removeprefix("$"))
         except ValueError as exc:
-            reason = translate_message(str(exc))
+            reason = translate_message(exc)
             raise forms.ValidationError(_("Enter an amount, e.g. 0.40: %(exc)s.") % {"exc": reason}) from exc
 
 

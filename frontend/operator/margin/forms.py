@@ -58,7 +58,7 @@ class CostForm(forms.Form):
             try:
                 prices.append(NewPrice(self.model, Tier.STANDARD, component, nano_per_million(text)))
             except ValueError as exc:
-                self.add_error(component.value, f"{translate_message(str(exc))}.")
+                self.add_error(component.value, f"{translate_message(exc)}.")
         if not prices and not self.errors:
             raise forms.ValidationError(_("Enter at least one cost."))
         return context | {"prices": prices}

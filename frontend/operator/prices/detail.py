@@ -104,7 +104,7 @@ def preview(ctx: PageContext) -> dict[str, Any]:
     try:
         found = repricing.preview(row, start, end)
     except ActionRefused as exc:
-        return {"refused": translate_message(str(exc)), "month": start}
+        return {"refused": translate_message(exc), "month": start}
     found.sort(key=lambda comparison: -abs(comparison.would_be_femto - comparison.was_femto))
     currency = currency_in(row)
     names = tenant_names(comparison.tenant_id for comparison in found[:MAX_ROWS])

@@ -145,7 +145,7 @@ class ModelPricesForm(PriceDraftForm):
             try:
                 nano = nano_per_million(text)
             except ValueError as exc:
-                self.add_error(component.value, f"{translate_message(str(exc))}.")
+                self.add_error(component.value, f"{translate_message(exc)}.")
                 continue
             prices.append(NewPrice(context.get("model", ""), Tier(context.get("tier", Tier.STANDARD)), component, nano))
         if not prices and not self.errors:
@@ -182,7 +182,7 @@ class CsvImportForm(PriceDraftForm):
             text = _content(context.get("file")) or context.get("text", "")
             prices = read_csv(text.splitlines()).prices if text.strip() else ()
         except ValueError as exc:
-            raise forms.ValidationError(f"{translate_message(str(exc))}.") from exc
+            raise forms.ValidationError(f"{translate_message(exc)}.") from exc
         return context | {"proposal": Proposal(tuple(prices), withdrawn)}
 
 

@@ -54,7 +54,7 @@ def _read(ctx: PageContext) -> Ageing:
     except ValueError:
         error = _("Enter the date as YYYY-MM-DD.")
     except ActionRefused as exc:
-        error = translate_message(str(exc))
+        error = translate_message(exc)
     return Ageing(entity, today, report_ageing(entity, today, ctx.now), error)
 
 

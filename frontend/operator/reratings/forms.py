@@ -63,7 +63,7 @@ class RerateForm(PriceDraftForm):
         try:
             return read_csv(self.cleaned_data["text"].splitlines())
         except ValueError as exc:
-            raise forms.ValidationError(f"{translate_message(str(exc))}.") from exc
+            raise forms.ValidationError(f"{translate_message(exc)}.") from exc
 
     def clean(self) -> dict[str, Any]:
         context = super().clean()

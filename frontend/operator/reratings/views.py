@@ -61,7 +61,7 @@ def changes(ctx: PageContext) -> dict[str, Any]:
     try:
         rows = preview_rerating(_rerating(ctx))
     except Conflict as exc:
-        return {"refused": translate_message(str(exc))}
+        return {"refused": translate_message(exc)}
     rows.sort(key=lambda row: -abs(row.subtotal))
     currency = rows[0].invoice.currency if rows else DEFAULT_CURRENCY  # all have that of the book
     amounts = [(row, *(Money.cents(cents, currency) for cents in (row.subtotal, row.total))) for row in rows[:MAX_ROWS]]

@@ -222,32 +222,49 @@ def notices(ctx: PageContext) -> list[dict[str, Any]]:
         short = BudgetAmount.from_units(status.budget.unit, needed.get(status.budget.pk, 0))
         if status.is_hard and (status.is_full or short.millionths > status.left.millionths):
             ends = status.ends and status.ends.astimezone(ctx.zone)
-            until = (
-                _(" until %(ends)s, or until you raise it.") % {"ends": day_text(ends, "j F, H:i")}
-                if ends
-                else _(" until you raise it.")
-            )
             message = _("%(used)s of %(limit)s used.") % {"used": status.used.text, "limit": status.limit.text}
             if not status.is_full:
                 message = _("%(left)s left. The latest request needed up to %(short)s.") % {
                     "left": status.left.text,
                     "short": short.text,
                 }
-            code = "budget_exceeded" if status.budget.unit == "money" else "quota_exceeded"
+            code = "429 budget_exceeded" if status.budget.unit == "money" else "429 quota_exceeded"
+            sentence = _rejection_sentence(is_full=status.is_full, has_end=bool(ends)) % {
+                "message": message,
+                "owner_text": _owner_text(status.budget),
+                "code": code,
+                "ends": day_text(ends, "j F, H:i") if ends else "",
+            }
+            text, _code, after = sentence.partition(code)
             found.append(
                 {
                     "budget": status.budget,
                     "title": f"{status.budget.name}: "
                     + (_("hard limit reached.") if status.is_full else _("requests are rejected.")),
-                    "text": _("%(message)s Requests of %(owner_text)s receive")
-                    % {"message": message, "owner_text": _owner_text(status.budget)},
-                    "code": f"429 {code}",
-                    "after": until
-                    if status.is_full
-                    else _(" if they exceed the remaining budget,%(until)s") % {"until": until},
+                    "text": text,
+                    "code": code,
+                    "after": after,
                 }
             )
     return found[:5]
+
+
+def _rejection_sentence(*, is_full: bool, has_end: bool) -> str:
+    if is_full and has_end:
+        return _(
+            "%(message)s Requests of %(owner_text)s receive %(code)s until %(ends)s, or until you raise the limit."
+        )
+    if is_full:
+        return _("%(message)s Requests of %(owner_text)s receive %(code)s until you raise the limit.")
+    if has_end:
+        return _(
+            "%(message)s Requests of %(owner_text)s receive %(code)s if they exceed the remaining budget, until"
+            " %(ends)s or until you raise the limit."
+        )
+    return _(
+        "%(message)s Requests of %(owner_text)s receive %(code)s if they exceed the remaining budget, until you raise"
+        " the limit."
+    )
 
 
 def _owner_text(budget: Budget) -> str:

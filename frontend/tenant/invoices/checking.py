@@ -30,7 +30,7 @@ def check_invoice(pk: int, now: datetime) -> dict[str, Any]:
         try:
             check = checks.check(invoice)
         except Conflict as exc:
-            return {"message": translate_message(str(exc))}
+            return {"message": translate_message(exc)}
         lines = lines_of(invoice).count()
     difference = Money.cents(check.ledger_difference, invoice.currency)
     missing = Money.cents(check.month_difference, invoice.currency)

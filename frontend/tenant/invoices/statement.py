@@ -70,7 +70,7 @@ def read_shown(ctx: PageContext, tenant: Tenant) -> ShownStatement:
         except ValueError:
             error = _("Enter both dates as YYYY-MM-DD.")
         except ActionRefused as exc:
-            error = translate_message(str(exc))
+            error = translate_message(exc)
         return ShownStatement(account, statement_of(account, _start_of_year(today), today, ctx.now), error)
 
 

@@ -61,7 +61,7 @@ def trace_line(ctx: PageContext, invoice: Invoice, line: InvoiceLine, here: str,
     try:
         require_usage(invoice.period_id)
     except Conflict as exc:
-        rows, error = [], translate_message(str(exc))
+        rows, error = [], translate_message(exc)
     sign, currency = -1 if invoice.is_credit_note and not invoice.cancels else 1, invoice.currency
     events = tuple(
         Event(at, name, _request(ctx, request_name, name), execution, sign * tokens, Money(sign * int(femto), currency))

@@ -24,6 +24,7 @@ from frontend.tenant.overview.usage import by_day
 _DAY = timedelta(days=1)
 MAX_NOTICES = 10  # notices of full budgets
 _MIN_LABEL_DISTANCE = 17  # minimum distance of two labels, in percent of the gauge
+_CODE = "429 budget_exceeded"
 _PERIODS = {"day": _lazy("for today"), "month": _lazy("for this month"), "lifetime": _lazy("in total")}
 
 
@@ -158,6 +159,12 @@ def crossing(expected: Forecast | None, femto: int) -> date | None:
     return None
 
 
+def _around_code(sentence: str) -> dict[str, str]:
+    """Return the parts of a sentence before and after the error code."""
+    before, _code, after = sentence.partition(_CODE)
+    return {"text": before, "after": after}
+
+
 def notices(ctx: PageContext) -> list[dict[str, str]]:
     """Return notices for budgets that are full or will be: "bad" if requests are rejected now, else "warn"."""
     found = []
@@ -165,25 +172,29 @@ def notices(ctx: PageContext) -> list[dict[str, str]]:
     full = [status for status in budgets if status.is_full]
     for status in full[:MAX_NOTICES]:
         ends = status.budget_period.period_end if status.budget_period else None
-        until = _(" until %(ends)s") % {"ends": day_text(ends, "j F")} if ends else ""
-        text = _("%(used)s of %(limit)s %(period)s used. Requests receive") % {
+        text = _("%(used)s of %(limit)s %(period)s used. Requests receive %(code)s until you raise it.")
+        if ends:
+            text = _(
+                "%(used)s of %(limit)s %(period)s used. Requests receive %(code)s until %(ends)s, or until you raise"
+                " it."
+            )
+        values = {
             "used": status.used.text,
             "limit": status.limit.text,
             "period": _PERIODS[status.budget.period],
+            "code": _CODE,
+            "ends": day_text(ends, "j F") if ends else "",
         }
         found.append(
             {
                 "kind": "bad",
                 "title": _("%(name)s: hard limit reached.") % {"name": status.budget.name},
-                "text": text,
-                "after": _("%(until)s, or until you raise it.") % {"until": until}
-                if until
-                else _(" until you raise it."),
+                **_around_code(text % values),
             }
         )
     if len(full) > MAX_NOTICES:
         title = _("%(count)s more hard limits reached.") % {"count": exact(len(full) - MAX_NOTICES)}
-        found.append({"kind": "bad", "title": title, "text": _("Requests receive"), "after": "."})
+        found.append({"kind": "bad", "title": title, **_around_code(_("Requests receive %(code)s.") % {"code": _CODE})})
     monthly = [status for status in budgets if status.budget.period == Budget.Period.MONTH and not status.is_full]
     expected = monthly_forecast(ctx) if monthly and not found else None
     if monthly and expected:
@@ -191,13 +202,14 @@ def notices(ctx: PageContext) -> list[dict[str, str]]:
         day = crossing(expected, least.limit.millionths)
         if day:
             days = (expected.path[-1].day - day).days + 1
-            rest = _("on the last day") if days == 1 else _("for the last %(days)s days") % {"days": days}
+            text = _("At the current rate, requests receive %(code)s for the last %(days)s days of the month.")
+            if days == 1:
+                text = _("At the current rate, requests receive %(code)s on the last day of the month.")
             found.append(
                 {
                     "kind": "warn",
                     "title": _("Hard limit likely on %(day)s.") % {"day": day_text(day, "j F")},
-                    "text": _("At the current rate, requests receive"),
-                    "after": _(" %(rest)s of the month.") % {"rest": rest},
+                    **_around_code(text % {"code": _CODE, "days": days}),
                 }
             )
     return found

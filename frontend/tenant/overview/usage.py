@@ -14,6 +14,7 @@ from billing.metering.usage import UsageReport, count_accepted, sums, total
 from billing.models import ExecutionOutcome
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import legend_total as summed
+from frontend.core.code_labels import code_text
 from frontend.core.date_ranges import date_range_of, days_of
 from frontend.core.languages import day_text, in_sentence
 from frontend.core.numbers import Money, duration, share
@@ -135,7 +136,7 @@ def _bound(traffic: Rates) -> str:
     if not traffic.bounds or not traffic.total.limited:
         return ""
     most = traffic.bounds[0]
-    name = most.name if most.kind == "budget" else most.name.replace("_", " ")
+    name = most.name if most.kind == "budget" else code_text(most.name)
     return _("%(share)s by %(name)s") % {
         "share": share(most.requests, traffic.total.limited),
         "name": name or most.kind,

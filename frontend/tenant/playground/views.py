@@ -36,7 +36,7 @@ def token(ctx: PageContext) -> HttpResponse:
     try:
         return JsonResponse({"playground_token": actions.do_create_playground_token(key, ctx.user)})
     except actions.Conflict as exc:
-        return JsonResponse({"error": translate_message(str(exc))}, status=409)
+        return JsonResponse({"error": translate_message(exc)}, status=409)
 
 
 SCREEN = ConsoleScreen(

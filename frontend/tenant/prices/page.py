@@ -10,11 +10,12 @@ from itertools import pairwise
 from typing import Any
 
 from django.db.models import Q
+from django.utils.dates import WEEKDAYS_ABBR
 from django.utils.translation import gettext as _
 
 from billing.models import CompiledRateCard
 from billing.pricing.rate_cards import current_prices
-from billing.rates.price_book import WEEKDAYS, NewPrice, PriceRanges
+from billing.rates.price_book import NewPrice, PriceRanges
 from billing.rates.pricing import DAYS_A_WEEK, MINUTES_A_DAY, NO_END, Component, Tier
 from frontend.core.backend_messages import translate_lazily
 from frontend.core.languages import lazy_text as _lazy
@@ -161,7 +162,8 @@ def condition_text(place: PriceRanges) -> str:
         message.append(_("prompts of %(since)s tokens or more") % {"since": exact(since)})
     is_daily = (first, last) == (0, DAYS_A_WEEK)
     if not is_daily:
-        message.append(_(" to ").join(WEEKDAYS[day].title() for day in dict.fromkeys((first, last - 1))))
+        days = {"first": WEEKDAYS_ABBR[first], "last": WEEKDAYS_ABBR[last - 1]}
+        message.append(_("%(first)s to %(last)s") % days if last - first > 1 else str(days["first"]))
     if (opens, closes) != (0, MINUTES_A_DAY) or not is_daily:
         message.append(
             _("%(opens)s to %(closes)s %(zone)s") % {"opens": _time(opens), "closes": _time(closes), "zone": zone}

@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 from billing.models import Adjustment, UsageEvent
 from billing.rates.pricing import Component
 from frontend.core.backend_messages import translate_message
+from frontend.core.code_labels import code_text
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money, duration, exact, exact_places, share
 from frontend.core.page_context import PageContext
@@ -74,7 +75,7 @@ def request_detail(ctx: PageContext, request_id: str) -> dict[str, Any] | None:
         "limits": _limits(record) if record else [],
         "budgets": _budgets(found),
         "route": _route(record) if record else [],
-        "skipped": [(entry["model"], entry["reason"].replace("_", " ")) for entry in _read_skipped(record)],
+        "skipped": [(entry["model"], code_text(entry["reason"])) for entry in _read_skipped(record)],
         "places": [_place(placement) for placement in record.placements] if record else [],
         "executions": [_execution(execution) for execution in found.executions],
         "ran": bool(found.executions or (record and record.placements)),  # usage is settled or will be
@@ -211,7 +212,7 @@ def _choice(policy: Mapping[str, Any]) -> list[Fact]:
     """Return what the first target was chosen by."""
     if "strategy" not in policy:
         return [(_("Drawn by weight"), exact(int(policy.get("draw", 0))), False)]
-    facts: list[Fact] = [(_("Strategy"), str(policy["strategy"]).replace("_", " "), False)]
+    facts: list[Fact] = [(_("Strategy"), code_text(str(policy["strategy"])), False)]
     for name, label in (("cost_nano", _("Estimated cost")), ("ttft_ms", _("Time to first token")), ("load", _("Load"))):
         for model, value in policy.get(name, {}).items():
             facts.append((f"{label}, {model}", _measure(name, value), False))
@@ -235,13 +236,13 @@ def _changes(route: Mapping[str, Any]) -> list[Fact]:
     facts: list[Fact] = [
         (
             _("Escalated from %(model)s") % {"model": each["model"]},
-            _("Answer failed the check %(check)s") % {"check": str(each["check"]).replace("_", " ")},
+            _("Answer failed the check %(check)s") % {"check": code_text(str(each["check"]))},
             False,
         )
         for each in route.get("escalations", ())
     ]
     if reason := route.get("not_escalating"):
-        facts.append((_("No escalation"), str(reason).replace("_", " "), False))
+        facts.append((_("No escalation"), code_text(str(reason)), False))
     if defaults := route.get("sampling_defaults"):
         facts.append((_("Sampling defaults"), format_sampling_defaults(tuple(defaults.items())), False))
     if dropped := route.get("dropped_messages"):
@@ -249,11 +250,11 @@ def _changes(route: Mapping[str, Any]) -> list[Fact]:
     if truncated := route.get("truncated_inputs"):
         facts.append((_("Truncated inputs"), exact(int(truncated)), False))
     if shadow := route.get("shadow"):
-        reason = str(route.get("not_shadowing", "")).replace("_", " ")
+        reason = code_text(str(route.get("not_shadowing", "")))
         text = _("%(model)s (no answer: %(reason)s)") if reason else "%(model)s"
         facts.append((_("Shadow"), text % {"model": shadow["model"], "reason": reason}, False))
     elif reason := route.get("not_shadowing"):
-        facts.append((_("No shadow"), str(reason).replace("_", " "), False))
+        facts.append((_("No shadow"), code_text(str(reason)), False))
     if route.get("retry_budget"):
         facts.append((_("Retry budget"), str(route["retry_budget"]), False))
     return facts
@@ -264,11 +265,11 @@ def _answer_cache(route: Mapping[str, Any]) -> list[Fact]:
     note = route.get("answer_cache")
     if not note:
         return []
-    result = note.get("layer") or f"miss ({note.get('miss', '')})"
-    facts = [(_("Answer cache"), str(result).replace("_", " "), False)]
+    result = _("miss (%(reason)s)") % {"reason": code_text(str(note.get("miss", "")))}
+    facts = [(_("Answer cache"), code_text(str(note["layer"])) if note.get("layer") else result, False)]
     similar = note if note.get("layer") == "semantic" else note.get("semantic") or {}
     if reason := similar.get("miss"):
-        reasons = ", ".join((reason, *similar.get("guards", ()))).replace("_", " ")
+        reasons = ", ".join(map(code_text, (reason, *similar.get("guards", ()))))
         facts.append((_("Similar question"), _("not served (%(reasons)s)") % {"reasons": reasons}, False))
     if "similarity" in similar:
         facts.append(
@@ -324,7 +325,7 @@ def _execution(execution: RequestExecution) -> dict[str, Any]:
     return {
         "event": event,
         "number": event.execution + 1,
-        "finish": event.finish_reason.replace("_", " "),
+        "finish": code_text(event.finish_reason),
         "tokens": tokens,
         "source": SOURCES.get(event.usage_source, ""),
         "miss": _miss(event),
@@ -352,13 +353,9 @@ def _cache(event: UsageEvent) -> dict[str, Any] | None:
 
 
 def _miss(event: UsageEvent) -> str:
-    text = MISSES.get(event.miss_reason, event.miss_reason.replace("_", " "))
-    if event.miss_reason == "prefix_changed":
-        return text + (
-            _(" from token %(changed_at)s") % {"changed_at": exact(event.changed_at)}
-            if event.changed_at is not None
-            else ""
-        )
+    text = MISSES.get(event.miss_reason) or code_text(event.miss_reason)
+    if event.miss_reason == "prefix_changed" and event.changed_at is not None:
+        return _("%(reason)s from token %(changed_at)s") % {"reason": text, "changed_at": exact(event.changed_at)}
     return text
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
+from frontend.core.code_labels import code_text
 from frontend.core.date_ranges import date_range_of
 from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar, text_chip
 from frontend.core.labels import outcome_label
@@ -308,7 +309,7 @@ def _search_note(ctx: PageContext) -> str:
 
 def status_text(code: str, bound: Mapping[str, object] | None) -> str:
     """Return a short reason why a request was not answered."""
-    return code.replace("_", " ") if bound is None else bound_text(bound)
+    return code_text(code) if bound is None else bound_text(bound)
 
 
 def bound_text(bound: Mapping[str, object]) -> str:

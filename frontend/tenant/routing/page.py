@@ -8,8 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 from django.db.models import QuerySet
+from django.utils.dates import WEEKDAYS_ABBR
 from django.utils.translation import gettext as _
 
+from frontend.core.code_labels import code_text
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import Money, common_places, decimals, duration, exact, share, signed_share
 from frontend.core.page_context import PageContext
@@ -176,7 +178,7 @@ def _shadow_table(result: ShadowResult) -> ShadowTable:
     return ShadowTable(
         result,
         tuple(row for row in rows if row is not None),
-        tuple((code.replace("_", " "), count) for code, count in result.codes.most_common()),
+        tuple((code_text(code), count) for code, count in result.codes.most_common()),
     )
 
 
@@ -184,7 +186,7 @@ def _share(label: str, live: int, shadow: int, total: int) -> ShadowRow | None:
     if not total:
         return None
     points = decimals((shadow - live) * 100 / total)
-    change = f"+{points} points" if shadow > live else f"{points} points"
+    change = _("%(points)s points") % {"points": f"+{points}" if shadow > live else points}
     return ShadowRow(label, share(live, total), share(shadow, total), change)
 
 
@@ -281,24 +283,30 @@ def _conditions(when: When, keys: Mapping[int, str], projects: Mapping[int, str]
             "listed": _join(projects.get(project, _("No. %(pk)s") % {"pk": project}) for project in when.projects)
         }
     if (left := when.budget_left) is not None:
-        most = "" if left.at_most is None else _("at most %(at_most)s%%") % {"at_most": left.at_most}
-        least = _("at least %(at_least)s%%") % {"at_least": left.at_least} if left.at_least or not most else ""
-        yield _("%(filter)s of the budget left") % {"filter": _(" and ").join(filter(None, (least, most)))}
+        if left.at_most is None:
+            sentence = _("at least %(at_least)s%% of the budget left")
+        elif not left.at_least:
+            sentence = _("at most %(at_most)s%% of the budget left")
+        else:
+            sentence = _("at least %(at_least)s%% and at most %(at_most)s%% of the budget left")
+        yield sentence % {"at_least": left.at_least, "at_most": left.at_most}
     if (score := when.complexity) is not None:
-        most = "" if score.at_most is None else _("at most %(at_most)s") % {"at_most": score.at_most}
-        least = _("at least %(at_least)s") % {"at_least": score.at_least} if score.at_least or not most else ""
-        yield _("complexity %(filter)s") % {"filter": _(" and ").join(filter(None, (least, most)))}
+        if score.at_most is None:
+            sentence = _("complexity at least %(at_least)s")
+        elif not score.at_least:
+            sentence = _("complexity at most %(at_most)s")
+        else:
+            sentence = _("complexity at least %(at_least)s and at most %(at_most)s")
+        yield sentence % {"at_least": score.at_least, "at_most": score.at_most}
     if (hours := when.hours) is not None:
-        days = (
-            ""
-            if len(hours.days) == len(DAYS)
-            else _(" on %(listed)s") % {"listed": _join(day.capitalize() for day in hours.days)}
-        )
-        yield _("%(start)s to %(end)s %(zone)s%(days)s") % {
+        sentence = _("%(start)s to %(end)s %(zone)s on %(days)s")
+        if len(hours.days) == len(DAYS):
+            sentence = _("%(start)s to %(end)s %(zone)s")
+        yield sentence % {
             "start": hours.start,
             "end": hours.end,
             "zone": hours.zone,
-            "days": days,
+            "days": _join(WEEKDAYS_ABBR[DAYS.index(day)] for day in hours.days),
         }
 
 

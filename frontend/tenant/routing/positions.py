@@ -6,17 +6,27 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from django.utils.translation import gettext as _
 
 from frontend.core.backend_messages import translate_message
 from frontend.core.numbers import exact
+from inference_worker.contract.texts import Text, text_of
 from tenants.routing_policies import policy
 from tenants.stored_text import unstorable_fields
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
-_PLACE = re.compile(r"^(?P<said>.*?)(?: - at `(?P<place>.*)`)?$", re.DOTALL)
+# Messages of Python's JSON decoder, which the console translates.
+_JSON_ERRORS = (
+    Text("Expecting value"),
+    Text("Expecting property name enclosed in double quotes"),
+    Text("Expecting ',' delimiter"),
+    Text("Expecting ':' delimiter"),
+    Text("Extra data"),
+    Text("Unterminated string starting at"),
+    Text("Invalid control character at"),
+)
 CONTEXT_LINES = 2  # lines shown before and after the error
 MAX_LENGTH = 64 * 1024  # characters of a policy
 
@@ -57,8 +67,9 @@ def read(text: str) -> tuple[dict[str, Any], policy.Policy] | PolicyError:
     try:
         return body, policy.parse(body)
     except ValueError as exc:
-        found = _PLACE.match(str(exc))
-        message, place = (found["said"], found["place"] or "$") if found else (str(exc), "$")
+        message, place = text_of(exc), "$"
+        if isinstance(message, Text) and "place" in message.values:
+            place, message = str(message.values["place"]), cast("str", message.values["error"])
         return _at(text, message, place.removeprefix("$").removeprefix("."), _line(text, place))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from django import forms
 from django.http import QueryDict
+from django.utils.dates import WEEKDAYS_ABBR
 from django.utils.translation import gettext as _
 
 from frontend.core.languages import lazy_text as _lazy
@@ -94,7 +95,7 @@ class RuleForm(_PartForm):
     start = _text(_lazy("From (HH:MM)"), max_length=5)
     end = _text(_lazy("To (HH:MM)"), max_length=5)
     zone = _text(_lazy("Time zone"), max_length=64)
-    days = _boxes(_lazy("On"), {day: day.capitalize() for day in DAYS})
+    days = _boxes(_lazy("On"), {day: WEEKDAYS_ABBR[number] for number, day in enumerate(DAYS)})
     budget_at_least = _number(_lazy("Budget left, at least (%)"))
     budget_at_most = _number(_lazy("Budget left, at most (%)"))
     complexity_at_least = _number(_lazy("Complexity, at least"))

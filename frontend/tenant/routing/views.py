@@ -99,7 +99,7 @@ def edit(ctx: PageContext) -> HttpResponse:
                 )
             made = checking.publish(ctx, **given)
         except ActionRefused as exc:
-            form.add_error(None, translate_message(str(exc)))
+            form.add_error(None, translate_message(exc))
         else:
             message = _("Version %(version)s of %(name)s published. It is live within a second.") % {
                 "version": made.version,

@@ -12,6 +12,7 @@ from billing.currencies.amounts import TOKENS_A_PRICE, half_up
 from billing.metering.usage import count_accepted, sums, total
 from frontend.core.charts import Chart, Series
 from frontend.core.charts import legend_total as summed
+from frontend.core.code_labels import code_text
 from frontend.core.date_ranges import days_of
 from frontend.core.languages import in_sentence
 from frontend.core.languages import lazy_text as _lazy
@@ -158,7 +159,7 @@ def layers(ctx: PageContext) -> dict[str, Any]:
     found = cache_layers(ctx.tenant.pk, start, end)
     misses = cache_misses(ctx.tenant.pk, start, end)
     return {
-        "misses": [(ANSWER_MISSES.get(miss.reason, miss.reason.replace("_", " ")), miss.requests) for miss in misses],
+        "misses": [(ANSWER_MISSES.get(miss.reason) or code_text(miss.reason), miss.requests) for miss in misses],
         **_semantic(ctx),
         **_warming(ctx, start, end),
         "found": found,
@@ -219,7 +220,7 @@ def is_filtered(ctx: PageContext) -> bool:
 
 
 def _miss(row: Mapping[str, Any], all_missed: int) -> dict[str, Any]:
-    label, message = REASONS.get(row["miss_reason"], (row["miss_reason"].replace("_", " "), ""))
+    label, message = REASONS.get(row["miss_reason"], (code_text(row["miss_reason"]), ""))
     tokens = row["uncached"]
     part = share(tokens, all_missed)
     return {"label": label, "message": message, "accepted": count_accepted(row), "uncached": tokens, "part": part}

@@ -10,6 +10,7 @@ from typing import Any
 from django.db.models import QuerySet
 from django.utils.translation import gettext as _
 
+from frontend.core.backend_messages import translate_message
 from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar
 from frontend.core.labels import choice_label
 from frontend.core.languages import lazy_text as _lazy
@@ -146,7 +147,7 @@ def _answer(status: int | None, error: str) -> tuple[str, str]:
     """Return the result of an attempt, and the color of its badge."""
     if status is not None and 200 <= status < 300:
         return str(status), "good"
-    return " · ".join(part for part in (str(status or ""), error) if part) or _("No response"), "bad"
+    return " · ".join(part for part in (str(status or ""), translate_message(error)) if part) or _("No response"), "bad"
 
 
 def _is_filtered(ctx: PageContext) -> bool:

@@ -20,6 +20,7 @@ from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_page
 from frontend.core.screens import ConsoleScreen, PaletteAction
 from frontend.tenant.webhooks import page
+from inference_worker.contract.texts import Text
 from tenants.actions import webhooks as actions
 from tenants.models import WebhookEndpoint
 from tenants.permissions import Permission
@@ -49,7 +50,10 @@ class EndpointForm(forms.Form):
     event_types = forms.MultipleChoiceField(
         label=_lazy("Events"),
         required=False,
-        choices=[(name, translate_lazily(f"{name}: {kind.description}")) for name, kind in EVENT_TYPES.items()],
+        choices=[
+            (name, translate_lazily(Text("%(name)s: %(description)s", name=name, description=kind.description)))
+            for name, kind in EVENT_TYPES.items()
+        ],
         widget=forms.CheckboxSelectMultiple,
         help_text=_lazy("Leave blank for all events, including future event types"),
     )

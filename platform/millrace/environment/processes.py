@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from inference_worker.contract.texts import Text
+
 FILE_NAME = "processes"
 FILE_BYTES = 16 * 1024
 MAX_READS = 5  # reads of a file that is being written
@@ -33,12 +35,21 @@ class ProcessState(msgspec.Struct, frozen=True):
     def describe(self) -> str:
         """Return a description of the state, without the process's name."""
         if not self.deaths:
-            return "running" if self.running else "starting"
-        deaths = "1 death" if self.deaths == 1 else f"{self.deaths} deaths"
+            return Text("running") if self.running else Text("starting")
         if self.running:
-            return f"running, {deaths} lately, last: {self.last_end}"
-        seconds = max(0, round(self.next_start_at - time.monotonic()))
-        return f"restarting, {deaths}, last: {self.last_end}, next start in {seconds} s"
+            return Text(
+                "running, 1 death lately, last: %(last_end)s",
+                "running, %(number)s deaths lately, last: %(last_end)s",
+                number=self.deaths,
+                last_end=self.last_end,
+            )
+        return Text(
+            "restarting, 1 death, last: %(last_end)s, next start in %(seconds)s s",
+            "restarting, %(number)s deaths, last: %(last_end)s, next start in %(seconds)s s",
+            number=self.deaths,
+            last_end=self.last_end,
+            seconds=max(0, round(self.next_start_at - time.monotonic())),
+        )
 
 
 class _Published(msgspec.Struct, frozen=True):

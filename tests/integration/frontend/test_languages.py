@@ -81,7 +81,8 @@ def test_health_issues_and_webhook_events_are_translated(client, acme):
     record_issues(None)
     assert "Der Webhook https://example.com/hook wurde deaktiviert" in page(client, "/operator/alerts/", **GERMAN)
     with all_tenants_scope(BypassReason.COMMAND):
-        assert HealthEvent.objects.filter(title="Acme: the webhook https://example.com/hook was disabled").exists()
+        titles = set(HealthEvent.objects.values_list("title", flat=True))
+    assert "Acme: the webhook https://example.com/hook was disabled" in titles
 
 
 def test_scripts_have_the_texts_of_the_language(client, acme):

@@ -30,6 +30,7 @@ BILLING_MAY = {
     "inference_worker.contract.readiness",
     "inference_worker.contract.request",
     "inference_worker.contract.script_files",
+    "inference_worker.contract.texts",
     "inference_worker.contract.valkey",
 }
 TENANTS_MAY = BILLING_MAY | {

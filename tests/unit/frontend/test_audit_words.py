@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.apps import apps
+from django.utils import translation
 
-from frontend.core.audit_words import _VERBS, OBJECTS, action_label, field_label, value_text
+from frontend.core.audit_fields import VALUE_LABELS
+from frontend.core.audit_words import _FIELDS, _VERBS, _WORDS, OBJECTS, action_label, field_label, value_text
 from tenants.models import ApiKey
 
 
@@ -70,3 +73,27 @@ def test_fields_are_words(field, label):
 )
 def test_values_have_units(field: str, value: Any, unit: str, text: str) -> None:
     assert value_text(field, value, {(ApiKey, 3): "prod"}, unit) == text
+
+
+def test_every_audited_field_and_choice_has_a_label():
+    audited = {(model, field) for model in apps.get_models() for field in getattr(model, "AUDITED", ())}
+    assert len(audited) > 150
+    assert {name for _, name in audited} - set(_FIELDS) == set()
+    chosen = {
+        value
+        for model, name in audited
+        if name in _WORDS
+        for value, _label in getattr(model._meta.get_field(name), "flatchoices", ())
+    }
+    assert chosen - set(VALUE_LABELS) == {"pagerduty", "slack", "webhook"}  # names
+
+
+def test_fields_and_values_are_translated():
+    with translation.override("de"):
+        assert field_label("disabled_because") == "Grund der Deaktivierung"
+        assert value_text("invoice_type", "credit_note", {}) == "Gutschrift"
+        assert value_text("dry_run", True, {}) == "ja"
+        assert value_text("allowed_models", None, {}) == "keine"
+        assert value_text("disabled_because", "The endpoint responded with 410 Gone.", {}) == (
+            "Der Endpunkt antwortete mit 410 Gone."
+        )

@@ -116,7 +116,7 @@ def test_an_invalid_classifier_is_rejected(changes: dict[str, Any], place: str) 
 def test_the_condition_needs_a_classifier_and_a_valid_range() -> None:
     with pytest.raises(ValueError, match=r"no classifier .*when\.complexity"):
         parse(body(None, at_least=1))
-    with pytest.raises(ValueError, match="0 to 1000"):
+    with pytest.raises(ValueError, match="0 to 1,000"):
         parse(body(at_least=1001))
 
 

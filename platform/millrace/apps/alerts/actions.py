@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from billing.currencies.amounts import MAX_BUDGET
+from inference_worker.contract.texts import Text
 from millrace.apps.alerts.checks import emit
 from millrace.apps.alerts.models import WINDOWS, AlertRule, RuleAlert
 from tenants import audit
@@ -48,9 +49,11 @@ def do_create_alert_rule(
     """
     with locked_tenant(tenant) as locked:
         if AlertRule.objects.for_tenant(locked).filter(active=True).count() >= MAX_RULES:
-            raise Conflict(f"The maximum of {MAX_RULES} alert rules is reached. Remove one first.")
+            raise Conflict(
+                Text("The maximum of %(max_rules)s alert rules is reached. Remove one first.", max_rules=MAX_RULES)
+            )
         if project is not None and project.tenant_id != locked.pk:
-            raise FieldRefused("project_id", "unknown", "The project is not this tenant's.")
+            raise FieldRefused("project_id", "unknown", Text("The project is not this tenant's."))
         row = AlertRule(tenant=locked, metric=metric, threshold=threshold, project=project, model=model)
         row.window_minutes, row.min_requests = window_minutes, min_requests
         if metric in AlertRule.OF_REQUESTS:
@@ -69,12 +72,12 @@ def do_change_alert_rule(rule: AlertRule, **fields: Any) -> AlertRule:
         Conflict: it was removed. ActionRefused: a value is wrong.
     """
     if fixed := sorted(set(fields) - set(CHANGEABLE)):
-        raise ActionRefused(f"{', '.join(fixed)} cannot be changed. Create a new rule instead.")
+        raise ActionRefused(Text("%(fixed)s cannot be changed. Create a new rule instead.", fixed=", ".join(fixed)))
     with locked_tenant(rule.tenant_id) as tenant:
         rows = AlertRule.objects.for_tenant(tenant).filter(pk=rule.pk, active=True).select_related("project")
         row = rows.select_for_update(of=("self",)).first()
         if row is None:
-            raise Conflict("This alert rule was removed.")
+            raise Conflict(Text("This alert rule was removed."))
         before = audit.serialize_for_audit(row)
         for name, value in fields.items():
             setattr(row, name, value)
@@ -122,18 +125,28 @@ def _check(rule: AlertRule) -> None:
     metric = Metric(rule.metric)
     least, most, unit = THRESHOLDS[metric]
     if not least <= rule.threshold <= most:
-        raise FieldRefused("threshold", "invalid", f"The threshold must be from {least:,} to {most:,} {unit}.")
+        raise FieldRefused(
+            "threshold",
+            "invalid",
+            Text("The threshold must be from %(least)s to %(most)s %(unit)s.", least=least, most=most, unit=unit),
+        )
     if metric in AlertRule.OF_REQUESTS:
         if rule.window_minutes not in WINDOWS:
             windows = ", ".join(map(str, WINDOWS))
-            raise FieldRefused("window_minutes", "invalid", f"The window must be one of {windows} minutes.")
+            raise FieldRefused(
+                "window_minutes", "invalid", Text("The window must be one of %(windows)s minutes.", windows=windows)
+            )
         if rule.min_requests is None or not 1 <= rule.min_requests <= MAX_MIN_REQUESTS:
-            raise FieldRefused("min_requests", "invalid", f"Enter from 1 to {MAX_MIN_REQUESTS:,} requests.")
+            raise FieldRefused(
+                "min_requests",
+                "invalid",
+                Text("Enter from 1 to %(max_min_requests)s requests.", max_min_requests=MAX_MIN_REQUESTS),
+            )
     elif rule.window_minutes is not None or rule.min_requests is not None:
-        raise ActionRefused(f"window_minutes and min_requests do not apply to {metric}.")
+        raise ActionRefused(Text("window_minutes and min_requests do not apply to %(metric)s.", metric=metric))
     if rule.project is not None and metric not in {*AlertRule.OF_REQUESTS, Metric.KEY_EXPIRY}:
-        raise FieldRefused("project_id", "invalid", f"A project does not apply to {metric}.")
+        raise FieldRefused("project_id", "invalid", Text("A project does not apply to %(metric)s.", metric=metric))
     if rule.model and (metric in (Metric.KEY_EXPIRY, Metric.CREDIT, Metric.REPLICA_DOWN)):
-        raise FieldRefused("model", "invalid", f"A model does not apply to {metric}.")
+        raise FieldRefused("model", "invalid", Text("A model does not apply to %(metric)s.", metric=metric))
     if rule.muted_until is not None and rule.muted_until.tzinfo is None:
         rule.muted_until = rule.muted_until.replace(tzinfo=UTC)

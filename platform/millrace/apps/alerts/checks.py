@@ -78,7 +78,7 @@ def _trigger(rule: AlertRule, breaches: list[Breach], now: datetime) -> None:
             tenant_id=rule.tenant_id,
             rule=rule,
             subject=breach.subject,
-            summary=breach.summary[:300],
+            summary=breach.summary,
             value=breach.value,
             threshold=rule.threshold,
             samples=breach.samples,

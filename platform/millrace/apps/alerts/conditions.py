@@ -18,6 +18,7 @@ from billing.invoicing.prepayment import available_nano
 from billing.ledger.credits import with_rest
 from billing.models import BillingProfile, CreditGrant
 from billing.pricing.currencies import currency_of
+from inference_worker.contract.texts import Text
 from millrace.apps.alerts.models import AlertRule
 from millrace.apps.deployments.models import MILLRACE, Deployment
 from millrace.apps.health.health_checks import IssueType
@@ -83,9 +84,13 @@ def _error_rate(rule: AlertRule, now: datetime) -> list[Breach]:
     if requests < (rule.min_requests or 1) or failed * 10_000 <= rule.threshold * requests:
         return []
     rate = failed * 10_000 // requests
-    summary = (
-        f"Error rate is {_percent(rate)}, above {_percent(rule.threshold)}: {failed:,} of {requests:,} requests"
-        f"{_scope(rule)} failed in {_minutes(rule.window)}"
+    summary = Text(
+        "Error rate is %(rate)s, above %(limit)s: %(failed)s of %(requests)s failed in %(duration)s",
+        rate=_percent(rate),
+        limit=_percent(rule.threshold),
+        failed=failed,
+        requests=_describe_requests(rule, requests),
+        duration=_describe_duration(rule.window),
     )
     return [Breach("", summary, rate, requests)]
 
@@ -94,9 +99,12 @@ def _ttft_p95(rule: AlertRule, now: datetime) -> list[Breach]:
     *_, timed, p95 = _read_requests(rule, now)
     if p95 is None or timed < (rule.min_requests or 1) or p95 <= rule.threshold:
         return []
-    summary = (
-        f"TTFT p95 is {p95:,} ms, above {rule.threshold:,} ms: of {timed:,} requests{_scope(rule)}"
-        f" in {_minutes(rule.window)}"
+    summary = Text(
+        "TTFT p95 is %(p95)s ms, above %(limit)s ms: of %(requests)s in %(duration)s",
+        p95=p95,
+        limit=rule.threshold,
+        requests=_describe_requests(rule, timed),
+        duration=_describe_duration(rule.window),
     )
     return [Breach("", summary, p95, timed)]
 
@@ -111,7 +119,12 @@ def _key_expiry(rule: AlertRule, now: datetime) -> list[Breach]:
     return [
         Breach(
             str(key.pk),
-            f"API key {key.name} ({key.prefix}…) expires on {key.expires_at:%-d %B %Y, %H:%M} UTC",
+            Text(
+                "API key %(name)s (%(prefix)s…) expires on %(expires_at)s",
+                name=key.name,
+                prefix=key.prefix,
+                expires_at=key.expires_at,
+            ),
             (key.expires_at - now).days,
         )
         for key in keys.order_by("expires_at", "pk")[:MAX_SUBJECTS]
@@ -125,7 +138,7 @@ def _credit(rule: AlertRule, now: datetime) -> list[Breach]:
         return []
     currency = currency_of(rule.tenant_id)
     left_text, least = (exact_amount(max(0, nano), currency) for nano in (left, rule.threshold))
-    return [Breach("", f"Credit balance is {left_text}, below {least}", left)]
+    return [Breach("", Text("Credit balance is %(left)s, below %(least)s", left=left_text, least=least), left)]
 
 
 def _credit_left(tenant_id: int, now: datetime) -> int | None:
@@ -160,7 +173,7 @@ def _health(rule: AlertRule, now: datetime) -> list[Breach]:
     return [
         Breach(
             str(event.pk),
-            f"{event.title} (since {event.opened_at:%-d %B %Y, %H:%M} UTC)",
+            Text("%(title)s (since %(opened_at)s)", title=event.title, opened_at=event.opened_at),
             int(((event.closed_at or now) - event.opened_at).total_seconds()) // 60,
             is_over=event.closed_at is not None,
         )
@@ -183,12 +196,21 @@ def _percent(hundredths: int) -> str:
     return f"{hundredths // 100}.{hundredths % 100:02}%"
 
 
-def _minutes(window: timedelta) -> str:
+def _describe_duration(window: timedelta) -> Text:
     minutes = int(window.total_seconds()) // 60
-    number, unit = (minutes // 60, "hour") if minutes >= 60 else (minutes, "minute")
-    return f"{number} {unit}{'' if number == 1 else 's'}"
+    if minutes >= 60:
+        return Text("%(number)s hour", "%(number)s hours", number=minutes // 60)
+    return Text("%(number)s minute", "%(number)s minutes", number=minutes)
 
 
-def _scope(rule: AlertRule) -> str:
-    project = f" of project {rule.project.name}" if rule.project is not None else ""
-    return f"{project} to {rule.model}" if rule.model else project
+def _describe_requests(rule: AlertRule, number: int) -> Text:
+    """Return the number of requests, with the project and the model of the rule."""
+    values: dict[str, object] = {"number": number, "model": rule.model}
+    if rule.project is None:
+        if rule.model:
+            return Text("%(number)s requests to %(model)s", **values)
+        return Text("%(number)s requests", **values)
+    values["project"] = rule.project.name
+    if rule.model:
+        return Text("%(number)s requests of project %(project)s to %(model)s", **values)
+    return Text("%(number)s requests of project %(project)s", **values)

@@ -10,6 +10,7 @@ from django.db.models import Q
 
 from tenants.isolation.scopes import TenantManager
 from tenants.models import OutboxEmail, Project, Tenant, WebhookEvent
+from tenants.text_field import UserTextField
 
 WINDOWS = (5, 15, 60, 360, 1440)  # minutes
 
@@ -89,7 +90,7 @@ class RuleAlert(models.Model):
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE)
     rule = models.ForeignKey(AlertRule, on_delete=models.CASCADE)
     subject = models.CharField(max_length=128, blank=True, default="", help_text="ID of the key or health event")
-    summary = models.CharField(max_length=300)
+    summary = UserTextField()
     value = models.BigIntegerField(null=True, help_text="in the unit of the threshold")
     threshold = models.BigIntegerField()
     samples = models.IntegerField(null=True, help_text="requests in the window")

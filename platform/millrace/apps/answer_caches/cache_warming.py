@@ -24,6 +24,7 @@ from billing.currencies.amounts import FEMTO_A_NANO
 from billing.models import CompiledRateCard, UsageEvent
 from billing.rates.pricing import PriceIndex, RateCard, Tier, UnknownPriceError, price, reservation_nano
 from inference_worker.contract.request import TokenCounts
+from inference_worker.contract.texts import Text
 from millrace.apps.answer_caches.models import WarmedPrompt
 from millrace.apps.answer_caches.prompt_digests import PATHS
 from millrace.apps.answer_caches.warming_candidates import DAY, Candidate, find_candidates, keys_of
@@ -118,11 +119,11 @@ def check_opted_in(tenant: Tenant) -> None:
         Conflict: it does not; the message has the reason.
     """
     if not tenant.cache_warming_nano:
-        raise Conflict("Cache warming is off. Set a daily budget: cache_warming_nano.")
+        raise Conflict(Text("Cache warming is off. Set a daily budget: cache_warming_nano."))
     if not tenant.content_retention_days:
-        raise Conflict("Prompts are not stored, so none can be warmed. Set content_retention_days.")
+        raise Conflict(Text("Prompts are not stored, so none can be warmed. Set content_retention_days."))
     if not permits_warming(tenant):
-        raise Conflict("The tenant is suspended.")
+        raise Conflict(Text("The tenant is suspended."))
 
 
 # Choice of the prompts.

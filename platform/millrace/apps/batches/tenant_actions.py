@@ -13,6 +13,7 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import Sum
 
+from inference_worker.contract.texts import Text
 from millrace.apps.batches.actions import LIVE, RETENTION, storage
 from millrace.apps.batches.models import Batch, File
 from millrace.apps.batches.reading import MAX_FILE_BYTES, MAX_LINES
@@ -55,12 +56,20 @@ def do_upload_file(project: Project, filename: str, chunks: Iterable[bytes], *, 
             lines += chunk.count(b"\n")
             last = chunk[-1:] or last
             if size > MAX_FILE_BYTES:
-                raise FieldRefused("file", "too_large", f"A file may have at most {MAX_FILE_BYTES:,} bytes.")
+                raise FieldRefused(
+                    "file",
+                    "too_large",
+                    Text("A file may have at most %(max_file_bytes)s bytes.", max_file_bytes=MAX_FILE_BYTES),
+                )
             if lines > MAX_LINES:
-                raise FieldRefused("file", "too_many_lines", f"A batch file may have at most {MAX_LINES:,} lines.")
+                raise FieldRefused(
+                    "file",
+                    "too_many_lines",
+                    Text("A batch file may have at most %(max_lines)s lines.", max_lines=MAX_LINES),
+                )
             target.write(chunk)
         if not size:
-            raise FieldRefused("file", "empty", "The file is empty.")
+            raise FieldRefused("file", "empty", Text("The file is empty."))
     try:
         with tenant_scope(project.tenant_id):
             # Serialized per tenant, so that concurrent uploads cannot exceed the quota together.
@@ -93,7 +102,7 @@ def _lock_files(tenant_id: int) -> None:
 def _require_quota(tenant_id: int, size: int, quota: int) -> None:
     used = File.objects.for_tenant(tenant_id).aggregate(sum=Sum("size"))["sum"] or 0
     if used + size > quota:
-        raise Conflict(f"Your files may total {quota:,} bytes. Delete some files first.")
+        raise Conflict(Text("Your files may total %(quota)s bytes. Delete some files first.", quota=quota))
 
 
 def do_delete_file(file: File) -> None:
@@ -108,7 +117,7 @@ def do_delete_file(file: File) -> None:
             return
         batch = Batch.objects.for_tenant(file.tenant_id).filter(input_file=file.name, status__in=LIVE).first()
         if batch is not None:
-            raise Conflict(f"The batch {batch.name} is reading this file.")
+            raise Conflict(Text("The batch %(name)s is reading this file.", name=batch.name))
         before = {"filename": file.filename, "size": file.size, "project_id": file.project_id}
         audit.record("file.deleted", file, tenant_id=file.tenant_id, before=before)
         File.objects.for_tenant(file.tenant_id).filter(pk=file.pk).delete()
@@ -122,9 +131,11 @@ def do_create_batch(tenant: Tenant, file_name: str, key: ApiKey, endpoint: str) 
         FieldRefused: the file does not exist in the key's project, or the endpoint is unknown.
     """
     if endpoint not in ENDPOINTS:
-        raise FieldRefused("endpoint", "unknown", f"The endpoint must be one of {', '.join(ENDPOINTS)}.")
+        raise FieldRefused(
+            "endpoint", "unknown", Text("The endpoint must be one of %(endpoints)s.", endpoints=", ".join(ENDPOINTS))
+        )
     if not key.is_live or "inference" not in key.scopes:
-        raise FieldRefused("key", "not_usable", "This key was revoked or has no inference permission.")
+        raise FieldRefused("key", "not_usable", Text("This key was revoked or has no inference permission."))
     now = datetime.now(UTC)
     with tenant_scope(tenant):
         # Held until the batch exists, so that a concurrent deletion of the file sees the batch.
@@ -133,7 +144,7 @@ def do_create_batch(tenant: Tenant, file_name: str, key: ApiKey, endpoint: str) 
         )
         row = files.select_for_update().filter(name=file_name, project_id=key.project_id).first()
         if row is None:
-            raise FieldRefused("file", "not_found", "This file does not exist in the key’s project.")
+            raise FieldRefused("file", "not_found", Text("This file does not exist in the key’s project."))
         batch = Batch.objects.create(
             name=new_name("batch_"),
             tenant_id=tenant.pk,
@@ -164,7 +175,12 @@ def do_cancel_batch(batch: Batch) -> None:
         if current.status in (Batch.Status.CANCELLING, Batch.Status.CANCELLED):
             return
         if current.status not in _CANCELLABLE:
-            raise Conflict(f"A batch with the status {current.get_status_display()} cannot be cancelled.")
+            raise Conflict(
+                Text(
+                    "A batch with the status %(status_display)s cannot be cancelled.",
+                    status_display=current.get_status_display(),
+                )
+            )
         rows.update(**cancelling)
         before, after = {"status": current.status}, {"status": str(Batch.Status.CANCELLING)}
         audit.record("batch.cancelled", batch, tenant_id=batch.tenant_id, before=before, after=after)

@@ -54,6 +54,7 @@ from inference_worker.contract.settings import (
     check_draft_model,
     read_kv_cache_memory,
 )
+from inference_worker.contract.texts import Text, text_of
 from inference_worker.contract.upstream_presets import preset_of
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from millrace.apps.deployments.fleet_status import FleetStatus, read_fleet_status
@@ -73,7 +74,7 @@ DEFAULT_POOLS = {"default": 1}
 MAX_POOLS = 32
 MAX_CONCURRENCY = 10_000
 MAX_COMMAND_LENGTH = 4000
-COMMAND_EXAMPLE = "such as `vllm serve {model} --host {host} --port {port}`"
+COMMAND_EXAMPLE = "vllm serve {model} --host {host} --port {port}"
 ENGINES = (MILLRACE, *(engine.value for engine in UpstreamEngine))
 MAX_IDLE_SECONDS = 30 * 86_400
 POOL_NAME = MODEL_NAME
@@ -150,9 +151,16 @@ def do_add_deployment(
         if not Deployment.objects.exists() and row.imported is None:  # the models of the settings stay
             do_import_settings(settings.MILLRACE.models)
         if Deployment.objects.filter(name=name).exists():
-            raise Conflict(f"The deployment {name!r} exists already. Choose another name, or update it.")
+            raise Conflict(
+                Text("The deployment %(name)s exists already. Choose another name, or update it.", name=repr(name))
+            )
         if Deployment.objects.count() >= MAX_DEPLOYMENTS:
-            raise Conflict(f"There are {MAX_DEPLOYMENTS} deployments already. Remove one first.")
+            raise Conflict(
+                Text(
+                    "There are %(max_deployments)s deployments already. Remove one first.",
+                    max_deployments=MAX_DEPLOYMENTS,
+                )
+            )
         if secret is not None:
             row.credential_id = do_create_credential(None, name, secret).pk
         _check_credential(row)
@@ -243,7 +251,9 @@ def do_import_deployments(entries: Iterable[Mapping[str, Any]]) -> dict[str, lis
                 after = audit.serialize_for_audit(do_update_deployment(name, **options))
                 result["unchanged" if before == after else "updated"].append(name)
             except ActionRefused as exc:
-                raise ActionRefused(f"Deployment {name!r}: {exc}") from exc
+                raise ActionRefused(
+                    Text("Deployment %(name)s: %(error)s", name=repr(name), error=text_of(exc))
+                ) from exc
     return result
 
 
@@ -329,7 +339,9 @@ def check_deployment(name: str, source: str = "", *, secret: str | None = None, 
     _check_secret(row, secret)
     with all_tenants_scope(BypassReason.OPERATOR):
         if Deployment.objects.filter(name=name).exists():
-            raise Conflict(f"The deployment {name!r} exists already. Choose another name, or update it.")
+            raise Conflict(
+                Text("The deployment %(name)s exists already. Choose another name, or update it.", name=repr(name))
+            )
         _check_credential(row)
     if row.engine == MILLRACE:
         task = check_source(row.spec)
@@ -354,7 +366,7 @@ def check_workers(row: Deployment, board: FleetStatus | None) -> str:
     if row.engine != MILLRACE or (row.dtype, row.kv_cache_dtype) == ("auto", "auto"):
         return ""
     if board is None:
-        return "The options were not checked against workers, because Valkey cannot be reached."
+        return Text("The options were not checked against workers, because Valkey cannot be reached.")
     try:
         has_kv_cache = model_task(row.source) == GENERATE
     except (ModelError, OSError, RuntimeError):  # its workers find the source, not this machine
@@ -377,7 +389,10 @@ def check_workers(row: Deployment, board: FleetStatus | None) -> str:
             raise FieldRefused(refusals[0].option, "invalid", refusals[0].message)
     if not unknown:
         return ""
-    return f"The options were not checked against workers: no worker of the pool {', '.join(unknown)} is running."
+    return Text(
+        "The options were not checked against workers: no worker of the pool %(unknown)s is running.",
+        unknown=", ".join(unknown),
+    )
 
 
 def check_public(row: Deployment) -> None:
@@ -413,14 +428,19 @@ def check_source(spec: ModelSpec) -> str:
     try:
         path = _find_source("source", spec.source)
         if spec.quantization == "gguf" and path.suffix != ".gguf":
-            raise FieldRefused("quantization", "invalid", "Only a .gguf file has blocks to keep. Choose another one.")
+            raise FieldRefused(
+                "quantization", "invalid", Text("Only a .gguf file has blocks to keep. Choose another one.")
+            )
         if path.is_dir():
             config = read_model_config(path)
             if spec.max_model_len and spec.max_model_len > config.max_model_len:
-                message = f"The model's context has {config.max_model_len} tokens. Enter at most that many."
+                message = Text(
+                    "The model's context has %(max_model_len)s tokens. Enter at most that many.",
+                    max_model_len=config.max_model_len,
+                )
                 raise FieldRefused("max_model_len", "invalid", message)
     except (ModelError, OSError, RuntimeError) as exc:  # RuntimeError: a home directory of an unknown user
-        raise FieldRefused("source", "invalid", f"{exc}.") from exc
+        raise FieldRefused("source", "invalid", Text("%(error)s.", error=text_of(exc))) from exc
     if spec.draft_model and not spec.draft_model.startswith(SELF_DRAFT):
         _check_draft(path, spec.draft_model)
     return model_task(spec.source)
@@ -435,7 +455,9 @@ def _find_source(field: str, source: str) -> Path:
     path = embedded_source(source) if source in EMBEDDED else Path(source).expanduser()
     if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         return path
-    raise FieldRefused(field, "invalid", f"{path} is neither a model directory nor a .gguf file on this machine.")
+    raise FieldRefused(
+        field, "invalid", Text("%(path)s is neither a model directory nor a .gguf file on this machine.", path=path)
+    )
 
 
 def _check_draft(path: Path, draft_source: str) -> None:
@@ -449,7 +471,7 @@ def _check_draft(path: Path, draft_source: str) -> None:
         if draft.is_dir() and path.is_dir():
             read_draft_config(path, draft)
     except (ModelError, OSError, RuntimeError) as exc:
-        raise FieldRefused("draft_model", "invalid", f"{exc}.") from exc
+        raise FieldRefused("draft_model", "invalid", Text("%(error)s.", error=text_of(exc))) from exc
 
 
 def unpriced_names(names: Iterable[str]) -> set[str]:
@@ -492,7 +514,9 @@ def do_draft_offered_price(name: str, *, by: User | None) -> PriceVersion:
     with all_tenants_scope(BypassReason.OPERATOR):
         row = _lock_deployment(name)
         if not unpriced_names([name]):
-            raise Conflict(f"The deployment {name!r} has a price already. Change it in the price book.")
+            raise Conflict(
+                Text("The deployment %(name)s has a price already. Change it in the price book.", name=repr(name))
+            )
         return do_propose_prices(offered_price(row), note=f"Offered price of {name}", created_by=by)
 
 
@@ -527,47 +551,61 @@ def _check(row: Deployment) -> None:
         FieldRefused: names the field.
     """
     if not re.fullmatch(MODEL_NAME, row.name):
-        message = "Enter 1 to 64 of a-z 0-9 . _ - that start with a letter or digit."
+        message = Text("Enter 1 to 64 of a-z 0-9 . _ - that start with a letter or digit.")
         raise FieldRefused("name", "invalid", message)
     if row.name in RESERVED_NAMES and row.imported is None:
-        raise FieldRefused("name", "invalid", f"{row.name!r} is reserved. Choose another name.")
+        raise FieldRefused("name", "invalid", Text("%(name)s is reserved. Choose another name.", name=repr(row.name)))
     if row.engine not in ENGINES:
-        raise FieldRefused("engine", "invalid", f"Enter one of {', '.join(ENGINES)}.")
+        raise FieldRefused("engine", "invalid", Text("Enter one of %(engines)s.", engines=", ".join(ENGINES)))
     if row.engine != MILLRACE:
         _check_upstream(row)
     elif unused := [field for field in ("upstream_model", "preset", "credential_id", "command") if getattr(row, field)]:
-        raise FieldRefused(unused[0], "invalid", "Only for upstreams. Remove it, or choose another engine.")
+        raise FieldRefused(unused[0], "invalid", Text("Only for upstreams. Remove it, or choose another engine."))
     if not row.source or len(row.source) > 1024:
-        raise FieldRefused("source", "invalid", f"Enter {', '.join(EMBEDDED)}, a model directory or a .gguf file.")
+        raise FieldRefused(
+            "source",
+            "invalid",
+            Text("Enter %(embedded)s, a model directory or a .gguf file.", embedded=", ".join(EMBEDDED)),
+        )
     for field, known in _CHOICES.items():
         if getattr(row, field) not in known:
-            raise FieldRefused(field, "invalid", f"Enter one of {', '.join(known)}.")
+            raise FieldRefused(field, "invalid", Text("Enter one of %(known)s.", known=", ".join(known)))
     for field, (least, most) in _RANGES.items():
         value = getattr(row, field)
         if value is not None and not least <= value <= most:
-            raise FieldRefused(field, "invalid", f"Enter a number from {least} to {most}.")
+            raise FieldRefused(
+                field, "invalid", Text("Enter a number from %(least)s to %(most)s.", least=least, most=most)
+            )
     if not 0 <= row.idle_seconds <= MAX_IDLE_SECONDS:
-        raise FieldRefused("idle_seconds", "invalid", f"Enter a number from 0 to {MAX_IDLE_SECONDS}.")
+        raise FieldRefused(
+            "idle_seconds",
+            "invalid",
+            Text("Enter a number from 0 to %(max_idle_seconds)s.", max_idle_seconds=MAX_IDLE_SECONDS),
+        )
     if len(row.revision) > 128:
-        raise FieldRefused("revision", "invalid", "Enter at most 128 characters.")
+        raise FieldRefused("revision", "invalid", Text("Enter at most 128 characters."))
     if len(row.draft_model) > 1024:
-        raise FieldRefused("draft_model", "invalid", "Enter at most 1024 characters.")
+        raise FieldRefused("draft_model", "invalid", Text("Enter at most 1024 characters."))
     try:
         check_draft_model(row.draft_model)
     except ValueError as exc:
-        raise FieldRefused("draft_model", "invalid", f"{str(exc).removeprefix('draft_model: ')}.") from exc
+        raise FieldRefused(
+            "draft_model", "invalid", Text("%(error)s.", error=str(exc).removeprefix("draft_model: "))
+        ) from exc
     try:
         defaults = parse_sampling_defaults(row.sampling_defaults)
     except ValueError as exc:
-        raise FieldRefused("sampling_defaults", "invalid", f"{exc}.") from exc
+        raise FieldRefused("sampling_defaults", "invalid", Text("%(error)s.", error=text_of(exc))) from exc
     if defaults and row.engine != MILLRACE:
-        raise FieldRefused("sampling_defaults", "invalid", "An upstream has its own. Enter auto or none.")
+        raise FieldRefused("sampling_defaults", "invalid", Text("An upstream has its own. Enter auto or none."))
     if not row.truncate_inputs and row.engine != MILLRACE:
-        raise FieldRefused("truncate_inputs", "invalid", "An upstream truncates its inputs itself. Remove it.")
+        raise FieldRefused("truncate_inputs", "invalid", Text("An upstream truncates its inputs itself. Remove it."))
     try:
         read_kv_cache_memory(row.kv_cache_memory)
     except ValueError as exc:
-        raise FieldRefused("kv_cache_memory", "invalid", f"Enter a size or a share: {exc}.") from exc
+        raise FieldRefused(
+            "kv_cache_memory", "invalid", Text("Enter a size or a share: %(error)s.", error=text_of(exc))
+        ) from exc
     _check_pools(row.pools)
 
 
@@ -578,28 +616,32 @@ def _check_upstream(row: Deployment) -> None:
         FieldRefused: names the field.
     """
     if not 1 <= len(row.upstream_model) <= 256 or not row.upstream_model.isprintable():
-        raise FieldRefused("upstream_model", "invalid", "Enter the model's name at the upstream.")
+        raise FieldRefused("upstream_model", "invalid", Text("Enter the model's name at the upstream."))
     if not 1 <= row.concurrency <= MAX_CONCURRENCY:
-        raise FieldRefused("concurrency", "invalid", f"Enter a number from 1 to {MAX_CONCURRENCY}.")
+        raise FieldRefused(
+            "concurrency",
+            "invalid",
+            Text("Enter a number from 1 to %(max_concurrency)s.", max_concurrency=MAX_CONCURRENCY),
+        )
     if row.task == "embed" and (row.dimensions is None or row.engine == UpstreamEngine.ANTHROPIC):
-        message = "Enter the vector size. Anthropic's protocol has no embeddings."
+        message = Text("Enter the vector size. Anthropic's protocol has no embeddings.")
         raise FieldRefused("dimensions", "invalid", message)
     if row.engine == UpstreamEngine.MANAGED:
         _check_managed(row)
     elif row.command:
-        raise FieldRefused("command", "invalid", "Only the engine managed has a command. Remove it.")
+        raise FieldRefused("command", "invalid", Text("Only the engine managed has a command. Remove it."))
     try:
         preset = preset_of(UpstreamSpec(UpstreamEngine(row.engine), row.source, row.upstream_model, preset=row.preset))
     except ValueError as exc:
-        raise FieldRefused("preset", "invalid", f"{exc}.") from exc
+        raise FieldRefused("preset", "invalid", Text("%(error)s.", error=text_of(exc))) from exc
     if row.engine == UpstreamEngine.MANAGED:
         return
     row.source = (row.source or preset.base_url).rstrip("/")
     if not row.source:
-        raise FieldRefused("base_url", "invalid", "Enter the base URL of the upstream, such as https://host/v1.")
+        raise FieldRefused("base_url", "invalid", Text("Enter the base URL of the upstream, such as https://host/v1."))
     parts = urlsplit(row.source)
     if parts.query or parts.scheme not in ("https", "http"):
-        raise FieldRefused("base_url", "invalid", "Enter an http:// or https:// URL without a query.")
+        raise FieldRefused("base_url", "invalid", Text("Enter an http:// or https:// URL without a query."))
     try:
         parse(row.source, (parts.hostname or "",) if row.allow_internal else ())
     except (TargetRefused, ValueError) as exc:
@@ -613,26 +655,33 @@ def _check_managed(row: Deployment) -> None:
         FieldRefused: names the field.
     """
     if not 1 <= len(row.command) <= MAX_COMMAND_LENGTH:
-        raise FieldRefused("command", "invalid", f"Enter the command that starts the engine, {COMMAND_EXAMPLE}.")
+        raise FieldRefused(
+            "command",
+            "invalid",
+            Text("Enter the command that starts the engine, such as `%(example)s`.", example=COMMAND_EXAMPLE),
+        )
     try:
         parse_command(row.command)
     except ValueError as exc:
-        raise FieldRefused("command", "invalid", f"{exc}.") from exc
+        raise FieldRefused("command", "invalid", Text("%(error)s.", error=text_of(exc))) from exc
     if row.upstream_model.startswith("-"):
-        raise FieldRefused("upstream_model", "invalid", "Enter a name that does not start with a hyphen.")
+        raise FieldRefused("upstream_model", "invalid", Text("Enter a name that does not start with a hyphen."))
     if row.credential_id is not None:
-        raise FieldRefused("credential_id", "invalid", "A managed engine has no credential. Remove it.")
+        raise FieldRefused("credential_id", "invalid", Text("A managed engine has no credential. Remove it."))
     if row.allow_internal:
-        raise FieldRefused("allow_internal", "invalid", "A managed engine is always internal. Remove it.")
+        raise FieldRefused("allow_internal", "invalid", Text("A managed engine is always internal. Remove it."))
     if row._state.adding and row.source not in ("", row.upstream_model):
-        raise FieldRefused("base_url", "invalid", "A managed engine has no base URL. Remove it.")
+        raise FieldRefused("base_url", "invalid", Text("A managed engine has no base URL. Remove it."))
     row.source = row.upstream_model
 
 
 def _base_url_refused(exc: ValueError) -> FieldRefused:
     reason = str(exc).partition(" Use a host")[0]  # without the advice for webhooks
-    advice = "Use an https:// URL with a public address, or allow internal addresses for this deployment."
-    return FieldRefused("base_url", "base_url_refused", f"{reason} {advice}")
+    message = Text(
+        "%(reason)s Use an https:// URL with a public address, or allow internal addresses for this deployment.",
+        reason=reason,
+    )
+    return FieldRefused("base_url", "base_url_refused", message)
 
 
 def _check_secret(row: Deployment, secret: str | None) -> None:
@@ -644,7 +693,7 @@ def _check_secret(row: Deployment, secret: str | None) -> None:
     if secret is None:
         return
     if row.engine == MILLRACE or row.credential_id is not None:
-        raise FieldRefused("secret", "invalid", "Send a secret only for an upstream, and without a credential.")
+        raise FieldRefused("secret", "invalid", Text("Send a secret only for an upstream, and without a credential."))
     check_secret(secret)
 
 
@@ -654,7 +703,11 @@ def _check_credential(row: Deployment) -> None:
         return
     if not UpstreamCredential.objects.all_tenants().filter(pk=row.credential_id, tenant=None).exists():
         listing = format_command("credentials list --platform")
-        message = f"The platform has no credential {row.credential_id}. List them with `{listing}`."
+        message = Text(
+            "The platform has no credential %(credential_id)s. List them with `%(listing)s`.",
+            credential_id=str(row.credential_id),
+            listing=listing,
+        )
         raise FieldRefused("credential_id", "invalid", message)
 
 
@@ -668,7 +721,9 @@ def _check_pools(pools: Any) -> None:
         )
     )
     if not is_valid:
-        message = 'Enter the number of replicas of each worker pool, such as {"default": 1}; 0: one on each worker.'
+        message = Text(
+            'Enter the number of replicas of each worker pool, such as {"default": 1}; 0: one on each worker.'
+        )
         raise FieldRefused("pools", "invalid", message)
 
 
@@ -681,7 +736,7 @@ def _lock_deployment(name: str) -> Deployment:
     _lock()
     row = Deployment.objects.filter(name=name).first()
     if row is None:
-        raise Conflict(f"The deployment {name!r} does not exist.")
+        raise Conflict(Text("The deployment %(name)s does not exist.", name=repr(name)))
     return row
 
 

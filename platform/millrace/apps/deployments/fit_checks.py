@@ -25,6 +25,7 @@ from inference_worker.checkpoints.model_config import ModelError
 from inference_worker.checkpoints.model_source import embedded_source
 from inference_worker.contract import valkey
 from inference_worker.contract.settings import EMBEDDED
+from inference_worker.contract.texts import Text
 from tenants.actions import ActionRefused, Conflict
 
 CHECK_SECONDS = 60.0
@@ -54,7 +55,7 @@ def do_start_fit_check(source: str, options: Mapping[str, Any]) -> str:
     try:
         with _broker() as broker:
             if not broker.set(_RUNNING_KEY, check_id, nx=True, ex=_RUNNING_SECONDS):
-                raise Conflict("Another fit check is running. Try again in a minute.")
+                raise Conflict(Text("Another fit check is running. Try again in a minute."))
             broker.set(_KEY.format(check_id), json.dumps({"state": "running"}), ex=_RUNNING_SECONDS)
             app = import_string(settings.CELERY_APP)
             try:
@@ -65,7 +66,7 @@ def do_start_fit_check(source: str, options: Mapping[str, Any]) -> str:
                 broker.delete(_RUNNING_KEY)
                 raise
     except (redis.RedisError, OperationalError) as exc:
-        raise ActionRefused("The check could not be started, because Valkey cannot be reached.") from exc
+        raise ActionRefused(Text("The check could not be started, because Valkey cannot be reached.")) from exc
     return check_id
 
 

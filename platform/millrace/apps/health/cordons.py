@@ -14,6 +14,7 @@ from django.db import connection, transaction
 
 from inference_worker.contract import valkey
 from inference_worker.contract.messages import CORDONS_KEY
+from inference_worker.contract.texts import Text
 from millrace.apps.health.models import Cordon
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
@@ -35,12 +36,14 @@ def do_cordon(worker: str, *, drain: bool = False, reason: str = "") -> Cordon:
         Conflict: the worker is already cordoned or drained. ActionRefused: a value is too long.
     """
     if not 0 < len(worker) <= 128 or len(reason) > 200:
-        raise ActionRefused("Enter a worker's name of at most 128 characters, and a reason of at most 200.")
+        raise ActionRefused(Text("Enter a worker's name of at most 128 characters, and a reason of at most 200."))
     with all_tenants_scope(BypassReason.OPERATOR):
         _lock()
         existing = Cordon.objects.filter(worker=worker).first()
         if existing is not None and existing.drain == drain:
-            raise Conflict(f"{worker} is {'drained' if drain else 'cordoned'} already.")
+            if drain:
+                raise Conflict(Text("%(worker)s is drained already.", worker=worker))
+            raise Conflict(Text("%(worker)s is cordoned already.", worker=worker))
         before = None if existing is None else audit.serialize_for_audit(existing)
         cordon = existing or Cordon(worker=worker)
         cordon.drain, cordon.reason, cordon.cordoned_by = drain, reason, audit.current_actor().name
@@ -61,7 +64,7 @@ def do_uncordon(worker: str) -> None:
         _lock()
         cordon = Cordon.objects.filter(worker=worker).first()
         if cordon is None:
-            raise Conflict(f"{worker} is not cordoned.")
+            raise Conflict(Text("%(worker)s is not cordoned.", worker=worker))
         audit.record("worker.uncordoned", cordon, tenant_id=None, before=audit.serialize_for_audit(cordon))
         cordon.delete()
         transaction.on_commit(_publish)

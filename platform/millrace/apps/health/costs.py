@@ -11,6 +11,7 @@ from django.db.models import Case, Sum, Value, When
 from billing.currencies.amounts import DEFAULT_CURRENCY, FEMTO_A_NANO, TOKENS_A_PRICE
 from billing.models import UsageRollup, token_sum, totals_of
 from billing.pricing.currencies import dollar_rates, other_currencies
+from inference_worker.contract.texts import Text
 from millrace.apps.health.history import span
 from millrace.apps.health.models import MAX_NANO_PER_HOUR, MachineCost
 from tenants import audit
@@ -54,7 +55,7 @@ def do_set_machine_cost(model: str, nano_per_hour: int) -> MachineCost:
         ActionRefused: the amount is negative or above the maximum.
     """
     if not 0 <= nano_per_hour < MAX_NANO_PER_HOUR:
-        raise ActionRefused("Enter an amount from 0 to 1,000,000 dollars per hour.")
+        raise ActionRefused(Text("Enter an amount from 0 to 1,000,000 dollars per hour."))
     with all_tenants_scope(BypassReason.OPERATOR):
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])

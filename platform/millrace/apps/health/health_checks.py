@@ -15,7 +15,6 @@ from enum import StrEnum
 from django.conf import settings
 from django.db import connection
 from django.db.models import Count, Exists, Min, OuterRef, Q, Sum
-from django.utils.timesince import timesince
 
 from billing.currencies.amounts import DEFAULT_CURRENCY, FEMTO_A_NANO, exact_amount, half_up
 from billing.invoicing.files import missing_pdfs
@@ -38,6 +37,7 @@ from billing.rates.pricing import Tier
 from inference_worker.contract.command_line import format_command
 from inference_worker.contract.disk import FreeSpace
 from inference_worker.contract.messages import Heartbeat, ReplicaPhase
+from inference_worker.contract.texts import Text
 from millrace.apps.deployments.deployments import served_specs
 from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState
 from millrace.apps.deployments.gateway_heartbeat import HitRate
@@ -137,7 +137,7 @@ def record_issues(board: FleetStatus | None, now: datetime | None = None) -> lis
             event = known.pop((issue.issue_type, issue.subject), None) or HealthEvent(
                 issue_type=issue.issue_type, subject=issue.subject, opened_at=now
             )
-            title, tenant_id = issue.title[:250], None if issue.tenant is None else issue.tenant.pk
+            title, tenant_id = issue.title, None if issue.tenant is None else issue.tenant.pk
             if (event.title, event.urgent) != (title, issue.urgent):
                 event.title, event.urgent, event.tenant_id = title, issue.urgent, tenant_id
                 event.save()
@@ -163,9 +163,13 @@ def _disk() -> Iterator[HealthIssue]:
             IssueType.DISK,
             "",
             urgent=is_low,
-            title=f"Disk almost full: {space.free // 2**20:,} MiB free",
-            todo=f"Below {space.min_free // 2**20:,} MiB new requests are rejected with 503 until"
-            f" {space.resume_at // 2**20:,} MiB are free. Free space on the disk of the data directory.",
+            title=Text("Disk almost full: %(free)s MiB free", free=space.free // 2**20),
+            todo=Text(
+                "Below %(min_free)s MiB new requests are rejected with 503 until %(resume_at)s MiB are free. Free"
+                " space on the disk of the data directory.",
+                min_free=space.min_free // 2**20,
+                resume_at=space.resume_at // 2**20,
+            ),
         )
 
 
@@ -178,8 +182,10 @@ def _processes() -> Iterator[HealthIssue]:
             IssueType.PROCESS,
             process.name,
             urgent=not process.running,
-            title=f"{process.name}: {process.describe()}",
-            todo=f"The process restarts automatically. Check the end of its log ({process.name}.log).",
+            title=Text("%(name)s: %(state)s", name=process.name, state=process.describe()),
+            todo=Text(
+                "The process restarts automatically. Check the end of its log (%(name)s.log).", name=process.name
+            ),
         )
 
 
@@ -191,8 +197,8 @@ def _broker_away() -> HealthIssue:
         IssueType.BROKER,
         "",
         urgent=True,
-        title="Broker unavailable",
-        todo="New requests are rejected with 503 until Valkey is back. Check its process and disk.",
+        title=Text("Broker unavailable"),
+        todo=Text("New requests are rejected with 503 until Valkey is back. Check its process and disk."),
     )
 
 
@@ -211,13 +217,17 @@ def _models(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
             if replica.state in (ReplicaState.CORDONED, ReplicaState.DRAINING, ReplicaState.DRAINED)
         ]
         failed = next((replica.beat.reason for replica in there if replica.beat.phase == ReplicaPhase.FAILED), "")
-        todo = f"It could not be loaded: {failed}" if failed else "Its requests receive 503. Check the worker logs."
+        todo = (
+            Text("It could not be loaded: %(failed)s", failed=failed)
+            if failed
+            else Text("Its requests receive 503. Check the worker logs.")
+        )
         yield HealthIssue(
             IssueType.MODEL,
             spec.name,
             urgent=True,
-            title=f"No replica available for {spec.name}",
-            todo="Uncordon one of its workers." if cordoned else todo,
+            title=Text("No replica available for %(name)s", name=spec.name),
+            todo=Text("Uncordon one of its workers.") if cordoned else todo,
         )
 
 
@@ -231,7 +241,7 @@ def _failed_loads(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
                 IssueType.REPLICA,
                 replica.id,
                 urgent=False,
-                title=f"{replica.worker} could not load {beat.model}",
+                title=Text("%(worker)s could not load %(model)s", worker=replica.worker, model=beat.model),
                 todo=beat.reason,
             )
 
@@ -252,29 +262,42 @@ def _upstreams(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
                 IssueType.UPSTREAM,
                 model,
                 urgent=True,
-                title=f"The upstream of {model} is down",
-                todo="Its last requests failed, and new ones are rejected until a probe succeeds. Check the upstream.",
+                title=Text("The upstream of %(model)s is down", model=model),
+                todo=Text(
+                    "Its last requests failed, and new ones are rejected until a probe succeeds. Check the upstream."
+                ),
             )
         elif paused:
             yield HealthIssue(
                 IssueType.UPSTREAM_PAUSE,
                 model,
                 urgent=False,
-                title=f"The upstream of {model} fails for {paused} {'tenant' if paused == 1 else 'tenants'}",
-                todo="Their last requests failed, and new ones are paused until a probe succeeds. See the request log.",
+                title=Text(
+                    "The upstream of %(model)s fails for %(number)s tenant",
+                    "The upstream of %(model)s fails for %(number)s tenants",
+                    model=model,
+                    number=paused,
+                ),
+                todo=Text(
+                    "Their last requests failed, and new ones are paused until a probe succeeds. See the request log."
+                ),
             )
 
 
 def _replicas(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
     for replica in board.replicas:
         if replica.state == ReplicaState.SILENT:
-            silent = "more than a minute" if replica.age_ms is None else f"{replica.age_ms // 1000} s"
+            if replica.age_ms is None:
+                title = Text("%(replica)s sent no heartbeat for more than a minute", replica=replica.id)
+            else:
+                seconds = replica.age_ms // 1000
+                title = Text("%(replica)s sent no heartbeat for %(seconds)s s", replica=replica.id, seconds=seconds)
             yield HealthIssue(
                 IssueType.REPLICA,
                 replica.id,
                 urgent=False,
-                title=f"{replica.id} sent no heartbeat for {silent}",
-                todo="The replica receives no new requests. After 10 s its streams fail. Check its process.",
+                title=title,
+                todo=Text("The replica receives no new requests. After 10 s its streams fail. Check its process."),
             )
 
 
@@ -285,8 +308,10 @@ def _disks(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
                 IssueType.DISK,
                 replica.id,
                 urgent=True,
-                title=f"{replica.id} accepts no new requests: disk almost full",
-                todo="Free disk space for the state directory on its machine. The replica then recovers automatically.",
+                title=Text("%(replica)s accepts no new requests: disk almost full", replica=replica.id),
+                todo=Text(
+                    "Free disk space for the state directory on its machine. The replica then recovers automatically."
+                ),
             )
 
 
@@ -298,7 +323,7 @@ def _slow_replicas(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
                 IssueType.SLOW,
                 replica.id,
                 urgent=False,
-                title=f"{replica.id} is slow: {machine.slow.cause}",
+                title=Text("%(replica)s is slow: %(cause)s", replica=replica.id, cause=machine.slow.cause),
                 todo=machine.slow.instruction,
             )
 
@@ -317,8 +342,16 @@ def _queues(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
                 IssueType.QUEUE,
                 model,
                 urgent=True,
-                title=f"{depth:,} requests waiting for {model}, oldest {oldest / 1000:.0f} s",
-                todo=f"After {longest // 1000} s they receive 503. Add a replica or lower the limits of top senders.",
+                title=Text(
+                    "%(depth)s requests waiting for %(model)s, oldest %(oldest)s s",
+                    depth=depth,
+                    model=model,
+                    oldest=round(oldest / 1000),
+                ),
+                todo=Text(
+                    "After %(longest)s s they receive 503. Add a replica or lower the limits of top senders.",
+                    longest=longest // 1000,
+                ),
             )
 
 
@@ -333,9 +366,15 @@ def _prefix_routing(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
             IssueType.PREFIX_ROUTING,
             replica,
             urgent=False,
-            title=f"Cache hit rate of {replica} is {rate.difference:.0%} of the prompt tokens below the prediction",
-            todo="Requests are sent to this replica for prompts that it has not cached. Check its KV cache size and"
-            " evictions, and whether workers and gateways run the same release. Drain and restart the replica.",
+            title=Text(
+                "Cache hit rate of %(replica)s is %(difference)s of the prompt tokens below the prediction",
+                replica=replica,
+                difference=f"{rate.difference:.0%}",
+            ),
+            todo=Text(
+                "Requests are sent to this replica for prompts that it has not cached. Check its KV cache size and"
+                " evictions, and whether workers and gateways run the same release. Drain and restart the replica."
+            ),
         )
 
 
@@ -345,8 +384,8 @@ def _settler(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
             IssueType.SETTLER,
             "",
             urgent=True,
-            title="No settler running",
-            todo="Usage is queued in the broker and not billed yet. Start the settler.",
+            title=Text("No settler running"),
+            todo=Text("Usage is queued in the broker and not billed yet. Start the settler."),
         )
     elif board.settler is not None and board.settler.lag_ms > SETTLEMENT_LATE_MS:
         seconds = board.settler.lag_ms // 1000
@@ -354,8 +393,12 @@ def _settler(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
             IssueType.SETTLER,
             "",
             urgent=False,
-            title=f"{board.settler.backlog:,} usage records to settle, oldest {seconds:,} s",
-            todo="Budgets count reservations until then. Check the settler and PostgreSQL.",
+            title=Text(
+                "%(backlog)s usage records to settle, oldest %(seconds)s s",
+                backlog=board.settler.backlog,
+                seconds=seconds,
+            ),
+            todo=Text("Budgets count reservations until then. Check the settler and PostgreSQL."),
         )
 
 
@@ -366,16 +409,33 @@ def _budgets(now: datetime) -> Iterator[HealthIssue]:
     near = tenants_near_limits(now)
     for tenant in Tenant.objects.all_tenants().filter(pk__in=near).order_by("pk"):
         budget, number = near[tenant.pk].budget, near[tenant.pk].budgets
-        used = "has no budget left" if budget.percent is None else f"is {budget.percent}% used"
-        more = f", and {number - 1} more" if number > 1 else ""
+        if budget.percent is None:
+            title = Text(
+                "%(tenant)s: budget “%(budget)s” has no budget left",
+                "%(tenant)s: budget “%(budget)s” has no budget left, and %(more)s more",
+                tenant=tenant.name,
+                budget=budget.name,
+                number=number,
+                more=number - 1,
+            )
+        else:
+            title = Text(
+                "%(tenant)s: budget “%(budget)s” is %(percent)s%% used",
+                "%(tenant)s: budget “%(budget)s” is %(percent)s%% used, and %(more)s more",
+                tenant=tenant.name,
+                budget=budget.name,
+                percent=budget.percent,
+                number=number,
+                more=number - 1,
+            )
         yield HealthIssue(
             IssueType.BUDGET,
             str(tenant.pk),
             urgent=budget.is_at_limit,
-            title=f"{tenant.name}: budget “{budget.name}” {used}{more}",
-            todo="Requests are being rejected. Raise the budget or contact the tenant."
+            title=title,
+            todo=Text("Requests are being rejected. Raise the budget or contact the tenant.")
             if budget.is_at_limit
-            else "Contact the tenant about raising the budget.",
+            else Text("Contact the tenant about raising the budget."),
             tenant=tenant,
         )
 
@@ -383,18 +443,25 @@ def _budgets(now: datetime) -> Iterator[HealthIssue]:
 def _quarantine(now: datetime) -> Iterator[HealthIssue]:
     rows = UsageQuarantine.objects.filter(resolved_at__isnull=True).order_by().values("reason")
     todo = {
-        UsageQuarantine.Reason.UNDECODABLE: "Not a usage record. Find the process that writes to the usage stream.",
-        UsageQuarantine.Reason.REFUSED: "Check the violated rule, publish missing prices, then settle again.",
-        UsageQuarantine.Reason.UNPLACEABLE: "Restore the archive of their month, then settle again.",
-        UsageQuarantine.Reason.CONFLICT: "Two counts of one request. The first is billed. Compare, then dismiss.",
+        UsageQuarantine.Reason.UNDECODABLE: Text(
+            "Not a usage record. Find the process that writes to the usage stream."
+        ),
+        UsageQuarantine.Reason.REFUSED: Text("Check the violated rule, publish missing prices, then settle again."),
+        UsageQuarantine.Reason.UNPLACEABLE: Text("Restore the archive of their month, then settle again."),
+        UsageQuarantine.Reason.CONFLICT: Text("Two counts of one request. The first is billed. Compare, then dismiss."),
     }
     for row in rows.annotate(number=Count("pk"), first=Min("received_at")).order_by("reason"):
-        records = "usage record is" if row["number"] == 1 else "usage records are"
+        title = Text(
+            "%(number)s usage record is in quarantine (%(reason)s)",
+            "%(number)s usage records are in quarantine (%(reason)s)",
+            number=row["number"],
+            reason=row["reason"],
+        )
         yield HealthIssue(
             IssueType.QUARANTINE,
             row["reason"],
             urgent=True,
-            title=f"{row['number']:,} {records} in quarantine ({row['reason']}){_since(row['first'], now)}",
+            title=_add_age(title, row["first"], now),
             todo=todo[UsageQuarantine.Reason(row["reason"])],
         )
 
@@ -425,8 +492,8 @@ def _invoices(now: datetime) -> Iterator[HealthIssue]:
             IssueType.INVOICE,
             "pdf",
             urgent=True,
-            title=f"{number:,} final {'invoice has' if number == 1 else 'invoices have'} no PDF",
-            todo="Their emails wait for the PDF. Check the logs of the web jobs for invoice_pdf_failed.",
+            title=Text("%(number)s final invoice has no PDF", "%(number)s final invoices have no PDF", number=number),
+            todo=Text("Their emails wait for the PDF. Check the logs of the web jobs for invoice_pdf_failed."),
         )
 
 
@@ -435,8 +502,8 @@ def _not_finalized(tenant: Tenant, period: Period, reason: str = "") -> HealthIs
         IssueType.INVOICE,
         str(tenant.pk),
         urgent=True,
-        title=f"{tenant.name}: invoice of {period.label} not finalized",
-        todo=reason or "Finalize the draft to see what is missing, such as a tax rule or a VAT ID.",
+        title=Text("%(name)s: invoice of %(label)s not finalized", name=tenant.name, label=period.label),
+        todo=reason or Text("Finalize the draft to see what is missing, such as a tax rule or a VAT ID."),
         tenant=tenant,
     )
 
@@ -446,7 +513,7 @@ def _not_invoiced(period: Period, reason: str) -> HealthIssue:
         IssueType.INVOICE,
         f"period-{period.pk}",
         urgent=True,
-        title=f"{period.entity.name}: month {period.label} not invoiced",
+        title=Text("%(name)s: month %(label)s not invoiced", name=period.entity.name, label=period.label),
         todo=reason,
     )
 
@@ -455,18 +522,36 @@ def _payment_events(now: datetime) -> Iterator[HealthIssue]:
     """Yield payment providers with events that could not be booked and were not dismissed."""
     rows = PaymentEvent.objects.filter(status=PaymentEvent.Status.FAILED).order_by().values("provider")
     for row in rows.annotate(number=Count("pk"), first=Min("received_at")).order_by("provider"):
-        events = "payment event" if row["number"] == 1 else "payment events"
+        title = Text(
+            "%(number)s payment event of %(provider)s not booked",
+            "%(number)s payment events of %(provider)s not booked",
+            number=row["number"],
+            provider=row["provider"],
+        )
         yield HealthIssue(
             IssueType.PAYMENT,
             row["provider"],
             urgent=True,
-            title=f"{row['number']:,} {events} of {row['provider']} not booked{_since(row['first'], now)}",
-            todo="Check their details, record the payments, then dismiss the events.",
+            title=_add_age(title, row["first"], now),
+            todo=Text("Check their details, record the payments, then dismiss the events."),
         )
 
 
-def _since(first: datetime, now: datetime) -> str:
-    return "" if now - first < timedelta(minutes=1) else f", oldest {timesince(first, now, depth=1)}"
+def _add_age(title: str, first: datetime, now: datetime) -> str:
+    """Return the title with the age of the oldest object, from a minute on."""
+    if now - first < timedelta(minutes=1):
+        return title
+    return Text("%(title)s, oldest %(duration)s", title=title, duration=_describe_duration(first, now))
+
+
+def _describe_duration(first: datetime, now: datetime) -> Text:
+    """Return the time between, in whole minutes, hours or days."""
+    minutes = int((now - first) / timedelta(minutes=1))
+    if minutes < 60:
+        return Text("%(number)s\xa0minute", "%(number)s\xa0minutes", number=minutes)
+    if minutes < 24 * 60:
+        return Text("%(number)s\xa0hour", "%(number)s\xa0hours", number=minutes // 60)
+    return Text("%(number)s\xa0day", "%(number)s\xa0days", number=minutes // (24 * 60))
 
 
 def _check_unrated(now: datetime) -> Iterator[HealthIssue]:
@@ -478,8 +563,12 @@ def _check_unrated(now: datetime) -> Iterator[HealthIssue]:
             IssueType.UNPRICED,
             row["model"],
             urgent=False,
-            title=f"{row['executions']:,} requests of the last day to {row['model']} were not priced",
-            todo="These requests are not billed. Add prices for the unpriced token types.",
+            title=Text(
+                "%(executions)s requests of the last day to %(model)s were not priced",
+                executions=row["executions"],
+                model=row["model"],
+            ),
+            todo=Text("These requests are not billed. Add prices for the unpriced token types."),
         )
 
 
@@ -495,8 +584,8 @@ def _prices(now: datetime) -> Iterator[HealthIssue]:
                 IssueType.PRICE,
                 spec.name,
                 urgent=True,
-                title=f"{spec.name} has no price",
-                todo="Its requests are rejected with 503 until a price is published.",
+                title=Text("%(name)s has no price", name=spec.name),
+                todo=Text("Its requests are rejected with 503 until a price is published."),
             )
 
 
@@ -520,8 +609,15 @@ def _overages(now: datetime) -> Iterator[HealthIssue]:
             IssueType.OVERAGE,
             model,
             urgent=False,
-            title=f"{model}: {executions[model]:,} executions of the last day used more than was reserved",
-            todo=f"{lost} was not billed. Compare the provider's tokens with the reservation of its requests.",
+            title=Text(
+                "%(model)s: %(executions)s executions of the last day used more than was reserved",
+                model=model,
+                executions=executions[model],
+            ),
+            todo=Text(
+                "%(lost)s was not billed. Compare the provider's tokens with the reservation of its requests.",
+                lost=lost,
+            ),
         )
 
 
@@ -533,39 +629,53 @@ def _costs(now: datetime) -> Iterator[HealthIssue]:
             IssueType.COST,
             row["model"],
             urgent=False,
-            title=f"{row['model']}: {row['tokens']:,} tokens since yesterday have no cost",
-            todo=f"The margin is too high. Import its cost card with `{format_command('costs import')}`.",
+            title=Text(
+                "%(model)s: %(tokens)s tokens since yesterday have no cost",
+                model=row["model"],
+                tokens=row["tokens"],
+            ),
+            todo=Text(
+                "The margin is too high. Import its cost card with `%(command)s`.",
+                command=format_command("costs import"),
+            ),
         )
 
 
-_MOVED = "Budget periods were corrected. Find the cause. Overdue leases require a running settler."
 _ADVICE = {
-    False: _MOVED,
-    True: f"{_MOVED} A worker's journal has usage that was never settled: start a worker of that name, which sends it.",
+    False: Text("Budget periods were corrected. Find the cause. Overdue leases require a running settler."),
+    True: Text(
+        "Budget periods were corrected. Find the cause. Overdue leases require a running settler. A worker's journal"
+        " has usage that was never settled: start a worker of that name, which sends it."
+    ),
 }
 
 
 def _reconciliation(now: datetime) -> Iterator[HealthIssue]:
     last = Reconciliation.objects.order_by("-id").first()
     if last is None or now - last.created_at > RECONCILED_LATE:
-        since = "yet" if last is None else f"for {timesince(last.created_at, now, depth=1)}"
+        title = Text("No reconciliation yet")
+        if last is not None:
+            title = Text("No reconciliation for %(duration)s", duration=_describe_duration(last.created_at, now))
         yield HealthIssue(
             IssueType.RECONCILIATION,
             "late",
             urgent=False,
-            title=f"No reconciliation {since}",
-            todo="Reconciliation runs every five minutes. Check that beat and its worker are running.",
+            title=title,
+            todo=Text("Reconciliation runs every five minutes. Check that beat and its worker are running."),
         )
     if last is not None and (last.differences or last.overdue_leases):
-        number = len(last.differences)
-        differences = f"{number:,} difference{'' if number == 1 else 's'}"
-        corrected = f", {last.corrected:,} corrected" if last.corrected else ""
-        overdue = f"; overdue leases: {last.overdue_leases:,}" if last.overdue_leases else ""
+        title = Text(
+            "Reconciliation found %(number)s difference, %(corrected)s corrected; overdue leases: %(overdue)s",
+            "Reconciliation found %(number)s differences, %(corrected)s corrected; overdue leases: %(overdue)s",
+            number=len(last.differences),
+            corrected=last.corrected,
+            overdue=last.overdue_leases,
+        )
         yield HealthIssue(
             IssueType.RECONCILIATION,
             "differences",
             urgent=True,
-            title=f"Reconciliation found {differences}{corrected}{overdue}",
+            title=title,
             todo=_ADVICE[any("journal" in difference for difference in last.differences)],
         )
 
@@ -583,28 +693,42 @@ def _requests(now: datetime) -> Iterator[HealthIssue]:
                 IssueType.OBJECTIVE,
                 model,
                 urgent=False,
-                title=f"{model}: TTFT p95 is {p95:,} ms, above the target of {objective:,} ms",
-                todo="In the last hour. Check queue and batch size. If both are full, add a replica.",
+                title=Text(
+                    "%(model)s: TTFT p95 is %(p95)s ms, above the target of %(objective)s ms",
+                    model=model,
+                    p95=p95,
+                    objective=objective,
+                ),
+                todo=Text("In the last hour. Check queue and batch size. If both are full, add a replica."),
             )
         if failed * MAX_FAILED_PER_THOUSAND > number:
             yield HealthIssue(
                 IssueType.FAILURES,
                 model,
                 urgent=True,
-                title=f"{model}: {failed:,} of {number:,} requests failed during the last hour",
-                todo="Failed requests are not billed. Check the worker logs and replica restarts.",
+                title=Text(
+                    "%(model)s: %(failed)s of %(number)s requests failed during the last hour",
+                    model=model,
+                    failed=failed,
+                    number=number,
+                ),
+                todo=Text("Failed requests are not billed. Check the worker logs and replica restarts."),
             )
 
 
 def _cordons(now: datetime) -> Iterator[HealthIssue]:
     for cordon in Cordon.objects.filter(cordoned_at__lt=now - CORDONED_LONG).order_by("worker"):
-        state = "drained" if cordon.drain else "cordoned"
+        duration = _describe_duration(cordon.cordoned_at, now)
+        if cordon.drain:
+            title = Text("%(worker)s has been drained for %(duration)s", worker=cordon.worker, duration=duration)
+        else:
+            title = Text("%(worker)s has been cordoned for %(duration)s", worker=cordon.worker, duration=duration)
         yield HealthIssue(
             IssueType.CORDON,
             cordon.worker,
             urgent=False,
-            title=f"{cordon.worker} has been {state} for {timesince(cordon.cordoned_at, now, depth=1)}",
-            todo=f"By {cordon.cordoned_by}. Uncordon it when its work is done.",
+            title=title,
+            todo=Text("By %(cordoned_by)s. Uncordon it when its work is done.", cordoned_by=cordon.cordoned_by),
         )
 
 
@@ -614,17 +738,33 @@ def _webhooks(now: datetime) -> Iterator[HealthIssue]:
     failed = WebhookDelivery.objects.all_tenants().filter(state=WebhookDelivery.State.FAILED).values("endpoint_id")
     lost = dict(failed.filter(endpoint__in=endpoints).annotate(number=Count("pk")).values_list("endpoint_id", "number"))
     for endpoint in endpoints:
-        since = "" if endpoint.failing_since is None else f" for {timesince(endpoint.failing_since, now, depth=1)}"
-        state = "was disabled" if not endpoint.active else f"has failed{since}"
-        undelivered = f"; {lost[endpoint.pk]:,} events not delivered" if endpoint.pk in lost else ""
         yield HealthIssue(
             IssueType.WEBHOOK,
             str(endpoint.pk),
             urgent=False,
-            title=f"{endpoint.tenant.name}: the webhook {endpoint.url} {state}{undelivered}",
-            todo=endpoint.disabled_because or "Contact the tenant. Failed deliveries can be replayed later.",
+            title=_describe_webhook(endpoint, lost.get(endpoint.pk, 0), now),
+            todo=endpoint.disabled_because or Text("Contact the tenant. Failed deliveries can be replayed later."),
             tenant=endpoint.tenant,
         )
+
+
+def _describe_webhook(endpoint: WebhookEndpoint, lost: int, now: datetime) -> Text:
+    values: dict[str, object] = {"tenant": endpoint.tenant.name, "url": endpoint.url}
+    if not endpoint.active:
+        title = Text("%(tenant)s: the webhook %(url)s was disabled", **values)
+    elif endpoint.failing_since is None:
+        title = Text("%(tenant)s: the webhook %(url)s has failed", **values)
+    else:
+        values["duration"] = _describe_duration(endpoint.failing_since, now)
+        title = Text("%(tenant)s: the webhook %(url)s has failed for %(duration)s", **values)
+    if not lost:
+        return title
+    return Text(
+        "%(title)s; %(number)s event not delivered",
+        "%(title)s; %(number)s events not delivered",
+        title=title,
+        number=lost,
+    )
 
 
 def _mails(now: datetime) -> Iterator[HealthIssue]:
@@ -633,13 +773,16 @@ def _mails(now: datetime) -> Iterator[HealthIssue]:
     unsent = InvoiceEmail.objects.all_tenants().exclude(state=InvoiceEmail.State.DROPPED)
     waiting += unsent.filter(sent_at__isnull=True, created_at__lt=late).count()
     if waiting:
-        mails = "mail has" if waiting == 1 else "mails have"
         yield HealthIssue(
             IssueType.EMAIL,
             "",
             urgent=False,
-            title=f"{waiting:,} {mails} not been sent for an hour",
-            todo="Check the mail server (MILLRACE_EMAIL_URL) and the web jobs.",
+            title=Text(
+                "%(number)s email has not been sent for an hour",
+                "%(number)s emails have not been sent for an hour",
+                number=waiting,
+            ),
+            todo=Text("Check the mail server (MILLRACE_EMAIL_URL) and the web jobs."),
         )
 
 

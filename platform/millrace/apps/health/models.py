@@ -13,6 +13,7 @@ from django.db import models
 from django.db.models import Q
 
 from billing.currencies.amounts import NANO_A_DOLLAR
+from tenants.text_field import UserTextField
 
 MAX_NANO_PER_HOUR = 1_000_000 * NANO_A_DOLLAR  # more is a typing error
 
@@ -96,7 +97,7 @@ class HealthEvent(models.Model):
     issue_type = models.CharField(max_length=20)
     subject = models.CharField(max_length=128, help_text="the object with the issue")
     urgent = models.BooleanField()
-    title = models.CharField(max_length=250)
+    title = UserTextField()
     tenant_id = models.BigIntegerField(null=True)
     opened_at = models.DateTimeField()
     closed_at = models.DateTimeField(null=True)

@@ -31,7 +31,7 @@ class Readyz(HttpConsumer):
         ready = all(state == "ok" for state in checks.values())
         # A process that is down does not make this gateway unready: `checks` covers what requests need.
         processes = read_processes(self.gateway.settings.data_dir)
-        not_running = {process.name: process.describe() for process in processes if not process.running}
+        not_running = {process.name: str(process.describe()) for process in processes if not process.running}
         response = {"status": "ready" if ready else "not ready", "checks": checks, "down": not_running}
         await self.respond_json(200 if ready else 503, response)
 

@@ -1,0 +1,70 @@
+"""Columns with texts that the console translates: a sentence and its values, as JSON.
+
+Rows of earlier releases have finished English texts, which stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+from django.db import models
+
+from inference_worker.contract.texts import Text
+
+MAX_VALUE_LENGTH = 500  # characters of a value, and of a text without values
+_START = '{"text":'
+
+
+def encode_text(text: str) -> str:
+    """Return what the column contains for a text."""
+    if isinstance(text, Text):
+        return json.dumps(_packed(text), ensure_ascii=False)
+    if text.startswith(_START):
+        return encode_text(Text("%(text)s", text=text))
+    return text[:MAX_VALUE_LENGTH]
+
+
+def decode_text(stored: str) -> str:
+    """Return the text of a column's content."""
+    if not stored.startswith(_START):
+        return stored
+    try:
+        return _unpacked(json.loads(stored))
+    except (ValueError, TypeError, KeyError):  # the sentence of another release
+        return stored
+
+
+class UserTextField(models.TextField):  # type: ignore[type-arg]
+    """A column with a `Text` or a plain text. It reads as an English string in all places but the console."""
+
+    def from_db_value(self, value: str | None, expression: Any, connection: Any) -> str | None:
+        return None if value is None else decode_text(value)
+
+    def get_prep_value(self, value: Any) -> Any:
+        return encode_text(value) if isinstance(value, str) else super().get_prep_value(value)
+
+
+def _packed(text: Text) -> dict[str, Any]:
+    values = {name: _stored_value(value) for name, value in text.values.items()}
+    return {"text": text.message, "values": values} | ({"plural": text.plural} if text.plural else {})
+
+
+def _unpacked(packed: dict[str, Any]) -> Text:
+    values = {name: _read_value(value) for name, value in packed["values"].items()}
+    return Text(packed["text"], packed.get("plural", ""), **values)
+
+
+def _stored_value(value: object) -> object:
+    if isinstance(value, Text):
+        return _packed(value)
+    if isinstance(value, datetime):
+        return {"at": value.isoformat()}
+    return value[:MAX_VALUE_LENGTH] if isinstance(value, str) else value
+
+
+def _read_value(stored: Any) -> object:
+    if not isinstance(stored, dict):
+        return stored
+    return datetime.fromisoformat(stored["at"]) if "at" in stored else _unpacked(stored)
