@@ -21,7 +21,7 @@ from tenants.routing_policies.policy import parse
 from tests.support.billing.books import rate_card
 from tests.support.gateway.budgets import budget_period, check_invariants, settle_events
 from tests.support.gateway.escalations import LARGE, OUTPUT, PROMPT, SMALL, Workers, make_service, not_started
-from tests.support.gateway.services import recorded
+from tests.support.gateway.services import find_opened, recorded
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table")]
 POLICY = {
@@ -76,8 +76,7 @@ async def test_concurrent_escalations_never_overrun_a_hard_budget(
     used = (await sync_to_async(budget_period)(made)).used
     assert used == (len(answered) * SMALL + len(escalated) * LARGE) * 10**6 <= limit * 10**6
     assert all(recorded(active)["escalations"] for active in escalated)
-    opened: list[Any] = [active.stages.find("escalation") for active in answered]
-    assert all(each.reserved == [] for each in opened)
+    assert all(find_opened(active, "escalation").reserved == [] for active in answered)
     if sums == 100:
         assert len(escalated) == requests
     elif sums:

@@ -46,7 +46,7 @@ from tenants.keys.snapshot import LimitSetSnapshot
 from tests.support.engine.tiny_models import make_tokenizer
 from tests.support.gateway.replica import GATEWAY, Replica
 from tests.support.gateway.service_gates import MODELS, Gate, make_key, serving
-from tests.support.gateway.services import recorded
+from tests.support.gateway.services import find_opened, recorded
 from tests.support.waiting import eventually_async
 
 LIMIT = LimitSetSnapshot(1, "key", requests_per_day=100, tokens_per_day=1000, concurrency=2)
@@ -657,7 +657,7 @@ async def test_an_answer_that_fails_its_check_is_replaced(
     assert await gate.left(make_key(LIMIT)) == (str(100 - executions), str(1000 - 11 * executions))
     escalations = (await gate.decision_record(call)).get("escalations")
     assert escalations == ([{"model": "a", "check": "pattern"}] if executions > 1 else None)
-    assert call.reserved == []
+    assert find_opened(call, "escalation").reserved == []
 
 
 async def test_the_first_answer_is_returned_if_the_next_target_fails(gate: Gate, a: Replica, b: Replica) -> None:

@@ -15,6 +15,7 @@ import pytest
 import redis.asyncio as redis
 from asgiref.sync import sync_to_async
 
+from billing.models import BudgetPeriod
 from inference_worker.contract.messages import AnswerEvent, End, ExecutionUsage, Tokens
 from inference_worker.contract.request import SamplingParams, TokenCounts
 from millrace.gateway import assembly
@@ -41,6 +42,7 @@ from tests.support.billing.books import rate_card
 from tests.support.gateway.budgets import budget_period, check_invariants, settle_events
 from tests.support.gateway.escalations import Workers, not_started
 from tests.support.gateway.services import find_stage, make_parts, recorded
+from tests.support.rows import unscoped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table", "one_token_per_letter")]
 PRICES = {"cheap": 1, "small": 2, "large": 10, "shadow": 5}  # USD of a million tokens of any class
@@ -57,7 +59,7 @@ POLICY = {
         {
             "targets": [{"model": "small"}, {"model": "large"}],
             "strategy": "ordered",
-            "escalate": {"on": ["pattern"], "pattern": "good"},
+            "escalate": {"on": ["pattern"], "pattern": "good.*"},
         }
     ],
     "fallback_on": ["error"],
@@ -237,9 +239,12 @@ class Fleet:
             elif name not in cost and event.finish_reason != "never_ran":
                 hits = usage.answer_hit_input + usage.answer_hit_output
                 cost[name] = (PRICES[context.model] * (usage.uncached + usage.output) + HIT_PRICE * hits) * 10**9
-        period = await sync_to_async(budget_period)(budget)
-        assert period.used == sum(cost.values())
-        assert period.reserved == 0
+        if cost:
+            period = await sync_to_async(budget_period)(budget)
+            assert (period.used, period.reserved) == (sum(cost.values()), 0)
+        else:  # a period is created by its first reservation
+            periods = await sync_to_async(lambda: list(unscoped(BudgetPeriod).all()))()
+            assert not any(period.used or period.reserved for period in periods)
         await sync_to_async(check_invariants)()
         return set(cost)
 

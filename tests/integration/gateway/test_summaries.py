@@ -28,7 +28,7 @@ from tests.support.billing.books import rate_card
 from tests.support.gateway import escalations
 from tests.support.gateway.budgets import budget_period, check_invariants, settle_events
 from tests.support.gateway.escalations import Workers, make_service, not_started, with_policy
-from tests.support.gateway.services import find_stage, recorded
+from tests.support.gateway.services import find_opened, find_stage, recorded
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("table", "one_token_per_letter")]
 MODELS = {
@@ -95,8 +95,7 @@ async def run(
 
 def summary_of(active: ActiveRequest) -> str:
     """Return the summary of the messages that a request has dropped."""
-    shortened: Any = active.stages.find("summaries")
-    return str(shortened.summary)
+    return str(find_opened(active, "summaries").summary)
 
 
 async def prices() -> None:
@@ -319,8 +318,7 @@ async def test_a_disconnect_during_the_summary_returns_what_was_reserved_for_esc
     started = asyncio.Event()
 
     async def summarize(active: ActiveRequest, model: ServedModel, dropped: int) -> str:
-        escalations: Any = active.stages.find("escalation")
-        assert escalations.reserved
+        assert find_opened(active, "escalation").reserved
         started.set()
         await asyncio.sleep(60)
         return ""

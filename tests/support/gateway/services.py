@@ -55,6 +55,11 @@ def recorded(active: ActiveRequest) -> dict[str, Any]:
     return dict(msgspec.json.decode(msgspec.json.encode(active.decision_record)))
 
 
+def find_opened(active: ActiveRequest, name: str) -> Any:
+    """Return the request's passage through the stage with this name; None if it is not open."""
+    return active.stages.find(name)
+
+
 def replace_stage(service: InferenceService, stage: Stage) -> None:
     """Replace the stage of the same name."""
     stages = list(service._stages._stages)

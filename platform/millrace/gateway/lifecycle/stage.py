@@ -188,6 +188,9 @@ class Stages:
 
 
 def _unpassed(held: Sequence[AnswerEvent], event: StageEvent) -> Sequence[StageEvent]:
-    """Return the events that a failed stage has not passed on: those that it held, or else the one that it received."""
-    is_complete = bool(held) and isinstance(held[-1], End)
-    return held if is_complete or (held and not isinstance(event, ApiError)) else (event,)
+    """Return the events that a failed stage has not passed on: those that it held, and the one that it received."""
+    if held and isinstance(held[-1], End):
+        return held
+    if isinstance(event, ApiError):
+        return (event,)
+    return held if held and held[-1] is event else (*held, event)

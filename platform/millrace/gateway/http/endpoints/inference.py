@@ -281,7 +281,7 @@ def _cost(active: ActiveRequest) -> Headers:
     for part in (active, *active.further_prompts):
         if part.execution.usage is None:
             return []
-        for execution in (*part.summaries, *part.executions):
+        for execution in (*part.side_executions, *part.executions):
             admitted, usage = execution.admitted, execution.usage
             if admitted.rate_card is None:
                 return []
