@@ -20,7 +20,7 @@ _START = '{"text":'
 def encode_text(text: str) -> str:
     """Return what the column contains for a text."""
     if isinstance(text, Text):
-        return json.dumps(_packed(text), ensure_ascii=False)
+        return json.dumps(_packed(text))  # ASCII: any character can be stored
     if text.startswith(_START):
         return encode_text(Text("%(text)s", text=text))
     return text[:MAX_VALUE_LENGTH]

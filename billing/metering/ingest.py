@@ -35,6 +35,7 @@ from billing.reservations import reservations
 from billing.reservations.reservations import exceeds_reservation, used_by
 from inference_worker.contract.messages import ExecutionUsage, decode_usage
 from inference_worker.contract.request import TOKEN_COLUMNS
+from inference_worker.contract.texts import Text, text_of
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
@@ -189,7 +190,7 @@ def _charge(message: UsageMessage, event: ExecutionUsage, admitted_at: datetime,
     context = event.billing_context
     known = rate_cards([] if context.price_version is None else [context.price_version])
     if context.price_version is not None and context.price_version not in known:
-        return f"there is no price version {context.price_version}"
+        return Text("there is no price version %(version)s", version=str(context.price_version))
     card = known.get(context.price_version or 0)
     try:
         charged, rated, unbilled_tokens, unbilled_femto = charge_within_reservation(card, event.usage, context)
@@ -198,7 +199,7 @@ def _charge(message: UsageMessage, event: ExecutionUsage, admitted_at: datetime,
             unbilled_tokens = event.reported_usage.total - charged.total
             unbilled_femto = max(0, full.rated.cost_femto - rated.cost_femto)
     except UnknownPriceError as exc:
-        return str(exc)
+        return text_of(exc)
     billed = msgspec.structs.replace(
         event, usage=charged, reasoning_tokens=max(0, min(event.reasoning_tokens, charged.output))
     )
@@ -216,12 +217,12 @@ def _decode(
         _quarantine(message, UsageQuarantine.Reason.UNDECODABLE, str(exc), result)
         return None
     if event.billing_context.admitted_at > latest:
-        _quarantine(message, UsageQuarantine.Reason.REFUSED, "admitted_at lies in the future", result)
+        _quarantine(message, UsageQuarantine.Reason.REFUSED, Text("admitted_at lies in the future"), result)
         return None
     try:
         return event, EPOCH + timedelta(microseconds=event.billing_context.admitted_at)
     except OverflowError:
-        _quarantine(message, UsageQuarantine.Reason.REFUSED, "admitted_at is no date", result)
+        _quarantine(message, UsageQuarantine.Reason.REFUSED, Text("admitted_at is no date"), result)
         return None
 
 
@@ -319,14 +320,14 @@ def _merge_repeated(rows: Sequence[UsageRow], new: Sequence[UsageRow], result: S
         if agrees:
             result.repeated += 1
         else:
-            _quarantine(
-                row.message, UsageQuarantine.Reason.CONFLICT, "the execution was settled with other counts", result
-            )
+            detail = Text("the execution was settled with other counts")
+            _quarantine(row.message, UsageQuarantine.Reason.CONFLICT, detail, result)
 
 
 def _quarantine(message: UsageMessage, reason: UsageQuarantine.Reason, detail: str, result: SettleResult) -> None:
     payload = message.payload or b""
-    detail = detail.replace("\x00", "").encode(errors="replace").decode()
+    if not isinstance(detail, Text):
+        detail = detail.replace("\x00", "").encode(errors="replace").decode()
     with all_tenants_scope(BypassReason.SETTLER):
         _, created = UsageQuarantine.objects.get_or_create(
             payload_hash=hashlib.sha256(payload).digest(),

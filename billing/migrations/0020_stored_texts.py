@@ -14,6 +14,8 @@ _SENTENCES = (
     "Payment %(reference)s was already recorded with another amount or tenant.",
     "Payment %(reference)s has no known tenant or invoice.",
     "Record payment %(refund_of)s first: %(reference)s refunds it.",
+    "there is no price version %(version)s",
+    "%(model)s (%(tier)s) has no price for %(component)s",
     "The payment has the status %(status)s.",
     "The mail server responded with %(code)s.",
     "The payment provider rejected the request: %(reason)s",
@@ -44,8 +46,14 @@ class Migration(migrations.Migration):
             name="error",
             field=UserTextField(blank=True, default="", help_text="why the last attempt failed"),
         ),
+        migrations.AlterField(
+            model_name="usagequarantine",
+            name="detail",
+            field=UserTextField(),
+        ),
         store_texts(
             {
+                ("billing_usagequarantine", "detail"): 1000000,
                 ("billing_invoicerunfailure", "reason"): 500,
                 ("billing_paymentevent", "detail"): 500,
                 ("billing_topup", "detail"): 200,

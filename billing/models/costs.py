@@ -33,7 +33,7 @@ class CostCard(models.Model):
         indexes: ClassVar = [models.Index(fields=["model", "-effective_from"], name="cost_card_model")]
 
     def __str__(self) -> str:
-        return f"cost card {self.pk} of {self.model}"
+        return f"{self.model} ({self.pk})"
 
     def decode(self) -> RateCard:
         effective_from = round(self.effective_from.timestamp() * 1e6)

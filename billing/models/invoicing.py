@@ -302,7 +302,7 @@ class TaxRule(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.label} {self.category} {self.country or 'any country'}"
+        return f"{self.label} {self.category} {self.country or '–'}"
 
 
 class VatCheck(models.Model):

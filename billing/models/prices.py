@@ -94,7 +94,7 @@ class PriceVersion(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.book}, version {self.number}" if self.number else f"draft {self.pk} of {self.book}"
+        return f"{self.book}, version {self.number}" if self.number else f"{self.book} ({self.pk})"
 
 
 class Price(models.Model):

@@ -16,6 +16,7 @@ from django.db.models.expressions import Combinable
 from billing.models.token_columns import PricedTokens
 from inference_worker.contract.request import TOKEN_CLASSES
 from tenants.isolation.scopes import TenantManager
+from tenants.text_field import UserTextField
 
 MAX_TOKENS = 100_000_000  # tokens of one class in one execution; a larger count is an error of the sender
 
@@ -178,7 +179,7 @@ class UsageQuarantine(models.Model):
     received_at = models.DateTimeField()
     stream_id = models.CharField(max_length=64)
     reason = models.CharField(max_length=16, choices=Reason)
-    detail = models.TextField()
+    detail = UserTextField()
     payload = models.BinaryField()
     payload_hash = models.BinaryField(unique=True)  # SHA-256, so that a repeated message is one row
     resolved_at = models.DateTimeField(null=True)

@@ -218,7 +218,14 @@ def price(rate_card: RateCard, counts: TokenCounts, at: int) -> Rated:
                 component = COMPONENTS[number]
                 if component.is_optional:
                     continue
-                raise UnknownPriceError(f"{rate_card.model} ({rate_card.tier}) has no price for {component}")
+                raise UnknownPriceError(
+                    Text(
+                        "%(model)s (%(tier)s) has no price for %(component)s",
+                        model=rate_card.model,
+                        tier=rate_card.tier,
+                        component=component,
+                    )
+                )
             price_ids[number], nano_per_million, plain = applies
             cost += count * nano_per_million
             saved += count * (plain - nano_per_million)

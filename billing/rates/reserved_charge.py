@@ -23,6 +23,7 @@ from billing.rates.pricing import (
 )
 from inference_worker.contract.messages import BillingContext
 from inference_worker.contract.request import TOKEN_CLASSES, TokenCounts
+from inference_worker.contract.texts import Text
 
 
 class ChargedUsage(NamedTuple):
@@ -105,6 +106,13 @@ def _fold_unpriced(rate_card: RateCard, rates: dict[Component, Rate], tokens: li
         if not tokens[number] or component in rates or component.is_optional:
             continue
         if component not in TOKEN_CLASSES or component in OUTPUTS or Component.UNCACHED not in rates:
-            raise UnknownPriceError(f"{rate_card.model} ({rate_card.tier}) has no price for {component}")
+            raise UnknownPriceError(
+                Text(
+                    "%(model)s (%(tier)s) has no price for %(component)s",
+                    model=rate_card.model,
+                    tier=rate_card.tier,
+                    component=component,
+                )
+            )
         tokens[0] += tokens[number]
         tokens[number] = 0

@@ -156,6 +156,7 @@ FIELD_LABELS = {
     "tools": _lazy("Tools"),
     "total": _lazy("Total"),
     "truncate_inputs": _lazy("Truncate inputs"),
+    "until": _lazy("Until"),
     "unit": _lazy("Unit"),
     "unknown_parameters": _lazy("Unknown parameters"),
     "upstream_model": _lazy("Model at the upstream"),

@@ -166,7 +166,7 @@ class Invitation(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"{self.email} to {self.tenant_id}: {self.role}"
+        return f"{self.email}: {self.role}"
 
     @property
     def is_open(self) -> bool:

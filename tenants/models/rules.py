@@ -89,7 +89,8 @@ class LimitSet(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"limits of {self.scope} of tenant {self.tenant_id}" + (f", {self.model}" if self.model else "")
+        owner = self.key_id or self.project_id or self.tenant_id
+        return f"{self.scope} {owner}" + (f", {self.model}" if self.model else "")
 
     @property
     def scope(self) -> str:
@@ -153,4 +154,4 @@ class RoutingPolicyDraft(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"draft of {self.name}"
+        return self.name

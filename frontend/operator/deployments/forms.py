@@ -262,7 +262,7 @@ class UpstreamForm(DeploymentForm):
             "limit": exact(DEFAULT_CONTEXT_LENGTH)
         }
         choice = self.fields["credential_id"]
-        choice.choices = [("", "None"), *credentials]  # type: ignore[attr-defined]
+        choice.choices = [("", _("None")), *credentials]  # type: ignore[attr-defined]
         if row is not None:
             del self.fields["secret"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from inference_worker.contract.texts import Text
 from tests.support.frontend.console import Screen, World, register
 
 FORMS = ("populated",)
@@ -38,15 +39,24 @@ def _add_rules(world: World, state: str) -> None:
     do_change_alert_rule(credit, muted_until=now + timedelta(days=1))
     for metric in AlertRule.OF_PLATFORM:
         do_create_alert_rule(tenant, metric=metric, threshold=5)
-    summary = "Error rate is 7.31%, above 2.50%: 42 of 574 requests failed in 15 minutes"
+    summary = Text(
+        "Error rate is %(rate)s, above %(limit)s: %(failed)s of %(requests)s failed in %(duration)s",
+        rate="7.31%",
+        limit="2.50%",
+        failed=42,
+        requests=Text("%(number)s requests", number=574),
+        duration=Text("%(number)s minute", "%(number)s minutes", number=15),
+    )
+    low = Text("Credit balance is %(left)s, below %(least)s", left="$4.12", least="$10.00")
+    silent = Text("%(replica)s sent no heartbeat for %(seconds)s s", replica="w1/m", seconds=30)
     given = {"tenant": tenant, "threshold": 250, "created_at": now, "last_seen_at": now}
     with all_tenants_scope(BypassReason.COMMAND):
         RuleAlert.objects.create(rule=errors, summary=summary, value=731, samples=574, **given)
         done = {"resolved_at": now, "acknowledged_at": now, "acknowledged_by": "owner@example.com"}
-        RuleAlert.objects.create(rule=credit, summary="Credit balance is $4.12, below $10.00", is_muted=True, **given)
+        RuleAlert.objects.create(rule=credit, summary=low, is_muted=True, **given)
         last = RuleAlert.objects.create(rule=errors, summary=summary, value=731, samples=574, **given, **done)
         platform = AlertRule.objects.all_tenants().filter(tenant=tenant, metric="replica_down").get()
-        RuleAlert.objects.create(rule=platform, summary="w1/m sent no heartbeat for 30 s", subject="7", **given)
+        RuleAlert.objects.create(rule=platform, summary=silent, subject="7", **given)
     world.rows |= {f"{state}.alert_rule": errors.pk, f"{state}.rule_alert": last.pk}
     world.rows[f"{state}.platform_rule"] = platform.pk
 

@@ -12,6 +12,7 @@ import redis
 from inference_worker.contract import metric_families as families
 from inference_worker.contract.messages import REPLICAS_KEY, Heartbeat, Machine, beat_key, encode
 from inference_worker.contract.metric_families import HistogramSnapshot, MetricsSnapshot
+from inference_worker.contract.texts import Text
 from tests.support.frontend.console import Screen, World, register
 
 FOR_LONG = 3_600_000  # milliseconds; these replicas have no process that sends another heartbeat
@@ -63,7 +64,7 @@ def prepare(world: World) -> None:
                 received_at=now,
                 stream_id=f"1-{len(reason)}",
                 reason=reason,
-                detail="there is no price version 12",
+                detail=Text("there is no price version %(version)s", version="12"),
                 payload=b"x" * 180,
                 payload_hash=hashlib.sha256(reason.encode()).digest(),
             )

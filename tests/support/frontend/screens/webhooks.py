@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from inference_worker.contract.texts import Text
 from tests.support.frontend.console import Screen, World, register
 
 
@@ -19,11 +20,15 @@ def prepare(world: World) -> None:
         ill, _ = webhooks.do_create_endpoint(tenant, "https://old.example.com/", event_types=["invoice.paid"])
         sent, failed = webhooks.do_send_test_event(well), webhooks.do_send_test_event(ill)
         webhooks.do_send_test_event(well)
-        webhooks.do_disable_endpoint(ill, because="Nothing has arrived for 3 days.")
+        webhooks.do_disable_endpoint(ill, because=Text("The endpoint responded with 410 Gone."))
         webhooks.do_rotate_webhook_secret(well)
         now = datetime.now(UTC)
         with tenant_scope(tenant):
-            for row, status, said in ((failed, None, "could not connect"), (sent, 204, ""), (failed, 500, "")):
+            for row, status, said in (
+                (failed, None, Text("The TLS connection failed.")),
+                (sent, 204, ""),
+                (failed, 500, ""),
+            ):
                 WebhookAttempt.objects.create(
                     tenant=tenant,
                     delivery=row,
@@ -55,7 +60,7 @@ def _working_endpoint(tenant: Any) -> Any:
 
     url = "https://hooks.harbor-books.example/millrace"
     endpoint, _ = webhooks.do_create_endpoint(tenant, url, description="Accounting")
-    for status, duration_ms, error in ((204, 84, ""), (None, 2004, "could not connect"), (200, 61, "")):
+    for status, duration_ms, error in ((204, 84, ""), (None, 2004, Text("The TLS connection failed.")), (200, 61, "")):
         with transaction.atomic():  # the sender sees no pending delivery
             delivery = webhooks.do_send_test_event(endpoint)
             delivery.state, delivery.attempt_count = "delivered" if status else "failed", 1
