@@ -7,7 +7,9 @@ import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
+import anthropic._streaming
 import msgspec
+import openai._streaming
 import pytest
 
 from inference_worker.contract.messages import AnswerEvent, End
@@ -91,7 +93,7 @@ async def call(
 
 def pings(consumer: type[HttpConsumer]) -> bytes:
     is_anthropic = consumer is Messages
-    return b'event: ping\ndata: {"type": "ping"}\n\n' if is_anthropic else b": ping\n\n"
+    return b'event: ping\ndata: {"type": "ping"}\n\n' if is_anthropic else b": ping\n"
 
 
 @pytest.mark.parametrize("consumer", [*ENDPOINTS, RepeatedCompletions, ResumeStream])
@@ -154,15 +156,22 @@ async def test_a_repeated_call_whose_request_failed_is_restarted_unless_its_head
     assert (calls[-1].restarted, calls[-1].keeps_running, calls[-1].failed) == (None, False, True)
 
 
-async def test_a_pause_in_a_stream_has_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("consumer", ENDPOINTS)
+async def test_a_pause_in_a_stream_has_pings(monkeypatch: pytest.MonkeyPatch, consumer: type[HttpConsumer]) -> None:
     request = SilentRequest(0, then=4)
-    start, first, *bodies = await call(monkeypatch, request, ChatCompletions, 2)
+    start, *bodies = await call(monkeypatch, request, consumer, 2)
     assert (b"x-millrace-model", b"m") in start["headers"]
-    assert b"data: " in first["body"]
-    *quiet, last = bodies
-    assert len(quiet) >= 2
-    assert {body["body"] for body in quiet} == {pings(ChatCompletions)}
-    assert not last["more_body"]
+    texts = [body["body"] for body in bodies]
+    first = texts.index(pings(consumer))
+    assert texts.count(pings(consumer)) >= 2
+    assert any(b"id: " in text and b"data: " in text for text in texts[:first])
+    assert not bodies[-1]["more_body"]
+    # The SDKs keep the ID of the event before the ping.
+    decoders: list[Any] = [openai._streaming.SSEDecoder(), anthropic._streaming.SSEDecoder()]
+    for decoder in decoders:
+        events = list(decoder.iter_bytes(iter(texts)))
+        assert len(events) >= 2
+        assert all(event.data == "[DONE]" or event.json() for event in events)
 
 
 async def test_a_response_without_a_stream_has_no_early_headers(monkeypatch: pytest.MonkeyPatch) -> None:

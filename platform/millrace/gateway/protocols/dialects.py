@@ -17,7 +17,9 @@ class Dialect:
     """OpenAI's format."""
 
     id_headers: Sequence[bytes] = (b"x-request-id",)
-    ping = b": ping\n\n"  # what keeps a silent stream open; clients skip comments
+    # What keeps a silent stream open. A blank line after the comment would end an event without data: the SDKs of
+    # OpenAI dispatch one, and fail, if an earlier event had an ID.
+    ping = b": ping\n"
 
     def status(self, error: ApiError) -> int:
         return error.status
