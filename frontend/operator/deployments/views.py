@@ -21,7 +21,7 @@ from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from frontend.core.screens import ConsoleScreen
 from frontend.operator.deployments import fit, page
-from frontend.operator.deployments.forms import DeploymentForm, TestCallForm, UpstreamForm
+from frontend.operator.deployments.forms import DeploymentForm, NewDeploymentForm, TestCallForm, UpstreamForm
 from inference_worker.contract.deployments import WantedState
 from millrace.apps.deployments import deployments as catalog
 from millrace.apps.deployments.models import Deployment
@@ -50,16 +50,22 @@ def deployments(ctx: PageContext) -> HttpResponse:
 @operator_page(methods=FORM, step_up=True)
 def add_deployment(ctx: PageContext) -> HttpResponse:
     def add(data: dict[str, Any]) -> Deployment:
-        catalog.check_deployment(**data)
+        force = data.pop("force")
+        catalog.check_deployment(force=force, **data)
+        if not force:
+            fit.require_fit(shown_check, data)
         return catalog.do_add_deployment(**data)
+
+    shown_check = ctx.request.POST.get("fit_check", "")[:32]
 
     return form_view(
         ctx,
         _("Add deployment"),
-        DeploymentForm(bound_data(ctx)),
+        NewDeploymentForm(bound_data(ctx)),
         add,
         message=_describe_addition,
         template="operator/deployments/form.html",
+        shown_check=shown_check,
         other=("operator-deployments-new-upstream", _("Add a model of another server or provider")),
         **_sheet(_("Add deployment")),
     )

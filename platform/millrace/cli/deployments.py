@@ -158,6 +158,7 @@ def show_deployment(session: Session, name: str) -> None:
 )
 @click.option("--credential-env", metavar="VAR", help="Environment variable with the upstream's API key, to store.")
 @_options
+@click.option("--force", is_flag=True, default=None, help="Add it although its source failed the check.")
 @click.option("--dry-run", is_flag=True, help="Only check the values and the source.")
 def add_deployment(session: Session, name: str, dry_run: bool, credential_env: str | None, **options: Any) -> None:
     """Add a deployment: a model that workers load, or a model of an upstream."""

@@ -519,3 +519,21 @@ def test_internal_and_managed_upstreams_and_foreign_credentials(operator: APICli
     own = do_create_credential(tenant, "own", "sk-own", model_names=["remote"])
     foreign = operator.post(URL, UPSTREAM | {"credential_id": own.pk}, format="json")
     assert list(foreign.json()["errors"]) == ["credential_id"]  # a tenant's credential is not the platform's
+
+
+@pytest.mark.usefixtures("catalog")
+def test_the_api_refuses_a_source_that_cannot_be_loaded_unless_forced(operator: APIClient, tmp_path: Path) -> None:
+    source = write_qwen3(tmp_path / "model")
+    (source / "tokenizer.json").write_text("{}")
+    body = {"name": "own", "source": str(source)}
+    imported = {"deployments": [body]}
+    for address, sent in ((URL, body), (f"{URL}/check", body), (f"{URL}/import", imported)):
+        refused = operator.post(address, sent, format="json")
+        assert refused.status_code == 400, address
+        assert "tokenizer.json" in refused.content.decode()
+        assert not Deployment.objects.filter(name="own").exists()
+    assert operator.post(f"{URL}/check", body | {"force": True}, format="json").status_code == 200
+    assert operator.post(URL, body | {"force": True}, format="json").status_code == 201
+    assert operator.post(f"{URL}/import", imported, format="json").json()["unchanged"] == ["own"]
+    forced = {"deployments": [body | {"name": "other", "force": True}]}
+    assert operator.post(f"{URL}/import", forced, format="json").json()["created"] == ["other"]

@@ -17,7 +17,7 @@ from billing.budgets.budgets import do_make_budget
 from billing.metering import status
 from billing.models import BudgetPeriod, Invoice, Period, Reconciliation, UsageQuarantine
 from inference_worker.contract.compute_support import SlowReason
-from inference_worker.contract.messages import ReplicaPhase, encode
+from inference_worker.contract.messages import REPLICAS_KEY, ReplicaPhase, encode
 from millrace.apps.deployments.fleet_status import read_fleet_status
 from millrace.apps.deployments.gateway_heartbeat import (
     GATEWAYS_KEY,
@@ -93,6 +93,30 @@ def test_a_model_without_replicas_and_a_silent_one(speak: Callable[..., None]) -
         (IssueType.MODEL, "smollm2-135m"),
         (IssueType.REPLICA, "smollm2-135m-0.aa"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("phase", "reason", "todo"),
+    [
+        (ReplicaPhase.FAILED, "no tokenizer", "It could not be loaded: no tokenizer"),
+        (ReplicaPhase.LOADING, "no tokenizer", "It could not be loaded: no tokenizer"),  # the load is repeated
+        (ReplicaPhase.LOADING, "", "A worker is loading it. Its requests receive 503 until then."),
+    ],
+)
+@pytest.mark.usefixtures("well")
+def test_a_model_without_replicas_has_the_reason(
+    phase: ReplicaPhase, reason: str, todo: str, speak: Callable[..., None]
+) -> None:
+    speak("smollm2-135m-0.aa", ready=False, phase=phase, reason=reason)
+    assert (only().issue_type, only().todo) == (IssueType.MODEL, todo)
+
+
+@pytest.mark.usefixtures("well")
+def test_a_model_that_no_worker_has(broker: redis.Redis) -> None:
+    broker.hdel(REPLICAS_KEY, "smollm2-135m-0.aa")
+    (issue,) = found()
+    assert issue.issue_type == IssueType.MODEL
+    assert issue.todo == "No running worker has it. Its requests receive 503. Start a worker of its pools."
 
 
 @pytest.mark.usefixtures("well")

@@ -157,6 +157,11 @@ class DeploymentCreateSerializer(_SourceIn):
         max_length=MAX_SECRET_LENGTH,
         help_text="API key at the upstream. It is stored encrypted, as a credential with the deployment's name.",
     )
+    force = serializers.BooleanField(
+        required=False,
+        write_only=True,
+        help_text="Add it although its source failed the check on this machine, if its workers can load it.",
+    )
 
 
 class DeploymentUpdateSerializer(_SourceIn):
@@ -328,8 +333,9 @@ class Deployments(_DeploymentView):
     )
     @idempotent
     def post(self, request: Request) -> Response:
-        """Add a deployment. Workers of its pools load it."""
+        """Add a deployment. Workers of its pools load it. A source that cannot be loaded is refused, unless forced."""
         fields = validate_body(DeploymentCreateSerializer, request.data)
+        deployments.check_new_source(fields)
         return self.answer([deployments.do_add_deployment(**fields)], many=False, status=201, is_changed=True)
 
 
@@ -357,6 +363,7 @@ class DeploymentImport(_DeploymentView):
     def post(self, request: Request) -> Response:
         """Create or update deployments. Others stay as they are; the same call again changes nothing."""
         entries = validate_body(DeploymentImportCreateSerializer, request.data)["deployments"]
+        deployments.check_new_sources(entries)
         return Response(DeploymentImportSerializer(deployments.do_import_deployments(entries)).data)
 
 

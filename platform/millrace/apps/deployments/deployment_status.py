@@ -44,8 +44,8 @@ class DeploymentStatus:
 
     @property
     def reason(self) -> str:
-        """Why a replica could not be loaded; empty if none failed."""
-        return next((each.beat.reason for each in self.replicas if each.beat.phase == ReplicaPhase.FAILED), "")
+        """Why a replica could not be loaded, also while its load is repeated; empty if none failed."""
+        return next((each.beat.reason for each in self.replicas if each.beat.reason), "")
 
     @property
     def loading(self) -> Heartbeat | None:

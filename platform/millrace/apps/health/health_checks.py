@@ -7,7 +7,7 @@ These are the operators' alerts.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -210,23 +210,32 @@ def _models(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
             for replica in there
             if replica.state in (ReplicaState.CORDONED, ReplicaState.DRAINING, ReplicaState.DRAINED)
         ]
-        failed = next((replica.beat.reason for replica in there if replica.beat.phase == ReplicaPhase.FAILED), "")
-        todo = f"It could not be loaded: {failed}" if failed else "Its requests receive 503. Check the worker logs."
         yield HealthIssue(
             IssueType.MODEL,
             spec.name,
             urgent=True,
             title=f"No replica available for {spec.name}",
-            todo="Uncordon one of its workers." if cordoned else todo,
+            todo="Uncordon one of its workers." if cordoned else _describe_absence([each.beat for each in there]),
         )
+
+
+def _describe_absence(beats: Sequence[Heartbeat]) -> str:
+    """Return why no replica serves a model, and what to do."""
+    failed = next((beat.reason for beat in beats if beat.reason), "")  # also while its load is repeated
+    if failed:
+        return f"It could not be loaded: {failed}"
+    if any(beat.phase == ReplicaPhase.LOADING for beat in beats):
+        return "A worker is loading it. Its requests receive 503 until then."
+    if not beats:
+        return "No running worker has it. Its requests receive 503. Start a worker of its pools."
+    return "Its requests receive 503. Check the worker logs."
 
 
 def _failed_loads(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
     """Report replicas that could not be loaded while others serve the model."""
     for replica in board.replicas:
         beat = replica.beat
-        is_failed = replica.state != ReplicaState.SILENT and beat.phase == ReplicaPhase.FAILED
-        if is_failed and board.count_ready(beat.model):
+        if replica.state != ReplicaState.SILENT and beat.reason and board.count_ready(beat.model):
             yield HealthIssue(
                 IssueType.REPLICA,
                 replica.id,

@@ -1,0 +1,71 @@
+"""Checks of a model's source on this machine, before its deployment is added."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from inference_worker.checkpoints.draft_check import read_draft_config
+from inference_worker.checkpoints.inspection import inspect_checkpoint
+from inference_worker.checkpoints.model_config import ModelError
+from inference_worker.checkpoints.model_source import embedded_source
+from inference_worker.contract.settings import EMBEDDED, SELF_DRAFT, ModelSpec
+from tenants.actions.common import FieldRefused
+
+
+def check_source(spec: ModelSpec) -> None:
+    """Check on this machine that the engine can load the source: its configuration, files and tokenizer.
+
+    No weights are read, nothing is converted, and memory is not checked.
+
+    Raises:
+        FieldRefused: the source is missing, or its model is not supported.
+    """
+    try:
+        path = _find_source("source", spec.source)
+        if spec.quantization == "gguf" and path.suffix != ".gguf":
+            raise FieldRefused("quantization", "invalid", "Only a .gguf file has blocks to keep. Choose another one.")
+        report = inspect_checkpoint(path)
+    except (ModelError, OSError, RuntimeError) as exc:  # RuntimeError: a home directory of an unknown user
+        raise _refusal(str(exc)) from exc
+    if report.problems:
+        reasons = "; ".join(problem.message.removesuffix(".") for problem in report.problems)
+        raise _refusal(reasons)
+    if spec.max_model_len and report.config and spec.max_model_len > report.config.max_model_len:
+        message = f"The model's context has {report.config.max_model_len} tokens. Enter at most that many."
+        raise FieldRefused("max_model_len", "invalid", message)
+    if spec.draft_model and not spec.draft_model.startswith(SELF_DRAFT):
+        _check_draft(path, spec.draft_model)
+
+
+def _find_source(field: str, source: str) -> Path:
+    """Return the path of a model's source on this machine.
+
+    Raises:
+        FieldRefused: it is missing. ModelError, RuntimeError: it cannot be found.
+    """
+    path = embedded_source(source) if source in EMBEDDED else Path(source).expanduser()
+    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
+        return path
+    message = (
+        f"{path} is neither a model directory nor a .gguf file on this machine. "
+        "Set force to add it anyway, if its workers have it."
+    )
+    raise FieldRefused(field, "invalid", message)
+
+
+def _check_draft(path: Path, draft_source: str) -> None:
+    """Check that a draft model exists, and has the vocabulary of the model if both are directories.
+
+    Raises:
+        FieldRefused: it is missing, is not supported or has another vocabulary.
+    """
+    try:
+        draft = _find_source("draft_model", draft_source)
+        if draft.is_dir() and path.is_dir():
+            read_draft_config(path, draft)
+    except (ModelError, OSError, RuntimeError) as exc:
+        raise FieldRefused("draft_model", "invalid", f"{exc}.") from exc
+
+
+def _refusal(reason: str) -> FieldRefused:
+    return FieldRefused("source", "invalid", f"{reason}. Set force to add it anyway, if its workers can load it.")
