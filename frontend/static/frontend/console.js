@@ -27,23 +27,6 @@ const closeMenus = (target) => {
 on("click", (event) => closeMenus(event.target));
 on("focusin", (event) => closeMenus(event.target));
 
-// Dialogs and the drawer close by Esc, a click outside, or [data-close].
-on("htmx:afterSwap", ({ detail: { target } }) => {
-  if (target.localName !== "dialog") return;
-  if (target.open) return ($("[aria-invalid=true]", target) || $("[type=submit]", target))?.focus();
-  target.showModal();
-  const title = $("h1", target);
-  if (title) target.setAttribute("aria-label", title.textContent);
-});
-on("click", (event) => {
-  const dialog = event.target.closest("dialog");
-  if (!dialog) return;
-  if (event.target !== dialog && !event.target.closest("[data-close]")) return;
-  event.preventDefault();
-  dialog.close();
-});
-for (const dialog of document.querySelectorAll("dialog")) on("close", () => dialog.id !== "palette" && dialog.replaceChildren(), dialog);
-
 // Panels do not refresh while the page is hidden, they have focus, or rows are selected.
 const last = new WeakMap();
 on("htmx:beforeRequest", (event) => {
@@ -52,9 +35,10 @@ on("htmx:beforeRequest", (event) => {
   if (document.hidden || elt.contains(document.activeElement) || $("details[open], input:checked", elt)) event.preventDefault();
 });
 on("htmx:beforeSwap", (event) => {
-  const { target, xhr } = event.detail;
+  const { target, xhr, requestConfig } = event.detail;
   if (xhr.status >= 500 && !xhr.getResponseHeader("X-Panel")) event.detail.shouldSwap = false;
   if (!target.matches(".panel")) return;
+  if (requestConfig.elt === target && target.contains(document.activeElement)) return (event.detail.shouldSwap = false);
   if (last.get(target) === xhr.responseText) event.detail.shouldSwap = false;
   last.set(target, xhr.responseText);
 });
@@ -84,7 +68,10 @@ const load = (url) => (loaded[url] ||= new Promise((resolve) => {
   on("load", resolve, part);
   document.head.append(part);
 }));
-const { signIn, copyScript } = $("#toasts").dataset;
+const { signIn, copyScript, dialogs } = $("#toasts").dataset;
+on("htmx:beforeRequest", ({ detail: { target } }) => target.localName === "dialog" && load(dialogs));
+on("htmx:afterSwap", ({ detail: { target, requestConfig } }) => target.localName === "dialog" && load(dialogs).then(() => openDialog(target, requestConfig.elt)));
+if (sessionStorage.place) load(dialogs);
 setTimeout(() => load(signIn), 240000);
 on("click", ({ target }) => target.closest("[data-copy]") && load(copyScript).then(() => copyText(target.closest("[data-copy]"))));
 

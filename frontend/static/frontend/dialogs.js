@@ -1,0 +1,75 @@
+"use strict";
+// Dialogs and the drawer. A closed one returns the focus to the element that opened it, else to the row that took its
+// place, else to the page's content, also on the page that its form led to. console.js loads it with the first dialog.
+const CONTROLS = "a[href], button:enabled, summary, input:enabled:not([type=hidden]), select:enabled, textarea:enabled";
+const openers = new WeakMap(); // elements that opened a dialog, with their places
+const urlOf = (element) => element.getAttribute("hx-get") || element.getAttribute("href");
+const placeOf = (element) => {
+  const row = element.closest("tr, li");
+  return {
+    url: urlOf(element),
+    part: element.parentElement?.closest("[id]")?.id,
+    row: row ? row.localName : "",
+    number: row ? [...row.parentElement.children].indexOf(row) : 0,
+  };
+};
+const usable = (element) => {
+  if (!element?.isConnected || element === document.body) return;
+  if (element.checkVisibility()) return element;
+  const summary = element.closest("details:not([open])")?.querySelector("summary");
+  return summary?.checkVisibility() ? summary : undefined;
+};
+const findPlace = ({ url, part, row, number }) => {
+  const opens = (element) => url && urlOf(element) === url && !element.closest("dialog") && usable(element);
+  const same = [...document.querySelectorAll("main a[href], main [hx-get], header a[href]")].find(opens);
+  const rows = row ? [...(document.getElementById(part) || $("main")).querySelectorAll(row)] : [];
+  const next = rows[Math.min(number, rows.length - 1)]?.querySelectorAll(CONTROLS) || [];
+  return usable(same) || [...next].find(usable) || $("main");
+};
+const openDialog = (dialog, element) => {
+  if (dialog.open) return ($("[aria-invalid=true]", dialog) || $("[type=submit]", dialog))?.focus();
+  // The palette's actions are requests of the page: the opener is what had the focus before the palette.
+  const opener = element?.closest("main, header, dialog") ? element : document.activeElement;
+  openers.set(dialog, { opener, place: placeOf(opener) });
+  dialog.showModal();
+  $("form :is(input, select, textarea):enabled:not([type=hidden])", dialog)?.focus();
+  const title = $("h1", dialog);
+  if (title) dialog.setAttribute("aria-label", title.textContent);
+};
+
+// They close by Esc, a click outside, or [data-close].
+on("click", (event) => {
+  const dialog = event.target.closest("dialog");
+  if (!dialog) return;
+  const link = event.target.closest("a[href]:not([hx-get], [target], [data-close], [data-dialog])");
+  if (link) keepPlace(dialog);
+  if (event.target !== dialog && !event.target.closest("[data-close]")) return;
+  event.preventDefault();
+  dialog.close();
+});
+document.addEventListener("close", ({ target: dialog }) => {
+  if (dialog.id === "dialog" || dialog.id === "drawer") dialog.replaceChildren();
+  const { opener, place } = openers.get(dialog) || {};
+  openers.delete(dialog);
+  if (document.activeElement !== document.body) return;
+  const at = usable(opener) || (place ? findPlace(place) : $("main"));
+  at.focus({ preventScroll: at.localName === "main" });
+}, true);
+
+// The page that a dialog leads to gets the focus at the same place.
+const keepPlace = (dialog) => {
+  const found = openers.get(dialog) || openers.get($("#drawer"));
+  if (found) sessionStorage.place = JSON.stringify(found.place);
+};
+on("htmx:beforeOnLoad", ({ detail: { elt, xhr } }) => {
+  const dialog = elt.closest("dialog");
+  if (dialog && xhr.getResponseHeader("HX-Redirect")) keepPlace(dialog);
+});
+if (sessionStorage.place) {
+  const place = JSON.parse(sessionStorage.place);
+  delete sessionStorage.place;
+  if (document.activeElement === document.body) {
+    const at = findPlace(place);
+    at.focus({ preventScroll: at.localName === "main" });
+  }
+}
