@@ -27,19 +27,23 @@ const closeMenus = (target) => {
 on("click", (event) => closeMenus(event.target));
 on("focusin", (event) => closeMenus(event.target));
 
-// Panels do not refresh while the page is hidden, they have focus, or rows are selected.
+// Panels do not refresh while the page is hidden, a field has the focus, or rows are selected. A link keeps the focus.
 const last = new WeakMap();
 on("htmx:beforeRequest", (event) => {
   const { elt, requestConfig } = event.detail;
   if (!elt.matches(".panel") || requestConfig.triggeringEvent?.type === "load") return;
-  if (document.hidden || elt.contains(document.activeElement) || $("details[open], input:checked", elt)) event.preventDefault();
+  if (document.hidden || $("details[open], :focus:is(input, select, textarea), input:checked", elt)) event.preventDefault();
+  else if ($(":focus", elt)) load(dialogs);
 });
 on("htmx:beforeSwap", (event) => {
   const { target, xhr, requestConfig } = event.detail;
   if (xhr.status >= 500 && !xhr.getResponseHeader("X-Panel")) event.detail.shouldSwap = false;
   if (!target.matches(".panel")) return;
-  if (requestConfig.elt === target && target.contains(document.activeElement)) return (event.detail.shouldSwap = false);
   if (last.get(target) === xhr.responseText) event.detail.shouldSwap = false;
+  else if (requestConfig.elt === target && $(":focus", target)) {
+    if (!window.keepFocus) return (event.detail.shouldSwap = false);
+    keepFocus(target);
+  }
   last.set(target, xhr.responseText);
 });
 const showError = (text) => {

@@ -1,16 +1,19 @@
 "use strict";
 // Dialogs and the drawer. A closed one returns the focus to the element that opened it, else to the row that took its
-// place, else to the page's content, also on the page that its form led to. console.js loads it with the first dialog.
+// place, else to the page's content, also on the page that its form led to. The same happens in a panel that refreshes.
+// console.js loads it when it is used.
 const CONTROLS = "a[href], button:enabled, summary, input:enabled:not([type=hidden]), select:enabled, textarea:enabled";
 const openers = new WeakMap(); // elements that opened a dialog, with their places
 const urlOf = (element) => element.getAttribute("hx-get") || element.getAttribute("href");
 const placeOf = (element) => {
   const row = element.closest("tr, li");
+  const part = element.parentElement?.closest("[id]");
   return {
     url: urlOf(element),
-    part: element.parentElement?.closest("[id]")?.id,
-    row: row ? row.localName : "",
-    number: row ? [...row.parentElement.children].indexOf(row) : 0,
+    part: part?.id,
+    index: part ? [...part.querySelectorAll(CONTROLS)].indexOf(element) : -1,
+    row: part && row ? row.localName : "",
+    number: part && row ? [...part.querySelectorAll(row.localName)].indexOf(row) : 0,
   };
 };
 const usable = (element) => {
@@ -19,12 +22,18 @@ const usable = (element) => {
   const summary = element.closest("details:not([open])")?.querySelector("summary");
   return summary?.checkVisibility() ? summary : undefined;
 };
-const findPlace = ({ url, part, row, number }) => {
-  const opens = (element) => url && urlOf(element) === url && !element.closest("dialog") && usable(element);
-  const same = [...document.querySelectorAll("main a[href], main [hx-get], header a[href]")].find(opens);
-  const rows = row ? [...(document.getElementById(part) || $("main")).querySelectorAll(row)] : [];
+const findPlace = ({ url, part, index, row, number }) => {
+  const within = document.getElementById(part) || $("main");
+  const opens = (element) => urlOf(element) === url && usable(element);
+  const links = url ? [...within.querySelectorAll(CONTROLS), ...$("main").querySelectorAll(CONTROLS)] : [];
+  const rows = row ? within.querySelectorAll(row) : [];
   const next = rows[Math.min(number, rows.length - 1)]?.querySelectorAll(CONTROLS) || [];
-  return usable(same) || [...next].find(usable) || $("main");
+  const same = url ? undefined : within.querySelectorAll(CONTROLS)[index];
+  return usable(links.find(opens)) || usable(same) || [...next].find(usable) || $("main");
+};
+const focusPlace = (place) => {
+  const at = findPlace(place);
+  at.focus({ preventScroll: at.localName === "main" });
 };
 const openDialog = (dialog, element) => {
   if (dialog.open) return ($("[aria-invalid=true]", dialog) || $("[type=submit]", dialog))?.focus();
@@ -52,13 +61,13 @@ document.addEventListener("close", ({ target: dialog }) => {
   const { opener, place } = openers.get(dialog) || {};
   openers.delete(dialog);
   if (document.activeElement !== document.body) return;
-  const at = usable(opener) || (place ? findPlace(place) : $("main"));
-  at.focus({ preventScroll: at.localName === "main" });
+  const at = usable(opener);
+  at ? at.focus() : focusPlace(place || {});
 }, true);
 
 // The page that a dialog leads to gets the focus at the same place.
 const keepPlace = (dialog) => {
-  const found = openers.get(dialog) || openers.get($("#drawer"));
+  const found = openers.get($("#drawer")) || openers.get(dialog);
   if (found) sessionStorage.place = JSON.stringify(found.place);
 };
 on("htmx:beforeOnLoad", ({ detail: { elt, xhr } }) => {
@@ -68,8 +77,12 @@ on("htmx:beforeOnLoad", ({ detail: { elt, xhr } }) => {
 if (sessionStorage.place) {
   const place = JSON.parse(sessionStorage.place);
   delete sessionStorage.place;
-  if (document.activeElement === document.body) {
-    const at = findPlace(place);
-    at.focus({ preventScroll: at.localName === "main" });
-  }
+  if (document.activeElement === document.body) focusPlace(place);
+}
+
+// A panel that refreshes keeps the focus.
+function keepFocus(panel) {
+  const place = placeOf(document.activeElement);
+  const restore = ({ target }) => target === panel && document.activeElement === document.body && focusPlace(place);
+  panel.addEventListener("htmx:afterSwap", restore, { once: true });
 }
