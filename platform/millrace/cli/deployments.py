@@ -16,7 +16,7 @@ from inference_worker.contract.command_line import format_command
 from millrace.cli import output
 from millrace.cli.app import FAILED, USAGE, ResourceGroup, Session, command, fail, given_options
 from millrace.cli.credentials import read_secret
-from millrace.cli.output import Column, yes_no
+from millrace.cli.output import Column, moment, yes_no
 from millrace.cli.profiles import config_path, find_connection
 
 ENGINES = click.Choice(["millrace", "openai", "anthropic", "managed"])
@@ -72,6 +72,8 @@ _DETAILS = [
 ]
 _REPLICA = [
     Column("replica", "id"),
+    Column("machine", "host"),
+    Column("since", "started_at", moment),
     Column("state", "state"),
     Column("version", "version"),
     Column("running", "running", right=True),

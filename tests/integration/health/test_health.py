@@ -16,8 +16,8 @@ import redis
 from billing.budgets.budgets import do_make_budget
 from billing.metering import status
 from billing.models import BudgetPeriod, Invoice, Period, Reconciliation, UsageQuarantine
-from inference_worker.contract.compute_support import SlowReason
-from inference_worker.contract.messages import REPLICAS_KEY, ReplicaPhase, encode
+from inference_worker.contract.compute_support import SlowReason, describe_support
+from inference_worker.contract.messages import REPLICAS_KEY, SUPPORT_KEY, ReplicaPhase, WorkerSupport, encode
 from millrace.apps.deployments.fleet_status import read_fleet_status
 from millrace.apps.deployments.gateway_heartbeat import (
     GATEWAYS_KEY,
@@ -117,6 +117,23 @@ def test_a_model_that_no_worker_has(broker: redis.Redis) -> None:
     (issue,) = found()
     assert issue.issue_type == IssueType.MODEL
     assert issue.todo == "No running worker has it. Its requests receive 503. Start a worker of its pools."
+
+
+@pytest.mark.usefixtures("well")
+def test_two_workers_with_one_name_are_told_apart(broker: redis.Redis, speak: Callable[..., None]) -> None:
+    support = describe_support("cpu", "avx2", None)
+    for suffix, host in (("aa", "left"), ("bb", "right")):
+        speak(f"smollm2-135m-0.{suffix}", **({} if suffix == "aa" else {"phase": ReplicaPhase.FAILED, "reason": "x"}))
+        sent = WorkerSupport(("default",), support, host, 1_700_000_000)
+        broker.hset(SUPPORT_KEY, f"smollm2-135m-0.{suffix}", encode(sent))
+    issue, failed = found()
+    assert (issue.issue_type, issue.subject, issue.urgent) == (IssueType.WORKER_NAME, "smollm2-135m-0", True)
+    assert issue.title == "2 workers have the name smollm2-135m-0"
+    assert "smollm2-135m-0.aa on left, smollm2-135m-0.bb on right" in issue.todo
+    assert failed.title == "smollm2-135m-0.bb on right could not load smollm2-135m"
+    left, right = read_fleet_status().replicas
+    assert (left.host, right.host) == ("left", "right")
+    assert right.started_at == datetime.fromtimestamp(1_700_000_000, UTC)
 
 
 @pytest.mark.usefixtures("well")

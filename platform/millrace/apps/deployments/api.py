@@ -191,6 +191,8 @@ class DeploymentReplicaSerializer(serializers.Serializer[Any]):
 
     id = serializers.CharField()
     worker = serializers.CharField()
+    host = serializers.CharField(help_text="Name of the worker's machine; empty if it is unknown.")
+    started_at = serializers.DateTimeField(allow_null=True, help_text="Start of the worker's process.")
     state = serializers.CharField(source="state.value")
     phase = serializers.CharField(source="beat.phase.value")
     version = serializers.CharField(source="beat.version")

@@ -37,9 +37,9 @@ from billing.pricing.currencies import other_currencies
 from billing.rates.pricing import Tier
 from inference_worker.contract.command_line import format_command
 from inference_worker.contract.disk import FreeSpace
-from inference_worker.contract.messages import Heartbeat, ReplicaPhase
+from inference_worker.contract.messages import Heartbeat, ReplicaPhase, worker_of
 from millrace.apps.deployments.deployments import served_specs
-from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState
+from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState, WorkerStatus
 from millrace.apps.deployments.gateway_heartbeat import HitRate
 from millrace.apps.health.budget_usage import tenants_near_limits
 from millrace.apps.health.models import Cordon, HealthEvent
@@ -60,6 +60,7 @@ MIN_REQUESTS = 20  # fewer are not evaluated
 MAX_HIT_RATE_DIFFERENCE = 0.1  # predicted minus real cache hit rate of a replica that is acceptable
 MAX_FAILED_PER_THOUSAND = 100  # failed requests per thousand that are acceptable
 RETENTION = timedelta(days=90)
+MAX_NAMESAKES = 5  # workers with one name that an issue lists
 MANY_RESTARTS = 3  # recent restarts of a running process
 _LOCK = 0x68656C74  # the number of an advisory lock; unique in the database
 
@@ -92,6 +93,7 @@ class IssueType(StrEnum):
     UPSTREAM = "upstream"
     UPSTREAM_PAUSE = "upstream_pause"
     WEBHOOK = "webhook"
+    WORKER_NAME = "worker_name"
 
 
 @dataclass(frozen=True)
@@ -240,7 +242,7 @@ def _failed_loads(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
                 IssueType.REPLICA,
                 replica.id,
                 urgent=False,
-                title=f"{replica.worker} could not load {beat.model}",
+                title=f"{replica.name} could not load {beat.model}",
                 todo=beat.reason,
             )
 
@@ -284,6 +286,25 @@ def _replicas(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
                 urgent=False,
                 title=f"{replica.id} sent no heartbeat for {silent}",
                 todo="The replica receives no new requests. After 10 s its streams fail. Check its process.",
+            )
+
+
+def _namesakes(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
+    """Report running workers that have the same name."""
+    by_name: dict[str, list[WorkerStatus]] = defaultdict(list)
+    for worker in board.workers:
+        by_name[worker_of(worker.id)].append(worker)
+    for name, workers in sorted(by_name.items()):
+        if len(workers) > 1:
+            described = ", ".join(
+                f"{worker.id} on {worker.host or 'an unknown machine'}" for worker in workers[:MAX_NAMESAKES]
+            )
+            yield HealthIssue(
+                IssueType.WORKER_NAME,
+                name,
+                urgent=True,
+                title=f"{len(workers)} workers have the name {name}",
+                todo=f"They share a journal and slots: {described}. Set another MILLRACE_WORKER_NAME for all but one.",
             )
 
 
@@ -661,6 +682,7 @@ _OF_BOARD: tuple[Callable[[FleetStatus, datetime], Iterable[HealthIssue]], ...] 
     _replicas,
     _failed_loads,
     _slow_replicas,
+    _namesakes,
     _disks,
 )
 _OF_ROWS: tuple[Callable[[datetime], Iterable[HealthIssue]], ...] = (
