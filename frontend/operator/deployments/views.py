@@ -11,7 +11,6 @@ from django.urls import path, reverse
 from django.utils.translation import gettext as _
 
 from frontend.core.backend_messages import translate_message
-from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
@@ -165,7 +164,7 @@ def remove(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
         _("Remove %(name)s") % {"name": name},
-        Confirm(name, bound_data(ctx)),
+        forms.Form(bound_data(ctx)),
         lambda _: catalog.do_remove_deployment(name),
         message=lambda _done: _("%(name)s was removed.") % {"name": name},
         danger=True,
