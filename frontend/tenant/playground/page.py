@@ -131,8 +131,8 @@ def _policies(ctx: PageContext) -> dict[str, tuple[str, ...]]:
 
 
 def _rates(prices: Iterable[NewPrice]) -> dict[str, list[list[Any]]]:
-    """Return the prices of each model for the script: component, nano-units per 1M tokens as text, and bounds of tokens,
-    minutes and weekdays, with the time zone.
+    """Return the prices of each model for the script: component, nano-units per 1M tokens as text, and bounds of
+    tokens, minutes and weekdays, with the time zone.
     """
     found: dict[str, list[list[Any]]] = {}
     for price in prices:
