@@ -75,7 +75,7 @@ const load = (url) => (loaded[url] ||= new Promise((resolve) => {
 const { signIn, copyScript, dialogs } = $("#toasts").dataset;
 on("htmx:beforeRequest", ({ detail: { target } }) => target.localName === "dialog" && load(dialogs));
 on("htmx:afterSwap", ({ detail: { target, requestConfig } }) => target.localName === "dialog" && load(dialogs).then(() => openDialog(target, requestConfig.elt)));
-if (sessionStorage.place) load(dialogs);
+if (sessionStorage.place || /[?&]request=/.test(location.search)) load(dialogs);
 setTimeout(() => load(signIn), 240000);
 on("click", ({ target }) => target.closest("[data-copy]") && load(copyScript).then(() => copyText(target.closest("[data-copy]"))));
 

@@ -36,9 +36,11 @@ const focusPlace = (place) => {
   at.focus({ preventScroll: at.localName === "main" });
 };
 const openDialog = (dialog, element) => {
+  addToUrl(dialog, element);
   if (dialog.open) return ($("[aria-invalid=true]", dialog) || $("[type=submit]", dialog))?.focus();
-  // The palette's actions are requests of the page: the opener is what had the focus before the palette.
-  const opener = element?.closest("main, header, dialog") ? element : document.activeElement;
+  // Of a form, the opener is its button. The palette's actions are requests of the page, which had the focus elsewhere.
+  const active = document.activeElement;
+  const opener = active.matches(CONTROLS) || !element.closest("main, header") ? active : element;
   openers.set(dialog, { opener, place: placeOf(opener) });
   dialog.showModal();
   $("form :is(input, select, textarea):enabled:not([type=hidden])", dialog)?.focus();
@@ -58,6 +60,7 @@ on("click", (event) => {
 });
 document.addEventListener("close", ({ target: dialog }) => {
   if (dialog.id === "dialog" || dialog.id === "drawer") dialog.replaceChildren();
+  if (dialog.id === "drawer") removeFromUrl();
   const { opener, place } = openers.get(dialog) || {};
   openers.delete(dialog);
   if (document.activeElement !== document.body) return;
@@ -79,6 +82,33 @@ if (sessionStorage.place) {
   delete sessionStorage.place;
   if (document.activeElement === document.body) focusPlace(place);
 }
+
+// The request in the drawer is part of the URL: a shared link opens it, and the browser's back button closes it.
+const shownRequest = () => ($("#playground-data") ? null : new URLSearchParams(location.search).get("request"));
+const urlWith = (id) => {
+  const url = new URL(location);
+  if (id) url.searchParams.set("request", id);
+  else url.searchParams.delete("request");
+  return url;
+};
+const addToUrl = (dialog, element) => {
+  const id = /^\/t\/[^/]+\/requests\/([\w-]+)$/.exec(urlOf(element) || "")?.[1];
+  if (dialog.id !== "drawer" || !id || id === shownRequest()) return;
+  if (dialog.open) history.replaceState(history.state, "", urlWith(id));
+  else history.pushState({ isDrawer: true }, "", urlWith(id));
+};
+const removeFromUrl = () => {
+  if (!shownRequest()) return;
+  if (history.state?.isDrawer) history.back();
+  else history.replaceState(null, "", urlWith(""));
+};
+const openRequest = () => {
+  const [tenant] = /^\/t\/[^/]+/.exec(location.pathname) || [];
+  const url = `${tenant}/requests/${encodeURIComponent(shownRequest())}`;
+  if (tenant && shownRequest()) htmx.ajax("GET", url, { target: "#drawer", swap: "innerHTML" });
+};
+on("popstate", () => (shownRequest() ? openRequest() : $("#drawer").open && $("#drawer").close()), window);
+openRequest();
 
 // A panel that refreshes keeps the focus.
 function keepFocus(panel) {
