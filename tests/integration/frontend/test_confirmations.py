@@ -10,7 +10,7 @@ from tests.support.frontend.routes import all_routes
 
 # URL names of the forms that ask to type the name of their object, which the populated rows show.
 FINAL = {
-    "t/": {"keys-revoke", "members-leave", "projects-delete", "settings-delete", "webhooks-delete"},
+    "t/": {"keys-project-delete", "keys-revoke", "members-leave", "settings-delete", "webhooks-delete"},
     "operator/": {
         *("operator-billing-credit-note", "operator-billing-finalize-all", "operator-billing-payment"),
         *("operator-billing-tenant-payment", "operator-billing-void", "operator-billing-write-off"),
