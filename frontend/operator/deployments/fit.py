@@ -56,7 +56,7 @@ def require_fit(check_id: str, data: dict[str, Any]) -> None:
         ActionRefused: it does not fit.
     """
     if check_id and (reason := find_misfit(check_id, data["source"], data)):
-        raise ActionRefused(_("%(reason)s. Tick “Force” to add it anyway.") % {"reason": reason.removesuffix(".")})
+        raise ActionRefused(_("%(reason)s. Tick “Force” to use it anyway.") % {"reason": reason.removesuffix(".")})
 
 
 def _view_model(report: dict[str, Any]) -> dict[str, Any]:

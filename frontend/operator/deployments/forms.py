@@ -180,13 +180,13 @@ class DeploymentForm(forms.Form):
         return self.cleaned_data["idle_seconds"] or 0
 
 
-class NewDeploymentForm(DeploymentForm):
-    """The options of a new deployment of Millrace's engine."""
+class OwnDeploymentForm(DeploymentForm):
+    """The options of a deployment of Millrace's engine."""
 
     force = forms.BooleanField(
         label=_lazy("Force"),
         required=False,
-        help_text=_lazy("Add it although its check fails on this machine, if its workers can load it"),
+        help_text=_lazy("Use a source whose check fails on this machine, if its workers can load it"),
     )
 
 

@@ -20,7 +20,7 @@ from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from frontend.core.screens import ConsoleScreen
 from frontend.operator.deployments import fit, page
-from frontend.operator.deployments.forms import DeploymentForm, NewDeploymentForm, TestCallForm, UpstreamForm
+from frontend.operator.deployments.forms import OwnDeploymentForm, TestCallForm, UpstreamForm
 from inference_worker.contract.deployments import WantedState
 from millrace.apps.deployments import deployments as catalog
 from millrace.apps.deployments.models import Deployment
@@ -60,7 +60,7 @@ def add_deployment(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
         _("Add deployment"),
-        NewDeploymentForm(bound_data(ctx)),
+        OwnDeploymentForm(bound_data(ctx)),
         add,
         message=_describe_addition,
         template="operator/deployments/form.html",
@@ -114,7 +114,7 @@ def test(ctx: PageContext) -> HttpResponse:
 def edit(ctx: PageContext) -> HttpResponse:
     row = _deployment(ctx)
     form = (
-        DeploymentForm(bound_data(ctx), row)
+        OwnDeploymentForm(bound_data(ctx), row)
         if row.upstream is None
         else UpstreamForm(bound_data(ctx), row, _credentials(ctx))
     )
@@ -122,11 +122,16 @@ def edit(ctx: PageContext) -> HttpResponse:
         "A change of the source, revision, precision, context, KV cache or parsers loads a new version "
         "beside the old one, which serves until then."
     )
+
+    def change(data: dict[str, Any]) -> Deployment:
+        catalog.check_changed_source(row.name, data)
+        return catalog.do_update_deployment(row.name, **data)
+
     return form_view(
         ctx,
         _("Edit %(name)s") % {"name": row.name},
         form,
-        lambda data: catalog.do_update_deployment(row.name, **data),
+        change,
         message=lambda changed: _describe_check(_("%(name)s was updated.") % {"name": changed.name}, changed),
         **_sheet(_("Save"), effect),
     )

@@ -537,5 +537,9 @@ def test_the_api_refuses_a_source_that_cannot_be_loaded_unless_forced(operator: 
     assert operator.post(f"{URL}/check", body | {"force": True}, format="json").status_code == 200
     assert operator.post(URL, body | {"force": True}, format="json").status_code == 201
     assert operator.post(f"{URL}/import", imported, format="json").json()["unchanged"] == ["own"]
+    small = f"{URL}/small"
+    assert operator.patch(small, {"source": str(source)}, format="json").status_code == 400
+    assert operator.patch(small, {"source": str(source), "force": True}, format="json").status_code == 200
+    assert operator.patch(small, {"idle_seconds": 60}, format="json").status_code == 200  # the source is not checked
     forced = {"deployments": [body | {"name": "other", "force": True}]}
     assert operator.post(f"{URL}/import", forced, format="json").json()["created"] == ["other"]

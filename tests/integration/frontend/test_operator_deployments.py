@@ -127,7 +127,7 @@ def test_a_source_that_cannot_be_loaded_is_refused_unless_forced(operator: Clien
     refused = operator.post("/operator/deployments/new", fields)
     assert refused.status_code == 422
     assert "tokenizer.json" in refused.content.decode()
-    assert "Set force to add it anyway" in refused.content.decode()
+    assert "Set force to use it anyway" in refused.content.decode()
     assert not Deployment.objects.filter(name="own").exists()
     assert operator.post("/operator/deployments/new", fields | {"force": "on"}).status_code == 303
     assert Deployment.objects.get(name="own").source == str(source)
@@ -146,7 +146,7 @@ def test_a_model_that_does_not_fit_is_refused_unless_forced_or_changed(
     for _ in range(2):  # the page with the error has the check, too
         refused = operator.post("/operator/deployments/new", fields | {"fit_check": check_id})
         assert refused.status_code == 422
-        assert "Tick “Force” to add it anyway." in refused.content.decode()
+        assert "Tick “Force” to use it anyway." in refused.content.decode()
         (check_id,) = re.findall(r'name="fit_check" value="([^"]+)"', refused.content.decode())
     changed = fields | {"fit_check": check_id, "kv_cache_memory": ""}
     assert operator.post("/operator/deployments/new", changed).status_code == 303

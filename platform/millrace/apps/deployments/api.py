@@ -138,6 +138,11 @@ class _SourceIn(DeploymentOptionsSerializer):
     base_url = serializers.CharField(
         required=False, max_length=1024, help_text="Of an upstream; default: the preset's, if it has one."
     )
+    force = serializers.BooleanField(
+        required=False,
+        write_only=True,
+        help_text="Accept a source that fails the check on this machine, if its workers can load it.",
+    )
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         attrs = super().validate(attrs)
@@ -156,11 +161,6 @@ class DeploymentCreateSerializer(_SourceIn):
         trim_whitespace=False,
         max_length=MAX_SECRET_LENGTH,
         help_text="API key at the upstream. It is stored encrypted, as a credential with the deployment's name.",
-    )
-    force = serializers.BooleanField(
-        required=False,
-        write_only=True,
-        help_text="Add it although its source failed the check on this machine, if its workers can load it.",
     )
 
 
@@ -380,6 +380,7 @@ class DeploymentOne(_DeploymentView):
         """Change a deployment. A new version is loaded beside the old one, which serves until then."""
         self.find_deployment(name)
         changes = validate_body(DeploymentUpdateSerializer, request.data, partial=True)
+        deployments.check_changed_source(name, changes)
         return self.answer([deployments.do_update_deployment(name, **changes)], many=False, is_changed=True)
 
     @extend_schema(operation_id="operator_deployment_remove", responses={204: None})

@@ -76,6 +76,7 @@ MAX_IDLE_SECONDS = 30 * 86_400
 POOL_NAME = MODEL_NAME
 RESERVED_NAMES = ("check", "import")  # paths of the API, below /api/operator/deployments
 OPTIONS = tuple(name for name in Deployment.AUDITED if name not in ("name", "source", "state"))
+SOURCE_OPTIONS = ("source", "quantization", "max_model_len", "draft_model")  # options that the check of a source reads
 WORKER_OPTIONS = ("dtype", "kv_cache_dtype", "pools")  # options whose possible values depend on the workers
 _LOCK = 0x6465706C  # the number of an advisory lock; unique in the database
 _RANGES = {
@@ -351,6 +352,25 @@ def check_new_source(fields: dict[str, Any]) -> None:
     """
     if not fields.pop("force", False) and fields.get("engine", MILLRACE) == MILLRACE:
         check_deployment(**fields)
+
+
+def check_changed_source(name: str, changes: dict[str, Any]) -> None:
+    """Check the source of a deployment whose changes concern it, as `check_new_source` does.
+
+    Raises:
+        ActionRefused: a value is invalid, or the source cannot be served.
+    """
+    force = changes.pop("force", False)
+    with all_tenants_scope(BypassReason.OPERATOR):
+        row = Deployment.objects.filter(name=name).first()
+    if force or row is None or row.engine != MILLRACE:
+        return
+    concerned = any(option in changes and changes[option] != getattr(row, option) for option in SOURCE_OPTIONS)
+    for option, value in changes.items():
+        setattr(row, option, value)
+    if concerned:
+        _check(row)
+        check_source(row.spec)
 
 
 def check_new_sources(entries: Iterable[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Checks of a model's source on this machine, before its deployment is added."""
+"""Checks of a model's source on this machine, before its deployment is added or changed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _find_source(field: str, source: str) -> Path:
         return path
     message = (
         f"{path} is neither a model directory nor a .gguf file on this machine. "
-        "Set force to add it anyway, if its workers have it."
+        "Set force to use it anyway, if its workers have it."
     )
     raise FieldRefused(field, "invalid", message)
 
@@ -68,4 +68,4 @@ def _check_draft(path: Path, draft_source: str) -> None:
 
 
 def _refusal(reason: str) -> FieldRefused:
-    return FieldRefused("source", "invalid", f"{reason}. Set force to add it anyway, if its workers can load it.")
+    return FieldRefused("source", "invalid", f"{reason}. Set force to use it anyway, if its workers can load it.")
