@@ -28,6 +28,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import User
 from tests.support.engine.tiny_qwen3 import write_qwen3
+from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db(transaction=True)
 FIT = "/operator/deployments/fit"
@@ -128,9 +129,9 @@ def test_a_source_that_cannot_be_loaded_is_refused_unless_forced(operator: Clien
     assert refused.status_code == 422
     assert "tokenizer.json" in refused.content.decode()
     assert "Set force to use it anyway" in refused.content.decode()
-    assert not Deployment.objects.filter(name="own").exists()
+    assert not unscoped(Deployment).filter(name="own")
     assert operator.post("/operator/deployments/new", fields | {"force": "on"}).status_code == 303
-    assert Deployment.objects.get(name="own").source == str(source)
+    assert unscoped(Deployment).get(name="own").source == str(source)
 
 
 def test_a_model_that_does_not_fit_is_refused_unless_forced_or_changed(

@@ -335,9 +335,10 @@ def check_deployment(
             raise Conflict(f"The deployment {name!r} exists already. Choose another name, or update it.")
         _check_credential(row)
     if row.engine == MILLRACE:
+        unchecked = check_workers(row, read_board())
         if not force:
             check_source(row.spec)
-        return CheckedDeployment(model_task(row.source), check_workers(row, read_board()))
+        return CheckedDeployment(model_task(row.source), unchecked)
     check_public(row)
     return CheckedDeployment(deployment_task(row))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from inference_worker.checkpoints.draft_check import read_draft_config
+from inference_worker.checkpoints.encoder_config import EncoderConfig, read_model_config
 from inference_worker.checkpoints.inspection import inspect_checkpoint
-from inference_worker.checkpoints.model_config import ModelError
+from inference_worker.checkpoints.model_config import ModelConfig, ModelError
 from inference_worker.checkpoints.model_source import embedded_source
 from inference_worker.contract.settings import EMBEDDED, SELF_DRAFT, ModelSpec
 from tenants.actions.common import FieldRefused
@@ -24,17 +25,27 @@ def check_source(spec: ModelSpec) -> None:
         path = _find_source("source", spec.source)
         if spec.quantization == "gguf" and path.suffix != ".gguf":
             raise FieldRefused("quantization", "invalid", "Only a .gguf file has blocks to keep. Choose another one.")
-        report = inspect_checkpoint(path)
+        # The embedded models are part of the installation.
+        config = read_model_config(path) if spec.source in EMBEDDED else _inspect(path)
     except (ModelError, OSError, RuntimeError) as exc:  # RuntimeError: a home directory of an unknown user
         raise _refusal(str(exc)) from exc
-    if report.problems:
-        reasons = "; ".join(problem.message.removesuffix(".") for problem in report.problems)
-        raise _refusal(reasons)
-    if spec.max_model_len and report.config and spec.max_model_len > report.config.max_model_len:
-        message = f"The model's context has {report.config.max_model_len} tokens. Enter at most that many."
+    if spec.max_model_len and config and spec.max_model_len > config.max_model_len:
+        message = f"The model's context has {config.max_model_len} tokens. Enter at most that many."
         raise FieldRefused("max_model_len", "invalid", message)
     if spec.draft_model and not spec.draft_model.startswith(SELF_DRAFT):
         _check_draft(path, spec.draft_model)
+
+
+def _inspect(path: Path) -> ModelConfig | EncoderConfig | None:
+    """Return the configuration of a checkpoint that the engine can load.
+
+    Raises:
+        FieldRefused: the engine cannot load it. ModelError: it cannot be read.
+    """
+    report = inspect_checkpoint(path)
+    if report.problems:
+        raise _refusal("; ".join(problem.message.removesuffix(".") for problem in report.problems))
+    return report.config
 
 
 def _find_source(field: str, source: str) -> Path:
