@@ -25,7 +25,7 @@ OPENERS = """() => { const seen = new Set(); const found = [];
     const kind = one.getAttribute("hx-get").split("?")[0].replace(/\\/(\\d+|req_[^/]+|[^/]*\\.[^/]*)(?=\\/|$)/g, "/*");
     if (seen.has(kind) || one.localName === "form" || !one.checkVisibility()) continue;
     seen.add(kind); found.push(one); }
-  window.openers = found; return found.length; }"""
+  window.opened = found; return found.length; }"""
 FOCUSED = "document.activeElement.outerHTML.slice(0, 300)"
 
 
@@ -38,7 +38,7 @@ def test_the_focus_returns_to_the_opener(visit: Callable[..., Any], screen: Any)
     """Each dialog of each screen is closed by Escape, or by its own button."""
     page = visit(screen, "populated").page
     for number in range(page.evaluate(OPENERS)):
-        page.evaluate("(number) => openers[number].focus()", number)
+        page.evaluate("(number) => opened[number].focus()", number)
         page.keyboard.press("Enter")
         dialog = page.locator("dialog[open]")
         expect(dialog.locator("h1").first).to_be_visible()
@@ -52,7 +52,7 @@ def test_the_focus_returns_to_the_opener(visit: Callable[..., Any], screen: Any)
         else:
             page.keyboard.press("Escape")
         expect(dialog).to_have_count(0)
-        opener = page.evaluate("(number) => openers[number].getAttribute('hx-get')", number)
+        opener = page.evaluate("(number) => opened[number].getAttribute('hx-get')", number)
         eventually(lambda url=opener: page.evaluate("document.activeElement.getAttribute('hx-get')") == url)
 
 
@@ -113,7 +113,7 @@ def test_the_focus_returns_although_the_panel_was_refreshed(opened: Callable[[st
     refresh(page, "/t/acme/keys/panels/projects", "#panel-projects")
     expect(page.locator("#panel-projects")).to_contain_text("omega")
     page.keyboard.press("Escape")
-    expect(page.get_by_label("Rename alpha")).to_be_focused()
+    expect(page.get_by_role("link", name="Rename alpha")).to_be_focused()
 
 
 def refresh(page: Page, url: str, panel: str) -> None:

@@ -28,6 +28,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import User
 from tests.support.engine.tiny_qwen3 import write_qwen3
+from tests.support.frontend.console import remembered
 from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -44,6 +45,7 @@ def broker() -> Iterator[redis.Redis]:
 @pytest.fixture
 def operator(client: Client, broker: redis.Redis) -> Client:
     client.force_login(User.objects.create_superuser("op@example.com"))
+    remembered(client.session)
     return client
 
 
@@ -137,7 +139,7 @@ def test_a_source_that_cannot_be_loaded_is_refused_unless_forced(operator: Clien
 def test_a_model_that_does_not_fit_is_refused_unless_forced_or_changed(
     operator: Client, broker: redis.Redis, tmp_path: Path
 ) -> None:
-    fields = ADDED | {"source": str(write_qwen3(tmp_path / "model")), "kv_cache_memory": "900TiB"}
+    fields = ADDED | {"source": str(write_qwen3(tmp_path / "model")), "kv_cache_memory": "900000GiB"}
     started = operator.post(FIT, fields).content.decode()
     (address,) = re.findall(r'hx-get="([^"]+)"', started)
     check_fit(*queued(broker))

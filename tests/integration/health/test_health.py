@@ -131,7 +131,8 @@ def test_two_workers_with_one_name_are_told_apart(broker: redis.Redis, speak: Ca
     assert issue.title == "2 workers have the name smollm2-135m-0"
     assert "smollm2-135m-0.aa on left, smollm2-135m-0.bb on right" in issue.todo
     assert failed.title == "smollm2-135m-0.bb on right could not load smollm2-135m"
-    left, right = read_fleet_status().replicas
+    replicas = {replica.id: replica for replica in read_fleet_status().replicas}
+    left, right = replicas["smollm2-135m-0.aa"], replicas["smollm2-135m-0.bb"]
     assert (left.host, right.host) == ("left", "right")
     assert right.started_at == datetime.fromtimestamp(1_700_000_000, UTC)
 
@@ -312,7 +313,7 @@ def test_a_replica_that_could_not_be_loaded(speak: Callable[..., None]) -> None:
     reason = "float16 needs a GPU, or a CPU with AVX-512 FP16 or AMX; set dtype to auto."
     speak("smollm2-135m-1.bb", ready=False, phase=ReplicaPhase.FAILED, reason=reason)
     assert (only().issue_type, only().subject, only().urgent) == (IssueType.REPLICA, "smollm2-135m-1.bb", False)
-    assert (only().title, only().todo) == ("smollm2-135m-1 could not load smollm2-135m", reason)
+    assert (only().title, only().todo) == ("smollm2-135m-1.bb could not load smollm2-135m", reason)
 
 
 @pytest.mark.usefixtures("well")
