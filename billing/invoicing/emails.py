@@ -65,7 +65,7 @@ class InvoiceEmailOutbox(EmailOutbox[InvoiceEmail]):
             text = (
                 f"Your account is suspended because {unpaid_amount} of {noun.lower()} {invoice.number} is unpaid."
                 f" It was due on {invoice.due_on:%-d %B %Y}."
-                " Requests are rejected until it is paid. Access is then restored."
+                " Requests are rejected until everything that is overdue is paid. Access is then restored."
             )
         if added := getattr(invoice.entity, f"{row.email_type}_email_text"):
             text = f"{text}\n\n{added}"

@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
+from django.db.models import QuerySet
+
 from billing.currencies.amounts import MAX_NANO, dollars, nano_a_cent
 from billing.models import CHARGES, BillingProfile, Invoice
 from inference_worker.contract.texts import Text
@@ -52,7 +54,7 @@ def _follow_balance(tenant: Tenant) -> None:
         follow(tenant, profile)
     if profile.suspended_at is None:
         return
-    if overdue_invoice(profile, max(datetime.now(UTC), profile.suspended_at)) is None:
+    if not overdue_invoices(profile, max(datetime.now(UTC), profile.suspended_at)).exists():
         profile.suspended_at = None
         profile.save(update_fields=["suspended_at"])
         do_resume_tenant(tenant)
@@ -69,13 +71,12 @@ def require_bookable(cents: int, currency: str) -> None:
         raise ActionRefused(Text("cents: The largest amount is %(most)s. Divide it into several.", most=most))
 
 
-def overdue_invoice(profile: BillingProfile, now: datetime) -> Invoice | None:
-    """Return the tenant's oldest invoice that is overdue for its entity's time of suspension, by its clocks."""
+def overdue_invoices(profile: BillingProfile, now: datetime) -> QuerySet[Invoice]:
+    """Return the tenant's invoices that are overdue for its entity's time of suspension, the oldest first."""
     today = now.astimezone(ZoneInfo(profile.entity.time_zone)).date()
     days = profile.entity.suspend_after_days
+    rows = Invoice.objects.for_tenant(profile.tenant_id)
     if days is None:
-        return None
-    late = Invoice.objects.for_tenant(profile.tenant_id).filter(
-        state=Invoice.State.OPEN, invoice_type__in=CHARGES, due_on__lte=today - timedelta(days=days)
-    )
-    return late.order_by("due_on", "pk").first()
+        return rows.none()
+    late = rows.filter(state=Invoice.State.OPEN, invoice_type__in=CHARGES, due_on__lte=today - timedelta(days=days))
+    return late.order_by("due_on", "pk")

@@ -1,4 +1,7 @@
-"""Confirmation of actions that cannot be undone, by typing the name of the object."""
+"""Confirmation of actions that cannot be undone, by typing the name of the object.
+
+Other actions have a button only. docs/guides/console.md has the rule.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from django.db.models import QuerySet
 from frontend.core.page_context import PageContext
 
 MAX_CHOICES = 500
-CURSORS = ("before", "after", "cursor", "page")
+CURSORS = ("before", "after", "cursor", "page", "request")  # places in a list and the open drawer; links drop them
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 
+from django.utils.translation import gettext as _
+
 from billing.currencies.amounts import (
     DEFAULT_CURRENCY,
     FEMTO_A_NANO,
@@ -228,6 +230,11 @@ def decimals(ratio: float, places: int = 1) -> str:
     shown = half_up(exact_ratio.numerator * 10**places, exact_ratio.denominator)
     whole, rest = divmod(abs(shown), 10**places)
     return localize(f"{'−' if shown < 0 else ''}{whole:,}" + (f".{rest:0{places}}" if places else ""))
+
+
+def points(text: str) -> str:
+    """Return a difference of two percentages in points: 1.2 points."""
+    return _("%(number)s points") % {"number": text}
 
 
 def duration(microseconds: int) -> str:

@@ -24,6 +24,7 @@ from django.views.decorators.cache import never_cache
 
 from billing.currencies.amounts import DEFAULT_CURRENCY
 from billing.pricing.currencies import currency_of
+from frontend.core.form_validation import validate_form
 from frontend.core.impersonation import READ_PERMISSIONS, impersonation_of
 from frontend.core.numbers import shown_currency
 from frontend.core.suspended_forms import drop_form, resume_form, suspend_form
@@ -152,8 +153,8 @@ def tenant_page(
 
     An operator must start an impersonation first and can then only read (`frontend.core.impersonation`).
 
-    A submitted form requires re-authentication if `needs` is one of STEP_UP, or as `step_up` says. `cost` is that of a
-    request (`tenants.request_costs`).
+    A submitted form requires re-authentication if `needs` is one of STEP_UP, or as `step_up` says. The form is
+    validated first (`frontend.core.form_validation`). `cost` is that of a request (`tenants.request_costs`).
     """
     required = needs in STEP_UP if step_up is None else step_up
 
@@ -247,9 +248,9 @@ def _run(
         resume_form(request)
     if request.method not in methods:
         return HttpResponseNotAllowed(methods)
-    if step_up and request.method == "POST" and not recently_authenticated(request):
-        return require_reauthentication(request, user)
     with timezone.override(ctx.zone), shown_currency(partial(_currency, ctx)):
+        if step_up and request.method == "POST" and not recently_authenticated(request):
+            return validate_form(partial(view, ctx)) or require_reauthentication(request, user)
         return view(ctx)
 
 

@@ -12,6 +12,7 @@ from django.http import HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
 
 from frontend.core.backend_messages import translate_message
+from frontend.core.form_validation import require_confirmation
 from frontend.core.layout import Breadcrumb, layout_for
 from frontend.core.page_context import PageContext
 from frontend.core.panels import Panels
@@ -61,9 +62,13 @@ def run_action(form: forms.Form, action: Callable[[dict[str, Any]], T]) -> Actio
     rejected.
 
     A rejection becomes an error of the form. The action opens its own scope and writes the audit entry.
+
+    Raises:
+        ConfirmationRequired: the form is valid, and its user must re-authenticate first.
     """
     if not form.is_valid():
         return None
+    require_confirmation()
     try:
         return ActionResult(action(form.cleaned_data))
     except ActionRefused as exc:
@@ -78,6 +83,7 @@ def render_form_errors(ctx: PageContext, template: str, title: str, form: forms.
 
 def redirect_with_message(ctx: PageContext, url: str, message: str, *, failed: bool = False) -> HttpResponse:
     """Redirect to `url`, where `message` is shown once. `failed`: it is an error."""
+    require_confirmation()
     (messages.error if failed else messages.success)(ctx.request, message)
     if ctx.is_fragment:
         return HttpResponse(headers={"HX-Redirect": url})

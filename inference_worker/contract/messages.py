@@ -364,10 +364,13 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 class WorkerSupport(msgspec.Struct, frozen=True):
-    """What the engines of a worker process can compute with. Sent with every heartbeat, also without a replica."""
+    """What the engines of a worker process can compute with, and its machine. Sent with every heartbeat, also without
+    a replica."""
 
     pools: tuple[str, ...]  # names of the worker's pools
     support: ComputeSupport
+    host: str = ""  # name of the machine
+    started_at: int = 0  # start of the process, in seconds since 1970
 
 
 Wakeup = tuple[str, int, int]  # request id, execution, attempt

@@ -87,13 +87,14 @@ class LocalReplica:
         self.phase, self.load_seconds = ReplicaPhase.UNLOADED, ON_DEMAND_LOAD_SECONDS
 
     def start_load(self) -> None:
-        self.phase, self.reason, self.is_abandoned = ReplicaPhase.LOADING, "", False
+        """Wait for a loader. Until it is loaded, the reason of the last failed load remains."""
+        self.phase, self.is_abandoned = ReplicaPhase.LOADING, False
         self.loaded_bytes = self.total_bytes = 0
 
     def finish_load(self, loaded: LoadedEngine, seconds: float) -> None:
         self.loaded, self.load_seconds = loaded, seconds
         self.used_at = self.loaded_at = time.monotonic()
-        self.phase = ReplicaPhase.READY
+        self.phase, self.reason = ReplicaPhase.READY, ""
 
     def fail_load(self, reason: str, first_retry_seconds: float, max_retry_seconds: float) -> float:
         """Set the reason, and the time of the next load. Returns the seconds until then, which double each time."""

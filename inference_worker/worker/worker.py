@@ -77,6 +77,7 @@ FIRST_RESTART_SECONDS = 1.0  # a managed server's pause; doubles with each failu
 MAX_RESTART_SECONDS = 120.0
 CLOSING_SECONDS = 5.0  # for cancelled executions to end
 MAX_WAKEUPS = 256  # taken from the list in one round trip
+MAX_HOST = 64  # characters of the name of the machine that are sent
 
 
 def model_spec(settings: WorkerSettings) -> ModelSpec | None:
@@ -271,9 +272,8 @@ class Worker:
         self.replicas = Reconciler(
             self._broker, worker_name(settings), replica_id, self._pools, self._load, home, on_demand_specs(settings)
         )
-        self._control = Control(
-            self._broker, replica_id, self, self._heartbeats, WorkerSupport(self._pools, support), self._prefix_digests
-        )
+        sent = WorkerSupport(self._pools, support, socket.gethostname()[:MAX_HOST], int(time.time()))
+        self._control = Control(self._broker, replica_id, self, self._heartbeats, sent, self._prefix_digests)
         self.credentials.start()
         self.replicas.start()
 

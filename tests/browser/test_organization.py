@@ -67,10 +67,6 @@ def test_an_invited_user_joins_and_sees_the_screens_of_their_role(
     assert guest.get_by_role("link", name="Member updated").count() == 1
 
     owner.get_by_label("Remove new@x.example").click()
-    owner.get_by_label("Type new@x.example to confirm").fill("another-user")
-    owner.get_by_role("button", name="Remove").click()
-    owner.get_by_text("This does not match new@x.example.").wait_for()
-    owner.get_by_label("Type new@x.example to confirm").fill("new@x.example")
     owner.get_by_role("button", name="Remove").click()
     owner.get_by_text("new@x.example was removed.").wait_for()
     assert guest.goto("/t/acme/").status == 404

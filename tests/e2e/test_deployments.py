@@ -145,10 +145,11 @@ def test_verbs_and_a_test_call(deployed: Stack) -> None:
 
 def test_a_deployment_that_cannot_be_loaded_reports_the_reason(stack: Stack, tmp_path: Path) -> None:
     missing = tmp_path / "none"
-    refused = CliRunner().invoke(cli.root, ["deployments", "add", "broken", "--source", str(missing), "--dry-run"])
-    assert refused.exit_code == 1
-    assert "neither a model directory nor a .gguf file" in refused.stderr
-    run_deployments("add", "broken", "--source", str(missing))
+    for option in ([], ["--dry-run"]):
+        refused = CliRunner().invoke(cli.root, ["deployments", "add", "broken", "--source", str(missing), *option])
+        assert refused.exit_code == 1
+        assert "neither a model directory nor a .gguf file" in refused.stderr
+    run_deployments("add", "broken", "--source", str(missing), "--force")
     try:
         eventually(lambda: run_deployments("show", "broken")["state"] == "failed")
         assert str(missing) in run_deployments("show", "broken")["reason"]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django.db.models import Count, Sum
+from django.forms import Form
 from django.http import Http404, HttpResponse
 from django.urls import path
 from django.utils.translation import gettext as _
@@ -170,7 +171,7 @@ def draft(ctx: PageContext) -> HttpResponse:
 
     return _confirm(
         ctx,
-        Confirm(period.label, bound_data(ctx)),
+        Confirm(period.label, bound_data(ctx)) if closes else Form(bound_data(ctx)),
         action,
         title=_("Draft %(label)s") % {"label": period.label},
         submit=_("Close and draft") if closes else _("Draft"),

@@ -14,7 +14,7 @@ from frontend.core.backend_messages import translate_message
 from frontend.core.gauges import percent
 from frontend.core.page_context import PageContext, operator_page
 from frontend.operator.deployments.forms import DeploymentForm
-from millrace.apps.deployments.fit_checks import do_start_fit_check, read_fit_check
+from millrace.apps.deployments.fit_checks import do_start_fit_check, find_misfit, find_problems, read_fit_check
 from tenants.actions import ActionRefused
 
 _FIELDS = ("source", "dtype", "quantization", "kv_cache_dtype", "max_model_len", "kv_cache_memory")
@@ -46,15 +46,22 @@ def result(ctx: PageContext) -> HttpResponse:
         return _fragment(ctx, check_id=check_id)
     if error := found.get("error"):
         return _fragment(ctx, error=error)
-    return _fragment(ctx, **_view_model(found["report"]))
+    return _fragment(ctx, shown_check=check_id, **_view_model(found["report"]))
+
+
+def require_fit(check_id: str, data: dict[str, Any]) -> None:
+    """Require that the check that the form shows has not found that the model does not fit.
+
+    Raises:
+        ActionRefused: it does not fit.
+    """
+    if check_id and (reason := find_misfit(check_id, data["source"], data)):
+        raise ActionRefused(_("%(reason)s. Tick “Force” to use it anyway.") % {"reason": reason.removesuffix(".")})
 
 
 def _view_model(report: dict[str, Any]) -> dict[str, Any]:
     """Return the report of `millrace models inspect` for the template."""
     checkpoint, fit, machine = report["checkpoint"], report["fit"] or {}, report["machine"] or {}
-    problems = [problem["message"] for problem in checkpoint["problems"]]
-    if fit.get("problem"):
-        problems.append(fit["problem"])
     values: list[tuple[str, str]] = [(_("Architecture"), checkpoint["architecture"] or "–")]
     for label, name, unit in (
         (_("Context"), "context", "tokens"),
@@ -66,7 +73,7 @@ def _view_model(report: dict[str, Any]) -> dict[str, Any]:
             values.append((label, f"{fit[name]:,.0f} {unit}".strip()))
     return {
         "can_serve": report["can_serve"],
-        "problems": problems,
+        "problems": find_problems(report),
         "values": values,
         "machine": machine.get("name", ""),
         "memory": _memory(fit, machine),

@@ -180,6 +180,16 @@ class DeploymentForm(forms.Form):
         return self.cleaned_data["idle_seconds"] or 0
 
 
+class OwnDeploymentForm(DeploymentForm):
+    """The options of a deployment of Millrace's engine."""
+
+    force = forms.BooleanField(
+        label=_lazy("Force"),
+        required=False,
+        help_text=_lazy("Use a source whose check fails on this machine, if its workers can load it"),
+    )
+
+
 class UpstreamForm(DeploymentForm):
     """The options of a deployment that another server runs."""
 

@@ -11,7 +11,6 @@ from django.urls import path, reverse
 from django.utils.translation import gettext as _
 
 from frontend.core.backend_messages import translate_message
-from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
@@ -21,7 +20,7 @@ from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from frontend.core.screens import ConsoleScreen
 from frontend.operator.deployments import fit, page
-from frontend.operator.deployments.forms import DeploymentForm, TestCallForm, UpstreamForm
+from frontend.operator.deployments.forms import OwnDeploymentForm, TestCallForm, UpstreamForm
 from inference_worker.contract.deployments import WantedState
 from millrace.apps.deployments import deployments as catalog
 from millrace.apps.deployments.models import Deployment
@@ -50,16 +49,22 @@ def deployments(ctx: PageContext) -> HttpResponse:
 @operator_page(methods=FORM, step_up=True)
 def add_deployment(ctx: PageContext) -> HttpResponse:
     def add(data: dict[str, Any]) -> Deployment:
-        catalog.check_deployment(**data)
+        force = data.pop("force")
+        catalog.check_deployment(force=force, **data)
+        if not force:
+            fit.require_fit(shown_check, data)
         return catalog.do_add_deployment(**data)
+
+    shown_check = ctx.request.POST.get("fit_check", "")[:32]
 
     return form_view(
         ctx,
         _("Add deployment"),
-        DeploymentForm(bound_data(ctx)),
+        OwnDeploymentForm(bound_data(ctx)),
         add,
         message=_describe_addition,
         template="operator/deployments/form.html",
+        shown_check=shown_check,
         other=("operator-deployments-new-upstream", _("Add a model of another server or provider")),
         **_sheet(_("Add deployment")),
     )
@@ -109,7 +114,7 @@ def test(ctx: PageContext) -> HttpResponse:
 def edit(ctx: PageContext) -> HttpResponse:
     row = _deployment(ctx)
     form = (
-        DeploymentForm(bound_data(ctx), row)
+        OwnDeploymentForm(bound_data(ctx), row)
         if row.upstream is None
         else UpstreamForm(bound_data(ctx), row, _credentials(ctx))
     )
@@ -117,11 +122,16 @@ def edit(ctx: PageContext) -> HttpResponse:
         "A change of the source, revision, precision, context, KV cache or parsers loads a new version "
         "beside the old one, which serves until then."
     )
+
+    def change(data: dict[str, Any]) -> Deployment:
+        catalog.check_changed_source(row.name, data)
+        return catalog.do_update_deployment(row.name, **data)
+
     return form_view(
         ctx,
         _("Edit %(name)s") % {"name": row.name},
         form,
-        lambda data: catalog.do_update_deployment(row.name, **data),
+        change,
         message=lambda changed: _describe_check(_("%(name)s was updated.") % {"name": changed.name}, changed),
         **_sheet(_("Save"), effect),
     )
@@ -159,7 +169,7 @@ def remove(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
         _("Remove %(name)s") % {"name": name},
-        Confirm(name, bound_data(ctx)),
+        forms.Form(bound_data(ctx)),
         lambda _: catalog.do_remove_deployment(name),
         message=lambda _done: _("%(name)s was removed.") % {"name": name},
         danger=True,

@@ -43,6 +43,7 @@ _SCREENS: dict[IssueType, tuple[str, str]] = {
     IssueType.UPSTREAM: (_lazy("Deployments"), "operator-deployments"),
     IssueType.UPSTREAM_PAUSE: (_lazy("Deployments"), "operator-deployments"),
     IssueType.WEBHOOK: (_lazy("Webhooks"), "webhooks"),
+    IssueType.WORKER_NAME: (_lazy("Workers"), "operator-models"),
 }
 _PLACES = {
     IssueType.INVOICE: (_lazy("Billing"), reverse_lazy("operator-billing")),

@@ -119,6 +119,7 @@ def stats(ctx: PageContext) -> dict[str, Any]:
     sums = total(margins(filters_of(ctx).query))
     return {
         "sums": sums,
+        "is_partial": _is_partly_costed(sums),
         "revenue": Money(sums.revenue_femto),
         "cost": Money(sums.cost_femto),
         "margin": Margin(sums.costed_revenue_femto, sums.cost_femto),
@@ -186,10 +187,16 @@ def _row(ctx: PageContext, row: MarginRow, names: dict[int, str]) -> dict[str, A
         "cost": Money(row.cost_femto),
         "uncosted": Money(row.uncosted_revenue_femto),
         "is_costed": row.costed > 0 and (row.cost_femto > 0 or not row.uncosted_tokens),
+        "is_partial": _is_partly_costed(row),
         "failed": Money(row.failed_femto),
         "unbilled": Money(row.unbilled_femto),
         "margin": Margin(row.costed_revenue_femto, row.cost_femto),
     }
+
+
+def _is_partly_costed(row: MarginRow) -> bool:
+    """Return whether only some executions have a booked cost, such as those after the first cost card of the month."""
+    return 0 < row.costed < row.executions
 
 
 def _execution(row: ExecutionCost, revenue: int | None, names: dict[int, str]) -> dict[str, Any]:

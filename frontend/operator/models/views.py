@@ -10,7 +10,6 @@ from django.urls import path, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
@@ -33,8 +32,8 @@ PANELS = Panels(
 )
 
 
-class CordonForm(Confirm):
-    """The worker's name and the reason of the cordon."""
+class CordonForm(forms.Form):
+    """The reason of a cordon."""
 
     reason = forms.CharField(
         max_length=200, required=False, label=_lazy("Reason"), help_text=_lazy("Shown here and in the audit log")
@@ -115,7 +114,7 @@ def _cordon_view(ctx: PageContext, worker: str, submit: str, effect: str, *, dra
     return form_view(
         ctx,
         f"{submit} {worker}",
-        CordonForm(worker, bound_data(ctx)),
+        CordonForm(bound_data(ctx)),
         lambda data: do_cordon(worker, drain=drain, reason=data["reason"]),
         message=lambda _done: _("%(worker)s receives no new work.") % {"worker": worker},
         danger=True,

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from datetime import UTC
 from typing import Any
 
+from django.forms import Form
 from django.http import Http404, HttpResponse
 from django.urls import path
 from django.utils.translation import gettext as _
@@ -190,7 +191,7 @@ def publish(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
         _("Publish %(version)s") % {"version": in_sentence(header["heading"])},
-        Confirm(_("publish %(number)s") % {"number": row.pk}, bound_data(ctx)),
+        Confirm(str(row.pk), bound_data(ctx)),
         lambda _: do_publish_prices(row, by=ctx.user),
         submit=_("Publish"),
         back=ctx.url("operator-prices-detail", row.pk),
@@ -214,7 +215,7 @@ def discard(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
         _("Discard draft %(number)s") % {"number": row.pk},
-        Confirm(_("discard %(number)s") % {"number": row.pk}, bound_data(ctx)),
+        Form(bound_data(ctx)),
         lambda _: do_discard_prices(row, by=ctx.user),
         submit=_("Discard"),
         back=ctx.url("operator-prices-detail", row.pk),

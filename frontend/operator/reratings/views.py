@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.forms import Form
 from django.http import HttpResponse
 from django.urls import path
 from django.utils.translation import gettext as _
@@ -145,7 +146,7 @@ def apply(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
         _("Apply re-rating %(number)s") % {"number": row.pk},
-        Confirm(_("apply %(number)s") % {"number": row.pk}, bound_data(ctx)),
+        Confirm(str(row.pk), bound_data(ctx)),
         lambda _: do_apply_rerating(row, by=ctx.user),
         submit=_("Apply"),
         back=ctx.url("operator-reratings-detail", row.pk),
@@ -168,7 +169,7 @@ def discard(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
         _("Discard re-rating %(number)s") % {"number": row.pk},
-        Confirm(_("discard %(number)s") % {"number": row.pk}, bound_data(ctx)),
+        Form(bound_data(ctx)),
         lambda _: do_discard_rerating(row, by=ctx.user),
         submit=_("Discard"),
         back=ctx.url("operator-reratings-detail", row.pk),

@@ -16,7 +16,6 @@ from billing.ledger.credits import do_end_commitment
 from billing.models import Budget, PriceBook, PriceBookAssignment
 from billing.pricing.prices import do_assign_book
 from frontend.core import impersonation
-from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
@@ -126,7 +125,7 @@ def suspend(ctx: PageContext) -> HttpResponse:
         ctx,
         found,
         _("Suspend %(name)s") % {"name": found.name},
-        Confirm(found.slug, bound_data(ctx)),
+        Form(bound_data(ctx)),
         lambda _: actions.do_suspend_tenant(found),
         submit=_("Suspend"),
         message=lambda was: (

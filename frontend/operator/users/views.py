@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from django.forms import Form
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import path
@@ -45,6 +46,7 @@ class Action:
     done: str
     not_needed: str
     is_dangerous: bool = True
+    is_final: bool = False  # it cannot be undone
 
 
 ACTIONS = {
@@ -94,6 +96,7 @@ ACTIONS = {
         ),
         _lazy("Two-factor authentication of {} was removed."),
         _lazy("{} had no two-factor authentication."),
+        is_final=True,
     ),
 }
 
@@ -128,7 +131,7 @@ def _form(action: Action) -> Callable[..., HttpResponseBase]:
         return form_view(
             ctx,
             action.title.format(email),
-            Confirm(email, bound_data(ctx)),
+            Confirm(email, bound_data(ctx)) if action.is_final else Form(bound_data(ctx)),
             lambda _: action.run(found),
             submit=action.submit,
             back=back,

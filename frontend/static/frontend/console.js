@@ -27,35 +27,23 @@ const closeMenus = (target) => {
 on("click", (event) => closeMenus(event.target));
 on("focusin", (event) => closeMenus(event.target));
 
-// Dialogs and the drawer close by Esc, a click outside, or [data-close].
-on("htmx:afterSwap", ({ detail: { target } }) => {
-  if (target.localName !== "dialog") return;
-  if (target.open) return ($("[aria-invalid=true]", target) || $("[type=submit]", target))?.focus();
-  target.showModal();
-  const title = $("h1", target);
-  if (title) target.setAttribute("aria-label", title.textContent);
-});
-on("click", (event) => {
-  const dialog = event.target.closest("dialog");
-  if (!dialog) return;
-  if (event.target !== dialog && !event.target.closest("[data-close]")) return;
-  event.preventDefault();
-  dialog.close();
-});
-for (const dialog of document.querySelectorAll("dialog")) on("close", () => dialog.id !== "palette" && dialog.replaceChildren(), dialog);
-
-// Panels do not refresh while the page is hidden, they have focus, or rows are selected.
+// Panels do not refresh while the page is hidden, a field has the focus, or rows are selected. A link keeps the focus.
 const last = new WeakMap();
 on("htmx:beforeRequest", (event) => {
   const { elt, requestConfig } = event.detail;
   if (!elt.matches(".panel") || requestConfig.triggeringEvent?.type === "load") return;
-  if (document.hidden || elt.contains(document.activeElement) || $("details[open], input:checked", elt)) event.preventDefault();
+  if (document.hidden || $("details[open], :focus:is(input, select, textarea), input:checked", elt)) event.preventDefault();
+  else if ($(":focus", elt)) load(dialogs);
 });
 on("htmx:beforeSwap", (event) => {
-  const { target, xhr } = event.detail;
+  const { target, xhr, requestConfig } = event.detail;
   if (xhr.status >= 500 && !xhr.getResponseHeader("X-Panel")) event.detail.shouldSwap = false;
   if (!target.matches(".panel")) return;
   if (last.get(target) === xhr.responseText) event.detail.shouldSwap = false;
+  else if (requestConfig.elt === target && $(":focus", target)) {
+    if (!window.keepFocus) return (event.detail.shouldSwap = false);
+    keepFocus(target);
+  }
   last.set(target, xhr.responseText);
 });
 const showError = (text) => {
@@ -84,7 +72,10 @@ const load = (url) => (loaded[url] ||= new Promise((resolve) => {
   on("load", resolve, part);
   document.head.append(part);
 }));
-const { signIn, copyScript } = $("#toasts").dataset;
+const { signIn, copyScript, dialogs } = $("#toasts").dataset;
+on("htmx:beforeRequest", ({ detail: { target } }) => target.localName === "dialog" && load(dialogs));
+on("htmx:afterSwap", ({ detail: { target, requestConfig } }) => target.localName === "dialog" && load(dialogs).then(() => openDialog(target, requestConfig.elt)));
+if (sessionStorage.place || /[?&]request=/.test(location.search)) load(dialogs);
 setTimeout(() => load(signIn), 240000);
 on("click", ({ target }) => target.closest("[data-copy]") && load(copyScript).then(() => copyText(target.closest("[data-copy]"))));
 

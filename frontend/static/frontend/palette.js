@@ -47,6 +47,7 @@ const showPalette = () => {
       if (event.key === "ArrowDown" || event.key === "ArrowUp") { event.preventDefault(); moveSelection(event.key === "ArrowDown" ? 1 : -1); }
     }, form);
   }
+  load(dialogs);
   palette.showModal();
   $("input", palette).select();
   runSearch();

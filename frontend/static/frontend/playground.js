@@ -45,7 +45,7 @@ if (form) {
     return [...(system ? [{ role: "system", content: system }] : []), ...turns];
   };
 
-  // Prices are integers of nano-USD per 1M tokens, so costs are integers of femto-USD and need no floats.
+  // Prices are integers of nano-units per 1M tokens, so costs are integers of femto-units and need no floats.
   const cost = (model, usage) => {
     const rates = data.prices[model] || data.prices[data.served[model]];
     if (!rates) return null;
@@ -77,7 +77,7 @@ if (form) {
     }
     return femto;
   };
-  const dollars = (femto, places) => numbers.amount(femto, 15, places, "$");
+  const money = (femto, places) => numbers.amount(femto, 15, places, data.symbol);
 
   const columnOf = (model) => {
     if (shown.has(model)) return shown.get(model);
@@ -294,8 +294,8 @@ if (form) {
     setCount(column, "output", usage.completion_tokens, reasoning && _("%(count)s of them reasoning", { count: numbers.count(reasoning) }));
     const femto = cost(model, usage) ?? cost(run.model, usage);
     setText(column, "cost-label", _("Cost so far"));
-    setText(column, "cost", femto === null ? _("no price") : dollars(femto, 6));
-    if (femto !== null) $("[data-cost]", column.card).title = dollars(femto, 15);
+    setText(column, "cost", femto === null ? _("no price") : money(femto, 6));
+    if (femto !== null) $("[data-cost]", column.card).title = money(femto, 15);
   };
 
   const end = (run, kind, label, text) => {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.forms import Form
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.urls import path
 from django.utils.translation import gettext as _
 
-from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import in_sentence
 from frontend.core.layout import Breadcrumb
@@ -95,7 +95,7 @@ def remove_limits(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
         _("Remove limits"),
-        Confirm(owner.row.name if owner.row else ctx.tenant.name, bound_data(ctx)),
+        Form(bound_data(ctx)),
         lambda _: do_remove_limits(row),
         message=lambda _done: _("%(label)s: rate limits removed.") % {"label": owner.label},
         effect=_("%(label)s loses these limits within a second. Other limits that apply to its requests stay active.")

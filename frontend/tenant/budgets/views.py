@@ -13,7 +13,6 @@ from django.utils.translation import gettext as _
 
 from billing.budgets.budgets import do_change_budget, do_make_budget, do_remove_budget
 from billing.models import Budget
-from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import in_sentence
 from frontend.core.languages import lazy_text as _lazy
@@ -176,7 +175,7 @@ def remove_budget(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
         _("Remove %(name)s") % {"name": row.name},
-        Confirm(row.name, bound_data(ctx)),
+        django_forms.Form(bound_data(ctx)),
         lambda _: do_remove_budget(row),
         message=lambda _done: _("%(name)s was removed.") % {"name": row.name},
         then=ctx.url("budgets"),

@@ -63,12 +63,12 @@ class ExperimentForm(forms.Form):
         help_text=_lazy("The experiment stops if the change is certainly larger. Leave blank for no guardrail."),
     )
     success = forms.FloatField(
-        label=_lazy("Guardrail: success rate at least (−pp)"),
+        label=_lazy("Guardrail: success rate at least (−points)"),
         min_value=0,
         max_value=100,
         initial=2,
         required=False,
-        help_text=_lazy("Percentage points. Leave blank for no guardrail."),
+        help_text=_lazy("Points of a percentage. Leave blank for no guardrail."),
     )
     planned_days = forms.IntegerField(label=_lazy("Days"), min_value=1, max_value=MAX_DAYS, initial=14)
 

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from frontend.core.labels import METRIC_LABELS
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.languages import localize
-from frontend.core.numbers import Money, common_places, decimals, duration, percent, share
+from frontend.core.numbers import Money, common_places, decimals, duration, percent, points, share
 from frontend.core.page_context import PageContext
 from millrace.apps.experiments.metrics import ALPHA, METRICS, MIN_UNITS, Metric
 from millrace.apps.experiments.models import ArmTotal
@@ -248,13 +248,14 @@ def _change(change: MetricChange) -> str:
 
 
 def _format_difference(metric: Metric, value: float) -> str:
-    text = percent(value) if metric.is_relative else f"{decimals(value * 100)} pt"
+    text = percent(value) if metric.is_relative else points(decimals(value * 100))
     return f"+{text}" if value > 0 else text
 
 
 def _format_guardrail(metric: Metric, value: float) -> str:
     sign = "+" if metric.is_lower_better else "−"
-    amount = f"{sign}{localize(f'{value * 100:g}')}{'%' if metric.is_relative else ' pt'}"
+    number = f"{sign}{localize(f'{value * 100:g}')}"
+    amount = f"{number}%" if metric.is_relative else points(number)
     return (
         _("at most %(amount)s") % {"amount": amount}
         if metric.is_lower_better

@@ -223,6 +223,13 @@ def _details(invoice: Invoice, words: dict[str, Any]) -> Iterable[tuple[str, str
     yield _("Currency"), invoice.currency
 
 
+_EMAILS = {
+    InvoiceEmail.EmailType.ISSUED: _lazy("Sent"),
+    InvoiceEmail.EmailType.REMINDER: _lazy("Reminder sent"),
+    InvoiceEmail.EmailType.SUSPENSION: _lazy("Notice of suspension sent"),
+}
+
+
 def _activity(invoice: Invoice) -> list[tuple[datetime, str, str]]:
     """Return the invoice's activity, newest first: time, event and details."""
     found = (
@@ -232,8 +239,8 @@ def _activity(invoice: Invoice) -> list[tuple[datetime, str, str]]:
     )
     sent = InvoiceEmail.objects.for_tenant(invoice.tenant_id).filter(invoice=invoice, sent_at__isnull=False)
     for mail in sent.order_by("pk"):
-        what = _("Sent") if mail.email_type == InvoiceEmail.EmailType.ISSUED else _("Reminder sent")
-        found.append((mail.sent_at, what, _("to %(sent_to)s") % {"sent_to": ", ".join(mail.sent_to)}))  # type: ignore[arg-type]
+        to = _("to %(sent_to)s") % {"sent_to": ", ".join(mail.sent_to)}
+        found.append((mail.sent_at, str(_EMAILS[mail.email_type]), to))  # type: ignore[arg-type]
     return sorted(found, key=lambda entry: entry[0], reverse=True)
 
 

@@ -16,6 +16,7 @@ from frontend.core.languages import lazy_text as _lazy
 from frontend.core.numbers import exact
 from frontend.core.one_time_secrets import OnceForm
 from frontend.core.page_context import PageContext
+from frontend.tenant.keys.key_limits import NAMES
 from frontend.tenant.keys.page import SCOPES, owner
 from millrace.apps.deployments.deployments import served_specs
 from tenants.models import ApiKey, Project, RoutingPolicy
@@ -30,6 +31,8 @@ OVERLAPS = (
     ("168", _lazy("7 days")),
     ("720", _lazy("30 days")),
 )
+BULK_LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency")  # of several keys at once
+MAX_LIMIT = 2**31 - 1  # the largest number of a rate limit's column
 _PLAIN = {"autocomplete": "off", "spellcheck": "false"}
 
 
@@ -164,8 +167,8 @@ def revocation_effect(key: ApiKey, requests: int) -> str:
     return " ".join([*texts, _("This cannot be undone. Past usage is still billed.")])
 
 
-class RevokeKeysForm(forms.Form):
-    """The revocation of several keys, which are listed and can be left out."""
+class SelectedKeysForm(forms.Form):
+    """Several keys, which are listed and can be left out."""
 
     key = forms.MultipleChoiceField(label=_lazy("API keys"), widget=forms.CheckboxSelectMultiple)
 
@@ -174,3 +177,52 @@ class RevokeKeysForm(forms.Form):
         self.fields["key"].choices = [  # type: ignore[attr-defined]
             (str(row.pk), f"{row.name} ({row.prefix}…)") for row in rows
         ]
+
+
+class EditKeysForm(SelectedKeysForm):
+    """Changes of several keys. A field that is left blank changes nothing."""
+
+    expires_on = DayField(
+        label=_lazy("Expires on"), required=False, help_text=_lazy("The keys work until the end of this day")
+    )
+    never_expires = forms.BooleanField(label=_lazy("No expiration date"), required=False)
+    cost_center = forms.CharField(
+        label=_lazy("Cost center"),
+        required=False,
+        max_length=MAX_COST_CENTER_LENGTH,
+        validators=[check_line],
+        widget=forms.TextInput(_PLAIN),
+    )
+
+    def __init__(self, ctx: PageContext, rows: Sequence[ApiKey], data: Any = None) -> None:
+        super().__init__(rows, data)
+        self._zone = ctx.zone
+        for name in BULK_LIMITS if ctx.may(Permission.LIMITS_WRITE) else ():
+            self.fields[name] = forms.IntegerField(
+                label=NAMES[name],
+                required=False,
+                min_value=0,
+                max_value=MAX_LIMIT,
+                widget=forms.TextInput({**_PLAIN, "inputmode": "numeric"}),
+                help_text=_("Of each key. Its other limits stay"),
+            )
+
+    def clean(self) -> dict[str, Any]:
+        data = super().clean() or {}
+        if data.get("expires_on") and data.get("never_expires"):
+            self.add_error("never_expires", _("Choose a day or no expiration date, not both."))
+        if not self.errors and not self.changes() and not self.limits():
+            raise forms.ValidationError(_("Enter at least one change."))
+        return data
+
+    def changes(self) -> dict[str, Any]:
+        """Return the changed fields as arguments of the action."""
+        data, found = self.cleaned_data, {}
+        if data["expires_on"] or data["never_expires"]:
+            found["expires_at"] = expiry_of(data["expires_on"], self._zone) if data["expires_on"] else None
+        return found | ({"cost_center": data["cost_center"]} if data["cost_center"] else {})
+
+    def limits(self) -> dict[str, int]:
+        """Return the entered rate limits."""
+        found = {name: self.cleaned_data.get(name) for name in BULK_LIMITS}
+        return {name: value for name, value in found.items() if value is not None}

@@ -25,16 +25,18 @@ from frontend.core.rendering import redirect_with_message, render_page
 from frontend.core.screens import ConsoleScreen, PaletteAction
 from frontend.tenant.keys import detail, page
 from frontend.tenant.keys.forms import (
+    EditKeysForm,
     KeyForm,
     NewKeyForm,
     NewProjectForm,
     ProjectNameForm,
-    RevokeKeysForm,
     RotationForm,
+    SelectedKeysForm,
     revocation_effect,
 )
 from millrace.apps.deployments.model_obstacles import example_model
 from tenants import actions
+from tenants.actions.key_batches import do_update_api_keys
 from tenants.models import ApiKey, Project
 from tenants.permissions import Permission
 from tenants.request_costs import PAGE_COST
@@ -189,19 +191,14 @@ def revoke_key(ctx: PageContext) -> HttpResponse:
 @tenant_page(Permission.KEYS_WRITE, methods=FORM)
 def revoke_keys(ctx: PageContext) -> HttpResponse:
     """Revoke the keys that were selected in the list."""
-    sent = ctx.request.POST if ctx.request.method == "POST" else ctx.request.GET
-    wanted = {int(text) for text in sent.getlist("key") if text.isascii() and text.isdigit() and len(text) < 19}
-    with ctx.scope():
-        rows = list(ApiKey.objects.for_tenant(ctx.tenant).filter(pk__in=wanted, revoked_at=None)[: page.PAGE_SIZE])
+    rows = _selected_keys(ctx)
     if not rows:
         return redirect_with_message(ctx, ctx.url("keys"), _("Select active keys first."), failed=True)
-    if not all(detail.may_change(ctx, row) for row in rows):
-        raise PermissionDenied
     number = len(rows)
     return form_view(
         ctx,
         ngettext("Revoke %(number)s key", "Revoke %(number)s keys", number) % {"number": number},
-        RevokeKeysForm(rows, bound_data(ctx)),
+        SelectedKeysForm(rows, bound_data(ctx)),
         lambda _data: [actions.do_revoke_api_key(row) for row in rows],
         message=lambda _done: (
             ngettext("%(number)s key revoked.", "%(number)s keys revoked.", number) % {"number": number}
@@ -211,6 +208,40 @@ def revoke_keys(ctx: PageContext) -> HttpResponse:
         effect=_("They stop working immediately. This cannot be undone. Past usage is still billed."),
         **_list_form(ctx, _("Revoke keys")),
     )
+
+
+@tenant_page(Permission.KEYS_WRITE, methods=FORM)
+def edit_keys(ctx: PageContext) -> HttpResponse:
+    """Change the keys that were selected in the list."""
+    rows = _selected_keys(ctx)
+    if not rows:
+        return redirect_with_message(ctx, ctx.url("keys"), _("Select active keys first."), failed=True)
+    form = EditKeysForm(ctx, rows, bound_data(ctx))
+    number = len(rows)
+    return form_view(
+        ctx,
+        ngettext("Edit %(number)s key", "Edit %(number)s keys", number) % {"number": number},
+        form,
+        lambda _data: do_update_api_keys(ctx.tenant, rows, form.limits(), **form.changes()),
+        message=lambda done: ngettext("%(number)s key updated.", "%(number)s keys updated.", done) % {"number": done},
+        effect=_("Blank fields change nothing. If one key cannot be changed, none is."),
+        **_list_form(ctx, _("Save")),
+    )
+
+
+def _selected_keys(ctx: PageContext) -> list[ApiKey]:
+    """Return the selected keys that are not revoked.
+
+    Raises:
+        PermissionDenied: the user may not change one of them.
+    """
+    sent = ctx.request.POST if ctx.request.method == "POST" else ctx.request.GET
+    wanted = {int(text) for text in sent.getlist("key") if text.isascii() and text.isdigit() and len(text) < 19}
+    with ctx.scope():
+        rows = list(ApiKey.objects.for_tenant(ctx.tenant).filter(pk__in=wanted, revoked_at=None)[: page.PAGE_SIZE])
+    if not all(detail.may_change(ctx, row) for row in rows):
+        raise PermissionDenied
+    return rows
 
 
 @tenant_page(Permission.PROJECTS_WRITE, methods=FORM)
@@ -308,6 +339,7 @@ urlpatterns = [
     path("t/<slug:slug>/keys/<int:key>/revoke", revoke_key, name="keys-revoke"),
     DETAIL_PANELS.tenant_url("t/<slug:slug>/keys/<int:key>/", Permission.KEYS_READ),
     path("t/<slug:slug>/keys/revoke", revoke_keys, name="keys-revoke-many"),
+    path("t/<slug:slug>/keys/edit", edit_keys, name="keys-edit-many"),
     path("t/<slug:slug>/projects/new", new_project, name="keys-project-new"),
     path("t/<slug:slug>/projects/<int:project>/edit", edit_project, name="keys-project"),
     path("t/<slug:slug>/projects/<int:project>/delete", delete_project, name="keys-project-delete"),

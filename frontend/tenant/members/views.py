@@ -139,7 +139,7 @@ def remove(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
         _("Remove %(email)s") % {"email": row.user.email},
-        Confirm(row.user.email, bound_data(ctx)),
+        forms.Form(bound_data(ctx)),
         lambda _: actions.do_remove_member(row),
         message=lambda _done: _("%(email)s was removed.") % {"email": row.user.email},
         effect=_(

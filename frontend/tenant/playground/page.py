@@ -17,6 +17,7 @@ from billing.rates.price_book import NewPrice
 from billing.rates.pricing import Tier
 from frontend.core.backend_messages import translate_message
 from frontend.core.languages import lazy_text as _lazy
+from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
 from frontend.tenant.overview.quick_start import CodeExample
 from millrace.apps.deployments.deployments import served_specs
@@ -88,6 +89,7 @@ def playground(ctx: PageContext) -> dict[str, Any]:
             "budgets": ctx.url("budgets"),
             "request": ctx.url("requests-detail", "-id-"),
             "served": {name: targets[0] for name, targets in _policies(ctx).items()},
+            "symbol": Money(0).symbol,
             "prices": _rates(price for price in prices if price.tier == Tier.STANDARD),
         },
         "most": MAX_MODELS,
@@ -129,8 +131,8 @@ def _policies(ctx: PageContext) -> dict[str, tuple[str, ...]]:
 
 
 def _rates(prices: Iterable[NewPrice]) -> dict[str, list[list[Any]]]:
-    """Return the prices of each model for the script: component, nano-USD per 1M tokens as text, and bounds of tokens,
-    minutes and weekdays, with the time zone.
+    """Return the prices of each model for the script: component, nano-units per 1M tokens as text, and bounds of
+    tokens, minutes and weekdays, with the time zone.
     """
     found: dict[str, list[list[Any]]] = {}
     for price in prices:

@@ -16,7 +16,7 @@ from inference_worker.contract.command_line import format_command
 from millrace.cli import output
 from millrace.cli.app import FAILED, USAGE, ResourceGroup, Session, command, fail, given_options
 from millrace.cli.credentials import read_secret
-from millrace.cli.output import Column, yes_no
+from millrace.cli.output import Column, moment, yes_no
 from millrace.cli.profiles import config_path, find_connection
 
 ENGINES = click.Choice(["millrace", "openai", "anthropic", "managed"])
@@ -72,6 +72,8 @@ _DETAILS = [
 ]
 _REPLICA = [
     Column("replica", "id"),
+    Column("machine", "host"),
+    Column("since", "started_at", moment),
     Column("state", "state"),
     Column("version", "version"),
     Column("running", "running", right=True),
@@ -158,6 +160,7 @@ def show_deployment(session: Session, name: str) -> None:
 )
 @click.option("--credential-env", metavar="VAR", help="Environment variable with the upstream's API key, to store.")
 @_options
+@click.option("--force", is_flag=True, default=None, help="Use a source that fails the check.")
 @click.option("--dry-run", is_flag=True, help="Only check the values and the source.")
 def add_deployment(session: Session, name: str, dry_run: bool, credential_env: str | None, **options: Any) -> None:
     """Add a deployment: a model that workers load, or a model of an upstream."""
@@ -182,6 +185,7 @@ def add_deployment(session: Session, name: str, dry_run: bool, credential_env: s
 @click.argument("name")
 @click.option("--source", help="embedded, a model directory or a .gguf file.")
 @_options
+@click.option("--force", is_flag=True, default=None, help="Use a source that fails the check.")
 def update_deployment(session: Session, name: str, **options: Any) -> None:
     """Change a deployment. A new version is loaded first and replaces the old one without failed requests."""
     row = session.client.operator.deployments.update(name, **_fields(options))

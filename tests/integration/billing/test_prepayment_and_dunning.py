@@ -43,6 +43,7 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import ChangeEventRow, Tenant
 from tests.support.billing.books import (
     NOVEMBER,
+    OCTOBER,
     invoiced,
     over,
     period,
@@ -179,7 +180,27 @@ def test_dunning_suspends_and_a_payment_restores(acme):
     # A refund makes it overdue again, and the tenant is suspended again.
     pay(-1, "r1", invoice=invoice.number)
     assert (suspend_overdue(days[20]), tenant_state(acme)) == (1, "suspended")
-    assert unscoped(InvoiceEmail).filter(email_type="suspension").__len__() == 1
+    notices = unscoped(InvoiceEmail).filter(email_type="suspension")
+    assert sorted((row.invoice_id, row.number) for row in notices) == [(invoice.pk, 1), (invoice.pk, 2)]
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_each_invoice_that_keeps_a_tenant_suspended_has_an_email(acme, is_resumed):
+    first = bill(acme, "4", OCTOBER)
+    change_entity(suspend_after_days=1)
+    assert suspend_overdue(invoice_day(first.due_on, 1)) == 1
+    second = bill(acme, "5", NOVEMBER)
+    if is_resumed:  # by an operator, in spite of the debt
+        do_resume_tenant(acme)
+    late = invoice_day(max(first.due_on, second.due_on), 1)
+    assert (suspend_overdue(late), suspend_overdue(late)) == (0, 0)
+    notices = unscoped(InvoiceEmail).filter(email_type="suspension")
+    expected = [first.pk] if is_resumed else [first.pk, second.pk]
+    assert sorted((row.invoice_id, row.number) for row in notices) == [(pk, 1) for pk in expected]
+    pay(first.total, invoice=first.number)
+    emails.send_all()
+    sent = [message.subject for message in mail.outbox if message.subject.startswith("Account suspended")]
+    assert [str(second.number) in subject for subject in sent] == ([] if is_resumed else [True])
 
 
 def invoice_day(due_on: object, days: int) -> datetime:

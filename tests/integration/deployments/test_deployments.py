@@ -413,7 +413,9 @@ def test_a_draft_model_is_checked_and_published(operator: APIClient, broker: red
 def test_the_directory_of_an_unknown_user_is_reported(operator: APIClient, broker: redis.Redis) -> None:
     body = {"name": "llama", "source": "~no-such-user/model"}
     assert call(operator, "post", "/check", body).status_code == 400
-    assert call(operator, "post", body=body).status_code == 201  # it may exist on the machines of the workers
+    assert call(operator, "post", body=body).status_code == 400
+    # It may exist on the machines of the workers.
+    assert call(operator, "post", body=body | {"force": True}).status_code == 201
     assert [each["state"] for each in call(operator, "get").json()] == ["pending"] * 3
 
 
@@ -519,3 +521,25 @@ def test_internal_and_managed_upstreams_and_foreign_credentials(operator: APICli
     own = do_create_credential(tenant, "own", "sk-own", model_names=["remote"])
     foreign = operator.post(URL, UPSTREAM | {"credential_id": own.pk}, format="json")
     assert list(foreign.json()["errors"]) == ["credential_id"]  # a tenant's credential is not the platform's
+
+
+@pytest.mark.usefixtures("catalog")
+def test_the_api_refuses_a_source_that_cannot_be_loaded_unless_forced(operator: APIClient, tmp_path: Path) -> None:
+    source = write_qwen3(tmp_path / "model")
+    (source / "tokenizer.json").write_text("{}")
+    body = {"name": "own", "source": str(source)}
+    imported = {"deployments": [body]}
+    for address, sent in ((URL, body), (f"{URL}/check", body), (f"{URL}/import", imported)):
+        refused = operator.post(address, sent, format="json")
+        assert refused.status_code == 400, address
+        assert "tokenizer.json" in refused.content.decode()
+        assert not unscoped(Deployment).filter(name="own")
+    assert operator.post(f"{URL}/check", body | {"force": True}, format="json").status_code == 200
+    assert operator.post(URL, body | {"force": True}, format="json").status_code == 201
+    assert operator.post(f"{URL}/import", imported, format="json").json()["unchanged"] == ["own"]
+    small = f"{URL}/small"
+    assert operator.patch(small, {"source": str(source)}, format="json").status_code == 400
+    assert operator.patch(small, {"source": str(source), "force": True}, format="json").status_code == 200
+    assert operator.patch(small, {"idle_seconds": 60}, format="json").status_code == 200  # the source is not checked
+    forced = {"deployments": [body | {"name": "other", "force": True}]}
+    assert operator.post(f"{URL}/import", forced, format="json").json()["created"] == ["other"]

@@ -13,7 +13,9 @@ from django.test import Client
 from billing.budgets.budgets import do_make_budget
 from tenants import actions
 from tenants.audit import PLATFORM, actor_context
-from tenants.models import ApiKey, AuditEntry, IdempotentResponse, Project, Tenant, User
+from tenants.isolation.db_roles import BypassReason
+from tenants.isolation.scopes import all_tenants_scope
+from tenants.models import ApiKey, AuditEntry, IdempotentResponse, LimitSet, Project, Tenant, User
 from tests.support.frontend.console import remembered
 from tests.support.rows import only_project, unscoped
 from tests.support.tenants.concurrency import at_once
@@ -281,7 +283,7 @@ def test_selected_keys_are_revoked_together(client, acme, log_in):
     log_in("owner")
     keys = [make(acme, name=name) for name in ("one", "two", "three", "four")]
     page = client.get("/t/acme/keys/").content.decode()
-    assert page.count('form="key-selection"') == 5  # the keys and the button
+    assert page.count('form="key-selection"') == 6  # the keys and two buttons
     query = "&".join(f"key={key.pk}" for key in keys[:3])
     form = client.get(f"/t/acme/keys/revoke?{query}").content.decode()
     assert "Revoke 3 keys" in form and "four" not in form
@@ -292,6 +294,41 @@ def test_selected_keys_are_revoked_together(client, acme, log_in):
     alive = {row.name for row in unscoped(ApiKey).filter(revoked_at=None)}
     assert {"three", "four"} <= alive and not {"one", "two"} & alive
     assert len(unscoped(AuditEntry).filter(action="key.revoked")) == 2
+
+
+def test_selected_keys_are_changed_together_or_not_at_all(client, acme, log_in):
+    log_in("owner")
+    other = make(actions.do_create_tenant("other", "Other"))
+    keys = [make(acme, name=name) for name in ("one", "two", "three")]
+    actions.do_set_limits(acme, {"requests_per_minute": 5, "concurrency": 2}, key=keys[0])
+    chosen = [key.pk for key in keys[:2]]
+    form = client.get("/t/acme/keys/edit", {"key": chosen}).content.decode()
+    assert "Edit 2 keys" in form and "three" not in form
+    assert "Enter at least one change." in client.post("/t/acme/keys/edit", {"key": chosen}).content.decode()
+    both = {"key": chosen, "expires_on": "2031-01-31", "never_expires": "on"}
+    assert client.post("/t/acme/keys/edit", both).status_code == 422
+    sent = {"key": chosen, "expires_on": "2031-01-31", "requests_per_minute": "7", "cost_center": "4711"}
+    assert client.post("/t/acme/keys/edit", sent | {"key": [*chosen, other.pk]}).status_code == 422
+    assert client.post("/t/acme/keys/edit", sent).status_code == 303
+    rows = {row.name: row for row in unscoped(ApiKey).filter(pk__in=[key.pk for key in keys])}
+    end = datetime(2031, 2, 1, tzinfo=UTC)
+    assert [(rows[name].expires_at, rows[name].cost_center) for name in ("one", "two", "three")] == [
+        *[(end, "4711")] * 2,
+        (None, ""),
+    ]
+    limits = {row.key_id: (row.requests_per_minute, row.concurrency) for row in unscoped(LimitSet)}
+    assert limits == {keys[0].pk: (7, 2), keys[1].pk: (7, None)}
+    assert unscoped(ApiKey).get(pk=other.pk).expires_at is None
+    assert len(unscoped(AuditEntry).filter(action="key.updated")) == 2
+
+    # The second key expires meanwhile, so that none is changed.
+    with all_tenants_scope(BypassReason.OPERATOR):
+        ApiKey.objects.all_tenants().filter(pk=keys[1].pk).update(expires_at=datetime.now(UTC) - timedelta(days=1))
+    refused = client.post("/t/acme/keys/edit", {"key": chosen, "never_expires": "on", "requests_per_minute": "9"})
+    assert refused.status_code == 422
+    assert "two: This key is revoked or expired." in refused.content.decode()
+    assert unscoped(ApiKey).get(pk=keys[0].pk).expires_at == end
+    assert {row.requests_per_minute for row in unscoped(LimitSet)} == {7}
 
 
 @pytest.mark.parametrize("sent", [{}, {"key": ["x", "999999"]}])
@@ -307,7 +344,9 @@ def test_keys_of_others_and_of_managers_are_not_revoked(client, acme, log_in):
     managing = make(acme, name="ci", scopes=["manage"])
     log_in("owner")
     client.post("/t/acme/keys/revoke", {"key": [theirs.pk]})
+    assert client.post("/t/acme/keys/edit", {"key": [theirs.pk], "cost_center": "x"}).url == "/t/acme/keys/"
     log_in("developer")
+    assert client.post("/t/acme/keys/edit", {"key": [managing.pk], "cost_center": "x"}).status_code == 403
     assert client.post("/t/acme/keys/revoke", {"key": [managing.pk]}).status_code == 403
     assert len(unscoped(ApiKey).filter(pk__in=[theirs.pk, managing.pk], revoked_at=None)) == 2
 

@@ -126,3 +126,6 @@ def test_revenue_is_all_billed_usage_and_costs_are_set_on_the_page(operator: Cli
     row = next(csv.DictReader(io.StringIO(operator.get(f"{url}csv?month={at:%Y-%m}").content.decode())))
     assert Decimal(row["cost_usd"]).scaleb(15) == PAID
     assert Decimal(row["revenue_usd"]).scaleb(15) == 3 * PRICE
+    page = operator.get(f"{url}?month={at:%Y-%m}").content.decode()
+    assert '<span class="badge warn">1 of 3 executions</span>' in page  # the others were before the card
+    assert "A cost is booked for 1 of 3 executions." in page

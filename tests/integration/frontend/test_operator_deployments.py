@@ -21,12 +21,15 @@ from frontend.operator.deployments import page
 from inference_worker.contract.deployments import WantedState
 from millrace.apps.deployments import fit_checks
 from millrace.apps.deployments.deployments import do_add_deployment
+from millrace.apps.deployments.models import Deployment
 from millrace.apps.deployments.tasks import check_fit
 from millrace.apps.health.models import ReplicaSample
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import User
 from tests.support.engine.tiny_qwen3 import write_qwen3
+from tests.support.frontend.console import remembered
+from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db(transaction=True)
 FIT = "/operator/deployments/fit"
@@ -42,6 +45,7 @@ def broker() -> Iterator[redis.Redis]:
 @pytest.fixture
 def operator(client: Client, broker: redis.Redis) -> Client:
     client.force_login(User.objects.create_superuser("op@example.com"))
+    remembered(client.session)
     return client
 
 
@@ -111,6 +115,46 @@ def test_the_fit_of_a_model_is_checked_in_a_job(operator: Client, broker: redis.
     invalid = operator.post(FIT, {**fields, "source": "", "max_model_len": "x"}).content.decode()
     assert "Source: This field is required. Maximum context: Enter a whole number." in invalid
     assert "ended without a result" in operator.get(f"{FIT}/{'0' * 32}").content.decode()
+
+
+ADDED = {
+    "name": "own", "pools": "default=1", "dtype": "auto", "quantization": "none", "control_tokens": "template",
+    "tool_parser": "auto", "reasoning_parser": "auto",
+}  # fmt: skip
+
+
+def test_a_source_that_cannot_be_loaded_is_refused_unless_forced(operator: Client, tmp_path: Path) -> None:
+    source = write_qwen3(tmp_path / "model")
+    (source / "tokenizer.json").write_text("{}")
+    fields = ADDED | {"source": str(source)}
+    refused = operator.post("/operator/deployments/new", fields)
+    assert refused.status_code == 422
+    assert "tokenizer.json" in refused.content.decode()
+    assert "Set force to use it anyway" in refused.content.decode()
+    assert not unscoped(Deployment).filter(name="own")
+    assert operator.post("/operator/deployments/new", fields | {"force": "on"}).status_code == 303
+    assert unscoped(Deployment).get(name="own").source == str(source)
+
+
+def test_a_model_that_does_not_fit_is_refused_unless_forced_or_changed(
+    operator: Client, broker: redis.Redis, tmp_path: Path
+) -> None:
+    fields = ADDED | {"source": str(write_qwen3(tmp_path / "model")), "kv_cache_memory": "900000GiB"}
+    started = operator.post(FIT, fields).content.decode()
+    (address,) = re.findall(r'hx-get="([^"]+)"', started)
+    check_fit(*queued(broker))
+    result = operator.get(address).content.decode()
+    assert "Does not fit" in result
+    (check_id,) = re.findall(r'name="fit_check" value="([^"]+)"', result)
+    for _ in range(2):  # the page with the error has the check, too
+        refused = operator.post("/operator/deployments/new", fields | {"fit_check": check_id})
+        assert refused.status_code == 422
+        assert "Tick “Force” to use it anyway." in refused.content.decode()
+        (check_id,) = re.findall(r'name="fit_check" value="([^"]+)"', refused.content.decode())
+    changed = fields | {"fit_check": check_id, "kv_cache_memory": ""}
+    assert operator.post("/operator/deployments/new", changed).status_code == 303
+    forced = fields | {"fit_check": check_id, "name": "other", "force": "on"}
+    assert operator.post("/operator/deployments/new", forced).status_code == 303
 
 
 def test_a_fit_check_ends_in_time(

@@ -211,10 +211,9 @@ def test_an_invitation_link_is_shown_once_and_its_form_works_once(client, operat
 
 def test_suspending_requires_the_slug(client, operator, acme):
     url = f"/operator/tenants/{acme.pk}/suspend"
-    assert client.post(url, {"typed": "Acme"}).status_code == 422
-    assert client.post(url, {"typed": "acme"}).status_code == 303
+    assert client.post(url).status_code == 303
     assert "Resume" in client.get(f"/operator/tenants/{acme.pk}/").content.decode()
-    assert client.post(f"/operator/tenants/{acme.pk}/resume", {"typed": "acme"}).status_code == 303
+    assert client.post(f"/operator/tenants/{acme.pk}/resume").status_code == 303
     verbs = [row.action for row in sorted(of(AuditEntry, acme, actor="op@example.com"), key=lambda row: row.pk)]
     assert verbs == ["tenant.suspended", "tenant.resumed"]
 

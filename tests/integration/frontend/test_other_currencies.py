@@ -122,3 +122,8 @@ def test_the_api_of_own_prices(operator: Client, acme: Tenant) -> None:
     page = text(operator, f"/operator/prices/{own.pk}/")
     assert "€10.00" in page and "$10.00" not in page
     do_discard_prices(own, by=None)
+
+
+def test_the_playground_shows_costs_in_the_currency_of_the_tenant(owner: Client) -> None:
+    response = owner.get("/t/acme/playground/")
+    assert response.context["page"]["data"]["symbol"] == "€"

@@ -16,8 +16,8 @@ import redis
 from billing.budgets.budgets import do_make_budget
 from billing.metering import status
 from billing.models import BudgetPeriod, Invoice, Period, Reconciliation, UsageQuarantine
-from inference_worker.contract.compute_support import SlowReason
-from inference_worker.contract.messages import ReplicaPhase, encode
+from inference_worker.contract.compute_support import SlowReason, describe_support
+from inference_worker.contract.messages import REPLICAS_KEY, SUPPORT_KEY, ReplicaPhase, WorkerSupport, encode
 from millrace.apps.deployments.fleet_status import read_fleet_status
 from millrace.apps.deployments.gateway_heartbeat import (
     GATEWAYS_KEY,
@@ -93,6 +93,48 @@ def test_a_model_without_replicas_and_a_silent_one(speak: Callable[..., None]) -
         (IssueType.MODEL, "smollm2-135m"),
         (IssueType.REPLICA, "smollm2-135m-0.aa"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("phase", "reason", "todo"),
+    [
+        (ReplicaPhase.FAILED, "no tokenizer", "It could not be loaded: no tokenizer"),
+        (ReplicaPhase.LOADING, "no tokenizer", "It could not be loaded: no tokenizer"),  # the load is repeated
+        (ReplicaPhase.LOADING, "", "A worker is loading it. Its requests receive 503 until then."),
+    ],
+)
+@pytest.mark.usefixtures("well")
+def test_a_model_without_replicas_has_the_reason(
+    phase: ReplicaPhase, reason: str, todo: str, speak: Callable[..., None]
+) -> None:
+    speak("smollm2-135m-0.aa", ready=False, phase=phase, reason=reason)
+    assert (only().issue_type, only().todo) == (IssueType.MODEL, todo)
+
+
+@pytest.mark.usefixtures("well")
+def test_a_model_that_no_worker_has(broker: redis.Redis) -> None:
+    broker.hdel(REPLICAS_KEY, "smollm2-135m-0.aa")
+    (issue,) = found()
+    assert issue.issue_type == IssueType.MODEL
+    assert issue.todo == "No running worker has it. Its requests receive 503. Start a worker of its pools."
+
+
+@pytest.mark.usefixtures("well")
+def test_two_workers_with_one_name_are_told_apart(broker: redis.Redis, speak: Callable[..., None]) -> None:
+    support = describe_support("cpu", "avx2", None)
+    for suffix, host in (("aa", "left"), ("bb", "right")):
+        speak(f"smollm2-135m-0.{suffix}", **({} if suffix == "aa" else {"phase": ReplicaPhase.FAILED, "reason": "x"}))
+        sent = WorkerSupport(("default",), support, host, 1_700_000_000)
+        broker.hset(SUPPORT_KEY, f"smollm2-135m-0.{suffix}", encode(sent))
+    issue, failed = found()
+    assert (issue.issue_type, issue.subject, issue.urgent) == (IssueType.WORKER_NAME, "smollm2-135m-0", True)
+    assert issue.title == "2 workers have the name smollm2-135m-0"
+    assert "smollm2-135m-0.aa on left, smollm2-135m-0.bb on right" in issue.todo
+    assert failed.title == "smollm2-135m-0.bb on right could not load smollm2-135m"
+    replicas = {replica.id: replica for replica in read_fleet_status().replicas}
+    left, right = replicas["smollm2-135m-0.aa"], replicas["smollm2-135m-0.bb"]
+    assert (left.host, right.host) == ("left", "right")
+    assert right.started_at == datetime.fromtimestamp(1_700_000_000, UTC)
 
 
 @pytest.mark.usefixtures("well")
@@ -271,7 +313,7 @@ def test_a_replica_that_could_not_be_loaded(speak: Callable[..., None]) -> None:
     reason = "float16 needs a GPU, or a CPU with AVX-512 FP16 or AMX; set dtype to auto."
     speak("smollm2-135m-1.bb", ready=False, phase=ReplicaPhase.FAILED, reason=reason)
     assert (only().issue_type, only().subject, only().urgent) == (IssueType.REPLICA, "smollm2-135m-1.bb", False)
-    assert (only().title, only().todo) == ("smollm2-135m-1 could not load smollm2-135m", reason)
+    assert (only().title, only().todo) == ("smollm2-135m-1.bb could not load smollm2-135m", reason)
 
 
 @pytest.mark.usefixtures("well")

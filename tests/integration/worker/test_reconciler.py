@@ -211,10 +211,14 @@ def test_a_failed_load_is_reported_and_the_old_version_serves(
     beat = worker.replica(broken.key).heartbeat(1, accepts=True, draining=False, disk_low=False)
     assert (beat.ready, beat.phase, beat.reason) == (False, ReplicaPhase.FAILED, "Out of memory: 2 GiB short")
     assert not broker.exists(slot_key("default/m/0"))  # another worker may try
+    repeated = worker.replica(broken.key)
+    repeated.start_load()  # the reason remains while the load is repeated
+    beat = repeated.heartbeat(2, accepts=True, draining=False, disk_low=False)
+    assert (beat.phase, beat.reason) == (ReplicaPhase.LOADING, "Out of memory: 2 GiB short")
     worker.broken.clear()
-    worker.replica(broken.key).retry_at = 0.0
     worker.rounds(4)
     assert worker.phases() == {broken.key: ReplicaPhase.READY}
+    assert repeated.reason == ""
 
 
 def test_a_load_that_has_failed_for_days_is_still_delayed(

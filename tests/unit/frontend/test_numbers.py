@@ -16,6 +16,7 @@ from frontend.core.numbers import (
     exact,
     exact_places,
     percent,
+    points,
     share,
     signed_share,
 )
@@ -69,6 +70,7 @@ def test_amounts_in_columns(case):
 def test_shares_without_a_whole_and_changes():
     assert (share(0, 0), signed_share(1, 0)) == ("–", "–")
     assert [signed_share(part, 1000) for part in (124, -5, 0)] == ["+12.4%", "−0.50%", "0.00%"]
+    assert in_languages(lambda: points(decimals(1.25))) == ("1.3 points", "1,3 Punkte")
     assert [decimals(value) for value in (1234.45, -0.05, 0.04, 2)] == ["1,234.5", "−0.1", "0.0", "2.0"]
 
 

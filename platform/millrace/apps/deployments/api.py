@@ -138,6 +138,11 @@ class _SourceIn(DeploymentOptionsSerializer):
     base_url = serializers.CharField(
         required=False, max_length=1024, help_text="Of an upstream; default: the preset's, if it has one."
     )
+    force = serializers.BooleanField(
+        required=False,
+        write_only=True,
+        help_text="Accept a source that fails the check on this machine, if its workers can load it.",
+    )
 
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         attrs = super().validate(attrs)
@@ -186,6 +191,8 @@ class DeploymentReplicaSerializer(serializers.Serializer[Any]):
 
     id = serializers.CharField()
     worker = serializers.CharField()
+    host = serializers.CharField(help_text="Name of the worker's machine; empty if it is unknown.")
+    started_at = serializers.DateTimeField(allow_null=True, help_text="Start of the worker's process.")
     state = serializers.CharField(source="state.value")
     phase = serializers.CharField(source="beat.phase.value")
     version = serializers.CharField(source="beat.version")
@@ -328,8 +335,9 @@ class Deployments(_DeploymentView):
     )
     @idempotent
     def post(self, request: Request) -> Response:
-        """Add a deployment. Workers of its pools load it."""
+        """Add a deployment. Workers of its pools load it. A source that cannot be loaded is refused, unless forced."""
         fields = validate_body(DeploymentCreateSerializer, request.data)
+        deployments.check_new_source(fields)
         return self.answer([deployments.do_add_deployment(**fields)], many=False, status=201, is_changed=True)
 
 
@@ -357,6 +365,7 @@ class DeploymentImport(_DeploymentView):
     def post(self, request: Request) -> Response:
         """Create or update deployments. Others stay as they are; the same call again changes nothing."""
         entries = validate_body(DeploymentImportCreateSerializer, request.data)["deployments"]
+        deployments.check_new_sources(entries)
         return Response(DeploymentImportSerializer(deployments.do_import_deployments(entries)).data)
 
 
@@ -371,6 +380,7 @@ class DeploymentOne(_DeploymentView):
         """Change a deployment. A new version is loaded beside the old one, which serves until then."""
         self.find_deployment(name)
         changes = validate_body(DeploymentUpdateSerializer, request.data, partial=True)
+        deployments.check_changed_source(name, changes)
         return self.answer([deployments.do_update_deployment(name, **changes)], many=False, is_changed=True)
 
     @extend_schema(operation_id="operator_deployment_remove", responses={204: None})

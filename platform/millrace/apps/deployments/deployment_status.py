@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from inference_worker.contract.deployments import WantedState
-from inference_worker.contract.messages import Heartbeat, ReplicaPhase
+from inference_worker.contract.messages import Heartbeat, ReplicaPhase, process_of, worker_of
 from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState, ReplicaStatus
 from millrace.apps.deployments.models import Deployment
 
@@ -44,8 +45,15 @@ class DeploymentStatus:
 
     @property
     def reason(self) -> str:
-        """Why a replica could not be loaded; empty if none failed."""
-        return next((each.beat.reason for each in self.replicas if each.beat.phase == ReplicaPhase.FAILED), "")
+        """Why a replica could not be loaded, also while its load is repeated; empty if none failed."""
+        return next((each.beat.reason for each in self.replicas if each.beat.reason), "")
+
+    @property
+    def namesakes(self) -> list[ReplicaStatus]:
+        """Replicas of different processes whose workers have the same name."""
+        processes = {process_of(each.id) for each in self.replicas}
+        workers = Counter(worker_of(process) for process in processes)
+        return [each for each in self.replicas if workers[each.worker] > 1]
 
     @property
     def loading(self) -> Heartbeat | None:

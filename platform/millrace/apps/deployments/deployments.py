@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, NamedTuple, get_args
 from urllib.parse import urlsplit
 
@@ -25,10 +24,8 @@ from billing.models import CompiledRateCard, PriceVersion
 from billing.pricing import demo_prices
 from billing.pricing.prices import do_propose_prices
 from billing.rates.price_book import NewPrice, Proposal, ranges_of
-from inference_worker.checkpoints.draft_check import read_draft_config
-from inference_worker.checkpoints.encoder_config import model_task, read_model_config
+from inference_worker.checkpoints.encoder_config import model_task
 from inference_worker.checkpoints.model_config import ModelError
-from inference_worker.checkpoints.model_source import embedded_source
 from inference_worker.contract import valkey
 from inference_worker.contract.command_line import format_command
 from inference_worker.contract.compute_support import find_refusal
@@ -48,7 +45,6 @@ from inference_worker.contract.sampling_defaults import parse_sampling_defaults
 from inference_worker.contract.settings import (
     EMBEDDED,
     MODEL_NAME,
-    SELF_DRAFT,
     ControlTokensName,
     ModelSpec,
     check_draft_model,
@@ -59,6 +55,7 @@ from inference_worker.contract.upstream_presets import preset_of
 from inference_worker.contract.upstreams import UpstreamEngine, UpstreamSpec
 from millrace.apps.deployments.fleet_status import FleetStatus, read_fleet_status
 from millrace.apps.deployments.models import GENERATE, MILLRACE, Deployment, RemovedDeployment
+from millrace.apps.deployments.source_checks import check_source
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions.common import FieldRefused
@@ -80,6 +77,7 @@ MAX_IDLE_SECONDS = 30 * 86_400
 POOL_NAME = MODEL_NAME
 RESERVED_NAMES = ("check", "import")  # paths of the API, below /api/operator/deployments
 OPTIONS = tuple(name for name in Deployment.AUDITED if name not in ("name", "source", "state"))
+SOURCE_OPTIONS = ("source", "quantization", "max_model_len", "draft_model")  # options that the check of a source reads
 WORKER_OPTIONS = ("dtype", "kv_cache_dtype", "pools")  # options whose possible values depend on the workers
 _LOCK = 0x6465706C  # the number of an advisory lock; unique in the database
 _RANGES = {
@@ -328,8 +326,13 @@ def read_board() -> FleetStatus | None:
         return None
 
 
-def check_deployment(name: str, source: str = "", *, secret: str | None = None, **options: Any) -> CheckedDeployment:
+def check_deployment(
+    name: str, source: str = "", *, secret: str | None = None, force: bool = False, **options: Any
+) -> CheckedDeployment:
     """Check a deployment's values and its source without changing anything. An upstream is not called.
+
+    Args:
+        force: leave out the check of the source, which its workers may have and this machine not.
 
     Raises:
         Conflict: the name is taken. ActionRefused: a value is invalid, or the source cannot be served.
@@ -344,10 +347,61 @@ def check_deployment(name: str, source: str = "", *, secret: str | None = None, 
             )
         _check_credential(row)
     if row.engine == MILLRACE:
-        task = check_source(row.spec)
-        return CheckedDeployment(task, check_workers(row, read_board()))
+        unchecked = check_workers(row, read_board())
+        if not force:
+            check_source(row.spec)
+        return CheckedDeployment(model_task(row.source), unchecked)
     check_public(row)
     return CheckedDeployment(deployment_task(row))
+
+
+def check_new_source(fields: dict[str, Any]) -> None:
+    """Check the source of a deployment that is to be added, unless `force`, which is removed from its fields, is true.
+
+    Call it outside of transactions: it reads the files of the source.
+
+    Raises:
+        Conflict: the name is taken. ActionRefused: a value is invalid, or the source cannot be served.
+    """
+    if not fields.pop("force", False) and fields.get("engine", MILLRACE) == MILLRACE:
+        check_deployment(**fields)
+
+
+def check_changed_source(name: str, changes: dict[str, Any]) -> None:
+    """Check the source of a deployment whose changes concern it, as `check_new_source` does.
+
+    Raises:
+        ActionRefused: a value is invalid, or the source cannot be served.
+    """
+    force = changes.pop("force", False)
+    with all_tenants_scope(BypassReason.OPERATOR):
+        row = Deployment.objects.filter(name=name).first()
+    if force or row is None or row.engine != MILLRACE:
+        return
+    concerned = any(option in changes and changes[option] != getattr(row, option) for option in SOURCE_OPTIONS)
+    for option, value in changes.items():
+        setattr(row, option, value)
+    if concerned:
+        _check(row)
+        check_source(row.spec)
+
+
+def check_new_sources(entries: Iterable[dict[str, Any]]) -> None:
+    """Check the sources of a file's deployments that do not exist yet. See `check_new_source`.
+
+    Raises:
+        ActionRefused: names the deployment.
+    """
+    with all_tenants_scope(BypassReason.OPERATOR):
+        known = set(Deployment.objects.values_list("name", flat=True))
+    for entry in entries:
+        if entry["name"] in known:
+            entry.pop("force", None)
+            continue
+        try:
+            check_new_source(entry)
+        except ActionRefused as exc:
+            raise ActionRefused(f"Deployment {entry['name']!r}: {exc}") from exc
 
 
 def check_workers(row: Deployment, board: FleetStatus | None) -> str:
@@ -414,64 +468,6 @@ def check_public(row: Deployment) -> None:
 def deployment_task(row: Deployment) -> str:
     """Return the model's task: generate, embed or rerank."""
     return row.task if row.engine != MILLRACE else model_task(row.source)
-
-
-def check_source(spec: ModelSpec) -> str:
-    """Check on this machine that the source contains a supported model. Nothing is loaded or converted.
-
-    Returns:
-        The model's task.
-
-    Raises:
-        FieldRefused: the source is missing, or its model is not supported.
-    """
-    try:
-        path = _find_source("source", spec.source)
-        if spec.quantization == "gguf" and path.suffix != ".gguf":
-            raise FieldRefused(
-                "quantization", "invalid", Text("Only a .gguf file has blocks to keep. Choose another one.")
-            )
-        if path.is_dir():
-            config = read_model_config(path)
-            if spec.max_model_len and spec.max_model_len > config.max_model_len:
-                message = Text(
-                    "The model's context has %(max_model_len)s tokens. Enter at most that many.",
-                    max_model_len=config.max_model_len,
-                )
-                raise FieldRefused("max_model_len", "invalid", message)
-    except (ModelError, OSError, RuntimeError) as exc:  # RuntimeError: a home directory of an unknown user
-        raise FieldRefused("source", "invalid", Text("%(error)s.", error=text_of(exc))) from exc
-    if spec.draft_model and not spec.draft_model.startswith(SELF_DRAFT):
-        _check_draft(path, spec.draft_model)
-    return model_task(spec.source)
-
-
-def _find_source(field: str, source: str) -> Path:
-    """Return the path of a model's source on this machine.
-
-    Raises:
-        FieldRefused: it is missing. ModelError, RuntimeError: it cannot be found.
-    """
-    path = embedded_source(source) if source in EMBEDDED else Path(source).expanduser()
-    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
-        return path
-    raise FieldRefused(
-        field, "invalid", Text("%(path)s is neither a model directory nor a .gguf file on this machine.", path=path)
-    )
-
-
-def _check_draft(path: Path, draft_source: str) -> None:
-    """Check that a draft model exists, and has the vocabulary of the model if both are directories.
-
-    Raises:
-        FieldRefused: it is missing, is not supported or has another vocabulary.
-    """
-    try:
-        draft = _find_source("draft_model", draft_source)
-        if draft.is_dir() and path.is_dir():
-            read_draft_config(path, draft)
-    except (ModelError, OSError, RuntimeError) as exc:
-        raise FieldRefused("draft_model", "invalid", Text("%(error)s.", error=text_of(exc))) from exc
 
 
 def unpriced_names(names: Iterable[str]) -> set[str]:

@@ -48,10 +48,7 @@ def do_start_fit_check(source: str, options: Mapping[str, Any]) -> str:
     Raises:
         Conflict: another check runs. ActionRefused: the broker cannot be reached.
     """
-    check_id = secrets.token_hex(16)
-    arguments = [f"{flag}={options[name]}" for name, flag in _OPTIONS.items() if options.get(name)]
-    if memory := options.get("kv_cache_memory"):
-        arguments.append(f"--kv-memory={memory}")
+    check_id, arguments = secrets.token_hex(16), _make_arguments(options)
     try:
         with _broker() as broker:
             if not broker.set(_RUNNING_KEY, check_id, nx=True, ex=_RUNNING_SECONDS):
@@ -70,11 +67,22 @@ def do_start_fit_check(source: str, options: Mapping[str, Any]) -> str:
     return check_id
 
 
+def _make_arguments(options: Mapping[str, Any]) -> list[str]:
+    """Return the options of a deployment as arguments of `millrace models inspect`."""
+    arguments = [f"{flag}={options[name]}" for name, flag in _OPTIONS.items() if options.get(name)]
+    memory = options.get("kv_cache_memory")
+    return [*arguments, f"--kv-memory={memory}"] if memory else arguments
+
+
 def run_fit_check(check_id: str, source: str, arguments: list[str]) -> None:
     """Run a check, and store its result. A second run replaces the result of the first one."""
-    result = _inspect(source, arguments)
+    result = {"state": "done", "checked": [source, arguments], **_inspect(source, arguments)}
     with _broker() as broker:
-        broker.set(_KEY.format(check_id), json.dumps({"state": "done", **result}), ex=KEEP_SECONDS)
+        broker.set(
+            _KEY.format(check_id),
+            json.dumps(result),
+            ex=KEEP_SECONDS,
+        )
         if broker.get(_RUNNING_KEY) == check_id.encode():
             broker.delete(_RUNNING_KEY)
 
@@ -89,6 +97,27 @@ def read_fit_check(check_id: str) -> dict[str, Any] | None:
         stored: Any = broker.get(_KEY.format(check_id))
     found: dict[str, Any] | None = None if stored is None else json.loads(stored)
     return found
+
+
+def find_misfit(check_id: str, source: str, options: Mapping[str, Any]) -> str:
+    """Return why a check found that the source does not fit with these options; empty if it did not find that.
+
+    A check of another source or of other options counts as none.
+    """
+    try:
+        found = read_fit_check(check_id)
+    except redis.RedisError:
+        return ""
+    if not found or found.get("checked") != [source, _make_arguments(options)] or found.get("report") is None:
+        return ""
+    return "" if found["report"]["can_serve"] else "; ".join(find_problems(found["report"]))
+
+
+def find_problems(report: Mapping[str, Any]) -> list[str]:
+    """Return the problems in a report of `millrace models inspect`."""
+    problems = [problem["message"] for problem in report["checkpoint"]["problems"]]
+    memory = (report["fit"] or {}).get("problem")
+    return [*problems, memory] if memory else problems
 
 
 def _inspect(source: str, arguments: list[str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -30,6 +31,7 @@ from inference_worker.contract.messages import (
     beat_key,
     decode_heartbeat,
     decode_worker_support,
+    process_of,
     worker_of,
 )
 from millrace.apps.deployments.gateway_heartbeat import (
@@ -63,6 +65,13 @@ class ReplicaStatus:
     state: ReplicaState
     beat: Heartbeat
     age_ms: int | None  # time since the last heartbeat; None: more than a minute
+    host: str = ""  # name of the worker's machine; empty if it is not running
+    started_at: datetime | None = None  # start of the worker's process
+
+    @property
+    def name(self) -> str:
+        """The ID with the machine, so that workers with one name can be told apart."""
+        return f"{self.id} on {self.host}" if self.host else self.id
 
     @property
     def worker(self) -> str:
@@ -81,6 +90,8 @@ class WorkerStatus:
     id: str
     pools: tuple[str, ...]
     support: ComputeSupport  # what its engines can compute with
+    host: str = ""  # name of its machine
+    started_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -131,12 +142,16 @@ def read_fleet_status() -> FleetStatus:
             beats, cordons, gateways, settler, supports, (seconds, micros) = pipe.execute()
         report = None if settler is None else status.decode(settler)
         age = None if report is None else max(0, seconds * 1000 + micros // 1000 - report.at // 1000)
-        replicas, workers = _replicas(broker, beats, cordons), _workers(broker, supports)
+        workers = _workers(broker, supports)
+        replicas = _replicas(broker, beats, cordons, {worker.id: worker for worker in workers})
         return FleetStatus(replicas, _gateways(broker, gateways), report, age, workers)
 
 
 def _replicas(
-    broker: redis.Redis, beats: Mapping[bytes, bytes], cordons: Mapping[bytes, bytes]
+    broker: redis.Redis,
+    beats: Mapping[bytes, bytes],
+    cordons: Mapping[bytes, bytes],
+    workers: Mapping[str, WorkerStatus],
 ) -> tuple[ReplicaStatus, ...]:
     ids = sorted(raw.decode() for raw in beats)
     with broker.pipeline(transaction=False) as pipe:
@@ -152,7 +167,9 @@ def _replicas(
             continue
         age = max(0, HEARTBEAT_TTL_MS - ttl) if ttl > 0 else None
         wish = cordons.get(worker_of(replica_id).encode(), b"")
-        found.append(ReplicaStatus(replica_id, _state(beat, age, wish), beat, age))
+        worker = workers.get(process_of(replica_id))
+        host, started_at = (worker.host, worker.started_at) if worker else ("", None)
+        found.append(ReplicaStatus(replica_id, _state(beat, age, wish), beat, age, host, started_at))
     return tuple(found)
 
 
@@ -188,7 +205,8 @@ def _workers(broker: redis.Redis, supports: Mapping[bytes, bytes]) -> tuple[Work
         except msgspec.MsgspecError:
             log.warning("worker_support_unreadable", process_id=process_id)  # another version, during a deployment
             continue
-        found.append(WorkerStatus(process_id, sent.pools, sent.support))
+        started_at = datetime.fromtimestamp(sent.started_at, UTC) if sent.started_at else None
+        found.append(WorkerStatus(process_id, sent.pools, sent.support, sent.host, started_at))
     if lost:
         broker.hdel(SUPPORT_KEY, *lost)  # a disconnected worker adds itself again with its next heartbeat
     return tuple(found)

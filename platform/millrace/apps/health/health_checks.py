@@ -7,7 +7,7 @@ These are the operators' alerts.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -36,10 +36,10 @@ from billing.pricing.currencies import other_currencies
 from billing.rates.pricing import Tier
 from inference_worker.contract.command_line import format_command
 from inference_worker.contract.disk import FreeSpace
-from inference_worker.contract.messages import Heartbeat, ReplicaPhase
+from inference_worker.contract.messages import Heartbeat, ReplicaPhase, worker_of
 from inference_worker.contract.texts import Text
 from millrace.apps.deployments.deployments import served_specs
-from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState
+from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState, WorkerStatus
 from millrace.apps.deployments.gateway_heartbeat import HitRate
 from millrace.apps.health.budget_usage import tenants_near_limits
 from millrace.apps.health.models import Cordon, HealthEvent
@@ -60,6 +60,7 @@ MIN_REQUESTS = 20  # fewer are not evaluated
 MAX_HIT_RATE_DIFFERENCE = 0.1  # predicted minus real cache hit rate of a replica that is acceptable
 MAX_FAILED_PER_THOUSAND = 100  # failed requests per thousand that are acceptable
 RETENTION = timedelta(days=90)
+MAX_NAMESAKES = 5  # workers with one name that an issue lists
 MANY_RESTARTS = 3  # recent restarts of a running process
 _LOCK = 0x68656C74  # the number of an advisory lock; unique in the database
 
@@ -92,6 +93,7 @@ class IssueType(StrEnum):
     UPSTREAM = "upstream"
     UPSTREAM_PAUSE = "upstream_pause"
     WEBHOOK = "webhook"
+    WORKER_NAME = "worker_name"
 
 
 @dataclass(frozen=True)
@@ -216,32 +218,39 @@ def _models(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
             for replica in there
             if replica.state in (ReplicaState.CORDONED, ReplicaState.DRAINING, ReplicaState.DRAINED)
         ]
-        failed = next((replica.beat.reason for replica in there if replica.beat.phase == ReplicaPhase.FAILED), "")
-        todo = (
-            Text("It could not be loaded: %(failed)s", failed=failed)
-            if failed
-            else Text("Its requests receive 503. Check the worker logs.")
-        )
         yield HealthIssue(
             IssueType.MODEL,
             spec.name,
             urgent=True,
             title=Text("No replica available for %(name)s", name=spec.name),
-            todo=Text("Uncordon one of its workers.") if cordoned else todo,
+            todo=Text("Uncordon one of its workers.")
+            if cordoned
+            else _describe_absence([each.beat for each in there]),
         )
+
+
+def _describe_absence(beats: Sequence[Heartbeat]) -> str:
+    """Return why no replica serves a model, and what to do."""
+    failed = next((beat.reason for beat in beats if beat.reason), "")  # also while its load is repeated
+    if failed:
+        return Text("It could not be loaded: %(failed)s", failed=failed)
+    if any(beat.phase == ReplicaPhase.LOADING for beat in beats):
+        return Text("A worker is loading it. Its requests receive 503 until then.")
+    if not beats:
+        return Text("No running worker has it. Its requests receive 503. Start a worker of its pools.")
+    return Text("Its requests receive 503. Check the worker logs.")
 
 
 def _failed_loads(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
     """Report replicas that could not be loaded while others serve the model."""
     for replica in board.replicas:
         beat = replica.beat
-        is_failed = replica.state != ReplicaState.SILENT and beat.phase == ReplicaPhase.FAILED
-        if is_failed and board.count_ready(beat.model):
+        if replica.state != ReplicaState.SILENT and beat.reason and board.count_ready(beat.model):
             yield HealthIssue(
                 IssueType.REPLICA,
                 replica.id,
                 urgent=False,
-                title=Text("%(worker)s could not load %(model)s", worker=replica.worker, model=beat.model),
+                title=Text("%(replica)s could not load %(model)s", replica=replica.name, model=beat.model),
                 todo=beat.reason,
             )
 
@@ -298,6 +307,28 @@ def _replicas(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
                 urgent=False,
                 title=title,
                 todo=Text("The replica receives no new requests. After 10 s its streams fail. Check its process."),
+            )
+
+
+def _namesakes(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
+    """Report running workers that have the same name."""
+    by_name: dict[str, list[WorkerStatus]] = defaultdict(list)
+    for worker in board.workers:
+        by_name[worker_of(worker.id)].append(worker)
+    for name, workers in sorted(by_name.items()):
+        if len(workers) > 1:
+            described = ", ".join(
+                f"{worker.id} on {worker.host or 'an unknown machine'}" for worker in workers[:MAX_NAMESAKES]
+            )
+            yield HealthIssue(
+                IssueType.WORKER_NAME,
+                name,
+                urgent=True,
+                title=Text("%(count)s workers have the name %(name)s", count=len(workers), name=name),
+                todo=Text(
+                    "They share a journal and slots: %(described)s. Set another MILLRACE_WORKER_NAME for all but one.",
+                    described=described,
+                ),
             )
 
 
@@ -795,6 +826,7 @@ _OF_BOARD: tuple[Callable[[FleetStatus, datetime], Iterable[HealthIssue]], ...] 
     _replicas,
     _failed_loads,
     _slow_replicas,
+    _namesakes,
     _disks,
 )
 _OF_ROWS: tuple[Callable[[datetime], Iterable[HealthIssue]], ...] = (
