@@ -21,6 +21,7 @@ DIRECTORIES = ("tenants", "billing", "platform/millrace/apps", "platform/millrac
 _ARGUMENTS: dict[str, tuple[int | str, ...]] = {
     "ActionRefused": (0,),
     "Conflict": (0,),
+    "VersionConflict": (1,),
     "FieldRefused": (2,),
     "NoTaxRule": (0,),
     "HealthIssue": ("title", "todo"),
