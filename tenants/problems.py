@@ -72,7 +72,7 @@ def problem_handler(exc: Exception, context: dict[str, Any]) -> Response | None:
     elif isinstance(exc, PermissionDenied):
         exc = exceptions.PermissionDenied()
     elif isinstance(exc, Conflict):
-        exc = StateConflict(str(exc))
+        exc = StateConflict(str(exc), code=exc.code)
     elif isinstance(exc, FieldRefused):
         exc = InvalidField(exc)
     elif isinstance(exc, ActionRefused):

@@ -4,7 +4,7 @@ Every action is atomic and safe to run concurrently with itself. It writes an au
 snapshots in the same transaction. Gateways are notified after the commit.
 """
 
-from tenants.actions.common import ActionRefused, Conflict
+from tenants.actions.common import ActionRefused, Conflict, VersionConflict
 from tenants.actions.experiments import (
     do_create_experiment,
     do_delete_experiment,

@@ -39,6 +39,23 @@ class FieldRefused(ActionRefused):
 class Conflict(ActionRefused):
     """An error of a change that conflicts with the current state, such as a taken name or a deleted object."""
 
+    code = "conflict"  # machine-readable reason
+
+
+class VersionConflict(Conflict):
+    """An error of a change that is based on a version which another one has replaced."""
+
+    code = "version_conflict"
+
+    def __init__(self, active: int, message: str) -> None:
+        """
+        Args:
+            active: the version that is active now.
+            message: the reason, for the user.
+        """
+        super().__init__(message)
+        self.active = active
+
 
 def refuse_problems(field: str, problems: Iterable[TargetProblem]) -> None:
     """Refuse a change by its first blocking problem.

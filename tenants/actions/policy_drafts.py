@@ -9,7 +9,7 @@ from typing import Any
 from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions.common import ActionRefused, Conflict, check, locked_tenant, refuse_problems
-from tenants.actions.rules import check_policy, publish_version
+from tenants.actions.rules import active_version, check_base, check_policy, publish_version
 from tenants.models import RoutingPolicy, RoutingPolicyDraft, Tenant, User
 from tenants.routing_policies.target_checks import TargetChecks
 
@@ -38,7 +38,7 @@ def do_save_policy_draft(
                 raise ActionRefused(
                     Text("There are %(max_drafts)s drafts. Publish or discard one first.", max_drafts=MAX_DRAFTS)
                 )
-            row = RoutingPolicyDraft(tenant=locked, name=name, based_on=_active_version(locked, name))
+            row = RoutingPolicyDraft(tenant=locked, name=name, based_on=active_version(locked, name))
         row.body, row.updated_by = dict(body), updated_by
         check(row)
         row.save()
@@ -63,7 +63,8 @@ def do_publish_policy_draft(draft: RoutingPolicyDraft, *, created_by: User | Non
 
     Raises:
         ActionRefused: the draft is not a valid policy, or a model in it cannot serve the tenant's requests.
-        Conflict: it was published or discarded, or another version was published since it was created.
+        Conflict: it was published, discarded or changed.
+        VersionConflict: another version was published since it was created.
     """
     with locked_tenant(draft.tenant_id) as tenant:
         row = RoutingPolicyDraft.objects.for_tenant(tenant).filter(pk=draft.pk).first()
@@ -71,21 +72,12 @@ def do_publish_policy_draft(draft: RoutingPolicyDraft, *, created_by: User | Non
             raise Conflict(Text("This draft does not exist any more."))
         if row.updated_at != draft.updated_at:
             raise Conflict(Text("The draft has changed meanwhile. Read it again."))
-        active = _active_version(tenant, row.name)
-        if active is not None and active != row.based_on:
-            raise Conflict(
-                Text("Version %(active)s was published since this draft was created. Discard the draft.", active=active)
-            )
+        check_base(tenant, row.name, row.based_on or 0)
         check_policy(row.body)
         refuse_problems("body", TargetChecks(tenant.pk).of_policy(row.body))
         made = publish_version(tenant, "policy.published", row.name, row.body, created_by)
         _delete(tenant, row)
     return made
-
-
-def _active_version(tenant: Tenant, name: str) -> int | None:
-    rows = RoutingPolicy.objects.for_tenant(tenant).filter(name=name, active=True)
-    return rows.values_list("version", flat=True).first()
 
 
 def _delete(tenant: Tenant, row: RoutingPolicyDraft) -> None:

@@ -9,7 +9,7 @@ from django.db.models import Max
 
 from inference_worker.contract.texts import Text, text_of
 from tenants import audit
-from tenants.actions.common import ActionRefused, Conflict, check, locked_tenant, refuse_problems
+from tenants.actions.common import ActionRefused, Conflict, VersionConflict, check, locked_tenant, refuse_problems
 from tenants.keys.key_snapshots import rebuild_key_snapshots
 from tenants.models import LIMITS, ApiKey, ChangeEventRow, LimitSet, Project, RoutingPolicy, Tenant, User
 from tenants.routing_policies import policy
@@ -77,18 +77,23 @@ def do_publish_policy(
     body: Mapping[str, Any],
     *,
     created_by: User | None = None,
+    base_version: int | None = None,
     check_targets: bool = True,
 ) -> RoutingPolicy:
     """Publish a new version of the policy of the model name `name`.
 
     Args:
+        base_version: the active version that the change is based on; 0: none. None: it is not checked.
         check_targets: False while the platform is set up, before its deployments and prices exist.
 
     Raises:
         ActionRefused: the body is not a valid policy, or a model in it cannot serve the tenant's requests.
+        VersionConflict: another version than `base_version` is active.
     """
     check_policy(body)
     with locked_tenant(tenant) as locked:
+        if base_version is not None:
+            check_base(locked, name, base_version)
         if check_targets:
             refuse_problems("body", TargetChecks(locked.pk).of_policy(body))
         return publish_version(locked, "policy.published", name, body, created_by)
@@ -129,6 +134,25 @@ def check_policy(body: Mapping[str, Any]) -> None:
         policy.parse(body)
     except ValueError as exc:
         raise ActionRefused(Text("body: %(error)s", error=text_of(exc))) from exc
+
+
+def check_base(tenant: Tenant, name: str, base_version: int) -> None:
+    """Check that no other version than the base of a change is active. Must be called with the tenant locked.
+
+    Raises:
+        VersionConflict: another version is active.
+    """
+    active = active_version(tenant, name)
+    if active is not None and active != base_version:
+        raise VersionConflict(
+            active, Text("Version %(active)s was published since. Compare your change with it.", active=str(active))
+        )
+
+
+def active_version(tenant: Tenant, name: str) -> int | None:
+    """Return the active version of the policy of the name; None if there is none."""
+    rows = RoutingPolicy.objects.for_tenant(tenant).filter(name=name, active=True)
+    return rows.values_list("version", flat=True).first()
 
 
 def publish_version(

@@ -86,12 +86,12 @@ class Policies(TenantView):
             return self.page(self.rows(RoutingPolicy).filter(**filters), s.PolicySerializer)
 
     @extend_schema(
-        operation_id="policies_publish", request=s.PolicyCreateSerializer, responses={201: s.PolicySerializer}
+        operation_id="policies_publish", request=s.PolicyPublishSerializer, responses={201: s.PolicySerializer}
     )
     @idempotent
     def post(self, request: Request) -> Response:
         """Publish a new version of the routing policy of a model name."""
-        fields = validate_body(s.PolicyCreateSerializer, request.data)
+        fields = validate_body(s.PolicyPublishSerializer, request.data)
         row = actions.do_publish_policy(self.access.tenant, **fields, created_by=person(request))
         return Response(s.PolicySerializer(row).data, status=201)
 

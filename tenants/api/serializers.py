@@ -360,6 +360,16 @@ class PolicyCreateSerializer(StrictSerializer):
     body = serializers.DictField()
 
 
+class PolicyPublishSerializer(PolicyCreateSerializer):
+    base_version = serializers.IntegerField(
+        required=False,
+        min_value=0,
+        max_value=MAX_BIGINT,
+        help_text="The active version that the change is based on; 0: none. If another version is active, the response "
+        "is 409 with the code `version_conflict`. Default: not checked.",
+    )
+
+
 class PolicyQuery(Query):
     name = serializers.CharField(required=False, max_length=64)
     active = serializers.BooleanField(required=False, default=None, allow_null=True)

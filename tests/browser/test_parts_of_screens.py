@@ -174,3 +174,30 @@ def test_the_playground_with_answers_errors_and_history(page):
     checked(page)
     page.set_viewport_size({"width": 1440, "height": 900})
     reachable_by_keyboard(page)
+
+
+def test_the_rule_builder(page, world):
+    go(page, f"{ROOT}routing/edit?draft={world.rows['populated.policy_draft']}")
+    for menu in page.locator("#rule-list details").all():
+        menu.locator("summary").press("Enter")
+        expect(menu).to_have_attribute("open", "")
+        page.keyboard.press("Escape")
+        expect(menu.locator("summary")).to_be_focused()
+    for menu in (page.locator(".chip-menu").first, page.locator(".model-picker").first):
+        menu.locator("summary").press("Enter")
+        checked(page)
+        page.keyboard.press("Escape")
+    page.locator(".policy-more > summary").click()
+    checked(page)
+    page.get_by_role("tab", name="JSON").click()
+    checked(page)
+    reachable_by_keyboard(page)
+
+
+def test_the_sheet_of_changes(page, world):
+    go(page, f"{ROOT}routing/edit?draft={world.rows['populated.policy_draft']}")
+    page.get_by_role("button", name="Review and publish").click()
+    drawer = page.locator("#drawer[open]")
+    drawer.get_by_role("heading", level=1).wait_for()
+    checked(page)
+    reachable_by_keyboard(page, "#drawer")

@@ -15,7 +15,6 @@ from frontend.tenant.routing import page, positions
 from frontend.tenant.routing.positions import PolicyError
 from millrace.apps.policy_results.policy_dry_runs import PolicyDryRun, dry_run
 from tenants import actions
-from tenants.actions import Conflict
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import RoutingPolicy, RoutingPolicyDraft
 from tenants.routing_policies.diffs import DiffLine, diff, pretty
@@ -34,12 +33,17 @@ class CheckResult:
     of_all: bool  # the dry run is of requests of all models
     active: RoutingPolicy | None  # the policy that `diff` compares with
     diff: list[DiffLine]
-    problems: list[TargetProblem]  # problems of named models, one entry for each model
+    places: list[TargetProblem]  # problems of named models, one for each place
+
+    @property
+    def problems(self) -> list[TargetProblem]:
+        """Return the problems of named models, one for each model."""
+        return _by_model(self.places)
 
     @property
     def is_blocked(self) -> bool:
         """Return whether the policy cannot be published."""
-        return any(problem.is_blocking for problem in self.problems)
+        return any(problem.is_blocking for problem in self.places)
 
     @property
     def rejected(self) -> int:
@@ -75,14 +79,17 @@ def check(ctx: PageContext, name: str, text: str) -> CheckResult:
         of_all=of_all,
         active=active,
         diff=[] if active is None else diff(pretty(active.body), pretty(body)),
-        problems=problems_of(ctx, body),
+        places=TargetChecks(ctx.tenant.pk, with_replicas=True).of_policy(body),
     )
 
 
 def problems_of(ctx: PageContext, body: Mapping[str, Any]) -> list[TargetProblem]:
     """Return the problems of a policy's models, one for each model. Call inside `ctx.scope()`."""
-    found = TargetChecks(ctx.tenant.pk, with_replicas=True).of_policy(body)
-    return list({problem.model: problem for problem in reversed(found)}.values())[::-1]
+    return _by_model(TargetChecks(ctx.tenant.pk, with_replicas=True).of_policy(body))
+
+
+def _by_model(problems: list[TargetProblem]) -> list[TargetProblem]:
+    return list({problem.model: problem for problem in reversed(problems)}.values())[::-1]
 
 
 def _active(ctx: PageContext, name: str) -> RoutingPolicy | None:
@@ -90,24 +97,17 @@ def _active(ctx: PageContext, name: str) -> RoutingPolicy | None:
 
 
 def publish(ctx: PageContext, *, name: str, body: str, base: int | None) -> RoutingPolicy:
-    """Publish a policy, unless another version became active since `base` was read.
+    """Publish a policy, and delete its draft. `base` is the active version that the change is based on, 0 if none.
 
     Raises:
-        ActionRefused: the text is not a policy, or another version is active.
+        ActionRefused: the text is not a policy, or a model in it cannot serve requests.
+        VersionConflict: another version than the base is active.
     """
     found = positions.read(body)
     if isinstance(found, PolicyError):
         raise actions.ActionRefused(_("Line %(line)s: %(message)s") % {"line": found.line, "message": found.message})
     with tenant_scope(ctx.tenant):
-        # NOTE: the publication locks the tenant's row, so the version read after it was active before it.
-        made = actions.do_publish_policy(ctx.tenant, name, found[0], created_by=ctx.user)
-        rows = RoutingPolicy.objects.for_tenant(ctx.tenant).filter(name=name, version__lt=made.version)
-        before = rows.order_by("-version").first()
-        was = None if before is None else before.version
-        if base is not None and was is not None and was > base:
-            raise Conflict(
-                _("Version %(was)s was published while you were editing. Start from that version.") % {"was": was}
-            )
+        made = actions.do_publish_policy(ctx.tenant, name, found[0], created_by=ctx.user, base_version=base)
         if draft := RoutingPolicyDraft.objects.for_tenant(ctx.tenant).filter(name=name).first():
             actions.do_discard_policy_draft(draft)
     return made

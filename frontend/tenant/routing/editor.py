@@ -1,179 +1,136 @@
-"""The editor of a policy: its rules as rows, and its JSON beside them. Each is made from the other."""
+"""The data of the rule builder: what a policy can name, and the marks that a check leaves at its fields."""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from django.db.models import Value
-from django.http import QueryDict
 from django.utils.translation import gettext as _
 
+from billing.pricing.rate_cards import current_prices
+from billing.rates.pricing import Component, Tier
+from frontend.core.backend_messages import translate_message
+from frontend.core.languages import lazy_text as _lazy
+from frontend.core.numbers import Money
 from frontend.core.page_context import PageContext
-from frontend.tenant.routing import page, positions
+from frontend.tenant.routing import positions
+from frontend.tenant.routing.checking import CheckResult
 from frontend.tenant.routing.positions import PolicyError
-from frontend.tenant.routing.rule_forms import PolicyForm, RuleForm, errors_of, move, policy_initial, rule_initial
+from millrace.apps.deployments.deployments import served_specs
 from tenants.models import ApiKey, Project
-from tenants.routing_policies.diffs import pretty
-from tenants.routing_policies.policy import MAX_RULES, Policy, Rule
+from tenants.routing_policies.policy import Rule
+from tenants.routing_policies.target_checks import ModelObstacle, find_obstacles
 
-NEW_RULE = {"name": "New rule", "when": {"prompt_tokens": {"at_most": 1000}}}
 MAX_CHOICES = 200  # API keys and projects
+MAX_MODELS = 500
+STATES = {  # label and color of a model's state
+    None: (_lazy("Ready"), "good"),
+    ModelObstacle.NOT_READY: (_lazy("Not ready"), "warn"),
+    ModelObstacle.DRAINED: (_lazy("Drained"), "warn"),
+    ModelObstacle.UNLOADED: (_lazy("Unloaded"), "bad"),
+    ModelObstacle.UNPRICED: (_lazy("No price"), "bad"),
+    ModelObstacle.UNKNOWN: (_lazy("No deployment"), "bad"),
+}
+STRATEGY_NAMES = {
+    "weighted": _lazy("Weighted"),
+    "ordered": _lazy("In order"),
+    "cheapest": _lazy("Cheapest that fits"),
+    "lowest_latency": _lazy("Lowest latency"),
+    "least_busy": _lazy("Least busy"),
+}
+ANSWER_CHECKS = {
+    "schema": _lazy("Not valid under the schema"),
+    "tool_arguments": _lazy("Invalid tool arguments"),
+    "pattern": _lazy("Pattern does not match"),
+    "empty": _lazy("Empty answer"),
+}
+FALLBACKS = {
+    "error": _lazy("Worker error"),
+    "overload": _lazy("Overload"),
+    "rate_limit": _lazy("Rate limit"),
+    "context": _lazy("Context overflow"),
+    "timeout": _lazy("No token in time"),
+}
 
 
-@dataclass
-class RuleRow:
-    """A rule with its form."""
-
-    index: int
-    text: dict[str, Any]  # in words
-    form: RuleForm
-    change: str  # since the active version
-    requests: int | None = None  # number of requests in the dry run
-
-
-@dataclass
-class PolicyEditor:
-    """The rows of a policy. Without rows, its JSON is invalid."""
-
-    text: str
-    origin: str  # the JSON that the rows were made from, by which a submission shows what was changed
-    rows: list[RuleRow] = field(default_factory=list)
-    policy: PolicyForm | None = None
-    has_errors: bool = False  # fields of rows are invalid, and the JSON is that before the change
-    is_ambiguous: bool = False  # both the rows and the JSON were changed
+def builder_data(ctx: PageContext) -> dict[str, Any]:
+    """Return the models, API keys and projects that the builder offers. Call inside `ctx.scope()`."""
+    keys, projects = _named_rows(ctx)
+    unknown, color = STATES[ModelObstacle.UNKNOWN]
+    return {
+        "models": _models(ctx),
+        "unknown": {"state": str(unknown), "color": color},
+        "keys": keys,
+        "projects": projects,
+        "zone": str(ctx.zone),
+    }
 
 
-@dataclass(frozen=True)
-class SubmittedEditor:
-    """A submitted editor. With forms, its rows could not be made JSON."""
-
-    text: str
-    origin: str
-    rules: list[RuleForm] = field(default_factory=list)
-    policy: PolicyForm | None = None
-    is_ambiguous: bool = False
-
-    @classmethod
-    def from_text(cls, text: str) -> SubmittedEditor:
-        """Return the editor of a text, whose rows were made from it."""
-        return cls(text, text)
-
-
-def read_submitted(ctx: PageContext) -> SubmittedEditor:
-    """Return the submitted editor. Its JSON is that of the rows or of the JSON field, depending on which was changed.
-
-    A button can be pressed before the rows and the JSON field show each other's changes. If both were changed, only the
-    user can choose between them.
-    """
-    post = ctx.request.POST
-    body = post.get("body", "")
-    origin = post.get("origin", body)
-    if not (count := _count(post)):
-        return _with_operation(body, post.get("op", ""))
-    with ctx.scope():
-        keys, projects = choices(ctx)
-    before = _parse(origin)
-    initials = [] if before is None else [rule_initial(rule) for rule in before.rules]
-    rules = [
-        RuleForm(post, keys, projects, prefix=f"r{number}", initial=initial)
-        for number, initial in zip(range(count), [*initials, *[None] * count], strict=False)
+def check_marks(ctx: PageContext, checked: CheckResult, text: str, name_error: str = "") -> dict[str, Any]:
+    """Return what the builder shows at the fields of a policy: errors, requests of each rule, and changes."""
+    found: dict[str, Any] = {"errors": [], "requests": [], "changes": []}
+    if name_error:
+        found["errors"].append({"place": "name", "message": name_error})
+    if checked.error is not None:
+        found["errors"].append({"place": checked.error.place, "message": checked.error.message})
+        return found
+    found["errors"] += [
+        {"place": problem.place.removeprefix("$."), "message": translate_message(problem.message())}
+        for problem in checked.places
+        if problem.is_blocking
     ]
-    policy = PolicyForm(post, prefix="p", initial=policy_initial(before) if before else None)
-    is_json_changed = body.splitlines() != origin.splitlines()
-    if len(initials) == count and not any(form.has_changed() for form in [*rules, policy]):
-        return _with_operation(body, post.get("op", ""))
-    if post.get("keep") == "json":
-        return _with_operation(body, "")
-    if errors_of([*rules, policy]):
-        return SubmittedEditor(body, origin, rules, policy)
-    text = pretty({"rules": [form.rule() for form in rules], **policy.policy()})
-    if before and is_json_changed and post.get("keep") != "rules" and _parse(text) != _parse(body):
-        return SubmittedEditor(body, origin, rules, policy, is_ambiguous=True)
-    return _with_operation(text, post.get("op", ""))
+    rules = _rules_of(text)
+    if checked.trial is not None and checked.trial.requests:
+        found["requests"] = [checked.trial.rules.get(index, 0) for index in range(len(rules))]
+    if checked.active is not None:
+        active = _rules_of(json.dumps(checked.active.body))
+        found["changes"] = [_change(rule, index, active) for index, rule in enumerate(rules)]
+    return found
 
 
-def _with_operation(text: str, op: str) -> SubmittedEditor:
-    """Return the editor of a text after an operation on its rules. An invalid text stays as it is."""
-    policy = _parse(text)
-    if not op or policy is None:
-        return SubmittedEditor.from_text(text)
-    body = json.loads(text)
-    if "models" in body:
-        body = {"rules": msgspec.to_builtins(policy.rules)}
-    return SubmittedEditor.from_text(pretty({**body, "rules": change_rules(body["rules"], op)}))
+def _models(ctx: PageContext) -> list[dict[str, str]]:
+    """Return the name, the price and the state of each served model."""
+    names = [spec.name for spec in served_specs()][:MAX_MODELS]
+    obstacles, prices = find_obstacles(ctx.tenant.pk, names, with_replicas=True), _prices(ctx)
+    found = []
+    for name in names:
+        state, color = STATES[obstacles.get(name)]
+        found.append({"name": name, "price": prices.get(name, ""), "state": str(state), "color": color})
+    return found
 
 
-def change_rules(rules: list[dict[str, Any]], op: str) -> list[dict[str, Any]]:
-    """Return the rules after an operation such as `move:2:0`, `remove:1` or `add`."""
-    name, *given = op.split(":")
-    numbers = [int(number) for number in given if number.isascii() and number.isdigit() and len(number) < 4]
-    if name == "move" and len(numbers) == 2:
-        return move(rules, *numbers)
-    if name == "remove" and len(numbers) == 1 and numbers[0] < len(rules) and len(rules) > 1:
-        return [rule for index, rule in enumerate(rules) if index != numbers[0]]
-    if name == "add" and len(rules) < MAX_RULES:
-        targets = rules[-1]["targets"] if rules else []
-        return [*rules[:-1], {**NEW_RULE, "targets": targets}, *rules[-1:]]
-    return rules
+def _prices(ctx: PageContext) -> Mapping[str, str]:
+    """Return the prices of input and output tokens by model, for the shortest prompts at the start of the day."""
+    rates: dict[str, dict[str, int]] = defaultdict(dict)
+    rows = [row for row in current_prices(ctx.tenant.pk, ctx.now) if row.tier == Tier.STANDARD]
+    for row in sorted(rows, key=lambda row: (row.from_tokens, row.from_minute)):
+        rates[row.model].setdefault(row.component, row.nano_per_million)
+    parts = (Component.UNCACHED, Component.OUTPUT)
+    return {
+        model: _("%(prices)s per 1M")
+        % {"prices": " / ".join(Money.nano(known[part]).text for part in parts if part in known)}
+        for model, known in rates.items()
+        if any(part in known for part in parts)
+    }
 
 
-def open_editor(ctx: PageContext, submitted: SubmittedEditor, active: Mapping[str, Any] | None) -> PolicyEditor:
-    """Return the editor, compared with the body of the active version. Call inside `ctx.scope()`."""
-    parsed = _parse(submitted.origin)
-    if parsed is None:
-        return PolicyEditor(submitted.text, submitted.origin)
-    keys, projects = choices(ctx)
-    words, active_rules = page.in_words(ctx, parsed), _rules_of(active or {})
-    rows = [
-        RuleRow(
-            index,
-            words.rules[index],
-            submitted.rules[index]
-            if index < len(submitted.rules)
-            else RuleForm(None, keys, projects, prefix=f"r{index}", initial=rule_initial(rule)),
-            _change(rule, index, active_rules) if active else "",
-        )
-        for index, rule in enumerate(parsed.rules)
-    ]
-    return PolicyEditor(
-        submitted.text,
-        submitted.origin,
-        rows,
-        submitted.policy or PolicyForm(prefix="p", initial=policy_initial(parsed)),
-        has_errors=bool(submitted.rules) and not submitted.is_ambiguous,
-        is_ambiguous=submitted.is_ambiguous,
-    )
-
-
-def choices(ctx: PageContext) -> tuple[dict[int, str], dict[int, str]]:
-    """Return the names of the tenant's API keys and projects by ID. Call inside `ctx.scope()`."""
+def _named_rows(ctx: PageContext) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the IDs and names of the tenant's API keys and projects."""
     keys = ApiKey.objects.for_tenant(ctx.tenant).filter(revoked_at=None).annotate(kind=Value("key"))
     projects = Project.objects.for_tenant(ctx.tenant).annotate(kind=Value("project"))
     columns = ("kind", "pk", "name")
     rows = keys.values_list(*columns).union(projects.values_list(*columns)).order_by("kind", "name")[:MAX_CHOICES]
-    found: dict[str, dict[int, str]] = {"key": {}, "project": {}}
+    found: dict[str, list[dict[str, Any]]] = {"key": [], "project": []}
     for kind, pk, name in rows:
-        found[kind][pk] = name
-    return ctx.once("names of keys", lambda: found["key"]), found["project"]
+        found[kind].append({"id": pk, "name": name})
+    return found["key"], found["project"]
 
 
-def _parse(text: str) -> Policy | None:
-    """Return the policy of a text with the right types, even if a value is invalid, such as a time; else None."""
+def _rules_of(text: str) -> tuple[Rule, ...]:
     found = positions.read(text)
-    if not isinstance(found, PolicyError):
-        return found[1]
-    try:
-        return msgspec.convert(json.loads(text), Policy)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _rules_of(body: Mapping[str, Any]) -> tuple[Rule, ...]:
-    found = positions.read(json.dumps(body))
     return () if isinstance(found, PolicyError) else found[1].rules
 
 
@@ -184,8 +141,3 @@ def _change(rule: Rule, index: int, active: tuple[Rule, ...]) -> str:
     names = {other.name for other in active if other.name}
     is_known = rule.name in names if rule.name else index < len(active)
     return _("Changed") if is_known else _("Added")
-
-
-def _count(post: QueryDict) -> int:
-    count = post.get("rules", "")
-    return min(int(count), MAX_RULES) if count.isascii() and count.isdigit() and len(count) < 4 else 0

@@ -21,7 +21,7 @@ from tenants.permissions import Permission
 from tenants.routing_policies import policy
 from tenants.routing_policies.conditions import DAYS
 from tenants.routing_policies.diffs import diff, pretty
-from tenants.routing_policies.policy import MAX_TARGETS, Policy, Rule, When
+from tenants.routing_policies.policy import MAX_TARGETS, Escalation, Policy, Rule, When
 from tenants.routing_policies.target_checks import TargetChecks
 
 SHADOW_DAYS = 7  # days of shadow results
@@ -128,9 +128,7 @@ def detail(ctx: PageContext, row: RoutingPolicy) -> dict[str, Any]:
 def in_words(ctx: PageContext, of: Policy) -> RoutingPanel:
     """Return the policy as text. Call inside `ctx.scope()`."""
     ids = {key for rule in of.rules for key in rule.when.keys or ()}
-    keys: dict[int, str] = ctx.once("names of keys", dict)  # the editor has read most of them
-    if missing := ids - keys.keys():
-        keys |= dict(ApiKey.objects.for_tenant(ctx.tenant).filter(pk__in=missing).values_list("pk", "name"))
+    keys = dict(ApiKey.objects.for_tenant(ctx.tenant).filter(pk__in=ids).values_list("pk", "name")) if ids else {}
     ids = {project for rule in of.rules for project in rule.when.projects or ()}
     projects = dict(Project.objects.for_tenant(ctx.tenant).filter(pk__in=ids).values_list("pk", "name")) if ids else {}
     return RoutingPanel(
@@ -247,12 +245,22 @@ def _rule(number: int, rule: Rule, keys: Mapping[int, str], projects: Mapping[in
         "number": number,
         "name": rule.name,
         "strategy": STRATEGIES.get(rule.strategy, ""),
-        "escalation": _join(CHECKS[check] for check in rule.escalate.on) if rule.escalate else "",
+        "escalation": _escalation(rule.escalate) if rule.escalate else "",
         "conditions": list(_conditions(rule.when, keys, projects)),
         "drawn": drawn,
         "total": total,
         "standing_by": [target.model for target in rule.targets if not target.weight],
     }
+
+
+def _escalation(escalate: Escalation) -> str:
+    """Return the checks of an answer as text, with the pattern and the number of further executions."""
+    text = _join(CHECKS[check] for check in escalate.on)
+    if escalate.pattern:
+        text += f": {escalate.pattern}"
+    if escalate.max > 1:
+        text += _(" (up to %(count)s times)") % {"count": escalate.max}
+    return text
 
 
 def _conditions(when: When, keys: Mapping[int, str], projects: Mapping[int, str]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 from django import forms
@@ -17,19 +18,25 @@ from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
 from frontend.core.page_context import FORM, PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
-from frontend.core.rendering import redirect_with_message, render_form_errors, render_page
+from frontend.core.rendering import redirect_with_message, render_page
 from frontend.core.screens import ConsoleScreen
-from frontend.tenant.routing import checking, page, positions
-from frontend.tenant.routing.editor import SubmittedEditor, open_editor, read_submitted
+from frontend.tenant.routing import changes, checking, editor, page, positions
+from frontend.tenant.routing.positions import PolicyError
 from millrace.apps.deployments.model_obstacles import example_model
 from tenants import actions
-from tenants.actions import ActionRefused
+from tenants.actions import ActionRefused, VersionConflict
 from tenants.models import RoutingPolicy, RoutingPolicyDraft
 from tenants.permissions import Permission
 from tenants.request_costs import PAGE_COST
 from tenants.routing_policies.diffs import pretty
 
 PANELS = Panels("routing-panel", (Panel("names", _lazy("Aliases"), "routing/page.html#names", page.names, every=0),))
+MAX_VERSION = 2**31 - 1
+_CHOICES = {
+    "strategies": editor.STRATEGY_NAMES,
+    "answer_checks": editor.ANSWER_CHECKS,
+    "fallbacks": editor.FALLBACKS,
+}
 EXAMPLE = """{
   "rules": [
     {
@@ -45,21 +52,23 @@ EXAMPLE = """{
 
 
 class Editor(forms.Form):
-    """The text of a policy. `base` is the version that was active when editing started."""
+    """The text of a policy. `base` is the version that was active when editing started; 0: none."""
 
     name = forms.CharField(
         label=_lazy("Alias"),
         max_length=64,
         help_text=_lazy("Value of `model` in your requests."),
-        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false"}),
+        widget=forms.TextInput(attrs={"autocomplete": "off", "spellcheck": "false", "form": "policy-form"}),
     )
     body = forms.CharField(
         label=_lazy("Policy"),
         strip=False,
         max_length=positions.MAX_LENGTH,
-        widget=forms.Textarea(attrs={"rows": 20, "spellcheck": "false", "class": "mono", "wrap": "off"}),
+        widget=forms.Textarea(
+            attrs={"rows": 24, "spellcheck": "false", "class": "mono", "wrap": "off", "form": "policy-form"}
+        ),
     )
-    base = forms.IntegerField(required=False, widget=forms.HiddenInput)
+    base = forms.IntegerField(required=False, min_value=0, max_value=MAX_VERSION, widget=forms.HiddenInput)
 
 
 @tenant_page(Permission.POLICIES_READ)
@@ -78,26 +87,56 @@ def policy(ctx: PageContext) -> HttpResponse:
 
 @tenant_page(Permission.POLICIES_WRITE, methods=FORM, cost=PAGE_COST)
 def edit(ctx: PageContext) -> HttpResponse:
-    """Show the editor. A submitted form is published or saved as a draft, unless a check or a rule's button is used."""
-    is_post = ctx.request.method == "POST"
-    initial, draft = ({}, None) if is_post else _initial(ctx)
-    submitted = read_submitted(ctx) if is_post else SubmittedEditor.from_text(initial["body"])
-    data = bound_data(ctx)
-    if data is not None:
-        data = data.copy()
-        data["body"] = submitted.text
-    form = Editor(data, initial=initial)
-    acts = is_post and not {"check", "op", "keep"} & set(ctx.request.POST) and not submitted.rules
-    if acts and form.is_valid():
+    """Show the editor. A submitted policy is saved as a draft, published, or compared with the live version."""
+    if ctx.request.method == "POST":
+        return _submit(ctx)
+    initial, draft = _initial(ctx)
+    name, text = initial["name"], initial["body"]
+    with ctx.scope():
+        checked = checking.check(ctx, name, text)
+        builder = editor.builder_data(ctx)
+    if draft is None:
+        initial["base"] = checked.active.version if checked.active else 0
+    return render_page(
+        ctx,
+        "routing/edit.html",
+        _("Edit %(name)s") % {"name": name} if name else _("New alias"),
+        form=Editor(initial=initial),
+        draft=draft,
+        checked=checked,
+        marks=editor.check_marks(ctx, checked, text),
+        builder=builder,
+        breadcrumbs=_crumbs(ctx),
+        back=ctx.url("routing"),
+        check_url=ctx.url("routing-check"),
+        **_CHOICES,
+    )
+
+
+@tenant_page(Permission.POLICIES_WRITE, methods=("POST",), cost=PAGE_COST)
+def check(ctx: PageContext) -> HttpResponse:
+    """Return the result of checking the policy as typed so far."""
+    text = ctx.request.POST.get("body", "")
+    with ctx.scope():
+        checked = checking.check(ctx, ctx.request.POST.get("name", ""), text)
+    context = {"ctx": ctx, "checked": checked, "marks": editor.check_marks(ctx, checked, text)}
+    return render(ctx.request, "routing/edit.html#checked", context)
+
+
+def _submit(ctx: PageContext) -> HttpResponse:
+    """Save or publish a submitted policy. Otherwise, and if that is refused, return the sheet of its changes."""
+    post = ctx.request.POST
+    form = Editor(post)
+    if form.is_valid() and {"draft", "publish"} & set(post):
         given = form.cleaned_data
         try:
-            if "draft" in ctx.request.POST:
+            if "draft" in post:
                 row = checking.save_draft(ctx, name=given["name"], body=given["body"])
-                url = f"{ctx.url('routing-edit')}?draft={row.pk}"
-                return redirect_with_message(
-                    ctx, url, _("Draft of %(name)s saved. Requests do not use it.") % {"name": row.name}
-                )
+                message = _("Draft of %(name)s saved. Requests do not use it.") % {"name": row.name}
+                return redirect_with_message(ctx, f"{ctx.url('routing-edit')}?draft={row.pk}", message)
             made = checking.publish(ctx, **given)
+        except VersionConflict:
+            pass  # the sheet compares the versions
         except ActionRefused as exc:
             form.add_error(None, translate_message(exc))
         else:
@@ -106,36 +145,41 @@ def edit(ctx: PageContext) -> HttpResponse:
                 "name": made.name,
             }
             return redirect_with_message(ctx, ctx.url("routing-detail", made.pk), message)
-    name = form["name"].value() or ""
-    context = _editor_context(ctx, name, submitted)
-    if name and not is_post and draft is None and context["checked"].active is not None:
-        form.initial["base"] = context["checked"].active.version
-    context |= {"breadcrumbs": _crumbs(ctx), "back": ctx.url("routing"), "draft": draft}
-    title = _("Edit %(name)s") % {"name": name} if name else _("New alias")
-    if acts and form.errors:
-        return render_form_errors(ctx, "routing/edit.html", title, form, **context)
-    return render_page(ctx, "routing/edit.html", title, form=form, **context)
+    return _sheet_of_changes(ctx, form)
 
 
-@tenant_page(Permission.POLICIES_WRITE, methods=("POST",), cost=PAGE_COST)
-def check(ctx: PageContext) -> HttpResponse:
-    """Return the result of checking the editor as typed so far, with its rules and its JSON."""
-    post = ctx.request.POST
-    submitted = read_submitted(ctx)
-    context = _editor_context(ctx, post.get("name", ""), submitted)
-    context["is_json_changed"] = submitted.text != post.get("body", "")
-    return render(ctx.request, "routing/edit.html#check_result", {"ctx": ctx} | context)
+def _sheet_of_changes(ctx: PageContext, form: Editor) -> HttpResponse:
+    """Return the sheet of a submitted policy: its changes in words, its dry run, and what prevents its publication.
 
-
-def _editor_context(ctx: PageContext, name: str, submitted: SubmittedEditor) -> dict[str, Any]:
+    If another version than its base is live, the status is 409, and the sheet shows the difference of the three.
+    """
+    status = HTTPStatus.OK if form.is_valid() else HTTPStatus.UNPROCESSABLE_ENTITY
+    name, text = (ctx.request.POST.get(field, "") for field in ("name", "body"))
+    base = form.cleaned_data.get("base")
+    name_error = " ".join(form.errors.get("name", []))
     with ctx.scope():
-        checked = checking.check(ctx, name, submitted.text)
-        active = None if checked.active is None else checked.active.body
-        editor = open_editor(ctx, submitted, active)
-    if checked.trial is not None and checked.trial.requests:
-        for row in editor.rows:
-            row.requests = checked.trial.rules.get(row.index, 0)
-    return {"checked": checked, "editor": editor, "check_url": ctx.url("routing-check"), "of_all": checked.of_all}
+        checked = checking.check(ctx, name, text)
+        context: dict[str, Any] = {"checked": checked, "headline": changes.headline(checked)}
+        found = positions.read(text)
+        if not isinstance(found, PolicyError):
+            active = checked.active
+            context["changes"] = changes.changes_in_words(ctx, None if active is None else active.body, found[1])
+            if active is not None and base is not None and active.version != base:
+                status = HTTPStatus.CONFLICT
+                older = page.versions(ctx).filter(name=name, version=base).first()
+                context["conflict"] = changes.conflict(ctx, None if older is None else older.body, active, found[0])
+    return render_page(
+        ctx,
+        "routing/changes.html",
+        _("What changes"),
+        status=status,
+        form=form,
+        given={"name": name, "body": text, "base": base},
+        marks=editor.check_marks(ctx, checked, text, name_error),
+        breadcrumbs=_crumbs(ctx),
+        back=ctx.url("routing"),
+        **context,
+    )
 
 
 @tenant_page(Permission.POLICIES_WRITE, methods=FORM)
@@ -194,7 +238,7 @@ def _initial(ctx: PageContext) -> tuple[dict[str, Any], RoutingPolicyDraft | Non
     text, draft = ctx.query.get("from", ""), ctx.query.get("draft", "")
     if _is_id(draft):
         row = ctx.get(lambda: page.drafts(ctx).filter(pk=int(draft)))
-        return {"name": row.name, "body": pretty(row.body), "base": row.based_on}, row
+        return {"name": row.name, "body": pretty(row.body), "base": row.based_on or 0}, row
     if _is_id(text):
         version = _version(ctx, int(text))
         return {"name": version.name, "body": pretty(version.body)}, None

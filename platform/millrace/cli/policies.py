@@ -16,6 +16,7 @@ def _percent(rate: float | None) -> str:
     return "" if rate is None else f"{rate:.1%}"
 
 
+_BASE_VERSION = "Active version that the change is based on, 0: none; fails if another one is active."
 _DRY_RUN = [
     Column("requests", "requests", number),
     Column("undecided", "undecided", number),
@@ -51,11 +52,15 @@ def policies() -> None:
 @click.argument("name")
 @click.option("--file", type=click.File(encoding="utf-8"), metavar="FILE", help="Policy as JSON; -: standard input.")
 @click.option("--model", "models", multiple=True, metavar="MODEL", help="Instead of a file; repeat for fallbacks.")
-def publish_policy(session: Session, name: str, file: TextIO | None, models: tuple[str, ...]) -> None:
+@click.option("--base-version", type=click.IntRange(0), metavar="VERSION", help=_BASE_VERSION)
+def publish_policy(
+    session: Session, name: str, file: TextIO | None, models: tuple[str, ...], base_version: int | None
+) -> None:
     """Publish a new version of the routing policy of a model name."""
     if (file is None) == (not models):
         raise click.UsageError("Give either --file or --model.")
-    policy = session.client.policies.publish(name=name, body=_body(file) if file else {"models": list(models)})
+    body = _body(file) if file else {"models": list(models)}
+    policy = session.client.policies.publish(name=name, body=body, **given_options({"base_version": base_version}))
     session.done(policy, f"Published version {policy['version']} of {name} ({policy['id']}).")
 
 

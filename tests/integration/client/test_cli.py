@@ -242,6 +242,8 @@ def test_policies(run, tmp_path):
     first = printed(run("policies", "publish", "quick", "--file", path, "--json"))
     second = printed(run("policies", "publish", "quick", "--model", "smollm2-135m-int8", "--json"))
     assert (first["version"], second["version"]) == (1, 2)
+    refused = run("policies", "publish", "quick", "--file", path, "--base-version", "1", fails=True).output
+    assert "Version 2 was published since." in refused
     assert "smollm2-135m-int8" in run("policies", "show", second["id"]).stdout
     assert "version 3 of quick" in run("policies", "revert", first["id"]).stdout
     (active,) = printed(run("policies", "list", "--name", "quick", "--active", "--json"))

@@ -172,6 +172,22 @@ def test_policies(client, furnished_acme):
     assert client.delete(f"/api/policies/{back.json()['id']}").status_code == 204
 
 
+def test_a_policy_is_published_over_its_base_version_only(client, furnished_acme):
+    def publish(name: str, base_version: object) -> tuple[int, object]:
+        response = client.post("/api/policies", {"name": name, "body": BODY, "base_version": base_version})
+        return response.status_code, response.json().get("code", response.json().get("version"))
+
+    assert publish("fast", 0) == (409, "version_conflict")
+    assert publish("fast", 2) == (409, "version_conflict")
+    assert publish("fast", 1) == (201, 2)
+    assert publish("fast", 1) == (409, "version_conflict")
+    assert publish("new", 0) == (201, 1)
+    assert publish("fast", -1) == publish("fast", "x") == publish("fast", 10**30) == (400, "invalid")
+    (active,) = client.get("/api/policies?name=fast&active=true").json()["results"]
+    client.delete(f"/api/policies/{active['id']}")
+    assert publish("fast", 0) == (201, 3)  # nothing is active, so nothing is replaced
+
+
 def test_a_draft_is_saved_validated_compared_and_published(client, furnished_acme):
     invalid = {"rules": [{"targets": []}]}
     draft = client.post("/api/policy-drafts", {"name": "slow", "body": invalid}).json()
@@ -196,7 +212,8 @@ def test_a_draft_is_saved_validated_compared_and_published(client, furnished_acm
 def test_a_draft_is_not_published_over_a_version_that_it_does_not_contain(client, furnished_acme):
     draft = client.post("/api/policy-drafts", {"name": "fast", "body": BODY}).json()
     client.post("/api/policies", {"name": "fast", "body": {"models": ["other"]}})
-    assert client.post(f"/api/policy-drafts/{draft['id']}/publish").status_code == 409
+    refused = client.post(f"/api/policy-drafts/{draft['id']}/publish")
+    assert (refused.status_code, refused.json()["code"]) == (409, "version_conflict")
     assert client.delete(f"/api/policy-drafts/{draft['id']}").status_code == 204
     assert client.get("/api/policy-drafts?name=fast").json()["results"] == []
 

@@ -8,7 +8,7 @@ import pytest
 from django.db import IntegrityError, transaction
 
 from tenants import actions
-from tenants.actions import ActionRefused, Conflict
+from tenants.actions import ActionRefused, Conflict, VersionConflict
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import ApiKey, LimitSet, Project, RoutingPolicy, Tenant
 from tenants.tasks import purge_deleted
@@ -104,6 +104,16 @@ def test_policies_published_concurrently_have_separate_versions():
     acme = actions.do_create_tenant("acme", "Acme")
     at_once(*[lambda: actions.do_publish_policy(acme, "fast", {"models": ["a"]})] * 4)
     assert [(version, active) for version, active, _ in bodies(acme)] == [(1, False), (2, False), (3, False), (4, True)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_concurrent_changes_of_one_version_one_is_published():
+    acme = actions.do_create_tenant("acme", "Acme")
+    actions.do_publish_policy(acme, "fast", {"models": ["a"]}, base_version=0)
+    results = at_once(*[lambda: actions.do_publish_policy(acme, "fast", {"models": ["a"]}, base_version=1)] * 4)
+    refused = [result for result in results if isinstance(result, VersionConflict)]
+    assert [exc.active for exc in refused] == [2, 2, 2]
+    assert [(version, active) for version, active, _ in bodies(acme)] == [(1, False), (2, True)]
 
 
 def test_a_deleted_tenant_can_be_restored_until_it_is_purged(acme, row):

@@ -1,0 +1,162 @@
+"""Comparison of two versions of a policy rule by rule, and the merge of two changes of one version. Does not import
+Django.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from tenants.routing_policies import policy
+from tenants.routing_policies.policy import Rule
+
+
+class Side(StrEnum):
+    """The side of a concurrent change that changed something."""
+
+    THEIRS = "theirs"
+    MINE = "mine"
+    SAME = "same"  # both, in the same way
+    BOTH = "both"  # differently
+
+
+@dataclass(frozen=True)
+class RulePair:
+    """A rule in two versions, by index. None: that version does not have it."""
+
+    old: int | None
+    new: int | None
+
+
+@dataclass(frozen=True)
+class RuleTriple:
+    """A rule in the base and in both changes of it, by index."""
+
+    base: int | None
+    theirs: int | None
+    mine: int | None
+
+
+def match_rules(old: Sequence[Rule], new: Sequence[Rule]) -> list[RulePair]:
+    """Return the rules of the new version with those of the old one that they are, then the removed ones.
+
+    Equal rules are the same rule, then rules of one name, then rules with the same conditions, then unnamed rules in
+    their order.
+    """
+    found: dict[int, int] = {}
+    identities: tuple[Callable[[Rule], Any], ...] = (
+        lambda rule: rule,
+        lambda rule: rule.name or None,
+        lambda rule: rule.when if not rule.name else None,
+        lambda rule: True if not rule.name else None,
+    )
+    for identity in identities:
+        left = [index for index in range(len(old)) if index not in found.values()]
+        for number, rule in enumerate(new):
+            wanted = None if number in found else identity(rule)
+            same = None if wanted is None else next((index for index in left if identity(old[index]) == wanted), None)
+            if same is not None:
+                found[number] = same
+                left.remove(same)
+    kept = [RulePair(found.get(number), number) for number in range(len(new))]
+    return kept + [RulePair(index, None) for index in range(len(old)) if index not in found.values()]
+
+
+def match_changes(base: Sequence[Rule], theirs: Sequence[Rule], mine: Sequence[Rule]) -> list[RuleTriple]:
+    """Return each rule of three versions once: those of mine, then those of theirs, then those that both removed."""
+    in_theirs = {pair.old: pair.new for pair in match_rules(base, theirs) if pair.old is not None}
+    in_mine = {pair.old: pair.new for pair in match_rules(base, mine) if pair.old is not None}
+    added_theirs = [number for number in range(len(theirs)) if number not in in_theirs.values()]
+    added_mine = [number for number in range(len(mine)) if number not in in_mine.values()]
+    pairs = match_rules([theirs[number] for number in added_theirs], [mine[number] for number in added_mine])
+    found = [RuleTriple(index, in_theirs[index], in_mine[index]) for index in range(len(base))]
+    found += [
+        RuleTriple(
+            None,
+            None if pair.old is None else added_theirs[pair.old],
+            None if pair.new is None else added_mine[pair.new],
+        )
+        for pair in pairs
+    ]
+    last = len(mine) + len(theirs)
+    return sorted(
+        found,
+        key=lambda triple: (
+            triple.mine if triple.mine is not None else last,
+            triple.theirs if triple.theirs is not None else last,
+        ),
+    )
+
+
+def side_of(base: Any, theirs: Any, mine: Any) -> Side | None:
+    """Return the side that changed a value; None: no side did."""
+    if theirs == mine:
+        return None if base == mine else Side.SAME
+    if theirs == base:
+        return Side.MINE
+    return Side.THEIRS if mine == base else Side.BOTH
+
+
+def merge(base: Mapping[str, Any], theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the policy with the changes of both sides. What both changed differently is as in `mine`.
+
+    Raises:
+        ValueError: one of them is not a valid policy.
+    """
+    bodies = [_normalize(body) for body in (base, theirs, mine)]
+    rules = _merge_rules(*(policy.parse(body).rules for body in bodies))
+    before, other, own = bodies
+    merged: dict[str, Any] = {"rules": _as_json(rules)}
+    for name in dict.fromkeys([*own, *other]):
+        if name == "rules":
+            continue
+        is_theirs = side_of(before.get(name), other.get(name), own.get(name)) == Side.THEIRS
+        value = (other if is_theirs else own).get(name)
+        if value is not None:
+            merged[name] = value
+    return merged
+
+
+def _merge_rules(base: Sequence[Rule], theirs: Sequence[Rule], mine: Sequence[Rule]) -> list[Rule]:
+    """Return the rules of both sides in the order of `mine`. New rules of theirs follow the rule before them."""
+    triples = match_changes(base, theirs, mine)
+    chosen: dict[RuleTriple, Rule] = {}
+    for triple in triples:
+        versions = _rules_at(triple, base, theirs, mine)
+        rule = versions[1] if side_of(*versions) == Side.THEIRS else versions[2]
+        if rule is not None:
+            chosen[triple] = rule
+    merged = [triple for triple in triples if triple.mine is not None]
+    for triple in sorted((t for t in triples if t.mine is None and t.theirs is not None), key=_their_index):
+        before = [other for other in merged if other.theirs is not None and other.theirs < _their_index(triple)]
+        place = merged.index(max(before, key=_their_index)) + 1 if before else 0
+        merged.insert(place, triple)
+    return [chosen[triple] for triple in merged if triple in chosen]
+
+
+def _rules_at(
+    triple: RuleTriple, base: Sequence[Rule], theirs: Sequence[Rule], mine: Sequence[Rule]
+) -> tuple[Rule | None, Rule | None, Rule | None]:
+    return (
+        None if triple.base is None else base[triple.base],
+        None if triple.theirs is None else theirs[triple.theirs],
+        None if triple.mine is None else mine[triple.mine],
+    )
+
+
+def _their_index(triple: RuleTriple) -> int:
+    return -1 if triple.theirs is None else triple.theirs
+
+
+def _normalize(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a body without the short form and without defaults."""
+    normal: dict[str, Any] = _as_json(policy.parse(body))
+    return normal
+
+
+def _as_json(value: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(value))

@@ -1,0 +1,110 @@
+"""The comparison of policies rule by rule, and the merge of concurrent changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tenants.routing_policies.merging import RulePair, Side, match_changes, match_rules, merge, side_of
+from tenants.routing_policies.policy import Rule, parse
+
+
+def named(name: str, model: str = "a", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "when": {"task": [f"task {name}"]}, "targets": [{"model": model}], **fields}
+
+
+LAST = {"targets": [{"model": "a"}]}
+
+
+def body(*rules: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"rules": list(rules), **fields}
+
+
+def rules(*given: dict[str, Any]) -> tuple[Rule, ...]:
+    return parse(body(*given)).rules
+
+
+def pairs(old: tuple[Rule, ...], new: tuple[Rule, ...]) -> list[tuple[int | None, int | None]]:
+    return [(pair.old, pair.new) for pair in match_rules(old, new)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ([named("x"), LAST], [named("x"), LAST], [(0, 0), (1, 1)]),
+        ([named("x"), named("y")], [named("y"), named("x")], [(1, 0), (0, 1)]),
+        ([named("x"), LAST], [named("x", "b"), LAST], [(0, 0), (1, 1)]),
+        ([named("x"), LAST], [named("z"), named("x"), LAST], [(None, 0), (0, 1), (1, 2)]),
+        ([named("x"), named("y"), LAST], [named("y"), LAST], [(1, 0), (2, 1), (0, None)]),
+        ([LAST], [{"targets": [{"model": "b"}]}], [(0, 0)]),
+        ([named(""), LAST], [named("", "b"), LAST], [(0, 0), (1, 1)]),
+        ([named("x")], [named("y")], [(None, 0), (0, None)]),
+        ([], [LAST], [(None, 0)]),
+    ],
+)
+def test_rules_of_two_versions_are_matched(old, new, expected):
+    before = rules(*old) if old else ()
+    assert pairs(before, rules(*new)) == expected
+    assert match_rules(before, before) == [RulePair(index, index) for index in range(len(before))]
+
+
+@pytest.mark.parametrize(
+    ("values", "side"),
+    [
+        ((1, 1, 1), None),
+        ((1, 2, 1), Side.THEIRS),
+        ((1, 1, 2), Side.MINE),
+        ((1, 2, 2), Side.SAME),
+        ((1, 2, 3), Side.BOTH),
+        ((None, None, 1), Side.MINE),
+    ],
+)
+def test_the_side_that_changed_a_value(values, side):
+    assert side_of(*values) == side
+
+
+def test_each_rule_of_three_versions_is_listed_once():
+    found = match_changes(
+        rules(named("x"), named("gone"), LAST),
+        rules(named("x", "b"), named("theirs"), LAST),
+        rules(named("mine"), named("x"), LAST),
+    )
+    assert [(triple.base, triple.theirs, triple.mine) for triple in found] == [
+        (None, None, 0),
+        (0, 0, 1),
+        (2, 2, 2),
+        (None, 1, None),
+        (1, None, None),
+    ]
+
+
+def test_changes_of_both_sides_are_merged():
+    base = body(named("x"), named("y"), named("z"), LAST, fallback_on=["error"], semantic_cache=True)
+    theirs = body(named("x", "b"), named("new"), named("y"), LAST, fallback_on=["overload"], first_token_ms=None)
+    mine = body(named("x"), named("z"), named("y", "c"), LAST, fallback_on=["error"], context_overflow="drop_middle")
+    del theirs["first_token_ms"]
+    merged = merge(base, {**theirs, "semantic_cache": True}, mine)
+    assert merged == {
+        "rules": [named("x", "b"), named("new"), named("y", "c"), LAST],
+        "fallback_on": ["overload"],
+        "context_overflow": "drop_middle",
+    }
+    parse(merged)
+
+
+def test_what_both_changed_differently_stays_as_mine():
+    base, theirs, mine = body(named("x"), LAST), body(named("x", "b"), LAST), body(named("x", "c"), LAST)
+    assert merge(base, theirs, mine) == mine
+    assert merge(base, mine, mine) == mine
+    assert merge(base, theirs, base) == theirs
+
+
+def test_the_short_form_is_merged_as_rules():
+    merged = merge({"models": ["a", "b"]}, {"models": ["a", "b"]}, {"models": ["a", "c"]})
+    assert merged == body({"targets": [{"model": "a"}, {"model": "c", "weight": 0}]})
+
+
+def test_an_invalid_policy_is_not_merged():
+    with pytest.raises(ValueError, match="rules"):
+        merge(body(LAST), {"rules": []}, body(LAST))
