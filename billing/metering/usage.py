@@ -145,10 +145,7 @@ def sums(
     if bucket and zone is not UTC:
         _require_whole_hours(question, zone)
     columns = [*(["start"] if bucket else []), *(GROUP_COLUMNS[group] for group in group_by)]
-    # One statement, so that a concurrent run of the rollups does not count a change twice.
-    by_hour = bucket == "hour" or (bucket is not None and zone is not UTC)
-    rolled = _group_rows(question.rollups(by_hour=by_hour, groups=group_by), "start", columns, summed, bucket, zone)
-    grouped = rolled.union(_group_rows(question.changes(), "admitted_at", columns, summed, bucket, zone), all=True)
+    grouped = group_changes(question, group_by, bucket, zone, summed)
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for values in grouped[: 2 * MAX_ROWS + 2]:
         group, counts = values[1 : len(columns) + 1], [int(value or 0) for value in values[len(columns) + 1 :]]
@@ -161,6 +158,23 @@ def sums(
         for row in merged.values():
             row["start"] = row["start"].astimezone(zone)
     return [merged[group] for group in sorted(merged)]
+
+
+def group_changes(
+    question: UsageReport,
+    group_by: tuple[Group, ...],
+    bucket: Bucket | None,
+    zone: tzinfo = UTC,
+    summed: tuple[str, ...] = SUMMED,
+) -> QuerySet[Any, Any]:
+    """Return rows of 1, the start of the bucket if there is one, the groups, and the sums. A group may have two rows.
+
+    It is one statement, so that a concurrent run of the rollups does not count a change twice.
+    """
+    columns = [*(["start"] if bucket else []), *(GROUP_COLUMNS[group] for group in group_by)]
+    by_hour = bucket == "hour" or (bucket is not None and zone is not UTC)
+    rolled = _group_rows(question.rollups(by_hour=by_hour, groups=group_by), "start", columns, summed, bucket, zone)
+    return rolled.union(_group_rows(question.changes(), "admitted_at", columns, summed, bucket, zone), all=True)
 
 
 def count_accepted(counts: Mapping[str, int]) -> int:
