@@ -12,18 +12,25 @@ from django.db import connection
 
 from billing.metering.usage import Group, UsageReport, group_changes
 
-Dimension = Literal["model", "key", "project", "member"]
+Dimension = Literal["model", "key", "project", "member", "end_user"]
 # The group of usage that a dimension is computed from. A member has the keys that the member created.
-_GROUPS: dict[Dimension, Group] = {"model": "model", "key": "key", "project": "project", "member": "key"}
+_GROUPS: dict[Dimension, Group] = {
+    "model": "model",
+    "key": "key",
+    "project": "project",
+    "member": "key",
+    "end_user": "end_user",
+}
 _MEMBERS = "LEFT JOIN tenants_apikey k ON k.id = found.segment AND k.tenant_id = %s"
 _STATEMENT = """
 WITH found (one, day, segment, {columns}) AS ({rows}),
 summed AS (SELECT {segment} AS segment, day, sum({amount}) AS amount FROM found {join} GROUP BY 1, 2),
 ranked AS (
-    SELECT segment, row_number() OVER (ORDER BY sum(amount) DESC, segment) AS place FROM summed GROUP BY segment
+    SELECT segment, row_number() OVER (ORDER BY sum(amount) DESC, segment) AS place FROM summed
+    WHERE segment IS NOT NULL GROUP BY segment
 )
 SELECT CASE WHEN {chosen} THEN segment END, day, sum(amount), (SELECT count(*) FROM ranked)
-FROM summed JOIN ranked USING (segment) GROUP BY 1, 2
+FROM summed LEFT JOIN ranked USING (segment) GROUP BY 1, 2
 """
 
 
@@ -31,7 +38,8 @@ FROM summed JOIN ranked USING (segment) GROUP BY 1, 2
 class SegmentDays:
     """The amount of each segment and day. The segment None is all others together.
 
-    `count` is the number of all segments. A segment is the ID of a row as text, or a name; empty: no such row.
+    `count` is the number of all segments, without end users that have no rows of their own. A segment is the ID of a
+    row as text, or a name; empty: no such row.
     """
 
     amounts: dict[tuple[str | None, date], int]

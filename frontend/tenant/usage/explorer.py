@@ -9,14 +9,16 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
+from billing.metering.end_users import MAX_END_USERS
 from billing.metering.segments import Dimension
 from billing.metering.usage import TooManyRows
+from frontend.core.backend_messages import translate_message
 from frontend.core.charts import Chart, Series, Unit, format_value
 from frontend.core.date_ranges import DateRange, date_range_of
-from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar
+from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar, text_chip
 from frontend.core.languages import day_text, in_sentence
 from frontend.core.languages import lazy_text as _lazy
-from frontend.core.lists import Choice, changed_url, named_rows, number_param, text_param, with_query
+from frontend.core.lists import Choice, changed_url, key_creators, number_param, text_param, with_query
 from frontend.core.numbers import Money, common_places, share
 from frontend.core.page_context import PageContext
 from frontend.tenant.overview.usage import Delta, delta_of
@@ -30,7 +32,8 @@ from millrace.apps.request_log.cost_segments import (
     segment_labels,
 )
 from millrace.apps.request_log.segment_files import SegmentFile, Step, by_step, steps_between
-from tenants.models import ApiKey, User
+from millrace.apps.request_log.segment_jobs import MAX_DIRECT_CELLS, exports_of
+from tenants.models import ApiKey
 
 LARGEST = 10  # segments that are shown one by one
 MAX_DAILY = 45  # days that can be shown one by one
@@ -45,6 +48,7 @@ DIMENSIONS: Mapping[Dimension, str] = {
     "key": _lazy("API key"),
     "project": _lazy("Project"),
     "member": _lazy("Member"),
+    "end_user": _lazy("End user"),
 }
 STEPS: Mapping[Step, str] = {"day": _lazy("Daily"), "week": _lazy("Weekly")}
 VIEWS: tuple[tuple[str, Mapping[str, str]], ...] = (
@@ -61,6 +65,7 @@ _FILTERS: Mapping[Dimension, tuple[str, Dimension]] = {
     "key": ("key", "model"),
     "project": ("project", "key"),
     "member": ("member", "key"),
+    "end_user": ("user", "model"),
 }
 
 
@@ -128,6 +133,7 @@ def _read_query(ctx: PageContext) -> ExplorerQuery:
         number_param(ctx, "key"),
         number_param(ctx, "project"),
         None if keys is None else tuple(keys.order_by("pk").values_list("pk", flat=True)),
+        text_param(ctx, "user", 128) or None,
     )
     wanted = next((name for name in STEPS if name == ctx.query.get("step")), "day")
     is_long = date_range.end - date_range.start > MAX_DAILY * timedelta(days=1)
@@ -137,12 +143,11 @@ def _read_query(ctx: PageContext) -> ExplorerQuery:
 def filters(ctx: PageContext) -> FilterBar:
     """Return the filter chips. Call inside `ctx.scope()`."""
     url, asked = ctx.url("usage-explorer"), query_of(ctx).asked
-    creators = ApiKey.objects.for_tenant(ctx.tenant).filter(created_by__isnull=False).values("created_by").distinct()
-    members = named_rows(User.objects.filter(pk__in=creators))
-    chips = usage_chips(ctx, url, asked.usage)
-    return filter_bar(
-        ctx, url, (*chips, choice_chip(ctx, url, "member", _("Member"), members, number_param(ctx, "member")))
+    more = (
+        choice_chip(ctx, url, "member", _("Member"), key_creators(ctx), number_param(ctx, "member")),
+        text_chip(ctx, url, "user", _("End user"), most=128),
     )
+    return filter_bar(ctx, url, (*usage_chips(ctx, url, asked.usage), *more))
 
 
 def controls(ctx: PageContext) -> dict[str, Any]:
@@ -164,14 +169,14 @@ def controls(ctx: PageContext) -> dict[str, Any]:
         "steps": choices("step", steps, now.step),
         "compares": now.compares,
         "compare_url": changed_url(ctx, url, compare="off" if now.compares else ""),
-        "csv_url": with_query(ctx.url("usage-explorer-csv"), **ctx.query),
     }
 
 
 def is_by_request(ctx: PageContext) -> bool:
     """Return whether the panel reads each request of the period, because there are no sums of them."""
-    is_of_key = ctx.query.get("group") in ("key", "member") or any(ctx.query.get(name) for name in ("key", "member"))
-    return ctx.query.get("measure") == "success" and is_of_key
+    is_filtered = any(ctx.query.get(name) for name in ("key", "member", "user"))
+    is_grouped = ctx.query.get("group") in ("key", "member", "end_user")
+    return ctx.query.get("measure") == "success" and (is_filtered or is_grouped)
 
 
 def explorer(ctx: PageContext) -> dict[str, Any]:
@@ -195,6 +200,7 @@ def explorer(ctx: PageContext) -> dict[str, Any]:
         return panel | {"reason": "too_many"}
     if not found.count:
         return panel | {"reason": "nothing"}
+    panel |= _export(ctx, now, found)
     rows, total = _rows(ctx, now, found, before)
     if not any(row.amount for row in rows):
         return panel | {"reason": "no_success" if now.asked.measure == "success" else "zero"}
@@ -204,12 +210,35 @@ def explorer(ctx: PageContext) -> dict[str, Any]:
         "total": total,
         "compares": before is not None,
         "previous_label": _period_text(now.date_range.previous, now.date_range),
+        "most_end_users": MAX_END_USERS if now.asked.dimension == "end_user" else 0,
         "has_parts": now.asked.measure != "success",
         "all": sum(row.amount or 0 for row in rows),
         "places": common_places(row.money for row in shown),
         "previous_places": common_places(row.previous_money for row in shown),
         "chart": _chart(now, found, before, rows, total),
     }
+
+
+def _export(ctx: PageContext, now: ExplorerQuery, found: Segments) -> dict[str, Any]:
+    """Return the URL of the CSV, or of the form that starts the job which writes it."""
+    if now.file.count_cells(found.count) <= MAX_DIRECT_CELLS:
+        return {"csv_url": with_query(ctx.url("usage-explorer-csv"), **ctx.query), "job_url": ""}
+    is_member = ctx.access is not None and ctx.access.role is not None
+    job_url = with_query(ctx.url("usage-explorer-exports"), **ctx.query) if is_member else ""
+    return {"csv_url": "", "job_url": job_url}
+
+
+def file_name(ctx: PageContext) -> str:
+    """Return the name of the CSV."""
+    now = query_of(ctx)
+    dates = f"{now.date_range.first}-{now.date_range.last}"
+    return f"{now.asked.measure}-{ctx.tenant.slug}-by-{now.asked.dimension}-{dates}.csv"
+
+
+def exports(ctx: PageContext) -> dict[str, Any]:
+    """Return the exports of the last day that jobs write."""
+    rows = [(job, translate_message(job.error) if job.error else "") for job in exports_of(ctx.tenant)]
+    return {"rows": rows, "is_open": any(job.status in ("queued", "running") for job, _error in rows)}
 
 
 def _period_text(period: tuple[datetime, datetime], date_range: DateRange) -> str:
@@ -262,7 +291,7 @@ def _unknown(dimension: Dimension, name: str) -> tuple[str, str]:
         return _("Project %(pk)s, deleted") % {"pk": name}, ""
     if dimension == "key":
         return _("Key %(pk)s, deleted") % {"pk": name}, ""
-    return _("No model"), ""
+    return (_("Without an end user") if dimension == "end_user" else _("No model")), ""
 
 
 def _filter_url(ctx: PageContext, dimension: Dimension, name: str) -> str:
@@ -284,7 +313,7 @@ def _requests_url(ctx: PageContext, dimension: Dimension, name: str) -> str:
         period |= {"from": ctx.query["from"], "to": ctx.query["to"]}
     elif now.date_range.name == "custom" or now.date_range.is_weeks:
         period = {"range": "custom", "from": now.date_range.first, "to": now.date_range.last}
-    kept = {key: ctx.query.get(key, "") for key in ("model", "key", "project", "member")}
+    kept = {key: ctx.query.get(key, "") for key in ("model", "key", "project", "member", "user")}
     return with_query(ctx.url("requests"), **period, **(kept | {_FILTERS[dimension][0]: name}))
 
 

@@ -10,8 +10,13 @@ from frontend.core.date_ranges import DateRange
 
 def csv_response(name: str, text: str, dates: DateRange) -> HttpResponse:
     """Return a CSV file. `name` is the file's name without the dates and the suffix."""
+    return csv_file(f"{name}-{dates.first}-{dates.last}.csv", text)
+
+
+def csv_file(filename: str, text: str) -> HttpResponse:
+    """Return a CSV file with this name."""
     response = HttpResponse(text, content_type="text/csv; charset=utf-8")
-    response.headers["Content-Disposition"] = f'attachment; filename="{name}-{dates.first}-{dates.last}.csv"'
+    response.headers["Content-Disposition"] = f'attachment; filename="{filename}"'
     return response
 
 

@@ -33,6 +33,7 @@ _LOGGED: dict[Dimension, str] = {
     "key": "key_id",
     "project": "project_id",
     "member": "key_id",
+    "end_user": "end_user",
 }
 
 
@@ -69,6 +70,7 @@ class SegmentQuery:
     key_id: int | None = None
     project_id: int | None = None
     key_ids: tuple[int, ...] | None = None
+    end_user: str | None = None
 
     @property
     def usage(self) -> UsageReport:
@@ -80,6 +82,7 @@ class SegmentQuery:
             key_id=self.key_id,
             project_id=self.project_id,
             key_ids=self.key_ids,
+            end_user=self.end_user,
         )
 
 
@@ -88,7 +91,8 @@ class Segments:
     """The amounts of a period by segment and day, with the largest segments first.
 
     `days` has the amounts of each segment in `names`, and those of all others together under None. `count` is the
-    number of all segments. A name is an ID as text, or a model; empty: no such row, as for keys without a member.
+    number of all segments. A name is an ID as text, a model or an end user; empty: there is none, as
+    for keys without a member.
     """
 
     names: tuple[str, ...]
@@ -143,7 +147,7 @@ def _in_order(days: dict[str | None, dict[date, Amount]], count: int) -> Segment
 
 
 def _logged_segments(query: SegmentQuery, largest: int | None, chosen: Sequence[str] | None) -> Segments:
-    filters = RequestFilters(query.model, query.key_id, query.project_id, query.key_ids)
+    filters = RequestFilters(query.model, query.key_id, query.project_id, query.key_ids, query.end_user)
     end = query.end or datetime.now(query.start.tzinfo)
     groups, names = (_LOGGED[query.dimension], "day"), ("cost_femto", "succeeded", "requests")
     sums = request_sums(query.tenant_id, query.start, end, groups, names, filters)
@@ -172,7 +176,7 @@ def _members_of(query: SegmentQuery, keys: set[int]) -> dict[int, str]:
 
 def segment_labels(tenant_id: int, dimension: Dimension, names: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Return the label and the detail of each segment whose row exists. The tenant's scope must be open."""
-    if dimension == "model":
+    if dimension in ("model", "end_user"):
         return {name: (name, "") for name in names if name}
     ids = [int(name) for name in names if name]
     if dimension == "project":

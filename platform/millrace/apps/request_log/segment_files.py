@@ -35,6 +35,10 @@ class SegmentFile:
         """The first days of all steps of the period."""
         return steps_between(self.query.start, self.until, self.step)
 
+    def count_cells(self, segments: int) -> int:
+        """Return the number of cells of this number of segments."""
+        return segments * (4 + len(self.steps))
+
 
 def step_of(day: date, step: Step) -> date:
     """Return the first day of the day's step. Weeks start on Monday."""
