@@ -4,8 +4,8 @@ It starts a separate PostgreSQL and Valkey in a temporary directory, and fills t
 of settled requests, always the same. The measured tenant has a tenth of the keys and of the requests. Then it requests
 each screen through all middleware, and each part that a screen loads afterwards, and prints one table.
 
-With `--rollups`, it writes the rollups of this many requests of two months directly instead of requests, for the screens
-of sums. Hours are written for the last two days, which are the only ones that screens read by hour.
+With `--rollups`, it writes the rollups of this many requests of 62 days directly instead of requests, for the screens of
+sums. Hours are written for the last two days, which are the only ones that screens read by hour.
 
 With `--data`, the filled database is kept in a directory, and used again by the next run with this directory.
 """
@@ -36,9 +36,7 @@ _TABLES = ("requests", "usage_events", "feedback", "costs", "daily_costs")  # in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1_000_000, help="requests of 31 days (default 1,000,000)")
-    parser.add_argument(
-        "--rollups", type=int, default=0, help="write the rollups of this many requests, and no requests"
-    )
+    parser.add_argument("--rollups", type=int, default=0, help="write only the rollups of this many requests")
     parser.add_argument("--keys", type=int, default=10_000, help="API keys (default 10,000)")
     parser.add_argument("--tenants", type=int, default=1000, help="tenants (default 1,000)")
     parser.add_argument("--times", type=int, default=20, help="measured requests of each screen (default 20)")
@@ -51,11 +49,9 @@ def main() -> None:
         start_services(running, options.data)
         tenant = _first_tenant() if _is_filled() else _fill(options)
         _analyze() if options.rollups else _roll_up()
-        print(
-            f"{options.rollups or options.requests:,} requests, {options.keys:,} keys, {options.tenants:,} tenants, filled in"
-            f" {time.perf_counter() - began:.0f} s",
-            flush=True,
-        )
+        count, took = options.rollups or options.requests, time.perf_counter() - began
+        sizes = f"{options.keys:,} keys, {options.tenants:,} tenants"
+        print(f"{count:,} requests, {sizes}, filled in {took:.0f} s", flush=True)
         slow = _measure(tenant, options)
     print(f"{slow} above {TARGET_MS} ms" if slow else f"all within {TARGET_MS} ms")
 

@@ -19,7 +19,7 @@ from frontend.core.filter_chips import FilterBar, choice_chip, filter_bar, text_
 from frontend.core.languages import day_text, in_sentence
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import Choice, changed_url, key_creators, number_param, text_param, with_query
-from frontend.core.numbers import Money, common_places, share
+from frontend.core.numbers import Money, common_places, exact, share
 from frontend.core.page_context import PageContext
 from frontend.tenant.overview.usage import Delta, delta_of
 from frontend.tenant.usage.query import usage_chips
@@ -188,6 +188,8 @@ def explorer(ctx: PageContext) -> dict[str, Any]:
         "date_range": now.date_range,
         "is_money": _UNITS[now.asked.measure] == "usd",
         "created_at": None,
+        "csv_url": "",
+        "job_url": "",
         "reason": "",
         "rows": (),
     }
@@ -274,7 +276,7 @@ def _rows(
     ]
     gone = before.total_of(None) if before else None
     if found.others > 0 or (gone is not None and gone.value):
-        text = _("Others (%(count)s)") % {"count": found.others} if found.others > 0 else _("Others")
+        text = _("Others (%(count)s)") % {"count": exact(found.others)} if found.others > 0 else _("Others")
         rows.append(make_row(f"s{LARGEST}", (text, ""), ("", ""), found.total_of(None), gone))
     return rows, make_row("", (_("All"), ""), ("", ""), found.total, before and before.total)
 

@@ -32,7 +32,7 @@ PREFIX = "t/<slug:slug>/usage/explorer/"
 PANELS = Panels(
     f"{ROUTE}-panel",
     (
-        Panel("exports", _lazy("Exports"), "usage/explorer.html#exports", explorer.exports, every=10),
+        Panel("exports", _lazy("Exports"), "usage/explorer.html#exports", explorer.exports),
         Panel(
             *("segments", _lazy("Cost explorer"), "usage/explorer.html#segments", explorer.explorer),
             every=60,

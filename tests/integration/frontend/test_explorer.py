@@ -280,7 +280,7 @@ def test_ten_thousand_keys_are_ten_and_others(client, acme):
         )
     rows = table_of(client, "group=key&range=7d")
     assert len(rows) == 12
-    assert rows[0][0] == "Key 1009999, deleted" and rows[10][0] == "Others (9990)"
+    assert rows[0][0] == "Key 1009999, deleted" and rows[10][0] == "Others (9,990)"
     assert len(read(client, "group=key&range=7d")) == 10_000
     assert len(page_of(client, "group=key&range=30d")) < 60_000
 
