@@ -4,7 +4,7 @@ It starts a separate PostgreSQL and Valkey in a temporary directory, and fills t
 of settled requests, always the same. The measured tenant has a tenth of the keys and of the requests. Then it requests
 each screen through all middleware, and each part that a screen loads afterwards, and prints one table.
 
-With `--rollups`, it writes the rollups of this many requests of 62 days directly instead of requests, for the screens of
+With `--rollups`, it writes the rollups of this many requests of 62 days directly, and no requests, for the screens of
 sums. Hours are written for the last two days, which are the only ones that screens read by hour.
 
 With `--data`, the filled database is kept in a directory, and used again by the next run with this directory.

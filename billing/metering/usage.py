@@ -204,11 +204,13 @@ def group_changes(
     """
     columns = [*(["start"] if bucket else []), *(GROUP_COLUMNS[group] for group in group_by)]
     by_hour = bucket == "hour" or (bucket is not None and zone is not UTC)
-    rows: QuerySet[Any, Any] = question.rollups(by_hour=by_hour, groups=group_by)
+    rows: QuerySet[Any, Any]
     if question.by_end_user(group_by):
         if by_hour or not set(NOT_BY_END_USER).isdisjoint(group_by):
             raise NoEndUsers
         rows = question.end_user_rollups(group_by)
+    else:
+        rows = question.rollups(by_hour=by_hour, groups=group_by)
     rolled = _group_rows(rows, "start", columns, summed, bucket, zone)
     changes = _group_rows(question.changes(group_by), "admitted_at", columns, summed, bucket, zone)
     return rolled.union(changes, all=True)

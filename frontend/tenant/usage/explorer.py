@@ -187,21 +187,18 @@ def explorer(ctx: PageContext) -> dict[str, Any]:
         "dimension": DIMENSIONS[now.asked.dimension],
         "date_range": now.date_range,
         "is_money": _UNITS[now.asked.measure] == "usd",
-        "created_at": None,
         "csv_url": "",
         "job_url": "",
         "reason": "",
         "rows": (),
     }
-    if now.date_range.end <= ctx.tenant.created_at:
-        return panel | {"reason": "before", "created_at": ctx.tenant.created_at}
     try:
         found = find_segments(now.asked, largest=LARGEST)
         before = find_segments(now.previous, chosen=found.names) if now.previous else None
     except TooManyRows:
         return panel | {"reason": "too_many"}
-    if not found.count:
-        return panel | {"reason": "nothing"}
+    if not found.days:
+        return panel | {"reason": "before" if now.date_range.end <= ctx.tenant.created_at else "nothing"}
     panel |= _export(ctx, now, found)
     rows, total = _rows(ctx, now, found, before)
     if not any(row.amount for row in rows):
@@ -240,7 +237,7 @@ def file_name(ctx: PageContext) -> str:
 def exports(ctx: PageContext) -> dict[str, Any]:
     """Return the exports of the last day that jobs write."""
     rows = [(job, translate_message(job.error) if job.error else "") for job in exports_of(ctx.tenant)]
-    return {"rows": rows, "is_open": any(job.status in ("queued", "running") for job, _error in rows)}
+    return {"rows": rows}
 
 
 def _period_text(period: tuple[datetime, datetime], date_range: DateRange) -> str:
@@ -275,7 +272,7 @@ def _rows(
         for number, name in enumerate(found.names)
     ]
     gone = before.total_of(None) if before else None
-    if found.others > 0 or (gone is not None and gone.value):
+    if None in found.days or (gone is not None and gone.value):
         text = _("Others (%(count)s)") % {"count": exact(found.others)} if found.others > 0 else _("Others")
         rows.append(make_row(f"s{LARGEST}", (text, ""), ("", ""), found.total_of(None), gone))
     return rows, make_row("", (_("All"), ""), ("", ""), found.total, before and before.total)
