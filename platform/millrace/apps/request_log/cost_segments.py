@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from typing import Literal, get_args
 
@@ -98,9 +98,10 @@ class Segments:
     names: tuple[str, ...]
     days: dict[str | None, dict[date, Amount]]
     count: int
+    nothing: Amount = field(default_factory=Amount)  # the amount of no usage
 
     def total_of(self, name: str | None) -> Amount:
-        return sum(self.days.get(name, {}).values(), Amount())
+        return sum(self.days.get(name, {}).values(), self.nothing)
 
     @property
     def others(self) -> int:
@@ -108,7 +109,7 @@ class Segments:
 
     @property
     def total(self) -> Amount:
-        return sum((self.total_of(name) for name in self.days), Amount())
+        return sum((self.total_of(name) for name in self.days), self.nothing)
 
     @property
     def total_days(self) -> dict[date, Amount]:
@@ -116,7 +117,7 @@ class Segments:
         found: dict[date, Amount] = {}
         for days in self.days.values():
             for day, amount in days.items():
-                found[day] = found.get(day, Amount()) + amount
+                found[day] = found.get(day, self.nothing) + amount
         return found
 
 
@@ -165,7 +166,7 @@ def _logged_segments(query: SegmentQuery, largest: int | None, chosen: Sequence[
     rest = {name: days[name] for name in every.names if name not in merged}
     if rest:
         merged[None] = Segments((), dict(rest), len(rest)).total_days
-    return Segments(kept, merged, every.count)
+    return Segments(kept, merged, every.count, Amount(0, 0))
 
 
 def _members_of(query: SegmentQuery, keys: set[int]) -> dict[int, str]:
