@@ -35,7 +35,8 @@ from millrace.apps.request_log.segment_files import SegmentFile, Step, by_step, 
 from millrace.apps.request_log.segment_jobs import MAX_DIRECT_CELLS, exports_of
 from tenants.models import ApiKey
 
-LARGEST = 10  # segments that are shown one by one
+COLORS = ("s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8", "s9", "s10")  # the last one is that of all others
+LARGEST = len(COLORS) - 1  # segments that are shown one by one
 MAX_DAILY = 45  # days that can be shown one by one
 MEASURES: Mapping[Measure, str] = {
     "cost": _lazy("Cost"),
@@ -263,7 +264,7 @@ def _rows(
 
     rows = [
         make_row(
-            f"s{number}",
+            COLORS[number],
             labels.get(name) or _unknown(dimension, name),
             (_filter_url(ctx, dimension, name), _requests_url(ctx, dimension, name)),
             found.total_of(name),
@@ -274,7 +275,7 @@ def _rows(
     gone = before.total_of(None) if before else None
     if None in found.days or (gone is not None and gone.value):
         text = _("Others (%(count)s)") % {"count": exact(found.others)} if found.others > 0 else _("Others")
-        rows.append(make_row(f"s{LARGEST}", (text, ""), ("", ""), found.total_of(None), gone))
+        rows.append(make_row(COLORS[LARGEST], (text, ""), ("", ""), found.total_of(None), gone))
     return rows, make_row("", (_("All"), ""), ("", ""), found.total, before and before.total)
 
 
