@@ -4,6 +4,9 @@ It starts a separate PostgreSQL and Valkey in a temporary directory, and fills t
 of settled requests, always the same. The measured tenant has a tenth of the keys and of the requests. Then it requests
 each screen through all middleware, and each part that a screen loads afterwards, and prints one table.
 
+With `--rollups`, it writes the rollups of this many requests of 62 days directly, and no requests, for the screens of
+sums. Hours are written for the last two days, which are the only ones that screens read by hour.
+
 With `--data`, the filled database is kept in a directory, and used again by the next run with this directory.
 """
 
@@ -26,12 +29,14 @@ from benchmarks.services import start_services
 SQL = Path(__file__).parent / "sql"
 TARGET_MS = 150
 DAYS = 31
+_ROLLUPS = ("rollups", "end_user_rollups", "rollup_state")
 _TABLES = ("requests", "usage_events", "feedback", "costs", "daily_costs")  # in the order of their statements
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1_000_000, help="requests of 31 days (default 1,000,000)")
+    parser.add_argument("--rollups", type=int, default=0, help="write only the rollups of this many requests")
     parser.add_argument("--keys", type=int, default=10_000, help="API keys (default 10,000)")
     parser.add_argument("--tenants", type=int, default=1000, help="tenants (default 1,000)")
     parser.add_argument("--times", type=int, default=20, help="measured requests of each screen (default 20)")
@@ -43,12 +48,10 @@ def main() -> None:
         began = time.perf_counter()
         start_services(running, options.data)
         tenant = _first_tenant() if _is_filled() else _fill(options)
-        _roll_up()
-        print(
-            f"{options.requests:,} requests, {options.keys:,} keys, {options.tenants:,} tenants, filled in"
-            f" {time.perf_counter() - began:.0f} s",
-            flush=True,
-        )
+        _analyze() if options.rollups else _roll_up()
+        count, took = options.rollups or options.requests, time.perf_counter() - began
+        sizes = f"{options.keys:,} keys, {options.tenants:,} tenants"
+        print(f"{count:,} requests, {sizes}, filled in {took:.0f} s", flush=True)
         slow = _measure(tenant, options)
     print(f"{slow} above {TARGET_MS} ms" if slow else f"all within {TARGET_MS} ms")
 
@@ -61,17 +64,27 @@ def _is_filled() -> bool:
 
 def _roll_up() -> None:
     """Update the rollups, as the jobs of the platform do."""
-    from django.db import connection
-
     from billing.metering import rollups
+    from billing.metering.end_users import build_end_users
     from millrace.apps.request_log import request_rollups
 
     began = time.perf_counter()
     rollups.build()
+    build_end_users()
     request_rollups.build(wait=timedelta(0))
     print(f"rollups in {time.perf_counter() - began:.0f} s", flush=True)
+    _analyze()
+
+
+def _analyze() -> None:
+    from django.db import connection
+
     with connection.cursor() as cursor:
         cursor.execute("VACUUM ANALYZE")  # as autovacuum does after inserts
+
+
+def _midnight(now: datetime) -> datetime:
+    return now.replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 def _first_tenant() -> Any:
@@ -129,10 +142,12 @@ def _fill(options: argparse.Namespace) -> Any:
             "big": big,
             "small": small,
         }
-        for table in _TABLES:
+        if options.rollups:
+            values |= {"requests": options.rollups, "keys": [key.pk for key in made], "end": _midnight(now)}
+        for table in _ROLLUPS if options.rollups else _TABLES:
             began = time.perf_counter()
             statement = (SQL / f"{table}.sql").read_text(encoding="utf-8")
-            cursor.execute(statement, values if table == "requests" else None)
+            cursor.execute(statement, values if table == "requests" or options.rollups else None)
             print(f"{table} in {time.perf_counter() - began:.0f} s", flush=True)
     measured = tenants[0]
     actions.do_add_member(measured, owner, "owner")

@@ -8,6 +8,7 @@ from celery.schedules import crontab
 
 BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "billing-update-rollups": {"task": "billing.update_rollups", "schedule": 60.0},
+    "billing-update-end-users": {"task": "billing.update_end_users", "schedule": 300.0, "options": {"expires": 300}},
     "billing-make-partitions": {"task": "billing.make_partitions", "schedule": crontab(hour="*/6", minute="17")},
     "billing-generate-invoices": {"task": "billing.generate_invoices", "schedule": crontab(minute="13")},
     "billing-apply-reratings": {"task": "billing.apply_reratings", "schedule": crontab(minute="*/5")},

@@ -13,6 +13,7 @@ from billing.invoicing.one_off_lines import do_count_due_lines
 from billing.invoicing.reratings import continue_reratings
 from billing.ledger.credits import do_expire_credits, do_follow_credits
 from billing.metering import rollups
+from billing.metering.end_users import build_end_users
 from billing.metering.partitions import ensure_partitions
 from billing.metering.reconciler import reconcile
 from billing.payments.events import do_purge_events
@@ -37,6 +38,12 @@ def make_partitions() -> list[str]:
 def update_rollups() -> int:
     """Update the sums of usage by hour and day. Return how many hours were computed."""
     return rollups.build().hours
+
+
+@shared_task(name="billing.update_end_users")
+def update_end_users() -> int:
+    """Update the sums of usage by end user. Return how many days were computed."""
+    return build_end_users()
 
 
 @shared_task(name="billing.generate_invoices")

@@ -132,4 +132,5 @@ def _report_of(tenant_id: int, query: dict[str, Any]) -> UsageReport:
         project_id=query.get("project"),
         outcome=query.get("outcome"),
         request_id=query.get("request_id"),
+        end_user=query.get("end_user"),
     )

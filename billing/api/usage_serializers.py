@@ -12,7 +12,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from billing.currencies.amounts import FEMTO_DIGITS, NANO_DIGITS, decimal
-from billing.metering.usage import BUCKETS, GROUPS, instant, span
+from billing.metering.usage import BUCKETS, GROUPS, NOT_BY_END_USER, instant, span
 from billing.models import ExecutionOutcome, Price, UsageEvent
 from billing.rates.pricing import COMPONENTS
 from inference_worker.contract.request import PROMPT_CLASSES, TOKEN_CLASSES
@@ -92,6 +92,13 @@ class ZoneField(serializers.Field[tzinfo, str, str, tzinfo]):
 
 class UsageQuery(_Query):
     group_by = GroupsField(default=("model",), help_text=f"Comma-separated: {', '.join(GROUPS)}; empty: one sum.")
+    end_user = serializers.CharField(
+        required=False,
+        allow_blank=True,
+        max_length=128,
+        trim_whitespace=False,
+        help_text="Only this end user; empty: only requests without one.",
+    )
     bucket = serializers.ChoiceField(BUCKETS, required=False, help_text="A row for each hour, day or month.")
     tz = ZoneField(
         required=False,
@@ -111,11 +118,24 @@ class UsageQuery(_Query):
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         attrs = super().validate(attrs)
         attrs["tz"] = attrs.get("tz", UTC)
+        self._check_end_users(attrs)
         try:
             attrs["from"], attrs["to"] = span(attrs.get("from"), attrs.get("to"), attrs["tz"])
         except ValueError as exc:
             raise serializers.ValidationError({"from": [f"It {exc}."]}) from exc
         return attrs
+
+    @staticmethod
+    def _check_end_users(attrs: dict[str, Any]) -> None:
+        """Reject groups and buckets that the sums by end user do not have."""
+        if "end_user" not in attrs["group_by"] and "end_user" not in attrs:
+            return
+        if taken := [group for group in NOT_BY_END_USER if group in attrs["group_by"]]:
+            message = f"Usage by end user has no {' and no '.join(taken)}."
+            raise serializers.ValidationError({"group_by": [message]})
+        if attrs.get("bucket") == "hour" or (attrs.get("bucket") and attrs["tz"] is not UTC):
+            message = "Usage by end user is summed by UTC day: use the buckets day or month, and no time zone."
+            raise serializers.ValidationError({"bucket": [message]})
 
 
 class UsageEventQuery(_Query):
@@ -211,6 +231,12 @@ class UsageRowSerializer(UsageTotalsSerializer):
     tier = serializers.CharField(required=False, help_text="The service tier; empty if not priced.")
     miss_reason = serializers.CharField(
         required=False, help_text="The reason of a prefix cache miss; empty without one."
+    )
+    end_user = serializers.CharField(
+        required=False,
+        allow_null=True,
+        help_text="`user` of the requests; empty without one; null: the end users beyond the 1000 with the highest"
+        " cost of a key and day, together.",
     )
 
 

@@ -51,6 +51,7 @@ _CONTEXT_COLUMNS = {
     **dict.fromkeys(("tenant_id", "project_id", "key_id"), "bigint"),
     "model": "text",
     **dict.fromkeys(("price_version", "lease_id", "fencing_token", "reserved_nano"), "bigint"),
+    "end_user": "text",
 }
 _EVENT_COLUMNS = {
     "attempt": "bigint",

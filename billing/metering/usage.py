@@ -12,6 +12,7 @@ from django.db.models.functions import TruncDay, TruncHour, TruncMonth
 
 from billing.models import (
     SUMMED,
+    EndUserRollup,
     ExecutionOutcome,
     UsageChange,
     UsageEvent,
@@ -19,10 +20,11 @@ from billing.models import (
     coarse_or,
     evaluated_once,
     not_rolled_up,
+    not_rolled_up_by_end_user,
     totals_of,
 )
 
-Group = Literal["model", "key", "project", "tier", "miss_reason"]
+Group = Literal["model", "key", "project", "tier", "miss_reason", "end_user"]
 Bucket = Literal["hour", "day", "month"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
@@ -32,7 +34,9 @@ GROUP_COLUMNS: dict[Group, str] = {
     "project": "project_id",
     "tier": "tier",
     "miss_reason": "miss_reason",
+    "end_user": "end_user",
 }
+NOT_BY_END_USER: tuple[Group, ...] = ("tier", "miss_reason")  # groups that the sums by end user do not have
 MAX_ROWS = 10_000
 _TRUNCATE = {"hour": TruncHour, "day": TruncDay, "month": TruncMonth}
 _HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
@@ -42,6 +46,10 @@ _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 
 class OddHours(Exception):
     """The time zone's offset from UTC is not a whole number of hours, so its hours are not sums of UTC hours."""
+
+
+class NoEndUsers(Exception):
+    """The sums by end user are those of UTC days, without tiers and miss reasons."""
 
 
 class TooManyRows(Exception):
@@ -61,15 +69,21 @@ class UsageReport:
     outcome: str | None = None
     request_id: str | None = None
     key_ids: tuple[int, ...] | None = None
+    end_user: str | None = None  # empty: without one
 
     def events(self) -> QuerySet[UsageEvent]:
         given = self._collect_filters() | _present(outcome=self.outcome, request_id=self.request_id)
         return UsageEvent.objects.for_tenant(self.tenant_id).filter(**self._times("admitted_at"), **given)
 
-    def changes(self) -> QuerySet[UsageChange]:
-        """Return the changes that are not in the rollups, and all changes of partial hours."""
-        first, last = self._hours()
-        late = not_rolled_up()
+    def by_end_user(self, groups: Collection[Group]) -> bool:
+        """Return whether the sums by end user are needed, which are of UTC days."""
+        return "end_user" in groups or self.end_user is not None
+
+    def changes(self, groups: Collection[Group] = ()) -> QuerySet[UsageChange]:
+        """Return the changes that are not in the rollups, and all changes of partial hours; by end user, of days."""
+        by_end_user = self.by_end_user(groups)
+        first, last = self._complete(_DAY if by_end_user else _HOUR)
+        late = not_rolled_up_by_end_user() if by_end_user else not_rolled_up()
         cut = Q()
         if self.start is not None:
             cut |= Q(admitted_at__lt=first)
@@ -84,10 +98,10 @@ class UsageReport:
         Without keys in `groups` and in the selection, they are the totals of all keys. `groups` are columns that the
         rollups must have; the selection's are added.
         """
-        first, last = self._hours()
+        first, last = self._complete(_HOUR)
         rows = UsageRollup.objects.for_tenant(self.tenant_id).filter(**self._collect_filters())
         hour, day = UsageRollup.Bucket.HOUR, UsageRollup.Bucket.DAY
-        by_key = "key" in groups or self.key_id is not None or self.key_ids is not None
+        by_key = self._is_by_key(groups)
         hours = Q(bucket=hour if by_key else evaluated_once(totals_of(hour)))
         days = Q(bucket=day if by_key else evaluated_once(totals_of(day)))
         if by_key and self.model is None and {"key", "project"}.issuperset(groups):
@@ -103,17 +117,33 @@ class UsageReport:
             found |= hours & Q(start__gte=end, start__lt=last)
         return rows.filter(found)
 
-    def _hours(self) -> tuple[datetime, datetime]:
-        """Return the range of complete hours."""
-        first, last = self.start or _EARLIEST, self.end or datetime.now(UTC) + _DAY
-        first, last = first + (_EARLIEST - first) % _HOUR, last - (last - _EARLIEST) % _HOUR
+    def end_user_rollups(self, groups: Collection[Group]) -> QuerySet[EndUserRollup]:
+        """Return the sums by end user of the complete days in the time range; without keys, the totals of all keys."""
+        first, last = self._complete(_DAY)
+        rows = EndUserRollup.objects.for_tenant(self.tenant_id).filter(**self._collect_filters())
+        rows = rows.filter(start__gte=first, start__lt=last)
+        return rows.exclude(key_id=0) if self._is_by_key(groups) else rows.filter(key_id=0)
+
+    def _is_by_key(self, groups: Collection[Group]) -> bool:
+        return "key" in groups or self.key_id is not None or self.key_ids is not None
+
+    def _complete(self, length: timedelta) -> tuple[datetime, datetime]:
+        """Return the range of complete hours or days."""
+        first, last = self.start or _EARLIEST, self.end or datetime.now(UTC) + 2 * _DAY
+        first, last = first + (_EARLIEST - first) % length, last - (last - _EARLIEST) % length
         return first, max(first, last)
 
     def _times(self, column: str) -> dict[str, datetime]:
         return _present(**{f"{column}__gte": self.start, f"{column}__lt": self.end})
 
     def _collect_filters(self) -> dict[str, Any]:
-        return _present(model=self.model, key_id=self.key_id, project_id=self.project_id, key_id__in=self.key_ids)
+        return _present(
+            model=self.model,
+            key_id=self.key_id,
+            project_id=self.project_id,
+            key_id__in=self.key_ids,
+            end_user=self.end_user,
+        )
 
 
 def _present(**wanted: Any) -> dict[str, Any]:
@@ -140,15 +170,12 @@ def sums(
     executions are in no sum, because they are not billed. The selection's outcome and request are ignored. Buckets
     follow the clocks of `zone`: a repeated hour gives two buckets, a day may have 23 or 25 hours.
 
-    Raises: OddHours, TooManyRows.
+    Raises: NoEndUsers, OddHours, TooManyRows.
     """
     if bucket and zone is not UTC:
         _require_whole_hours(question, zone)
     columns = [*(["start"] if bucket else []), *(GROUP_COLUMNS[group] for group in group_by)]
-    # One statement, so that a concurrent run of the rollups does not count a change twice.
-    by_hour = bucket == "hour" or (bucket is not None and zone is not UTC)
-    rolled = _group_rows(question.rollups(by_hour=by_hour, groups=group_by), "start", columns, summed, bucket, zone)
-    grouped = rolled.union(_group_rows(question.changes(), "admitted_at", columns, summed, bucket, zone), all=True)
+    grouped = group_changes(question, group_by, bucket, zone, summed)
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for values in grouped[: 2 * MAX_ROWS + 2]:
         group, counts = values[1 : len(columns) + 1], [int(value or 0) for value in values[len(columns) + 1 :]]
@@ -160,7 +187,33 @@ def sums(
     if bucket:
         for row in merged.values():
             row["start"] = row["start"].astimezone(zone)
-    return [merged[group] for group in sorted(merged)]
+    # None, the other end users together, comes last.
+    return [merged[group] for group in sorted(merged, key=lambda group: [(value is None, value) for value in group])]
+
+
+def group_changes(
+    question: UsageReport,
+    group_by: tuple[Group, ...],
+    bucket: Bucket | None,
+    zone: tzinfo = UTC,
+    summed: tuple[str, ...] = SUMMED,
+) -> QuerySet[Any, Any]:
+    """Return rows of 1, the start of the bucket if there is one, the groups, and the sums. A group may have two rows.
+
+    It is one statement, so that a concurrent run of the rollups does not count a change twice.
+    """
+    columns = [*(["start"] if bucket else []), *(GROUP_COLUMNS[group] for group in group_by)]
+    by_hour = bucket == "hour" or (bucket is not None and zone is not UTC)
+    rows: QuerySet[Any, Any]
+    if question.by_end_user(group_by):
+        if by_hour or not set(NOT_BY_END_USER).isdisjoint(group_by):
+            raise NoEndUsers
+        rows = question.end_user_rollups(group_by)
+    else:
+        rows = question.rollups(by_hour=by_hour, groups=group_by)
+    rolled = _group_rows(rows, "start", columns, summed, bucket, zone)
+    changes = _group_rows(question.changes(group_by), "admitted_at", columns, summed, bucket, zone)
+    return rolled.union(changes, all=True)
 
 
 def count_accepted(counts: Mapping[str, int]) -> int:

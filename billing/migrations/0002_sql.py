@@ -16,7 +16,7 @@ from typing import Any
 
 from django.db import migrations
 
-from billing.usage_views import usage_views
+from billing.usage_views import FIRST_CHANGES, usage_views
 from tenants.isolation import rls
 from tenants.isolation.db_roles import APP, SYSTEM
 from tenants.migration_operations import SqlFiles, combine
@@ -155,7 +155,7 @@ class Migration(migrations.Migration):
         ),
         migrations.RunPython(create_partitions, drop_partitions),
         combine(
-            usage_views(TOKENS),
+            usage_views(TOKENS, changes=FIRST_CHANGES),
             *(rls.same_tenant(*key) for key in SAME_TENANT),
             *(rls.operations(table) for table in _tables(*WRITTEN_BY_APP, *READ_BY_APP)),
             *(rls.shared_or_own(table) for table in _tables(*SHARED_OR_OWN)),

@@ -48,6 +48,7 @@ from billing.models.reratings import ReratedInvoice, Rerating
 from billing.models.rollups import (
     GROUPED,
     SUMMED,
+    EndUserRollup,
     PeriodUsage,
     RollupState,
     UsageChange,
@@ -55,6 +56,7 @@ from billing.models.rollups import (
     coarse_or,
     evaluated_once,
     not_rolled_up,
+    not_rolled_up_by_end_user,
     totals_of,
 )
 from billing.models.terms import PriceTerm

@@ -55,6 +55,7 @@ class UsageChange(_Grouped, _Summed):
     request_id = models.CharField(max_length=64)
     execution = models.SmallIntegerField()
     settled_at = models.DateTimeField(help_text="when it was written")
+    end_user = models.CharField(max_length=128)
 
     objects = TenantManager()
 
@@ -101,6 +102,42 @@ class UsageRollup(_Grouped, _Summed):
         return f"{self.bucket} {self.start}: {self.model}"
 
 
+class EndUserRollup(_Summed):
+    """The sum of the changes of a UTC day by end user, of those settled before `RollupState.end_users_before`.
+
+    Of each key and day, only the end users with the highest cost have rows (`billing.metering.end_users`). Those of all
+    others together have no end user: None. An empty end user is that of requests without one. The totals of all keys
+    have key ID 0, as in `UsageRollup`.
+    """
+
+    tenant_id = models.BigIntegerField()
+    project_id = models.BigIntegerField()
+    key_id = models.BigIntegerField()
+    model = models.CharField(max_length=128)
+    end_user = models.CharField(max_length=128, null=True)
+    start = models.DateTimeField()
+
+    objects = TenantManager()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(
+                fields=["tenant_id", "start", "key_id", "project_id", "model", "end_user"],
+                name="end_user_rollup_once",
+                nulls_distinct=False,
+            ),
+        ]
+        indexes: ClassVar = [
+            models.Index(fields=["start"], name="end_user_rollup_start"),
+            models.Index(fields=["key_id", "start"], name="end_user_rollup_key", condition=~models.Q(key_id=0)),
+            models.Index(fields=["tenant_id", "start"], name="end_user_rollup_total", condition=models.Q(key_id=0)),
+            models.Index(fields=["tenant_id", "end_user", "start"], name="end_user_rollup_user"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.start}: {self.end_user}"
+
+
 def totals_of(bucket: UsageRollup.Bucket) -> models.Func:
     """Return the bucket of the totals of all keys; while they are not complete, the bucket itself."""
     return models.Func(models.Value(bucket.value), function="billing_rollup_bucket", output_field=_TEXT)
@@ -126,6 +163,12 @@ def not_rolled_up() -> models.Q:
     It is a stable function: the planner knows its value, and so how few rows are later.
     """
     before = models.Func(function="billing_rollup_settled_before", output_field=models.DateTimeField())
+    return models.Q(settled_at__gte=before)
+
+
+def not_rolled_up_by_end_user() -> models.Q:
+    """Return the filter for the changes that are not in the rollups of end users."""
+    before = models.Func(function="billing_end_users_settled_before", output_field=models.DateTimeField())
     return models.Q(settled_at__gte=before)
 
 
@@ -155,6 +198,7 @@ class RollupState(models.Model):
     settled_before = models.DateTimeField()
     totals_before = models.DateTimeField(null=True, help_text="the totals are complete if it is `settled_before`")
     coarse_before = models.DateTimeField(null=True, help_text="the same for days of keys, and for months")
+    end_users_before = models.DateTimeField(null=True, help_text="the progress of the rollups of end users")
 
     def __str__(self) -> str:
         return f"rollups up to {self.settled_before}"

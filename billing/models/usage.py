@@ -115,6 +115,7 @@ class UsageEvent(PricedTokens):
     accepted_drafts = models.IntegerField(db_default=0, help_text="draft tokens that became part of output")
     rejected_drafts = models.IntegerField(db_default=0, help_text="draft tokens that were verified in vain; not billed")
     host_tokens = models.IntegerField(db_default=0, help_text="part of cache_read that was restored from CPU memory")
+    end_user = models.CharField(max_length=128, db_default="", help_text="`user` of the request")
     settled_at = models.DateTimeField()
     released_by = models.CharField(
         max_length=8,

@@ -23,7 +23,8 @@ class Series:
     Values are tokens, microseconds ("ms"), hundredths ("decimal") or millionths of the whole ("percent"). With the unit
     "usd", they are in femto-units of the currency of the page.
 
-    `kind` selects its color in console.css: spend, forecast, limit, output, uncached, cached, written, p50, p95, goal.
+    `kind` selects its color in console.css: spend, forecast, limit, output, uncached, cached, written, p50, p95, goal;
+    in explorer.css: s0 to s10.
     The legend shows `total`, unless `in_legend` is false, as for the edges of a band.
     """
 
@@ -39,8 +40,9 @@ class Series:
 class Chart:
     """Series over common times.
 
-    `stacked` draws each series on top of the following ones. `band` contains the labels of the upper and lower edge of
-    an interval. `of` is a sentence that describes the chart to assistive technology.
+    `stacked` draws each series of the style "area" on top of the following ones; lines of other styles come last.
+    `band` contains the labels of the upper and lower edge of an interval. `of` is a sentence that describes the chart
+    to assistive technology.
     """
 
     name: str  # unique in the page

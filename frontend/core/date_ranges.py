@@ -27,6 +27,7 @@ _LABELS = {
     "last-month": _lazy("Last month"),
     "custom": _lazy("Custom"),
 }
+_WEEKS = {"12w": (12, _lazy("Last 12 weeks")), "26w": (26, _lazy("Last 26 weeks"))}  # until now, from a Monday
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class DateRange:
     `choices` are the ranges that the user can select.
     """
 
-    name: str  # today, 24h, 7d, 30d, month, last-month, custom, or times
+    name: str  # today, 24h, 7d, 30d, 12w, 26w, month, last-month, custom, or times
     start: datetime
     end: datetime
     label: str
@@ -55,20 +56,30 @@ class DateRange:
 
     @property
     def previous(self) -> tuple[datetime, datetime]:
-        """The range to compare with: the same days of the previous month, or the same length directly before."""
+        """The range to compare with: the same days of the previous month, or the same length directly before.
+
+        Weeks are compared with the weeks directly before, so that both start on a Monday.
+        """
         length = self.end - self.start
         if self.name in ("month", "last-month"):
             start = this_month(self.start - _DAY, self.zone)[0]
             return start, self.start if self.name == "last-month" else min(start + length, self.start)
+        if self.is_weeks:
+            weeks = 7 * _WEEKS[self.name][0] * _DAY
+            return self.start - weeks, self.end - weeks
         return self.start - length, self.start
 
     @property
     def is_custom(self) -> bool:
         return self.name == "custom"
 
+    @property
+    def is_weeks(self) -> bool:
+        return self.name in _WEEKS
 
-def date_range_of(ctx: PageContext) -> DateRange:
-    """Return the range in the query string.
+
+def date_range_of(ctx: PageContext, *, with_weeks: bool = False) -> DateRange:
+    """Return the range in the query string. `with_weeks`: ranges of weeks can be selected, too.
 
     The default is this month, also for invalid input, with a message in `error`.
     """
@@ -83,6 +94,9 @@ def date_range_of(ctx: PageContext) -> DateRange:
         start = ctx.now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     elif name == "24h":
         start = ctx.now - _DAY
+    elif with_weeks and name in _WEEKS:
+        today = ctx.now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        start = today - (today.weekday() + 7 * (_WEEKS[name][0] - 1)) * _DAY
     elif name == "last-month":
         zone = billing_time_zone_of(ctx)
         end = month_of(ctx)[0]
@@ -104,7 +118,8 @@ def date_range_of(ctx: PageContext) -> DateRange:
     if name in ("24h", "times"):
         opens, closes = start.astimezone(zone), end.astimezone(zone)
         label = f"{day_text(opens, 'j F')}, {opens:%H:%M} – {day_text(closes, 'j F Y')}, {closes:%H:%M}"
-    choices = tuple(Choice(text, _url(ctx, option, first, last), option == name) for option, text in _LABELS.items())
+    labels = _LABELS if not with_weeks else {**_LABELS, **{week: text for week, (_count, text) in _WEEKS.items()}}
+    choices = tuple(Choice(text, _url(ctx, option, first, last), option == name) for option, text in labels.items())
     if name == "times":
         choices = (*choices, Choice(_("Selected time"), f"?{urlencode(ctx.query)}", current=True))
     return DateRange(name, start, end, label, choices, first.isoformat(), last.isoformat(), zone, error, _others(ctx))

@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 from django.db.models import QuerySet
 
 from frontend.core.page_context import PageContext
+from tenants.models import ApiKey, User
 
 MAX_CHOICES = 500
 CURSORS = ("before", "after", "cursor", "page", "request")  # places in a list and the open drawer; links drop them
@@ -66,6 +67,13 @@ def changed_url(ctx: PageContext, url: str, **changes: Any) -> str:
 def named_rows(rows: QuerySet[Any]) -> Iterable[tuple[Any, str]]:
     """Return the IDs and names of rows, for the choices of a filter."""
     return rows.order_by("name", "pk").values_list("pk", "name")[:MAX_CHOICES]
+
+
+def key_creators(ctx: PageContext) -> Iterable[tuple[int, str]]:
+    """Return the IDs and names of the members who created API keys, for the choices of a filter."""
+    creators = ApiKey.objects.for_tenant(ctx.tenant).filter(created_by__isnull=False).values("created_by")
+    users = User.objects.filter(pk__in=creators).order_by("name", "email")
+    return [(pk, name or email) for pk, name, email in users.values_list("pk", "name", "email")[:MAX_CHOICES]]
 
 
 def keyset_page(ctx: PageContext, rows: QuerySet[Any], url: str, size: int, *, filtered: bool = False) -> ListPage:

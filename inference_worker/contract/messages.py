@@ -137,6 +137,7 @@ class BillingContext(msgspec.Struct, frozen=True):
     reserved_tokens: int | None = None
     traceparent: str = ""  # W3C Trace Context
     is_operator_paid: bool = False  # its cost is booked, but the tenant has no usage event
+    end_user: str = ""  # `user` of the request
 
     def log_fields(self) -> dict[str, object]:
         """Return the fields of every log line about the execution."""

@@ -11,6 +11,7 @@
     return `rgba(${r},${g},${b},${alpha})`;
   };
   const TOKENS = { spend: "blue", forecast: "blue", uncached: "blue", p50: "blue", cached: "teal", hit: "teal", output: "orange", p95: "orange", written: "violet", limit: "bad", failed: "bad", goal: "ink-3" };
+  const tokenOf = ({ kind }) => TOKENS[kind] || (/^s\d/.test(kind) ? kind : "blue");
   const DASHES = { dash: [5, 4], dots: [2, 4] };
   const lang = document.documentElement.lang;
   // Labels of an axis: 20K, 1.5M.
@@ -72,7 +73,8 @@
     };
   };
 
-  const stackValues = (series) => series.map((_, i) => series[0].y.map((_, at) => series.slice(i).reduce((sum, item) => sum + (item.y[at] || 0), 0)));
+  // The first `layers` series are stacked, the others are lines over them.
+  const stackValues = (series, layers) => series.map((item, i) => (i < layers ? item.y.map((_, at) => series.slice(i, layers).reduce((sum, layer) => sum + (layer.y[at] || 0), 0)) : item.y));
 
   const hatch = (token) => {
     const tile = document.createElement("canvas");
@@ -97,25 +99,26 @@
     const by = { day, hour: (s) => (hour(s) === "00:00" ? day(s) : hour(s)) };
     const head = config.bucket === "day" ? day : (s) => `${day(s)}, ${hour(s)}`;
     const band = config.band?.map((label) => config.series.findIndex((item) => item.label === label));
+    const layers = config.stacked ? config.series.filter((item) => item.style === "area").length : 0;
     const text = color("ink-3");
     const font = "12px Inter, system-ui, sans-serif";
     const series = config.series.map((item, i) => {
-      const token = TOKENS[item.kind] || "blue";
+      const token = tokenOf(item);
       const shaded = band?.includes(i);
       return {
         stroke: shaded ? "transparent" : color(token),
         width: item.style === "line" || item.style === "area" ? 2 : 1.75,
         dash: DASHES[item.style],
-        fill: item.style === "area" && !config.stacked ? color(token, 0.11) : config.stacked && i === config.series.length - 1 ? color(token, 0.34) : undefined,
+        fill: item.style === "area" && !config.stacked ? color(token, 0.11) : layers && i === layers - 1 ? color(token, 0.34) : undefined,
         // Points of values that no line shows.
         points: { show: true, size: 5, fill: color(token), filter: () => item.y.flatMap((v, at) => (v != null && item.y[at - 1] == null && item.y[at + 1] == null ? [at] : [])) },
         spanGaps: false,
       };
     });
     const bands = config.stacked
-      ? config.series.slice(0, -1).map((item, i) => ({ series: [i + 1, i + 2], fill: color(TOKENS[item.kind] || "blue", 0.36) }))
-      : band ? [{ series: [band[0] + 1, band[1] + 1], fill: () => hatch(TOKENS[config.series[band[0]].kind] || "blue") }] : [];
-    const ys = config.stacked ? stackValues(config.series) : config.series.map((item) => item.y);
+      ? config.series.slice(0, layers - 1).map((item, i) => ({ series: [i + 1, i + 2], fill: color(tokenOf(item), 0.36) }))
+      : band ? [{ series: [band[0] + 1, band[1] + 1], fill: () => hatch(tokenOf(config.series[band[0]])) }] : [];
+    const ys = config.stacked ? stackValues(config.series, layers) : config.series.map((item) => item.y);
     const [label, format] = config.unit === "usd" ? moneyIn(config) : [AXIS[config.unit], EXACT[config.unit]];
     const maxLabel = label(Math.max(...ys.flat().filter((v) => v != null), 0));
     const axis = { stroke: text, font, ticks: { show: false } };

@@ -16,7 +16,7 @@ from frontend.core.labels import outcome_label
 from frontend.core.languages import in_sentence
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.list_tools import MAX_EXPORTED, ListTools
-from frontend.core.lists import ListPage, changed_url, named_rows, number_param, text_param
+from frontend.core.lists import ListPage, changed_url, key_creators, named_rows, number_param, text_param
 from frontend.core.numbers import Money, common_places, exact, share
 from frontend.core.page_context import PageContext
 from frontend.core.screens import MAX_RESULTS_PER_KIND, SearchResult
@@ -29,7 +29,7 @@ from tenants.models import ApiKey, Project
 
 PAGE_SIZE = 50
 ID_PREFIX = "req_"
-_FILTERS = ("model", "key", "project", "outcome", "code", "slow", "cache", "q")
+_FILTERS = ("model", "key", "project", "member", "user", "outcome", "code", "slow", "cache", "q")
 SLOW = {"1": _lazy("Over 1 s"), "10": _lazy("Over 10 s"), "60": _lazy("Over 60 s")}
 MAX_BARS = 60  # bars of the histogram
 _MINUTE, _HOUR, _DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -135,6 +135,8 @@ def _filters(ctx: PageContext) -> Filters:
         code=text_param(ctx, "code", 128) or None,
         min_total_ms=int(slow) * 1000 if slow in SLOW else None,
         cache_layer=layer if layer in CACHE_LABELS else None,
+        end_user=text_param(ctx, "user", 128) or None,
+        member_id=number_param(ctx, "member"),
         id_prefix=typed if is_id else None,
         request_ids=None if text is None else text.request_ids,
     )
@@ -160,7 +162,9 @@ def filters(ctx: PageContext) -> FilterBar:
         choice_chip(ctx, url, "project", _("Project"), projects, number_param(ctx, "project")),
         choice_chip(ctx, url, "slow", _("Duration"), SLOW.items(), text_param(ctx, "slow") or None),
         choice_chip(ctx, url, "cache", _("Answer"), CACHE_LABELS.items(), text_param(ctx, "cache") or None),
+        choice_chip(ctx, url, "member", _("Member"), key_creators(ctx), number_param(ctx, "member")),
         text_chip(ctx, url, "model", _("Model"), most=128),
+        text_chip(ctx, url, "user", _("End user"), most=128),
         text_chip(ctx, url, "code", _("Error code"), "rate_limit_exceeded", most=128),
     )
     return filter_bar(ctx, url, chips, text_chip(ctx, url, "q", _("Request ID or stored text")))

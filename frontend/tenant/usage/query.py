@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from billing.metering.usage import UsageReport
 from billing.models import UsageRollup, totals_of
 from frontend.core.date_ranges import DateRange, date_range_of
-from frontend.core.filter_chips import choice_chip, filter_bar
+from frontend.core.filter_chips import FilterChip, choice_chip, filter_bar
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.lists import (
     MAX_CHOICES,
@@ -56,29 +56,29 @@ def query_of(ctx: PageContext) -> UsageReportQuery:
     return UsageReportQuery(date_range, group if group in GROUPS else "model", question)
 
 
-def filters(ctx: PageContext) -> dict[str, Any]:
-    """Return the filter chips, the groups and the URL of the export."""
-    now, url = query_of(ctx), ctx.url("usage")
-    tenant, asked = ctx.tenant, now.question
+def usage_chips(ctx: PageContext, url: str, asked: UsageReport) -> tuple[FilterChip, ...]:
+    """Return the chips of the model, the key and the project. `url` is that of the page."""
+    tenant = ctx.tenant
     rollups = UsageRollup.objects.for_tenant(tenant).filter(bucket=totals_of(UsageRollup.Bucket.DAY))
     models = {*rollups.order_by().values_list("model", flat=True).distinct()[:MAX_CHOICES]}
     if asked.model:
         models.add(asked.model)
+    projects = named_rows(Project.objects.for_tenant(tenant))
+    return (
+        choice_chip(ctx, url, "model", _("Model"), ((name, name) for name in sorted(models)), asked.model),
+        choice_chip(ctx, url, "key", _("API key"), named_rows(ApiKey.objects.for_tenant(tenant)), asked.key_id),
+        choice_chip(ctx, url, "project", _("Project"), projects, asked.project_id),
+    )
+
+
+def filters(ctx: PageContext) -> dict[str, Any]:
+    """Return the filter chips, the groups and the URL of the export."""
+    now, url = query_of(ctx), ctx.url("usage")
     return {
         "groups": [
             Choice(label, changed_url(ctx, "", group=name), name == now.group) for name, label in GROUPS.items()
         ],
-        "bar": filter_bar(
-            ctx,
-            url,
-            (
-                choice_chip(ctx, url, "model", _("Model"), ((name, name) for name in sorted(models)), asked.model),
-                choice_chip(ctx, url, "key", _("API key"), named_rows(ApiKey.objects.for_tenant(tenant)), asked.key_id),
-                choice_chip(
-                    *(ctx, url, "project", _("Project"), named_rows(Project.objects.for_tenant(tenant))),
-                    asked.project_id,
-                ),
-            ),
-        ),
+        "bar": filter_bar(ctx, url, usage_chips(ctx, url, now.question)),
         "csv_url": with_query(ctx.url("usage-csv"), **ctx.query),
+        "explorer_url": ctx.url("usage-explorer"),
     }

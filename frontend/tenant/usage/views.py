@@ -1,8 +1,6 @@
-"""Usage: the page, its panels and its CSV export."""
+"""Usage: the page, its panels and its CSV exports, and the URLs of the cost explorer."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable, Sequence
 
 from django.http import HttpResponse
 from django.urls import path
@@ -17,9 +15,10 @@ from frontend.core.page_context import PageContext, tenant_page
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import render_page
 from frontend.core.screens import ConsoleScreen
-from frontend.tenant.usage import page
+from frontend.tenant.usage import explorer_views, page
 from frontend.tenant.usage.groups import all_rows, groups, is_by_request
 from frontend.tenant.usage.query import GROUPS, filters, query_of
+from frontend.tenant.usage.responses import csv_response, too_many_rows
 from frontend.tenant.usage.success import COLUMNS as SUCCESS_COLUMNS
 from frontend.tenant.usage.success import LABELS, group_of, named_rows, success
 from tenants import csv_tables
@@ -68,7 +67,7 @@ def usage_csv(ctx: PageContext) -> HttpResponse:
         with ctx.scope():
             rows = all_rows(ctx, now)
     except TooManyRows:
-        return _too_many_rows()
+        return too_many_rows()
     heading = (in_english(GROUPS[now.group]).lower().replace(" ", "_"), "detail", *_HEADING, "cost_usd", "saved_usd")
     table = (
         (
@@ -80,7 +79,8 @@ def usage_csv(ctx: PageContext) -> HttpResponse:
         )
         for row in rows
     )
-    return _as_csv(ctx, f"usage-{ctx.tenant.slug}-by-{now.group}", heading, table)
+    name = f"usage-{ctx.tenant.slug}-by-{now.group}"
+    return csv_response(name, csv_tables.as_csv(heading, table), now.date_range)
 
 
 @tenant_page(NEEDS, cost=REPORT_COST)
@@ -90,7 +90,7 @@ def success_csv(ctx: PageContext) -> HttpResponse:
         with ctx.scope():
             rows = named_rows(ctx)
     except TooManyRows:
-        return _too_many_rows()
+        return too_many_rows()
     group = group_of(ctx)
     heading = (
         in_english(LABELS[group]).lower().replace(" ", "_"),
@@ -107,21 +107,8 @@ def success_csv(ctx: PageContext) -> HttpResponse:
         )
         for name, row in rows
     )
-    return _as_csv(ctx, f"success-{ctx.tenant.slug}-by-{group}", heading, table)
-
-
-def _too_many_rows() -> HttpResponse:
-    message = _("The export would have too many rows. Choose a shorter period.")
-    return HttpResponse(message, status=422, content_type="text/plain")
-
-
-def _as_csv(
-    ctx: PageContext, name: str, heading: tuple[str, ...], table: Iterable[Sequence[csv_tables.Value]]
-) -> HttpResponse:
-    dates = query_of(ctx).date_range
-    answer = HttpResponse(csv_tables.as_csv(heading, table), content_type="text/csv; charset=utf-8")
-    answer.headers["Content-Disposition"] = f'attachment; filename="{name}-{dates.first}-{dates.last}.csv"'
-    return answer
+    name = f"success-{ctx.tenant.slug}-by-{group}"
+    return csv_response(name, csv_tables.as_csv(heading, table), query_of(ctx).date_range)
 
 
 SCREEN = ConsoleScreen(
@@ -132,4 +119,5 @@ urlpatterns = [
     path("t/<slug:slug>/usage/csv", usage_csv, name="usage-csv"),
     path("t/<slug:slug>/usage/success.csv", success_csv, name="usage-success-csv"),
     PANELS.tenant_url("t/<slug:slug>/usage/", NEEDS, cost=PAGE_COST),
+    *explorer_views.urlpatterns,
 ]

@@ -21,7 +21,7 @@ from millrace.cli.output import (
 from millrace.cli.plain_commands import columns_of, instant
 
 _ENDINGS = {"cii": "-cii.xml", "ubl": "-ubl.xml"}  # ends of file names by format
-GROUPS = click.Choice(["model", "key", "project", "tier", "miss_reason"])
+GROUPS = click.Choice(["model", "key", "project", "tier", "miss_reason", "end_user"])
 _GROUP_FIELDS = {"key": "key_id", "project": "project_id", "miss_reason": "miss_reason"}
 _COUNTS = [
     Column("requests", lambda row: sum(row["requests"].values()), number, right=True),
@@ -69,6 +69,7 @@ def usage() -> None:
 @click.option("--model", metavar="MODEL", help="Only this model.")
 @click.option("--key", type=int, metavar="ID", help="Only this API key.")
 @click.option("--project", type=int, metavar="ID", help="Only this project.")
+@click.option("--end-user", metavar="USER", help="Only this end user.")
 def summary(session: Session, groups: tuple[str, ...], **filters: Any) -> None:
     """Show sums of requests, tokens and cost."""
     filters |= {name: instant(filters[name]) for name in ("from_", "to")}

@@ -17,6 +17,7 @@ from django.db import connection
 from billing.budgets.budgets import do_make_budget
 from billing.currencies.amounts import FEMTO_A_NANO, NANO_A_CENT
 from billing.metering import rollups
+from billing.metering.end_users import build_end_users
 from billing.metering.ingest import SettleResult, UsageMessage, settle
 from billing.metering.partitions import ensure_partitions
 from billing.models import Budget, CompiledRateCard, UsageEvent
@@ -87,6 +88,7 @@ def backfill(
         sending.flush()
         record(demo_tenant, everything, span.now)
     rollups.build()
+    build_end_users()
     return progress
 
 

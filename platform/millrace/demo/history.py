@@ -16,7 +16,7 @@ from itertools import accumulate
 
 import msgspec
 
-from billing.rates.pricing import Component, PriceIndex, reservation_nano
+from billing.rates.pricing import Component, PriceIndex, Tier, reservation_nano
 from inference_worker.contract.messages import BillingContext, ExecutionUsage
 from inference_worker.contract.request import TokenCounts
 from millrace.demo.seeding import DemoModels, DemoTenant
@@ -25,6 +25,7 @@ from millrace.demo.tenants import DemoWorkload, KeySpec
 DAYS = 61  # days of history before a tenant was created
 LEARNING_DAYS = 75  # days in which a tenant learns to use the prefix cache
 BLOCK = 32  # tokens, as the engine caches them
+END_USERS = 24  # of all keys of a tenant
 PREFIX = "demo_"  # prefix of request IDs
 MAX_PROMPT_TOKENS = 7000
 _HOURS = (2, 1, 1, 1, 1, 2, 4, 8, 14, 18, 19, 18, 16, 18, 19, 18, 16, 13, 10, 8, 7, 6, 5, 3)  # weights, UTC
@@ -114,15 +115,17 @@ def _use(
         return None
     writes_5m, writes_1h = work.writes == Component.CACHE_WRITE_5M, work.writes == Component.CACHE_WRITE_1H
     ttft = int(35_000 + 240 * usage.uncached + draw.expovariate(1 / 30_000))
+    digest = hashlib.blake2b(f"{demo_tenant.spec.slug} {name}".encode(), digest_size=13).hexdigest()
     billing_context = BillingContext(
         admitted_at=admitted_at,
-        request_id=PREFIX + hashlib.blake2b(f"{demo_tenant.spec.slug} {name}".encode(), digest_size=13).hexdigest(),
+        request_id=PREFIX + digest,
         execution=0,
         tenant_id=demo_tenant.tenant.pk,
         project_id=project.pk,
         key_id=row.pk,
         model=model,
         price_version=rate_card.version,
+        end_user=_end_user(digest) if work.output and work.tier != Tier.BATCH else "",
     )
     event = ExecutionUsage(
         billing_context=billing_context,
@@ -140,6 +143,12 @@ def _use(
     )
     hold = reservation_nano(rate_card, usage.prompt, max_tokens, admitted_at, writes_5m=writes_5m, writes_1h=writes_1h)
     return DemoUsage(key.name, work, event, {"money": hold, "tokens": usage.prompt + max_tokens, "requests": 1})
+
+
+def _end_user(digest: str) -> str:
+    """Return the end user of a request, of whom some send many requests and others few."""
+    place = int(digest[-4:], 16) / 0x10000
+    return f"user-{1 + int(place**2 * END_USERS):02}"
 
 
 def _tokens(work: DemoWorkload, age: float, draw: random.Random) -> tuple[TokenCounts, str]:

@@ -107,6 +107,7 @@ def _record(use: DemoUsage, refused_by: dict[str, Any] | None) -> RequestRecord:
         max_tokens=use.need["tokens"] - usage.prompt,
         reserved_nano=use.need["money"] if is_admitted else None,
         price_version=billing_context.price_version if is_admitted else None,
+        end_user=billing_context.end_user,
         total_ms=(event.queue_us + event.duration_us) // 1000 + 6 if is_admitted else 9,
         ttft_ms=(event.queue_us + event.ttft_us) // 1000 + 5
         if is_admitted and outcome != RequestOutcome.FAILED

@@ -66,6 +66,7 @@ def meter(tenant: Tenant, **changes: Any) -> str:
         key_id=changes.pop("key_id", 1),
         model=changes.pop("model", "smollm2-135m"),
         price_version=changes.pop("price_version", None),
+        end_user=changes.pop("end_user", ""),
     )
     fields = {"attempt": 1, "outcome": "completed", "finish_reason": "stop", "replica_id": "r", "block_size": 32}
     event = ExecutionUsage(billing_context=billing_context, usage=TokenCounts(**counts), **(fields | changes))

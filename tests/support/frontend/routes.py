@@ -170,4 +170,5 @@ def _tables() -> Mapping[str, Any]:
         "operator/deployments/": Deployment,
         "operator/quarantine/": billing.UsageQuarantine,
         "t/<slug:slug>/requests/": RequestRecord,
+        "t/<slug:slug>/usage/explorer/exports/": tenants.TenantJob,
     }

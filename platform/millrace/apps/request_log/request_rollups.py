@@ -8,7 +8,7 @@ from the requests, so results are exact at any time. Both are computed by the sa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -91,7 +91,8 @@ WITH records AS (
         AND u.host_tokens > 0 AND u.outcome <> 'failed' AND r.is_layered AND r.cache_layer = 'prefix' {{usage}}
     GROUP BY 1, 2, 3
 ), judged AS (
-    SELECT r.tenant_id, r.project_id, r.key_id, r.served_model, r.policy, r.end_user, r.answer_miss,
+    SELECT r.tenant_id, (r.started_at AT TIME ZONE 'UTC')::date AS day, r.project_id, r.key_id, r.served_model,
+        r.policy, r.end_user, r.answer_miss,
         CASE WHEN h.host_tokens > 0 THEN 'host_memory' ELSE r.cache_layer END AS cache_layer,
         r.is_tried, r.is_layered, r.outcome, r.failure, coalesce(f.success, f.score >= {GOOD_SCORE}) AS reported,
         r.is_tried AND r.retry_key IS NOT NULL AND EXISTS (
@@ -126,6 +127,19 @@ class RequestFilters:
     model: str | None = None  # the model that served the request
     key_id: int | None = None
     project_id: int | None = None
+    key_ids: tuple[int, ...] | None = None
+    end_user: str | None = None
+
+
+# Conditions of the fields of RequestFilters. Those of the last three need the requests.
+_CONDITIONS = {
+    "model": "{0}served_model = %(model)s",
+    "project_id": "{0}project_id = %(project_id)s",
+    "key_id": "{0}key_id = %(key_id)s",
+    "key_ids": "{0}key_id = ANY(%(key_ids)s::bigint[])",
+    "end_user": "{0}end_user = %(end_user)s",
+}
+_NEED_REQUESTS = ("key_id", "key_ids", "end_user")
 
 
 def request_sums(
@@ -141,25 +155,21 @@ def request_sums(
     Args:
         groups: columns of `RequestRollup`, or key_id and end_user, whose requests are read one by one.
     """
-    filters = filters or RequestFilters()
+    given = {name: value for name, value in asdict(filters or RequestFilters()).items() if value is not None}
     days, parts = split(tenant_id, start, end)
-    if filters.key_id is not None or any(group in _BY_REQUEST for group in groups):
+    if given.keys() & set(_NEED_REQUESTS) or any(group in _BY_REQUEST for group in groups):
         days, parts = [], [(start, end)]
-    given: dict[str, Any] = {
-        "model": filters.model,
-        "key": filters.key_id,
-        "project": filters.project_id,
-        "tenant": tenant_id,
-    }
-    columns = {"tenant": "tenant_id", "model": "served_model", "key": "key_id", "project": "project_id"}
-    condition = " ".join(f"AND {{0}}{columns[name]} = %({name})s" for name in columns if given[name] is not None)
+    condition = " ".join(f"AND {_CONDITIONS[name]}" for name in given)
+    given |= {"tenant": tenant_id, "key_ids": list(given.get("key_ids", ()))}
     grouping = f"GROUP BY {', '.join(groups)}" if groups else ""
-    raw = _REQUESTS.format(records=condition.format("r."), usage="AND u.tenant_id = %(tenant)s")
+    records = f"AND r.tenant_id = %(tenant)s {condition.format('r.')}"
+    raw = _REQUESTS.format(records=records, usage="AND u.tenant_id = %(tenant)s")
     raw += f"SELECT {', '.join([*groups, *(SUMS[name] for name in names)])} FROM judged {grouping}"  # noqa: S608
     statements: list[tuple[str, dict[str, Any]]] = [(raw, {"start": first, "end": last}) for first, last in parts]
     if days:
         sums = ", ".join([*groups, *(f"coalesce(sum({name}), 0)" for name in names)])
-        rolled = f"SELECT {sums} FROM {_ROLLUP} WHERE day = ANY(%(days)s) {condition.format('')} {grouping}"  # noqa: S608
+        rows = f"tenant_id = %(tenant)s AND day = ANY(%(days)s) {condition.format('')}"
+        rolled = f"SELECT {sums} FROM {_ROLLUP} WHERE {rows} {grouping}"  # noqa: S608
         statements.append((rolled, {"days": days}))
     found: dict[tuple[Any, ...], dict[str, int]] = {}
     with connection.cursor() as cursor:

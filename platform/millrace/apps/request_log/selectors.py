@@ -25,7 +25,7 @@ from inference_worker.contract.request import TOKEN_CLASSES
 from millrace.apps.batches.models import Batch
 from millrace.apps.request_log.models import RequestContent, RequestOutcome, RequestRecord
 from millrace.apps.request_log.request_budgets import HeldFrom, budgets_of, rejecting_budget
-from tenants.models import Tenant
+from tenants.models import ApiKey, Tenant
 
 PAGE, MAX_PAGE = 50, 200
 MAX_SEARCHED = 1000  # stored requests that one search reads
@@ -58,15 +58,20 @@ class Filters:
     request_ids: tuple[str, ...] | None = None  # only these
     min_total_ms: int | None = None
     cache_layer: str | None = None
+    end_user: str | None = None
+    member_id: int | None = None  # requests of the keys that this member created
 
     def rows(self) -> QuerySet[RequestRecord]:
-        names = ("key_id", "project_id", "outcome", "status", "code", "endpoint", "cache_layer")
+        names = ("key_id", "project_id", "outcome", "status", "code", "endpoint", "cache_layer", "end_user")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         times = {"started_at__gte": self.start, "started_at__lt": self.end}
         given |= {name: value for name, value in times.items() if value is not None}
         records = RequestRecord.objects.for_tenant(self.tenant_id).filter(**given)
         if self.model is not None:
             records = records.filter(Q(requested_model=self.model) | Q(served_model=self.model))
+        if self.member_id is not None:
+            keys = ApiKey.objects.for_tenant(self.tenant_id).filter(created_by=self.member_id)
+            records = records.filter(key_id__in=keys.values("pk"))
         if self.id_prefix is not None:
             # The collation of the index request_log_id_prefix, in which a prefix is a range.
             named = records.annotate(bare_id=Collate("request_id", "C"))

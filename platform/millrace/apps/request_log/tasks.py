@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from celery import shared_task
 from django.conf import settings
 
-from millrace.apps.request_log import request_rollups
+from millrace.apps.request_log import request_rollups, segment_jobs  # noqa: F401  (registers a kind of job)
 from millrace.apps.request_log.row_deletion import delete_rows
 
 _RECORDS = """

@@ -121,6 +121,7 @@ class AdmittedRequest(msgspec.Struct, frozen=True, dict=True):
             reserved_tokens=self.reserved_tokens,
             traceparent=tracing.current_traceparent(),
             is_operator_paid=self.is_operator_paid,
+            end_user=demand.request.end_user,
         )
 
 

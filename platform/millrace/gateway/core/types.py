@@ -162,6 +162,9 @@ class TokenizedPrompts(Protocol):
         """
 
 
+MAX_END_USER_LENGTH = 128
+
+
 @dataclass(frozen=True)
 class InferenceRequest:
     """A client's request, independent of the API dialect."""
@@ -220,6 +223,11 @@ class InferenceRequest:
     cache_directives: frozenset[str] = frozenset()  # directives of the header x-millrace-cache
     source: RequestSource | None = None  # set if an upstream may run the request
     unset_sampling: tuple[str, ...] = ()  # sampling parameters that take the deployment's defaults
+
+    @property
+    def end_user(self) -> str:
+        """Return the start of `user`, as it is stored."""
+        return (self.user or "")[:MAX_END_USER_LENGTH].replace("\0", "")
 
     @property
     def charged(self) -> bool:

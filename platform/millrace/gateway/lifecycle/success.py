@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from millrace.gateway.dispatch.execution import Execution
     from millrace.gateway.lifecycle.active_request import ActiveRequest
 
-MAX_END_USER_LENGTH = 128
 _TAIL_TOKENS, _TAIL_BYTES = 256, 4096  # end of a prompt, which identifies it together with its length
 SCHEMA, TOOL = "schema", "tool"  # failures of an answer
 
@@ -47,7 +46,7 @@ def success_signals(parts: Sequence[ActiveRequest], failure: str) -> SuccessSign
     if execution is not None and not failure:
         failure = _failure(first, execution)
     return SuccessSignals(
-        (request.user or "")[:MAX_END_USER_LENGTH].replace("\0", ""),
+        request.end_user,
         failure,
         _retry_key(first),
         None if execution is None or request.sampling.n > 1 else _inter_token_us(execution),
