@@ -94,6 +94,7 @@ def _gateway_metric_rows() -> list[str]:
         (metrics.answers, 2),
         (metrics.shadows, 2),
         (metrics.records_lost, 1),
+        (metrics.stage_failures, 2),
     ):
         metric.labels(*("" for _ in range(count)))
     metrics.settler.status = SettlerStatus(0, "", settled=0, repeated=0, quarantined=0, backlog=0, lag_ms=0)

@@ -175,6 +175,7 @@ class InferenceJob(msgspec.Struct, frozen=True):
     is_tenant_credential: bool = False  # the credential is the tenant's own
     speculates: bool = True  # whether drafts may be verified, if the replica's settings allow it
     prediction: tuple[int, ...] = ()  # tokens of the expected output, a source of drafts
+    hides_output: bool = False  # the client requested no tokens; the one that is generated is neither sent nor billed
 
     @property
     def deployment_key(self) -> str:

@@ -228,6 +228,8 @@ class Publisher:
             round_.failures.append((live, failed, spent))
         elif last.finish_reason is not None:
             usage = last.usage or TokenCounts()
+            if live.job.hides_output:
+                usage = replace(usage, output=0)
             outcome = "cancelled" if last.finish_reason == "cancelled" else "completed"
             drafts = last.accepted_drafts, last.rejected_drafts
             end = End(request_id, attempt, live.next_seq, last.finish_reason, last.stop_reason, usage, *drafts)

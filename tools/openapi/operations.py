@@ -9,7 +9,7 @@ import msgspec
 
 from millrace.gateway.http.consumer import HttpConsumer
 from millrace.gateway.http.endpoints import batches, feedback, files, message_batches, messages, models, responses
-from millrace.gateway.http.endpoints.decisions import DecisionRecord
+from millrace.gateway.http.endpoints.decisions import DecisionsEndpoint
 from millrace.gateway.http.endpoints.inference import ChatCompletions, Completions, Embeddings, Rerank, Score
 from millrace.gateway.http.endpoints.resume import ResumeStream
 from millrace.gateway.protocols.anthropic.messages import CountBody, MessagesBody
@@ -175,7 +175,7 @@ OPERATIONS: dict[type[HttpConsumer], Operation] = {
         parameters=(header("Last-Event-ID", "The ID of the last event that you received."),),
         is_own=True,
     ),
-    DecisionRecord: Operation(
+    DecisionsEndpoint: Operation(
         "getDecisions",
         "The decision record.",
         "Decisions",

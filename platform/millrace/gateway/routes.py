@@ -10,7 +10,7 @@ from django.urls.resolvers import RoutePattern
 
 from millrace.gateway.http.consumer import METHODS, HttpConsumer
 from millrace.gateway.http.endpoints.batches import BatchEndpoint, BatchesEndpoint, CancelBatch, CreateBatch
-from millrace.gateway.http.endpoints.decisions import DecisionRecord
+from millrace.gateway.http.endpoints.decisions import DecisionsEndpoint
 from millrace.gateway.http.endpoints.feedback import SubmitFeedback
 from millrace.gateway.http.endpoints.files import CreateFile, DeleteFile, FileContent, FileEndpoint, FilesEndpoint
 from millrace.gateway.http.endpoints.health import Healthz, MetricsEndpoint, Readyz
@@ -81,7 +81,7 @@ ROUTES: list[Any] = [
     path("v1/models", _application(ModelsEndpoint)),
     path("v1/models/<path:name>", _application(ModelEndpoint)),
     path("v1/streams/<str:request_id>", _application(ResumeStream)),
-    path("v1/requests/<str:request_id>/decisions", _application(DecisionRecord)),
+    path("v1/requests/<str:request_id>/decisions", _application(DecisionsEndpoint)),
     path("v1/requests/<str:request_id>/feedback", _application(SubmitFeedback)),
     path("tokenize", _application(Tokenize)),  # this and the next two as in vLLM
     path("detokenize", _application(Detokenize)),

@@ -154,6 +154,34 @@ def test_the_usage_event_contains_reasoning_tokens_and_drafts_of_all_sequences(
 
 
 @pytest.mark.parametrize(
+    ("hides_output", "finish_reason", "used", "counted"),
+    [
+        (False, "length", TokenCounts(uncached=2, output=1), TokenCounts(uncached=2, output=1)),
+        (True, "length", TokenCounts(uncached=2, output=1), TokenCounts(uncached=2)),
+        (True, "stop", TokenCounts(cache_read=2, output=3), TokenCounts(cache_read=2)),
+        (True, "cancelled", TokenCounts(uncached=2, output=1), TokenCounts(uncached=2)),
+        (True, "cancelled", TokenCounts(), TokenCounts()),
+    ],
+)
+def test_a_token_that_is_not_returned_is_not_billed(
+    broker: redis.Redis,
+    queued: Queued,
+    publisher: ObservedPublisher,
+    hides_output: bool,
+    finish_reason: Any,
+    used: TokenCounts,
+    counted: TokenCounts,
+) -> None:
+    """A request with `max_tokens` 0 generates one token for each of its outputs."""
+    live = begin(broker, queued, msgspec.structs.replace(make_job(), hides_output=hides_output))
+    publisher.deliver([(live, RequestOutput(live.engine_id, [7], "7", finish_reason=finish_reason, usage=used))])
+    assert publisher.has_ended(live)
+    (event,) = usage_events(broker)
+    (end,) = [each for each in log_of(broker, "req_1") if isinstance(each, End)]
+    assert event.usage == end.usage == counted
+
+
+@pytest.mark.parametrize(
     ("miss", "replicas_with_prefix", "reported"),
     [
         ("first_use", ("other",), "other_worker"),

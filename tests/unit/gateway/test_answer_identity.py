@@ -65,6 +65,7 @@ FREE_JOB_FIELDS: dict[str, Any] = {
     "is_tenant_credential": True,  # the credential's ID decides
     "speculates": False,  # drafts do not change an answer
     "prediction": (1,),
+    "hides_output": True,  # its results are not cached
 }
 UPSTREAM: dict[str, Any] = {"operation": "messages", "body": b'{"a":1}'}
 FREE_UPSTREAM: dict[str, Any] = {"prompt_tokens": 4, "estimated_tokens": 4, "waits_for_capacity": False}

@@ -12,14 +12,17 @@ from openai.types.chat import ChatCompletionMessage
 
 from inference_worker.contract.output_formats import HERMES
 from inference_worker.contract.request import SamplingParams, ServiceClass, StructuredSpec
+from millrace.gateway.admission.admission import AdmissionRequest, AdmittedRequest
 from millrace.gateway.core.errors import ApiError
-from millrace.gateway.core.types import MODEL_LENGTH, Breakpoint, InferenceRequest, TemplateOptions, Tool
+from millrace.gateway.core.types import MODEL_LENGTH, Breakpoint, InferenceRequest, Prompt, TemplateOptions, Tool
+from millrace.gateway.dispatch.jobs import InferenceJobBuilder
 from millrace.gateway.protocols.openai.chat import ChatBody, read_chat
-from millrace.gateway.protocols.openai.completions import read_completion
+from millrace.gateway.protocols.openai.completions import DEFAULT_MAX_TOKENS, read_completion
 from millrace.gateway.protocols.openai.parameters import NO_OP
 from millrace.gateway.protocols.tools import spec as tool_spec
 from millrace.gateway.protocols.unknown_fields import check_unknown
 from millrace.gateway.protocols.upstreams.images import require_images
+from tests.support.gateway.keys import KEY, MODEL
 from tests.support.gateway.requests import ANY_JSON, HELLO, LIKELY, NAMES, called, named, tool
 
 
@@ -486,9 +489,22 @@ def test_any_invalid_body_gets_400(fields: dict[str, Any], likely: dict[str, Any
             assert set(exc.body()["error"]) == {"message", "type", "param", "code"}
 
 
-def test_a_completion_may_have_no_tokens() -> None:
-    request = completion(max_tokens=0, echo=True, logprobs=1)
-    assert (request.max_tokens, request.echoed_parameters) == (1, {"hides_output": True})
-    assert completion(max_tokens=1).echoed_parameters == {}
+@pytest.mark.parametrize(
+    ("fields", "max_tokens", "hides_output"),
+    [
+        ({"max_tokens": 0, "echo": True, "logprobs": 1}, 1, True),
+        ({"max_tokens": 0}, 1, True),
+        ({"max_tokens": 1, "echo": True}, 1, False),
+        ({}, DEFAULT_MAX_TOKENS, False),
+    ],
+)
+def test_a_completion_may_have_no_tokens(fields: dict[str, Any], max_tokens: int, hides_output: bool) -> None:
+    request = completion(**fields)
+    assert (request.max_tokens, request.hides_output) == (max_tokens, hides_output)
+    admitted = AdmittedRequest(AdmissionRequest("req_1", 0, KEY, request, Prompt([1]), [MODEL]), max_tokens)
+    assert InferenceJobBuilder("gw", "secret", 60).make(admitted).hides_output == hides_output
+
+
+def test_a_completion_cannot_have_less_than_no_tokens() -> None:
     with pytest.raises(ApiError):
         completion(max_tokens=-1)

@@ -371,7 +371,7 @@ def _may_store(key: ApiKeySnapshot, request: InferenceRequest) -> bool:
 def _miss_reason(execution: Execution, request: InferenceRequest, key: ApiKeySnapshot) -> str:
     """Return why the cache is not used for the execution; empty if it is."""
     admitted, params = execution.admitted, execution.job.params
-    if not admitted.demand.sequences:
+    if not admitted.demand.sequences or execution.job.hides_output:
         return "not_generated"
     if params.temperature and not key.answer_cache_sampled:
         return "sampled"

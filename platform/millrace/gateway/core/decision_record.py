@@ -42,8 +42,8 @@ class DecisionRecord(msgspec.Struct, kw_only=True):
     shadow: dict[str, str] | UnsetType = UNSET
     not_shadowing: str | UnsetType = UNSET
     escalations: list[dict[str, str]] | UnsetType = UNSET  # answers that failed a check
-    checks: str | UnsetType = UNSET  # of a check: the request whose semantic hit it checks
-    shadow_of: str | UnsetType = UNSET  # of a shadow: its request
+    checks: str | UnsetType = UNSET  # ID of the request whose semantic hit a check checks
+    shadow_of: str | UnsetType = UNSET  # ID of the request that a shadow belongs to
 
     @property
     def policy_version(self) -> int:

@@ -239,6 +239,11 @@ class InferenceRequest:
         return {name: value for name, value in model.sampling_defaults if name in self.unset_sampling}
 
     @property
+    def hides_output(self) -> bool:
+        """Return whether `max_tokens` is 0: the token that is generated is neither returned nor billed."""
+        return bool(self.echoed_parameters.get("hides_output"))
+
+    @property
     def prompt_param(self) -> str:
         """Return the dialect's parameter name for the prompt."""
         if self.inputs:
@@ -276,6 +281,11 @@ class ResponseSpec(msgspec.Struct, frozen=True):
     def answers(self) -> int:
         return self.n * self.prompts
 
+    @property
+    def hides_output(self) -> bool:
+        """Return whether `max_tokens` is 0: the token that is generated is neither returned nor billed."""
+        return bool(self.echoed_parameters.get("hides_output"))
+
 
 encode_response_spec = msgspec.msgpack.Encoder().encode
 decode_response_spec = msgspec.msgpack.Decoder(ResponseSpec).decode
@@ -305,4 +315,5 @@ class Writer(Protocol):
 
 def usage_so_far(spec: ResponseSpec, prompt: TokenCounts | None, output_tokens: int) -> TokenCounts:
     """Return the usage of a response in progress. `prompt` is the prompt's usage from the first event, if it came."""
-    return msgspec.structs.replace(prompt or TokenCounts(uncached=spec.prompt_tokens), output=output_tokens)
+    output = 0 if spec.hides_output else output_tokens
+    return msgspec.structs.replace(prompt or TokenCounts(uncached=spec.prompt_tokens), output=output)

@@ -53,6 +53,7 @@ class InferenceJobBuilder:
             version=demand.model.version,
             speculates=request.speculates,
             prediction=prompt.prediction,
+            hides_output=request.hides_output,
             upstream=_upstream_request(demand, cache_salt, waits_for_capacity),
             credential=_credential(demand),
             is_tenant_credential=_has_credential(demand) and demand.model.name in demand.key.credentials,

@@ -121,7 +121,7 @@ class RequestStages:
                     passed.append(each)
                     continue
                 result = await self._call(entry, "on_event", entry[1].on_event(active, each), None)
-                passed += _unpassed(entry[1].held, each) if result is None else result
+                passed += _find_unpassed(entry[1].held, each) if result is None else result
             events = passed
         return events
 
@@ -187,7 +187,7 @@ class Stages:
             await stage.stop()
 
 
-def _unpassed(held: Sequence[AnswerEvent], event: StageEvent) -> Sequence[StageEvent]:
+def _find_unpassed(held: Sequence[AnswerEvent], event: StageEvent) -> Sequence[StageEvent]:
     """Return the events that a failed stage has not passed on: those that it held, and the one that it received."""
     if held and isinstance(held[-1], End):
         return held

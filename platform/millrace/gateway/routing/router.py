@@ -30,7 +30,7 @@ class Route:
 
     candidates: list[ServedModel]
     fallback_on: tuple[str, ...]
-    decision_record: DecisionRecord  # of the request, with the fields that the router knows
+    decision_record: DecisionRecord  # record of the request, with the fields that the router knows
     policy: Policy | None = None
     escalation: Escalation | None = None  # escalation of the rule that applied
     assignment: ArmAssignment | None = None  # arm of a running experiment

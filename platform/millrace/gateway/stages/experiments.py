@@ -13,7 +13,7 @@ from millrace.gateway.routing.router import Router
 from tenants.keys.snapshot import ApiKeySnapshot
 
 
-class ArmAssignment(RequestStage):
+class AssignedRequest(RequestStage):
     """The assignment of one request to an arm."""
 
     def __init__(self, router: Router) -> None:
@@ -38,5 +38,5 @@ class ExperimentStage(Stage):
     def __init__(self, router: Router) -> None:
         self._router = router
 
-    def open(self, key: ApiKeySnapshot, request: InferenceRequest, request_id: str) -> ArmAssignment | None:
-        return ArmAssignment(self._router) if request.model in key.experiments else None
+    def open(self, key: ApiKeySnapshot, request: InferenceRequest, request_id: str) -> AssignedRequest | None:
+        return AssignedRequest(self._router) if request.model in key.experiments else None

@@ -21,7 +21,7 @@ WHERE tenant_id = %s AND project_id = %s AND request_id = %s ORDER BY started_at
 """
 
 
-class DecisionRecord(HttpConsumer):
+class DecisionsEndpoint(HttpConsumer):
     endpoint = "decisions"
     method = "GET"
 

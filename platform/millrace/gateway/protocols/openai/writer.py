@@ -267,7 +267,6 @@ class CompletionWriter(OpenAIWriter):
     def __init__(self, spec: ResponseSpec, tokenizer: Tokenizer) -> None:
         super().__init__(spec, tokenizer)
         self._begun: set[int] = set()  # choices whose first text was written
-        self._hides_output = bool(spec.echoed_parameters.get("hides_output"))  # max_tokens is 0
 
     def _head(self, streamed: bool) -> dict[str, Any]:
         spec = self._spec
@@ -286,7 +285,7 @@ class CompletionWriter(OpenAIWriter):
 
     def _deltas(self, event: Tokens) -> list[dict[str, Any]]:
         has_echo = bool(self._spec.echo) and event.index not in self._begun
-        if not has_echo and (self._hides_output or not (event.text or event.logprobs)):
+        if not has_echo and (self._spec.hides_output or not (event.text or event.logprobs)):
             return []
         return [self._text(event.index, [event], None)]
 
@@ -300,7 +299,7 @@ class CompletionWriter(OpenAIWriter):
         text = "".join(part.text for part in parts)
         logprobs: dict[str, Any] | None = None
         items: Sequence[TokenLogprobs | int] | None = _all_logprobs(parts)
-        if self._hides_output:
+        if self._spec.hides_output:
             text, items = "", None if items is None else []
             reason = None if reason is None else "length"
         is_first = index not in self._begun
