@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from inference_worker.contract.compute_support import read_refusal
 from inference_worker.contract.deployments import WantedState
 from inference_worker.contract.messages import Heartbeat, ReplicaPhase
 from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState, ReplicaStatus
@@ -45,7 +46,8 @@ class DeploymentStatus:
     @property
     def reason(self) -> str:
         """Why a replica could not be loaded; empty if none failed."""
-        return next((each.beat.reason for each in self.replicas if each.beat.phase == ReplicaPhase.FAILED), "")
+        failed = (each.beat.reason for each in self.replicas if each.beat.phase == ReplicaPhase.FAILED)
+        return read_refusal(next(failed, ""))
 
     @property
     def loading(self) -> Heartbeat | None:

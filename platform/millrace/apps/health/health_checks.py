@@ -35,6 +35,7 @@ from billing.models import (
 from billing.pricing.currencies import other_currencies
 from billing.rates.pricing import Tier
 from inference_worker.contract.command_line import format_command
+from inference_worker.contract.compute_support import read_refusal
 from inference_worker.contract.disk import FreeSpace
 from inference_worker.contract.messages import Heartbeat, ReplicaPhase
 from inference_worker.contract.texts import Text
@@ -218,7 +219,7 @@ def _models(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
         ]
         failed = next((replica.beat.reason for replica in there if replica.beat.phase == ReplicaPhase.FAILED), "")
         todo = (
-            Text("It could not be loaded: %(failed)s", failed=failed)
+            Text("It could not be loaded: %(failed)s", failed=read_refusal(failed))
             if failed
             else Text("Its requests receive 503. Check the worker logs.")
         )
@@ -242,7 +243,7 @@ def _failed_loads(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
                 replica.id,
                 urgent=False,
                 title=Text("%(worker)s could not load %(model)s", worker=replica.worker, model=beat.model),
-                todo=beat.reason,
+                todo=read_refusal(beat.reason),
             )
 
 
