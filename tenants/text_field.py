@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import models
 
@@ -36,7 +36,13 @@ def decode_text(stored: str) -> str:
         return stored
 
 
-class UserTextField(models.TextField):  # type: ignore[type-arg]
+if TYPE_CHECKING:
+    BaseField = models.TextField[str, str]
+else:
+    BaseField = models.TextField
+
+
+class UserTextField(BaseField):
     """A column with a `Text` or a plain text. It reads as an English string in all places but the console."""
 
     def from_db_value(self, value: str | None, expression: Any, connection: Any) -> str | None:

@@ -42,7 +42,7 @@ from billing.models import (
 )
 from billing.pricing.currencies import CrossRate, dated_rate
 from billing.taxes.taxes import NoTaxRule, require_vat_ids, vat_party
-from inference_worker.contract.texts import Text
+from inference_worker.contract.texts import Text, text_of
 from tenants import audit
 from tenants.actions import Conflict
 
@@ -81,7 +81,7 @@ def do_finalize(invoice: Invoice, now: datetime | None = None) -> Invoice:
             applied = total(row, lines)
             _require_vat_ids(row)
         except NoTaxRule as exc:
-            raise Conflict(str(exc)) from exc
+            raise Conflict(text_of(exc)) from exc
         _issue(row, now, profile)
         _fix(row, lines)
         mark_billed(charged)

@@ -32,7 +32,7 @@ from billing.models import (
 from billing.periods import default_entity, ensure_periods
 from billing.pricing.currencies import currency_of
 from billing.taxes.taxes import NoTaxRule, compute_tax, tax_for
-from inference_worker.contract.texts import Text
+from inference_worker.contract.texts import Text, text_of
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.actions.common import check
@@ -186,7 +186,7 @@ def _new_purchase(tenant: Tenant) -> Invoice:
                 entity.pk, purchase.seller, purchase.buyer, now.astimezone(ZoneInfo(entity.time_zone)).date()
             )
         except NoTaxRule as exc:
-            raise Conflict(str(exc)) from exc
+            raise Conflict(text_of(exc)) from exc
     purchase.taxes = [rule]
     return purchase
 

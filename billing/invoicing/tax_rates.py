@@ -11,7 +11,7 @@ from billing.invoicing.drafts import address, zone
 from billing.models import BillingEntity, Invoice
 from billing.pricing.currencies import DatedRate, dated_rate
 from billing.taxes.taxes import NoTaxRule, tax_for
-from inference_worker.contract.texts import Text
+from inference_worker.contract.texts import Text, text_of
 from tenants.actions import Conflict
 
 
@@ -62,5 +62,5 @@ def find_problem(draft: Invoice, now: datetime | None = None) -> str:
         rule = tax_for(draft.entity_id, current.seller, current.buyer, last_day)
         find_tax_rate(draft.entity, draft.currency, [rule], today)
     except (NoTaxRule, Conflict) as exc:
-        return str(exc)
+        return text_of(exc)
     return ""

@@ -7,7 +7,10 @@ docs/reference/model-formats.md has the table of the choices.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from functools import cache
+from itertools import product
 from typing import NamedTuple, get_args
 
 import msgspec
@@ -160,6 +163,27 @@ def find_refusal(
     else:
         text = Text("A KV cache in int8 needs the C kernels; set kv_cache_dtype to auto.")
     return RefusedOption("kv_cache_dtype", text)
+
+
+def read_refusal(reason: str) -> str:
+    """Return the reason of a failed load, which a heartbeat has in English, as the text of the refused option.
+
+    Other reasons stay as they are.
+    """
+    return _refusals().get(reason, reason)
+
+
+@cache
+def _refusals() -> Mapping[str, str]:
+    """Return all texts of refused options by their English."""
+    found: dict[str, str] = {}
+    for device, instructions, slow in product(("cpu", "cuda"), ("", "avx2"), (None, *SlowReason)):
+        support = describe_support(device, instructions, slow, has_bfloat16=False, has_float16=False)
+        for dtype, kv_cache_dtype in product(get_args(DTypeName), get_args(KVCacheDTypeName)):
+            with_all = msgspec.structs.replace(support, dtypes=get_args(DTypeName))
+            refusals = (find_refusal(each, dtype, kv_cache_dtype) for each in (support, with_all))
+            found |= {str(refusal.message): refusal.message for refusal in refusals if refusal is not None}
+    return found
 
 
 def find_slow_dtype(support: ComputeSupport, dtype: DTypeName, *, is_encoder: bool) -> SlowReason | None:

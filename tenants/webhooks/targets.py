@@ -29,6 +29,10 @@ _lookups = threading.BoundedSemaphore(_MAX_LOOKUPS)
 class TargetRefused(ValueError):
     """An error of a URL that webhooks may not use. The message is for the tenant."""
 
+    def __init__(self, reason: str, advice: str = "") -> None:
+        super().__init__(Text("%(reason)s %(advice)s", reason=reason, advice=advice) if advice else reason)
+        self.reason = reason
+
 
 class CheckedUrl(str):
     """A URL that `check_url` has accepted."""
@@ -65,9 +69,9 @@ def parse(url: str, private_hosts: Collection[str]) -> WebhookTarget:
         raise TargetRefused(Text("The URL must name a host, and neither a user nor a fragment."))
     literal = _literal(host)
     if literal is not None and not inside and not is_public(literal):
-        raise TargetRefused(Text("The address %(host)s is internal. %(advice)s", host=host, advice=_ADVICE))
+        raise TargetRefused(Text("The address %(host)s is internal.", host=host), _ADVICE)
     if not inside and _is_localhost(host):
-        raise TargetRefused(Text("The host %(host)s is internal. %(advice)s", host=host, advice=_ADVICE))
+        raise TargetRefused(Text("The host %(host)s is internal.", host=host), _ADVICE)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return WebhookTarget(parts.scheme == "https", host, port or (443 if parts.scheme == "https" else 80), path)
 
@@ -82,8 +86,7 @@ def check_url(url: str, private_hosts: Collection[str], seconds: float = LOOKUP_
     """
     target = parse(url, private_hosts)
     if target.host not in private_hosts and _is_internal(target, seconds):
-        text = Text("The host %(host)s has an internal address. %(advice)s", host=target.host, advice=_ADVICE)
-        raise TargetRefused(text)
+        raise TargetRefused(Text("The host %(host)s has an internal address.", host=target.host), _ADVICE)
     return CheckedUrl(url)
 
 

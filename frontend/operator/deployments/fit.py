@@ -45,7 +45,7 @@ def result(ctx: PageContext) -> HttpResponse:
     if found["state"] == "running":
         return _fragment(ctx, check_id=check_id)
     if error := found.get("error"):
-        return _fragment(ctx, error=error)
+        return _fragment(ctx, error=translate_message(error))
     return _fragment(ctx, shown_check=check_id, **_view_model(found["report"]))
 
 

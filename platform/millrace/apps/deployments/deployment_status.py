@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from inference_worker.contract.compute_support import read_refusal
 from inference_worker.contract.deployments import WantedState
 from inference_worker.contract.messages import Heartbeat, ReplicaPhase, process_of, worker_of
 from millrace.apps.deployments.fleet_status import FleetStatus, ReplicaState, ReplicaStatus
@@ -46,7 +47,7 @@ class DeploymentStatus:
     @property
     def reason(self) -> str:
         """Why a replica could not be loaded, also while its load is repeated; empty if none failed."""
-        return next((each.beat.reason for each in self.replicas if each.beat.reason), "")
+        return read_refusal(next((each.beat.reason for each in self.replicas if each.beat.reason), ""))
 
     @property
     def namesakes(self) -> list[ReplicaStatus]:

@@ -672,7 +672,7 @@ def _check_managed(row: Deployment) -> None:
 
 
 def _base_url_refused(exc: ValueError) -> FieldRefused:
-    reason = str(exc).partition(" Use a host")[0]  # without the advice for webhooks
+    reason = exc.reason if isinstance(exc, TargetRefused) else str(exc)  # without the advice for webhooks
     message = Text(
         "%(reason)s Use an https:// URL with a public address, or allow internal addresses for this deployment.",
         reason=reason,

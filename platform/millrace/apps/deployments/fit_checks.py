@@ -27,6 +27,7 @@ from inference_worker.contract import valkey
 from inference_worker.contract.settings import EMBEDDED
 from inference_worker.contract.texts import Text
 from tenants.actions import ActionRefused, Conflict
+from tenants.text_field import decode_text, encode_text
 
 CHECK_SECONDS = 60.0
 KEEP_SECONDS = 600
@@ -96,6 +97,8 @@ def read_fit_check(check_id: str) -> dict[str, Any] | None:
     with _broker() as broker:
         stored: Any = broker.get(_KEY.format(check_id))
     found: dict[str, Any] | None = None if stored is None else json.loads(stored)
+    if found is not None and "error" in found:
+        found["error"] = decode_text(found["error"])
     return found
 
 
@@ -128,7 +131,8 @@ def _inspect(source: str, arguments: list[str]) -> dict[str, Any]:
     except (ModelError, OSError, RuntimeError, ValueError) as exc:  # such as a home directory of an unknown user
         return {"error": str(exc)}
     if is_missing:  # otherwise the command would look for it on the hub
-        return {"error": f"{path} is neither a model directory nor a .gguf file on this machine."}
+        text = Text("%(path)s is neither a model directory nor a .gguf file on this machine.", path=path)
+        return {"error": encode_text(text)}
     command = [sys.executable, "-m", "millrace.cli", "models", "inspect", str(path), *arguments, "--json"]
     process = subprocess.Popen(  # noqa: S603
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -138,12 +142,14 @@ def _inspect(source: str, arguments: list[str]) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # with the process that measures the machine
         process.communicate()
-        return {"error": f"The check took longer than {CHECK_SECONDS:.0f} seconds."}
+        text = Text("The check took longer than %(seconds)s seconds.", seconds=round(CHECK_SECONDS))
+        return {"error": encode_text(text)}
     try:
         return {"report": json.loads(output[:_MAX_RESULT_BYTES])}
     except ValueError:
-        lines = errors.decode("utf-8", "replace").strip().splitlines() or ["The check ended without a result."]
-        return {"error": lines[-1][:1000]}
+        if lines := errors.decode("utf-8", "replace").strip().splitlines():
+            return {"error": lines[-1][:1000]}
+        return {"error": encode_text(Text("The check ended without a result."))}
 
 
 def _broker() -> redis.Redis:

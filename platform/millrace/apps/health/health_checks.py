@@ -35,6 +35,7 @@ from billing.models import (
 from billing.pricing.currencies import other_currencies
 from billing.rates.pricing import Tier
 from inference_worker.contract.command_line import format_command
+from inference_worker.contract.compute_support import read_refusal
 from inference_worker.contract.disk import FreeSpace
 from inference_worker.contract.messages import Heartbeat, ReplicaPhase, worker_of
 from inference_worker.contract.texts import Text
@@ -233,7 +234,7 @@ def _describe_absence(beats: Sequence[Heartbeat]) -> str:
     """Return why no replica serves a model, and what to do."""
     failed = next((beat.reason for beat in beats if beat.reason), "")  # also while its load is repeated
     if failed:
-        return Text("It could not be loaded: %(failed)s", failed=failed)
+        return Text("It could not be loaded: %(failed)s", failed=read_refusal(failed))
     if any(beat.phase == ReplicaPhase.LOADING for beat in beats):
         return Text("A worker is loading it. Its requests receive 503 until then.")
     if not beats:
@@ -251,7 +252,7 @@ def _failed_loads(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
                 replica.id,
                 urgent=False,
                 title=Text("%(replica)s could not load %(model)s", replica=replica.name, model=beat.model),
-                todo=beat.reason,
+                todo=read_refusal(beat.reason),
             )
 
 
