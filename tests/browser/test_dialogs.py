@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -30,6 +31,11 @@ OPENERS = """() => { const seen = new Set(); const found = [];
 FOCUSED = "document.activeElement.outerHTML.slice(0, 300)"
 
 
+def has_focus(page: Page, url: str) -> bool:
+    """Return whether the focus is on a link that opens this URL."""
+    return bool(page.evaluate("(url) => document.activeElement.getAttribute('hx-get') === url", url))
+
+
 def is_focus_in_dialog(page: Page) -> bool:
     return bool(page.evaluate("document.querySelector('dialog[open]').contains(document.activeElement)"))
 
@@ -53,7 +59,7 @@ def test_the_focus_returns_to_the_opener(visit: Callable[..., Any], screen: Any)
         else:
             page.keyboard.press("Escape")
         expect(dialog).to_have_count(0)
-        eventually(lambda url=url: page.evaluate("document.activeElement.getAttribute('hx-get')") == url)
+        eventually(partial(has_focus, page, url))
 
 
 def test_the_palette_opens_a_form_with_the_focus_in_its_first_field(
