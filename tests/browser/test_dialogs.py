@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,14 +20,20 @@ from tests.support.frontend.screen_cases import POPULATED
 from tests.support.waiting import eventually
 
 EMAIL = "owner@x.example"
-# Visible links that open a dialog or the drawer, one for each kind of page.
+# URLs of visible links that open a dialog or the drawer, one for each kind of page.
 OPENERS = """() => { const seen = new Set(); const found = [];
   for (const one of document.querySelectorAll("main [hx-get]:is([hx-target='#dialog'], [hx-target='#drawer'])")) {
-    const kind = one.getAttribute("hx-get").split("?")[0].replace(/\\/(\\d+|req_[^/]+|[^/]*\\.[^/]*)(?=\\/|$)/g, "/*");
+    const url = one.getAttribute("hx-get");
+    const kind = url.split("?")[0].replace(/\\/(\\d+|req_[^/]+|[^/]*\\.[^/]*)(?=\\/|$)/g, "/*");
     if (seen.has(kind) || one.localName === "form" || !one.checkVisibility()) continue;
-    seen.add(kind); found.push(one); }
-  window.opened = found; return found.length; }"""
+    seen.add(kind); found.push(url); }
+  return found; }"""
 FOCUSED = "document.activeElement.outerHTML.slice(0, 300)"
+
+
+def has_focus(page: Page, url: str) -> bool:
+    """Return whether the focus is on a link that opens this URL."""
+    return bool(page.evaluate("(url) => document.activeElement.getAttribute('hx-get') === url", url))
 
 
 def is_focus_in_dialog(page: Page) -> bool:
@@ -37,8 +44,8 @@ def is_focus_in_dialog(page: Page) -> bool:
 def test_the_focus_returns_to_the_opener(visit: Callable[..., Any], screen: Any) -> None:
     """Each dialog of each screen is closed by Escape, or by its own button."""
     page = visit(screen, "populated").page
-    for number in range(page.evaluate(OPENERS)):
-        page.evaluate("(number) => opened[number].focus()", number)
+    for number, url in enumerate(page.evaluate(OPENERS)):
+        page.evaluate("(url) => document.querySelector(`main [hx-get='${url}']`).focus()", url)
         page.keyboard.press("Enter")
         dialog = page.locator("dialog[open]")
         expect(dialog.locator("h1").first).to_be_visible()
@@ -52,8 +59,7 @@ def test_the_focus_returns_to_the_opener(visit: Callable[..., Any], screen: Any)
         else:
             page.keyboard.press("Escape")
         expect(dialog).to_have_count(0)
-        opener = page.evaluate("(number) => opened[number].getAttribute('hx-get')", number)
-        eventually(lambda url=opener: page.evaluate("document.activeElement.getAttribute('hx-get')") == url)
+        eventually(partial(has_focus, page, url))
 
 
 def test_the_palette_opens_a_form_with_the_focus_in_its_first_field(

@@ -223,7 +223,7 @@ def _details(invoice: Invoice, words: dict[str, Any]) -> Iterable[tuple[str, str
     yield _("Currency"), invoice.currency
 
 
-_EMAILS = {
+_EMAILS: Mapping[str, str] = {
     InvoiceEmail.EmailType.ISSUED: _lazy("Sent"),
     InvoiceEmail.EmailType.REMINDER: _lazy("Reminder sent"),
     InvoiceEmail.EmailType.SUSPENSION: _lazy("Notice of suspension sent"),

@@ -204,7 +204,6 @@ class EditKeysForm(SelectedKeysForm):
                 min_value=0,
                 max_value=MAX_LIMIT,
                 widget=forms.TextInput({**_PLAIN, "inputmode": "numeric"}),
-                help_text=_("Of each key. Its other limits stay"),
             )
 
     def clean(self) -> dict[str, Any]:

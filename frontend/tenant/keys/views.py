@@ -224,7 +224,7 @@ def edit_keys(ctx: PageContext) -> HttpResponse:
         form,
         lambda _data: do_update_api_keys(ctx.tenant, rows, form.limits(), **form.changes()),
         message=lambda done: ngettext("%(number)s key updated.", "%(number)s keys updated.", done) % {"number": done},
-        effect=_("Blank fields change nothing. If one key cannot be changed, none is."),
+        effect=_("Blank fields change nothing, and other limits stay. If one key cannot be changed, none is."),
         **_list_form(ctx, _("Save")),
     )
 

@@ -316,7 +316,7 @@ def test_selected_keys_are_changed_together_or_not_at_all(client, acme, log_in):
         *[(end, "4711")] * 2,
         (None, ""),
     ]
-    limits = {row.key_id: (row.requests_per_minute, row.concurrency) for row in unscoped(LimitSet)}
+    limits = {row.key_id: (row.requests_per_minute, row.concurrency) for row in unscoped(LimitSet).all()}
     assert limits == {keys[0].pk: (7, 2), keys[1].pk: (7, None)}
     assert unscoped(ApiKey).get(pk=other.pk).expires_at is None
     assert len(unscoped(AuditEntry).filter(action="key.updated")) == 2
@@ -328,7 +328,7 @@ def test_selected_keys_are_changed_together_or_not_at_all(client, acme, log_in):
     assert refused.status_code == 422
     assert "two: This key is revoked or expired." in refused.content.decode()
     assert unscoped(ApiKey).get(pk=keys[0].pk).expires_at == end
-    assert {row.requests_per_minute for row in unscoped(LimitSet)} == {7}
+    assert {row.requests_per_minute for row in unscoped(LimitSet).all()} == {7}
 
 
 @pytest.mark.parametrize("sent", [{}, {"key": ["x", "999999"]}])

@@ -252,7 +252,8 @@ def test_publishing_requires_reauthentication(client, second):
     client.force_login(second)
     version = draft(price("m", "3"))
     for verb in ("publish", "discard"):
-        assert client.post(f"/operator/prices/{version.pk}/{verb}").url.startswith("/account/confirm?")
+        fields = {"typed": str(version.pk)}
+        assert client.post(f"/operator/prices/{version.pk}/{verb}", fields).url.startswith("/account/confirm?")
 
 
 def test_the_palette_finds_models(client, operator):

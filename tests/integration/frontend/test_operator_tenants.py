@@ -12,7 +12,7 @@ from billing.budgets.alerts import check_thresholds
 from billing.budgets.budgets import do_make_budget
 from billing.invoicing.setup import do_add_exchange_rate
 from billing.ledger.credits import do_commit
-from billing.models import Budget, BudgetPeriod, Commitment, CreditGrant
+from billing.models import Budget, BudgetPeriod, Commitment, CreditGrant, PriceBook
 from billing.pricing.rate_cards import current_prices
 from frontend.core import impersonation
 from frontend.operator.tenants import spending
@@ -221,7 +221,8 @@ def test_suspending_requires_the_slug(client, operator, acme):
 def test_changes_of_money_require_reauthentication(client, acme):
     client.force_login(User.objects.create_superuser("op@example.com", PASSWORD))
     for name in ("suspend", "resume", "book", "invite"):
-        assert client.post(f"/operator/tenants/{acme.pk}/{name}").url.startswith("/account/confirm?"), name
+        fields = {"book": PriceBook.LIST, "email": "new@example.com"}
+        assert client.post(f"/operator/tenants/{acme.pk}/{name}", fields).url.startswith("/account/confirm?"), name
 
 
 def test_credit_is_granted(client, operator, acme):
@@ -267,7 +268,6 @@ def test_a_commitment_is_ended(client, operator, acme):
 
 
 def test_another_price_book_is_assigned(client, operator, acme):
-    from billing.models import PriceBook
 
     books.rate_card()
     with all_tenants_scope(BypassReason.PRICES):

@@ -29,7 +29,7 @@ def check_source(spec: ModelSpec) -> None:
                 "quantization", "invalid", Text("Only a .gguf file has blocks to keep. Choose another one.")
             )
         # The embedded models are part of the installation.
-        config = read_model_config(path) if spec.source in EMBEDDED else _inspect(path)
+        config = _inspect(path) if spec.source not in EMBEDDED else read_model_config(path) if path.is_dir() else None
     except (ModelError, OSError, RuntimeError) as exc:  # RuntimeError: a home directory of an unknown user
         raise _refusal(text_of(exc)) from exc
     if spec.max_model_len and config and spec.max_model_len > config.max_model_len:
