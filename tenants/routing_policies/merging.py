@@ -4,8 +4,9 @@ Django.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from enum import StrEnum
 from typing import Any
 
@@ -64,6 +65,14 @@ def match_rules(old: Sequence[Rule], new: Sequence[Rule]) -> list[RulePair]:
                 left.remove(same)
     kept = [RulePair(found.get(number), number) for number in range(len(new))]
     return kept + [RulePair(index, None) for index in range(len(old)) if index not in found.values()]
+
+
+def moved_rules(pairs: Iterable[RulePair]) -> set[int]:
+    """Return the rules of the new version that have another place among the rules of both versions."""
+    kept = [(pair.old, pair.new) for pair in pairs if pair.old is not None and pair.new is not None]
+    blocks = SequenceMatcher(None, sorted(kept), kept, autojunk=False).get_matching_blocks()
+    stable = {kept[block.b + offset] for block in blocks for offset in range(block.size)}
+    return {new for old, new in kept if (old, new) not in stable}
 
 
 def match_changes(base: Sequence[Rule], theirs: Sequence[Rule], mine: Sequence[Rule]) -> list[RuleTriple]:

@@ -17,7 +17,7 @@ from frontend.tenant.routing.page import RoutingPanel
 from tenants.models import RoutingPolicy
 from tenants.routing_policies import policy
 from tenants.routing_policies.diffs import DiffLine, diff, pretty
-from tenants.routing_policies.merging import RuleTriple, Side, match_changes, match_rules, merge, side_of
+from tenants.routing_policies.merging import RuleTriple, Side, match_changes, match_rules, merge, moved_rules, side_of
 from tenants.routing_policies.policy import Policy
 
 SIDES = {
@@ -79,7 +79,7 @@ def changes_in_words(ctx: PageContext, before: Mapping[str, Any] | None, after: 
     old_words = _NO_POLICY if old is None else page.in_words(ctx, old)
     new_words = page.in_words(ctx, after)
     pairs = match_rules(() if old is None else old.rules, after.rules)
-    kept = [pair.old for pair in pairs if pair.old is not None and pair.new is not None]
+    moved = moved_rules(pairs)
     found = []
     for pair in pairs:
         was = [] if pair.old is None else rule_lines(old_words.rules[pair.old])
@@ -91,9 +91,9 @@ def changes_in_words(ctx: PageContext, before: Mapping[str, Any] | None, after: 
             found.append(PolicyChange(title, _("Removed"), "bad", _lines(was, ())))
         elif old is not None and old.rules[pair.old] != after.rules[pair.new]:
             found.append(PolicyChange(title, _("Changed"), "info", _lines(was, now)))
-        elif sorted(kept).index(pair.old) != kept.index(pair.old):
-            moved = _("Rule %(old)s is now rule %(new)s.") % {"old": pair.old + 1, "new": pair.new + 1}
-            found.append(PolicyChange(title, _("Moved"), "info", ((" ", moved),)))
+        elif pair.new in moved:
+            text = _("Rule %(old)s is now rule %(new)s.") % {"old": pair.old + 1, "new": pair.new + 1}
+            found.append(PolicyChange(title, _("Moved"), "info", ((" ", text),)))
     was, now = [] if old is None else policy_lines(old_words), policy_lines(new_words)
     if was != now:
         found.append(PolicyChange(_("Other settings"), _("Changed") if old else _("Added"), "info", _lines(was, now)))

@@ -109,7 +109,7 @@ def edit(ctx: PageContext) -> HttpResponse:
         breadcrumbs=_crumbs(ctx),
         back=ctx.url("routing"),
         check_url=ctx.url("routing-check"),
-        **_CHOICES,
+        choices=_CHOICES,
     )
 
 
@@ -156,7 +156,7 @@ def _sheet_of_changes(ctx: PageContext, form: Editor) -> HttpResponse:
     status = HTTPStatus.OK if form.is_valid() else HTTPStatus.UNPROCESSABLE_ENTITY
     name, text = (ctx.request.POST.get(field, "") for field in ("name", "body"))
     base = form.cleaned_data.get("base")
-    name_error = " ".join(form.errors.get("name", []))
+    name_error = " ".join(map(str, form.errors.get("name", ())))
     with ctx.scope():
         checked = checking.check(ctx, name, text)
         context: dict[str, Any] = {"checked": checked, "headline": changes.headline(checked)}

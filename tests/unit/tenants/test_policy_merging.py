@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tenants.routing_policies.merging import RulePair, Side, match_changes, match_rules, merge, side_of
+from tenants.routing_policies.merging import RulePair, Side, match_changes, match_rules, merge, moved_rules, side_of
 from tenants.routing_policies.policy import Rule, parse
 
 
@@ -47,6 +47,14 @@ def test_rules_of_two_versions_are_matched(old, new, expected):
     before = rules(*old) if old else ()
     assert pairs(before, rules(*new)) == expected
     assert match_rules(before, before) == [RulePair(index, index) for index in range(len(before))]
+
+
+@pytest.mark.parametrize(
+    ("order", "moved"), [("abcd", ""), ("bacd", "b"), ("bcda", "a"), ("dabc", "d"), ("xabcd", ""), ("acd", "")]
+)
+def test_only_rules_that_changed_their_place_are_moved(order, moved):
+    old, new = (rules(*map(named, names)) for names in ("abcd", order))
+    assert "".join(order[index] for index in sorted(moved_rules(match_rules(old, new)))) == moved
 
 
 @pytest.mark.parametrize(
