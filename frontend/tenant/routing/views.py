@@ -31,7 +31,7 @@ from tenants.request_costs import PAGE_COST
 from tenants.routing_policies.diffs import pretty
 
 PANELS = Panels("routing-panel", (Panel("names", _lazy("Aliases"), "routing/page.html#names", page.names, every=0),))
-MAX_VERSION = 2**31 - 1
+MAX_VERSION = 2**31 - 1  # of a policy
 _CHOICES = {
     "strategies": editor.STRATEGY_NAMES,
     "answer_checks": editor.ANSWER_CHECKS,
@@ -131,7 +131,7 @@ def _submit(ctx: PageContext) -> HttpResponse:
         given = form.cleaned_data
         try:
             if "draft" in post:
-                row = checking.save_draft(ctx, name=given["name"], body=given["body"])
+                row = checking.save_draft(ctx, **given)
                 message = _("Draft of %(name)s saved. Requests do not use it.") % {"name": row.name}
                 return redirect_with_message(ctx, f"{ctx.url('routing-edit')}?draft={row.pk}", message)
             made = checking.publish(ctx, **given)
