@@ -18,9 +18,17 @@ MAX_DRAFTS = 200  # per tenant
 
 
 def do_save_policy_draft(
-    tenant: Tenant, name: str, body: Mapping[str, Any], *, updated_by: User | None = None
+    tenant: Tenant,
+    name: str,
+    body: Mapping[str, Any],
+    *,
+    updated_by: User | None = None,
+    base_version: int | None = None,
 ) -> RoutingPolicyDraft:
     """Save the draft of the policy of the model name `name`. It need not be valid.
+
+    Args:
+        base_version: the version that the draft is based on; 0: none. None: as before; of a new draft the active one.
 
     Raises:
         ActionRefused: the draft is too long, or there are too many.
@@ -39,6 +47,8 @@ def do_save_policy_draft(
                     Text("There are %(max_drafts)s drafts. Publish or discard one first.", max_drafts=MAX_DRAFTS)
                 )
             row = RoutingPolicyDraft(tenant=locked, name=name, based_on=active_version(locked, name))
+        if base_version is not None:
+            row.based_on = base_version or None
         row.body, row.updated_by = dict(body), updated_by
         check(row)
         row.save()

@@ -132,7 +132,7 @@ class RoutingPolicy(models.Model):
 class RoutingPolicyDraft(models.Model):
     """The draft of a routing policy. A name has at most one. Requests do not use it until it is published.
 
-    `based_on` is the active version when the draft was created; None if there was none. A draft may be invalid.
+    `based_on` is the active version that the draft was made from; None if there was none. A draft may be invalid.
     """
 
     AUDITED: ClassVar = ("name", "body", "based_on")

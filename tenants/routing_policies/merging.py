@@ -4,8 +4,9 @@ Django.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from enum import StrEnum
 from typing import Any
 
@@ -15,11 +16,11 @@ from tenants.routing_policies import policy
 from tenants.routing_policies.policy import Rule
 
 
-class Side(StrEnum):
+class ChangedSide(StrEnum):
     """The side of a concurrent change that changed something."""
 
-    THEIRS = "theirs"
-    MINE = "mine"
+    LIVE = "live"
+    EDITED = "edited"
     SAME = "same"  # both, in the same way
     BOTH = "both"  # differently
 
@@ -37,8 +38,8 @@ class RuleTriple:
     """A rule in the base and in both changes of it, by index."""
 
     base: int | None
-    theirs: int | None
-    mine: int | None
+    live: int | None
+    edited: int | None
 
 
 def match_rules(old: Sequence[Rule], new: Sequence[Rule]) -> list[RulePair]:
@@ -66,90 +67,98 @@ def match_rules(old: Sequence[Rule], new: Sequence[Rule]) -> list[RulePair]:
     return kept + [RulePair(index, None) for index in range(len(old)) if index not in found.values()]
 
 
-def match_changes(base: Sequence[Rule], theirs: Sequence[Rule], mine: Sequence[Rule]) -> list[RuleTriple]:
-    """Return each rule of three versions once: those of mine, then those of theirs, then those that both removed."""
-    in_theirs = {pair.old: pair.new for pair in match_rules(base, theirs) if pair.old is not None}
-    in_mine = {pair.old: pair.new for pair in match_rules(base, mine) if pair.old is not None}
-    added_theirs = [number for number in range(len(theirs)) if number not in in_theirs.values()]
-    added_mine = [number for number in range(len(mine)) if number not in in_mine.values()]
-    pairs = match_rules([theirs[number] for number in added_theirs], [mine[number] for number in added_mine])
-    found = [RuleTriple(index, in_theirs[index], in_mine[index]) for index in range(len(base))]
+def moved_rules(pairs: Iterable[RulePair]) -> set[int]:
+    """Return the rules of the new version that have another place among the rules of both versions."""
+    kept = [(pair.old, pair.new) for pair in pairs if pair.old is not None and pair.new is not None]
+    blocks = SequenceMatcher(None, sorted(kept), kept, autojunk=False).get_matching_blocks()
+    stable = {kept[block.b + offset] for block in blocks for offset in range(block.size)}
+    return {new for old, new in kept if (old, new) not in stable}
+
+
+def match_changes(base: Sequence[Rule], live: Sequence[Rule], edited: Sequence[Rule]) -> list[RuleTriple]:
+    """Return each rule of three versions once: the edited ones, then the live ones, then removed ones."""
+    in_live = {pair.old: pair.new for pair in match_rules(base, live) if pair.old is not None}
+    in_edited = {pair.old: pair.new for pair in match_rules(base, edited) if pair.old is not None}
+    added_live = [number for number in range(len(live)) if number not in in_live.values()]
+    added_edited = [number for number in range(len(edited)) if number not in in_edited.values()]
+    pairs = match_rules([live[number] for number in added_live], [edited[number] for number in added_edited])
+    found = [RuleTriple(index, in_live[index], in_edited[index]) for index in range(len(base))]
     found += [
         RuleTriple(
             None,
-            None if pair.old is None else added_theirs[pair.old],
-            None if pair.new is None else added_mine[pair.new],
+            None if pair.old is None else added_live[pair.old],
+            None if pair.new is None else added_edited[pair.new],
         )
         for pair in pairs
     ]
-    last = len(mine) + len(theirs)
+    last = len(edited) + len(live)
     return sorted(
         found,
         key=lambda triple: (
-            triple.mine if triple.mine is not None else last,
-            triple.theirs if triple.theirs is not None else last,
+            triple.edited if triple.edited is not None else last,
+            triple.live if triple.live is not None else last,
         ),
     )
 
 
-def side_of(base: Any, theirs: Any, mine: Any) -> Side | None:
+def side_of(base: Any, live: Any, edited: Any) -> ChangedSide | None:
     """Return the side that changed a value; None: no side did."""
-    if theirs == mine:
-        return None if base == mine else Side.SAME
-    if theirs == base:
-        return Side.MINE
-    return Side.THEIRS if mine == base else Side.BOTH
+    if live == edited:
+        return None if base == edited else ChangedSide.SAME
+    if live == base:
+        return ChangedSide.EDITED
+    return ChangedSide.LIVE if edited == base else ChangedSide.BOTH
 
 
-def merge(base: Mapping[str, Any], theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the policy with the changes of both sides. What both changed differently is as in `mine`.
+def merge(base: Mapping[str, Any], live: Mapping[str, Any], edited: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the policy with the changes of both sides. What both changed differently is as in `edited`.
 
     Raises:
         ValueError: one of them is not a valid policy.
     """
-    bodies = [_normalize(body) for body in (base, theirs, mine)]
+    bodies = [_normalize(body) for body in (base, live, edited)]
     rules = _merge_rules(*(policy.parse(body).rules for body in bodies))
     before, other, own = bodies
     merged: dict[str, Any] = {"rules": _as_json(rules)}
     for name in dict.fromkeys([*own, *other]):
         if name == "rules":
             continue
-        is_theirs = side_of(before.get(name), other.get(name), own.get(name)) == Side.THEIRS
-        value = (other if is_theirs else own).get(name)
+        is_live = side_of(before.get(name), other.get(name), own.get(name)) == ChangedSide.LIVE
+        value = (other if is_live else own).get(name)
         if value is not None:
             merged[name] = value
     return merged
 
 
-def _merge_rules(base: Sequence[Rule], theirs: Sequence[Rule], mine: Sequence[Rule]) -> list[Rule]:
-    """Return the rules of both sides in the order of `mine`. New rules of theirs follow the rule before them."""
-    triples = match_changes(base, theirs, mine)
+def _merge_rules(base: Sequence[Rule], live: Sequence[Rule], edited: Sequence[Rule]) -> list[Rule]:
+    """Return the rules of both sides in the order of `edited`. New live rules follow the rule before them."""
+    triples = match_changes(base, live, edited)
     chosen: dict[RuleTriple, Rule] = {}
     for triple in triples:
-        versions = _rules_at(triple, base, theirs, mine)
-        rule = versions[1] if side_of(*versions) == Side.THEIRS else versions[2]
+        versions = _rules_at(triple, base, live, edited)
+        rule = versions[1] if side_of(*versions) == ChangedSide.LIVE else versions[2]
         if rule is not None:
             chosen[triple] = rule
-    merged = [triple for triple in triples if triple.mine is not None]
-    for triple in sorted((t for t in triples if t.mine is None and t.theirs is not None), key=_their_index):
-        before = [other for other in merged if other.theirs is not None and other.theirs < _their_index(triple)]
-        place = merged.index(max(before, key=_their_index)) + 1 if before else 0
+    merged = [triple for triple in triples if triple.edited is not None]
+    for triple in sorted((t for t in triples if t.edited is None and t.live is not None), key=_live_index):
+        before = [other for other in merged if other.live is not None and other.live < _live_index(triple)]
+        place = merged.index(max(before, key=_live_index)) + 1 if before else 0
         merged.insert(place, triple)
     return [chosen[triple] for triple in merged if triple in chosen]
 
 
 def _rules_at(
-    triple: RuleTriple, base: Sequence[Rule], theirs: Sequence[Rule], mine: Sequence[Rule]
+    triple: RuleTriple, base: Sequence[Rule], live: Sequence[Rule], edited: Sequence[Rule]
 ) -> tuple[Rule | None, Rule | None, Rule | None]:
     return (
         None if triple.base is None else base[triple.base],
-        None if triple.theirs is None else theirs[triple.theirs],
-        None if triple.mine is None else mine[triple.mine],
+        None if triple.live is None else live[triple.live],
+        None if triple.edited is None else edited[triple.edited],
     )
 
 
-def _their_index(triple: RuleTriple) -> int:
-    return -1 if triple.theirs is None else triple.theirs
+def _live_index(triple: RuleTriple) -> int:
+    return -1 if triple.live is None else triple.live
 
 
 def _normalize(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -137,7 +137,8 @@ const ruleFields = ({ data, edited, place }) => {
     const describe = () => {
       const { label, words } = FIELDS[condition.field];
       const parts = words(condition.value);
-      summary.replaceChildren(make("span", {}, label), make("span", { className: "text-muted" }, parts.slice(0, -1).join(" ")), make("b", {}, parts.at(-1) || "…"));
+      const sign = parts.slice(0, -1).filter(Boolean).join(" ");
+      summary.replaceChildren(make("span", {}, label), ...(sign ? [make("span", { className: "text-muted" }, sign)] : []), make("b", {}, parts.at(-1) || "…"));
     };
     const write = (value) => { condition.value = value; };
     const fill = () => {

@@ -290,7 +290,16 @@
   on("input", () => { edits += 1; show(); }, body);
 
   // Marks of the newest check: errors at their fields, requests of each rule, and changes.
-  const errorOf = (element) => (element === $("#id_name") ? $("#name-error") : $("[data-error]", element.closest(".rule-row") ?? document.createElement("p")) ?? $("#policy-error"));
+  // An error is below its field, and also below its rule if the menu of the field can be closed.
+  const slotsOf = (element) => {
+    const around = element.closest(".field, .rule-target");
+    const card = element.closest(".rule-row");
+    const own = around && ($(":scope > [data-slot]", around) ?? around.appendChild(Object.assign(document.createElement("p"), { className: "field-error" })));
+    if (own) own.dataset.slot = "";
+    const outer = !own || element.closest(".condition-fields") ? (card ? $("[data-error]", card) : $("#policy-error")) : null;
+    return [own, outer].filter(Boolean);
+  };
+  let errorIds = 0;
   const marked = () => [...places.keys()].filter((element) => element.classList.contains("is-invalid"));
   const mark = (id) => {
     const { errors, requests, changes } = JSON.parse(document.getElementById(id).textContent);
@@ -299,7 +308,8 @@
       element.removeAttribute("aria-invalid");
       element.setAttribute("aria-describedby", element.dataset.hint ?? "");
     }
-    for (const slot of document.querySelectorAll("[data-error], #policy-error, #name-error")) { slot.hidden = true; slot.textContent = ""; }
+    for (const slot of document.querySelectorAll("[data-error], #policy-error")) { slot.hidden = true; slot.textContent = ""; }
+    for (const slot of document.querySelectorAll("[data-slot]")) slot.remove();
     for (const { place: path, message } of errors) {
       const at = path.replace(/^models\[(\d+)\]$/, "rules[0].targets[$1].model");
       let [nearest, length] = [null, -1];
@@ -308,14 +318,13 @@
         if (own && own.length > length && (at === own || at.startsWith(`${own}.`) || at.startsWith(`${own}[`))) [nearest, length] = [element, own.length];
       }
       if (!nearest) continue;
-      const slot = errorOf(nearest);
-      slot.id ||= `error-${edits}-${Math.random().toString(36).slice(2)}`;
+      const slots = slotsOf(nearest);
+      slots[0].id ||= `policy-error-${(errorIds += 1)}`;
       nearest.classList.add("is-invalid");
       if (nearest.matches("input, select")) nearest.setAttribute("aria-invalid", "true");
       nearest.dataset.hint ??= nearest.getAttribute("aria-describedby") ?? "";
-      nearest.setAttribute("aria-describedby", `${nearest.dataset.hint} ${slot.id}`.trim());
-      slot.hidden = false;
-      slot.textContent = `${slot.textContent} ${message}`.trim();
+      nearest.setAttribute("aria-describedby", `${nearest.dataset.hint} ${slots[0].id}`.trim());
+      for (const slot of slots) { slot.hidden = false; slot.textContent = `${slot.textContent} ${message}`.trim(); }
     }
     cards.forEach(({ row }, index) => {
       const [change, count] = [$("[data-change]", row), $("[data-requests]", row)];
@@ -375,6 +384,13 @@
     event.preventDefault();
     fields.close(menu);
   });
+  builder.addEventListener("toggle", ({ target }) => { // it does not bubble
+    if (!target.open || !target.matches(".chip-menu")) return;
+    const content = target.lastElementChild;
+    content.style.translate = "";
+    const beyond = content.getBoundingClientRect().right + 12 - root.clientWidth;
+    if (beyond > 0) content.style.translate = `${-beyond}px`;
+  }, true);
   let dragged = null;
   const cardOf = (target) => cards.find(({ row }) => row === target.closest?.(".rule-row"));
   on("dragstart", (event) => {

@@ -17,14 +17,22 @@ from frontend.tenant.routing.page import RoutingPanel
 from tenants.models import RoutingPolicy
 from tenants.routing_policies import policy
 from tenants.routing_policies.diffs import DiffLine, diff, pretty
-from tenants.routing_policies.merging import RuleTriple, Side, match_changes, match_rules, merge, side_of
+from tenants.routing_policies.merging import (
+    ChangedSide,
+    RuleTriple,
+    match_changes,
+    match_rules,
+    merge,
+    moved_rules,
+    side_of,
+)
 from tenants.routing_policies.policy import Policy
 
 SIDES = {
-    Side.THEIRS: (_lazy("Changed in the live version"), "info"),
-    Side.MINE: (_lazy("Changed by you"), "good"),
-    Side.SAME: (_lazy("Same change in both"), ""),
-    Side.BOTH: (_lazy("Changed differently in both"), "bad"),
+    ChangedSide.LIVE: (_lazy("Changed in the live version"), "info"),
+    ChangedSide.EDITED: (_lazy("Changed by you"), "good"),
+    ChangedSide.SAME: (_lazy("Same change in both"), ""),
+    ChangedSide.BOTH: (_lazy("Changed differently in both"), "bad"),
 }
 _NO_POLICY = RoutingPanel((), ())
 
@@ -50,8 +58,8 @@ class ConcurrentChange:
     kind: str
     color: str
     base: tuple[str, ...]
-    theirs: tuple[str, ...]
-    mine: tuple[str, ...]
+    live: tuple[str, ...]
+    edited: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ def changes_in_words(ctx: PageContext, before: Mapping[str, Any] | None, after: 
     old_words = _NO_POLICY if old is None else page.in_words(ctx, old)
     new_words = page.in_words(ctx, after)
     pairs = match_rules(() if old is None else old.rules, after.rules)
-    kept = [pair.old for pair in pairs if pair.old is not None and pair.new is not None]
+    moved = moved_rules(pairs)
     found = []
     for pair in pairs:
         was = [] if pair.old is None else rule_lines(old_words.rules[pair.old])
@@ -91,9 +99,9 @@ def changes_in_words(ctx: PageContext, before: Mapping[str, Any] | None, after: 
             found.append(PolicyChange(title, _("Removed"), "bad", _lines(was, ())))
         elif old is not None and old.rules[pair.old] != after.rules[pair.new]:
             found.append(PolicyChange(title, _("Changed"), "info", _lines(was, now)))
-        elif sorted(kept).index(pair.old) != kept.index(pair.old):
-            moved = _("Rule %(old)s is now rule %(new)s.") % {"old": pair.old + 1, "new": pair.new + 1}
-            found.append(PolicyChange(title, _("Moved"), "info", ((" ", moved),)))
+        elif pair.new in moved:
+            text = _("Rule %(old)s is now rule %(new)s.") % {"old": pair.old + 1, "new": pair.new + 1}
+            found.append(PolicyChange(title, _("Moved"), "info", ((" ", text),)))
     was, now = [] if old is None else policy_lines(old_words), policy_lines(new_words)
     if was != now:
         found.append(PolicyChange(_("Other settings"), _("Changed") if old else _("Added"), "info", _lines(was, now)))
@@ -113,29 +121,29 @@ def headline(checked: CheckResult) -> str:
 
 
 def conflict(
-    ctx: PageContext, base_body: Mapping[str, Any] | None, active: RoutingPolicy, mine: Mapping[str, Any]
+    ctx: PageContext, base_body: Mapping[str, Any] | None, active: RoutingPolicy, edited: Mapping[str, Any]
 ) -> PolicyConflict:
     """Return the difference of three versions. Without a base, each rule was added. Call inside `ctx.scope()`."""
-    parsed = [_parse(body) for body in (base_body or mine, active.body, mine)]
-    before, theirs, own = parsed
-    if before is None or theirs is None or own is None:
+    parsed = [_parse(body) for body in (base_body or edited, active.body, edited)]
+    before, live, own = parsed
+    if before is None or live is None or own is None:
         return PolicyConflict(active)
-    words = [page.in_words(ctx, each) for each in (before, theirs, own)]
+    words = [page.in_words(ctx, each) for each in (before, live, own)]
     if base_body is None:
         words[0] = _NO_POLICY
-        triples = [RuleTriple(None, pair.old, pair.new) for pair in match_rules(theirs.rules, own.rules)]
+        triples = [RuleTriple(None, pair.old, pair.new) for pair in match_rules(live.rules, own.rules)]
     else:
-        triples = match_changes(before.rules, theirs.rules, own.rules)
+        triples = match_changes(before.rules, live.rules, own.rules)
     found = []
     for triple in triples:
         rows = [
             None if index is None else panel.rules[index]
-            for index, panel in zip((triple.base, triple.theirs, triple.mine), words, strict=True)
+            for index, panel in zip((triple.base, triple.live, triple.edited), words, strict=True)
         ]
         lines = [() if row is None else tuple(rule_lines(row)) for row in rows]
         found.append(_concurrent(_title(next(row for row in reversed(rows) if row is not None)), lines))
     found.append(_concurrent(_("Other settings"), [tuple(policy_lines(panel)) for panel in words]))
-    merged = mine if base_body is None else merge(base_body, active.body, mine)
+    merged = edited if base_body is None else merge(base_body, active.body, edited)
     return PolicyConflict(active, tuple(row for row in found if row is not None), pretty(merged))
 
 
@@ -166,12 +174,12 @@ def policy_lines(words: RoutingPanel) -> list[str]:
 
 
 def _concurrent(title: str, lines: Sequence[tuple[str, ...]]) -> ConcurrentChange | None:
-    base, theirs, mine = lines
-    side = side_of(base, theirs, mine)
+    base, live, edited = lines
+    side = side_of(base, live, edited)
     if side is None:
         return None
     kind, color = SIDES[side]
-    return ConcurrentChange(title, str(kind), color, base, theirs, mine)
+    return ConcurrentChange(title, str(kind), color, base, live, edited)
 
 
 def _title(rule: Mapping[str, Any]) -> str:

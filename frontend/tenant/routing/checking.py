@@ -113,8 +113,8 @@ def publish(ctx: PageContext, *, name: str, body: str, base: int | None) -> Rout
     return made
 
 
-def save_draft(ctx: PageContext, *, name: str, body: str) -> RoutingPolicyDraft:
-    """Save the draft of a policy, which may be invalid.
+def save_draft(ctx: PageContext, *, name: str, body: str, base: int | None) -> RoutingPolicyDraft:
+    """Save the draft of a policy, which may be invalid. `base` is the active version that it is based on, 0 if none.
 
     Raises:
         ActionRefused: the text is not a JSON object.
@@ -127,4 +127,4 @@ def save_draft(ctx: PageContext, *, name: str, body: str) -> RoutingPolicyDraft:
         raise actions.ActionRefused(_("A draft must be a JSON object."))
     if any(unstorable_fields(parsed)):
         raise actions.ActionRefused(_("Remove the character NUL and lone surrogates."))
-    return actions.do_save_policy_draft(ctx.tenant, name, parsed, updated_by=ctx.user)
+    return actions.do_save_policy_draft(ctx.tenant, name, parsed, updated_by=ctx.user, base_version=base)

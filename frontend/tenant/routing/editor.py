@@ -26,6 +26,7 @@ from tenants.routing_policies.target_checks import ModelObstacle, find_obstacles
 
 MAX_CHOICES = 200  # API keys and projects
 MAX_MODELS = 500
+_NUMBER_EXPECTED = "Expected `int"  # the start of the parser's message, which the tab JSON shows
 STATES = {  # label and color of a model's state
     None: (_lazy("Ready"), "good"),
     ModelObstacle.NOT_READY: (_lazy("Not ready"), "warn"),
@@ -75,7 +76,9 @@ def check_marks(ctx: PageContext, checked: CheckResult, text: str, name_error: s
     if name_error:
         found["errors"].append({"place": "name", "message": name_error})
     if checked.error is not None:
-        found["errors"].append({"place": checked.error.place, "message": checked.error.message})
+        is_number = checked.error.message.startswith(_NUMBER_EXPECTED)
+        message = _("Enter a whole number.") if is_number else checked.error.message
+        found["errors"].append({"place": checked.error.place, "message": message})
         return found
     found["errors"] += [
         {"place": problem.place.removeprefix("$."), "message": translate_message(problem.message())}

@@ -31,7 +31,7 @@ from tenants.request_costs import PAGE_COST
 from tenants.routing_policies.diffs import pretty
 
 PANELS = Panels("routing-panel", (Panel("names", _lazy("Aliases"), "routing/page.html#names", page.names, every=0),))
-MAX_VERSION = 2**31 - 1
+MAX_VERSION = 2**31 - 1  # of a policy
 _CHOICES = {
     "strategies": editor.STRATEGY_NAMES,
     "answer_checks": editor.ANSWER_CHECKS,
@@ -109,7 +109,7 @@ def edit(ctx: PageContext) -> HttpResponse:
         breadcrumbs=_crumbs(ctx),
         back=ctx.url("routing"),
         check_url=ctx.url("routing-check"),
-        **_CHOICES,
+        choices=_CHOICES,
     )
 
 
@@ -131,7 +131,7 @@ def _submit(ctx: PageContext) -> HttpResponse:
         given = form.cleaned_data
         try:
             if "draft" in post:
-                row = checking.save_draft(ctx, name=given["name"], body=given["body"])
+                row = checking.save_draft(ctx, **given)
                 message = _("Draft of %(name)s saved. Requests do not use it.") % {"name": row.name}
                 return redirect_with_message(ctx, f"{ctx.url('routing-edit')}?draft={row.pk}", message)
             made = checking.publish(ctx, **given)
@@ -156,7 +156,7 @@ def _sheet_of_changes(ctx: PageContext, form: Editor) -> HttpResponse:
     status = HTTPStatus.OK if form.is_valid() else HTTPStatus.UNPROCESSABLE_ENTITY
     name, text = (ctx.request.POST.get(field, "") for field in ("name", "body"))
     base = form.cleaned_data.get("base")
-    name_error = " ".join(form.errors.get("name", []))
+    name_error = " ".join(map(str, form.errors.get("name", ())))
     with ctx.scope():
         checked = checking.check(ctx, name, text)
         context: dict[str, Any] = {"checked": checked, "headline": changes.headline(checked)}

@@ -13,6 +13,7 @@ from django.test import Client
 
 from millrace.apps.request_log.models import RequestRecord
 from tenants import actions
+from tenants.actions import VersionConflict
 from tenants.isolation.scopes import tenant_scope
 from tenants.models import RoutingPolicy, RoutingPolicyDraft, Tenant, User
 from tests.support.frontend.console import PASSWORD, remembered
@@ -116,6 +117,21 @@ def test_the_second_publisher_sees_the_three_versions(acme):
     assert submit(mine, base=2).status_code == 409
     assert submit(mine, base=3).status_code == 200
     assert max(of(RoutingPolicy, acme), key=lambda row: row.version).body == mine
+
+
+def test_a_draft_keeps_the_version_that_it_was_edited_from(acme):
+    actions.do_publish_policy(acme, "mine", RULES)
+    actions.do_publish_policy(acme, "mine", GOOD)
+    url = submit(changed(Long=None), "draft", base=1).headers["HX-Redirect"]
+    (draft,) = of(RoutingPolicyDraft, acme)
+    assert draft.based_on == 1
+    with pytest.raises(VersionConflict):
+        actions.do_publish_policy_draft(draft)
+    assert 'name="base" value="1"' in log_in("developer").get(url).content.decode()
+    submit(changed(Long=None), "draft", base=2)  # merged with the live version
+    assert of(RoutingPolicyDraft, acme)[0].based_on == 2
+    assert submit(changed(Long=None), base=2).status_code == 200
+    assert of(RoutingPolicyDraft, acme) == []
 
 
 def test_a_new_alias_does_not_replace_an_existing_one(acme):

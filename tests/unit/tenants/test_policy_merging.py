@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from tenants.routing_policies.merging import RulePair, Side, match_changes, match_rules, merge, side_of
+from tenants.routing_policies.merging import (
+    ChangedSide,
+    RulePair,
+    match_changes,
+    match_rules,
+    merge,
+    moved_rules,
+    side_of,
+)
 from tenants.routing_policies.policy import Rule, parse
 
 
@@ -50,14 +58,22 @@ def test_rules_of_two_versions_are_matched(old, new, expected):
 
 
 @pytest.mark.parametrize(
+    ("order", "moved"), [("abcd", ""), ("bacd", "b"), ("bcda", "a"), ("dabc", "d"), ("xabcd", ""), ("acd", "")]
+)
+def test_only_rules_that_changed_their_place_are_moved(order, moved):
+    old, new = (rules(*map(named, names)) for names in ("abcd", order))
+    assert "".join(order[index] for index in sorted(moved_rules(match_rules(old, new)))) == moved
+
+
+@pytest.mark.parametrize(
     ("values", "side"),
     [
         ((1, 1, 1), None),
-        ((1, 2, 1), Side.THEIRS),
-        ((1, 1, 2), Side.MINE),
-        ((1, 2, 2), Side.SAME),
-        ((1, 2, 3), Side.BOTH),
-        ((None, None, 1), Side.MINE),
+        ((1, 2, 1), ChangedSide.LIVE),
+        ((1, 1, 2), ChangedSide.EDITED),
+        ((1, 2, 2), ChangedSide.SAME),
+        ((1, 2, 3), ChangedSide.BOTH),
+        ((None, None, 1), ChangedSide.EDITED),
     ],
 )
 def test_the_side_that_changed_a_value(values, side):
@@ -70,7 +86,7 @@ def test_each_rule_of_three_versions_is_listed_once():
         rules(named("x", "b"), named("theirs"), LAST),
         rules(named("mine"), named("x"), LAST),
     )
-    assert [(triple.base, triple.theirs, triple.mine) for triple in found] == [
+    assert [(triple.base, triple.live, triple.edited) for triple in found] == [
         (None, None, 0),
         (0, 0, 1),
         (2, 2, 2),
