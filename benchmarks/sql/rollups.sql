@@ -18,7 +18,7 @@ FROM (
     ) numbered
 ) r JOIN (VALUES ('day', 62), ('hour', 2)) AS kept (bucket, days)
     ON day > %(end)s::timestamptz - kept.days * interval '1 day'
-ORDER BY tenant_id, day;
+ORDER BY 2, tenant_id;
 INSERT INTO billing_usagerollup (bucket, start, tenant_id, project_id, key_id, model, tier, miss_reason, completed,
     cancelled, failed, uncached, cache_read, cache_write_5m, cache_write_1h, output, answer_hit_input, answer_hit_output,
     unpinned_tokens, cost_femto, saved_femto)
@@ -31,4 +31,4 @@ SELECT total.bucket, CASE total.bucket WHEN 'month' THEN date_trunc('month', sta
 FROM billing_usagerollup r
 JOIN (VALUES ('days', 'day'), ('kdays', 'day'), ('month', 'day'), ('hours', 'hour')) AS total (bucket, of)
     ON r.bucket = total.of
-GROUP BY 1, 2, 3, 4, 5, 6, 7, 8 ORDER BY tenant_id, 2
+GROUP BY 1, 2, 3, 4, 5, 6, 7, 8 ORDER BY 2, tenant_id

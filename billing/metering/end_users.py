@@ -17,7 +17,7 @@ from billing.models import SUMMED, EndUserRollup, RollupState, UsageRollup
 from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 
-MAX_END_USERS = 1000  # of one key and day
+MAX_END_USERS = 1000  # end users of one key and day
 FIRST_RUN = timedelta(days=1)  # the first run computes the days with settlements in this time before it
 _LOCK = 0x656E6475  # an arbitrary advisory lock, used only here
 _TABLE = EndUserRollup._meta.db_table

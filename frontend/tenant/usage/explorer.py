@@ -136,7 +136,7 @@ def _read_query(ctx: PageContext) -> ExplorerQuery:
         None if keys is None else tuple(keys.order_by("pk").values_list("pk", flat=True)),
         text_param(ctx, "user", 128) or None,
     )
-    wanted = next((name for name in STEPS if name == ctx.query.get("step")), "day")
+    wanted: Step = next((name for name in STEPS if name == ctx.query.get("step")), "day")
     is_long = date_range.end - date_range.start > MAX_DAILY * timedelta(days=1)
     return ExplorerQuery(date_range, "week" if is_long else wanted, ctx.query.get("compare") != "off", asked)
 
@@ -268,7 +268,7 @@ def _rows(
             labels.get(name) or _unknown(dimension, name),
             (_filter_url(ctx, dimension, name), _requests_url(ctx, dimension, name)),
             found.total_of(name),
-            before and before.total_of(name),
+            before.total_of(name) if before else None,
         )
         for number, name in enumerate(found.names)
     ]
@@ -276,7 +276,7 @@ def _rows(
     if None in found.days or (gone is not None and gone.value):
         text = _("Others (%(count)s)") % {"count": exact(found.others)} if found.others > 0 else _("Others")
         rows.append(make_row(COLORS[LARGEST], (text, ""), ("", ""), found.total_of(None), gone))
-    return rows, make_row("", (_("All"), ""), ("", ""), found.total, before and before.total)
+    return rows, make_row("", (_("All"), ""), ("", ""), found.total, before.total if before else None)
 
 
 def _good_when_down(now: ExplorerQuery) -> Any:

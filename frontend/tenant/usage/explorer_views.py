@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.http import Http404, HttpResponse
 from django.urls import path
 from django.utils.translation import gettext as _
@@ -45,7 +47,7 @@ PANELS = Panels(
 @tenant_page(NEEDS, cost=PAGE_COST)
 def show_explorer(ctx: PageContext) -> HttpResponse:
     with ctx.scope():
-        context = {
+        context: dict[str, Any] = {
             "bar": explorer.filters(ctx),
             "views": saved_views(ctx, ROUTE, explorer.VIEWS, SAVE, DELETE),
             "controls": explorer.controls(ctx),
@@ -93,7 +95,7 @@ def start_explorer_export(ctx: PageContext) -> HttpResponse:
 def explorer_export(ctx: PageContext) -> HttpResponse:
     """Return the CSV that a job has written."""
     with ctx.scope():
-        job = find_export(ctx.tenant, ctx.arguments["pk"])
+        job = find_export(ctx.tenant, ctx.arguments["export"])
     if job is None:
         raise Http404
     return csv_file(job.filename, job.result)
@@ -113,7 +115,7 @@ urlpatterns = [
     path(PREFIX, show_explorer, name=ROUTE),
     path(f"{PREFIX}csv", explorer_csv, name=f"{ROUTE}-csv"),
     path(f"{PREFIX}exports", start_explorer_export, name=f"{ROUTE}-exports"),
-    path(f"{PREFIX}exports/<int:pk>", explorer_export, name=f"{ROUTE}-export"),
+    path(f"{PREFIX}exports/<int:export>", explorer_export, name=f"{ROUTE}-export"),
     path(f"{PREFIX}views/save", save_explorer_view, name=SAVE),
     path(f"{PREFIX}views/delete", delete_explorer_view, name=DELETE),
     PANELS.tenant_url(PREFIX, NEEDS, cost=PAGE_COST),

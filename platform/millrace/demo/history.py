@@ -25,7 +25,7 @@ from millrace.demo.tenants import DemoWorkload, KeySpec
 DAYS = 61  # days of history before a tenant was created
 LEARNING_DAYS = 75  # days in which a tenant learns to use the prefix cache
 BLOCK = 32  # tokens, as the engine caches them
-END_USERS = 24  # of all keys of a tenant
+END_USERS = 24  # end users of a tenant
 PREFIX = "demo_"  # prefix of request IDs
 MAX_PROMPT_TOKENS = 7000
 _HOURS = (2, 1, 1, 1, 1, 2, 4, 8, 14, 18, 19, 18, 16, 18, 19, 18, 16, 13, 10, 8, 7, 6, 5, 3)  # weights, UTC

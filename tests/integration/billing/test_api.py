@@ -71,6 +71,34 @@ def test_usage_groups_buckets_and_filters(acme, event):
     assert client.get(USAGE, {"to": f"{NOW - timedelta(hours=2):%Y-%m-%dT%H:00:00Z}"}).json()["rows"] == []
 
 
+def test_usage_by_end_user(acme, event):
+    store(*(event(tenant_id=acme.pk, model=model, end_user=name) for name in ("ann", "", "ann") for model in "ab"))
+    client = by_key(acme)
+    rows = client.get(USAGE, {"group_by": "end_user", "bucket": "day"}).json()["rows"]
+    assert [(row["end_user"], row["requests"]["completed"]) for row in rows] == [("", 2), ("ann", 4)]
+    rows = client.get(USAGE, {"group_by": "model", "end_user": "ann"}).json()["rows"]
+    assert [(row["model"], row["requests"]["completed"]) for row in rows] == [("a", 2), ("b", 2)]
+    (row,) = client.get(USAGE, {"group_by": "", "end_user": ""}).json()["rows"]
+    assert row["requests"]["completed"] == 2
+    assert client.get(USAGE, {"group_by": "end_user", "format": "csv"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ({"group_by": "end_user,tier"}, "group_by"),
+        ({"group_by": "miss_reason", "end_user": "ann"}, "group_by"),
+        ({"group_by": "end_user", "bucket": "hour"}, "bucket"),
+        ({"group_by": "end_user", "bucket": "day", "tz": "Europe/Paris"}, "bucket"),
+        ({"end_user": "x" * 129}, "end_user"),
+    ],
+)
+def test_usage_that_end_users_do_not_have_is_a_400(acme, query, param):
+    response = by_key(acme).get(USAGE, query)
+    assert response.status_code == 400
+    assert param in response.content.decode()
+
+
 def test_events_are_returned(acme, event):
     sent = event(tenant_id=acme.pk, at=NOW, queue_us=1, ttft_us=2, duration_us=3)
     store(sent)

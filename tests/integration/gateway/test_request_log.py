@@ -82,6 +82,7 @@ def call(texts: Sequence[str] = (), **changes: Any) -> Any:
         request=SimpleNamespace(
             ignored=(),
             user="another-user",
+            end_user="another-user",
             metadata={"secret": "word"},
             structured=None,
             tools=(),
@@ -98,6 +99,15 @@ def call(texts: Sequence[str] = (), **changes: Any) -> Any:
 
 def record_of(trace: RequestTrace, status: str = "200", *, complete: bool = True) -> dict[str, Any]:
     return dict(msgspec.to_builtins(trace.record("gw-1", status, complete=complete)))
+
+
+@pytest.mark.parametrize(
+    ("user", "stored"),
+    [(None, ""), ("Zoë", "Zoë"), ("a\0b", "ab"), ("名" * 200, "名" * 128), ("x" * 128 + "\0", "x" * 128)],
+)
+def test_the_usage_of_a_request_has_its_end_user(user: str | None, stored: str) -> None:
+    admitted = AdmittedRequest(make_demand(KEY, user=user), 20)
+    assert admitted.billing_context.end_user == stored
 
 
 def test_the_record_of_a_completed_request() -> None:

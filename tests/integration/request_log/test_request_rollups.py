@@ -50,6 +50,10 @@ def answers(tenant: Tenant) -> list[Any]:
             found += [success_costs(tenant.pk, start, end, "model", model="beta")]
             found += [success_costs(tenant.pk, start, end, "policy", project_id=8)]
             found += [success_costs(tenant.pk, start, end, "model", key_id=7)]
+            counts = ("requests", "succeeded", "cost_femto")
+            found += [request_sums(tenant.pk, start, end, ("served_model", "day"), counts)]
+            for filters in (RequestFilters(key_ids=(7, 9)), RequestFilters(key_ids=()), RequestFilters(end_user="ann")):
+                found += [request_sums(tenant.pk, start, end, ("project_id", "day"), counts, filters)]
             found += [cache_layers(tenant.pk, start, end), cache_misses(tenant.pk, start, end)]
     return found
 

@@ -170,5 +170,4 @@ def _tables() -> Mapping[str, Any]:
         "operator/deployments/": Deployment,
         "operator/quarantine/": billing.UsageQuarantine,
         "t/<slug:slug>/requests/": RequestRecord,
-        "t/<slug:slug>/usage/explorer/exports/": tenants.TenantJob,
     }
