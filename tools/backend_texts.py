@@ -22,6 +22,7 @@ _ARGUMENTS: dict[str, tuple[int | str, ...]] = {
     "ActionRefused": (0,),
     "Conflict": (0,),
     "FieldRefused": (2,),
+    "FileRefused": (1,),
     "NoTaxRule": (0,),
     "HealthIssue": ("title", "todo"),
     "EventType": (1,),
@@ -66,6 +67,7 @@ _OF_LIBRARIES = (
 _POSITION = re.compile(r" - at `.*`$")  # place of an error in a policy, which the console shows in its own way
 # Functions that return texts, by the modules they are in.
 _RETURNED = {
+    "bank_files.py": "describe_problem",
     "deployments.py": "check_workers",
     "processes.py": "describe",
     "target_checks.py": "message",
