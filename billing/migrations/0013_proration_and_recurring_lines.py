@@ -42,7 +42,7 @@ class Migration(migrations.Migration):
             models.CheckConstraint(
                 condition=models.Q(
                     ("last_month", ""),
-                    models.Q(("last_month__gte", models.F("month")), ("invoice__isnull", True)),
+                    models.Q(("invoice__isnull", True), ("last_month__gte", models.F("month"))),
                     _connector="OR",
                 ),
                 name="one_off_line_months",
