@@ -101,7 +101,7 @@ def dismiss(ctx: PageContext) -> HttpResponse:
         submit=_("Dismiss"),
         back=back,
         message=lambda _done: _("The payment was dismissed."),
-        effect=_("%(payment)s is no payment of a tenant and is not booked. This cannot be undone.")
+        effect=_("The payment is not booked, which cannot be undone: %(payment)s")
         % {"payment": _describe(entry)},
         danger=True,
         breadcrumbs=_breadcrumbs(back),
