@@ -101,8 +101,7 @@ def dismiss(ctx: PageContext) -> HttpResponse:
         submit=_("Dismiss"),
         back=back,
         message=lambda _done: _("The payment was dismissed."),
-        effect=_("The payment is not booked, which cannot be undone: %(payment)s")
-        % {"payment": _describe(entry)},
+        effect=_("The payment is not booked, which cannot be undone: %(payment)s") % {"payment": _describe(entry)},
         danger=True,
         breadcrumbs=_breadcrumbs(back),
     )
