@@ -46,6 +46,10 @@ class PriceTermCreateSerializer(StrictSerializer):
     description = serializers.CharField(max_length=200, help_text="Printed on invoices.")
     first_month = serializers.RegexField(MONTH, help_text="For example 2026-12.")
     last_month = serializers.RegexField(MONTH, required=False)
+    starts_on = serializers.DateField(
+        required=False,
+        help_text="Of a minimum: the first month counts from this day of it on; default: the whole month.",
+    )
     model = serializers.CharField(max_length=MAX_NAME_LENGTH, required=False, help_text="Of a discount: all if empty.")
     tier = serializers.ChoiceField(SERVICE_TIERS, required=False, help_text="The service tier; default: standard.")
     component = serializers.ChoiceField(COMPONENTS, required=False)
@@ -65,7 +69,7 @@ class PriceTermSerializer(serializers.ModelSerializer[PriceTerm]):
 
     class Meta:
         model = PriceTerm
-        fields = ("id", "description", "first_month", "last_month", "created_at", "rule")
+        fields = ("id", "description", "first_month", "last_month", "starts_on", "created_at", "rule")
         read_only_fields = fields
 
     def get_rule(self, term: PriceTerm) -> dict[str, Any]:
@@ -172,7 +176,8 @@ class TenantPriceTerms(MoneyView):
     def post(self, request: Request, pk: int) -> Response:
         """Add a price term: tiers of a component by month, a discount or a minimum charge."""
         fields = validate_body(PriceTermCreateSerializer, request.data)
-        months = {name: fields.pop(name) for name in ("first_month", "last_month", "description") if name in fields}
+        names = ("first_month", "last_month", "starts_on", "description")
+        months = {name: fields.pop(name) for name in names if name in fields}
         tiers = tuple(VolumeTier(row["from_tokens"], row["usd_per_million"]) for row in fields.pop("tiers", ()))
         rule = TermRule(
             TermType(fields.pop("term_type")),

@@ -1,4 +1,4 @@
-"""Endpoints of receivables: the ageing of a billing entity, statements of account, and receipts of payments."""
+"""Endpoints of receivables: the aging of a billing entity, statements of account, and receipts of payments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from billing.accounting.ageing import ageing_as_csv, report_ageing
+from billing.accounting.aging import aging_as_csv, report_aging
 from billing.accounting.booking_days import today_of
 from billing.accounting.statements import LINE_TYPES, Statement, statement_as_csv
 from billing.api.serializers import PaymentSerializer
@@ -44,7 +44,7 @@ def _day(help_text: str) -> serializers.DateField:
     return serializers.DateField(required=False, help_text=help_text, validators=validators)
 
 
-class AgeingQuery(StrictSerializer):
+class AgingQuery(StrictSerializer):
     date = _day("Balances at the end of this day, by the clocks of the billing entity; default: today.")
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
@@ -53,7 +53,7 @@ class AgeingQuery(StrictSerializer):
         }
 
 
-class AgeingRowSerializer(serializers.Serializer[Any]):
+class AgingRowSerializer(serializers.Serializer[Any]):
     """The open amounts of a tenant in a currency by days past due. Amounts have the decimals of the currency."""
 
     currency = serializers.CharField()
@@ -140,26 +140,26 @@ def _file(content: bytes | str, content_type: str, name: str) -> HttpResponse:
     return HttpResponse(content, content_type=content_type, headers={"Content-Disposition": disposition})
 
 
-# Ageing
+# Aging
 
 
-class EntityAgeing(OperatorView):
+class EntityAging(OperatorView):
     pagination_class = None
     renderer_classes = (JSONRenderer, CsvRenderer)
 
     @extend_schema(
-        operation_id="operator_entity_ageing", parameters=[AgeingQuery], responses=AgeingRowSerializer(many=True)
+        operation_id="operator_entity_aging", parameters=[AgingQuery], responses=AgingRowSerializer(many=True)
     )
     def get(self, request: Request, pk: int) -> HttpResponseBase:
         """Return what tenants owe by days past due. CSV with `format=csv`."""
-        query, now = check_query(AgeingQuery, request).validated_data, datetime.now(UTC)
+        query, now = check_query(AgingQuery, request).validated_data, datetime.now(UTC)
         with self.scope():
             entity = find_first(BillingEntity.objects.filter(pk=pk))
             on = query.get("date") or today_of(entity, now)
-            rows = report_ageing(entity, on, now)
+            rows = report_aging(entity, on, now)
         if query.get("format") == "csv":
-            return _file(ageing_as_csv(rows), "text/csv; charset=utf-8", f"ageing-{entity.slug}-{on}.csv")
-        return Response(AgeingRowSerializer(rows, many=True).data)
+            return _file(aging_as_csv(rows), "text/csv; charset=utf-8", f"aging-{entity.slug}-{on}.csv")
+        return Response(AgingRowSerializer(rows, many=True).data)
 
 
 # Statements

@@ -10,6 +10,7 @@ from rest_framework import serializers
 from billing.api.price_serializers import MAX_FILE_CHARACTERS, PriceCreateSerializer, PriceSerializer
 from billing.api.serializers import MONTH, amount_cents
 from billing.api.usage_serializers import usd
+from billing.invoicing.one_off_lines import MAX_MONTHS
 from billing.invoicing.reratings import RerateRow
 from billing.models import OneOffLine, PriceBook, Rerating
 from billing.rates.price_book import parse
@@ -84,15 +85,27 @@ class ReratingPreviewSerializer(serializers.Serializer[RerateRow]):
 
 
 class OneOffLineCreateSerializer(StrictSerializer):
-    month = serializers.RegexField(MONTH, help_text="The invoice's month, for example 2026-11.")
+    month = serializers.RegexField(MONTH, help_text="The invoice's month, for example 2026-11; of several, the first.")
+    last_month = serializers.RegexField(
+        MONTH, required=False, help_text="The line repeats each month until this one; default: it is charged once."
+    )
+    months = serializers.IntegerField(
+        min_value=1, max_value=MAX_MONTHS, required=False, help_text="The same, as the number of months."
+    )
     description = serializers.CharField(max_length=200)
     cents = amount_cents(help_text="Before tax.")
 
 
+class OneOffLineEndSerializer(StrictSerializer):
+    last_month = serializers.RegexField(MONTH, help_text="The last month with the line.")
+
+
 class OneOffLineSerializer(serializers.ModelSerializer[OneOffLine]):
+    """A charge on the invoice of a month. With `last_month`, it repeats each month from `month` on."""
+
     invoice = serializers.CharField(source="invoice.number", default=None, allow_null=True)
 
     class Meta:
         model = OneOffLine
-        fields = ("id", "month", "description", "cents", "created_at", "invoice")
+        fields = ("id", "month", "last_month", "description", "cents", "created_at", "invoice")
         read_only_fields = fields

@@ -15,7 +15,7 @@ from billing.api.operators import MoneyView
 from billing.api.prices import operator_of
 from billing.api.serializers import InvoiceNoteCreateSerializer, InvoiceSerializer
 from billing.invoicing.corrections import do_issue_debit_note
-from billing.invoicing.one_off_lines import do_add_one_off_line, do_remove_one_off_line
+from billing.invoicing.one_off_lines import do_add_one_off_line, do_end_one_off_line, do_remove_one_off_line
 from billing.invoicing.reratings import do_apply_rerating, do_discard_rerating, do_propose_rerating, preview_rerating
 from billing.models import OneOffLine, Rerating
 from billing.rates.price_book import NewPrice, Proposal
@@ -134,15 +134,28 @@ class TenantOneOffLines(MoneyView):
     )
     @idempotent
     def post(self, request: Request, pk: int) -> Response:
-        """Add a charge to the tenant's invoice of a month, or the next one."""
+        """Add a charge to the tenant's invoice of a month, or the next one, or to those of several months."""
         row = do_add_one_off_line(self.find(pk), **validate_body(s.OneOffLineCreateSerializer, request.data))
         return Response(s.OneOffLineSerializer(row).data, status=201)
+
+
+class OneOffLineEnd(MoneyView):
+    serializer_class = s.OneOffLineSerializer
+
+    @extend_schema(operation_id="operator_one_off_line_end", request=s.OneOffLineEndSerializer)
+    @idempotent
+    def post(self, request: Request, pk: int) -> Response:
+        """End a one-off line that repeats after a month. Later months must not be invoiced yet."""
+        with self.scope():
+            row = self.row(OneOffLine.objects.all_tenants().select_related("invoice"), pk)
+        last_month = validate_body(s.OneOffLineEndSerializer, request.data)["last_month"]
+        return Response(s.OneOffLineSerializer(do_end_one_off_line(row, last_month)).data)
 
 
 class OneOffLineOne(MoneyView):
     @extend_schema(operation_id="operator_one_off_line_remove", responses={204: None})
     def delete(self, request: Request, pk: int) -> Response:
-        """Remove a one-off line that no invoice has billed."""
+        """Remove a one-off line that no invoice has billed. One that repeats is removed before its first month."""
         with self.scope():
             row = self.row(OneOffLine.objects.all_tenants(), pk)
         do_remove_one_off_line(row)

@@ -239,7 +239,8 @@ class CommitmentSerializer(InCurrency):
     class Meta:
         model = Commitment
         fields = (
-            *("id", "name", "fee", "currency", "included_nano", "priority", "first_month", "last_month", "created_at"),
+            *("id", "name", "fee", "currency", "included_nano", "priority", "first_month", "last_month", "starts_on"),
+            "created_at",
         )
         read_only_fields = fields
 
@@ -251,6 +252,10 @@ class CommitmentCreateSerializer(StrictSerializer):
     priority = serializers.IntegerField(required=False, min_value=0, max_value=1000)
     first_month = serializers.RegexField(MONTH)
     last_month = serializers.RegexField(MONTH, required=False)
+    starts_on = serializers.DateField(
+        required=False,
+        help_text="The first month is charged from this day of it on; default: the whole month.",
+    )
 
 
 class CommitmentEndSerializer(StrictSerializer):

@@ -7,6 +7,7 @@ from django.urls import path
 from billing.api import (
     accounting,
     alerts,
+    bank,
     budgets,
     costs,
     invoices,
@@ -71,7 +72,7 @@ urlpatterns = [
         accounting.EntityPrepaidCredit.as_view(),
         name="api-operator-entity-prepaid-credit",
     ),
-    path("operator/entities/<int:pk>/ageing", receivables.EntityAgeing.as_view(), name="api-operator-entity-ageing"),
+    path("operator/entities/<int:pk>/aging", receivables.EntityAging.as_view(), name="api-operator-entity-aging"),
     *(
         path(f"operator/entities/<int:pk>/{name}", view.as_view(), name=f"api-operator-entity-{name}")
         for name, view in vat_reports.VIEWS.items()
@@ -82,6 +83,17 @@ urlpatterns = [
         "operator/exchange-rates/import",
         operators.ExchangeRateImport.as_view(),
         name="api-operator-exchange-rates-import",
+    ),
+    path("operator/payments/import", bank.PaymentFileImport.as_view(), name="api-operator-payments-import"),
+    path("operator/bank-statements", bank.BankStatements.as_view(), name="api-operator-bank-statements"),
+    path("operator/bank-entries", bank.BankEntries.as_view(), name="api-operator-bank-entries"),
+    path(
+        "operator/bank-entries/<int:pk>/assign", bank.BankEntryAssign.as_view(), name="api-operator-bank-entry-assign"
+    ),
+    path(
+        "operator/bank-entries/<int:pk>/dismiss",
+        bank.BankEntryDismiss.as_view(),
+        name="api-operator-bank-entry-dismiss",
     ),
     path("operator/payment-events", operators.PaymentEvents.as_view(), name="api-operator-payment-events"),
     path("operator/periods", operators.Periods.as_view(), name="api-operator-periods"),
@@ -145,6 +157,9 @@ urlpatterns = [
         name="api-operator-metered-usage-reverse",
     ),
     path("operator/price-terms/<int:pk>/end", price_terms.PriceTermEnd.as_view(), name="api-operator-price-term-end"),
+    path(
+        "operator/one-off-lines/<int:pk>/end", reratings.OneOffLineEnd.as_view(), name="api-operator-one-off-line-end"
+    ),
     path("operator/one-off-lines/<int:pk>", reratings.OneOffLineOne.as_view(), name="api-operator-one-off-line"),
     path("operator/reratings", reratings.Reratings.as_view(), name="api-operator-reratings"),
     path("operator/reratings/<int:pk>", reratings.ReratingOne.as_view(), name="api-operator-rerating"),

@@ -32,6 +32,7 @@ from billing.invoicing.usage_shares import UsageLabels, find_labels, find_shares
 from billing.ledger.commitments import active_commitments
 from billing.models import CHARGES, Invoice, InvoiceLine, OneOffLine, Period
 from billing.rates.terms import TermType
+from tenants.deletions import deleted_throughout
 from tenants.models import Tenant
 
 # What rounding billed too much so far, by tenant and currency, on documents that are not void.
@@ -183,15 +184,19 @@ class CommitmentCharges(LineSource):
     def lines(self, draft: MonthDraft) -> list[InvoiceLine]:
         if not draft.is_invoice:
             return []
+        month = draft.invoice.period.label
         active = active_commitments(draft.invoice.period, draft.invoice.tenant_id)
-        return [_amount_line(draft.invoice, self.line_types[0], row.name, row.fee) for row in active]
+        return [
+            _amount_line(draft.invoice, self.line_types[0], row.share_in(month).describe(row.name), row.fee_in(month))
+            for row in active
+        ]
 
     def is_decided_at_issue(self, draft: MonthDraft) -> bool:
         return True
 
 
 class OneOffCharges(LineSource):
-    """One-off lines that are due."""
+    """One-off lines that are due. They do not repeat."""
 
     line_types = (InvoiceLine.LineType.ONE_OFF,)
 
@@ -211,6 +216,24 @@ class OneOffCharges(LineSource):
         if draft.is_invoice and any(line.line_type in self.line_types for line in draft.lines):
             due = _due_lines(draft.invoice.period).filter(tenant_id=draft.invoice.tenant_id)
             due.update(invoice=draft.invoice)
+
+
+class RecurringCharges(LineSource):
+    """One-off lines that repeat each month."""
+
+    line_types = (InvoiceLine.LineType.RECURRING,)
+
+    def tenants(self, month: BilledMonth) -> Any:
+        return _of_entity(month, _recurring_lines(month.period))
+
+    def lines(self, draft: MonthDraft) -> list[InvoiceLine]:
+        if not draft.is_invoice:
+            return []
+        rows = _recurring_lines(draft.invoice.period).filter(tenant_id=draft.invoice.tenant_id)
+        return [_amount_line(draft.invoice, self.line_types[0], row.description, row.cents) for row in rows]
+
+    def is_decided_at_issue(self, draft: MonthDraft) -> bool:
+        return True
 
 
 class RoundingCharges(LineSource):
@@ -259,7 +282,14 @@ def _of_entity(month: BilledMonth, rows: QuerySet[Any], prefix: str = "tenant__"
 
 def _due_lines(period: Period) -> QuerySet[OneOffLine]:
     """Return the one-off lines that an invoice of the period bills."""
-    return OneOffLine.objects.all_tenants().filter(invoice=None, month__lte=period.label).order_by("pk")
+    rows = OneOffLine.objects.all_tenants().filter(invoice=None, last_month="")
+    return rows.filter(month__lte=period.label).order_by("pk")
+
+
+def _recurring_lines(period: Period) -> QuerySet[OneOffLine]:
+    """Return the one-off lines that repeat in the period's month. A tenant that was deleted throughout has none."""
+    rows = OneOffLine.objects.all_tenants().filter(month__lte=period.label, last_month__gte=period.label)
+    return rows.exclude(deleted_throughout(period.starts_at, period.ends_at)).order_by("pk")
 
 
 def _carried_rounding(tenant_id: int) -> int:

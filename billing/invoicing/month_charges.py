@@ -13,6 +13,7 @@ from billing.invoicing.line_sources import (
     MeteredCharges,
     MonthDraft,
     OneOffCharges,
+    RecurringCharges,
     RoundingCharges,
     TermCharges,
     UsageCharges,
@@ -28,6 +29,7 @@ SOURCES: list[LineSource] = [
     TermCharges(),
     CommitmentCharges(),
     OneOffCharges(),
+    RecurringCharges(),
     RoundingCharges(),
 ]
 

@@ -52,6 +52,6 @@ def _usable(period: Period, tenant_id: int) -> list[Any]:
     for each in active_commitments(period, tenant_id):
         if each.pk not in granted:
             grant: Any = CreditGrant(priority=each.priority, expires_at=period.ends_at, note=each.name)
-            grant.rest = each.included_nano
+            grant.rest = each.included_in(period.label)
             grants.append(grant)
     return sorted(grants, key=lambda grant: (grant.priority, grant.expires_at or _NEVER))

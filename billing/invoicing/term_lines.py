@@ -33,7 +33,8 @@ def term_lines(invoice: Invoice, lines: Iterable[InvoiceLine], *, has_minimum: b
 
     Terms never make it negative. A minimum raises the sum of the rounded lines; its exact amount raises the exact sum.
     """
-    found = [(term, term.decode()) for term in active_terms(invoice.period, invoice.tenant_id)]
+    month = invoice.period.label
+    found = [(term, term.rule_in(month)) for term in active_terms(invoice.period, invoice.tenant_id)]
     terms = [(term, rule) for term, rule in found if has_minimum or rule.term_type != TermType.MINIMUM]
     if not terms:
         return []
@@ -48,7 +49,11 @@ def term_lines(invoice: Invoice, lines: Iterable[InvoiceLine], *, has_minimum: b
             amounts[place] = max(cents(added[place], invoice.currency), -subtotal)
         subtotal += amounts[place]
     changed = zip(terms, added, amounts, strict=True)
-    return [_line(invoice, term.description, femto, amount) for (term, _), femto, amount in changed if femto or amount]
+    return [
+        _line(invoice, term.share_in(month).describe(term.description), femto, amount)
+        for (term, _), femto, amount in changed
+        if femto or amount
+    ]
 
 
 def term_change(note: Invoice, lines: Iterable[InvoiceLine]) -> list[InvoiceLine]:
@@ -60,7 +65,7 @@ def term_change(note: Invoice, lines: Iterable[InvoiceLine]) -> list[InvoiceLine
     billed, covered = note.refers_to, _covered_by_terms(lines)
     if billed is None or not covered:
         return []
-    rules = [term.decode() for term in active_terms(billed.period, billed.tenant_id)]
+    rules = _rules_of(billed)
     if not rules:
         return []
     sign = -1 if note.is_credit_note else 1
@@ -80,8 +85,13 @@ def month_difference(billed: Invoice) -> int:
     It is 0, unless an earlier release computed them by other rules. The next note of the month includes it.
     """
     before = _read_documents(billed, None)
-    rules = [term.decode() for term in active_terms(billed.period, billed.tenant_id)]
+    rules = _rules_of(billed)
     return _cost(rules, before.lines, billed.currency)[0] - before.femto
+
+
+def _rules_of(billed: Invoice) -> list[TermRule]:
+    """Return the rules of an invoice's month."""
+    return [term.rule_in(billed.period.label) for term in active_terms(billed.period, billed.tenant_id)]
 
 
 def _cost(rules: Sequence[TermRule], lines: Iterable[InvoiceLine], currency: str) -> tuple[int, bool]:

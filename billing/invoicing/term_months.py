@@ -52,7 +52,7 @@ def find_affordable(available: int, tenant_id: int, months: Iterable[DueMonth], 
 
 
 def _rules(period: Period, tenant_id: int) -> list[TermRule]:
-    return [term.decode() for term in active_terms(period, tenant_id)]
+    return [term.rule_in(period.label) for term in active_terms(period, tenant_id)]
 
 
 def _month_after(period: Period) -> Period:

@@ -46,7 +46,8 @@ def expected_grants(periods: Iterable[Period], tenant_id: int) -> list[ExpectedG
         granted = granted_commitments(period, tenant_id)
         for row in active_commitments(period, tenant_id):
             if row.pk not in granted:
-                grants.append(ExpectedGrant(row.priority, period.starts_at, period.ends_at, row.included_nano))
+                nano = row.included_in(period.label)
+                grants.append(ExpectedGrant(row.priority, period.starts_at, period.ends_at, nano))
     return grants
 
 

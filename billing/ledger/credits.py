@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 
 from django.db.models import BigIntegerField, F, Q, QuerySet, Sum, Value
@@ -13,7 +13,7 @@ from billing.currencies.amounts import nano_a_cent
 from billing.ledger.booking import booking, require_bookable
 from billing.ledger.commitments import active_commitments, granted_commitments
 from billing.ledger.ledger import PostedEntry, post
-from billing.ledger.open_months import end_after, newest_invoiced_month, require_open_months
+from billing.ledger.open_months import end_after, newest_invoiced_month, require_first_month, require_open_months
 from billing.models import (
     Account,
     BillingProfile,
@@ -98,12 +98,13 @@ def grant_commitments(period: Period, tenant_id: int) -> list[Commitment]:
         return []
     granted = granted_commitments(period, tenant_id)
     for commitment in active:
-        if commitment.pk not in granted:
+        nano = commitment.included_in(period.label)
+        if commitment.pk not in granted and nano:
             grant_credit(
                 CreditGrant(
                     tenant_id=tenant_id,
                     grant_type=CreditGrant.GrantType.COMMITMENT,
-                    nano=commitment.included_nano,
+                    nano=nano,
                     priority=commitment.priority,
                     starts_at=period.starts_at,
                     expires_at=period.ends_at,
@@ -255,9 +256,13 @@ def do_commit(
     first_month: str,
     last_month: str = "",
     priority: int = 50,
+    starts_on: date | None = None,
 ) -> Commitment:
     """Create a commitment: included usage (`included_nano`) for a monthly fee in cents, from one month, to another or
     without an end.
+
+    Args:
+        starts_on: a day of the first month. Fee and included usage of this month are those of the days from it on.
 
     Raises:
         ActionRefused: the amounts or months make no sense. Conflict: the first month is closed.
@@ -267,6 +272,7 @@ def do_commit(
     with booking(tenant.pk) as locked:
         require_bookable(fee, currency_of(locked.pk))
         require_open_months(locked, first_month, last_month)
+        require_first_month(starts_on, first_month)
         row = Commitment(
             tenant=locked,
             name=name,
@@ -275,6 +281,7 @@ def do_commit(
             priority=priority,
             first_month=first_month,
             last_month=last_month,
+            starts_on=starts_on,
         )
         check(row)
         row.save(force_insert=True)

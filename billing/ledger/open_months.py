@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import TypeVar
 
 from django.db import connection
 
-from billing.models import BillingProfile, Commitment, Invoice, Period, PriceTerm
+from billing.models import BillingProfile, Commitment, Invoice, OneOffLine, Period, PriceTerm
 from billing.periods import default_entity
 from inference_worker.contract.texts import Text
 from tenants import audit
 from tenants.actions import ActionRefused, Conflict
 from tenants.models import Tenant
 
-R = TypeVar("R", Commitment, PriceTerm)
+R = TypeVar("R", Commitment, OneOffLine, PriceTerm)
+_AUDIT_NAMES = {Commitment: "commitment", OneOffLine: "one_off_line", PriceTerm: "price_term"}
 _OPEN = "SELECT id FROM billing_period WHERE entity_id = %s AND closed_at IS NULL ORDER BY id FOR SHARE"
 
 
-def require_open_months(tenant: Tenant, first_month: str, last_month: str) -> None:
+def require_open_months(tenant: Tenant, first_month: str, last_month: str, field: str = "first_month") -> None:
     """Check the months of a new charge. Open months remain open until the transaction ends. Call inside `booking`.
 
     A closed month is invoiced or about to be, also if the tenant has no invoice. It would never bill the charge.
+
+    Args:
+        field: the name of the first month in messages.
 
     Raises:
         ActionRefused: the last month is before the first.
@@ -37,7 +42,21 @@ def require_open_months(tenant: Tenant, first_month: str, last_month: str) -> No
     closed = Period.objects.filter(entity=entity_id, closed_at__isnull=False, label__gte=first_month)
     newest = closed.order_by("-label").values_list("label", flat=True).first()
     if newest is not None:
-        raise Conflict(Text("first_month: %(newest)s is invoiced or about to be. Choose a later month.", newest=newest))
+        raise Conflict(
+            Text("%(field)s: %(newest)s is invoiced or about to be. Choose a later month.", field=field, newest=newest)
+        )
+
+
+def require_first_month(starts_on: date | None, first_month: str) -> None:
+    """Check that the day from which a charge's first month is charged is in this month.
+
+    Raises:
+        ActionRefused: it is in another month.
+    """
+    if starts_on is not None and f"{starts_on:%Y-%m}" != first_month:
+        raise ActionRefused(
+            Text("starts_on: Choose a day of the first month, %(first_month)s.", first_month=first_month)
+        )
 
 
 def end_after(row: R, last_month: str, newest: str) -> None:
@@ -62,9 +81,8 @@ def end_after(row: R, last_month: str, newest: str) -> None:
     before = audit.serialize_for_audit(row)
     row.last_month = last_month
     row.save(update_fields=["last_month"])
-    name = "commitment" if isinstance(row, Commitment) else "price_term"
     after = audit.serialize_for_audit(row)
-    audit.record(f"{name}.ended", row, tenant_id=row.tenant_id, before=before, after=after)
+    audit.record(f"{_AUDIT_NAMES[type(row)]}.ended", row, tenant_id=row.tenant_id, before=before, after=after)
 
 
 def newest_invoiced_month(tenant_id: int) -> str:

@@ -6,12 +6,12 @@ import django.core.validators
 import django.db.models.deletion
 from django.db import migrations, models
 
-import billing.models.invoicing
+import tenants.one_line_text
 from tenants.isolation import rls
 
 
 def _email_text(subject: str) -> models.TextField[str, str]:
-    return models.TextField(blank=True, db_default='', default='', help_text=f'added to the emails about {subject}', max_length=1000, validators=[billing.models.invoicing.check_lines])
+    return models.TextField(blank=True, db_default='', default='', help_text=f'added to the emails about {subject}', max_length=1000, validators=[tenants.one_line_text.check_lines])
 
 
 class Migration(migrations.Migration):
@@ -25,7 +25,7 @@ class Migration(migrations.Migration):
             name='ChartOfAccounts',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('file_name', models.CharField(help_text='of the CSV file with the lines', max_length=100, validators=[billing.models.invoicing.check_line])),
+                ('file_name', models.CharField(help_text='of the CSV file with the lines', max_length=100, validators=[tenants.one_line_text.check_line])),
                 ('consultant', models.PositiveIntegerField(help_text="DATEV's number of the tax adviser", validators=[django.core.validators.MinValueValidator(1001), django.core.validators.MaxValueValidator(9999999)])),
                 ('client', models.PositiveIntegerField(help_text="the tax adviser's number of the entity", validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(99999)])),
                 ('first_month', models.PositiveSmallIntegerField(default=1, help_text='of the fiscal year; 1: January', validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(12)])),

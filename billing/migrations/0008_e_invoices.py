@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from django.db import migrations, models
 
-import billing.models.invoicing
+import billing.models.parties
+import tenants.one_line_text
 
 
 class Migration(migrations.Migration):
@@ -21,7 +22,7 @@ class Migration(migrations.Migration):
                 default="",
                 help_text="of the seller, for XRechnung",
                 max_length=100,
-                validators=[billing.models.invoicing.check_line],
+                validators=[tenants.one_line_text.check_line],
             ),
         ),
         migrations.AddField(
@@ -33,7 +34,7 @@ class Migration(migrations.Migration):
                 default="",
                 help_text="of the seller, for XRechnung",
                 max_length=50,
-                validators=[billing.models.invoicing.check_phone],
+                validators=[billing.models.parties.check_phone],
             ),
         ),
         migrations.AddField(
@@ -45,7 +46,7 @@ class Migration(migrations.Migration):
                 default="",
                 help_text="BT-10 of EN 16931, such as a Leitweg-ID; with it, the XML is an XRechnung",
                 max_length=100,
-                validators=[billing.models.invoicing.check_line],
+                validators=[tenants.one_line_text.check_line],
             ),
         ),
         migrations.AddField(

@@ -6,7 +6,7 @@ import django.contrib.postgres.fields
 import django.core.validators
 from django.db import migrations, models
 
-import billing.models.invoicing
+import billing.models.parties
 
 
 class Migration(migrations.Migration):
@@ -25,7 +25,7 @@ class Migration(migrations.Migration):
                 ),
                 blank=True,
                 db_default=[1, 8, 15],
-                default=billing.models.invoicing.default_reminder_days,
+                default=billing.models.parties.default_reminder_days,
                 help_text="days past due on which an invoice is reminded of; empty: never",
                 size=10,
             ),

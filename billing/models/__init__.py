@@ -2,6 +2,7 @@
 
 from billing.models.accounting import ChartOfAccounts
 from billing.models.archives import UsageArchive
+from billing.models.bank import BankEntry, BankStatement
 from billing.models.budget_leases import (
     Adjustment,
     BudgetCorrection,
@@ -13,22 +14,14 @@ from billing.models.budget_leases import (
 from billing.models.budgets import Budget, BudgetAlert
 from billing.models.costs import CostCard, DailyCost, ExecutionCost, SpendReservation
 from billing.models.invoicing import (
-    ADDRESS,
     CHARGES,
-    BillingEntity,
-    BillingProfile,
-    ExchangeRate,
     Invoice,
     InvoiceEmail,
     InvoiceFile,
     InvoiceLine,
     InvoiceRunFailure,
     NumberSeries,
-    Party,
     Period,
-    TaxCategory,
-    TaxRule,
-    VatCheck,
 )
 from billing.models.ledger import (
     Account,
@@ -43,6 +36,7 @@ from billing.models.ledger import (
     TopUp,
 )
 from billing.models.metered import MeteredUsage
+from billing.models.parties import ADDRESS, BillingEntity, BillingProfile, Party
 from billing.models.prices import CompiledRateCard, Price, PriceBook, PriceBookAssignment, PriceVersion
 from billing.models.reratings import ReratedInvoice, Rerating
 from billing.models.rollups import (
@@ -59,5 +53,6 @@ from billing.models.rollups import (
     not_rolled_up_by_end_user,
     totals_of,
 )
+from billing.models.taxes import ExchangeRate, TaxCategory, TaxRule, VatCheck
 from billing.models.terms import PriceTerm
 from billing.models.usage import MAX_TOKENS, ExecutionOutcome, UsageEvent, UsageQuarantine, UsageSource, token_sum

@@ -8,7 +8,8 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.db.models import Q
 
-from billing.models.invoicing import BillingEntity, check_line
+from billing.models.parties import BillingEntity
+from tenants.one_line_text import check_line
 
 
 class ChartOfAccounts(models.Model):

@@ -7,10 +7,12 @@ from typing import ClassVar
 from django.db import models
 from django.db.models import F, Q
 
-from billing.models.invoicing import Invoice, Period, check_line
+from billing.models.invoicing import Invoice, Period
+from billing.models.prorated import ProratedCharge
 from tenants.isolation.scopes import TenantManager
 from tenants.models import Tenant
 from tenants.models.records import Xid8Field
+from tenants.one_line_text import check_line
 from tenants.text_field import UserTextField
 
 
@@ -29,10 +31,10 @@ class Account(models.TextChoices):
     BAD_DEBT = "bad_debt"
 
 
-class Commitment(models.Model):
+class Commitment(ProratedCharge):
     """A monthly fee that grants credit for the same month. Unused credit expires at the end of the month."""
 
-    AUDITED: ClassVar = ("name", "fee", "included_nano", "priority", "first_month", "last_month")
+    AUDITED: ClassVar = ("name", "fee", "included_nano", "priority", "first_month", "last_month", "starts_on")
 
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)
     name = models.CharField(max_length=100)
@@ -53,29 +55,57 @@ class Commitment(models.Model):
     def __str__(self) -> str:
         return self.name
 
+    def fee_in(self, month: str) -> int:
+        """Return the fee of a month in cents."""
+        return self.share_in(month).prorate(self.fee)
+
+    def included_in(self, month: str) -> int:
+        """Return the included usage of a month in nano-USD."""
+        return self.share_in(month).prorate(self.included_nano)
+
 
 class OneOffLine(models.Model):
-    """A charge on the tenant's next invoice, for the month or a later one. A void makes it due again."""
+    """A charge on the tenant's next invoice, for the month or a later one. A void makes it due again.
 
-    AUDITED: ClassVar = ("month", "description", "cents", "invoice_id")
+    With `last_month`, it repeats: it is on the invoice of each month from `month` to `last_month`, and on no other.
+    """
+
+    AUDITED: ClassVar = ("month", "last_month", "description", "cents", "invoice_id")
 
     tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT)
     month = models.CharField(max_length=7)  # 2026-11
+    last_month = models.CharField(
+        max_length=7, blank=True, default="", db_default="", help_text="of a line that repeats; empty: charged once"
+    )
     description = models.CharField(max_length=200, validators=[check_line])
     cents = models.BigIntegerField()
     created_at = models.DateTimeField(auto_now_add=True)
     invoice = models.ForeignKey(
-        Invoice, null=True, on_delete=models.PROTECT, related_name="one_off_lines", help_text="None: not billed yet"
+        Invoice,
+        null=True,
+        on_delete=models.PROTECT,
+        related_name="one_off_lines",
+        help_text="None: not billed yet, or repeats",
     )
 
     objects = TenantManager()
 
     class Meta:
-        constraints: ClassVar = [models.CheckConstraint(condition=Q(cents__gt=0), name="one_off_line_amount")]
+        constraints: ClassVar = [
+            models.CheckConstraint(condition=Q(cents__gt=0), name="one_off_line_amount"),
+            models.CheckConstraint(
+                condition=Q(last_month="") | Q(last_month__gte=F("month"), invoice__isnull=True),
+                name="one_off_line_months",
+            ),
+        ]
         indexes: ClassVar = [models.Index(fields=["month"], condition=Q(invoice__isnull=True), name="one_off_line_due")]
 
     def __str__(self) -> str:
         return self.description
+
+    @property
+    def first_month(self) -> str:
+        return self.month
 
 
 class CreditGrant(models.Model):

@@ -8,10 +8,11 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import F, Q
 
-from billing.models.invoicing import Invoice, check_line
+from billing.models.invoicing import Invoice
 from billing.models.prices import PriceBook
 from tenants.isolation.scopes import TenantManager
 from tenants.models import Tenant, User
+from tenants.one_line_text import check_line
 
 
 class Rerating(models.Model):

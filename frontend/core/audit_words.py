@@ -29,6 +29,8 @@ from tenants.tenant_settings import GROUPS, SETTINGS
 NONE = _lazy("none")
 OBJECTS = {
     "alert_rule": _lazy("Alert rule"),
+    "bank_entry": _lazy("Bank entry"),
+    "bank_statement": _lazy("Bank statement"),
     "batch": _lazy("Batch"),
     "billing_entity": _lazy("Billing entity"),
     "billing_profile": _lazy("Billing details"),

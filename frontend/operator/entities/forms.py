@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 
 from billing.accounting.charts import MAX_BYTES
 from billing.models import BillingEntity, ChartOfAccounts, TaxCategory, TaxRule
-from billing.models.invoicing import MAX_REMINDER_DAY, MAX_REMINDERS, default_reminder_days
+from billing.models.parties import MAX_REMINDER_DAY, MAX_REMINDERS, default_reminder_days
 from frontend.core.day_field import DayField
 from frontend.core.languages import lazy_text as _lazy
 

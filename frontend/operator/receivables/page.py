@@ -1,4 +1,4 @@
-"""The ageing of receivables of a billing entity on a day."""
+"""The aging of receivables of a billing entity on a day."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from django.utils.translation import gettext as _
 
-from billing.accounting.ageing import AgeingRow, report_ageing
+from billing.accounting.aging import AgingRow, report_aging
 from billing.accounting.booking_days import today_of
 from billing.models import BillingEntity
 from billing.periods import default_entity
@@ -22,12 +22,12 @@ from tenants.actions import ActionRefused
 
 
 @dataclass(frozen=True)
-class Ageing:
+class Aging:
     """The rows of a day. With an error, they are those of today."""
 
     entity: BillingEntity
     on: date
-    rows: list[AgeingRow]
+    rows: list[AgingRow]
     error: str
 
 
@@ -40,27 +40,27 @@ def _find_entity(slug: str) -> BillingEntity:
     return BillingEntity.objects.filter(slug=slug).first() or default_entity()
 
 
-def ageing_of(ctx: PageContext) -> Ageing:
-    """Return the ageing on the day in the query string. Call inside `ctx.scope()`."""
-    return ctx.once("ageing", lambda: _read(ctx))
+def aging_of(ctx: PageContext) -> Aging:
+    """Return the aging on the day in the query string. Call inside `ctx.scope()`."""
+    return ctx.once("aging", lambda: _read(ctx))
 
 
-def _read(ctx: PageContext) -> Ageing:
+def _read(ctx: PageContext) -> Aging:
     entity, error = entity_of(ctx), ""
     today = on = today_of(entity, ctx.now)
     try:
         on = read_day(ctx.query.get("date", "")) or today
-        return Ageing(entity, on, report_ageing(entity, on, ctx.now), "")
+        return Aging(entity, on, report_aging(entity, on, ctx.now), "")
     except ValueError:
         error = _("Enter the date as YYYY-MM-DD.")
     except ActionRefused as exc:
         error = translate_message(exc)
-    return Ageing(entity, today, report_ageing(entity, today, ctx.now), error)
+    return Aging(entity, today, report_aging(entity, today, ctx.now), error)
 
 
 def filters(ctx: PageContext) -> dict[str, Any]:
     """Return the entities, the day and the URL of the file. Call inside `ctx.scope()`."""
-    shown, url = ageing_of(ctx), ctx.url("operator-receivables")
+    shown, url = aging_of(ctx), ctx.url("operator-receivables")
     entities = BillingEntity.objects.order_by("name", "pk")
     file_url = f"{ctx.url('operator-receivables-file')}?entity={shown.entity.slug}&date={shown.on}"
     return {
@@ -75,9 +75,9 @@ def filters(ctx: PageContext) -> dict[str, Any]:
     }
 
 
-def ageing(ctx: PageContext) -> dict[str, Any]:
+def aging(ctx: PageContext) -> dict[str, Any]:
     """Return the amounts of each tenant and of all tenants, by currency."""
-    shown = ageing_of(ctx)
+    shown = aging_of(ctx)
     rows = []
     for row in shown.rows:
         classes = (row.not_due, row.days_1_30, row.days_31_60, row.days_61_90, row.over_90_days, row.total)

@@ -25,7 +25,7 @@ from frontend.core.page_context import FORM, PageContext, first_or_404, operator
 from frontend.core.panels import Panel, Panels
 from frontend.core.rendering import redirect_with_message, render_page
 from frontend.core.screens import ConsoleScreen
-from frontend.operator.tenants import detail, forms, page
+from frontend.operator.tenants import detail, forms, one_off_lines, page
 from frontend.tenant.budgets.effect import effect_of
 from tenants import actions, invitations
 from tenants.models import Invitation, Membership, Tenant
@@ -46,6 +46,13 @@ DETAIL_PANELS = Panels(
         Panel("spend", _lazy("Spend by day"), "operator/tenants/detail.html#spend", detail.spend, every=0),
         Panel("plan", _lazy("Plan"), "operator/tenants/detail.html#plan", detail.plan, every=0),
         Panel("limits", _lazy("Budgets and limits"), "operator/tenants/detail.html#limits", detail.limits),
+        Panel(
+            "lines",
+            _lazy("One-off lines"),
+            "operator/tenants/detail.html#lines",
+            one_off_lines.one_off_lines,
+            every=0,
+        ),
         Panel("members", _lazy("Members"), "operator/tenants/detail.html#members", detail.members, every=0),
         Panel("credits", _lazy("Credits"), "operator/tenants/detail.html#credits", detail.credits, every=0),
         Panel("invoices", _lazy("Invoices"), "operator/tenants/detail.html#invoices", detail.invoices, every=0),
@@ -317,6 +324,17 @@ urlpatterns = [
         "operator/tenants/<int:tenant>/commitments/<int:commitment>/end",
         end_commitment,
         name="operator-tenants-end-commitment",
+    ),
+    path("operator/tenants/<int:tenant>/one-off-lines/new", one_off_lines.add, name="operator-tenants-add-line"),
+    path(
+        "operator/tenants/<int:tenant>/one-off-lines/<int:one_off_line>/end",
+        one_off_lines.end,
+        name="operator-tenants-end-line",
+    ),
+    path(
+        "operator/tenants/<int:tenant>/one-off-lines/<int:one_off_line>/remove",
+        one_off_lines.remove,
+        name="operator-tenants-remove-line",
     ),
     DETAIL_PANELS.operator_url("operator/tenants/<int:tenant>/"),
 ]

@@ -109,6 +109,26 @@ def set_chart(session: Session, entity: int, file: Path, **fields: Any) -> None:
     session.done(chart, f"Stored {len(chart['lines'])} account numbers from {chart['file_name']}.")
 
 
+@command(billing, "import-payments", example="millrace billing import-payments statement.xml")
+@click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+def import_payments(session: Session, file: Path) -> None:
+    """Record the payments of a CSV file, or of bank statements in the format camt.053.
+
+    A file with an error books nothing. What was recorded before is skipped, so a file may be repeated.
+    """
+    try:
+        content = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise click.UsageError(f"{file} is not UTF-8. Save it in UTF-8.") from exc
+    found = session.client.operator.payments.import_file(file_name=file.name, content=content)
+    text = f"Recorded {found['booked']} payments from {file.name}; {found['known']} were known."
+    if found["open"]:
+        text += f"\n{found['open']} name no known invoice: assign them (millrace billing bank-entries --state open)."
+    if found["known_statements"]:
+        text += f"\n{found['known_statements']} bank statements were imported before."
+    session.done(found, text)
+
+
 @command(billing, "set-exchange-rate", example="millrace billing set-exchange-rate EUR 0.92 --from 2026-11-01")
 @click.argument("currency")
 @click.argument("rate", metavar="PER_USD")

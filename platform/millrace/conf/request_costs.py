@@ -19,7 +19,7 @@ COSTS: Mapping[str, int] = {
     **dict.fromkeys(
         (
             *("api-cache-warming", "api-experiment-results", "api-invoice-csv", "api-invoice-html", "api-invoice-pdf"),
-            *("api-operator-entity-ageing", "api-operator-payment-receipt", "api-operator-tenant-statement"),
+            *("api-operator-entity-aging", "api-operator-payment-receipt", "api-operator-tenant-statement"),
             *("api-operator-tenant-statement-csv", "api-operator-tenant-statement-pdf", "api-payment-receipt"),
             *("api-statement", "api-statement-csv", "api-statement-pdf"),
             *("api-invoice-xml", "api-operator-entity-ec-sales", "api-operator-entity-oss", "api-operator-entity-vat"),
@@ -33,6 +33,7 @@ COSTS: Mapping[str, int] = {
     **dict.fromkeys(
         (
             *("api-cache-warming-run", "api-invoice-check", "api-operator-prices-preview", "api-operator-costs-import"),
+            *("api-operator-payments-import",),
             *("api-operator-prices-import", "api-operator-provider-exports", "api-operator-rerating-preview"),
             *("api-policy-dry-run", "api-requests-outcomes"),
         ),

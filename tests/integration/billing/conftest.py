@@ -23,6 +23,14 @@ def broker(settler_broker: redis.Redis) -> redis.Redis:
 
 
 @pytest.fixture
+def today(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that are received months after the documents."""
+    from tests.support.billing.clocks import receive_requests_late
+
+    receive_requests_late(monkeypatch)
+
+
+@pytest.fixture
 def fake_stripe(settings: Any) -> Iterator[FakeStripe]:
     """A server with Stripe's API, which the platform is configured for."""
     from tests.support.billing.fake_stripe import FakeStripe

@@ -37,7 +37,7 @@ NOW = datetime(2026, 12, 7, 12, tzinfo=UTC)
 
 
 @pytest.fixture
-def sent(acme: Tenant) -> Invoice:
+def original(acme: Tenant) -> Invoice:
     """An invoice of 119.00 with 19.00 of VAT, issued on the first of November."""
     furnish(acme, "S", 190_000)
     use(acme, OCTOBER, (price("100"), 10**6))
@@ -82,74 +82,78 @@ def on(account: Account, tenant: Tenant) -> int:
         return balance(tenant.pk, account) // CENT
 
 
-def test_a_void_issues_a_cancellation_whose_tax_counts_in_its_own_month(acme, sent):
-    do_void(sent, "Wrong address", NOW)
-    voided, note = unscoped(Invoice).get(pk=sent.pk), cancellation()
-    assert (voided.state, voided.number, voided.sha256) == ("void", sent.number, sent.sha256)
-    assert (note.number, note.state, note.refers_to_id) == ("CN-2026-000001", "paid", sent.pk)
+def test_a_void_issues_a_cancellation_whose_tax_counts_in_its_own_month(acme, original):
+    do_void(original, "Wrong address", NOW)
+    voided, note = unscoped(Invoice).get(pk=original.pk), cancellation()
+    assert (voided.state, voided.number, voided.sha256) == ("void", original.number, original.sha256)
+    assert (note.number, note.state, note.refers_to_id) == ("CN-2026-000001", "paid", original.pk)
     assert (note.issued_at, note.due_on, note.reason) == (NOW, None, "Wrong address")
-    assert (note.subtotal, note.taxes, note.total) == (sent.subtotal, sent.taxes, sent.total)
+    assert (note.subtotal, note.taxes, note.total) == (
+        original.subtotal,
+        original.taxes,
+        original.total,
+    )
     assert tax_by_month(acme) == {"2026-11": 1_900, "2026-12": -1_900}
     booked = unscoped(LedgerEntry).filter(transaction__key=f"invoice:{note.pk}")
     assert {(row.account, row.nano // CENT, row.invoice_id) for row in booked} == {
-        *(("receivable", -11_900, sent.pk), ("revenue", 10_000, note.pk), ("tax", 1_900, note.pk)),
+        *(("receivable", -11_900, original.pk), ("revenue", 10_000, note.pk), ("tax", 1_900, note.pk)),
     }
     assert all(on(account, acme) == 0 for account in (Account.RECEIVABLE, Account.REVENUE, Account.TAX))
-    for row in (sent, note):
+    for row in (original, note):
         check_document(row)
 
 
-def test_the_formats_of_a_cancellation_name_its_invoice(acme, sent):
-    do_void(sent, "Wrong address", NOW)
+def test_the_formats_of_a_cancellation_name_its_invoice(acme, original):
+    do_void(original, "Wrong address", NOW)
     note, shown = cancellation(), document_of(cancellation())
-    assert (shown["invoice_type"], shown["refers_to"]) == ("cancellation", sent.number)
+    assert (shown["invoice_type"], shown["refers_to"]) == ("cancellation", original.number)
     assert [(line["line_type"], line["cents"]) for line in shown["lines"]] == [("usage", 10_000)]
     words = in_words(shown)
     assert (words["title"], words["refers_label"], words["due_label"]) == ("Cancellation", "Cancels", "Amount credited")
-    assert f"<dt>Cancels</dt><dd>{sent.number}</dd>" in html(shown)
+    assert f"<dt>Cancels</dt><dd>{original.number}</dd>" in html(shown)
     assert xml_texts(note, "TypeCode")[0] == "381"
-    assert xml_texts(note, "InvoiceReferencedDocument") == [sent.number]
+    assert xml_texts(note, "InvoiceReferencedDocument") == [original.number]
     assert xml_texts(note, "DuePayableAmount") == ["119.00"]
 
 
-def test_the_next_invoice_refers_to_the_cancelled_one(acme, sent):
-    do_void(sent, "Wrong address", NOW)
+def test_the_next_invoice_refers_to_the_cancelled_one(acme, original):
+    do_void(original, "Wrong address", NOW)
     for _ in range(2):  # a draft that is written again keeps the reference
         (draft,) = do_draft(period(OCTOBER), acme)
     invoice = do_finalize(draft, NOW)
-    assert (invoice.replaces_id, invoice.refers_to_id, invoice.revision) == (sent.pk, None, 2)
+    assert (invoice.replaces_id, invoice.refers_to_id, invoice.revision) == (original.pk, None, 2)
     shown = document_of(invoice)
-    assert (shown["replaces"], shown["refers_to"]) == (sent.number, None)
-    assert f"<dt>Replaces</dt><dd>{sent.number}</dd>" in html(shown)
-    assert xml_texts(invoice, "InvoiceReferencedDocument") == [sent.number]
+    assert (shown["replaces"], shown["refers_to"]) == (original.number, None)
+    assert f"<dt>Replaces</dt><dd>{original.number}</dd>" in html(shown)
+    assert xml_texts(invoice, "InvoiceReferencedDocument") == [original.number]
     assert xml_texts(invoice, "TypeCode")[0] == "380"
     assert tax_by_month(acme) == {"2026-11": 1_900, "2026-12": 0}  # the buyer deducts the VAT of one invoice
     check_document(invoice)
 
 
-def test_documents_of_other_types_have_no_new_field(acme, sent):
-    assert "replaces" not in document_of(sent)
+def test_documents_of_other_types_have_no_new_field(acme, original):
+    assert "replaces" not in document_of(original)
 
 
-def test_an_invoice_voided_by_an_earlier_release_is_not_referred_to(acme, sent):
+def test_an_invoice_voided_by_an_earlier_release_is_not_referred_to(acme, original):
     with all_tenants_scope(BypassReason.BILLING):
-        Invoice.objects.all_tenants().filter(pk=sent.pk).update(state="void")
+        Invoice.objects.all_tenants().filter(pk=original.pk).update(state="void")
     (draft,) = do_draft(period(OCTOBER), acme)
     invoice = do_finalize(draft, NOW)
     assert invoice.replaces_id is None
     assert "replaces" not in document_of(invoice)
 
 
-def test_a_cancellation_is_emailed(acme, sent):
+def test_a_cancellation_is_emailed(acme, original):
     emails.send_all()
     mail.outbox.clear()
-    do_void(sent, "Wrong address", NOW)
+    do_void(original, "Wrong address", NOW)
     note = cancellation()
     assert [row.email_type for row in unscoped(InvoiceEmail).filter(invoice_id=note.pk)] == ["issued"]
     emails.send_all()
     (sent_mail,) = mail.outbox
     assert sent_mail.subject == f"Cancellation {note.number} from Northgate Inference B.V."
-    assert f"It cancels {sent.number}." in sent_mail.body
+    assert f"It cancels {original.number}." in sent_mail.body
     assert [name for name, *_ in sent_mail.attachments] == [f"{note.number}.pdf"]
 
 
@@ -170,8 +174,8 @@ def test_credit_of_both_types_returns_to_its_grants(acme):
     check_document(note)
 
 
-def test_a_debit_note_is_cancelled_at_the_tax_of_its_invoice(acme, sent):
-    debit = do_issue_debit_note(sent, [("Support", 5_000)], "Support")
+def test_a_debit_note_is_cancelled_at_the_tax_of_its_invoice(acme, original):
+    debit = do_issue_debit_note(original, [("Support", 5_000)], "Support")
     do_void(debit, "Not agreed", NOW)
     note = cancellation()
     assert (note.refers_to_id, note.total, note.taxes) == (debit.pk, 5_950, debit.taxes)
@@ -195,10 +199,10 @@ def test_carried_rounding_and_one_off_lines_are_billed_once(acme):
     assert [row.cents for row in unscoped(InvoiceLine).filter(invoice_id=third.pk)] == [100, -1]
 
 
-def test_a_draft_and_a_void_invoice_are_refused(acme, sent):
-    do_void(sent, "Wrong address", NOW)
+def test_a_draft_and_a_void_invoice_are_refused(acme, original):
+    do_void(original, "Wrong address", NOW)
     with pytest.raises(Conflict, match="Only open invoices"):
-        do_void(sent, "again", NOW)
+        do_void(original, "again", NOW)
     (draft,) = do_draft(period(OCTOBER), acme)
     for row in (draft, cancellation()):
         with pytest.raises(Conflict, match="Only open invoices"):
@@ -206,8 +210,8 @@ def test_a_draft_and_a_void_invoice_are_refused(acme, sent):
     assert len(unscoped(Invoice).filter(invoice_type="cancellation")) == 1
 
 
-def test_the_database_accepts_one_cancellation_of_a_document(acme, sent):
-    do_void(sent, "Wrong address", NOW)
+def test_the_database_accepts_one_cancellation_of_a_document(acme, original):
+    do_void(original, "Wrong address", NOW)
     note = cancellation()
     note.pk, note.number, note.revision = None, "CN-2026-000002", 2
     error = pytest.raises(IntegrityError, match="invoice_cancelled_once")
@@ -215,8 +219,8 @@ def test_the_database_accepts_one_cancellation_of_a_document(acme, sent):
         note.save(force_insert=True)
 
 
-def test_the_audit_log_and_the_ledger_name_the_cancellation(acme, sent):
-    do_void(sent, "Wrong address", NOW)
+def test_the_audit_log_and_the_ledger_name_the_cancellation(acme, original):
+    do_void(original, "Wrong address", NOW)
     actions = [row.action for row in unscoped(AuditEntry).order_by("pk")][-2:]
     assert actions == ["invoice.finalized", "invoice.voided"]
     assert unscoped(LedgerTransaction).filter(key__startswith="void:") == []

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from billing.invoicing import lines
 from billing.models import PriceTerm
+from billing.rates.proration import DayShare
 from billing.rates.terms import TermRule
 from tests.support.billing.month_histories import STARTS, Difference, Step, create_tenants, open_history
 
@@ -29,13 +30,15 @@ def step(name: str, *arguments: st.SearchStrategy[object]) -> st.SearchStrategy[
 TENANT, MONTH, DAY, MODEL, INDEX = (st.integers(0, most) for most in (1, 2, 1, 1, 20))
 FROM, MONTHS = st.integers(0, 3), st.integers(0, 3)
 CENTS, PPM, NANO = st.integers(1, 3_000), st.integers(1, 10**6), st.integers(0, 10 * DOLLAR)
+FIRST_DAY = st.one_of(st.just(0), st.integers(1, 31))  # of a prorated charge
 TOKENS = st.one_of(st.just(0), st.integers(1, 9 * MILLION))
 USE = step("use", TENANT, MONTH, DAY, MODEL, TOKENS, TOKENS)
 AGREEMENT = st.one_of(
-    step("add_minimum", TENANT, FROM, MONTHS, CENTS),
+    step("add_minimum", TENANT, FROM, MONTHS, CENTS, FIRST_DAY),
     step("add_discount", TENANT, FROM, MONTHS, st.integers(0, 2), PPM),
     step("add_tiers", TENANT, FROM, MONTHS, MODEL, st.booleans()),
-    step("commit", TENANT, FROM, MONTHS, CENTS, CENTS),
+    step("commit", TENANT, FROM, MONTHS, CENTS, CENTS, FIRST_DAY),
+    step("repeat", TENANT, FROM, MONTHS, CENTS),
 )
 CORRECTION = st.one_of(
     step("reverse", INDEX),
@@ -54,6 +57,7 @@ STEP = st.one_of(
     step("meter", TENANT, MONTH, DAY, MODEL, st.integers(1, 10**9), st.integers(1, 10_000)),
     step("add_one_off", TENANT, MONTH, CENTS),
     step("end_commitment", INDEX, FROM),
+    step("end_repeating", INDEX, FROM),
     step("end_term", INDEX, FROM),
     step("delete", TENANT),
     step("restore", TENANT),
@@ -67,8 +71,10 @@ EVERYTHING: tuple[list[Step], ...] = (
         ("add_tiers", 0, 0, 0, 0, True),
         ("add_tiers", 1, 1, 1, 1, False),
         ("add_discount", 0, 0, 2, 2, 123_457),
-        ("add_minimum", 1, 1, 0, 2_999),
-        ("commit", 0, 0, 0, 1_000, 500),
+        ("add_minimum", 1, 1, 0, 2_999, 20),
+        ("commit", 0, 0, 0, 1_000, 500, 31),
+        ("repeat", 0, 0, 3, 999),
+        ("repeat", 1, 1, 0, 333),
     ],
     [
         ("use", 0, 0, 0, 0, 3_456_789, 77),
@@ -91,6 +97,7 @@ EVERYTHING: tuple[list[Step], ...] = (
         ("debit", 1, 44),
         ("reverse", 1),
         ("end_commitment", 0, 2),
+        ("end_repeating", 0, 2),
         ("invoice",),
         ("restore", 1),
         ("end_term", 2, 3),
@@ -184,6 +191,18 @@ def test_a_broken_term_is_found(db, monkeypatch, name):
         history.run(steps)
 
 
+def test_a_broken_proration_is_found(db, monkeypatch):
+    """The product charges a day less than the stored first day says."""
+    tenants = create_tenants()
+    steps: list[Step] = [("commit", 0, 0, 0, 3_000, 1, 20), USED]
+    with open_history(tenants, "JPY") as history:
+        history.run(steps)
+    prorate = DayShare.prorate
+    monkeypatch.setattr(DayShare, "prorate", lambda share, amount: prorate(share._replace(days=share.days - 1), amount))
+    with pytest.raises(Difference), open_history(tenants, "JPY") as history:
+        history.run(steps)
+
+
 def test_a_broken_rate_is_found(db, monkeypatch):
     """The product's statement of usage lines adds a cent to the price of a million tokens."""
     tenants = create_tenants()
@@ -201,12 +220,14 @@ def test_a_broken_rate_is_found(db, monkeypatch):
 OPEN_STEP = st.one_of(
     USE,
     USE,
-    step("add_minimum", TENANT, FROM, MONTHS, CENTS),
+    step("add_minimum", TENANT, FROM, MONTHS, CENTS, FIRST_DAY),
+    step("repeat", TENANT, FROM, MONTHS, CENTS),
     step("add_discount", TENANT, FROM, MONTHS, st.integers(0, 2), PPM),
     step("add_tiers", TENANT, FROM, MONTHS, MODEL, st.booleans()),
     step("meter", TENANT, MONTH, DAY, MODEL, st.integers(1, 10**9), st.integers(1, 10_000)),
     step("add_one_off", TENANT, MONTH, CENTS),
     step("end_term", INDEX, FROM),
+    step("end_repeating", INDEX, FROM),
     step("reverse", INDEX),
     step("reverse_metered", INDEX),
 )
@@ -216,7 +237,10 @@ EVERYTHING_OPEN: list[Step] = [
     ("add_discount", 0, 0, 2, 2, 123_457),
     ("add_discount", 0, 0, 0, 0, 500_000),
     ("add_minimum", 1, 1, 0, 2_999),
-    ("add_minimum", 0, 0, 1, 12_345),
+    ("add_minimum", 0, 0, 1, 12_345, 11),
+    ("repeat", 0, 0, 1, 555),
+    ("repeat", 1, 1, 2, 444),
+    ("end_repeating", 0, 1),
     ("use", 0, 0, 0, 0, 3_456_789, 77),
     ("use", 0, 0, 1, 1, 12_345, 4_321),
     ("use", 1, 1, 1, 1, 5_000_001, 9),

@@ -13,7 +13,9 @@ from billing.ledger.ledger import PostedEntry, balance, post
 from billing.ledger.matching import sum_outstanding
 from billing.models import Account, CreditGrant, Invoice, LedgerEntry, LedgerTransaction, Payment
 from billing.payments import Unreadable, cents
-from billing.payments.file_drop import FileDrop, collect
+from billing.payments.file_drop import collect
+from billing.payments.file_errors import FileRefused
+from billing.payments.payment_csv import read_payments
 from billing.payments.recording import Received, do_record_payment
 from tenants.actions import Conflict, do_create_tenant
 from tenants.isolation.db_roles import BypassReason
@@ -110,7 +112,7 @@ def test_files(acme, tmp_path):
     assert "has no known tenant" in (tmp_path / "failed" / "again.csv.txt").read_text()
     (tmp_path / "bad.csv").write_text("reference,amount\nx,1.505\n")
     assert collect(tmp_path) == 0
-    assert "received_on missing" in (tmp_path / "failed" / "bad.csv.txt").read_text()
+    assert "Missing: received_on" in (tmp_path / "failed" / "bad.csv.txt").read_text()
 
 
 def test_files_buy_credit_only_if_they_say_so(acme, tmp_path):
@@ -120,7 +122,7 @@ def test_files_buy_credit_only_if_they_say_so(acme, tmp_path):
     assert unscoped(CreditGrant).get().nano == 200 * CENT
     (tmp_path / "bad.csv").write_text("reference,amount,received_on,tenant,credit\nc,1,2026-11-12,acme,maybe\n")
     assert collect(tmp_path) == 0
-    assert "give true or false" in (tmp_path / "failed" / "bad.csv.txt").read_text()
+    assert "'maybe' is neither true nor false" in (tmp_path / "failed" / "bad.csv.txt").read_text()
 
 
 @pytest.mark.parametrize(("text", "value"), [("1", 100), ("0.1", 10), ("-12.34", -1234), (" 5.00 ", 500)])
@@ -135,8 +137,8 @@ def test_invalid_amounts_are_rejected(text):
 
 
 def test_invalid_csv_files_are_rejected():
-    with pytest.raises(Unreadable):
-        FileDrop().read_file(b"\xff\xfe\x00", {})
+    with pytest.raises(FileRefused):
+        read_payments(b"\xff\xfe\x00")
 
 
 @pytest.mark.django_db(transaction=True)

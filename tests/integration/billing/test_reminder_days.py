@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 
 
 @pytest.fixture
-def sent(acme: Tenant) -> Invoice:
+def invoice(acme: Tenant) -> Invoice:
     """An unpaid invoice, whose email was sent."""
     furnish(acme)
     use(acme, OCTOBER, (price("4"), 10**6))
@@ -49,22 +49,22 @@ def reminded(invoice: Invoice, *days: int) -> list[int]:
     return [day for day in days if emails.remind(late(invoice, day))]
 
 
-def test_an_entity_has_its_own_days_of_reminders(sent):
-    assert unscoped(BillingEntity).get(pk=sent.entity_id).reminder_days == [1, 8, 15]
+def test_an_entity_has_its_own_days_of_reminders(invoice):
+    assert unscoped(BillingEntity).get(pk=invoice.entity_id).reminder_days == [1, 8, 15]
     change_entity(reminder_days=[3, 20])
-    assert reminded(sent, 1, 2, 3, 4, 8, 15, 19, 20, 21, 60) == [3, 20]
+    assert reminded(invoice, 1, 2, 3, 4, 8, 15, 19, 20, 21, 60) == [3, 20]
     assert sorted(row.number for row in unscoped(InvoiceEmail).filter(email_type="reminder")) == [1, 2]
 
 
-def test_an_entity_without_days_sends_no_reminders(sent):
+def test_an_entity_without_days_sends_no_reminders(invoice):
     change_entity(reminder_days=[])
-    assert reminded(sent, 1, 8, 15, 100) == []
+    assert reminded(invoice, 1, 8, 15, 100) == []
 
 
-def test_new_days_apply_to_open_invoices_and_repeat_no_reminder(sent):
-    assert reminded(sent, 1, 8) == [1, 8]
+def test_new_days_apply_to_open_invoices_and_repeat_no_reminder(invoice):
+    assert reminded(invoice, 1, 8) == [1, 8]
     change_entity(reminder_days=[5, 9, 12, 30])
-    assert reminded(sent, 9, 10, 12, 29, 30, 31) == [12, 30]
+    assert reminded(invoice, 9, 10, 12, 29, 30, 31) == [12, 30]
 
 
 def pay(invoice: Invoice) -> None:
@@ -74,14 +74,14 @@ def pay(invoice: Invoice) -> None:
 @pytest.mark.parametrize(
     "end", [pay, lambda invoice: do_void(invoice, "Wrong address"), lambda invoice: do_write_off(invoice, "Insolvent")]
 )
-def test_no_reminder_of_an_invoice_that_is_no_longer_due_is_sent(sent: Invoice, end: Callable[[Invoice], object]):
+def test_no_reminder_of_an_invoice_that_is_no_longer_due_is_sent(invoice: Invoice, end: Callable[[Invoice], object]):
     change_entity(suspend_after_days=1)
-    assert (emails.remind(late(sent, 1)), suspend_overdue(late(sent, 1))) == (1, 1)
-    end(sent)
+    assert (emails.remind(late(invoice, 1)), suspend_overdue(late(invoice, 1))) == (1, 1)
+    end(invoice)
     emails.send_all()
     subjects = [message.subject for message in mail.outbox]
     assert not [text for text in subjects if text.startswith(("Reminder", "Account suspended"))]
-    rows = unscoped(InvoiceEmail).filter(invoice_id=sent.pk, email_type__in=["reminder", "suspension"])
+    rows = unscoped(InvoiceEmail).filter(invoice_id=invoice.pk, email_type__in=["reminder", "suspension"])
     assert {(row.email_type, row.state, row.error, row.sent_at) for row in rows} == {
         ("reminder", "dropped", emails.NO_LONGER_DUE, None),
         ("suspension", "dropped", emails.NO_LONGER_DUE, None),
@@ -90,11 +90,11 @@ def test_no_reminder_of_an_invoice_that_is_no_longer_due_is_sent(sent: Invoice, 
         assert not list(health_checks._mails(datetime.now(UTC) + timedelta(days=1)))
 
 
-def test_a_reminder_of_an_open_invoice_is_sent(sent):
-    do_record_payment(Received("manual", "p", sent.total - 1, OCTOBER, invoice=str(sent.number)))
-    assert emails.remind(late(sent, 1)) == 1
+def test_a_reminder_of_an_open_invoice_is_sent(invoice):
+    do_record_payment(Received("manual", "p", invoice.total - 1, OCTOBER, invoice=str(invoice.number)))
+    assert emails.remind(late(invoice, 1)) == 1
     assert emails.send_all() == 1
-    assert mail.outbox[0].subject.startswith(f"Reminder: Invoice {sent.number}")
+    assert mail.outbox[0].subject.startswith(f"Reminder: Invoice {invoice.number}")
 
 
 def test_days_are_stored_in_their_order_each_once(acme):

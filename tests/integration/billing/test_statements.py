@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from datetime import UTC, date, datetime, timedelta, tzinfo
-from typing import Any, Self
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
 
 import pypdf
 import pytest
@@ -26,6 +26,7 @@ from tenants.isolation.scopes import all_tenants_scope, tenant_scope
 from tenants.models import Tenant, User
 from tests.support.billing.booking_times import booked_at
 from tests.support.billing.books import NOVEMBER, OCTOBER, invoiced, price, use
+from tests.support.billing.clocks import REQUESTED_AT
 from tests.support.billing.invoice_forms import furnish
 from tests.support.billing.prepaid_credit import MULTI, change_entity
 from tests.support.rows import unscoped
@@ -33,7 +34,6 @@ from tests.support.tenants.management_api import by_person, by_role
 
 pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 MILLION, CENT = 10**6, 10**7
-NOW = datetime(2027, 6, 1, 12, tzinfo=UTC)
 FIRST, LAST = date(2026, 11, 1), date(2027, 1, 31)
 
 
@@ -41,25 +41,12 @@ def at(month: int, day: int) -> datetime:
     return datetime(2026, month, day, 12, tzinfo=UTC)
 
 
-@pytest.fixture
-def today(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let requests be received on NOW."""
-
-    class Today(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> Self:
-            return cls(*NOW.timetuple()[:6], tzinfo=UTC).astimezone(tz)
-
-    for module in ("billing.api.receivables", "frontend.core.page_context"):
-        monkeypatch.setattr(f"{module}.datetime", Today)
-
-
 def bill(tenant: Tenant, dollars: str, month: datetime = OCTOBER) -> Invoice:
     use(tenant, month, (price(dollars, model=f"m-{tenant.slug}-{month.month}"), MILLION))
     return invoiced(tenant, month)
 
 
-def pay(reference: str, cents: int, received_at: datetime = NOW, **fields: Any) -> Payment:
+def pay(reference: str, cents: int, received_at: datetime = REQUESTED_AT, **fields: Any) -> Payment:
     return do_record_payment(Received("manual", reference, cents, received_at, **fields))[0]
 
 
@@ -88,7 +75,7 @@ def busy(acme: Tenant, monkeypatch: pytest.MonkeyPatch) -> list[Invoice]:
 def statement(tenant: Tenant, first: date = FIRST, last: date = LAST) -> Statement:
     account = find_account(tenant)
     with tenant_scope(tenant):
-        return statement_of(account, first, last, NOW)
+        return statement_of(account, first, last, REQUESTED_AT)
 
 
 def texts_of(pdf: bytes) -> str:

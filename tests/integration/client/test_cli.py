@@ -87,11 +87,11 @@ def test_a_billing_entity_and_its_journal(furnished_acme, run, operate, tmp_path
         *("billing", "add-tax-rule", "--entity", "second", "--country", "IE", "--category", "S"),
         *("--rate-ppm", "230000", "--starts-on", "2026-01-01"),
     )
-    assert "acme" in operate("billing", "ageing", default).stdout
+    assert "acme" in operate("billing", "aging", default).stdout
     assert (
-        printed(operate("billing", "ageing", default, "--json"))[-1]["total"] == "3.00"
+        printed(operate("billing", "aging", default, "--json"))[-1]["total"] == "3.00"
     )  # the tenant has paid 1.00 before
-    assert "future" in operate("billing", "ageing", default, "--date", "2199-01-01", fails=True).output
+    assert "future" in operate("billing", "aging", default, "--date", "2199-01-01", fails=True).output
     tenant = next(row["id"] for row in printed(operate("tenants", "--json")) if row["slug"] == "acme")
     days = ("--from", "2026-11-01", "--to", f"{datetime.now(UTC).date()}")
     for asked in (run("invoices", "statement", *days), operate("invoices", "statement", "--tenant", tenant, *days)):

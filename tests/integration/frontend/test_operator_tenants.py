@@ -12,7 +12,7 @@ from billing.budgets.alerts import check_thresholds
 from billing.budgets.budgets import do_make_budget
 from billing.invoicing.setup import do_add_exchange_rate
 from billing.ledger.credits import do_commit
-from billing.models import Budget, BudgetPeriod, Commitment, CreditGrant, PriceBook
+from billing.models import Budget, BudgetPeriod, Commitment, CreditGrant, OneOffLine, PriceBook
 from billing.pricing.rate_cards import current_prices
 from frontend.core import impersonation
 from frontend.operator.tenants import spending
@@ -264,6 +264,28 @@ def test_a_commitment_is_ended(client, operator, acme):
     assert "until 2999-02" in client.get(detail).content.decode()
     other = actions.do_create_tenant("lab", "Lab")
     elsewhere = f"/operator/tenants/{other.pk}/commitments/{row.pk}/end"
+    assert client.post(elsewhere, {"last_month": "2999-01"}).status_code == 404
+
+
+def test_one_off_lines_are_added_ended_and_removed(client, operator, acme):
+    detail = f"/operator/tenants/{acme.pk}/"
+    line = {"description": "Support", "amount": "12.50", "month": "2999-01"}
+    refused = client.post(f"{detail}one-off-lines/new", line | {"last_month": "2998-12"})
+    assert (refused.status_code, "Choose the first month or a later one." in refused.content.decode()) == (422, True)
+    assert client.post(f"{detail}one-off-lines/new", line | {"amount": "0"}).status_code == 422
+    assert client.post(f"{detail}one-off-lines/new", line | {"last_month": "2999-06"}).status_code == 303
+    assert client.post(f"{detail}one-off-lines/new", line | {"description": "Setup"}).status_code == 303
+    support, setup = sorted(of(OneOffLine, acme), key=lambda row: row.pk)
+    assert [(row.cents, row.last_month) for row in (support, setup)] == [(1250, "2999-06"), (1250, "")]
+    shown = client.get(detail).content.decode()
+    ends, removes = f"{detail}one-off-lines/{support.pk}/end", f"{detail}one-off-lines/{setup.pk}/remove"
+    assert all(text in shown for text in ("each month from 2999-01 to 2999-06", f'href="{ends}"', f'href="{removes}"'))
+    assert client.post(ends, {"last_month": "2999-07"}).status_code == 422
+    assert client.post(ends, {"last_month": "2999-02"}).status_code == 303
+    assert client.post(removes, {"sure": "yes"}).status_code == 303
+    assert [row.last_month for row in of(OneOffLine, acme)] == ["2999-02"]
+    other = actions.do_create_tenant("lab", "Lab")
+    elsewhere = f"/operator/tenants/{other.pk}/one-off-lines/{support.pk}/end"
     assert client.post(elsewhere, {"last_month": "2999-01"}).status_code == 404
 
 

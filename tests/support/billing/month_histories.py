@@ -7,9 +7,10 @@ documents have no carried rounding left, so their sum is the oracle's amount, ro
 
 from __future__ import annotations
 
+from calendar import monthrange
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from fractions import Fraction
 from typing import Any
 
@@ -19,7 +20,7 @@ from billing.invoicing.corrections import do_issue_credit_note, do_issue_debit_n
 from billing.invoicing.drafts import do_close_period, do_draft
 from billing.invoicing.finalizing import do_finalize
 from billing.invoicing.lines import lines_of
-from billing.invoicing.one_off_lines import do_add_one_off_line
+from billing.invoicing.one_off_lines import do_add_one_off_line, do_end_one_off_line
 from billing.invoicing.prepayment import available_nano
 from billing.invoicing.preview import preview
 from billing.invoicing.price_terms import do_add_price_term, do_end_price_term
@@ -33,6 +34,7 @@ from billing.models import (
     Invoice,
     InvoiceLine,
     MeteredUsage,
+    OneOffLine,
     Period,
     Price,
     PriceTerm,
@@ -75,6 +77,14 @@ class Difference(AssertionError):
 
 def month_label(month: int) -> str:
     return f"{STARTS[min(month, 3)]:%Y-%m}"
+
+
+def first_day(month: int, day: int) -> date | None:
+    """Return a day of a month, the last one if there are fewer; without a day, none."""
+    if not day:
+        return None
+    year, number = map(int, month_label(month).split("-"))
+    return date(year, number, min(day, monthrange(year, number)[1]))
 
 
 def create_tenants() -> dict[str, Tenant]:
@@ -158,10 +168,23 @@ class MonthHistory:
     def add_one_off(self, tenant: int, month: int, cents: int) -> None:
         do_add_one_off_line(self.tenants[tenant], month=month_label(month), description="Setup", cents=cents)
 
+    def repeat(self, tenant: int, first: int, months: int, cents: int) -> None:
+        """Add a one-off line that repeats for some months."""
+        with suppress(Conflict):  # its first month is closed
+            do_add_one_off_line(
+                self.tenants[tenant], month=month_label(first), description="Support", cents=cents, months=months + 1
+            )
+
+    def end_repeating(self, index: int, month: int) -> None:
+        rows = list(OneOffLine.objects.all_tenants().exclude(last_month="").order_by("pk"))
+        with suppress(Conflict):
+            if rows and month_label(month) >= (row := rows[index % len(rows)]).month:
+                do_end_one_off_line(row, month_label(month))
+
     # Agreements
 
-    def commit(self, tenant: int, first: int, months: int, fee: int, included: int) -> None:
-        """Add a commitment of some months, or with 0 without an end."""
+    def commit(self, tenant: int, first: int, months: int, fee: int, included: int, day: int = 0) -> None:
+        """Add a commitment of some months, or with 0 without an end. `day` is the first charged one, or 0."""
         with suppress(Conflict):  # its first month is closed
             do_commit(
                 *(self.tenants[tenant], "Base"),
@@ -169,6 +192,7 @@ class MonthHistory:
                 included_nano=included * 10**7,
                 first_month=month_label(first),
                 last_month=month_label(first + months - 1) if months else "",
+                starts_on=first_day(first, day),
             )
 
     def end_commitment(self, index: int, month: int) -> None:
@@ -177,8 +201,9 @@ class MonthHistory:
             if rows and month_label(month) >= (row := rows[index % len(rows)]).first_month:
                 do_end_commitment(row, month_label(month))
 
-    def add_minimum(self, tenant: int, first: int, months: int, cents: int) -> None:
-        self._add_term(tenant, TermRule(TermType.MINIMUM, cents=cents), first, months)
+    def add_minimum(self, tenant: int, first: int, months: int, cents: int, day: int = 0) -> None:
+        """Add a minimum of some months, or with 0 without an end. `day` is the first charged one, or 0."""
+        self._add_term(tenant, TermRule(TermType.MINIMUM, cents=cents), first, months, day)
 
     def add_discount(self, tenant: int, first: int, months: int, model: int, ppm: int) -> None:
         """Add a discount for one model, or with 2 for all."""
@@ -188,11 +213,16 @@ class MonthHistory:
         kind = TermType.VOLUME if is_volume else TermType.GRADUATED
         self._add_term(tenant, TermRule(kind, MODELS[model], component=Component.UNCACHED, tiers=TIERS), first, months)
 
-    def _add_term(self, tenant: int, rule: TermRule, first: int, months: int) -> None:
+    def _add_term(self, tenant: int, rule: TermRule, first: int, months: int, day: int = 0) -> None:
         last = month_label(first + months - 1) if months else ""
         with suppress(Conflict):  # its first month is closed
             do_add_price_term(
-                self.tenants[tenant], rule, description=rule.term_type, first_month=month_label(first), last_month=last
+                self.tenants[tenant],
+                rule,
+                description=rule.term_type,
+                first_month=month_label(first),
+                last_month=last,
+                starts_on=first_day(first, day),
             )
 
     def end_term(self, index: int, month: int) -> None:
@@ -278,8 +308,9 @@ class MonthHistory:
         kinds = InvoiceLine.LineType
         lines = lines_of(invoice).filter(line_type__in=(kinds.USAGE, kinds.METERED, kinds.TERM))
         billed = sum(line.cents for line in lines)
-        terms = PriceTerm.objects.for_tenant(invoice.tenant_id).filter(rule__cents=int(wanted))
-        if terms.exists() and wanted == int(wanted) and billed != wanted:
+        terms = PriceTerm.objects.for_tenant(invoice.tenant_id).filter(rule__term_type=TermType.MINIMUM.value)
+        minimums = {term.rule_in(invoice.period.label).cents for term in terms}
+        if wanted in minimums and billed != wanted:
             raise Difference(f"{invoice}: usage of {billed} with a minimum of {wanted}")
 
     def settle(self) -> None:

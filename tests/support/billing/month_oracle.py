@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from fractions import Fraction
+from math import floor
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -45,9 +46,11 @@ def cost_of(tenant_id: int, closed: Iterable[Period], currency: str) -> Fraction
     months = sorted(closed, key=lambda month: month.starts_at)
     cost = sum((usage_cost(tenant_id, month, months, currency) for month in months), Fraction())
     last = months[-1].label if months else ""
-    cost += sum(row.cents for row in OneOffLine.objects.for_tenant(tenant_id).filter(month__lte=last))
+    one_offs = list(OneOffLine.objects.for_tenant(tenant_id))
+    cost += sum(row.cents for row in one_offs if not row.last_month and row.month <= last)
     for month in months:
-        fees = [row.fee for row in Commitment.objects.for_tenant(tenant_id) if _is_active(row, month)]
+        fees = [_prorate(row, month, row.fee) for row in Commitment.objects.for_tenant(tenant_id)]
+        fees += [row.cents for row in one_offs if row.month <= month.label <= row.last_month]
         cost += 0 if is_deleted(tenant_id, month) else sum(fees)
     return cost
 
@@ -75,7 +78,8 @@ def usage_cost(
     Args:
         closed: the months whose adjustments of this month's usage count.
     """
-    rules = [row.rule for row in PriceTerm.objects.for_tenant(tenant_id).order_by("pk") if _is_active(row, month)]
+    terms = [row for row in PriceTerm.objects.for_tenant(tenant_id).order_by("pk") if _is_active(row, month)]
+    rules = [row.rule for row in terms]
     periods = [each.pk for each in closed]
     usage = _usage(tenant_id, month, periods)
     for rule in rules:
@@ -87,7 +91,7 @@ def usage_cost(
             if rule["term_type"] == "discount" and rule.get("model", "") in ("", model):
                 row[1] *= 1 - Fraction(rule["ppm"], 10**6)
     units = sum((row[1] for row in usage.values()), Fraction()) + _metered(tenant_id, month, periods)
-    minimums = [rule["cents"] for rule in rules if rule["term_type"] == "minimum"]
+    minimums = [_prorate(row, month, row.rule["cents"]) for row in terms if row.rule["term_type"] == "minimum"]
     is_charged = has_minimum and minimums and not is_deleted(tenant_id, month)
     return max(units * MINOR_UNITS[currency], Fraction(max(minimums) if is_charged else 0))
 
@@ -163,6 +167,17 @@ def _tiered(rule: Mapping[str, Any], tokens: int) -> int:
 
 def _is_active(row: Any, month: Period) -> bool:
     return bool(row.first_month <= month.label <= (row.last_month or NEVER))
+
+
+def _prorate(row: Any, month: Period, amount: int) -> int:
+    """Return the part of an amount of a month: none before and after the charge, and half up in a first month."""
+    if not _is_active(row, month):
+        return 0
+    if row.starts_on is None or f"{row.starts_on:%Y-%m}" != month.label:
+        return amount
+    year, number = map(int, month.label.split("-"))
+    first, end = date(year, number, 1), date(year + number // 12, number % 12 + 1, 1)
+    return floor(Fraction(amount * (end - row.starts_on).days, (end - first).days) + Fraction(1, 2))
 
 
 def is_deleted(tenant_id: int, month: Period) -> bool:

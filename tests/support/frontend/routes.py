@@ -144,6 +144,7 @@ def _tables() -> Mapping[str, Any]:
         "api/limits/": tenants.LimitSet,
         "api/members/": tenants.Membership,
         "api/payments/": billing.Payment,
+        "api/operator/bank-entries/": billing.BankEntry,
         "api/operator/deployments/": Deployment,
         "api/operator/entities/": billing.BillingEntity,
         "api/operator/invoices/": billing.Invoice,

@@ -37,7 +37,7 @@ def prompt_of(upstream: UpstreamSpec, reader: str = "openai.chat", **fields: Any
     return tokenize_here(upstream_model("m", "", upstream), request)
 
 
-def sent(upstream: UpstreamSpec, reader: str = "openai.chat", **fields: Any) -> dict[str, Any]:
+def build_request_body(upstream: UpstreamSpec, reader: str = "openai.chat", **fields: Any) -> dict[str, Any]:
     prompt = prompt_of(upstream, reader, **fields)
     assert prompt.upstream is not None
     return dict(json.loads(prompt.upstream.body))
@@ -47,17 +47,17 @@ def sent(upstream: UpstreamSpec, reader: str = "openai.chat", **fields: Any) -> 
 def test_every_preset_writes_a_request(name: str) -> None:
     upstream = spec(name)
     assert preset_of(upstream) is PRESETS[name]
-    body = sent(upstream, temperature=0.5, stop=["x"], max_tokens=9)
+    body = build_request_body(upstream, temperature=0.5, stop=["x"], max_tokens=9)
     assert body["temperature"] == 0.5
     assert body.get("stop", body.get("stop_sequences")) == ["x"]
     assert not {"model", "stream", "max_tokens", "max_completion_tokens"} & set(body)
 
 
 def test_presets_rename_parameters() -> None:
-    assert sent(spec("mistral"), seed=7)["random_seed"] == 7
-    assert sent(spec("llamacpp"), repetition_penalty=1.5)["repeat_penalty"] == 1.5
-    assert sent(spec("vllm"), guided_regex="a+")["structured_outputs"] == {"regex": "a+"}
-    assert sent(spec("openai"), logit_bias={"5": 1})["logit_bias"] == {"5": 1.0}
+    assert build_request_body(spec("mistral"), seed=7)["random_seed"] == 7
+    assert build_request_body(spec("llamacpp"), repetition_penalty=1.5)["repeat_penalty"] == 1.5
+    assert build_request_body(spec("vllm"), guided_regex="a+")["structured_outputs"] == {"regex": "a+"}
+    assert build_request_body(spec("openai"), logit_bias={"5": 1})["logit_bias"] == {"5": 1.0}
 
 
 def test_fields_that_choose_price_or_place_are_not_carried() -> None:
@@ -122,7 +122,7 @@ def test_what_an_upstream_lacks_is_refused_by_name(
     upstream: UpstreamSpec, reader: str, fields: dict[str, Any], param: str | None
 ) -> None:
     if param is None:
-        assert sent(upstream, reader, **fields)
+        assert build_request_body(upstream, reader, **fields)
         return
     with pytest.raises(ApiError) as exc_info:
         prompt_of(upstream, reader, **fields)
@@ -142,7 +142,9 @@ def test_the_bound_covers_every_byte_and_image_and_leaves_room_for_the_answer() 
 
 def test_breakpoints_are_sent_to_anthropic() -> None:
     part = {"type": "text", "text": "Hello", "prompt_cache_breakpoint": {"mode": "explicit"}}
-    body = sent(spec("anthropic"), messages=[{"role": "user", "content": [part, {"type": "text", "text": " you"}]}])
+    body = build_request_body(
+        spec("anthropic"), messages=[{"role": "user", "content": [part, {"type": "text", "text": " you"}]}]
+    )
     assert body["messages"][0]["content"] == [
         {"type": "text", "text": "Hello", "cache_control": {"type": "ephemeral", "ttl": "1h"}},
         {"type": "text", "text": " you"},

@@ -9,6 +9,7 @@ from tests.support.frontend.console import Screen, World, register
 
 def prepare(world: World) -> None:
     from billing.budgets.budgets import do_make_budget  # here: this file is read before Django is set up
+    from billing.invoicing.one_off_lines import do_add_one_off_line
     from billing.ledger.credits import do_commit, do_grant_credit
     from billing.models import CreditGrant
     from tenants import actions
@@ -25,6 +26,8 @@ def prepare(world: World) -> None:
     world.rows["populated.tenant_budget"] = budget.pk
     agreed = do_commit(tenant, "Base", fee=1, included_nano=1, first_month="2999-01")  # it changes no other screen
     world.rows["populated.tenant_commitment"] = agreed.pk
+    line = do_add_one_off_line(tenant, month="2999-01", description="Support", cents=100, months=2)
+    world.rows["populated.one_off_line"] = line.pk
     actions.do_start_viewing(tenant, datetime.now(UTC), "ticket 12")
 
 
@@ -40,6 +43,15 @@ def _a_commitment(tenant):
 
     row = Commitment.objects.for_tenant(tenant).first()
     return (row or do_commit(tenant, "Base", fee=100_000, included_nano=10**12, first_month="2999-01")).pk
+
+
+def _a_line(tenant):
+    from billing.invoicing.one_off_lines import do_add_one_off_line
+    from billing.models import OneOffLine
+
+    row = OneOffLine.objects.for_tenant(tenant).exclude(last_month="").first()
+    fields = {"month": "2999-01", "description": "Premium support", "cents": 50_000, "months": 12}
+    return (row or do_add_one_off_line(tenant, **fields)).pk
 
 
 def form(name: str) -> Screen:
@@ -70,6 +82,21 @@ register(
         who="operator",
         states=("populated",),
     ),
+    *(
+        Screen(
+            f"operator-tenants-{name}-line",
+            f"/operator/tenants/{{tenant}}/one-off-lines/{place}",
+            queries=12,
+            who="operator",
+            states=("populated",),
+        )
+        for name, place in (("add", "new"), ("end", "{one_off_line}/end"), ("remove", "{one_off_line}/remove"))
+    ),
     prepare=prepare,
-    demo={"tenant": lambda tenant: tenant.pk, "tenant_budget": _a_budget, "tenant_commitment": _a_commitment},
+    demo={
+        "tenant": lambda tenant: tenant.pk,
+        "tenant_budget": _a_budget,
+        "tenant_commitment": _a_commitment,
+        "one_off_line": _a_line,
+    },
 )

@@ -1,4 +1,4 @@
-"""Ageing of receivables: what the tenants of a billing entity owed on a day, by the days past due.
+"""Aging of receivables: what the tenants of a billing entity owed on a day, by the days past due.
 
 The amounts are those of the ledger as it was booked on that day: a payment, credit note, void or write-off counts from
 its own day on. Their sum in each currency is the balance of the ledger's account `receivable` on that day.
@@ -20,7 +20,7 @@ from tenants import csv_tables
 LIMITS = (0, 30, 60, 90)  # the last day past due of each class but the last one
 
 
-class AgeingRow(NamedTuple):
+class AgingRow(NamedTuple):
     """The open amounts of a tenant in a currency, or of all tenants. Amounts have the decimals of the currency."""
 
     currency: str
@@ -34,7 +34,7 @@ class AgeingRow(NamedTuple):
     total: str
 
 
-def report_ageing(entity: BillingEntity, on: date, now: datetime | None = None) -> list[AgeingRow]:
+def report_aging(entity: BillingEntity, on: date, now: datetime | None = None) -> list[AgingRow]:
     """Return the open amounts at the end of a day by currency and tenant, with a row for all tenants at the end of each
     currency; inside `all_tenants_scope(…)`.
 
@@ -48,16 +48,16 @@ def report_ageing(entity: BillingEntity, on: date, now: datetime | None = None) 
     for currency, slug, name, due_on, cents in _open_amounts(entity, on):
         classes = found.setdefault(currency, {}).setdefault((slug, name), [0] * (len(LIMITS) + 1))
         classes[_class_of(due_on, on)] += cents
-    rows: list[AgeingRow] = []
+    rows: list[AgingRow] = []
     for currency, tenants in sorted(found.items()):
         rows += [_row(currency, slug, name, classes) for (slug, name), classes in sorted(tenants.items())]
         rows.append(_row(currency, "", "", [sum(column) for column in zip(*tenants.values(), strict=True)]))
     return rows
 
 
-def ageing_as_csv(rows: Iterable[AgeingRow]) -> str:
+def aging_as_csv(rows: Iterable[AgingRow]) -> str:
     """Return the rows with their heading as CSV."""
-    return csv_tables.as_csv(AgeingRow._fields, rows)
+    return csv_tables.as_csv(AgingRow._fields, rows)
 
 
 def _open_amounts(entity: BillingEntity, on: date) -> Iterable[tuple[str, str, str, date | None, int]]:
@@ -76,6 +76,6 @@ def _class_of(due_on: date | None, on: date) -> int:
     return sum(late > limit for limit in LIMITS)
 
 
-def _row(currency: str, slug: str, name: str, classes: list[int]) -> AgeingRow:
+def _row(currency: str, slug: str, name: str, classes: list[int]) -> AgingRow:
     amounts = [decimal_cents(cents, minor_digits(currency)) for cents in (*classes, sum(classes))]
-    return AgeingRow(currency, slug, name, *amounts)
+    return AgingRow(currency, slug, name, *amounts)

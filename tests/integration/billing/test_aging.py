@@ -1,19 +1,18 @@
-"""The ageing of receivables on a day, compared with the accounts of the ledger's journal."""
+"""The aging of receivables on a day, compared with the accounts of the ledger's journal."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections import Counter
-from datetime import UTC, date, datetime, timedelta, tzinfo
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Self
 
 import pytest
 from django.test import Client
 from rest_framework.test import APIClient
 
-from billing.accounting.ageing import AgeingRow, report_ageing
+from billing.accounting.aging import AgingRow, report_aging
 from billing.accounting.journal import read_postings
 from billing.invoicing.corrections import do_issue_credit_note, do_issue_debit_note, do_void, do_write_off
 from billing.invoicing.setup import do_add_entity
@@ -27,13 +26,13 @@ from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant, User
 from tests.support.billing.booking_times import booked_at
 from tests.support.billing.books import OCTOBER, invoiced, price, use
+from tests.support.billing.clocks import REQUESTED_AT
 from tests.support.billing.euros import bill_in_euros
 from tests.support.billing.prepaid_credit import change_entity
 from tests.support.tenants.management_api import by_person, by_role
 
 pytestmark = [pytest.mark.django_db, pytest.mark.acme(months=True)]
 MILLION = 10**6
-NOW = datetime(2027, 6, 1, 12, tzinfo=UTC)
 MONTHS = ["2026-10", "2026-11", "2026-12", *(f"2027-0{month}" for month in range(1, 7))]
 DUE = date(2026, 11, 15)  # of October's invoices, which are issued on 1 November
 
@@ -54,12 +53,12 @@ def bill(tenant: Tenant, dollars: str) -> Invoice:
 
 
 def pay(reference: str, cents: int, **fields: str) -> None:
-    do_record_payment(Received("manual", reference, cents, NOW, **fields))
+    do_record_payment(Received("manual", reference, cents, REQUESTED_AT, **fields))
 
 
-def rows_on(entity: BillingEntity, on: date) -> list[AgeingRow]:
+def rows_on(entity: BillingEntity, on: date) -> list[AgingRow]:
     with all_tenants_scope(BypassReason.BILLING):
-        return report_ageing(entity, on, NOW)
+        return report_aging(entity, on, REQUESTED_AT)
 
 
 def total_on(entity: BillingEntity, on: date, currency: str = "USD") -> str:
@@ -97,7 +96,7 @@ def journal_receivables(entity: BillingEntity, on: date) -> dict[str, Decimal]:
 def test_an_open_amount_is_in_the_class_of_its_days_past_due(acme, entity, late, column):
     bill(acme, "70")
     row, total = rows_on(entity, DUE + timedelta(days=late))
-    expected = dict.fromkeys(AgeingRow._fields[3:8], "0.00") | {column: "70.00", "total": "70.00"}
+    expected = dict.fromkeys(AgingRow._fields[3:8], "0.00") | {column: "70.00", "total": "70.00"}
     assert row._asdict() == {"currency": "USD", "tenant": "acme", "name": acme.name, **expected}
     assert total._asdict() == {"currency": "USD", "tenant": "", "name": "", **expected}
 
@@ -173,7 +172,7 @@ def test_days_are_those_of_the_entity(acme, monkeypatch):
     assert [total_on(entity, date(2026, 11, day)) for day in (20, 21)] == ["70.00", ""]
 
 
-def test_other_entities_have_an_ageing_of_their_own(busy):
+def test_other_entities_have_an_aging_of_their_own(busy):
     other = do_add_entity(slug="other", name="Other", country="DE")
     assert rows_on(other, date(2026, 12, 31)) == []
 
@@ -194,40 +193,27 @@ def operator(db: None) -> APIClient:
 
 
 @pytest.fixture
-def today(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let requests be received on NOW."""
-
-    class Today(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> Self:
-            return cls(*NOW.timetuple()[:6], tzinfo=UTC).astimezone(tz)
-
-    for module in ("billing.api.receivables", "frontend.core.page_context"):
-        monkeypatch.setattr(f"{module}.datetime", Today)
-
-
-@pytest.fixture
 def url(busy: BillingEntity, today: None) -> str:
-    return f"/api/operator/entities/{busy.pk}/ageing"
+    return f"/api/operator/entities/{busy.pk}/aging"
 
 
-def test_operators_read_the_ageing_as_json_and_csv(operator, busy, url, acme):
+def test_operators_read_the_aging_as_json_and_csv(operator, busy, url, acme):
     found = operator.get(url, {"date": "2026-11-30"})
     assert (found.status_code, len(found.json())) == (200, 5)
     assert found.json() == [row._asdict() for row in rows_on(busy, date(2026, 11, 30))]
-    assert operator.get(url).json() == [row._asdict() for row in rows_on(busy, NOW.date())]
+    assert operator.get(url).json() == [row._asdict() for row in rows_on(busy, REQUESTED_AT.date())]
     table = operator.get(url, {"date": "2026-11-30", "format": "csv"})
-    assert table["content-disposition"] == f'attachment; filename="ageing-{busy.slug}-2026-11-30.csv"'
+    assert table["content-disposition"] == f'attachment; filename="aging-{busy.slug}-2026-11-30.csv"'
     assert list(csv.DictReader(io.StringIO(table.content.decode()))) == found.json()
     for wrong in ("2026-10-31", "2027-06-02", "2026-13-01", "0001-01-01", "9999-12-31", "today"):
         problem = operator.get(url, {"date": wrong})
         assert problem.status_code == 400 and "date" in problem.json()["errors"], wrong
-    assert operator.get("/api/operator/entities/0/ageing").status_code == 404
+    assert operator.get("/api/operator/entities/0/aging").status_code == 404
     assert by_role(acme, "owner").get(url).status_code == 404
     assert operator.get(url, {"day": "2026-11-30"}).status_code == 400
 
 
-def test_the_page_shows_the_ageing_of_a_day(busy, acme, today):
+def test_the_page_shows_the_aging_of_a_day(busy, acme, today):
     browser, path = Client(), "/operator/receivables/"
     browser.force_login(User.objects.create_superuser("op@example.com"))
     bill_day = f"{path}?entity={busy.slug}&date=2026-11-30"

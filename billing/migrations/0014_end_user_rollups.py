@@ -21,7 +21,7 @@ _AMOUNTS = ("cost_femto", "saved_femto")
 
 
 class Migration(migrations.Migration):
-    dependencies: ClassVar = [("billing", "0011_usage_shares")]
+    dependencies: ClassVar = [("billing", "0013_proration_and_recurring_lines")]
 
     operations: ClassVar = [
         migrations.AddField(

@@ -23,7 +23,7 @@ _SENTENCES = (
 
 
 class Migration(migrations.Migration):
-    dependencies: ClassVar = [("billing", "0011_usage_shares")]
+    dependencies: ClassVar = [("billing", "0014_end_user_rollups")]
 
     operations: ClassVar = [
         migrations.AlterField(
