@@ -224,9 +224,7 @@ def _models(board: FleetStatus, now: datetime) -> Iterator[HealthIssue]:
             spec.name,
             urgent=True,
             title=Text("No replica available for %(name)s", name=spec.name),
-            todo=Text("Uncordon one of its workers.")
-            if cordoned
-            else _describe_absence([each.beat for each in there]),
+            todo=Text("Uncordon one of its workers.") if cordoned else _describe_absence([each.beat for each in there]),
         )
 
 
