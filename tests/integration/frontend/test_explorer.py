@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from billing.metering import end_users, rollups
 from billing.metering.usage import UsageReport, sums, total
 from billing.models import RollupState, UsageRollup
 from frontend.core.charts import Chart
@@ -260,6 +261,23 @@ def test_too_many_sums_of_the_log_are_a_state(client, acme, monkeypatch):
     monkeypatch.setattr(cost_segments, "MAX_CELLS", 0)
     assert "Choose a shorter period or add filters." in page_of(client, "measure=success")
     assert client.get(f"{URL}csv?measure=success").status_code == 422
+
+
+def test_end_users_without_rows_of_their_own_are_others(client, acme, use, monkeypatch):
+    monkeypatch.setattr(end_users, "MAX_END_USERS", 1)
+    monkeypatch.setattr(end_users, "MARGIN", timedelta(0))
+    monkeypatch.setattr(rollups, "MARGIN", timedelta(0))
+    with tenant_scope(acme):
+        key = ApiKey.objects.for_tenant(acme).get(name="third").pk
+    for number in range(3):
+        use(acme, at=NOW, key_id=key, end_user=f"user-{number}", uncached=100)
+    rollups.build()
+    end_users.build_end_users()
+    rows = read(client, "measure=requests&group=end_user&range=7d")
+    assert {row["end_user"] or row["id"]: row["requests"] for row in rows} == {
+        **{"": "1", "ann": "1", "bob": "1", "user-0": "1", "others": "2"}
+    }
+    assert "Others" in [row[0] for row in table_of(client, "measure=requests&group=end_user&range=7d")]
 
 
 def test_ten_thousand_keys_are_ten_and_others(client, acme):

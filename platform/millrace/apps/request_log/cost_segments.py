@@ -91,8 +91,8 @@ class Segments:
     """The amounts of a period by segment and day, with the largest segments first.
 
     `days` has the amounts of each segment in `names`, and those of all others together under None. `count` is the
-    number of all segments. A name is an ID as text, a model or an end user; empty: there is none, as
-    for keys without a member.
+    number of all segments. A name is an ID as text, a model or an end user; empty: there is none, as for keys without
+    a member.
     """
 
     names: tuple[str, ...]
@@ -161,7 +161,8 @@ def _logged_segments(query: SegmentQuery, largest: int | None, chosen: Sequence[
             name = members.get(value, "") if query.dimension == "member" else str(value)
             days[name][day] += Amount(counts["cost_femto"], counts["succeeded"])
     every = _in_order(dict(days), len(days))
-    kept = every.names[:largest] if chosen is None else tuple(name for name in every.names if name in set(chosen))
+    wanted = set(every.names[:largest] if chosen is None else chosen)
+    kept = tuple(name for name in every.names if name in wanted)
     merged: dict[str | None, dict[date, Amount]] = {name: days[name] for name in kept}
     rest = {name: days[name] for name in every.names if name not in merged}
     if rest:

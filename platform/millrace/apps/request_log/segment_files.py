@@ -12,6 +12,7 @@ from millrace.apps.request_log.cost_segments import Amount, Measure, SegmentQuer
 from tenants import csv_tables
 
 Step = Literal["day", "week"]
+OTHERS = "others"  # the label of the end users that have no rows of their own
 _DAY = timedelta(days=1)
 _COLUMNS: Mapping[Measure, str] = {
     "cost": "cost_usd",
@@ -78,11 +79,11 @@ def _rows(file: SegmentFile) -> Iterator[list[csv_tables.Value]]:
     found = find_segments(file.query)
     before = find_segments(file.previous, chosen=found.names) if file.previous else None
     labels = segment_labels(file.query.tenant_id, file.query.dimension, found.names)
-    for name in found.names:
-        label, detail = labels.get(name, ("", ""))
+    for name in (*found.names, None) if None in found.days else found.names:
+        label, detail = (OTHERS, "") if name is None else labels.get(name, ("", ""))
         cells = by_step(found.days[name], file.step)
         previous = [_cell(file, before.total_of(name))] if before else []
-        row: list[csv_tables.Value] = [label, name, detail, _cell(file, found.total_of(name)), *previous]
+        row: list[csv_tables.Value] = [label, name or "", detail, _cell(file, found.total_of(name)), *previous]
         yield [*row, *(_cell(file, cells.get(at)) for at in file.steps)]
 
 
