@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from inference_worker.contract.command_line import format_command
 from millrace.cli import output
 from millrace.cli.app import FAILED, ResourceGroup, Session, api_command, command, given_options
 from millrace.cli.output import Column, amount, cents, number, parse_amount, price_columns
@@ -123,7 +124,8 @@ def import_payments(session: Session, file: Path) -> None:
     found = session.client.operator.payments.import_file(file_name=file.name, content=content)
     text = f"Recorded {found['booked']} payments from {file.name}; {found['known']} were known."
     if found["open"]:
-        text += f"\n{found['open']} name no known invoice: assign them (millrace billing bank-entries --state open)."
+        listing = format_command("billing bank-entries --state open")
+        text += f"\n{found['open']} name no known invoice. List them with `{listing}`, and assign them."
     if found["known_statements"]:
         text += f"\n{found['known_statements']} bank statements were imported before."
     session.done(found, text)

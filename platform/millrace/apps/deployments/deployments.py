@@ -401,7 +401,9 @@ def check_new_sources(entries: Iterable[dict[str, Any]]) -> None:
         try:
             check_new_source(entry)
         except ActionRefused as exc:
-            raise ActionRefused(f"Deployment {entry['name']!r}: {exc}") from exc
+            raise ActionRefused(
+                Text("Deployment %(name)s: %(error)s", name=repr(entry["name"]), error=text_of(exc))
+            ) from exc
 
 
 def check_workers(row: Deployment, board: FleetStatus | None) -> str:
