@@ -42,14 +42,17 @@ def do_add_price_term(
         check_term(rule)
     except ValueError as exc:
         raise ActionRefused(Text("%(error)s.", error=text_of(exc))) from exc
-    if starts_on is not None and rule.term_type != TermType.MINIMUM:
-        raise ActionRefused(Text("starts_on: Only a minimum can be charged for a part of the first month."))
-    if len(day_share(starts_on, first_month).describe(description)) > MAX_DESCRIPTION_LENGTH:
-        raise ActionRefused(Text("description: Use fewer characters, since the charged days are printed after them."))
+    if starts_on is not None:
+        if rule.term_type != TermType.MINIMUM:
+            raise ActionRefused(Text("starts_on: Only a minimum can be charged for a part of the first month."))
+        require_first_month(starts_on, first_month)
+        if len(day_share(starts_on, first_month).describe(description)) > MAX_DESCRIPTION_LENGTH:
+            raise ActionRefused(
+                Text("description: Use fewer characters, since the charged days are printed after them.")
+            )
     with booking(tenant.pk) as locked:
         require_bookable(rule.cents, currency_of(locked.pk))
         require_open_months(locked, first_month, last_month)
-        require_first_month(starts_on, first_month)
         row = PriceTerm(
             tenant=locked,
             description=description,
