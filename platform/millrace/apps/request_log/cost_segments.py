@@ -155,7 +155,7 @@ def _logged_segments(query: SegmentQuery, largest: int | None, chosen: Sequence[
     if len(sums) > MAX_CELLS:
         raise TooManyRows
     members = _members_of(query, {key for key, _day in sums}) if query.dimension == "member" else {}
-    days: dict[str, dict[date, Amount]] = defaultdict(lambda: defaultdict(lambda: Amount(0, 0)))
+    days: dict[str | None, dict[date, Amount]] = defaultdict(lambda: defaultdict(lambda: Amount(0, 0)))
     for (value, day), counts in sums.items():
         if counts["requests"]:
             name = members.get(value, "") if query.dimension == "member" else str(value)
@@ -164,9 +164,9 @@ def _logged_segments(query: SegmentQuery, largest: int | None, chosen: Sequence[
     wanted = set(every.names[:largest] if chosen is None else chosen)
     kept = tuple(name for name in every.names if name in wanted)
     merged: dict[str | None, dict[date, Amount]] = {name: days[name] for name in kept}
-    rest = {name: days[name] for name in every.names if name not in merged}
+    rest: dict[str | None, dict[date, Amount]] = {name: days[name] for name in every.names if name not in merged}
     if rest:
-        merged[None] = Segments((), dict(rest), len(rest)).total_days
+        merged[None] = Segments((), rest, len(rest)).total_days
     return Segments(kept, merged, every.count, Amount(0, 0))
 
 
