@@ -91,6 +91,12 @@ class TargetChecks:
         found = find_obstacles(self._tenant_id, unknown, with_replicas=self._with_replicas)
         self._known |= {model: found.get(model) for model in unknown}
 
+    def obstacles_of(self, models: Iterable[str]) -> dict[str, ModelObstacle]:
+        """Return the obstacle of each model that has one."""
+        models = list(models)
+        self.load(models)
+        return {model: obstacle for model in models if (obstacle := self._known[model]) is not None}
+
     def of_models(self, models: Iterable[tuple[str, str]]) -> list[TargetProblem]:
         """Return the problems of models, which are given with their places."""
         models = list(models)

@@ -65,27 +65,39 @@ class CheckResult:
         return percent(trial.success_rate), percent(trial.new_success_rate)
 
 
-def check(ctx: PageContext, name: str, text: str) -> CheckResult:
-    """Check the text of a policy. Call inside `ctx.scope()`."""
+def target_checks(ctx: PageContext) -> TargetChecks:
+    """Return the checks of models that a page shares, with those of their replicas."""
+    return TargetChecks(ctx.tenant.pk, with_replicas=True)
+
+
+def check(ctx: PageContext, name: str, text: str, targets: TargetChecks | None = None) -> CheckResult:
+    """Check the text of a policy. Call inside `ctx.scope()`.
+
+    Args:
+        targets: checks that may know the policy's models.
+    """
     of_all = ctx.request.POST.get("of", ctx.query.get("of", "")) == ALL_MODELS
     found = positions.read(text)
     if isinstance(found, PolicyError):
         return CheckResult(found, None, of_all, _active(ctx, name), [], [])
     body, policy = found
     active = _active(ctx, name)
+    targets = targets or target_checks(ctx)
+    places = targets.of_policy(body)
+    obstacles = targets.obstacles_of(policy.models)
     return CheckResult(
         error=None,
-        trial=dry_run(ctx.tenant.pk, policy, None if of_all else name),
+        trial=dry_run(ctx.tenant.pk, policy, None if of_all else name, obstacles=obstacles),
         of_all=of_all,
         active=active,
         diff=[] if active is None else diff(pretty(active.body), pretty(body)),
-        places=TargetChecks(ctx.tenant.pk, with_replicas=True).of_policy(body),
+        places=places,
     )
 
 
 def problems_of(ctx: PageContext, body: Mapping[str, Any]) -> list[TargetProblem]:
     """Return the problems of a policy's models, one for each model. Call inside `ctx.scope()`."""
-    return _by_model(TargetChecks(ctx.tenant.pk, with_replicas=True).of_policy(body))
+    return _by_model(target_checks(ctx).of_policy(body))
 
 
 def _by_model(problems: list[TargetProblem]) -> list[TargetProblem]:

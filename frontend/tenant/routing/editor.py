@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from django.db.models import Value
@@ -19,10 +19,12 @@ from frontend.core.page_context import PageContext
 from frontend.tenant.routing import positions
 from frontend.tenant.routing.checking import CheckResult
 from frontend.tenant.routing.positions import PolicyError
+from inference_worker.contract.settings import ModelSpec
 from millrace.apps.deployments.deployments import served_specs
+from millrace.apps.deployments.model_obstacles import choose_example
 from tenants.models import ApiKey, Project
 from tenants.routing_policies.policy import Rule
-from tenants.routing_policies.target_checks import ModelObstacle, find_obstacles
+from tenants.routing_policies.target_checks import ModelObstacle, TargetChecks
 
 MAX_CHOICES = 200  # API keys and projects
 MAX_MODELS = 500
@@ -57,12 +59,19 @@ FALLBACKS = {
 }
 
 
-def builder_data(ctx: PageContext) -> dict[str, Any]:
-    """Return the models, API keys and projects that the builder offers. Call inside `ctx.scope()`."""
+def builder_data(ctx: PageContext, targets: TargetChecks, text: str) -> dict[str, Any]:
+    """Return the models, API keys and projects that the builder of a policy offers. Call inside `ctx.scope()`.
+
+    The states of the policy's models are read together with those of the offered ones.
+    """
     keys, projects = _named_rows(ctx)
     unknown, color = STATES[ModelObstacle.UNKNOWN]
+    served = served_specs()[:MAX_MODELS]
+    named = [target.model for rule in _rules_of(text) for target in rule.targets]
+    obstacles = targets.obstacles_of([*(spec.name for spec in served), *named])
     return {
-        "models": _models(ctx),
+        "models": _models(ctx, served, obstacles),
+        "example": choose_example(served, obstacles),
         "unknown": {"state": str(unknown), "color": color},
         "keys": keys,
         "projects": projects,
@@ -94,14 +103,14 @@ def check_marks(ctx: PageContext, checked: CheckResult, text: str, name_error: s
     return found
 
 
-def _models(ctx: PageContext) -> list[dict[str, str]]:
+def _models(
+    ctx: PageContext, served: Iterable[ModelSpec], obstacles: Mapping[str, ModelObstacle]
+) -> list[dict[str, str]]:
     """Return the name, the price and the state of each served model."""
-    names = [spec.name for spec in served_specs()][:MAX_MODELS]
-    obstacles, prices = find_obstacles(ctx.tenant.pk, names, with_replicas=True), _prices(ctx)
-    found = []
-    for name in names:
-        state, color = STATES[obstacles.get(name)]
-        found.append({"name": name, "price": prices.get(name, ""), "state": str(state), "color": color})
+    prices, found = _prices(ctx), []
+    for spec in served:
+        state, color = STATES[obstacles.get(spec.name)]
+        found.append({"name": spec.name, "price": prices.get(spec.name, ""), "state": str(state), "color": color})
     return found
 
 

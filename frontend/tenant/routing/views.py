@@ -22,7 +22,6 @@ from frontend.core.rendering import redirect_with_message, render_page
 from frontend.core.screens import ConsoleScreen
 from frontend.tenant.routing import changes, checking, editor, page, positions
 from frontend.tenant.routing.positions import PolicyError
-from millrace.apps.deployments.model_obstacles import example_model
 from tenants import actions
 from tenants.actions import ActionRefused, VersionConflict
 from tenants.models import RoutingPolicy, RoutingPolicyDraft
@@ -93,8 +92,11 @@ def edit(ctx: PageContext) -> HttpResponse:
     initial, draft = _initial(ctx)
     name, text = initial["name"], initial["body"]
     with ctx.scope():
-        checked = checking.check(ctx, name, text)
-        builder = editor.builder_data(ctx)
+        targets = checking.target_checks(ctx)
+        builder = editor.builder_data(ctx, targets, text)
+        if text == EXAMPLE:
+            text = initial["body"] = text.replace("MODEL", builder["example"])
+        checked = checking.check(ctx, name, text, targets)
     if draft is None:
         initial["base"] = checked.active.version if checked.active else 0
     return render_page(
@@ -242,7 +244,7 @@ def _initial(ctx: PageContext) -> tuple[dict[str, Any], RoutingPolicyDraft | Non
     if _is_id(text):
         version = _version(ctx, int(text))
         return {"name": version.name, "body": pretty(version.body)}, None
-    return {"name": "", "body": EXAMPLE.replace("MODEL", example_model(ctx.tenant.pk))}, None
+    return {"name": "", "body": EXAMPLE}, None
 
 
 def _is_id(text: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 
 import redis
@@ -51,9 +51,14 @@ def task_of(spec: ModelSpec) -> ModelTask:
 
 def example_model(tenant_id: int) -> str:
     """Return a model for examples: one that generates text and can serve the tenant's requests, if there is one."""
-    served = [spec.name for spec in served_specs() if task_of(spec) == "generate"]
-    obstacles = find_obstacles(tenant_id, served)
-    return next((name for name in served if name not in obstacles), served[0] if served else "model")
+    served = served_specs()
+    return choose_example(served, find_obstacles(tenant_id, [spec.name for spec in served]))
+
+
+def choose_example(served: Iterable[ModelSpec], obstacles: Mapping[str, ModelObstacle]) -> str:
+    """Return one of the models that generates text, and has no obstacle if there is such a model."""
+    names = [spec.name for spec in served if task_of(spec) == "generate"]
+    return next((name for name in names if name not in obstacles), names[0] if names else "model")
 
 
 def _not_ready(models: Collection[str]) -> set[str]:

@@ -86,11 +86,18 @@ class PolicyDryRun:
         return [(model, was[model], would[model]) for model in models]
 
 
-def dry_run(tenant_id: int, policy: Policy, name: str | None, max_requests: int = DEFAULT_REQUESTS) -> PolicyDryRun:
+def dry_run(
+    tenant_id: int,
+    policy: Policy,
+    name: str | None,
+    max_requests: int = DEFAULT_REQUESTS,
+    obstacles: Mapping[str, ModelObstacle] | None = None,
+) -> PolicyDryRun:
     """Decide the newest requests of the last days again. The tenant's scope must be open.
 
     Args:
         name: the requested model; None: requests of all models.
+        obstacles: those of the policy's models, if they are known.
     """
     now = timezone.now()
     rows = RequestRecord.objects.for_tenant(tenant_id).filter(
@@ -103,7 +110,9 @@ def dry_run(tenant_id: int, policy: Policy, name: str | None, max_requests: int 
     if not records:
         return run
     index = _prices(tenant_id, {*policy.models, *(_first_target(record) for record in records)})
-    latencies, obstacles = _latencies(tenant_id), find_obstacles(tenant_id, policy.models)
+    latencies = _latencies(tenant_id)
+    if obstacles is None:
+        obstacles = find_obstacles(tenant_id, policy.models)
     for record in records:
         found = _decide(policy, record, index, latencies)
         if len(found) != 1:
