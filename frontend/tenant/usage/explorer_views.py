@@ -91,7 +91,7 @@ def start_explorer_export(ctx: PageContext) -> HttpResponse:
     return redirect_with_message(ctx, url, _("The export is being prepared. It will be listed below."))
 
 
-@tenant_page(NEEDS)
+@tenant_page(NEEDS, cost=REPORT_COST)
 def explorer_export(ctx: PageContext) -> HttpResponse:
     """Return the CSV that a job has written."""
     with ctx.scope():
