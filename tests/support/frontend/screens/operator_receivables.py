@@ -13,7 +13,7 @@ def prepare(world: World) -> None:
 
     world.rows["populated.seller"] = "default"
     account_of_default_entity()
-    do_import_payments("statement.xml", statement(entry("12.50", "Thank you", payer="Acme GmbH")))
+    do_import_payments("statement.xml", statement(entry("12.50", "Ref 4711", payer="Acme GmbH")))
     world.rows["populated.bank_entry"] = _open_entry()
 
 
