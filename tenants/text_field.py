@@ -20,7 +20,7 @@ _START = '{"text":'
 def encode_text(text: str) -> str:
     """Return what the column contains for a text."""
     if isinstance(text, Text):
-        return json.dumps(_packed(text))  # ASCII: any character can be stored
+        return json.dumps(_pack_text(text))  # ASCII: any character can be stored
     if text.startswith(_START):
         return encode_text(Text("%(text)s", text=text))
     return text[:MAX_VALUE_LENGTH]
@@ -31,7 +31,7 @@ def decode_text(stored: str) -> str:
     if not stored.startswith(_START):
         return stored
     try:
-        return _unpacked(json.loads(stored))
+        return _unpack_text(json.loads(stored))
     except (ValueError, TypeError, KeyError):  # the sentence of another release
         return stored
 
@@ -52,19 +52,19 @@ class UserTextField(BaseField):
         return encode_text(value) if isinstance(value, str) else super().get_prep_value(value)
 
 
-def _packed(text: Text) -> dict[str, Any]:
+def _pack_text(text: Text) -> dict[str, Any]:
     values = {name: _stored_value(value) for name, value in text.values.items()}
     return {"text": text.message, "values": values} | ({"plural": text.plural} if text.plural else {})
 
 
-def _unpacked(packed: dict[str, Any]) -> Text:
+def _unpack_text(packed: dict[str, Any]) -> Text:
     values = {name: _read_value(value) for name, value in packed["values"].items()}
     return Text(packed["text"], packed.get("plural", ""), **values)
 
 
 def _stored_value(value: object) -> object:
     if isinstance(value, Text):
-        return _packed(value)
+        return _pack_text(value)
     if isinstance(value, datetime):
         return {"at": value.isoformat()}
     return value[:MAX_VALUE_LENGTH] if isinstance(value, str) else value
@@ -73,4 +73,4 @@ def _stored_value(value: object) -> object:
 def _read_value(stored: Any) -> object:
     if not isinstance(stored, dict):
         return stored
-    return datetime.fromisoformat(stored["at"]) if "at" in stored else _unpacked(stored)
+    return datetime.fromisoformat(stored["at"]) if "at" in stored else _unpack_text(stored)

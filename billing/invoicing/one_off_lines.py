@@ -18,7 +18,7 @@ from tenants.isolation.db_roles import BypassReason
 from tenants.isolation.scopes import all_tenants_scope
 from tenants.models import Tenant
 
-MAX_MONTHS = 120  # of a line that repeats
+MAX_MONTHS = 120  # months on whose invoices a line repeats
 
 
 def do_add_one_off_line(

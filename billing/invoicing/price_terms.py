@@ -18,7 +18,7 @@ from tenants.actions import ActionRefused
 from tenants.actions.common import check
 from tenants.models import Tenant
 
-MAX_DESCRIPTION_LENGTH = 200  # of a line
+MAX_DESCRIPTION_LENGTH = 200  # characters of a line
 
 
 def do_add_price_term(

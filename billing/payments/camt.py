@@ -162,8 +162,8 @@ class _StatementReader:
                     "The opening balance and the entries of the statement %(statement_id)s sum to %(sum)s, not to the"
                     " closing balance of %(closing)s.",
                     statement_id=str(found.statement_id),
-                    sum=self._shown(balance),
-                    closing=self._shown(closing),
+                    sum=self._format_amount(balance),
+                    closing=self._format_amount(closing),
                 ),
             )
         return found
@@ -243,8 +243,8 @@ class _StatementReader:
                 entry.line,
                 Text(
                     "The details of the entry sum to %(sum)s, not to %(expected)s.",
-                    sum=self._shown(sum(parts)),
-                    expected=self._shown(cents),
+                    sum=self._format_amount(sum(parts)),
+                    expected=self._format_amount(cents),
                 ),
             )
         return [(part, [each]) for part, each in zip(parts, details, strict=True)]
@@ -275,7 +275,7 @@ class _StatementReader:
             )
         return int(match[1] + fraction.ljust(self.digits, "0"))
 
-    def _shown(self, cents: int) -> str:
+    def _format_amount(self, cents: int) -> str:
         text = f"{abs(cents):0{self.digits + 1}}"
         whole, fraction = (text[: -self.digits], text[-self.digits :]) if self.digits else (text, "")
         return f"{'-' if cents < 0 else ''}{whole}{'.' if fraction else ''}{fraction} {self.currency}"

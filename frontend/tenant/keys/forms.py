@@ -31,7 +31,11 @@ OVERLAPS = (
     ("168", _lazy("7 days")),
     ("720", _lazy("30 days")),
 )
-BULK_LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency")  # of several keys at once
+BULK_LIMITS = (
+    "requests_per_minute",
+    "tokens_per_minute",
+    "concurrency",
+)  # rate limits that several keys receive at once
 MAX_LIMIT = 2**31 - 1  # the largest number of a rate limit's column
 _PLAIN = {"autocomplete": "off", "spellcheck": "false"}
 

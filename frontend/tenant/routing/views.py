@@ -30,7 +30,7 @@ from tenants.request_costs import PAGE_COST
 from tenants.routing_policies.diffs import pretty
 
 PANELS = Panels("routing-panel", (Panel("names", _lazy("Aliases"), "routing/page.html#names", page.names, every=0),))
-MAX_VERSION = 2**31 - 1  # of a policy
+MAX_VERSION = 2**31 - 1  # the largest number of a policy version
 _CHOICES = {
     "strategies": editor.STRATEGY_NAMES,
     "answer_checks": editor.ANSWER_CHECKS,

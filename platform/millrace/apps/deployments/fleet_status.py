@@ -70,7 +70,7 @@ class ReplicaStatus:
 
     @property
     def name(self) -> str:
-        """The ID with the machine, so that workers with one name can be told apart."""
+        """The ID with the machine, which distinguishes workers with one name."""
         return f"{self.id} on {self.host}" if self.host else self.id
 
     @property
