@@ -142,7 +142,7 @@ def _enlarge_costs() -> None:
 
 
 def _copy_row(cursor: Any, model: type[Model], tenant: Tenant, times: int) -> None:
-    """Copy the newest row. Times and the values of unique columns differ between the copies."""
+    """Copy the newest row without a one-to-one relation. Times and unique values differ between the copies."""
     unique = _unique_columns(cursor, model._meta.db_table)
     copied = {}
     for field in model._meta.concrete_fields:
@@ -151,7 +151,7 @@ def _copy_row(cursor: Any, model: type[Model], tenant: Tenant, times: int) -> No
             copied[field.column] = _copied_value(field, is_own=is_own)
     query = sql.SQL(
         "INSERT INTO {table} ({columns}) SELECT {values} FROM"
-        " (SELECT * FROM {table} WHERE tenant_id = {tenant} ORDER BY {newest} DESC LIMIT 1) original,"
+        " (SELECT * FROM {table} WHERE tenant_id = {tenant}{alone} ORDER BY {newest} DESC LIMIT 1) original,"
         " generate_series({first}, {last}) copies(nth)"
     )
     cursor.execute(
@@ -160,7 +160,14 @@ def _copy_row(cursor: Any, model: type[Model], tenant: Tenant, times: int) -> No
             columns=sql.SQL(", ").join(map(sql.Identifier, copied)),
             values=sql.SQL(", ").join(copied.values()),
             tenant=tenant.pk,
-            newest=sql.Identifier(next((name for name in ("id", "admitted_at") if name in copied), next(iter(copied)))),
+            alone=sql.SQL("").join(
+                sql.SQL(" AND {} IS NULL").format(sql.Identifier(field.column))
+                for field in model._meta.concrete_fields
+                if field.one_to_one and field.null
+            ),
+            newest=sql.Identifier(
+                next((name for name in ("id", "admitted_at") if name in _columns(model)), next(iter(copied)))
+            ),
             first=_FIRST_COPY,
             last=_FIRST_COPY + times - 1,
         )
