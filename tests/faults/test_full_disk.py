@@ -19,6 +19,7 @@ import pytest
 
 from inference_worker.contract.disk import free_bytes
 from millrace.local.postgres import Postgres
+from tenants.text_field import decode_text
 from tests.support.e2e.streams import Stream, usage_of
 from tests.support.invariants import assert_ledger_invariants
 from tests.support.stack import MODEL, Stack, eventually, running
@@ -79,8 +80,8 @@ def issues(stack: Stack) -> list[tuple[str, str, bool]]:
     """Return the disk issues of the operators' health page: subject, title, and whether each has ended."""
     with psycopg.connect(stack.database_url) as connection:
         noted = "SELECT subject, title, closed_at IS NOT NULL FROM operations_healthevent WHERE issue_type = 'disk'"
-        rows = connection.execute(f"{noted} ORDER BY subject")
-        return rows.fetchall()
+        rows = connection.execute(f"{noted} ORDER BY subject").fetchall()
+    return [(subject, decode_text(title), is_over) for subject, title, is_over in rows]
 
 
 def check_health(stack: Stack) -> None:
