@@ -118,8 +118,10 @@ COUNTERS = (
     ),
 )
 GAUGES = (
-    Family(PEAK_FLOPS, "floating-point operations per second of a large matrix product, measured at start"),
-    Family(PEAK_BANDWIDTH, "bytes per second of a large copy, read and written, measured at start"),
+    Family(
+        PEAK_FLOPS, "operations per second in floating point: of a large product at start, or of the engine if higher"
+    ),
+    Family(PEAK_BANDWIDTH, "bytes per second, read and written: of a large copy at start, or of the engine if higher"),
     Family(MFU, "model FLOPs utilization during the last 512 steps' forward passes"),
     Family(BANDWIDTH_USE, "bandwidth utilization during the same passes"),
     Family(UPSTREAM_REQUESTS_LEFT, "requests that the upstream's rate limit allows now, by its last headers"),

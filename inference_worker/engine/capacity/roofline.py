@@ -89,11 +89,3 @@ class Roofline:
             bytes_read=int(parameters * self.weight_bytes) + self.kv_token_bytes * batch.kv_tokens,
             bytes_written=self.kv_token_bytes * (batch.decodes + batch.prefill_tokens),
         )
-
-    def mfu(self, flops: float, seconds: float) -> float:
-        """Return the model FLOPs utilization: operations per second as a share of the peak."""
-        return flops / (seconds * self.peaks.flops) if self.peaks and seconds > 0 else 0.0
-
-    def bandwidth_use(self, num_bytes: float, seconds: float) -> float:
-        """Return the bytes per second as a share of the peak."""
-        return num_bytes / (seconds * self.peaks.bandwidth) if self.peaks and seconds > 0 else 0.0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from inference_worker.contract import metric_families as families
 from inference_worker.contract.metric_families import Histogram, MetricsSnapshot
 from inference_worker.contract.request import TOKEN_CLASSES, RequestOutput
-from inference_worker.engine.capacity.roofline import BatchShape, Roofline, StepCost
+from inference_worker.engine.capacity.roofline import BatchShape, Peaks, Roofline, StepCost
 from inference_worker.engine.speculation.speculator import DraftCounts, Speculator
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class EngineMetrics:
         self._speculator = speculator
         self._attention = attention
         self._roofline = roofline
+        self._peaks = roofline.peaks
         self._recent: deque[_RecentStep] = deque(maxlen=max_recent_steps)
         self._histograms = {family.name: Histogram(family.buckets) for family in families.HISTOGRAMS}
         self._ttft, self._itl = self._histograms[families.TTFT], self._histograms[families.ITL]
@@ -158,15 +159,20 @@ class EngineMetrics:
 
     def snapshot(self) -> MetricsSnapshot:
         """Return all values."""
-        roofline, forward = self._roofline, self._recent_forward
-        peaks = roofline.peaks
+        forward, peaks = self._recent_forward, self._peaks
+        flops = moved = 0.0  # operations and bytes per second
+        if forward > 0:
+            flops, moved = self._recent_flops / forward, self._recent_bytes / forward
+        if peaks:
+            # Other processes may have slowed the measurement at start.
+            peaks = self._peaks = Peaks(max(peaks.flops, flops), max(peaks.bandwidth, moved))
         return MetricsSnapshot(
             counters=self._counters(),
             gauges={
                 families.PEAK_FLOPS: peaks.flops if peaks else 0.0,
                 families.PEAK_BANDWIDTH: peaks.bandwidth if peaks else 0.0,
-                families.MFU: roofline.mfu(self._recent_flops, forward),
-                families.BANDWIDTH_USE: roofline.bandwidth_use(self._recent_bytes, forward),
+                families.MFU: flops / peaks.flops if peaks else 0.0,
+                families.BANDWIDTH_USE: moved / peaks.bandwidth if peaks else 0.0,
             },
             histograms={name: histogram.snapshot() for name, histogram in self._histograms.items()},
         )

@@ -257,6 +257,25 @@ def test_utilization_is_that_of_the_last_steps() -> None:
     assert metrics.snapshot().gauges[families.PEAK_FLOPS] == 1e6
 
 
+def test_a_higher_rate_than_the_measured_peak_becomes_the_peak() -> None:
+    bench = Bench()
+    peaks = Peaks(flops=10.0, bandwidth=10.0)  # measured beside other processes
+    roofline = replace(bench.runner.roofline, peaks=peaks)
+    bench.engine.metrics = EngineMetrics(
+        bench.engine.scheduler, roofline, bench.runner.attention_choice, max_recent_steps=1
+    )
+    bench.engine.add_request(request("long", distinct(64, 1)))
+    run(bench.engine)
+    first = bench.metrics.snapshot()
+    assert first.gauges[families.PEAK_FLOPS] == pytest.approx(first.counters[families.FLOPS][""])
+    assert (first.gauges[families.MFU], first.gauges[families.BANDWIDTH_USE]) == (1, 1)
+    bench.engine.add_request(request("short", distinct(16, 2)))
+    run(bench.engine)
+    second = bench.metrics.snapshot()
+    assert second.gauges[families.PEAK_FLOPS] == first.gauges[families.PEAK_FLOPS]
+    assert 0 < second.gauges[families.MFU] < 1
+
+
 def test_an_unmeasured_device_has_no_utilization() -> None:
     bench = Bench()
     bench.engine.metrics = EngineMetrics(
