@@ -6,8 +6,9 @@
 Sections: `engine` compares the engine in a process with OpenVINO's continuous batching and llama.cpp, with all
 instruction sets of the machine and with AVX2 alone. `served` compares the platform with the servers of vLLM and
 llama.cpp, by throughput and latencies. `prefill` has prompts of 1,024 tokens, and `shared` prompts of 640 tokens of
-which 512 are the same. `platform` measures the CPU time of each token outside the engine, with an engine that computes
-nothing and without PostgreSQL, which takes no part in a token.
+which 512 are the same. `bundled` measures the platform through its API as a user has it, speculation included, with all
+instruction sets and with AVX2 alone. `platform` measures the CPU time of each token outside the engine, with an engine
+that computes nothing and without PostgreSQL, which takes no part in a token.
 
 All systems of a section are measured in turn in each round, on all cores, with SmolLM2-135M, greedy decoding and the
 end token ignored. A system is measured when the processes of the others are at rest, at the latest after a minute.
@@ -37,11 +38,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlencode
 
@@ -58,7 +60,7 @@ from millrace.local.program import Program, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 
-SECTIONS = ("engine", "served", "prefill", "shared", "platform")
+SECTIONS = ("engine", "served", "prefill", "shared", "bundled", "platform")
 PEERS = Path(__file__).parent / "peers"
 EMBEDDED = ModelSpec("smollm2-135m", "embedded", "auto")
 CPU_FLAGS = ("amx_int8", "amx_bf16", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni", "avx2", "asimd")
@@ -83,7 +85,7 @@ def main() -> int:
             save(report, options.out)
         if {"served", "prefill", "shared"} & {*sections}:
             servers = [
-                *running.enter_context(millrace(options)),
+                *running.enter_context(millrace(options.speculation)),
                 *running.enter_context(vllm(options, model)),
                 *running.enter_context(llama_cpp(options)),
             ]
@@ -92,6 +94,9 @@ def main() -> int:
                     report[section] = [row for load in loads for row in measure_served(servers, load, rest)]
                     save(report, options.out)
             running.close()
+        if "bundled" in sections:
+            report["bundled"] = measure_bundled(options, rest)
+            save(report, options.out)
         if "platform" in sections:
             report["platform"] = measure_platform(options)
             save(report, options.out)
@@ -137,12 +142,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--streams", type=serve.numbers, default=[1, 8, 32], help="default 1,8,32; prefill: without 32")
     parser.add_argument(
         "--instruction-sets", type=lambda text: text.split(","), default=list(INSTRUCTION_SETS),
-        help=f"of the section engine (default {','.join(INSTRUCTION_SETS)})",
+        help=f"of the sections engine and bundled (default {','.join(INSTRUCTION_SETS)})",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3, help="default 3")
     parser.add_argument("--input", type=int, default=128, help="tokens of a prompt (default 128)")
     parser.add_argument("--output", type=int, default=128, help="tokens of a completion (default 128)")
-    parser.add_argument("--speculation", default="off", choices=("auto", "off"), help="of the platform (default off)")
+    parser.add_argument(
+        "--speculation", default="off", choices=("auto", "off"), help="of the platform (default off; bundled: auto)"
+    )
     parser.add_argument("--out", type=Path, help="a directory for the results (default: none)")
     return parse(
         parser,
@@ -243,9 +250,26 @@ def measure_served(servers: Sequence[serve.ServerUnderTest], load: argparse.Name
     return [row | {"input": load.input, "shared_prefix": load.shared_prefix} for row in rows]
 
 
+def measure_bundled(options: argparse.Namespace, rest: Rest) -> Rows:
+    """Measure the platform as a user has it, for each choice of instruction sets."""
+    rows: Rows = []
+    (load,) = served_loads(options)["served"]
+    for instruction_sets in options.instruction_sets:
+        with millrace("auto", INSTRUCTION_SETS[instruction_sets]) as servers:
+            rows += [row | {"instruction_sets": instruction_sets} for row in measure_served(servers, load, rest)]
+    return rows
+
+
 @contextmanager
-def millrace(options: argparse.Namespace) -> Iterator[list[serve.ServerUnderTest]]:
-    """Run the platform with one worker for each type of weights."""
+def millrace(
+    speculation: str, variables: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[list[serve.ServerUnderTest]]:
+    """Run the platform with one deployment for each type of weights.
+
+    Args:
+        speculation: of each deployment.
+        variables: further variables of the environment.
+    """
     with ExitStack() as running:
         state = Path(tempfile.mkdtemp(prefix="millrace-cpu-"))
         running.callback(shutil.rmtree, state, ignore_errors=True)
@@ -253,13 +277,12 @@ def millrace(options: argparse.Namespace) -> Iterator[list[serve.ServerUnderTest
         port = free_port()
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("MILLRACE_", "DJANGO_"))}
         models = ",".join(
-            f"{name}=embedded?{urlencode({'speculation': options.speculation} | kind.options)}"
-            for name, kind in TYPES.items()
+            f"{name}=embedded?{urlencode({'speculation': speculation} | kind.options)}" for name, kind in TYPES.items()
         )
         environ |= {
             "MILLRACE_DATA_DIR": str(state), "MILLRACE_PORT": str(port), "MILLRACE_MODELS": models,
             "MILLRACE_LOG_LEVEL": "warning", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "platform")]),
-        }  # fmt: skip
+        } | variables  # fmt: skip
         url = f"http://127.0.0.1:{port}/v1"
         credentials = state / "credentials.json"
         command = (sys.executable, "-m", "millrace.cli", "up")
