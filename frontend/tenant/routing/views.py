@@ -12,7 +12,6 @@ from django.urls import path
 from django.utils.translation import gettext as _
 
 from frontend.core.backend_messages import translate_message
-from frontend.core.confirmation import Confirm
 from frontend.core.form_view import bound_data, form_view
 from frontend.core.languages import lazy_text as _lazy
 from frontend.core.layout import Breadcrumb
@@ -222,7 +221,7 @@ def unpublish(ctx: PageContext) -> HttpResponse:
     return form_view(
         ctx,
         _("Unpublish %(name)s") % {"name": row.name},
-        Confirm(row.name, bound_data(ctx)),
+        forms.Form(bound_data(ctx)),
         lambda _: actions.do_withdraw_policy(ctx.tenant, row.name),
         message=lambda was: _("%(name)s was unpublished.") % {"name": row.name} if was else _("Already unpublished."),
         effect=_(

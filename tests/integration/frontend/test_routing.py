@@ -60,7 +60,7 @@ def test_a_policy_is_published_reverted_and_withdrawn(acme):
     assert client.post(f"/t/acme/routing/{first.pk}/revert").status_code == 303
     assert {row.version: row.active for row in of(RoutingPolicy, acme)} == {1: False, 2: False, 3: True}
     newest = max(row.pk for row in of(RoutingPolicy, acme))
-    assert client.post(f"/t/acme/routing/{newest}/unpublish", {"typed": "mine"}).status_code == 303
+    assert client.post(f"/t/acme/routing/{newest}/unpublish").status_code == 303
     assert not any(row.active for row in of(RoutingPolicy, acme))
     assert log_in("readonly").post(EDIT, {"name": "x", "body": json.dumps(GOOD)}).status_code == 403
 
