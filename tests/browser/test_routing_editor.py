@@ -216,6 +216,22 @@ def test_a_draft_is_what_was_shown(editor: Page) -> None:
     assert sorted(map(str, editor.evaluate(VALUES))) == sorted(map(str, values))
 
 
+def test_leaving_unsaved_edits_is_confirmed(editor: Page) -> None:
+    asked: list[str] = []
+    editor.on("dialog", lambda dialog: (asked.append(dialog.type), dialog.dismiss()))
+    name = rule(editor, 1).get_by_label("Name of the rule")
+    name.fill("Longer")
+    editor.get_by_role("link", name="Cancel", exact=True).click()
+    expect(name).to_have_value("Longer")
+    assert asked == ["beforeunload"]
+    press(editor, "Save draft")
+    editor.wait_for_url(re.compile(r"draft=\d+$"))
+    expect(name).to_have_value("Longer")
+    editor.get_by_role("link", name="Cancel", exact=True).click()
+    editor.wait_for_url(re.compile(r"/routing/$"))
+    assert asked == ["beforeunload"]
+
+
 @pytest.mark.parametrize("typed", ["rule", "json"])
 def test_a_button_submits_what_was_just_typed(editor: Page, typed: str) -> None:
     editor.route("**/routing/check", lambda route: route.abort())  # the check must not be necessary

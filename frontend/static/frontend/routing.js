@@ -419,4 +419,11 @@
 
   show();
   mark("check-marks");
+
+  // The browser asks before it leaves edits that were neither saved nor published.
+  const written = () => `${$("#id_name").value}\n${body.value}`;
+  const stored = written();
+  let isSaved = false;
+  on("htmx:beforeOnLoad", ({ detail: { xhr } }) => { isSaved ||= Boolean(xhr.getResponseHeader("HX-Redirect")); });
+  on("beforeunload", (event) => { if (!isSaved && written() !== stored) event.preventDefault(); }, window);
 })();
