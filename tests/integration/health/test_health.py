@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import redis
+from django.utils import timezone
 
 from billing.budgets.budgets import do_make_budget
 from billing.metering import status
@@ -41,7 +42,6 @@ from tests.support.deployments.heartbeats import MACHINE
 from tests.support.rows import unscoped
 
 pytestmark = pytest.mark.django_db
-NOW = datetime.now(UTC)
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def well(broker: redis.Redis, speak: Callable[..., None]) -> None:
         rate_card(spec.name)
     settled(broker)
     with all_tenants_scope(BypassReason.COMMAND):
-        Reconciliation.objects.create(created_at=NOW, budget_periods=3)
+        Reconciliation.objects.create(created_at=timezone.now(), budget_periods=3)
 
 
 def settled(broker: redis.Redis, *, age_ms: int = 0, lag_ms: int = 0) -> None:
@@ -216,8 +216,8 @@ def spender(used: int, mode: str) -> Tenant:
                 tenant_id=tenant.pk,
                 budget_id=budget.pk,
                 unit="money",
-                period_start=NOW - timedelta(days=1),
-                period_end=NOW + timedelta(days=1),
+                period_start=timezone.now() - timedelta(days=1),
+                period_end=timezone.now() + timedelta(days=1),
                 used=percent * 10**13 - 10**6 * 1000,
                 reserved=1000,
             )
@@ -229,7 +229,7 @@ def test_quarantine_and_reconciliation() -> None:
     with all_tenants_scope(BypassReason.COMMAND):
         for number in range(3):
             UsageQuarantine.objects.create(
-                received_at=NOW,
+                received_at=timezone.now(),
                 stream_id=f"{number}-0",
                 reason="refused" if number else "conflict",
                 detail="no",
@@ -237,7 +237,9 @@ def test_quarantine_and_reconciliation() -> None:
                 payload_hash=hashlib.sha256(bytes([number])).digest(),
                 resolved_at=None,
             )
-        Reconciliation.objects.create(created_at=NOW, budget_periods=3, differences=[{"budget_period": 1}], corrected=1)
+        Reconciliation.objects.create(
+            created_at=timezone.now(), budget_periods=3, differences=[{"budget_period": 1}], corrected=1
+        )
     kinds = [(one.issue_type, one.subject) for one in found()]
     assert kinds == [
         (IssueType.QUARANTINE, "conflict"),
@@ -255,7 +257,7 @@ def test_an_invoice_that_cannot_be_finalized() -> None:
         Invoice.objects.all_tenants().filter(pk=draft.pk).update(complete=True)
     assert found() == []  # the period was not closed
     with all_tenants_scope(BypassReason.COMMAND):
-        Period.objects.filter(pk=draft.period_id).update(closed_at=NOW - timedelta(minutes=61))
+        Period.objects.filter(pk=draft.period_id).update(closed_at=timezone.now() - timedelta(minutes=61))
     assert (only().issue_type, only().urgent) == (IssueType.INVOICE, True)
     assert only().title == "Acme: invoice of 2026-10 not finalized"
 
@@ -263,7 +265,7 @@ def test_an_invoice_that_cannot_be_finalized() -> None:
 @pytest.mark.usefixtures("well")
 def test_a_reconciliation_that_does_not_run() -> None:
     with all_tenants_scope(BypassReason.COMMAND):
-        Reconciliation.objects.update(created_at=NOW - timedelta(minutes=21))
+        Reconciliation.objects.update(created_at=timezone.now() - timedelta(minutes=21))
     assert (only().issue_type, only().subject) == (IssueType.RECONCILIATION, "late")
 
 
@@ -337,7 +339,9 @@ def record(number: int, **fields: Any) -> RequestRecord:
         "code": "",
         "total_ms": 5000,
     }
-    return RequestRecord(started_at=NOW - timedelta(minutes=5), request_id=f"req_{number}", **(given | fields))
+    return RequestRecord(
+        started_at=timezone.now() - timedelta(minutes=5), request_id=f"req_{number}", **(given | fields)
+    )
 
 
 @pytest.mark.usefixtures("well")
@@ -347,8 +351,8 @@ def test_unsent_emails_and_forgotten_cordons() -> None:
         OutboxEmail.objects.create(tenant_id=tenant.pk, roles=["owner"], subject="Hello", body="…")
         Cordon.objects.create(worker="m-0", cordoned_by="ops@example.com")
         assert health_checks.find_issues(read_fleet_status()) == []
-        OutboxEmail.objects.all_tenants().update(created_at=NOW - timedelta(hours=2))
-        Cordon.objects.update(cordoned_at=NOW - timedelta(hours=2))
+        OutboxEmail.objects.all_tenants().update(created_at=timezone.now() - timedelta(hours=2))
+        Cordon.objects.update(cordoned_at=timezone.now() - timedelta(hours=2))
     assert [(one.issue_type, one.subject) for one in found()] == [(IssueType.CORDON, "m-0"), (IssueType.EMAIL, "")]
 
 
@@ -356,10 +360,10 @@ def test_unsent_emails_and_forgotten_cordons() -> None:
 def test_a_failing_webhook() -> None:
     tenant = do_create_tenant("acme", "Acme")
     with all_tenants_scope(BypassReason.COMMAND):
-        endpoint = WebhookEndpoint(tenant=tenant, url="https://example.com/hook", failing_since=NOW)
+        endpoint = WebhookEndpoint(tenant=tenant, url="https://example.com/hook", failing_since=timezone.now())
         endpoint.save(force_insert=True)
         assert health_checks.find_issues(read_fleet_status()) == []
-        endpoint.failing_since = NOW - timedelta(hours=3)
+        endpoint.failing_since = timezone.now() - timedelta(hours=3)
         endpoint.save()
     assert (only().issue_type, only().tenant) == (IssueType.WEBHOOK, tenant)
     assert only().title == "Acme: the webhook https://example.com/hook has failed for 3\xa0hours"
@@ -385,4 +389,4 @@ def test_a_health_event_lasts_from_the_first_check_to_its_end(broker: redis.Redi
     again, first = unscoped(HealthEvent).all()
     assert first.opened_at < first.closed_at <= again.opened_at
     assert again.closed_at is None
-    assert health_checks.purge_expired(NOW + timedelta(days=91)) == 1
+    assert health_checks.purge_expired(timezone.now() + timedelta(days=91)) == 1
