@@ -6,6 +6,7 @@ their usage, since the reconciler compares recently created leases with recently
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -121,13 +122,12 @@ def _budgets(demo_tenant: DemoTenant, history: Sequence[DemoUsage], now: datetim
 def _amount(budget: BudgetSpec, history: Sequence[DemoUsage], now: datetime) -> int:
     if isinstance(budget.amount, int):
         return budget.amount
-    since = {
-        "month": now.replace(day=1, hour=0, minute=0, second=0, microsecond=0),
-        "days": now - timedelta(days=30),
-        "ever": datetime.min.replace(tzinfo=UTC),
-    }[budget.of]
-    events = [use.event for use in history if _moment(use) >= since]
-    spent = sum(rated.cost_femto for rated in rate(events) if not isinstance(rated, Exception)) // FEMTO_A_NANO
+    sums: dict[str, int] = defaultdict(int)  # by month, or one sum
+    for use, rated in zip(history, rate([use.event for use in history]), strict=True):
+        at = _moment(use)
+        if not isinstance(rated, Exception) and (budget.of != "days" or at >= now - timedelta(days=30)):
+            sums[f"{at:%Y-%m}" if budget.of == "month" else ""] += rated.cost_femto
+    spent = max(sums.values(), default=0) // FEMTO_A_NANO
     return max(NANO_A_CENT, round(spent * budget.amount / NANO_A_CENT) * NANO_A_CENT)
 
 

@@ -28,8 +28,8 @@ class DemoWorkload:
 class BudgetSpec:
     """A budget of the tenant, a project, a key or a member.
 
-    An integer `amount` is in nano-USD, tokens or requests. A float is a multiple of the usage in the time of `of`: this
-    month, the last 30 days, or ever.
+    An integer `amount` is in nano-USD, tokens or requests. A float is a multiple of the usage in the time of `of`: the
+    month with the most of it, the last 30 days, or ever.
     """
 
     name: str
