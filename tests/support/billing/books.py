@@ -56,7 +56,7 @@ def price(amount: str, component: str = "uncached", *, model: str = "alpha", num
             component=component,
             nano_per_million=dollars(amount),
             effective_from=datetime(2026, number, 1, tzinfo=UTC),
-            effective_until=datetime(2026, number + 1, 1, tzinfo=UTC),
+            effective_until=datetime(2026 + number // 12, number % 12 + 1, 1, tzinfo=UTC),
             **fields,
         ).pk
 
